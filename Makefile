@@ -91,7 +91,7 @@ manifests: $(VENV)/.dev ## Write the manifests for kustomize in deploy/ from the
 	@$(BIN)/python -m flightedl_tools.manifests
 
 requirements: $(VENV)/.dev ## Write deploy/requirements.txt: what the image installs, with hashes
-	@$(PIP) uv && $(BIN)/uv pip compile --quiet pyproject.toml --extra s3 --extra local --extra kubernetes --upgrade \
+	@$(PIP) uv && $(BIN)/uv pip compile --quiet pyproject.toml --extra s3 --extra kubernetes --upgrade \
 		--python-version 3.11 --python-platform linux --generate-hashes --no-annotate --no-header --no-emit-index-url \
 		--output-file deploy/requirements.txt
 

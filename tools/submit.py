@@ -35,7 +35,19 @@ from .pods import pod_options, templates_of
 _CODE_LIMIT_BYTES = 900_000
 #: Options that are fields of a ``ClusterJob``.
 _SAME = (
-    *("image", "pservers", "spares", "masters", "checkpoint", "etcd", "insecure", "egress_ports", "secret", "keep_s"),
+    *(
+        "image",
+        "pservers",
+        "spares",
+        "masters",
+        "checkpoint",
+        "etcd",
+        "etcd_image",
+        "insecure",
+        "egress_ports",
+        "secret",
+        "keep_s",
+    ),
     *("queue", "backoff_limit", "deadline_s"),
 )
 _IN_EVERY_IMAGE = "flightedl."
@@ -62,6 +74,7 @@ _COUNT = re.compile(r"(?P<least>[0-9]+)(\.\.(?P<most>[0-9]+))?")
 @click.option("--with", "files", multiple=True, type=click.Path(path_type=Path), help="Further file beside the script.")
 @click.option("--etcd", metavar="HOST:PORT", default="", help="Use this etcd [one of the job's own]")
 @click.option("--etcd-members", type=click.Choice(["1", "3", "5"]), default="1", show_default=True)
+@click.option("--etcd-image", default="", metavar="IMAGE", help="Image of these [of one member --image's]")
 @click.option("--egress-port", "egress_ports", multiple=True, type=click.IntRange(1, 65535), help=_EGRESS_HELP)
 @click.option("--insecure", is_flag=True, help="No certificates: whoever reaches the pods may ask everything.")
 @click.option("--server-cpu", default="1", show_default=True, help="CPUs that a master or pserver asks for.")

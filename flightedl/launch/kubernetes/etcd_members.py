@@ -1,7 +1,8 @@
 """An etcd of the job's own: a StatefulSet of 1, 3 or 5 members with a volume each.
 
-The image has an etcd (``flightedl[local]``). With TLS both clients and members prove what they are by certificates of
-the job's authority; a member's names are in it (``certificate_hosts``).
+One member runs the etcd of the job's image, several run upstream's (``ClusterJob.image_of_etcd``). With TLS both
+clients and members prove what they are by certificates of the job's authority; a member's names are in it
+(``certificate_hosts``).
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ def _members(job: ClusterJob) -> Object:
     }
     # They are used in the arguments below.
     environment = [variable_of_pod("POD_NAME", "metadata.name"), variable_of_pod("POD_IP", "status.podIP")]
+    more["image"] = job.image_of_etcd
     member = container(job, COMPONENT, ["etcd"], _arguments(job), environment, _RESOURCES, more, certificates)
     member["volumeMounts"].append({"name": "data", "mountPath": _DATA})
     return {

@@ -18,6 +18,8 @@ METRICS_PORT = 9090
 ETCD_PORT = 2379
 ETCD_PEER_PORT = 2380
 ETCD_HEALTH_PORT = 2381
+#: The oldest 3.5 that is sound for several members. Debian's are for one.
+ETCD_IMAGE = "gcr.io/etcd-development/etcd:v3.5.28"
 
 #: Of names of objects, which end with "-pserver-" and ten more characters in the names of pods.
 _LONGEST_JOB_NAME = 40
@@ -89,6 +91,8 @@ class ClusterJob:
     #: adds it under the same name).
     etcd: str = ""
     etcd_members: int = 1
+    #: Image of these members; empty: the job's for one member, which has Debian's etcd, else upstream's.
+    etcd_image: str = ""
     #: Certificates from the Secrets JOB-server, JOB-trainer, JOB-reader and, for an etcd of its own, JOB-etcd.
     tls: bool = True
     #: Listen without certificates, where only pods of the job reach each other.
@@ -147,6 +151,11 @@ class ClusterJob:
     def own_etcd(self) -> bool:
         """Whether the job has an etcd of its own."""
         return not self.etcd and self.etcd_members > 0
+
+    @property
+    def image_of_etcd(self) -> str:
+        """Return the image of the members of an etcd of the job's own."""
+        return self.etcd_image or (self.image if self.etcd_members <= 1 else ETCD_IMAGE)
 
     @property
     def etcd_address(self) -> str:
