@@ -261,25 +261,26 @@ class FileStat:
 
 
 class Files(Protocol):
-    """Read-only access to files anywhere, by URL (``s3://``, ``memory://``, ``file://`` or a plain path)."""
+    """Read-only access to files anywhere, by URL (``s3://``, ``memory://``, ``file://`` or a plain path).
+
+    All methods raise UnavailableError if the store fails at the moment, and DataError for what another attempt cannot
+    cure. Reading an open file raises what the store's library raises.
+    """
 
     def expand(self, patterns: Sequence[str], *, may_be_empty: bool = False) -> tuple[FileStat, ...]:
         """Files of the given URLs and globs, sorted by URL, without repeats.
 
         A wildcard leaves out names that begin with ``_`` or ``.``: by custom these are no data.
-        Raises DataError naming the pattern that matches nothing, unless it may, or that cannot be listed.
+        The DataError names the pattern that matches nothing, unless it may, or that cannot be listed.
         """
         ...
 
     def stat(self, url: str) -> FileStat | None:
-        """The one file of exactly this name, whatever characters are in it; None: there is none.
-
-        Raises DataError when that cannot be told.
-        """
+        """The one file of exactly this name, whatever characters are in it; None: there is none."""
         ...
 
     def open(self, url: str) -> BinaryIO:
-        """Open for reading; seekable. DataError names the file (without credentials) and the reason."""
+        """Open for reading; seekable. Errors name the file (without credentials) and the reason."""
         ...
 
 

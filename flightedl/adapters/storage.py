@@ -33,6 +33,7 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
+from flightedl.domain.retries import CREDENTIALS_ERRORS, is_transient
 from flightedl.errors import CorruptError, DataError, FlightedlError, NotFoundError, UnavailableError, UsageError
 from flightedl.ports import FileStat, StoredFile
 from flightedl.process.importing import install_command
@@ -210,9 +211,7 @@ class FsspecStorage:
             if isinstance(error, OSError) and error.errno == errno.EBUSY:
                 raise _ReplacedError from error
             if isinstance(error, FileExistsError | NotADirectoryError):
-                raise UnavailableError(
-                    f"{place} cannot be made, because a file is where a directory should be"
-                ) from None
+                raise UsageError(f"{place} cannot be made, because a file is where a directory should be") from None
             if isinstance(error, PermissionError) or _lacks_credentials(error):
                 raise UsageError(f"no access to {place}: {_reason(error)}; check the credentials and rights") from None
             raise UnavailableError(f"{place} cannot be used at the moment: {_reason(error)}") from error
@@ -349,8 +348,6 @@ def _stat(fs: Any, path: str, details: Mapping[str, Any]) -> FileStat:
 def _as_data_error(shown: str) -> Iterator[None]:
     try:
         yield
-    except UnavailableError as error:
-        raise DataError(str(error)) from None
     except FlightedlError:
         raise
     except Exception as error:
@@ -363,6 +360,8 @@ def _as_data_error(shown: str) -> Iterator[None]:
             raise DataError(f"no access to {shown}: {_reason(error)}; {hint}") from None
         if isinstance(error, PermissionError):
             raise DataError(f"no access to {shown}: {_reason(error)}; check the credentials and rights") from None
+        if is_transient(error):
+            raise UnavailableError(f"{shown} cannot be read at the moment: {_reason(error)}") from error
         raise DataError(f"{shown} cannot be read: {_reason(error)}") from error
 
 
@@ -380,7 +379,7 @@ def _sync_directory(path: Path) -> None:
 
 
 def _lacks_credentials(error: Exception) -> bool:
-    return type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound")
+    return type(error).__name__ in CREDENTIALS_ERRORS
 
 
 def _reason(error: Exception) -> str:

@@ -15,8 +15,8 @@ from typing import TypeVar
 from flightedl.client.waiting import Waiting
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.records import ServerRecord
+from flightedl.domain.retries import is_transient
 from flightedl.domain.trainer.first_values import FollowedElection
-from flightedl.domain.trainer.retries import is_transient
 from flightedl.errors import FlightedlError, NotReadyError
 from flightedl.rpc.client import Connection
 from flightedl.rpc.connector import Connector

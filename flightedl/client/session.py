@@ -29,8 +29,8 @@ from flightedl.config import TrainerSettings, settings
 from flightedl.domain.consistency.modes import Mode
 from flightedl.domain.model.initial import Init
 from flightedl.domain.model.optimizers import Optimizer
+from flightedl.domain.retries import is_transient
 from flightedl.domain.tables.spec import TableSpec
-from flightedl.domain.trainer.retries import is_transient
 from flightedl.errors import FlightedlError, UsageError
 from flightedl.formats.reader import Decode
 from flightedl.messages.tasks import StopRequest
@@ -141,8 +141,9 @@ class Job:
         master looks every few seconds (``FLIGHTEDL_FOLLOW_EVERY_S``) and takes a file when two looks find it the same,
         so one that is being written is left alone. Names that begin with ``_`` or ``.`` are left out. The last epoch
         ends when a file ``_END`` lies in the directory of each pattern, or a trainer calls ``Dataset.end``; an earlier
-        one when all that is there is done. A file that cannot be used is left out and told by ``flightedl status``;
-        one that is removed or changed after it was taken is told likewise, and whoever has to read it is refused.
+        one when all that is there is done. A file that cannot be used is left out, told by ``flightedl status`` and,
+        if it is still left out at the end, by exit code 4 of ``flightedl run``. ``flightedl status`` also tells of one
+        that is removed or changed after it was taken; whoever has to read it is refused.
 
         Args:
             urls: One or more URLs or globs, on any fsspec file system; relative paths are the trainer's.

@@ -11,6 +11,8 @@ Rules:
 * What was taken stays: files in the order in which they were taken (by name, within one look), for good. A file that
   is gone or has changed afterwards is *trouble*, told as long as it lasts; so is one that was refused, until it
   changes.
+* A file that the store cannot read at the moment is read again at later looks. Once nothing is to come, it is refused
+  when it has been unreadable for as long as ``retries.PATIENT`` allows. A complete dataset names what it was refused.
 
 Pure: no clock, no I/O.
 
@@ -24,6 +26,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from flightedl.domain.retries import PATIENT, is_transient
 from flightedl.ports import FileStat
 
 MARKER = "_END"
@@ -53,7 +56,7 @@ class Scan:
     stable: tuple[FileStat, ...]
     #: There is more that is stable: look again at once.
     has_more: bool
-    #: Nothing is to come, and nothing that is there is left out.
+    #: Nothing is to come, and everything that is there was taken or refused.
     is_complete: bool
 
 
@@ -69,10 +72,14 @@ class DirectoryFollower:
         #: Seen once, or changed since they were seen.
         self._unstable: dict[str, FileStat] = {}
         self._refused: dict[str, tuple[FileStat, str]] = {}
+        #: Files that could not be read at the moment: since when, and why.
+        self._unreadable: dict[str, tuple[float, str]] = {}
+        self._is_marked = False
         self._lost: list[str] = []
 
     def look(self, found: Sequence[FileStat], *, is_marked: bool) -> Scan:
         """Take note of what is there; ``is_marked`` was found out before ``found`` was."""
+        self._is_marked = is_marked
         there = {stat.url: stat for stat in found}
         self._lost = [
             f"{url} {'is gone' if url not in there else 'has changed'} since it was taken into the dataset"
@@ -80,6 +87,7 @@ class DirectoryFollower:
             if there.get(url) != stat
         ]
         self._refused = {url: refused for url, refused in self._refused.items() if url in there}
+        self._unreadable = {url: failed for url, failed in self._unreadable.items() if url in there}
         new = {url: stat for url, stat in sorted(there.items()) if self._is_new(stat)}
         stable = [stat for url, stat in new.items() if is_marked or self._unstable.get(url) == stat]
         taken: list[FileStat] = []
@@ -104,14 +112,36 @@ class DirectoryFollower:
             self._taken[stat.url] = stat
             self._unstable.pop(stat.url, None)
             self._refused.pop(stat.url, None)
+            self._unreadable.pop(stat.url, None)
 
-    def refuse(self, stat: FileStat, reason: str) -> None:
-        """This one cannot be used as it is; it is not stable again before it changes."""
-        self._refused[stat.url] = (stat, reason)
-        self._unstable.pop(stat.url, None)
+    def failed(self, stat: FileStat, error: Exception, now: float) -> None:
+        """Leave the file out: until a later look if the error is transient, otherwise until the file changes."""
+        since, _ = self._unreadable.get(stat.url, (now, ""))
+        reason = str(error) or type(error).__name__
+        reason = reason if stat.url in reason else f"{stat.url}: {reason}"
+        if is_transient(error) and not (self._is_marked and now - since >= PATIENT.limit_s):
+            self._unreadable[stat.url] = since, reason
+        else:
+            self._refused[stat.url] = (stat, reason)
+            self._unreadable.pop(stat.url, None)
+            self._unstable.pop(stat.url, None)
+
+    @property
+    def has_unreadable(self) -> bool:
+        """True if files are left out until a later look."""
+        return bool(self._unreadable)
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Why each refused file was refused; every sentence names its file."""
+        return tuple(reason for _, reason in self._refused.values())
 
     @property
     def trouble(self) -> str:
         """What is wrong with the files, in one sentence; empty: nothing."""
-        wrong = [*self._lost, *(f"{reason}: it is left out until it changes" for _, reason in self._refused.values())]
+        wrong = [
+            *self._lost,
+            *(f"{reason}: it is left out until it changes" for reason in self.left_out),
+            *(f"{reason}: it is left out until it can be read" for _, reason in self._unreadable.values()),
+        ]
         return "" if not wrong else wrong[0] + (f" (and {len(wrong) - 1} more files)" if len(wrong) > 1 else "")

@@ -87,28 +87,28 @@ def build_index(
 
 def extended_index(
     files: Files, spec: DatasetSpec, known: ChunkIndex, stats: Sequence[FileStat], *, concurrency: int = 16
-) -> tuple[ChunkIndex, dict[FileStat, str]]:
-    """The index with more files at its end, and those that cannot join, each with the reason.
+) -> tuple[ChunkIndex, dict[FileStat, Exception]]:
+    """Return the index with more files at its end, and the files that cannot join, each with the error.
 
     The schema stays what it is: a file that would widen it cannot join either.
     """
 
-    def index_or_refuse(found: Format, files: Files, stat: FileStat, options: IndexOptions) -> FileIndex | str:
+    def index_or_refuse(found: Format, files: Files, stat: FileStat, options: IndexOptions) -> FileIndex | Exception:
         try:
             file = _index_file(found, files, stat, options)
             _require_joinable(known, file)
-        except DataError as error:
-            return str(error)
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with one file, the others can join
+            return error
         return file
 
-    refused: dict[FileStat, str] = {}
+    refused: dict[FileStat, Exception] = {}
     pending: list[tuple[int, FileStat]] = []
     for number, stat in enumerate(stats):
         try:
             format_for(stat.url, spec.format)
             pending.append((number, stat))
         except DataError as error:
-            refused[stat] = str(error)
+            refused[stat] = error
     joined: dict[int, FileIndex] = {}
     for number, result in _indexed(files, spec, pending, concurrency, index_or_refuse):
         if isinstance(result, FileIndex):

@@ -15,7 +15,8 @@ from typing import BinaryIO
 
 import pyarrow as pa
 
-from flightedl.errors import DataError, FlightedlError
+from flightedl.domain.retries import is_transient
+from flightedl.errors import DataError, FlightedlError, UnavailableError
 from flightedl.formats.chunks import CorruptChunkError
 from flightedl.ports import Files
 
@@ -97,7 +98,8 @@ def opened(files: Files, url: str) -> Iterator[WatchedFile]:
     """The file, closed at the end.
 
     Raises:
-        DataError: it cannot be opened, or reading it fails in the store.
+        DataError: it cannot be opened, or the store refuses to read it.
+        UnavailableError: the store cannot read it at the moment.
         CorruptChunkError: whoever read it found the content broken, and did not say where.
     """
     with WatchedFile(files.open(url), url) as source, parsing(source, "its content"):
@@ -113,6 +115,9 @@ def parsing(source: WatchedFile, place: str) -> Iterator[None]:
         raise
     except Exception as error:
         if source.failure is not None:
+            if is_transient(source.failure):
+                text = f"{source.url} cannot be read at the moment: {reason(source.failure)}"
+                raise UnavailableError(text) from error
             raise DataError(f"{source.url} cannot be read: {reason(source.failure)}") from error
         if not isinstance(error, _BROKEN):
             raise

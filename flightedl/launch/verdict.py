@@ -14,6 +14,8 @@ from flightedl.messages.status import StatusReply
 #: The job ended, but not all that it made is whole.
 EXIT_INCOMPLETE = 4
 
+#: Files that were left out of a dataset and are named in one line.
+_TOLD_FILES = 10
 _DONE = Outcome(0)
 
 
@@ -30,6 +32,9 @@ def verdict(status: StatusReply | None, *, keeps_checkpoints: bool) -> Outcome:
         return Outcome(EXIT_USAGE, missing)
     if keeps_checkpoints and status.plan_hash and (reason := _unsaved(status)):
         return Outcome(EXIT_INCOMPLETE, reason)
+    if status.left_out:
+        told = "; ".join(status.left_out[:_TOLD_FILES])
+        return Outcome(EXIT_INCOMPLETE, f"the dataset was completed without some of its files: {told}")
     return Outcome(EXIT_INCOMPLETE) if failed_tasks(status) else _DONE
 
 

@@ -129,12 +129,13 @@ class CheckpointStore:
         with state.lock:
             if state.core.checkpointing.checkpoints.under_way != number:
                 return
-            data = self._manifest().encode()
         try:
+            with state.lock:
+                data = self._manifest().encode()
             with tracing.lasting("checkpoint", number), tracing.span("checkpoint.publish"):
                 storage.publish(manifest_name(number), [data])
         except Exception as error:  # noqa: BLE001 - whatever a store raises: who waits has to hear that it failed
-            state.apply(ManifestFailed(number, str(error)))
+            state.apply(ManifestFailed(number, str(error) or type(error).__name__))
         else:
             state.apply(ManifestWritten(number, manifests.checksum(data)))
         finally:

@@ -9,14 +9,18 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 
+from flightedl.adapters.patience import Persistence
 from flightedl.coordination.checkpoint_places import export_model, export_table
 from flightedl.domain.checkpoint.manifest import Manifest
-from flightedl.errors import FlightedlError, NotReadyError, UsageError
+from flightedl.domain.retries import PATIENT
+from flightedl.errors import FlightedlError, NotFoundError, NotReadyError, UsageError
 from flightedl.formats.checkpoint_files import found_checkpoints
 from flightedl.formats.model_files import format_of
 from flightedl.messages.checkpoints import CheckpointReply, CheckpointRequest, SaveModelReply, SaveModelRequest
-from flightedl.ports import Storage
+from flightedl.ports import Clock, Storage
+from flightedl.process.background import Background
 
 _log = logging.getLogger(__name__)
 
@@ -31,6 +35,7 @@ class ModelExports:
         job: The job's name.
         checkpoint: Orders a checkpoint, or waits for one.
         require: Asked right before a file appears; raises when another master leads, whose file is not replaced.
+        clock: Paces attempts while a store fails.
     """
 
     def __init__(
@@ -39,18 +44,20 @@ class ModelExports:
         job: str,
         checkpoint: Callable[[CheckpointRequest], CheckpointReply],
         require: Callable[[], None],
+        clock: Clock,
     ) -> None:
         self._storage = storage
         self._job = job
         self._checkpoint = checkpoint
         self._require = require
         self._lock = threading.Lock()
-        self._states: dict[str, SaveModelReply] = {}
-        self._is_closing = False
+        self._exports: dict[str, Background[SaveModelReply]] = {}
+        self._closing = threading.Event()
+        self._persist = Persistence(PATIENT, clock, self._closing)
 
     def close(self) -> None:
-        """Give up what waits for a checkpoint."""
-        self._is_closing = True
+        """Give up what waits for a checkpoint, or for a store."""
+        self._closing.set()
 
     def ask(self, request: SaveModelRequest) -> SaveModelReply:
         """Begin, or say how far it is.
@@ -65,40 +72,40 @@ class ModelExports:
         if not request.table:
             format_of(request.url, request.format)
         with self._lock:
-            state = self._states.get(request.url)
-            if state is not None and state.state != "writing":
-                return self._states.pop(request.url)
-            if state is None:
-                state = self._states[request.url] = SaveModelReply(state="writing")
-                threading.Thread(
-                    target=self._write, args=(self._storage, request), name="flightedl-export", daemon=True
-                ).start()
-            return state
+            export = self._exports.get(request.url)
+            if export is None:
+                work = partial(self._write, self._storage, request)
+                export = self._exports[request.url] = Background("export", work)
+            try:
+                reply = export.result()
+            except FlightedlError as error:
+                reply = SaveModelReply(state="failed", error=str(error))
+            if reply is None:
+                return SaveModelReply(state="writing")
+            del self._exports[request.url]
+            return reply
 
-    def _write(self, storage: Storage, request: SaveModelRequest) -> None:
-        try:
-            number = self._new_checkpoint(request)
-            manifest = next(
-                found
-                for found in found_checkpoints(storage, self._job)
-                if isinstance(found, Manifest) and found.number >= number
+    def _write(self, storage: Storage, request: SaveModelRequest) -> SaveModelReply:
+        number = self._new_checkpoint(request)
+        return self._persist(partial(self._export, storage, request, number))
+
+    def _export(self, storage: Storage, request: SaveModelRequest, number: int) -> SaveModelReply:
+        found = found_checkpoints(storage, self._job)
+        manifest = next((each for each in found if isinstance(each, Manifest) and each.number >= number), None)
+        if manifest is None:
+            raise NotFoundError("its checkpoint is gone already")
+        if request.table:
+            where = export_table(
+                storage, manifest, request.table, request.url, has_slots=request.slots, require=self._require
             )
-            if request.table:
-                where = export_table(
-                    storage, manifest, request.table, request.url, has_slots=request.slots, require=self._require
-                )
-            else:
-                where = export_model(storage, manifest, request.url, request.format, self._require)
-            state = SaveModelReply(state="written", where=where, checkpoint=manifest.number)
-            _log.info("%s written where=%s checkpoint=%d", request.table or "model", where, manifest.number)
-        except (FlightedlError, StopIteration) as error:
-            state = SaveModelReply(state="failed", error=str(error) or "its checkpoint is gone already")
-        with self._lock:
-            self._states[request.url] = state
+        else:
+            where = export_model(storage, manifest, request.url, request.format, self._require)
+        _log.info("%s written where=%s checkpoint=%d", request.table or "model", where, manifest.number)
+        return SaveModelReply(state="written", where=where, checkpoint=manifest.number)
 
     def _new_checkpoint(self, request: SaveModelRequest) -> int:
         ticket: int | None = None
-        while not self._is_closing:
+        while not self._closing.is_set():
             reply = self._checkpoint(
                 CheckpointRequest(ticket=ticket, reason=f"the model is saved to {request.url}", wait_s=_SLICE_S)
             )

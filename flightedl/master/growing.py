@@ -3,14 +3,15 @@
 One thread looks every few seconds, as ``formats.following`` says. New files are indexed, and their tasks join the queue
 in one transaction with the record of the arrival: a successor has both or neither, and finds the rest by looking
 itself. A file that cannot be used does not end the job: it is left out and told by ``status``, and looked at again when
-it changes. When the dataset is complete, the queue is told that its last epoch may end.
+it changes, or at the next look if the store failed for a moment. When the dataset is complete, the queue is told that
+its last epoch may end, and which files were left out: the job is not whole without them.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from flightedl.domain.master.events import GrowthEnded
 from flightedl.errors import FlightedlError, NotReadyError, UsageError
@@ -39,13 +40,22 @@ class Growing:
         files: Where the files are.
         storage: Where the index is kept; None: nowhere.
         every_s: Seconds between two looks.
+        step_down: Ends this master.
     """
 
-    def __init__(self, state: JobState, files: Files, storage: Storage | None, every_s: float) -> None:
+    def __init__(
+        self,
+        state: JobState,
+        files: Files,
+        storage: Storage | None,
+        every_s: float,
+        step_down: Callable[[str], None],
+    ) -> None:
         self._state = state
         self._files = files
         self._storage = storage
         self._every_s = every_s
+        self._step_down = step_down
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
@@ -98,7 +108,8 @@ class Growing:
         self._is_told = True
         self._wake.set()
         if not self._has_ended.wait(_QUICK_S):
-            raise NotReadyError("the last files of the dataset are being taken")
+            trouble = self._state.dataset_alarm
+            raise NotReadyError("the last files of the dataset are being taken" + (f": {trouble}" if trouble else ""))
 
     def _run(self, dataset: IndexedDataset) -> None:
         following = DirectoryFollower(stats_of(dataset.arrivals))
@@ -114,10 +125,10 @@ class Growing:
             except FlightedlError as error:
                 has_more, is_complete = False, False
                 self._note(f"new files cannot be looked for at the moment: {error}")
-            except Exception:
+            except Exception as error:  # noqa: BLE001 - without this thread the dataset would never be complete
                 _log.exception("looking for new files failed")
-                self._note("new files cannot be taken: see the master's log")
-                raise
+                self._step_down(f"it cannot look for new files: {error!r}")
+                return
             if is_complete:
                 self._has_ended.set()
                 return
@@ -128,9 +139,11 @@ class Growing:
         if scan.stable and not self._take(following, scan.stable):
             return False, False
         self._note(following.trouble)
+        if following.has_unreadable:
+            return False, False
         if not scan.is_complete:
             return scan.has_more, False
-        self._state.apply(GrowthEnded())
+        self._state.apply(GrowthEnded(following.left_out))
         if not self._save():
             return False, False
         _log.info("the dataset is complete files=%d", 0 if self._state.dataset is None else self._file_count())
@@ -141,11 +154,10 @@ class Growing:
         known = self._state.dataset
         assert known is not None, "there is a dataset to join"
         spec = spec_of(known.reply.declaration)
-        index, refused = extended_index(self._files, spec, known.layout.index, stable)
-        for stat, reason in refused.items():
-            _log.warning("a new file is left out until it changes: %s", reason)
-            following.refuse(stat, reason)
-        taken = [stat for stat in stable if stat not in refused]
+        index, failed = extended_index(self._files, spec, known.layout.index, stable)
+        for stat, error in failed.items():
+            following.failed(stat, error, self._state.clock.now())
+        taken = [stat for stat in stable if stat not in failed]
         if not taken:
             return True
         arrivals = (*known.arrivals, arrival_of(taken))

@@ -2,7 +2,8 @@
 
 The first trainer's declaration starts the work; all trainers' calls are answered "not ready" with the progress until
 it is done, then by the reply or by the error. An error is told to everybody who asks within a minute and then
-forgotten, so that a corrected file can be declared again.
+forgotten, so that a corrected file can be declared again. A store that fails for a moment is asked again
+(``domain.retries``); one that goes on failing ends the declaration of a dataset, but not a job that has declared it.
 
 With a storage (beside the checkpoints) the index is kept there: the next job of the same data reads only files that
 have changed. A master's successor takes the stored index as it is when it is the one that the job was declared with,
@@ -21,10 +22,13 @@ import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 
+from flightedl.adapters.patience import PatientFiles, Persistence
 from flightedl.domain.master.differences import require_same
-from flightedl.errors import DataError, FlightedlError, NotReadyError
+from flightedl.domain.retries import PATIENT
+from flightedl.errors import DataError, NotReadyError, UnavailableError
 from flightedl.formats.chunk_index import ChunkIndex
 from flightedl.formats.declared import schema_of, spec_of
 from flightedl.formats.following import DirectoryFollower, Scan, marker_urls
@@ -33,6 +37,7 @@ from flightedl.formats.layout import TaskLayout
 from flightedl.formats.stored_index import load_or_build, load_stored
 from flightedl.messages.declarations import ArrivalRecord, DatasetDeclaration, DeclaredDataset
 from flightedl.ports import Clock, Files, FileStat, Storage
+from flightedl.process.background import Background
 
 _log = logging.getLogger(__name__)
 
@@ -54,31 +59,39 @@ class IndexedDataset:
     arrivals: tuple[ArrivalRecord, ...] = ()
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Work:
     declared: DatasetDeclaration
-    finished: threading.Event
-    result: IndexedDataset | None = None
-    error: FlightedlError | None = None
-    ended_at: float = 0.0
+    indexed: Background[IndexedDataset]
 
 
 class DatasetIndexing:
     """At most one index is built at a time. Thread-safe."""
 
     def __init__(
-        self, files: Files, clock: Clock, storage: Storage | None = None, *, follow_every_s: float = 5.0
+        self,
+        files: Files,
+        clock: Clock,
+        storage: Storage | None = None,
+        *,
+        follow_every_s: float = 5.0,
+        stop: threading.Event | None = None,
     ) -> None:
-        """``storage``: where indexes are kept; None: nowhere."""
+        """``storage``: where indexes are kept; None: nowhere. ``stop``: ends the wait for a store."""
         self._follow_every_s = follow_every_s
         self._closing = threading.Event()
-        self._files = files
+        self._files = PatientFiles(files, Persistence(PATIENT, clock, stop or self._closing))
         self._clock = clock
         self._storage = storage
         self._lock = threading.Lock()
         self._work: _Work | None = None
-        #: What is being done, for people; empty: nothing.
-        self.doing = ""
+        self._ended_at = 0.0
+        self._doing = ""
+
+    @property
+    def doing(self) -> str:
+        """What is being done, for people; empty: nothing."""
+        return f"{self._doing}: {self._files.trouble}" if self._doing and self._files.trouble else self._doing
 
     def index(self, declared: DatasetDeclaration) -> IndexedDataset:
         """The indexed dataset.
@@ -90,23 +103,23 @@ class DatasetIndexing:
         """
         with self._lock:
             work = self._work
-            stale = work is not None and work.error is not None and self._clock.now() - work.ended_at > _ERROR_KEPT_S
-            if work is None or stale or (work.error is not None and work.declared != declared):
-                work = self._work = _Work(declared, threading.Event())
-                threading.Thread(target=self._run, args=(work,), name="flightedl-index", daemon=True).start()
+            has_failed = work is not None and work.indexed.error is not None
+            is_stale = has_failed and self._clock.now() - self._ended_at > _ERROR_KEPT_S
+            if work is None or is_stale or (has_failed and work.declared != declared):
+                build = partial(self._build_first, declared)
+                work = self._work = _Work(declared, Background("indexing", build, self._end))
         require_same("dataset", work.declared, declared)
-        if not work.finished.wait(_QUICK_S):
+        found = work.indexed.result(_QUICK_S)
+        if found is None:
             raise NotReadyError(self.doing or "the dataset is being indexed")
-        if work.error is not None:
-            raise work.error
-        assert work.result is not None
-        return work.result
+        return found
 
     def index_again(self, known: DeclaredDataset, arrivals: Sequence[ArrivalRecord] = ()) -> IndexedDataset:
         """Index what a predecessor had indexed; ``arrivals`` of one that is followed.
 
         Raises:
             DataError: it cannot be read, or is not the same any more.
+            UnavailableError: the store has failed for longer than a moment.
         """
         spec = spec_of(known.declaration)
         stored = None if self._storage is None else load_stored(self._storage, spec)
@@ -127,27 +140,27 @@ class DatasetIndexing:
         """Wait for no first file any more."""
         self._closing.set()
 
-    def _run(self, work: _Work) -> None:
+    def _end(self, _: object) -> None:
+        self._ended_at = self._clock.now()
+        self._doing = ""
+
+    def _build_first(self, declared: DatasetDeclaration) -> IndexedDataset:
+        """Index a dataset that no job depends on yet: a store that stays away is a mistake in the declaration."""
         try:
-            work.result = self._build(work.declared)
-        except FlightedlError as error:
-            work.error = error
-        except Exception as error:  # noqa: BLE001 - a bug must reach the trainers that wait, not only a thread's end
-            _log.exception("indexing failed")
-            work.error = DataError(f"the dataset cannot be indexed: {type(error).__name__}")
-        finally:
-            work.ended_at = self._clock.now()
-            self.doing = ""
-            work.finished.set()
+            return self._build(declared)
+        except NotReadyError:
+            raise
+        except UnavailableError as error:
+            raise DataError(f"{error}; the last attempt was made after {PATIENT.limit_s:g} s") from None
 
     def _build(self, declared: DatasetDeclaration) -> IndexedDataset:
         def note(progress: IndexProgress) -> None:
-            self.doing = f"the dataset to be indexed: {progress.files_done} of {progress.file_count} files"
+            self._doing = f"the dataset to be indexed: {progress.files_done} of {progress.file_count} files"
 
         stats = self._first_files(declared) if declared.follow else None
-        self.doing = "the dataset to be indexed"
+        self._doing = "the dataset to be indexed"
         loaded = load_or_build(self._files, self._storage, spec_of(declared), progress=note, stats=stats)
-        self.doing = ""
+        self._doing = ""
         for sentence in loaded.index.skipped[:_TOLD_SKIPPED]:
             _log.warning("skipped: %s", sentence)
         found = _indexed(loaded.index, declared)
@@ -164,7 +177,7 @@ class DatasetIndexing:
         """What a dataset that is followed begins with: waits until there is something."""
         following = DirectoryFollower()
         while True:
-            self.doing = f"the first file of {declared.urls[0]}"
+            self._doing = f"the first file of {declared.urls[0]}"
             if scan := look(self._files, following, declared.urls).stable:
                 return scan
             if self._closing.wait(self._follow_every_s):

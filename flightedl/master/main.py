@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 
+from flightedl.adapters.patience import PatientStorage, Persistence
 from flightedl.adapters.storage import FsspecFiles, open_storage
 from flightedl.config import MasterSettings, Resume
 from flightedl.coordination.checkpoint_places import job_storage
@@ -16,6 +17,7 @@ from flightedl.coordination.directory import Directory
 from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.lives import JobCoordinator
 from flightedl.coordination.process import ServerProcess, run_server
+from flightedl.domain.retries import BRIEF
 from flightedl.errors import FencedError, UsageError
 from flightedl.master import continuity, resuming
 from flightedl.master.flight import MasterFlight
@@ -67,7 +69,9 @@ class MasterProcess(ServerProcess[MasterSettings]):
     def _lead(self, coordinator: Coordinator, held: HeldKey) -> int | None:
         _log.info("took the lock generation=%d", held.generation)
         self._health.waits("it reads what its predecessor left")
-        checkpoints = job_storage(self._settings.checkpoint, self._settings.job)
+        persist = Persistence(BRIEF, self._clock, self._stop)
+        kept = job_storage(self._settings.checkpoint, self._settings.job)
+        checkpoints = None if kept is None else PatientStorage(kept, persist)
         resume = self._settings.resume
         if not continuity.settle(checkpoints, coordinator, held, self._keys, resume=resume is not Resume.NEVER):
             return None
@@ -84,10 +88,13 @@ class MasterProcess(ServerProcess[MasterSettings]):
             keys=self._keys,
             files=FsspecFiles(),
             checkpoints=checkpoints,
-            index_storage=open_storage(self._settings.checkpoint) if self._settings.checkpoint else None,
+            index_storage=(
+                PatientStorage(open_storage(self._settings.checkpoint), persist) if self._settings.checkpoint else None
+            ),
             clock=self._clock,
             connector=Connector(Caller("master", self._settings.job), Role.SERVER, self._settings.tls_dir),
             step_down=lambda reason: self.lost(f"steps down: {reason}"),
+            stop=self._stop,
             recorder=self._recorder,
             instruments=self._instruments(0, MEASURES),
         )

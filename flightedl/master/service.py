@@ -64,6 +64,7 @@ class MasterService:
         clock: Clock,
         connector: Connector,
         step_down: Callable[[str], None],
+        stop: threading.Event | None = None,
         recorder: Recorder | None = None,
         instruments: Instruments | None = None,
     ) -> None:
@@ -89,19 +90,20 @@ class MasterService:
             instruments=instruments,
         )
         state.carry = self._carry
-        self._indexing = DatasetIndexing(files, clock, index_storage, follow_every_s=chosen.follow_every_s)
-        self.growing = Growing(state, files, index_storage, chosen.follow_every_s)
+        self._indexing = DatasetIndexing(files, clock, index_storage, follow_every_s=chosen.follow_every_s, stop=stop)
+        self.growing = Growing(state, files, index_storage, chosen.follow_every_s, step_down)
         self._links = PserverLinks(state, chosen.job, directory, connector)
         self.declaring = Declaring(state, self.growing, self._indexing)
         self.checkpoints = CheckpointStore(checkpoints, state, chosen.job)
         self.tasks = Tasks(state)
-        self.exports = ModelExports(checkpoints, chosen.job, self.checkpoints.order, held.require)
+        self.exports = ModelExports(checkpoints, chosen.job, self.checkpoints.order, held.require, clock)
 
     def start(self, recovered: RecoveredState) -> None:
         """Go on from what the predecessor left, and begin to write and to talk to pservers.
 
         Raises:
             DataError: the dataset that was declared cannot be indexed again, or has changed.
+            UnavailableError: its store has failed for longer than a moment.
         """
         state, stored = self._state, recovered.stored
         declared, dataset = stored.declaration.dataset, None

@@ -120,6 +120,7 @@ def describe(
         stopped_by="" if core.stop is None else core.stop.who,
         stop_reason="" if core.stop is None else core.stop.reason,
         dataset_alarm=dataset_alarm,
+        left_out=core.declaration.left_out,
         checkpoint_alarm=core.checkpointing.checkpoints.trouble,
         reports={} if core.work is None else dict(core.work.reports),
         events=dict(events),

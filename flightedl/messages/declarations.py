@@ -127,6 +127,8 @@ class JobDeclaration(Reply, frozen=True, kw_only=True):
     is_resumed: bool = False
     #: In a checkpoint: all that had joined by then. In etcd, arrivals have keys of their own.
     arrivals: list[ArrivalRecord] = []
+    #: Why files are no part of a dataset that was followed and is complete; each sentence names its file.
+    left_out: list[str] = []
 
 
 class ElectionRecord(Reply, frozen=True, kw_only=True):

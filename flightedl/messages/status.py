@@ -235,6 +235,8 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     is_growing: bool = False
     #: What is wrong with the files of a dataset that is followed; empty: nothing.
     dataset_alarm: str = ""
+    #: Why files are no part of a dataset that was followed and is complete; each sentence names its file.
+    left_out: list[str] = []
     #: What trainers reported of their work, since this master began: finished, failed, returned, outdated and so on.
     reports: dict[str, int] = {}
     #: The pieces of work that have been worked on for longest, and how long a whole task takes on average.

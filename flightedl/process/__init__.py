@@ -2,6 +2,7 @@
 
 * ``tuning``: settings of allocator, gRPC and scheduler that make Flight fast.
 * ``importing``: a quicker start, by imports without garbage collection.
+* ``background``: work on a thread of its own whose end is always reported.
 * ``fork_guard``: a clear error instead of a deadlock after a fork.
 * ``ending``: the end of a process, without what of the interpreter threads of gRPC can stop for ever.
 * ``socket_abort``: connections to a server that is gone end at once, not after minutes.

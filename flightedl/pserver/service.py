@@ -16,6 +16,7 @@ import queue
 import threading
 from collections.abc import Callable
 
+from flightedl.adapters.patience import PatientFiles, Persistence
 from flightedl.adapters.storage import FsspecFiles
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keys import JobKeys
@@ -28,7 +29,8 @@ from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import ShardPlan
 from flightedl.domain.pserver import life_values as happens
 from flightedl.domain.recovery.replay import AppliedSummary
-from flightedl.errors import DataError, FlightedlError, UnavailableError, UsageError
+from flightedl.domain.retries import BRIEF
+from flightedl.errors import FlightedlError, UnavailableError, UsageError
 from flightedl.kernels.compiled import block_kernels, compiling_begins, kernel_for
 from flightedl.messages.base import OfPlan, decode
 from flightedl.messages.control import (
@@ -61,8 +63,6 @@ _log = logging.getLogger(__name__)
 
 _PAUSE_S = 0.5
 _CATCH_UP_S = 5.0
-#: Of a file with first rows.
-_READ_TRIES = 3
 _SETTLED = (happens.State.NO_MODEL, happens.State.WAITING, happens.State.SERVING)
 
 
@@ -123,7 +123,7 @@ class PserverService:
         self._shard: ShardState | None = None
         self._snapshots: Snapshots | None = None
         self._is_prepared = False
-        self._files: Files = FsspecFiles()
+        self._files: Files = PatientFiles(FsspecFiles(), Persistence(BRIEF, clock, self._is_closing))
         #: Whether tables have the rows that they are declared to begin with; held while these are read.
         self._has_first_rows = False
         self._loading = threading.Lock()
@@ -405,19 +405,16 @@ class PserverService:
         from flightedl.pserver.first_rows import load_first_rows
 
         with self._loading:
-            tries = 0
-            while not self._has_first_rows and not self._is_closing.is_set():
-                try:
-                    for span in shard.row_spans():
-                        span.begin_restore()
-                        load_first_rows(span, self._files, self._clock)
-                    self._has_first_rows = True
-                except (DataError, UsageError) as error:
-                    tries += 1
-                    if tries == _READ_TRIES or not isinstance(error, DataError):
-                        self._fail(str(error))
-                        raise
-                    self._is_closing.wait(_PAUSE_S)
+            if self._has_first_rows:
+                return
+            try:
+                for span in shard.row_spans():
+                    span.begin_restore()
+                    load_first_rows(span, self._files, self._clock)
+            except UsageError as error:
+                self._fail(str(error))
+                raise
+            self._has_first_rows = True
 
     def _blocks(self) -> ShardState:
         assert self._shard is not None, "the life knows of blocks that are not there"

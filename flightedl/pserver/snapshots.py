@@ -38,6 +38,7 @@ from flightedl.errors import FlightedlError, UnavailableError
 from flightedl.formats.shard_files import ShardHeader, StoredBlock, write_shard
 from flightedl.ports import Clock, Storage
 from flightedl.process import tracing
+from flightedl.process.background import Background
 from flightedl.pserver.cut_rows import CopiedSpan, CutRows
 from flightedl.recording.snapshots import pserver_snapshots
 from flightedl.recording.writer import Recorder
@@ -314,8 +315,12 @@ class Snapshots:
         if progress is None or order.order.is_newer_than(progress.order):
             self._shard.begin_copies(begin)
         if taken:
-            carry_out = tracing.bound(self._carry_out, order, taken[0])
-            threading.Thread(target=carry_out, name="flightedl-snapshot", daemon=True).start()
+            copies = taken[0]
+            Background(
+                "snapshot",
+                tracing.bound(self._carry_out, order, copies),
+                lambda outcome: self._end(order.order, copies, outcome),
+            )
         with self._lock:
             progress = self._state.progress
         assert progress is not None
@@ -329,25 +334,25 @@ class Snapshots:
 
     # the thread
 
-    def _carry_out(self, order: SnapshotCommand, copies: SnapshotCopier) -> None:
-        try:
-            with tracing.span("checkpoint.copy", pserver=self._index):
-                applied = self._copy(order, copies)
-            if applied is None:
-                copies.drop_rows()
-                return
-            with tracing.span("checkpoint.write", pserver=self._index):
-                file = self._write(order, copies, applied)
-        except Exception as error:  # noqa: BLE001 - whatever goes wrong, the master has to hear of it
-            if not isinstance(error, FlightedlError):
-                _log.exception("a snapshot could not be made")
+    def _carry_out(self, order: SnapshotCommand, copies: SnapshotCopier) -> ShardFile | None:
+        """Return the file, or None if nobody wants it any more."""
+        with tracing.span("checkpoint.copy", pserver=self._index):
+            applied = self._copy(order, copies)
+        if applied is None:
+            copies.drop_rows()
+            return None
+        with tracing.span("checkpoint.write", pserver=self._index):
+            return self._write(order, copies, applied)
+
+    def _end(self, order: OrderNumber, copies: SnapshotCopier, outcome: ShardFile | FlightedlError | None) -> None:
+        if isinstance(outcome, FlightedlError):
+            with self._lock:
+                self._state.failed(order, str(outcome))
             self._shard.drop_copies(copies)
             copies.drop_rows()
+        elif outcome is not None:
             with self._lock:
-                self._state.failed(order.order, str(error) or type(error).__name__)
-        else:
-            with self._lock:
-                self._state.written(order.order, file)
+                self._state.written(order, outcome)
 
     def _copy(self, order: SnapshotCommand, copies: SnapshotCopier) -> AppliedBatches | None:
         """What is applied to the copies, when all are made; None: nobody wants them any more."""

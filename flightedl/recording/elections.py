@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
+from flightedl.domain.retries import is_transient
 from flightedl.domain.trainer.first_values import Candidate, Elected, ElectionOfFirstValues, FollowedElection, Step
-from flightedl.domain.trainer.retries import is_transient
 from flightedl.errors import CorruptError, FlightedlError, JobFailedError, UnavailableError
 from flightedl.recording.values import by_name, decode
 from flightedl.recording.writer import CoreRecorder

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from flightedl.domain.consistency.modes import Mode
+from flightedl.domain.retries import is_transient
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.membership import Denied, Joined, NotYet
-from flightedl.domain.trainer.retries import is_transient
 from flightedl.domain.trainer.steps import Effect, Membership, Steps, Work
 from flightedl.domain.trainer.transfers import Call, ShardTransfer, Transfer, Verdict
 from flightedl.errors import FlightedlError

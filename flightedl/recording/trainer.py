@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from flightedl.domain.retries import is_transient
 from flightedl.domain.trainer.feed import Ask, AssignedTask, Feed, LookAgain, NextStep
-from flightedl.domain.trainer.retries import is_transient
 from flightedl.errors import CorruptError, FlightedlError, JobFailedError, UnavailableError
 from flightedl.messages.tasks import TasksReply
 from flightedl.recording.redaction import text_without

@@ -21,6 +21,7 @@ class FaultPlan:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._planned: dict[tuple[str, int], Exception] = {}
+        self._lasting: dict[str, Exception] = {}
         self._trace: list[str] = []
         self._fail_at_step: dict[int, Exception] = {}
 
@@ -29,6 +30,16 @@ class FaultPlan:
         with self._lock:
             nth = self._counts[point] + n
             self._planned[point, nth] = error or InjectedFault(f"planned at {point}, pass {nth}")
+
+    def fail_from(self, point: str, error: Exception) -> None:
+        """Raise at every pass of ``point`` until ``heal``."""
+        with self._lock:
+            self._lasting[point] = error
+
+    def heal(self, point: str) -> None:
+        """Undo ``fail_from``."""
+        with self._lock:
+            del self._lasting[point]
 
     def fail_at_step(self, n: int, error: Exception | None = None) -> None:
         """Raise at the n-th pass of any point, counted from 1 over the plan's life."""
@@ -40,7 +51,7 @@ class FaultPlan:
         with self._lock:
             self._counts[point] += 1
             self._trace.append(point)
-            error = self._planned.pop((point, self._counts[point]), None)
+            error = self._planned.pop((point, self._counts[point]), None) or self._lasting.get(point)
             error = self._fail_at_step.pop(len(self._trace), None) or error
         if error is not None:
             raise error

@@ -75,12 +75,17 @@ class MemoryStorage:
 
 
 class MemoryFiles:
-    """See ``ports.Files``: what ``contents`` has, by URL; tests may add, change and remove files."""
+    """See ``ports.Files``: what ``contents`` has, by URL; tests may add, change and remove files.
 
-    def __init__(self, contents: Mapping[str, bytes] | None = None) -> None:
+    Passes the points ``expand``, ``stat``, ``open`` and ``file:read`` (each read of an open file) of its plan.
+    """
+
+    def __init__(self, contents: Mapping[str, bytes] | None = None, plan: FaultPlan | None = None) -> None:
         self.contents: dict[str, bytes] = dict(contents or {})
+        self.plan = plan or FaultPlan()
 
     def expand(self, patterns: Sequence[str], *, may_be_empty: bool = False) -> tuple[FileStat, ...]:
+        self.plan.reached("expand")
         found: dict[str, FileStat] = {}
         for pattern in patterns:
             matching = [
@@ -95,6 +100,7 @@ class MemoryFiles:
         return tuple(found[url] for url in sorted(found))
 
     def stat(self, url: str) -> FileStat | None:
+        self.plan.reached("stat")
         return self._stat(url) if url in self.contents else None
 
     def _stat(self, url: str) -> FileStat:
@@ -102,6 +108,17 @@ class MemoryFiles:
         return FileStat(url, len(content), f"{len(content)}-{hash(content):x}")
 
     def open(self, url: str) -> BinaryIO:
+        self.plan.reached("open")
         if url not in self.contents:
             raise DataError(f"there is no file {url}: check the path")
-        return io.BytesIO(self.contents[url])
+        return _MemoryFile(self.contents[url], self.plan)
+
+
+class _MemoryFile(io.BytesIO):
+    def __init__(self, content: bytes, plan: FaultPlan) -> None:
+        super().__init__(content)
+        self._plan = plan
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self._plan.reached("file:read")
+        return super().read(size)

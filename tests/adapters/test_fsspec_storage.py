@@ -10,6 +10,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
 from flightedl.adapters.storage import FsspecFiles, FsspecStorage, open_storage, without_credentials
 from flightedl.errors import DataError, NotFoundError, UnavailableError, UsageError
@@ -107,9 +108,9 @@ def test_a_full_disk_is_unavailable() -> None:
         storage._write_all("full", file, [b"x"])
 
 
-def test_a_root_that_is_a_file_is_unavailable(tmp_path: Path) -> None:
+def test_a_root_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(UnavailableError, match="file"):
+    with pytest.raises(UsageError, match="a file is where a directory should be"):
         open_storage(str(tmp_path / "file")).publish("a", [b""])
 
 
@@ -290,3 +291,18 @@ def test_missing_credentials_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     with pytest.raises(DataError, match=r"no access to s3://.*: Unable to locate credentials; set AWS_ACCESS_KEY_ID"):
         FsspecFiles().expand([f"s3://bucket-{tmp_path.name.replace('_', '-')}/x-*.parquet"])
+
+
+def test_files_tell_what_may_pass_from_what_may_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(error: Exception) -> None:
+        def fail(*_: object, **__: object) -> None:
+            raise error
+
+        monkeypatch.setattr(LocalFileSystem, "open", fail)
+
+    failing(ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"))
+    with pytest.raises(UnavailableError, match=r"/a cannot be read at the moment: .*Connection reset by peer"):
+        FsspecFiles().open(str(tmp_path / "a"))
+    failing(OSError(errno.ENAMETOOLONG, "File name too long"))
+    with pytest.raises(DataError, match=r"/a cannot be read: .*File name too long"):
+        FsspecFiles().open(str(tmp_path / "a"))

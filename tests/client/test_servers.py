@@ -16,7 +16,7 @@ from flightedl.client.connections import Servers
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.records import ServerRecord
-from flightedl.domain.trainer.retries import is_transient
+from flightedl.domain.retries import is_transient
 from flightedl.errors import FlightedlError, RolledBackError
 from flightedl.ports import Delete, Put
 from flightedl.rpc import Call, Caller, Connection, Connector, FlightServer, Role, Routes, ServerIdentity

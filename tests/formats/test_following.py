@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from flightedl.domain.retries import PATIENT
+from flightedl.errors import DataError, UnavailableError
 from flightedl.formats import following
 from flightedl.formats.following import DirectoryFollower, marker_urls
 from flightedl.ports import FileStat
@@ -105,16 +107,49 @@ def test_a_refused_file_is_looked_at_again_when_it_changes() -> None:
     known = DirectoryFollower()
     known.look([stat("a")], is_marked=False)
     (stable,) = known.look([stat("a")], is_marked=False).stable
-    known.refuse(stable, "/d/a is corrupt")
+    known.failed(stable, DataError("/d/a is corrupt"), 0.0)
     assert known.trouble == "/d/a is corrupt: it is left out until it changes"
     found = known.look([stat("a")], is_marked=True)
     assert (found.stable, found.is_complete) == ((), True)
     assert known.look([stat("a", "2")], is_marked=False).stable == ()
     found = known.look([stat("a", "2")], is_marked=False)
     assert names(found.stable) == ["a"]
-    known.refuse(found.stable[0], "/d/a is corrupt again")
+    known.failed(found.stable[0], DataError("/d/a is corrupt again"), 0.0)
     known.look([], is_marked=False)
     assert known.trouble == ""
     known.look([stat("a", "3")], is_marked=False)
     known.took(known.look([stat("a", "3")], is_marked=False).stable)
     assert known.trouble == ""
+
+
+def test_an_unreadable_file_is_stable_at_every_look_until_it_is_read() -> None:
+    known = DirectoryFollower()
+    known.look([stat("a"), stat("b")], is_marked=False)
+    for now in (0.0, 10 * PATIENT.limit_s):
+        stable, _ = known.look([stat("a"), stat("b")], is_marked=False).stable
+        known.failed(stable, UnavailableError("/d/a cannot be read at the moment"), now)
+        assert known.has_unreadable
+        assert known.trouble == "/d/a cannot be read at the moment: it is left out until it can be read"
+    known.took(known.look([stat("a"), stat("b")], is_marked=False).stable)
+    assert (known.has_unreadable, known.trouble, known.left_out) == (False, "", ())
+
+
+def test_an_unreadable_file_is_refused_when_nothing_is_to_come_and_patience_ends() -> None:
+    known = DirectoryFollower()
+    for now in (0.0, PATIENT.limit_s - 0.1):
+        (stable,) = known.look([stat("a")], is_marked=True).stable
+        known.failed(stable, ConnectionResetError(), now)
+        assert known.has_unreadable
+    known.failed(stable, ConnectionResetError(), PATIENT.limit_s)
+    assert not known.has_unreadable
+    assert known.left_out == ("/d/a: ConnectionResetError",)
+    found = known.look([stat("a")], is_marked=True)
+    assert (found.stable, found.is_complete) == ((), True)
+
+
+def test_an_unreadable_file_that_is_removed_is_forgotten() -> None:
+    known = DirectoryFollower()
+    (stable,) = known.look([stat("a")], is_marked=True).stable
+    known.failed(stable, TimeoutError(), 0.0)
+    known.look([], is_marked=True)
+    assert not known.has_unreadable

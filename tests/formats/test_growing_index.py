@@ -44,10 +44,20 @@ def test_a_file_that_does_not_fit_is_refused_and_the_others_join(world: Any, kno
     stats = [world.files.stat(name) for name in ("other.parquet", "broken.parquet", "good.parquet", "what.ever")]
     index, refused = extended_index(world.files, SPEC, known, stats)
     assert [stat.url for stat in index.stats] == ["m.parquet", "good.parquet"]
-    reasons = {stat.url: reason for stat, reason in refused.items()}
+    reasons = {stat.url: str(error) for stat, error in refused.items()}
     assert set(reasons) == {"other.parquet", "broken.parquet", "what.ever"}
     assert "does not go with m.parquet" in reasons["other.parquet"]
     assert "broken.parquet is corrupt" in reasons["broken.parquet"]
+
+
+def test_a_file_that_fails_by_any_error_does_not_keep_the_others_out(world: Any, known: ChunkIndex) -> None:
+    world.write("a.parquet", ROWS.slice(0, 1), "parquet", 2)
+    world.write("b.parquet", ROWS.slice(0, 1), "parquet", 2)
+    stats = [world.files.stat(name) for name in ("a.parquet", "b.parquet")]
+    world.files.plan.fail_at("open", 1, MemoryError())
+    index, failed = extended_index(world.files, SPEC, known, stats, concurrency=1)
+    assert [stat.url for stat in index.stats] == ["m.parquet", "b.parquet"]
+    assert [(stat.url, type(error)) for stat, error in failed.items()] == [("a.parquet", MemoryError)]
 
 
 def test_text_that_fits_the_columns_joins_and_text_that_would_widen_them_does_not() -> None:

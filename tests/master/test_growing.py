@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,8 @@ from flightedl.config import MasterSettings
 from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.keys import JobKeys
 from flightedl.domain.master.events import LeasesSeen, WorkAsked
-from flightedl.errors import DataError, NotReadyError, UsageError
+from flightedl.domain.retries import Patience
+from flightedl.errors import DataError, NotReadyError, UnavailableError, UsageError
 from flightedl.master.declaring import Declaring
 from flightedl.master.evaluations import EvaluationDatasets
 from flightedl.master.growing import Growing
@@ -26,7 +27,6 @@ from flightedl.master.recovery import read_state
 from flightedl.master.state import JobState
 from flightedl.messages.declarations import DatasetDeclaration
 from flightedl.messages.tasks import Assignment, EndGrowthRequest, FinishedTask, TasksTicket
-from flightedl.ports import FileStat
 from flightedl.testing.contracts.coordinator import eventually
 from flightedl.testing.memory import MemoryCoordinator, MemoryFiles, MemoryStorage
 
@@ -40,17 +40,6 @@ def parquet(*values: int) -> bytes:
     sink = io.BytesIO()
     pq.write_table(pa.table({"k": list(values)}), sink, row_group_size=10)
     return sink.getvalue()
-
-
-class FailingFiles(MemoryFiles):
-    """Cannot be listed while ``is_down``."""
-
-    is_down = False
-
-    def expand(self, patterns: Sequence[str], *, may_be_empty: bool = False) -> tuple[FileStat, ...]:
-        if self.is_down:
-            raise DataError("the store does not answer")
-        return super().expand(patterns, may_be_empty=may_be_empty)
 
 
 class Master:
@@ -69,7 +58,8 @@ class Master:
         )
         indexing = DatasetIndexing(files, clock, storage, follow_every_s=EVERY_S)
         self.indexing = indexing
-        self.growing = Growing(self.state, files, storage, EVERY_S)
+        self.reasons: list[str] = []
+        self.growing = Growing(self.state, files, storage, EVERY_S, self.reasons.append)
         self.declaring = Declaring(self.state, self.growing, indexing)
         recovered = read_state(coordinator, KEYS)
         declared, dataset = recovered.stored.declaration.dataset, None
@@ -127,8 +117,8 @@ Start = Callable[[], Master]
 
 
 @pytest.fixture
-def files() -> FailingFiles:
-    return FailingFiles({"/d/100.parquet": parquet(*range(20))})
+def files() -> MemoryFiles:
+    return MemoryFiles({"/d/100.parquet": parquet(*range(20))})
 
 
 @pytest.fixture(params=[True, False], ids=["kept", "not kept"])
@@ -258,13 +248,72 @@ def test_only_what_follows_can_end(start: Start) -> None:
         master.growing.end(SENDER)
 
 
-def test_a_listing_that_fails_is_told_and_tried_again(start: Start, files: FailingFiles) -> None:
+def test_a_listing_that_fails_is_told_and_tried_again(start: Start, files: MemoryFiles) -> None:
     master = start()
     declare(master)
-    files.is_down = True
+    files.plan.fail_from("expand", UnavailableError("the store does not answer"))
     eventually(lambda: "cannot be looked for at the moment: the store does not answer" in master.state.dataset_alarm)
     assert master.take_all() == [100, 110]
     files.contents["/d/200.parquet"] = parquet(1)
-    files.is_down = False
+    files.plan.heal("expand")
     eventually(lambda: len(master.files) == 2)
     eventually(lambda: not master.state.dataset_alarm)
+
+
+@pytest.mark.parametrize("point", ["open", "file:read"])
+def test_a_new_file_joins_although_the_store_failed_while_it_was_indexed(
+    start: Start, files: MemoryFiles, point: str
+) -> None:
+    master = start()
+    declare(master)
+    files.plan.fail_from(point, ConnectionResetError(104, "Connection reset by peer"))
+    files.contents["/d/200.parquet"] = parquet(*range(10))
+    eventually(lambda: "Connection reset by peer: it is left out until" in master.state.dataset_alarm)
+    files.contents["/d/_END"] = b""
+    with pytest.raises(NotReadyError, match=r"being taken: .*Connection reset by peer"):
+        master.growing.end(SENDER)
+    files.plan.heal(point)
+    master.growing.end(SENDER)
+    assert master.take_all() == [100, 110, 200]
+    assert master.state.core.declaration.left_out == []
+
+
+def test_what_was_left_out_of_a_complete_dataset_is_known_to_the_next_master(
+    start: Start, files: MemoryFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flightedl.formats.following.PATIENT", Patience(limit_s=0.0))
+    master = start()
+    declare(master)
+    files.contents["/d/200.parquet"] = b"not Parquet"
+    files.contents["/d/300.parquet"] = parquet(*range(10))
+    eventually(partial(master.has, "/d/300.parquet"))
+    files.plan.fail_from("open", UnavailableError("/d/400.parquet cannot be read at the moment"))
+    files.contents["/d/400.parquet"] = parquet(*range(10))
+    master.growing.end(SENDER)
+    assert master.take_all() == [100, 110, 300]
+    files.plan.heal("open")
+    for each in (master, start()):
+        corrupt, unreadable = each.state.core.declaration.left_out
+        assert "200.parquet is corrupt" in corrupt
+        assert "400.parquet cannot be read at the moment" in unreadable
+
+
+def test_a_master_that_cannot_look_for_files_by_a_mistake_of_its_own_steps_down(
+    start: Start, files: MemoryFiles
+) -> None:
+    master = start()
+    declare(master)
+    files.plan.fail_at("expand", 1, MemoryError("no memory"))
+    eventually(lambda: master.reasons == ["it cannot look for new files: MemoryError('no memory')"])
+
+
+@pytest.mark.parametrize("point", ["stat", "open", "file:read"])
+def test_a_successor_waits_for_a_store_that_fails_for_a_moment(start: Start, files: MemoryFiles, point: str) -> None:
+    master = start()
+    declare(master)
+    files.contents["/d/200.parquet"] = parquet(*range(10))
+    eventually(partial(master.has, "/d/200.parquet"))
+    master.close()
+    files.plan.fail_at(point, 1, UnavailableError("Connection reset by peer"))
+    files.plan.fail_at(point, 2, UnavailableError("Connection reset by peer"))
+    assert start().take_all() == [100, 110, 200]

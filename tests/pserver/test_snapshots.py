@@ -222,6 +222,15 @@ def test_a_store_that_fails_is_told() -> None:
     assert pserver.has(0) == {True}
 
 
+def test_a_snapshot_that_fails_by_a_foreign_error_is_told() -> None:
+    storage = MemoryStorage()
+    pserver = Pserver(storage, Async())
+    storage.plan.fail_at("publish:start", 1, MemoryError())
+    pserver.order(1)
+    assert pserver.finished("failed").reason == "snapshot failed by MemoryError: see the log of the server"
+    assert pserver.checkpoint(2)
+
+
 @pytest.mark.parametrize("damage", ["torn", "flipped", "no manifest"])
 def test_a_damaged_checkpoint_is_skipped_for_the_one_before_it(damage: str) -> None:
     storage = MemoryStorage()

@@ -121,6 +121,7 @@ class Dataset:
         *,
         explicit_done: bool = False,
         look_ahead: LookAhead = lambda _columns, _peek: None,
+        trouble_of_files: Callable[[], str] = str,
         require_lease: Callable[[], None] = lambda: None,
     ) -> None:
         self._declared = declared
@@ -134,6 +135,7 @@ class Dataset:
         self._loop_of = loop_of
         self._acknowledged_of = acknowledged_of
         self._look_ahead = look_ahead
+        self._trouble_of_files = trouble_of_files
         self._require_lease = require_lease
         #: The user says which batches are done.
         self.explicit_done = explicit_done
@@ -370,7 +372,7 @@ class Dataset:
             try:
                 item = self._read_queue.get(_SLICE_S)
             except Empty:
-                if trouble := feed.trouble:
+                if trouble := self._trouble_of_files() or feed.trouble:
                     waiting.because(trouble)
                 elif self._acknowledged is not None and self._acknowledged.not_done:
                     waiting.over()

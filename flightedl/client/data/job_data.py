@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -9,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from flightedl.adapters.patience import PatientFiles, Persistence
 from flightedl.adapters.storage import FsspecFiles
 from flightedl.client import arguments
 from flightedl.client.data import evaluation
@@ -21,6 +23,7 @@ from flightedl.client.data.skipped import telling
 from flightedl.client.participation import Participation
 from flightedl.client.process import TrainerProcess
 from flightedl.client.raised import place_of
+from flightedl.domain.retries import PATIENT
 from flightedl.domain.trainer.feed import Ask
 from flightedl.errors import UsageError
 from flightedl.formats.declared import schema_of, spec_of
@@ -57,7 +60,8 @@ class JobData:
         self._require_open = require_open
         self._begin_again = begin_again
         self._look_ahead = look_ahead
-        self._files = FsspecFiles()
+        self._closing = threading.Event()
+        self._files = PatientFiles(FsspecFiles(), Persistence(PATIENT, process.clock, self._closing))
         self._dataset: Dataset | None = None
         #: Of the evaluation that is under way.
         self._evaluation: TaskFeed | None = None
@@ -81,6 +85,7 @@ class JobData:
             partial(acknowledged_loop, self._process.recorder, self._process.trainer),
             explicit_done=explicit_done,
             look_ahead=self._look_ahead,
+            trouble_of_files=lambda: self._files.trouble,
             require_lease=self._participation.require_lease,
         )
         return self._dataset
@@ -158,5 +163,6 @@ class JobData:
 
     def close(self) -> None:
         """Hand back what is held."""
+        self._closing.set()
         if self._dataset is not None:
             self._dataset.close()

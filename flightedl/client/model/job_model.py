@@ -27,8 +27,8 @@ from flightedl.domain.consistency.modes import Mode, Sync
 from flightedl.domain.model.optimizers import SGD, Optimizer
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import ShardPlan, plan_for
+from flightedl.domain.retries import is_transient
 from flightedl.domain.tables.spec import TableSpec
-from flightedl.domain.trainer.retries import is_transient
 from flightedl.errors import DeclarationError, FlightedlError, UnavailableError, UsageError
 from flightedl.formats.model_files import format_of
 from flightedl.kernels.half_precision import check_kind
@@ -286,7 +286,10 @@ class JobModel:
             # Few trainers write, and it knows all files of checkpoints.
             from flightedl.coordination.checkpoint_places import write_model
 
-            write_model(target, form, specs, zip(specs, parameters.values(), strict=True), require)
+            def write_file() -> None:
+                write_model(target, form, specs, zip(specs, parameters.values(), strict=True), require)
+
+            persistently(self._process.waiting(), write_file)
 
         return self._saves.save(target, self._participation.epoch, write)
 

@@ -31,6 +31,8 @@ from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset,
 #: What a job that goes on from a checkpoint may declare otherwise of its data.
 _MAY_DIFFER = ("epochs", "shuffle", "seed")
 _MAY_DIFFER_TEXT = "epochs, shuffle and seed"
+#: Maximum number of files that are named when a dataset is complete without them.
+_LEFT_OUT_LIMIT = 100
 
 
 class Declaring:
@@ -117,9 +119,17 @@ class Declaring:
         self._state.touch()
         self._state.outbox.note(out.Kind.DECLARED, "", "files joined the dataset tasks=%d", event.task_count)
 
-    def _growth_ended(self, _: events.GrowthEnded) -> None:
+    def _growth_ended(self, event: events.GrowthEnded) -> None:
         state = self._state
         assert state.work is not None, "a dataset that grows has a queue"
+        if event.left_out:
+            # The sentences share one value in etcd with everything that is declared.
+            told = list(event.left_out[:_LEFT_OUT_LIMIT])
+            if more := len(event.left_out) - len(told):
+                told.append(f"{more} more files")
+            state.declaration = replace(state.declaration, left_out=told)
+            text = "the dataset is complete without %d files: %s"
+            state.outbox.note(out.Kind.DECLARED, "", text, len(event.left_out), told[0], is_warning=True)
         state.outbox.news("", state.work.queue.end_growth())
         state.touch()
 

@@ -63,7 +63,13 @@ class FilesJoined:
 
 @dataclass(frozen=True, slots=True)
 class GrowthEnded:
-    """No more tasks are to come."""
+    """No more tasks are to come.
+
+    Args:
+        left_out: Why each file that is there and did not join was refused.
+    """
+
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

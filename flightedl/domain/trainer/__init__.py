@@ -6,7 +6,7 @@
   and a batch is done when the user says so.
 * ``steps``: what each call of the user's code sends and asks for, from a batch's membership to its settling.
   ``transfers`` is one push or pull on its way: what answers and failures mean for it. ``joined``: a pserver's answers
-  for all its buckets of rows as one. ``retries``: which errors are worth another attempt.
+  for all its buckets of rows as one.
 * ``sums``: which batches are in the sum that is pushed next, and what becomes of each.
 * ``membership``: when it joins the view, and under which mode.
 * ``first_values``: who gives the model its first values. ``ending``: which pservers' values are the result.

@@ -29,7 +29,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from flightedl.domain.queue.fair_share import count_to_ask_for, wanted_count
-from flightedl.domain.trainer.retries import is_transient
+from flightedl.domain.retries import is_transient
 from flightedl.errors import FlightedlError
 from flightedl.messages.tasks import (
     MOMENT_S,

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flightedl.domain.trainer.retries import is_transient
+from flightedl.domain.retries import is_transient
 from flightedl.errors import BegunAnewError, FlightedlError
 
 

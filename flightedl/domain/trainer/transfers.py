@@ -24,8 +24,8 @@ from dataclasses import dataclass
 
 from flightedl.domain.consistency.modes import Mode, Sync
 from flightedl.domain.exactly_once.accumulation import lacking_of
+from flightedl.domain.retries import is_transient
 from flightedl.domain.trainer.batches import CurrentBatch
-from flightedl.domain.trainer.retries import is_transient
 from flightedl.errors import FlightedlError
 from flightedl.messages.parameters import Outcome
 

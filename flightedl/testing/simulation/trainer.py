@@ -12,10 +12,10 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from flightedl.domain.retries import is_transient
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.feed import Ask, Reports
 from flightedl.domain.trainer.first_values import Elected, FollowedElection
-from flightedl.domain.trainer.retries import is_transient
 from flightedl.errors import DeadlineError, FlightedlError, UnavailableError
 from flightedl.messages.tasks import JoinReply, TasksReply
 from flightedl.recording.trainer_cores import followed_election, job_end, trainer_membership, trainer_steps

@@ -1,0 +1,67 @@
+"""Work on a thread of its own whose end is always reported, whatever it is."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Generic, TypeVar
+
+from flightedl.errors import FlightedlError, InternalError
+
+_log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+
+class Background(Generic[Result]):
+    """One piece of work, which begins at once.
+
+    An error that is none of this package's is logged and becomes an InternalError.
+
+    Args:
+        what: Names the work, and its thread.
+        work: Returns the result.
+        ended: Called on the thread with the result or the error, before ``result`` returns either.
+    """
+
+    def __init__(
+        self, what: str, work: Callable[[], Result], ended: Callable[[Result | FlightedlError], None] = lambda _: None
+    ) -> None:
+        self._has_ended = threading.Event()
+        self._outcome: Result | FlightedlError
+        run = partial(self._run, what, work, ended)
+        threading.Thread(target=run, name=f"flightedl-{what}", daemon=True).start()
+
+    @property
+    def error(self) -> FlightedlError | None:
+        """The error that ended the work; None if there is none yet."""
+        if self._has_ended.is_set() and isinstance(self._outcome, FlightedlError):
+            return self._outcome
+        return None
+
+    def result(self, timeout_s: float = 0.0) -> Result | None:
+        """Return the result, or None if the work takes longer than this.
+
+        Raises:
+            FlightedlError: the work failed.
+        """
+        if not self._has_ended.wait(timeout_s):
+            return None
+        if isinstance(self._outcome, FlightedlError):
+            raise self._outcome
+        return self._outcome
+
+    def _run(self, what: str, work: Callable[[], Result], report: Callable[[Result | FlightedlError], None]) -> None:
+        try:
+            self._outcome = work()
+        except FlightedlError as error:
+            self._outcome = error
+        except BaseException as error:  # noqa: BLE001 - whoever waits for the end must hear of it
+            _log.exception("%s failed", what)
+            self._outcome = InternalError(f"{what} failed by {type(error).__name__}: see the log of the server")
+        try:
+            report(self._outcome)
+        finally:
+            self._has_ended.set()

@@ -1,0 +1,68 @@
+"""An export always ends: written, or failed with a reason."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.domain.checkpoint.manifest import Manifest, manifest_name
+from flightedl.errors import UnavailableError
+from flightedl.master.exporting import ModelExports
+from flightedl.messages.base import encode
+from flightedl.messages.checkpoints import CheckpointReply, CheckpointRequest, SaveModelReply, SaveModelRequest
+from flightedl.messages.declarations import DeclaredModel, JobDeclaration, ModelDeclaration
+from flightedl.testing.contracts.coordinator import eventually
+from flightedl.testing.memory import MemoryStorage
+
+
+def ended(exports: ModelExports, table: str = "") -> SaveModelReply:
+    replies: list[SaveModelReply] = []
+
+    def has_ended() -> bool:
+        replies.append(exports.ask(SaveModelRequest(url="/out/model.npz", table=table)))
+        return replies[-1].state != "writing"
+
+    eventually(has_ended)
+    return replies[-1]
+
+
+def exports_of(storage: MemoryStorage, error: Exception | None = None) -> ModelExports:
+    def checkpoint(_: CheckpointRequest) -> CheckpointReply:
+        if error is not None:
+            raise error
+        return CheckpointReply(ticket=1, complete=True)
+
+    return ModelExports(storage, "j", checkpoint, lambda: None, SystemClock())
+
+
+def test_an_export_that_fails_by_a_foreign_error_has_failed_and_can_be_asked_for_again() -> None:
+    exports = exports_of(MemoryStorage(), MemoryError())
+    for _ in range(2):
+        reply = ended(exports)
+        assert (reply.state, reply.error) == ("failed", "export failed by MemoryError: see the log of the server")
+
+
+def test_an_export_whose_checkpoint_is_gone_says_so() -> None:
+    assert ended(exports_of(MemoryStorage())).error == "its checkpoint is gone already"
+
+
+@pytest.mark.parametrize("point", ["list", "read"])
+def test_a_store_that_fails_for_a_moment_is_asked_again(point: str) -> None:
+    storage = MemoryStorage()
+    model = DeclaredModel(declaration=ModelDeclaration(parameters=[], optimizer={}, mode={}), pservers=0, plan_hash="p")
+    manifest = Manifest(
+        job="j",
+        number=3,
+        plan_hash="p",
+        pserver_count=0,
+        cut_for=1,
+        round=None,
+        created_s=0.0,
+        shards=(),
+        declaration=msgspec.Raw(encode(JobDeclaration(model=model))),
+    )
+    storage.publish(manifest_name(3), [manifest.encode()])
+    storage.plan.fail_at(point, 1, UnavailableError("Connection reset by peer"))
+    # The error is of the second attempt, which has read the checkpoint.
+    assert "checkpoint 3 has no table 'users'" in ended(exports_of(storage), table="users").error
