@@ -57,6 +57,7 @@ OF_THE_SESSION = {
         "look_up",
         "push_rows",
         "refresh",
+        "rejected",
         "run",
         "step_rows",
         "where",
@@ -139,7 +140,7 @@ def test_every_argument_is_told(name: str) -> None:
 def test_every_extra_for_users_has_its_row() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     rows = re.findall(r"^\| `(\w+)` \|", sections(ROOT / "docs" / "operations.md")["What to install"], re.MULTILINE)
-    assert sorted(rows) == sorted(extras.keys() - {"test", "frameworks", "lint"})
+    assert sorted(rows) == sorted(extras.keys() - {"test", "unit", "frameworks", "lint"})
 
 
 @pytest.mark.parametrize(
