@@ -10,34 +10,28 @@ from flightedl.errors import UsageError
 from flightedl.process.importing import install_command
 
 
-def from_yaml(path: Path) -> Any:
-    """The one document of a file.
-
-    Raises:
-        UsageError: the file cannot be read, or PyYAML is not installed.
-    """
+def _yaml() -> Any:
     try:
         import yaml
-
-        return yaml.safe_load(path.read_text("utf-8"))
     except ModuleNotFoundError:
-        raise UsageError("to read YAML: pip install 'flightedl[kubernetes]'") from None
+        raise UsageError(f"YAML needs PyYAML: {install_command('kubernetes')}") from None
+    return yaml
+
+
+def from_yaml(path: Path) -> Any:
+    """Return the one document of a file. Raises UsageError if it cannot be read, or PyYAML is not installed."""
+    yaml = _yaml()
+    try:
+        return yaml.safe_load(path.read_text("utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from None
 
 
 def as_yaml(objects: Sequence[Mapping[str, Any]]) -> str:
-    """YAML documents, keys in the order of the objects.
+    """Return YAML documents with keys in the order of the objects. Raises UsageError if PyYAML is not installed."""
+    yaml = _yaml()
 
-    Raises:
-        UsageError: PyYAML is not installed.
-    """
-    try:
-        import yaml
-    except ModuleNotFoundError:
-        raise UsageError(f"writing YAML needs PyYAML: {install_command('kubernetes')}") from None
-
-    class Dumper(yaml.SafeDumper):  # type: ignore[misc] # yaml has no types
+    class Dumper(yaml.SafeDumper):  # type: ignore[misc, name-defined] # yaml has no types
         """Indents lists, writes long texts as blocks, and repeats what is used twice."""
 
         def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002 - yaml's

@@ -29,7 +29,7 @@ from flightedl.ports import Cluster
 from .clusters import cluster_of, cluster_options
 from .documents import as_yaml
 from .options import ScriptCommand, resume_option
-from .pods import pod_options, templates_of
+from .pods import pair_of, pod_options, templates_of
 
 #: Of a ConfigMap: all texts together.
 _CODE_LIMIT_BYTES = 900_000
@@ -202,8 +202,8 @@ def count_of(text: str) -> tuple[int, int | None]:
 
 def variable_of(text: str) -> tuple[str, str]:
     """``NAME=VALUE``."""
-    name, equals, value = text.partition("=")
-    if not equals or not name.isidentifier():
+    name, value = pair_of(text)
+    if not name.isidentifier():
         raise UsageError(f"{text!r} is not NAME=VALUE")
     return name, value
 

@@ -223,8 +223,10 @@ def test_wrong_counts(text: str) -> None:
 
 
 def test_wrong_variables_and_files_are_refused(script: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="NAME=VALUE"):
+    with pytest.raises(UsageError, match="KEY=VALUE"):
         variable_of("novalue")
+    with pytest.raises(UsageError, match="NAME=VALUE"):
+        variable_of("a-b=c")
     with pytest.raises(UsageError, match="no script"):
         code_of("package.module", [script])
     for target in ("absent.py", "/app/absent.py", "package.module"):

@@ -54,15 +54,19 @@ def submit(cluster: Cluster, objects: Sequence[Object], clock: Clock) -> None:
         "annotations": {INCOMPLETE: "true"},
         "labels": {name: value for name, value in labels.items() if name != QUEUE},
     }
+    uid = ""
     try:
         (made,) = cluster.apply([owner | {"metadata": draft, "spec": owner["spec"] | {"suspend": True}}])
-        cluster.apply(owned(others, made, made["metadata"]["uid"]))
+        uid = made["metadata"]["uid"]
+        cluster.apply(owned(others, made, uid))
         # By its UID, the Job of another submission is left alone.
-        complete = {"uid": made["metadata"]["uid"], "annotations": {INCOMPLETE: None}, "labels": queue}
+        complete = {"uid": uid, "annotations": {INCOMPLETE: None}, "labels": queue}
         cluster.patch(kind, name, {"metadata": complete, "spec": {} if queue else {"suspend": False}})
     except BaseException:
         with contextlib.suppress(FlightedlError):
-            cluster.delete(kind, name)
+            known = cluster.get(kind, name)
+            if known is not None and uid in {"", known["metadata"]["uid"]}:
+                cluster.delete(kind, name)
         raise
 
 

@@ -117,18 +117,20 @@ def component_of(pod: Object) -> str:
     return str(pod["metadata"].get("labels", {}).get(_COMPONENT, ""))
 
 
-def obstacles(job: str, pods: Sequence[Object], events: Sequence[Object]) -> list[str]:
-    """Why parts of a job cannot start, a sentence for each.
+def obstacles(view: JobView, pods: Sequence[Object], events: Sequence[Object]) -> list[str]:
+    """Return why parts of a job cannot start, a sentence for each.
 
     An event may be old. It counts while its pod is pending, or while a controller has not made any pod of its part.
     """
     found = {component_of(pod): why for pod in pods if (why := waits_for(pod))}
+    if view.is_queued:
+        found["trainer"] = "the queue has not admitted the trainers yet"
     pending = {each["metadata"]["name"] for each in pods if each.get("status", {}).get("phase") == "Pending"}
     components = set(map(component_of, pods))
     for event in events:
         name = event["involvedObject"]["name"]
-        component = name.removeprefix(f"{job}-").partition("-")[0]
-        is_of_job = name.startswith(f"{job}-") and event.get("type") == "Warning"
+        component = name.removeprefix(f"{view.job}-").partition("-")[0]
+        is_of_job = name.startswith(f"{view.job}-") and event.get("type") == "Warning"
         if is_of_job and (name in pending or component not in components):
             found.setdefault(component, f"{event.get('reason', '')}: {event.get('message', '')}")
     return [f"{component} cannot start: {why}" for component, why in sorted(found.items())]

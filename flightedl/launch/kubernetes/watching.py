@@ -131,7 +131,7 @@ def wait(
                 with contextlib.suppress(FlightedlError):
                     events = cluster.list("Event", {})
                 events_at = clock.now() + _EVENTS_EVERY_S
-            on_progress(view, said, obstacles(job, pods, events))
+            on_progress(view, said, obstacles(view, pods, events))
             clock.sleep(poll_s)
             continue
         if outcome.exit_code == 0 and said is not None:

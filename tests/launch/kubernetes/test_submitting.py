@@ -131,6 +131,24 @@ def test_a_failure_to_clean_up_does_not_hide_why_a_submission_failed(fake_clock:
     assert find(failing, "demo").wanted == 7, "the next submission finds it incomplete and replaces it"
 
 
+def test_a_submission_that_was_overtaken_leaves_the_other_ones_job_alone(fake_clock: FakeClock) -> None:
+    class Slow(MemoryCluster):
+        """Before the second call another submission takes the job for one that was killed."""
+
+        calls = 0
+
+        def apply(self, objects: Any) -> list[dict[str, Any]]:
+            self.calls += 1
+            if self.calls == 2:
+                submit(self, render(replace(JOB, trainers=7)), fake_clock)
+            return super().apply(objects)
+
+    slow = Slow(fake_clock, collection_s=4.0)
+    with pytest.raises(UsageError, match="another UID"):
+        submit(slow, render(JOB), fake_clock)
+    assert (find(slow, "demo").wanted, find(slow, "demo").state) == (7, "starting")
+
+
 def test_a_job_that_was_cancelled_at_once_takes_nothing_of_its_successor_with_it(
     cluster: MemoryCluster, fake_clock: FakeClock
 ) -> None:
@@ -306,7 +324,11 @@ def test_what_keeps_any_pod_of_a_job_from_starting_is_told() -> None:
         event("ReplicaSet", "demo-pserver-5d", "FailedCreate", "exceeded quota"),
         event("Pod", "other-etcd-0", "FailedMount", "of another job"),
     ]
-    assert obstacles("demo", pods, events) == [
+    view = view_of(render(JOB)[0])
+    assert obstacles(view_of(render(replace(JOB, queue="q"))[0] | {"spec": {"suspend": True}}), [], []) == [
+        "trainer cannot start: the queue has not admitted the trainers yet"
+    ]
+    assert obstacles(view, pods, events) == [
         'etcd cannot start: FailedMount: secret "demo-etcd" not found',
         "master cannot start: CrashLoopBackOff: flightedl: no such bucket",
         "pserver cannot start: FailedCreate: exceeded quota",
