@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +31,7 @@ from .clusters import cluster_of, cluster_options
 from .documents import as_yaml
 from .options import ScriptCommand, resume_option
 from .pods import pair_of, pod_options, templates_of
+from .run import run
 
 #: Of a ConfigMap: all texts together.
 _CODE_LIMIT_BYTES = 900_000
@@ -56,7 +58,22 @@ _FILE_NAME = re.compile(r"[-._a-zA-Z0-9]{1,253}")
 _COUNT = re.compile(r"(?P<least>[0-9]+)(\.\.(?P<most>[0-9]+))?")
 
 
-@click.command(cls=ScriptCommand, context_settings={"ignore_unknown_options": True})
+class _SubmitCommand(ScriptCommand):
+    """Refuses options of ``flightedl run`` that ``submit`` does not have, rather than pass them to the script."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        of_run, own = ({name for each in one.params for name in each.opts} for one in (run, self))
+        for word in itertools.takewhile(lambda word: word != "--", args):
+            name = word.partition("=")[0]
+            if name in of_run - own:
+                raise UsageError(
+                    f"{name} is an option of `flightedl run` that `submit` does not have: set its variable (--set "
+                    "FLIGHTEDL_CHECKPOINT_EVERY_S=10, see docs/settings.md), or put `--` before the script's arguments"
+                )
+        return super().parse_args(ctx, args)
+
+
+@click.command(cls=_SubmitCommand, context_settings={"ignore_unknown_options": True})
 @click.argument("script_or_module")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @cluster_options

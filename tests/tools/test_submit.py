@@ -87,6 +87,10 @@ def test_options_before_the_script_are_submits_own_or_refused(script: Path) -> N
             run(submit, "--image=demo:1", word, "my_train.py", "--dry-run")
     with pytest.raises(UsageError, match="would be lost with each pod"):
         run(submit, "--image=demo:1", "--checkpoint=/tmp/x", "my_train.py", "--dry-run")
+    for words in (["--checkpoint-every-s", "5"], ["--lease-ttl-s=5"], ["--page"]):
+        with pytest.raises(UsageError, match=f"{words[0].partition('=')[0]} is an option of `flightedl run` that"):
+            run(submit, "--image=demo:1", "--dry-run", "my_train.py", *words)
+        assert words[0] in run(submit, "--image=demo:1", "--dry-run", "my_train.py", "--", *words).output
 
 
 @pytest.mark.parametrize(

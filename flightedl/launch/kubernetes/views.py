@@ -40,7 +40,7 @@ class JobView:
     ended: str = ""
     is_failed: bool = False
     created_at: str = ""
-    #: Whether a queue has not admitted it.
+    #: True if a queue has not admitted it.
     is_queued: bool = False
 
     @property
