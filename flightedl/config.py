@@ -28,7 +28,7 @@ _TELEMETRY = ("", "otlp")
 _LOG_FORMATS = ("text", "json")
 INTEGRITIES = ("auto", "always", "never")
 SAME_HOST = ("auto", "never")
-#: A trainer says at least this often which batches are done, so it can be told from one that is stuck.
+#: Trainers say far more often than this which batches are done, so none is called stuck between two messages.
 STUCK_FLOOR_S = 5.0
 _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _JOB_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")

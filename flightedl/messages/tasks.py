@@ -16,6 +16,8 @@ from flightedl.messages.hosts import HostFacts
 METRICS_LIMIT = 200
 #: Characters of a trainer's stacks.
 STACKS_LIMIT = 200_000
+#: Stretches of done batches of one piece of work in one message.
+STRETCHES_LIMIT = 16
 #: A trainer says so often how far it is, unless the master wants it more seldom.
 REPORT_EVERY_S = 0.5
 #: Who has reported its last task and asks for no longer than this may stay a member meanwhile.
@@ -57,6 +59,14 @@ class ReturnedTask(Request, frozen=True, kw_only=True):
     attempt: Natural
 
 
+class DoneBatches(Request, frozen=True, kw_only=True):
+    """Batches that are done of a piece of work that its trainer holds or hands back; of data without a model."""
+
+    attempt: Natural
+    #: Half-open stretches of the task's batches.
+    stretches: Annotated[list[tuple[Natural, Natural]], msgspec.Meta(max_length=STRETCHES_LIMIT)]
+
+
 class TasksTicket(Sender, frozen=True, kw_only=True):
     """Reports and asks in one call."""
 
@@ -66,6 +76,8 @@ class TasksTicket(Sender, frozen=True, kw_only=True):
     finished: list[FinishedTask] = []
     failed: list[FailedTask] = []
     returned: list[ReturnedTask] = []
+    #: All that is done so far, where no model is declared. The master hands none of it out again.
+    done: list[DoneBatches] = []
     #: Attempts that the trainer holds beside those reported: one that is missing here is told again, and has to be
     #: read again from its first batch. What is given up is listed in ``returned``.
     holding: list[Natural] = []

@@ -44,6 +44,14 @@ class TaskFinished(_Event, frozen=True):
     metrics: dict[str, tuple[float, float]]
 
 
+class BatchDone(_Event, frozen=True):
+    """As ``Feed.batch_done``."""
+
+    task: int
+    number: int
+    is_urgent: bool
+
+
 class TaskFailed(_Event, frozen=True):
     """As ``Feed.failed``."""
 
@@ -138,6 +146,11 @@ class RecordedFeed(Feed):
         super().failed(task, error, batch, now, place)
         self._record(TaskFailed(task.number, text_without(error), batch, text_without(place)), at=now)
 
+    def batch_done(self, task: AssignedTask, number: int, *, is_urgent: bool = False) -> bool:
+        is_news = super().batch_done(task, number, is_urgent=is_urgent)
+        self._record(BatchDone(task.number, number, is_urgent))
+        return is_news
+
     def hand_back(self, task: AssignedTask, now: float) -> None:
         super().hand_back(task, now)
         self._record(TaskHandedBack(task.number), at=now)
@@ -205,6 +218,8 @@ class FeedPlayer:
                 feed.finished(self._over(task), pservers, at, metrics)
             case TaskFailed(task, error, batch, place):
                 feed.failed(self._over(task), error, batch, at, place)
+            case BatchDone(task, number, is_urgent):
+                feed.batch_done(self._over(task), number, is_urgent=is_urgent)
             case TaskHandedBack(task):
                 feed.hand_back(self._over(task), at)
             case RegisteredAgain():

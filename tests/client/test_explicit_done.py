@@ -6,14 +6,17 @@ import pyarrow as pa
 import pytest
 
 from flightedl.client.data import dataset as module
+from flightedl.client.data import feed as feed_module
 from flightedl.client.data.dataset import Dataset
 from flightedl.client.data.feed import TaskFeed
+from flightedl.domain.queue.values import TaskGiven
 from flightedl.domain.trainer.acknowledged import Done
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.feed import AssignedTask
 from flightedl.errors import UsageError
 
 from .loop_bench import _DECLARED, CLOCK, Master, waiting
+from .test_dataset import Master as QueueMaster
 
 
 class Listener:
@@ -36,7 +39,7 @@ def read(task: AssignedTask) -> list[pa.RecordBatch]:
     return [pa.record_batch({"number": [number]}) for number in numbers]
 
 
-def data_of(master: Master, listener: Listener, *, explicit_done: bool = True, **more: object) -> Dataset:
+def data_of(master: Master | QueueMaster, listener: Listener, *, explicit_done: bool = True, **more: object) -> Dataset:
     return Dataset(
         _DECLARED,
         lambda: TaskFeed(master.fetch, lambda: None, CLOCK),
@@ -122,6 +125,37 @@ def test_a_batch_of_a_lease_that_has_ended_is_not_handed_out() -> None:
     data = data_of(master, Listener(), require_lease=lambda: next(registrations) and data.registered_again())
     assert [batch["number"][0].as_py() for batch in data] == [0]
     assert len(master.returned) == 1
+
+
+def test_a_batch_of_a_stuck_trainer_is_taken_and_only_what_is_not_done_of_its_task(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By time: the trainer's lease is alive, and it has not heard of anything."""
+    monkeypatch.setattr(feed_module, "_CONFIRM_AFTER_S", 0.0)
+    master = QueueMaster(1, 3, is_deduplicated=False, stuck_after_s=60.0)
+    data = data_of(master, Listener())
+    batches = iter(data)
+    assert data.done(next(batches)) is Done.COUNTED
+    second = next(batches)
+    with master.changed:
+        master.now = 61.0
+        master.queue.tick(master.now)
+        answer = master.queue.request("b", master.now)
+    assert isinstance(answer, TaskGiven)
+    assert (answer.assignment.first_batch, answer.assignment.end_batch) == (1, 3)
+    assert data.done(second) is Done.TAKEN
+    data.close()
+
+
+def test_a_loop_that_is_left_hands_back_what_it_has_not_done() -> None:
+    """Batches are done as the next one is asked for, where no pserver has them."""
+    master, listener = QueueMaster(1, 4, is_deduplicated=False), Listener()
+    data = data_of(master, listener, explicit_done=False)
+    for batch in data:
+        if batch["number"][0].as_py() == 2:
+            break
+    data.close()
+    assert master.queue.batches(0, 0).todo == ((2, 4),)
 
 
 def test_others_are_done_as_the_loop_goes_on() -> None:

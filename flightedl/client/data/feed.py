@@ -15,6 +15,10 @@ from flightedl.domain.trainer.feed import Ask, AssignedTask, Feed, LookAgain, Ov
 from flightedl.messages.tasks import Assignment, TasksReply
 from flightedl.ports import Clock
 
+#: Far below the least time after which a master calls a trainer stuck (``config.STUCK_FLOOR_S``).
+_CONFIRM_AFTER_S = 2.0
+_CONFIRM_S = 5.0
+
 #: Asks the master.
 Fetch = Callable[[Ask], TasksReply]
 
@@ -102,6 +106,27 @@ class TaskFeed:
         with self._changed:
             self._feed.finished(task, pservers, self._clock.now(), metrics)
             self._changed.notify_all()
+
+    def batch_done(self, task: AssignedTask, number: int) -> None:
+        """A batch of this task is done, and no pserver is there to know it."""
+        with self._changed:
+            if self._feed.batch_done(task, number):
+                self._changed.notify_all()
+
+    def confirm(self, task: AssignedTask, number: int) -> None:
+        """As ``batch_done``, but let the master answer first if it was told of nothing for a while.
+
+        A master takes a task by time only from a trainer that says nothing for long, so afterwards ``is_held`` is true
+        only if the batch counts. Returns without an answer if the master cannot be asked now.
+        """
+        feed, now = self._feed, self._clock.now()
+        with self._changed:
+            is_urgent = now - feed.told_at > _CONFIRM_AFTER_S
+            if feed.batch_done(task, number, is_urgent=is_urgent):
+                self._changed.notify_all()
+            if is_urgent:
+                is_over = lambda: feed.told_at >= now or not feed.is_held(task) or feed.trouble or feed.error  # noqa: E731
+                self._changed.wait_for(is_over, _CONFIRM_S)
 
     def failed(self, task: AssignedTask, error: str, batch: int | None, place: str = "") -> None:
         """This task cannot be done by this trainer; ``place``: where the user's code raised, if it did."""

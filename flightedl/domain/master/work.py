@@ -77,6 +77,8 @@ class Work:
             self.reports["repeated" if isinstance(answer, AlreadyDone) else _REPORTS[type(report)]] += 1
             return answer
 
+        for done in ticket.done:
+            queue.note_done(ticket.trainer, done.attempt, done.stretches, now, generation=ticket.generation)
         for finished in ticket.finished:
             is_repeated = finished.epoch < queue.epoch
             answer = take(finished, queue.finish)
@@ -90,7 +92,7 @@ class Work:
             effects = take(failed, queue.fail, error=failed.error, batch=failed.batch)
             self._news(effects)  # type: ignore[arg-type]
         for returned in ticket.returned:
-            take(returned, queue.give_back)
+            self._news(take(returned, queue.give_back))  # type: ignore[arg-type]
         lost += [
             ReturnedTask(epoch=0, position=0, attempt=attempt)
             for attempt in ticket.holding

@@ -15,13 +15,13 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from flightedl.domain.queue.values import BatchRange
-
 if TYPE_CHECKING:
     from flightedl.domain.queue.pending import Pending
 
-#: [epoch, position, tasks, failures, attempt] of the first of them; for a part also [first batch, end batch].
+#: [epoch, position, tasks, failures, attempt] of the first of them; for a part also [first batch, end batch], and the
+#: ends of the stretches of it that are done. A whole task of which something is done is such a part, too.
 Row = list[int]
+_PART_LENGTH = 7
 
 
 class Backlog:
@@ -44,8 +44,8 @@ class Backlog:
 
     @property
     def number_count(self) -> int:
-        """How many numbers are stored of it."""
-        return sum(map(len, self.rows))
+        """How many numbers are stored of it, but for done batches."""
+        return sum(min(len(row), _PART_LENGTH) for row in self.rows)
 
     def waiting(self) -> Iterator[tuple[int, Pending]]:
         """(attempt, piece) of those that wait, the last one first."""
@@ -54,7 +54,7 @@ class Backlog:
     def append(self, attempt: int, pending: Pending) -> None:
         """One more, under the highest attempt so far."""
         self.pieces[attempt] = pending
-        _add(self.rows, pending.piece, attempt)
+        _add(self.rows, pending, attempt)
 
     def remove(self, attempt: int) -> None:
         """One less."""
@@ -73,7 +73,7 @@ class Backlog:
         """The rows that follow from the pieces."""
         rows: list[Row] = []
         for attempt, pending in self.pieces.items():
-            _add(rows, pending.piece, attempt)
+            _add(rows, pending, attempt)
         return rows
 
     def _shorten(self) -> None:
@@ -84,10 +84,12 @@ class Backlog:
             row[1], row[2], row[4] = row[1] + 1, row[2] - 1, row[4] + 1
 
 
-def _add(rows: list[Row], piece: BatchRange, attempt: int) -> None:
+def _add(rows: list[Row], pending: Pending, attempt: int) -> None:
     """Make the last row longer, or begin another one."""
-    if not piece.is_whole:
-        rows.append([piece.epoch, piece.position, 1, piece.failures, attempt, piece.first_batch, piece.end_batch])
+    piece = pending.piece
+    if pending.done or not piece.is_whole:
+        row = [piece.epoch, piece.position, 1, piece.failures, attempt, piece.first_batch, piece.end_batch]
+        rows.append(row + [bound for stretch in pending.done for bound in stretch])
         return
     if rows and len(rows[-1]) == 5:
         epoch, position, count, failures, first_attempt = rows[-1]

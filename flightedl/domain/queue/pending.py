@@ -16,9 +16,10 @@ Not guaranteed: that a trainer has not begun what waits. It may have finished wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
+from flightedl.domain.exactly_once.intervals import IntervalSet
 from flightedl.domain.queue.backlog import Backlog
 from flightedl.domain.queue.values import BatchRange
 
@@ -49,6 +50,8 @@ class Pending:
     piece: BatchRange
     task: int
     holders: list[Holder] = field(default_factory=list)
+    #: Its batches that are done, though the piece is not finished; only of data without a model.
+    done: IntervalSet = field(default_factory=IntervalSet)
 
     def holder(self, attempt: int) -> Holder:
         """Who has it under ``attempt``."""
@@ -126,9 +129,11 @@ class PendingPieces:
         backlog = self.backlog_of(trainer)
         return attempt in backlog.pieces and backlog.generation == generation
 
-    def hand_out(self, piece: BatchRange, task: int, holder: Holder, now: float | None) -> Pending:
+    def hand_out(
+        self, piece: BatchRange, task: int, holder: Holder, now: float | None, done: Iterable[tuple[int, int]] = ()
+    ) -> Pending:
         """A piece goes out to its first holder; ``now`` None: it was out before, nobody knows for how long."""
-        pending = Pending(piece, task)
+        pending = Pending(piece, task, done=IntervalSet(done))
         self._by_place.setdefault((piece.epoch, piece.position), []).append(pending)
         self._epochs[piece.epoch] = self._epochs.get(piece.epoch, 0) + 1
         self.add_holder(pending, holder, now)
@@ -147,6 +152,12 @@ class PendingPieces:
             self._has_standing = True
         else:
             self._start(holder, now, is_timed=True)
+
+    def set_done(self, pending: Pending, done: IntervalSet) -> None:
+        """Record which batches of a piece are done."""
+        pending.done = done
+        for holder in pending.holders:
+            self._backlogs[holder.trainer].renew()
 
     def drop_holder(self, pending: Pending, attempt: int, now: float, *, failed: bool) -> None:
         """One holder is gone, and begins its next piece; if it was the last one, so is the piece."""
@@ -239,6 +250,9 @@ class PendingPieces:
             assert len(set(trainers)) == len(trainers)
             assert all(self._backlogs[holder.trainer].pieces[holder.attempt] is pending for holder in pending.holders)
             assert pending in self._by_place[(pending.piece.epoch, pending.piece.position)]
+            piece = pending.piece
+            assert pending.done.within(piece.first_batch, piece.end_batch) == pending.done, "only its own are done"
+            assert len(pending.holders) == 1 or not pending.done
             for holder in pending.holders:
                 runs = self._backlogs[holder.trainer].first_attempt == holder.attempt
                 assert runs or holder.since_s is None, "the clock of what waits stands"

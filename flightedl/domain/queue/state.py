@@ -198,10 +198,13 @@ class QueueState:
         return TaskBatches(tuple(waiting), tuple(pending), tuple(done), tuple(failed), tuple(dropped))
 
     def open_batches(self, epoch: int, position: int) -> tuple[IntervalSet, IntervalSet]:
-        """(what waits, what is out) of the task at a position that was handed out."""
+        """(what waits, what is out and not done) of the task at a position that was handed out."""
         waiting = IntervalSet((piece.first_batch, piece.end_batch) for piece in self.waiting.at(epoch, position))
-        out = [pending.piece for pending in self.pending.at(epoch, position)]
-        return waiting, IntervalSet((piece.first_batch, piece.end_batch) for piece in out)
+        pending = self.pending.at(epoch, position)
+        out = IntervalSet((each.piece.first_batch, each.piece.end_batch) for each in pending)
+        for each in pending:
+            out.difference_update(each.done)
+        return waiting, out
 
     # is it sane
 

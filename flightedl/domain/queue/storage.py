@@ -207,37 +207,39 @@ def _restore_pieces(state: QueueState, document: DispatchDocument) -> None:
 
 def _restore_held(state: QueueState, document: DispatchDocument) -> None:
     holds = [
-        (Holder(trainer, attempt, held.generation), piece)
+        (Holder(trainer, attempt, held.generation), piece, done)
         for trainer, held in document.held.items()
         for row in held.rows
-        for attempt, piece in _pieces_of(state, row)
+        for attempt, piece, done in _pieces_of(state, row)
     ]
-    if len({holder.attempt for holder, _ in holds}) != len(holds):
+    if len({holder.attempt for holder, _, _ in holds}) != len(holds):
         raise CorruptError("the stored task queue has an attempt twice")
     out: dict[tuple[int, int, int], Pending] = {}
-    for holder, piece in sorted(holds, key=lambda hold: hold[0].attempt):
+    for holder, piece, done in sorted(holds, key=lambda hold: hold[0].attempt):
         place = (piece.epoch, piece.position, piece.first_batch)
         if (known := out.get(place)) is None:
             task = state.order(piece.epoch).at(piece.position)
-            out[place] = state.pending.hand_out(piece, task, holder, None)
+            out[place] = state.pending.hand_out(piece, task, holder, None, done)
         elif known.piece == piece:
             state.pending.add_holder(known, holder, None)
         else:
             raise CorruptError(f"the stored task queue has two pieces at position {piece.position}")
 
 
-def _pieces_of(state: QueueState, row: list[int]) -> list[tuple[int, BatchRange]]:
-    """(attempt, piece) of each piece of a row."""
+def _pieces_of(state: QueueState, row: list[int]) -> list[tuple[int, BatchRange, list[tuple[int, int]]]]:
+    """(attempt, piece, done stretches) of each piece of a row."""
     epoch, position, count, failures, attempt, *stretch = row
     if stretch:
-        first, end = stretch
-        return [(attempt, _piece(state, (epoch, position, first, end, failures)))]
+        first, end, *done = stretch
+        stretches = list(zip(done[::2], done[1::2], strict=True))
+        return [(attempt, _piece(state, (epoch, position, first, end, failures)), stretches)]
     if not 1 <= count <= HOLDING_CEILING or epoch > state.epoch or position + count > state.begun(epoch):
         raise CorruptError(f"the stored task queue has {count} pieces from position {position} at one trainer")
     numbers = range(count)
     batch_counts = [state.batch_count(epoch, position + number) for number in numbers]
     return [
-        (attempt + n, BatchRange(epoch, position + n, 0, batch_counts[n], batch_counts[n], failures)) for n in numbers
+        (attempt + n, BatchRange(epoch, position + n, 0, batch_counts[n], batch_counts[n], failures), [])
+        for n in numbers
     ]
 
 

@@ -19,6 +19,7 @@ Rules:
 * How much a trainer may hold is limited, so that nobody hoards near the end of an epoch: see ``fair_share``.
 * Epochs are a barrier. Nothing of an epoch is handed out while an earlier one has open pieces, also reopened ones. What
   a trainer may read of the next one is promised to it: see ``ahead``.
+* Of data alone, a piece goes back without its batches that are done (``note_done``).
 * What fails ``attempts_limit`` times is *suspect*: it is split, around the failing batch if it is known, else in
   halves, until single batches are left; one that fails ``confirmations`` times more is quarantined. Suspects go only
   to trainers that hold nothing else, and those get nothing else meanwhile, so that no innocent piece is convicted
@@ -178,6 +179,25 @@ class TaskQueue:
         state.finished_parts.setdefault((epoch, position), []).extend(attempts)
         return Finished(self._settle(epoch, position))
 
+    def note_done(
+        self, trainer: str, attempt: int, done: Iterable[tuple[int, int]], now: float, *, generation: int = 0
+    ) -> None:
+        """A trainer has done some batches of a piece that it holds: nobody else gets these batches.
+
+        Does nothing where pservers or an evaluation say what counts, or if the attempt is no longer current.
+        """
+        state, now = self._state, self._time(now)
+        if state.settings.is_deduplicated or not state.pending.is_holder(trainer, generation, attempt):
+            return
+        pending = state.pending.held_by(trainer)[attempt]
+        piece = pending.piece
+        known = pending.done.copy()
+        known.update(IntervalSet(done).within(piece.first_batch, piece.end_batch))
+        if known != pending.done:
+            state.pending.set_done(pending, known)
+            state.pending.progressed(trainer, now)
+            state.revision += 1
+
     def fail(
         self,
         trainer: str,
@@ -272,8 +292,17 @@ class TaskQueue:
         return self._state.settings
 
     def deduplicate(self) -> None:
-        """From now on a batch that is done twice counts once: trainers have declared a model."""
-        self._state.settings = replace(self._state.settings, is_deduplicated=True)
+        """From now on a batch that is done twice counts once: trainers have declared a model.
+
+        A batch then counts as done when pservers have it, so what trainers said of their pieces before is forgotten.
+        """
+        state = self._state
+        if state.settings.is_deduplicated:
+            return
+        state.settings = replace(state.settings, is_deduplicated=True)
+        for pending in state.pending:
+            state.pending.set_done(pending, IntervalSet())
+        state.revision += 1
 
     def grow(self, task_count: int, batch_counts: Callable[[int], int] | None = None) -> None:
         """The dataset has ``task_count`` tasks now. They join the current epoch at its end, and all later ones.
@@ -669,7 +698,10 @@ class TaskQueue:
         else:
             parts = after_failure(pending.piece, batch, state.settings.attempts_limit, state.settings.confirmations)
         for part in parts:
-            state.waiting.put(part)
+            for first, end in pending.done.gaps(part.first_batch, part.end_batch):
+                state.waiting.put(replace(part, first_batch=first, end_batch=end))
+        if pending.done.size == pending.piece.size:
+            return self._settle(pending.piece.epoch, pending.piece.position)
         return () if parts else self._quarantine(pending, trainer, error or "")
 
     def _quarantine(self, pending: Pending, trainer: str, error: str) -> Effects:

@@ -107,6 +107,7 @@ class AcknowledgedLoop(Generic[Records]):
             self._forget()
             return Done.TAKEN
         reading.settle(handed.item.number, {})
+        self._feed.batch_done(reading.task, handed.item.number)
         self._end(reading)
         return Done.COUNTED
 

@@ -28,12 +28,15 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from flightedl.domain.exactly_once.intervals import IntervalSet
 from flightedl.domain.queue.fair_share import count_to_ask_for, wanted_count
 from flightedl.domain.retries import is_transient
 from flightedl.errors import FlightedlError
 from flightedl.messages.tasks import (
     MOMENT_S,
+    STRETCHES_LIMIT,
     Assignment,
+    DoneBatches,
     FailedTask,
     FinishedTask,
     ReturnedTask,
@@ -53,6 +56,11 @@ _KEPT_S = 1.0
 #: The way to the master is kept open so long after something was said.
 _OPEN_S = 1.0
 _ERROR_LENGTH = 1000
+#: The master hears at most this often which batches of tasks that are not finished are done. If it is slow, a pause is
+#: this many times as long as it took to answer, at most ``_TELL_CEILING_S``.
+_TELL_S = 0.2
+_TELL_PAUSES = 4
+_TELL_CEILING_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +110,8 @@ class Ask:
     wait_s: float
     #: Counts the registrations: an answer to an earlier one gives nothing.
     registration: int
+    #: (attempt, stretches of batches that are done): of tasks that are not finished.
+    done: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = ()
 
     def ticket(self, trainer: str, generation: int, evaluation: str = "", round_: int = 0) -> TasksTicket:
         """The message, under the registration that the trainer has by now; ``round_``: see there."""
@@ -112,6 +122,7 @@ class Ask:
             finished=list(self.reports.finished),
             failed=list(self.reports.failed),
             returned=list(self.reports.returned),
+            done=[DoneBatches(attempt=attempt, stretches=list(stretches)) for attempt, stretches in self.done],
             holding=list(self.holding),
             want=self.want,
             wait_s=self.wait_s,
@@ -153,6 +164,12 @@ class Feed:
         self._held: dict[int, AssignedTask] = {}
         self._registration = 0
         self._told_count = 0
+        #: By attempt, the done batches of tasks that are held, or given up without an answer yet.
+        self._done: dict[int, IntervalSet] = {}
+        #: Something of that was not told.
+        self._is_done_news = False
+        #: When it may be told; and when the newest telling was sent that the master has answered.
+        self._tell_at = self._told_at = -math.inf
         #: Those of them that nobody has begun.
         self._ready: deque[AssignedTask] = deque()
         #: What may be read before it is given, and nobody reads yet; and all of that since something else was told.
@@ -247,7 +264,26 @@ class Feed:
         )
         self._note_pace(now)
         self._drop(task, now)
+        self._done.pop(a.attempt, None)
         self._reports = replace(self._reports, finished=(*self._reports.finished, report))
+
+    def batch_done(self, task: AssignedTask, number: int, *, is_urgent: bool = False) -> bool:
+        """A batch of this task is done, and no pserver is there to know it: tell the master soon, or now if urgent.
+
+        Returns True if the next step may be another one because of that.
+        """
+        had_news = self._is_done_news
+        if self.is_held(task):
+            done = self._done.setdefault(task.assignment.attempt, IntervalSet())
+            self._is_done_news = done.add(number, number + 1) > 0 or had_news
+        if is_urgent:
+            self._tell_at = -math.inf
+        return self._is_done_news and (is_urgent or not had_news)
+
+    @property
+    def told_at(self) -> float:
+        """When the newest message that told of done batches was sent, of those that the master has answered."""
+        return self._told_at
 
     def failed(self, task: AssignedTask, error: str, batch: int | None, now: float, place: str = "") -> None:
         """This task cannot be done by this trainer; ``place``: where the user's code raised, if it did."""
@@ -291,6 +327,7 @@ class Feed:
         """All that is held was given to a registration that is over; so is the answer that is under way."""
         self._registration += 1
         self._hand_back_all()
+        self._done.clear()
 
     def retire(self, kept: AssignedTask | None, now: float) -> None:
         """Take no more work and hand back all but ``kept``, which goes back a moment later unless it is reported."""
@@ -324,18 +361,22 @@ class Feed:
         room = self._room()
         may_ask = now >= self._not_before
         # A trainer that holds work must be able to report it at once: it does not let itself be held.
-        if self._reports and (may_ask or not self._trouble):
+        is_due = bool(self._reports) or (self._is_done_news and now >= self._tell_at)
+        if is_due and (may_ask or not self._trouble):
             return self._ask(room, MOMENT_S if room and not self._held else 0.0, now)
         if room and may_ask:
             return self._ask(room, 0.0 if self._held else _IDLE_WAIT_S, now)
         if now >= self._rest_at:
             self._rest_at = math.inf
             return Rest()
-        return LookAgain(min(self._not_before if room or self._reports else math.inf, self._rest_at))
+        ask_at = self._not_before if room or self._reports else math.inf
+        tell_at = max(self._tell_at, self._not_before if self._trouble else now) if self._is_done_news else math.inf
+        return LookAgain(min(ask_at, tell_at, self._rest_at))
 
     def _ask(self, want: int, wait_s: float, now: float) -> Ask:
-        self._asked_at = now
-        return Ask(self._reports, tuple(self._held), want, wait_s, self._registration)
+        self._asked_at, self._tell_at, self._is_done_news = now, now + _TELL_S, False
+        done = tuple((attempt, tuple(done)[:STRETCHES_LIMIT]) for attempt, done in self._done.items())
+        return Ask(self._reports, tuple(self._held), want, wait_s, self._registration, done)
 
     def _room(self) -> int:
         """How many tasks to ask for."""
@@ -350,6 +391,11 @@ class Feed:
         self._not_before = now + self._pause_s(ask, reply, now)
         self._reports = self._reports.without(ask.reports)
         self._lose({lost.attempt for lost in reply.lost}, now)
+        kept = self._held.keys() | self._reports.attempts
+        self._done = {attempt: done for attempt, done in self._done.items() if attempt in kept}
+        if ask.done:
+            self._told_at = self._asked_at
+            self._tell_at = max(self._tell_at, now + min(_TELL_PAUSES * (now - self._asked_at), _TELL_CEILING_S))
         self._is_done = reply.outcome == "epochs_done"
         if self._is_done:
             self._held.clear()
@@ -398,6 +444,7 @@ class Feed:
     def ask_failed(self, error: Exception, now: float) -> None:
         """The master could not be asked, or refused: ask again a little later, unless that cannot help."""
         self._rest_at = now + _OPEN_S
+        self._is_done_news = bool(self._done)
         if self._is_closing or not isinstance(error, FlightedlError) or not is_transient(error):
             self._error = error
             return
@@ -411,4 +458,5 @@ class Feed:
         assert all(self.is_held(task) for task in self._ready), "what is ready is held"
         assert len(set(self._ready)) == len(self._ready), "nothing is begun twice"
         assert not self._held.keys() & self._reports.attempts, "what is reported is not held any more"
+        assert self._done.keys() <= self._held.keys() | self._reports.attempts
         assert not (self._is_closing and self._ready), "a feed that closes begins nothing"

@@ -116,6 +116,10 @@ class Holder(Protocol):
         """As ``Feed.finished``."""
         ...
 
+    def batch_done(self, task: AssignedTask, number: int) -> object:
+        """As ``Feed.batch_done``."""
+        ...
+
     def hand_back(self, task: AssignedTask) -> None:
         """As ``Feed.hand_back``."""
         ...
@@ -235,6 +239,8 @@ class BatchLoop(Generic[Records]):
             reading.handed.remove(handed)
             if not handed.current.must_repeat:
                 reading.settle(handed.item.number, handed.current.generations)
+                if not handed.current.generations:
+                    self._feed.batch_done(reading.task, handed.item.number)
         return None
 
     def _end(self, reading: Reading[Records]) -> None:

@@ -79,6 +79,11 @@ class Loop:
         self.feed.finished(task, pservers, self.world.now)
         self._pump()
 
+    def batch_done(self, task: AssignedTask, number: int) -> None:
+        """No pserver knows of this batch. An evaluation does not tell batches, as in the product."""
+        if not self.evaluation and self.feed.batch_done(task, number):
+            self._pump()
+
     def hand_back(self, task: AssignedTask) -> None:
         """It goes back."""
         self.feed.hand_back(task, self.world.now)

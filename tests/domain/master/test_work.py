@@ -8,8 +8,8 @@ import pytest
 
 from flightedl.domain.master.work import Work
 from flightedl.domain.queue.tasks import TaskQueue
-from flightedl.domain.queue.values import QueueSettings
-from flightedl.messages.tasks import Assignment, FinishedTask, ReturnedTask, TasksTicket
+from flightedl.domain.queue.values import EpochFinished, QueueSettings
+from flightedl.messages.tasks import Assignment, DoneBatches, FinishedTask, ReturnedTask, TasksTicket
 
 A, B = 20, 21
 
@@ -60,6 +60,26 @@ def test_reports_are_counted_by_what_became_of_them(work: Work) -> None:
         "repeated": 1,
         "outdated": 1,
     }
+
+
+def test_what_is_done_of_a_piece_that_goes_back_is_not_handed_out_again() -> None:
+    work = work_of(1, batch_counts=lambda _: 4, is_deduplicated=False)
+    (given,) = take(work, 1)
+    done = [DoneBatches(attempt=given.attempt, stretches=[(0, 3)])]
+    back = ReturnedTask(epoch=0, position=given.position, attempt=given.attempt)
+    assert work.take_reports(ticket(done=done, returned=[back]), 0.0) == []
+    (again,) = take(work, 1, "b", B)
+    assert (again.first_batch, again.end_batch) == (3, 4)
+
+
+def test_what_is_wholly_done_and_goes_back_ends_the_epoch() -> None:
+    news: list[object] = []
+    work = Work(TaskQueue(QueueSettings(1, lambda _: 1, is_deduplicated=False)), news.extend)
+    (given,) = take(work, 1)
+    back = ReturnedTask(epoch=0, position=given.position, attempt=given.attempt)
+    work.take_reports(ticket(done=[DoneBatches(attempt=given.attempt, stretches=[(0, 1)])], returned=[back]), 0.0)
+    assert news == [EpochFinished(0)]
+    assert work.is_over
 
 
 def test_only_work_of_epochs_gone_by_counts_as_repeated() -> None:

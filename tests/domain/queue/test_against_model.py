@@ -94,12 +94,17 @@ class QueueAgainstModel(RuleBasedStateMachine):
         return any(isinstance(s, set) or s == "todo" for (e, _, _), s in self.model.items() if e == epoch)
 
     def lost(self, attempt):
-        """A holder lost its piece: todo again, unless another one has it."""
+        """A holder lost its piece: what is not done of it is todo again, unless another one has it."""
         _, assignment = self.out.pop(attempt)
         for batch in self.batches_of(assignment):
-            self.model[batch].remove(attempt)
-            if not self.model[batch]:
-                self.model[batch] = "todo"
+            if self.model[batch] != "done":
+                self.model[batch].remove(attempt)
+                if not self.model[batch]:
+                    self.model[batch] = "todo"
+
+    def holders_of(self, assignment):
+        """The attempts under which a piece is out."""
+        return set().union(*(s for s in map(self.model.get, self.batches_of(assignment)) if isinstance(s, set)))
 
     def held_by(self, trainer):
         return sorted(attempt for attempt, (holder, _) in self.out.items() if holder == trainer)
@@ -142,9 +147,10 @@ class QueueAgainstModel(RuleBasedStateMachine):
         """Whether nobody has a copy of an unsuspicious piece."""
         _, assignment = self.out[attempt]
         failures = self.queue._state.pending.find(attempt).piece.failures
-        batches = self.batches_of(assignment)
         return (
-            assignment.epoch == epoch and len(self.model[batches[0]]) == 1 and failures < self.settings.attempts_limit
+            assignment.epoch == epoch
+            and len(self.holders_of(assignment)) == 1
+            and failures < self.settings.attempts_limit
         )
 
     # events
@@ -200,9 +206,9 @@ class QueueAgainstModel(RuleBasedStateMachine):
             self.queue.finish("somebody else", *where, attempt, self.now)
         answer = self.queue.finish(trainer, *where, attempt, self.now)
         assert isinstance(answer, Finished)
-        losers = set(self.model[self.batches_of(assignment)[0]])
+        losers = self.holders_of(assignment) | {attempt}
         for batch in self.batches_of(assignment):
-            assert attempt in self.model[batch]
+            assert self.model[batch] == "done" or attempt in self.model[batch]
             self.model[batch] = "done"
         for loser in losers:
             trainer, other = self.out.pop(loser)
@@ -230,10 +236,11 @@ class QueueAgainstModel(RuleBasedStateMachine):
     def give_back(self, pick):
         attempt = sorted(self.out)[pick % len(self.out)]
         trainer, assignment = self.out[attempt]
-        assert self.queue.give_back(trainer, assignment.epoch, assignment.position, attempt, self.now) == ()
+        effects = self.queue.give_back(trainer, assignment.epoch, assignment.position, attempt, self.now)
         self.lost(attempt)
+        self.heed(effects)
         self.note_running()
-        if any(isinstance(self.model[batch], set) for batch in self.batches_of(assignment)):
+        if not any(self.model[batch] == "todo" for batch in self.batches_of(assignment)):
             return
         with pytest.raises(FencedError):
             self.queue.finish(trainer, assignment.epoch, assignment.position, attempt, self.now)
@@ -267,12 +274,29 @@ class QueueAgainstModel(RuleBasedStateMachine):
         assert not late, "and nothing else: what waits has all the time"
         self.note_running()
 
+    @precondition(lambda self: self.out)
+    @rule(pick=picks, first=st.integers(0, 3), size=st.integers(1, 4))
+    def note_done(self, pick, first, size):
+        attempt = sorted(self.out)[pick % len(self.out)]
+        trainer, assignment = self.out[attempt]
+        self.queue.note_done(trainer, attempt, [(first, first + size)], self.now)
+        self.note_running()
+        if self.settings.is_deduplicated:
+            return
+        meant = [each for each in self.batches_of(assignment) if first <= each[2] < first + size]
+        if any(self.model[each] != "done" for each in meant):
+            self.progress[self.held_by(trainer)[0]] = self.now
+        self.model.update(dict.fromkeys(meant, "done"))
+
     @precondition(lambda self: not self.settings.is_deduplicated)
     @rule()
     def declare_a_model(self):
         self.settings = replace(self.settings, is_deduplicated=True)
         self.queue.deduplicate()
+        for attempt, (_, assignment) in self.out.items():
+            self.model.update({batch: {attempt} for batch in self.batches_of(assignment)})
 
+    @precondition(lambda self: self.settings.is_deduplicated)
     @rule(data=st.data())
     def reopen(self, data):
         epoch = data.draw(st.integers(0, self.epoch))
@@ -378,7 +402,8 @@ class QueueAgainstModel(RuleBasedStateMachine):
         chance = random.Random(seed)
         for _ in range(25):
             self.request(chance.choice(TRAINERS), chance.random() * wait_s)
-            kind = chance.choices(["finish", "fail", "back", "gone", "tick", "none"], [9, failing, 1, failing, 1, 6])[0]
+            kinds = {"finish": 9, "fail": failing, "back": 1, "gone": failing, "tick": 1, "done": 3, "none": 6}
+            kind = chance.choices([*kinds], [*kinds.values()])[0]
             if kind == "gone":
                 self.trainer_gone(chance.choice(TRAINERS), is_graceful=False)
             elif kind == "tick":
@@ -389,6 +414,8 @@ class QueueAgainstModel(RuleBasedStateMachine):
                     self.finish(pick, chance.random() * wait_s)
                 elif kind == "fail":
                     self.fail(pick, knows=chance.random() < 0.5)
+                elif kind == "done":
+                    self.note_done(pick, chance.randrange(4), chance.randrange(1, 4))
                 else:
                     self.give_back(pick)
             self.queue.check()
@@ -416,6 +443,8 @@ class QueueAgainstModel(RuleBasedStateMachine):
                     states.update({(epoch, task, batch): state for batch in range(first, end)})
         wanted = {key: "pending" if isinstance(state, set) else state for key, state in self.model.items()}
         assert states == wanted
+        for _, assignment in self.out.values():
+            wanted.update(dict.fromkeys(self.batches_of(assignment), "pending"))
         self.check_counts(wanted)
 
     def check_counts(self, states):
@@ -461,7 +490,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
                     _, assignment = self.out[attempt]
                     answer = self.queue.finish(trainer, assignment.epoch, assignment.position, attempt, self.now)
                     for batch in self.batches_of(assignment):
-                        for loser in self.model[batch] if isinstance(self.model[batch], set) else ():
+                        for loser in self.model[batch] if isinstance(self.model[batch], set) else (attempt,):
                             self.out.pop(loser, None)
                         self.model[batch] = "done"
                     self.heed(answer.effects)

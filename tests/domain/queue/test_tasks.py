@@ -637,6 +637,74 @@ def test_data_alone_is_never_out_twice(make):
     assert take(queue, "fast", 1202.0).task == runs.task
 
 
+def taken_stretches(queue, trainer, now=0.0):
+    found = []
+    while isinstance(answer := queue.request(trainer, now), TaskGiven):
+        found.append(stretch(answer.assignment))
+        finish(queue, answer.assignment, trainer, now)
+    return found
+
+
+@pytest.mark.parametrize("how", ["back", "fail", "gone", "tick", "restart"])
+def test_of_data_alone_only_what_is_not_done_is_handed_out_again(make, how):
+    queue = make(1, batch_counts=lambda _: 8, is_deduplicated=False, stuck_after_s=60.0)
+    given = take(queue)
+    queue.note_done("a", given.attempt, [(0, 2), (5, 6)], 1.0)
+    queue.note_done("a", given.attempt, [(0, 3), (5, 6)], 2.0)
+    assert queue.batches(0, 0).done == ((0, 3), (5, 6))
+    if how == "restart":
+        stored = queue.encode()
+        queue = TaskQueue.decode(stored, queue.settings)
+        assert queue.encode() == stored
+        assert queue.batches(0, 0).pending == ((3, 5), (6, 8))
+    if how == "back":
+        give_back(queue, given)
+    elif how == "fail":
+        fail(queue, given)
+    elif how == "tick":
+        assert queue.tick(62.0) == (), "it has made progress"
+        assert [each.assignment for each in queue.tick(62.1)] == [given]
+    else:
+        queue.trainer_gone("a", 3.0)
+    assert taken_stretches(queue, "b", 99.0) == [(3, 5), (6, 8)]
+    assert queue.is_done
+
+
+def test_of_data_alone_a_piece_whose_batches_are_all_done_is_not_handed_out_again(make):
+    queue = make(1, epochs=2, is_deduplicated=False)
+    given = take(queue)
+    queue.note_done("a", given.attempt, [(0, 4)], 1.0)
+    assert queue.epoch == 0, "its trainer reports it in a moment"
+    assert queue.trainer_gone("a", 2.0) == (EpochFinished(0),)
+    assert finish(queue, given, "a", 3.0) == AlreadyDone()
+    again = take(queue)
+    queue.note_done("a", again.attempt, [(0, 4)], 1.0)
+    assert finish(queue, again) == Finished((EpochFinished(1),))
+
+
+def test_what_is_said_of_pieces_that_are_not_held_is_not_heard(make):
+    queue = make(2, is_deduplicated=False)
+    given = take(queue)
+    before = queue.encode()
+    queue.note_done("b", given.attempt, [(0, 1)], 1.0)
+    queue.note_done("a", given.attempt, [(0, 1)], 1.0, generation=7)
+    queue.note_done("a", given.attempt + 1, [(0, 1)], 1.0)
+    queue.note_done("a", given.attempt, [(4, 9)], 1.0)
+    assert queue.encode() == before
+
+
+def test_where_there_is_a_model_only_pservers_say_what_is_done(make):
+    queue = make(1)
+    given = take(queue)
+    queue.note_done("a", given.attempt, [(0, 1)], 1.0)
+    assert queue.batches(0, 0).done == ()
+    alone = make(1, is_deduplicated=False)
+    given = take(alone)
+    alone.note_done("a", given.attempt, [(0, 1)], 1.0)
+    alone.deduplicate()
+    assert alone.batches(0, 0).pending == ((0, 4),)
+
+
 def test_when_a_model_is_declared_what_is_out_may_be_copied(make):
     queue = make(2, is_deduplicated=False)
     finish(queue, take(queue, "fast", 0.0), "fast", 1.0)

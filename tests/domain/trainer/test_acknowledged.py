@@ -42,6 +42,7 @@ def test_a_task_is_reported_when_all_of_its_batches_are_done_in_whatever_order()
     for handed in (third, second):
         loop.done(handed)
     assert held.done == []
+    assert held.batches == [(2, 0), (1, 1)]
     loop.done(first)
     assert held.done == [(1, [])]
     (fourth,) = given(loop, two, 1)
@@ -92,6 +93,7 @@ def test_a_batch_that_was_taken_away_keeps_its_turn_until_the_user_has_done_with
     assert loop.not_done == [fourth]
     assert loop.done(fourth) is Done.COUNTED
     assert held.done == [(2, [])]
+    assert held.batches == [(2, 0), (2, 1)], "nothing is told of what was taken away"
 
 
 def test_a_task_that_was_not_read_wholly_goes_back() -> None:

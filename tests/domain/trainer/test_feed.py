@@ -375,3 +375,74 @@ def test_the_pace_counts_from_when_the_oldest_became_the_oldest(lost: int, want:
     feed.answered(asks(feed), reply(lost=(lost,)), 10.0)
     feed.finished(begun(feed), [], 12.0)
     assert asks(feed, 12.0).want == want, "1.5 times what lasts for 42 s, of 1 or 6 s each"
+
+
+def test_batches_that_are_done_are_told_at_once_and_then_not_too_often() -> None:
+    feed = Feed()
+    told(feed, reply(1, 2))
+    task = begun(feed)
+    assert feed.batch_done(task, 0)
+    ask = asks(feed, 1.0)
+    assert (ask.done, ask.want) == (((1, ((0, 1),)),), 0)
+    assert feed.batch_done(task, 1), "while it is under way"
+    assert not feed.batch_done(task, 1)
+    feed.answered(ask, reply(retry_after_s=1.0), 1.01)
+    assert feed.next_step(1.01) == LookAgain(1.2), "whenever it may ask for work"
+    assert feed.told_at == 1.0
+    assert asks(feed, 1.2).done == ((1, ((0, 2),)),)
+    (ticket,) = Ask(Reports(), (), 0, 0.0, 0, ask.done).ticket("a", 1).done
+    assert (ticket.attempt, ticket.stretches) == (1, [(0, 1)])
+
+
+def test_what_the_master_has_not_heard_of_done_batches_is_told_again() -> None:
+    feed = Feed()
+    told(feed, reply(1, 2))
+    feed.batch_done(begun(feed), 0)
+    assert asks(feed, 1.0).done
+    feed.ask_failed(NotReadyError(""), 1.0)
+    assert feed.next_step(1.1) == LookAgain(1.2)
+    assert asks(feed, 1.2).done
+    assert feed.told_at == -math.inf
+
+
+def test_a_slow_master_hears_of_done_batches_more_seldom() -> None:
+    feed = Feed()
+    told(feed, reply(1))
+    task = begun(feed)
+    feed.batch_done(task, 0)
+    feed.answered(asks(feed, 1.0), reply(2), 1.125)
+    feed.batch_done(task, 1)
+    assert feed.next_step(1.125) == LookAgain(1.625)
+    feed.answered(asks(feed, 1.625), reply(), 9.0)
+    feed.batch_done(task, 2)
+    assert feed.next_step(9.0) == LookAgain(10.0), "and lets go of the way to the master meanwhile"
+    assert isinstance(feed.next_step(10.0), Rest)
+    assert feed.next_step(10.1) == LookAgain(11.0)
+    assert not feed.batch_done(task, 2)
+    assert feed.batch_done(task, 2, is_urgent=True)
+    assert asks(feed, 10.2).done
+
+
+def test_done_batches_go_along_with_what_is_handed_back() -> None:
+    feed = Feed()
+    told(feed, reply(1, 2))
+    feed.batch_done(begun(feed), 0)
+    feed.close()
+    ask = asks(feed, 1.0)
+    assert (len(ask.reports.returned), ask.done) == (2, ((1, ((0, 1),)),))
+    feed.answered(ask, reply(), 1.0)
+    feed.check()
+    assert isinstance(feed.next_step(1.0), Over)
+
+
+def test_nothing_is_said_of_batches_whose_task_is_somebody_elses() -> None:
+    feed = Feed()
+    told(feed, reply(1, 2))
+    one, two = begun(feed), begun(feed)
+    feed.batch_done(one, 0)
+    feed.answered(asks(feed, 1.0), reply(lost=(1,)), 1.0)
+    feed.check()
+    assert not feed.batch_done(one, 1)
+    feed.batch_done(two, 0)
+    feed.registered_again()
+    assert asks(feed, 2.0).done == ()

@@ -34,6 +34,7 @@ class Held:
         self.tasks = list(tasks)
         self.done: list[tuple[int, list[int]]] = []
         self.returned: list[int] = []
+        self.batches: list[tuple[int, int]] = []
 
     def is_held(self, task: AssignedTask) -> bool:
         return any(each is task for each in self.tasks)
@@ -41,6 +42,9 @@ class Held:
     def finished(self, task: AssignedTask, pservers: Sequence[int]) -> None:
         self.tasks.remove(task)
         self.done.append((task.assignment.attempt, list(pservers)))
+
+    def batch_done(self, task: AssignedTask, number: int) -> None:
+        self.batches.append((task.assignment.attempt, number))
 
     def hand_back(self, task: AssignedTask) -> None:
         self.tasks.remove(task)
@@ -73,6 +77,20 @@ def needs_item(loop: Loop) -> bool:
     found = loop.next_step() == NeedItem()
     loop.check()
     return found
+
+
+def test_batches_that_no_pserver_has_are_told_one_by_one() -> None:
+    task = task_of(1, 3)
+    held = Held(task)
+    loop = loop_of(held)
+    for number in range(3):
+        loop.take(ReadBatch(task, number, "records"))
+        current = handed(loop)
+        if number == 1:
+            answered(current)
+        assert held.batches == ([] if number == 0 else [(1, 0)]), "not before the next one is asked for"
+        assert needs_item(loop)
+    assert held.batches == [(1, 0), (1, 2)]
 
 
 def test_a_task_is_done_when_all_of_its_batches_are_settled() -> None:
