@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import logging
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from flightedl.adapters.clock import SystemClock
+from flightedl.adapters.patience import PatientFiles, Persistence
+from flightedl.domain.retries import Patience
 from flightedl.errors import DataError, UnavailableError, UsageError
 from flightedl.formats.chunks import CorruptChunkError
 from flightedl.formats.dataset_spec import DatasetSpec
@@ -20,6 +24,7 @@ from flightedl.formats.index import build_index
 from flightedl.formats.layout import TaskLayout
 from flightedl.formats.reader import read_task
 from flightedl.formats.registry import FORMATS, format_for, named_format
+from flightedl.testing.faults import FaultPlan
 from flightedl.testing.memory import MemoryFiles
 
 TABULAR = ["parquet", "arrow", "arrow-stream", "csv", "tsv", "jsonl"]
@@ -241,3 +246,35 @@ def test_the_format_is_told_by_name_or_by_option() -> None:
         format_for("data.bin", "xml")
     with pytest.raises(DataError, match="decompress it"):
         format_for("a.parquet.gz")
+
+
+@pytest.mark.parametrize("format_name", [*TABULAR, "recordio"])
+def test_a_read_that_fails_once_loses_and_repeats_no_record(format_name: str, caplog: pytest.LogCaptureFixture) -> None:
+    # Logging would leave a Python thread object for each of pyarrow's threads, which stay.
+    caplog.set_level(logging.ERROR, "flightedl.adapters.patience")
+    url = "a" + named_format(format_name).suffixes[0]
+    table = table_of(50) if format_name != "recordio" else pa.table({"record": [b"%d" % n for n in range(50)]})
+    files = MemoryFiles({url: content_of(format_name, table, 8)})
+    patience = Patience(limit_s=10.0, first_pause_s=0.0)
+    spec = DatasetSpec((url,), batch_size=7)
+
+    def records() -> list[dict[str, Any]]:
+        patient = PatientFiles(files, Persistence(patience, SystemClock()))
+        index = build_index(patient, spec, concurrency=1)
+        layout = TaskLayout(index, spec.batch_size)
+        return [
+            record
+            for task in range(layout.task_count)
+            for batch in read_task(patient, layout.chunks_of(task), spec, None, 0, task, schema=index.schema)
+            for record in batch.to_pylist()
+        ]
+
+    expected = records()
+    assert len(expected) == 50
+    for point in ("expand", "stat", "open", "file:read"):
+        for nth in range(1, files.plan.count(point) + 1):
+            failing = FaultPlan()
+            failing.fail_at(point, nth, ConnectionResetError(104, "Connection reset by peer"))
+            plan, files.plan = files.plan, failing
+            assert records() == expected
+            files.plan = plan

@@ -1,0 +1,72 @@
+"""Indexing of a dataset that was just declared, while its store fails."""
+
+from __future__ import annotations
+
+import io
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.domain.retries import Patience
+from flightedl.errors import DataError, InternalError, NotReadyError, UnavailableError
+from flightedl.master.indexing import DatasetIndexing, IndexedDataset
+from flightedl.messages.declarations import DatasetDeclaration
+from flightedl.testing.contracts.coordinator import eventually
+from flightedl.testing.memory import MemoryFiles
+
+DECLARED = DatasetDeclaration(urls=["/d/a.parquet"], batch_size=5)
+DOWN = UnavailableError("the store does not answer")
+
+
+@pytest.fixture
+def files() -> MemoryFiles:
+    sink = io.BytesIO()
+    pq.write_table(pa.table({"k": list(range(20))}), sink)
+    return MemoryFiles({"/d/a.parquet": sink.getvalue()})
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flightedl.master.indexing._QUICK_S", 0.05)
+
+
+def indexed(indexing: DatasetIndexing) -> IndexedDataset:
+    found: list[IndexedDataset] = []
+
+    def is_ready() -> bool:
+        try:
+            found.append(indexing.index(DECLARED))
+        except NotReadyError:
+            return False
+        return True
+
+    eventually(is_ready)
+    return found[0]
+
+
+@pytest.mark.parametrize("point", ["expand", "open", "file:read"])
+def test_trainers_are_told_that_the_store_fails_and_get_the_dataset_when_it_answers(
+    files: MemoryFiles, point: str
+) -> None:
+    indexing = DatasetIndexing(files, SystemClock())
+    files.plan.fail_from(point, DOWN)
+    with pytest.raises(NotReadyError, match=r"the dataset to be indexed: the store does not answer"):
+        indexing.index(DECLARED)
+    files.plan.heal(point)
+    assert indexed(indexing).reply.record_count == 20
+    assert indexing.doing == ""
+
+
+def test_a_store_that_stays_away_ends_the_declaration(files: MemoryFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flightedl.master.indexing.PATIENT", Patience(limit_s=0.2))
+    files.plan.fail_from("expand", DOWN)
+    with pytest.raises(DataError, match=r"the store does not answer; the last attempt was made after 0\.2 s"):
+        indexed(DatasetIndexing(files, SystemClock()))
+
+
+def test_a_mistake_of_the_master_ends_the_declaration(files: MemoryFiles) -> None:
+    files.plan.fail_at("expand", 1, KeyError("a bug"))
+    with pytest.raises(InternalError, match="indexing failed by KeyError"):
+        indexed(DatasetIndexing(files, SystemClock()))
