@@ -19,13 +19,14 @@ from flightedl.domain.checkpoint.restoring import saved_tables
 from flightedl.errors import EXIT_FAILED, CorruptError, NotFoundError, UsageError
 from flightedl.formats.checkpoint_files import found_checkpoints, verify
 from flightedl.formats.model_files import WRITERS
-from flightedl.launch.status import JobStatus
-from flightedl.messages.checkpoints import CheckpointRequest
+from flightedl.launch.status import JobStatus, answered_within
+from flightedl.messages.checkpoints import CheckpointReply, CheckpointRequest
 from flightedl.ports import Storage
 
 from .options import job_options
 
 _SLICE_S = 5.0
+_WAIT_S = 2.0
 
 
 @click.group()
@@ -96,18 +97,22 @@ def save(timeout_s: float, **options: Any) -> int:
     """Make a checkpoint of a running job now, and wait until it is complete."""
     values = settings(CommonSettings, **options)
     clock = SystemClock()
-    deadline = clock.now() + timeout_s
+    ticket: int | None = None
     with JobStatus(EtcdAccess.of(values), values.job, clock, values.tls_dir) as job:
-        ticket: int | None = None
-        while True:
-            reply = job.checkpoint(CheckpointRequest(ticket=ticket, reason="a command", wait_s=2.0), _SLICE_S)
+
+        def ask(left_s: float) -> CheckpointReply:
+            nonlocal ticket
+            request = CheckpointRequest(ticket=ticket, reason="a command", wait_s=min(left_s / 2, _WAIT_S))
+            reply = job.checkpoint(request, min(left_s, _SLICE_S))
             ticket = reply.ticket
-            if reply.complete:
-                click.echo(f"checkpoint c-{reply.latest} is complete")
-                return 0
-            if clock.now() >= deadline:
-                click.echo(f"not complete after {timeout_s:.0f} s{': ' + reply.trouble if reply.trouble else ''}")
-                return EXIT_FAILED
+            return reply
+
+        reply = answered_within(timeout_s, clock, ask, lambda reply: reply.complete)
+    if not reply.complete:
+        click.echo(f"not complete after {timeout_s:.0f} s{': ' + reply.trouble if reply.trouble else ''}")
+        return EXIT_FAILED
+    click.echo(f"checkpoint c-{reply.latest} is complete")
+    return 0
 
 
 @checkpoint.command("verify")

@@ -12,14 +12,15 @@ from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.config import CommonSettings, settings
 from flightedl.domain.consistency.modes import Async, Bounded, Mode, Sync
-from flightedl.errors import EXIT_FAILED, UnavailableError, UsageError
-from flightedl.launch.status import JobStatus
+from flightedl.errors import EXIT_FAILED, UsageError
+from flightedl.launch.status import JobStatus, answered_within
 from flightedl.messages.tasks import ModeReply, ModeRequest
 
 from .options import job_options
 
 _KINDS: dict[str, type[Mode]] = {"sync": Sync, "async": Async, "bounded": Bounded}
 _SLICE_S = 10.0
+_WAIT_S = 2.0
 
 
 @click.command()
@@ -44,20 +45,14 @@ def mode(kind: str | None, timeout_s: float, as_json: bool, **options: Any) -> i
     given = {name: options.pop(name) for name in _settings_of_modes() if name in options}
     wanted = _wanted(kind, {name: value for name, value in given.items() if value is not None})
     values = settings(CommonSettings, **options)
-    clock = SystemClock()
-    deadline = clock.now() + timeout_s
-    request = ModeRequest(mode=None if wanted is None else wanted.to_json(), wait_s=2.0 if wanted else 0.0)
+    clock, tagged = SystemClock(), None if wanted is None else wanted.to_json()
     with JobStatus(EtcdAccess.of(values), values.job, clock, values.tls_dir) as job:
-        while True:
-            try:
-                reply = job.change("set_mode", request, ModeReply, _SLICE_S)
-            except UnavailableError:
-                if clock.now() >= deadline:
-                    raise
-                clock.sleep(0.2)
-                continue
-            if wanted is None or reply.is_agreed or clock.now() >= deadline:
-                break
+
+        def ask(left_s: float) -> ModeReply:
+            request = ModeRequest(mode=tagged, wait_s=min(left_s / 2, _WAIT_S) if wanted else 0.0)
+            return job.change("set_mode", request, ModeReply, min(left_s, _SLICE_S))
+
+        reply = answered_within(timeout_s, clock, ask, lambda reply: wanted is None or reply.is_agreed)
     if as_json:
         click.echo(msgspec.json.encode(reply))
     else:

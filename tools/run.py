@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -69,7 +70,7 @@ def resume_command(arguments: Sequence[str]) -> str:
 )
 @click.option("--log-level", metavar="LEVEL", help="DEBUG, INFO, WARNING or ERROR [INFO]")
 @click.option("--page/--no-page", default=True, help="Serve a web page of the job on this machine [page]")
-@click.option("--tensorboard", is_flag=True, help="Write what job.log is given to files for TensorBoard, too.")
+@click.option("--tensorboard", is_flag=True, default=None, help="Write job.log to TensorBoard files, too.")
 @click.option("--record", metavar="DIR", type=click.Path(path_type=Path), help="Record the run, for `flightedl replay`")
 def run(
     *,
@@ -78,29 +79,12 @@ def run(
     trainers: int,
     pservers: int,
     checkpoint: str | None,
-    task_timeout_factor: float | None,
-    task_timeout_floor_s: float | None,
-    stuck_after_s: float | None,
-    checkpoint_every_s: float | None,
-    checkpoint_every_tasks: int | None,
-    checkpoint_keep: int | None,
-    checkpoint_keep_every: int | None,
-    checkpoint_increments: int | None,
-    table_memory_mb: int | None,
-    resume: str | None,
-    recovery: str | None,
     standby: bool | None,
     job: str | None,
     output: Path | None,
     etcd: str | None,
-    lease_ttl_s: float | None,
-    tls_dir: str | None,
-    integrity: str | None,
-    same_host: str | None,
-    log_level: str | None,
     page: bool,
-    tensorboard: bool,
-    record: Path | None,
+    **more: Any,
 ) -> int:
     """Run a whole job on this machine: servers and trainers.
 
@@ -112,26 +96,6 @@ def run(
     the script ended well and left work undone; 3 the job cannot go on; 4 done, but tasks failed or the last checkpoint
     was not written; 130 stopped by Ctrl-C.
     """
-    more = {
-        "lease_ttl_s": lease_ttl_s,
-        "tls_dir": tls_dir,
-        "integrity": integrity,
-        "same_host": same_host,
-        "log_level": log_level,
-        "record": record,
-        "tensorboard": tensorboard or None,
-        "task_timeout_factor": task_timeout_factor,
-        "task_timeout_floor_s": task_timeout_floor_s,
-        "stuck_after_s": stuck_after_s,
-        "checkpoint_every_s": checkpoint_every_s,
-        "checkpoint_every_tasks": checkpoint_every_tasks,
-        "checkpoint_keep": checkpoint_keep,
-        "checkpoint_keep_every": checkpoint_keep_every,
-        "checkpoint_increments": checkpoint_increments,
-        "table_memory_mb": table_memory_mb,
-        "resume": resume,
-        "recovery": recovery,
-    }
     with fork_server(trainers) as forks:
         # The fork server imports while this process does.
         from rich.console import Console

@@ -7,6 +7,7 @@ send the action. Nothing is retried here: the callers ask again anyway.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -17,7 +18,7 @@ from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.records import ServerRecord
-from flightedl.errors import FencedError, FlightedlError, NotFoundError
+from flightedl.errors import DeadlineError, FencedError, FlightedlError, NotFoundError, UnavailableError
 from flightedl.launch.failed import failed_tasks
 from flightedl.launch.policy import Account
 from flightedl.messages.base import OfJob, decode, encode
@@ -35,6 +36,9 @@ Answer = TypeVar("Answer", bound=msgspec.Struct)
 _ANSWER_TIMEOUT_S = 2.0
 #: What the policy decides rests on the account: a busy master is waited for, one that is gone refuses at once.
 _ACCOUNT_TIMEOUT_S = 5.0
+#: Between two attempts; and what an attempt gets at least, so that one with no time at all is one look.
+_PAUSE_S = 0.1
+_LAST_LOOK_S = 0.5
 
 
 def tool_connector(tls_dir: str) -> Connector:
@@ -137,6 +141,36 @@ class JobStatus:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def answered_within(
+    timeout_s: float, clock: Clock, ask: Callable[[float], Answer], is_enough: Callable[[Answer], bool]
+) -> Answer:
+    """Repeat ``ask`` until its answer is enough or the time is up, and return the newest answer.
+
+    Args:
+        timeout_s: Limit of all attempts together.
+        clock: The process's clock.
+        ask: Asks once. It takes the seconds that are left, in which it has to return or raise.
+        is_enough: True if nothing more is waited for.
+
+    Raises:
+        UnavailableError: there was no answer in time; names the last trouble.
+        FlightedlError: an error that asking again cannot cure.
+    """
+    deadline = clock.now() + timeout_s
+    answer, trouble = None, ""
+    while True:
+        try:
+            answer = ask(max(deadline - clock.now(), _LAST_LOOK_S))
+        except (UnavailableError, DeadlineError) as error:
+            trouble = str(error)
+        is_over = clock.now() >= deadline
+        if answer is not None and (is_over or is_enough(answer)):
+            return answer
+        if is_over:
+            raise UnavailableError(f"no answer within {timeout_s:g} s; the last attempt: {trouble}")
+        clock.sleep(_PAUSE_S)
 
 
 def account_of(status: JobStatus) -> Account | None:

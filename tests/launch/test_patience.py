@@ -1,0 +1,65 @@
+"""Commands ask a master again until it agrees, and no longer than they were told."""
+
+from __future__ import annotations
+
+import pytest
+
+from flightedl.errors import DeadlineError, FlightedlError, NotFoundError, NotReadyError
+from flightedl.launch.status import answered_within
+from flightedl.messages.tasks import ModeReply
+from flightedl.testing.clock import FakeClock
+
+WAITING = ModeReply(mode={}, is_agreed=False, waiting_for="pserver 1")
+AGREED = ModeReply(mode={}, is_agreed=True)
+
+
+class Asked:
+    """A master whose calls take as long as they may; what it answers, the last of it again and again."""
+
+    def __init__(self, *answers: ModeReply | FlightedlError) -> None:
+        self.clock = FakeClock(jumps=True)
+        self._answers = list(answers)
+        self.given_s: list[float] = []
+
+    def ask(self, left_s: float) -> ModeReply:
+        self.given_s.append(left_s)
+        self.clock.advance(min(left_s, 10.0))
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        if isinstance(answer, FlightedlError):
+            raise answer
+        return answer
+
+    def within(self, timeout_s: float) -> ModeReply:
+        return answered_within(timeout_s, self.clock, self.ask, lambda reply: reply.is_agreed)
+
+
+def test_a_master_that_never_answers_is_asked_for_no_longer_than_that() -> None:
+    asked = Asked(DeadlineError("the master did not answer"))
+    began = asked.clock.now()
+    with pytest.raises(FlightedlError, match=r"no answer within 25 s; the last attempt: the master did not answer"):
+        asked.within(25.0)
+    assert asked.clock.now() - began == pytest.approx(25.0, abs=0.6)
+    assert asked.given_s[-1] < 5.0, "the last attempt gets what is left"
+
+
+def test_what_was_answered_last_is_told_when_the_time_is_up() -> None:
+    assert Asked(WAITING, NotReadyError("etcd cannot be written")).within(25.0) == WAITING
+
+
+def test_it_ends_with_an_answer_that_is_enough() -> None:
+    asked = Asked(NotReadyError("no master"), WAITING, AGREED)
+    assert asked.within(60.0) == AGREED
+    assert len(asked.given_s) == 3
+
+
+def test_without_time_it_looks_once() -> None:
+    asked = Asked(WAITING)
+    assert asked.within(0.0) == WAITING
+    assert asked.given_s == [0.5]
+
+
+def test_what_asking_again_does_not_cure_is_raised_at_once() -> None:
+    asked = Asked(NotFoundError("no job of this name runs"))
+    with pytest.raises(NotFoundError):
+        asked.within(60.0)
+    assert len(asked.given_s) == 1
