@@ -22,7 +22,7 @@ _POLICIES = click.Choice(["Always", "IfNotPresent", "Never"])
 
 
 def pod_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What pods need beside what each job needs."""
+    """Add the options."""
     for option in (
         click.option("--pod-template", "pod_templates", multiple=True, metavar="[ROLE=]FILE", help="Merge into pods."),
         click.option("--priority-class", metavar="NAME", default="", help="Priority class of all pods."),
@@ -41,7 +41,7 @@ def pod_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def templates_of(given: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
-    """Pod templates that say what the options do, and then those of files.
+    """Return templates made of the options, and then those of files.
 
     Raises:
         UsageError: an option or a file is wrong.
@@ -76,7 +76,7 @@ def templates_of(given: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
 
 
 def pair_of(text: str) -> tuple[str, str]:
-    """``KEY=VALUE``."""
+    """Read ``KEY=VALUE``. Raises UsageError if it is something else."""
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise UsageError(f"{text!r} is not KEY=VALUE")

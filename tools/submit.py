@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import re
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import click
 from rich.console import Console
 
 from flightedl.adapters.clock import SystemClock
+from flightedl.config import ENVIRONMENT_PREFIX, MasterSettings, PserverSettings, TrainerSettings
 from flightedl.errors import UsageError
 from flightedl.launch.kubernetes.etcd_members import certificate_hosts
 from flightedl.launch.kubernetes.objects import render
@@ -218,10 +220,14 @@ def count_of(text: str) -> tuple[int, int | None]:
 
 
 def variable_of(text: str) -> tuple[str, str]:
-    """``NAME=VALUE``."""
+    """Read ``NAME=VALUE``. Raises UsageError if it is something else, or names a setting that does not exist."""
     name, value = pair_of(text)
     if not name.isidentifier():
         raise UsageError(f"{text!r} is not NAME=VALUE")
+    kinds = (MasterSettings, PserverSettings, TrainerSettings)
+    known = {ENVIRONMENT_PREFIX + each.name.upper() for kind in kinds for each in fields(kind)}
+    if name.startswith(ENVIRONMENT_PREFIX) and name not in known:
+        raise UsageError(f"--set {name}: there is no such setting; docs/settings.md lists all")
     return name, value
 
 

@@ -231,6 +231,9 @@ def test_wrong_variables_and_files_are_refused(script: Path, tmp_path: Path) -> 
         variable_of("novalue")
     with pytest.raises(UsageError, match="NAME=VALUE"):
         variable_of("a-b=c")
+    with pytest.raises(UsageError, match="FLIGHTEDL_NOPE: there is no such setting"):
+        variable_of("FLIGHTEDL_NOPE=1")
+    assert variable_of("FLIGHTEDL_CHECKPOINT_EVERY_S=10") == ("FLIGHTEDL_CHECKPOINT_EVERY_S", "10")
     with pytest.raises(UsageError, match="no script"):
         code_of("package.module", [script])
     for target in ("absent.py", "/app/absent.py", "package.module"):

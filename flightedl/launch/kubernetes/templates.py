@@ -37,7 +37,7 @@ class PodTemplate(NamedTuple):
 
     @classmethod
     def of(cls, roles: Sequence[str], found: Any) -> PodTemplate:
-        """A template as read from a file. Raises UsageError if it is something else."""
+        """Make a template of a file's document. Raises UsageError if it is something else."""
         if not isinstance(found, dict) or not found or found.keys() - {"apiVersion", "kind", "metadata", "spec"}:
             raise UsageError("a pod template has metadata and spec, as a Pod does, and nothing else")
         if found.get("kind", "Pod") != "Pod":
