@@ -364,9 +364,11 @@ class Job:
     def stop(self, reason: str = "its script called job.stop()") -> None:
         """End the whole job before all epochs are done: an early stop, of one that trains long enough, say.
 
-        No more tasks are handed out. Every trainer's loop ends when it has finished the tasks that it has begun, two at
-        most; who does not want to finish them leaves its loop. What is left of the data stays undone: that is not an
-        error, and ``--resume`` can go on with it from the last checkpoint. Any trainer may call it, also twice.
+        The master hands out no new tasks. Each trainer's loop ends when the trainer has finished the tasks that it has
+        begun, at most two; a trainer may also leave its loop at once. Work that was lost with a pserver is trained
+        again first, so at least one trainer should stay in its loop: if none asks for work for 30 s, the job fails and
+        names the tasks. The rest of the data stays untrained. That is not an error, and ``--resume`` can go on with it
+        from the last checkpoint. Any trainer may call this, also twice.
 
         Args:
             reason: Shown by ``flightedl status`` and at the end of ``flightedl run``, beside this trainer's name; at

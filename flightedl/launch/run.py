@@ -37,7 +37,7 @@ from flightedl.launch.programs import TrainerProgram
 from flightedl.launch.progress import Display, Figures, make_display
 from flightedl.launch.supervisor import Outcome
 from flightedl.launch.trainer import check_target
-from flightedl.launch.verdict import EXIT_INCOMPLETE, is_finished, verdict
+from flightedl.launch.verdict import EXIT_INCOMPLETE, is_finished, is_last_word, verdict
 from flightedl.messages.status import StatusReply
 from flightedl.ports import Clock
 
@@ -52,6 +52,8 @@ _PATIENCE_S = 5.0
 #: How long the master may take for its last word, when every trainer has ended.
 _LAST_WORD_S = 10.0
 _LAST_CHECKPOINT = "after a last checkpoint, which may take {:g} s; a second signal ends the job at once"
+#: ... and how much longer where a trainer has stopped the job: it waits half of that for somebody to do what is left.
+_STOPPED_WORD_S = 60.0
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -229,9 +231,8 @@ class _StatusPoller:
         self.status = None
         while True:
             status = self.refresh()
-            # Those that just ended may still be thought to hold something.
-            is_answered = status is not None and (is_finished(status) or not status.tasks.pending)
-            if is_answered or self._clock.now() >= deadline:
+            more_s = _STOPPED_WORD_S if status is not None and status.is_stopped else 0.0
+            if (status is not None and is_last_word(status)) or self._clock.now() >= deadline + more_s:
                 return
             self._closing.wait(_STATUS_EVERY_S)
 

@@ -180,7 +180,8 @@ class Supervisor:
                 self._on_end(child.pid)
 
     def _run(self) -> None:
-        while not self._ended.wait(_POLL_S):
+        # Servers are kept running after the last trainer: a stopped job may have something left to look at.
+        while not self._stopping.wait(_POLL_S) and (self._outcome is None or self._outcome.exit_code == 0):
             try:
                 self._step()
             except FlightedlError as error:

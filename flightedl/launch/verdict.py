@@ -44,8 +44,21 @@ def is_finished(status: StatusReply) -> bool:
     return status.state == "done" or is_past_last or (status.is_stopped and not status.tasks.pending)
 
 
+def is_last_word(status: StatusReply) -> bool:
+    """True if nothing more will happen in a job whose trainers have ended.
+
+    The pservers of a stopped job are compared first: its status is ``done``, or says what is left.
+    """
+    if status.is_stopped and status.plan_hash:
+        return status.state == "done" or bool(status.unfinished)
+    # Trainers that just ended may still be thought to hold something.
+    return is_finished(status) or not status.tasks.pending
+
+
 def _untrained(status: StatusReply) -> str:
     """What the script left out; empty: nothing."""
+    if status.unfinished:
+        return status.unfinished
     tasks = status.tasks
     if not tasks.total and not status.is_growing:
         if status.evaluations or status.is_stopped:

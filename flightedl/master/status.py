@@ -117,6 +117,7 @@ def describe(
         is_growing=queue is not None and queue.is_growing,
         missing_tasks=core.pservers.missing_count,
         is_stopped=core.is_stopped,
+        unfinished=core.ending.unfinished,
         stopped_by="" if core.stop is None else core.stop.who,
         stop_reason="" if core.stop is None else core.stop.reason,
         dataset_alarm=dataset_alarm,

@@ -231,6 +231,8 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     #: The trainer that ended the job, and its reason; empty if none did.
     stopped_by: str = ""
     stop_reason: str = ""
+    #: Why a stopped job is not whole, and no trainer makes it so; empty: it is, or may still become so.
+    unfinished: str = ""
     #: Whether files may still join the dataset.
     is_growing: bool = False
     #: What is wrong with the files of a dataset that is followed; empty: nothing.

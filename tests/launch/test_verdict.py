@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from flightedl.launch.supervisor import Outcome
-from flightedl.launch.verdict import is_finished, verdict
+from flightedl.launch.verdict import is_finished, is_last_word, verdict
 from flightedl.messages.status import EvaluationStatus, FailedPiece, StatusReply, TaskCounts
 
 DONE: dict[str, Any] = {
@@ -97,3 +97,18 @@ def test_a_model_that_was_not_saved_is_told(more: dict[str, Any], told: str) -> 
 def test_failed_tasks_are_told_by_the_exit_code() -> None:
     piece = FailedPiece(epoch=0, task=1, first_batch=0, end_batch=1, attempts=5, trainer="t", error="bad")
     assert judged(failed=[piece]) == Outcome(4)
+
+
+def test_a_stopped_job_that_is_not_whole_says_so() -> None:
+    left = TaskCounts(done=3, todo=5, total=8)
+    why = "the job was stopped, but no trainer trains again what was lost with a pserver, at least tasks 3 of epoch 1"
+    assert judged(state="training", epoch=0, tasks=left, is_stopped=True, unfinished=why) == Outcome(2, why)
+
+
+def test_the_last_word_on_a_stopped_job_is_that_it_is_whole_or_why_not() -> None:
+    left = TaskCounts(done=3, todo=5, total=8)
+    stopped = DONE | {"epoch": 0, "tasks": left, "is_stopped": True, "plan_hash": "p"}
+    assert not is_last_word(StatusReply(**stopped | {"state": "training"}))
+    assert is_last_word(StatusReply(**stopped | {"state": "training", "unfinished": "tasks 3 of epoch 1"}))
+    assert is_last_word(StatusReply(**stopped | {"state": "done"}))
+    assert is_last_word(StatusReply(**stopped | {"state": "training", "plan_hash": ""})), "there is nothing to compare"

@@ -52,13 +52,13 @@ def test_what_was_begun_is_finished_and_nothing_else_is_handed_out(work: Work) -
     first, second = Trainer(work, "a"), Trainer(work, "b")
     first.ask(5)
     second.ask(1)
-    work.is_stopped = True
+    work.queue.stop()
     assert first.ask(1) == "none_now"
     assert len(first.held) == 2
-    assert not work.is_over
+    assert not work.queue.is_over
     assert second.ask(1, second.held) == "none_now"
     assert first.ask(1, first.held) == "epochs_done"
-    assert work.is_over
+    assert work.queue.is_over
     assert second.ask(1) == "epochs_done"
     assert second.ask(0) == "epochs_done"
     counts = work.queue.counts()
@@ -69,7 +69,7 @@ def test_work_whose_assignment_was_lost_on_the_way_does_not_keep_a_stopped_job_o
     trainer = Trainer(work, "a")
     trainer.ask(1)
     trainer.held.clear()
-    work.is_stopped = True
+    work.queue.stop()
     # Who asks for no work does not say what it holds.
     assert trainer.ask(0) == "none_now"
     assert trainer.ask(1) == "epochs_done"
@@ -78,9 +78,9 @@ def test_work_whose_assignment_was_lost_on_the_way_does_not_keep_a_stopped_job_o
 def test_a_trainer_that_dies_does_not_keep_a_stopped_job_open(work: Work) -> None:
     trainer = Trainer(work, "a")
     trainer.ask(2)
-    work.is_stopped = True
+    work.queue.stop()
     work.trainer_gone("a", 0.0)
-    assert work.is_over
+    assert work.queue.is_over
 
 
 @pytest.mark.parametrize("is_kept", [True, False], ids=["checkpoints", "none"])

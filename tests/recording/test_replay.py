@@ -18,7 +18,7 @@ from flightedl.recording.replay import PLAYERS, Difference, first_difference, re
 from flightedl.testing.simulation import Outcome, run_seed
 from flightedl.testing.simulation.planted import planted
 
-SEEDS = (16, 35, 0, 5, 77, 42)
+SEEDS = (16, 35, 0, 5, 77, 42, 112)
 
 
 def record(seed: int, directory: Path) -> Path:

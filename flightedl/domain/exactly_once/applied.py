@@ -20,13 +20,14 @@ it is incomplete, as one that was given up for failed is.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from operator import itemgetter
+from functools import reduce
+from operator import and_, itemgetter
 
 import msgspec
 import numpy as np
 
 from flightedl.domain.exactly_once.batches import MAX_BATCHES_PER_TASK, MAX_TASKS, Batch
-from flightedl.domain.exactly_once.cohorts import Cohort, CohortRecord
+from flightedl.domain.exactly_once.cohorts import Cohort, CohortRecord, differing
 from flightedl.errors import CorruptError, MessageError
 from flightedl.messages.decoding import from_msgpack
 
@@ -173,15 +174,22 @@ class AppliedBatches:
 
     def done_bitmap(self, epoch: int) -> bytes:
         """``done_tasks`` as bits, lowest first; as long as needed."""
-        result: int | None = None
-        for cohort in self._cohorts:
-            if epoch in cohort.through:
-                bits = (1 << cohort.through[epoch]) - 1
-            else:
-                bits = int.from_bytes(found.done, "little") if (found := cohort.epochs.get(epoch)) else 0
-            result = bits if result is None else result & bits
-        bits = result or 0
+        bits = reduce(and_, [cohort.done_bits(epoch) for cohort in self._cohorts] or [0])
         return bits.to_bytes((bits.bit_length() + 7) >> 3, "little")
+
+    def in_part(self, epoch: int) -> dict[int, bytes]:
+        """Tasks that some block has, but not every block wholly.
+
+        Returns:
+            task -> the batches that every block has, as bits, lowest first; empty if blocks have different ones.
+        """
+        tasks = {task for cohort in self._cohorts if epoch in cohort.epochs for task in cohort.epochs[epoch].tasks}
+        tasks.update(differing([cohort.done_bits(epoch) for cohort in self._cohorts]))
+        found: dict[int, bytes] = {}
+        for task in sorted(tasks):
+            having = {cohort.batches(epoch, task) for cohort in self._cohorts}
+            found[task] = having.pop() if len(having) == 1 else b""
+        return found
 
     def epochs(self) -> list[int]:
         """Epochs of which some block has something, ascending."""

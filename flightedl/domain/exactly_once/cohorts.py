@@ -8,6 +8,8 @@ cohort is ``applied``'s.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
+from operator import and_, or_
 
 import msgspec
 import numpy as np
@@ -206,6 +208,18 @@ class Cohort:
         """Whether all blocks have the same batches."""
         return not any(task.partial for epoch in self.epochs.values() for task in epoch.tasks.values())
 
+    def done_bits(self, number: int) -> int:
+        """A bit for each task of an epoch that all blocks have wholly, lowest first."""
+        if number in self.through:
+            return (1 << self.through[number]) - 1
+        return int.from_bytes(epoch.done, "little") if (epoch := self.epochs.get(number)) else 0
+
+    def batches(self, number: int, task: int) -> bytes:
+        """Batches of a task in flight that all blocks have, as bits; empty if the blocks differ, or it is none."""
+        epoch = self.epochs.get(number)
+        flight = None if epoch is None else epoch.tasks.get(task)
+        return b"" if flight is None or flight.partial else bytes(flight.complete)
+
     def partial_masks(self) -> list[int]:
         """Of each batch that some blocks have and others lack: those that have it."""
         flights = [flight for epoch in self.epochs.values() for flight in epoch.tasks.values()]
@@ -265,6 +279,13 @@ class Cohort:
                     assert 0 <= batch < task.batch_count, "a batch beyond the task"
                     assert not bits >> batch & 1, "a batch is both complete and partial"
                     assert 0 < mask < self.full, "a mask is empty or full"
+
+
+def differing(sets: Sequence[int]) -> list[int]:
+    """Return the numbers of the bits that are set in some of ``sets``, but not in all of them."""
+    bits = reduce(or_, sets, 0) & ~reduce(and_, sets, -1)
+    data = np.frombuffer(bits.to_bytes((bits.bit_length() + 7) >> 3, "little"), np.uint8)
+    return [int(number) for number in np.flatnonzero(np.unpackbits(data, bitorder="little"))]
 
 
 class _TaskRecord(msgspec.Struct, array_like=True):

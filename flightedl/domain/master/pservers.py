@@ -199,9 +199,9 @@ class Pservers:
 
     # the audit
 
-    def begin_audit(self, queue: TaskQueue) -> None:
-        """Have all asked what they have, if that is due."""
-        if self._audit.epochs_ended(queue.epoch, queue.revision, is_last=queue.is_done):
+    def begin_audit(self, queue: TaskQueue, *, is_last: bool) -> None:
+        """Have all asked what they have, if that is due; ``is_last``: nothing is to be done any more."""
+        if self._audit.epochs_ended(queue.begun_epochs if is_last else queue.epoch, queue.revision, is_last=is_last):
             self.wake_all()
 
     def is_audited(self, queue: TaskQueue) -> bool:
@@ -219,8 +219,8 @@ class Pservers:
         summary = AppliedSummary.decode(reply.summary)
         lacking = self._audit.answered(index, generation, audit, summary, lambda epoch: size_of(queue, epoch))
         for epoch, tasks in lacking.items():
-            # Of a task that is not whole a pserver does not say what it has: one with quarantined batches never is.
-            tasks.difference_update(queue.quarantined(epoch))
+            # A task of which something is missing for other reasons is none that a pserver can have wholly.
+            tasks.difference_update(queue.incomplete(epoch))
             count = self._reopen({epoch: tasks}, queue)
             reopened += count
             if count:
@@ -237,8 +237,17 @@ class Pservers:
                     is_warning=True,
                 )
         self._audit.found(reopened)
-        if reopened:
+        if reopened + (queue.is_stopped and self._claim_torn(queue)):
             self._outbox.touch()
+
+    def _claim_torn(self, queue: TaskQueue) -> int:
+        """Have tasks finished that only some blocks have a batch of; how many."""
+        torn = self._audit.torn(lambda epoch: size_of(queue, epoch))
+        count = sum(queue.claim(epoch, tasks) for epoch, tasks in torn.items())
+        if count:
+            text = "work is in some blocks only, it is finished before the job ends tasks=%d"
+            self._outbox.note(Kind.WORK_LOST, "", text, count)
+        return count
 
     # values that are gone
 

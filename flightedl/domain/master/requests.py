@@ -114,18 +114,22 @@ class Requests:
             if ticket.evaluation:
                 return self._evaluation_work(ticket)
             self.require_trainer(ticket)
-            work = self._training_work()
+            work = self._training_work(ticket)
             lost = self._take_reports(work, ticket) if lost is None else lost
             return self._work_reply(work, ticket, lost, is_last=is_last or not ticket.wait_s)
 
         self._look_at(_Waiting(event.call, look), is_last=False)
 
-    def _training_work(self) -> Work:
+    def _training_work(self, ticket: TasksTicket) -> Work:
         state = self._state
         if state.work is None:
             raise NotReadyError("no trainer has declared the dataset yet")
         if state.pservers.refusal:
             raise JobFailedError(state.pservers.refusal)
+        if ticket.want:
+            state.ending.work_asked(state.now)
+        elif state.ending.unfinished:
+            raise UsageError(state.ending.unfinished)
         return state.work
 
     def _take_reports(self, work: Work, ticket: TasksTicket) -> list[ReturnedTask]:
@@ -204,7 +208,7 @@ class Requests:
         """As ``Work.hand_out``; of a deterministic run, no more than the trainer may have now."""
         state = self._state
         members, count = state.members, len(state.trainers)
-        if members is None or not members.is_deterministic or not ticket.want or work.is_stopped:
+        if members is None or not members.is_deterministic or not ticket.want or work.queue.is_stopped:
             return work.hand_out(ticket, state.now, count)
         if state.schedule.begins(work.queue, ticket.trainer, state.trainers.keys(), state.now):
             members.leave_all()
@@ -295,7 +299,7 @@ class Requests:
 
     def _propose(self, members: Members, trainer: str, generation: int) -> None:
         state = self._state
-        if not members.is_deterministic:
+        if not members.is_deterministic or state.is_stopped:
             members.perform(members.membership.join(trainer, generation))
         elif not members.member_of(trainer):
             assert state.work is not None, "who holds work has it of a queue"
@@ -388,7 +392,7 @@ class Requests:
                 state.outbox.note(out.Kind.JOB_STOPPED, request.trainer, text, who, request.reason)
                 state.stop = StopRecord(who=who, reason=request.reason)
                 if state.work is not None:
-                    state.work.is_stopped = True
+                    state.work.queue.stop()
                 state.touch()
             return out.Done()
 

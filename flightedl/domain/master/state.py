@@ -138,7 +138,8 @@ class MasterState:
         tasks = dataclasses.replace(tasks, is_deduplicated=self._has_model)
         queue = TaskQueue.decode(stored, tasks, failures, may_reseed=may_reseed) if stored else TaskQueue(tasks)
         self.work = Work(queue, partial(self.outbox.news, ""))
-        self.work.is_stopped = self.is_stopped
+        if self.is_stopped:
+            queue.stop()
 
     def begin_membership(self, model: DeclaredModel, stored: bytes | None) -> None:
         """There is a model, so there is somebody to wait for.
@@ -213,12 +214,12 @@ class MasterState:
     @property
     def is_over(self) -> bool:
         """Whether all training is done that will ever be."""
-        return self.work is not None and self.work.is_over
+        return self.work is not None and self.work.queue.is_over
 
     def look_at_end(self) -> None:
         """Something has happened: an epoch may have ended, or the job."""
         before = self.ending.may_end
-        self.ending.look(self.work, self.serving_members)
+        self.ending.look(self.work, self.serving_members, self.now)
         if self.ending.may_end and not before:
             self.outbox.note(out.Kind.JOB_DONE, "", "all is done")
 

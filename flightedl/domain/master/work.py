@@ -46,13 +46,6 @@ class Work:
         self.reports: Counter[str] = Counter()
         #: Pieces of epochs that were over already, as they were done again; since this master began.
         self.repeated_count = 0
-        #: Whether a trainer has stopped the job: what nobody has begun stays undone.
-        self.is_stopped = False
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing is handed out any more, and nothing is out."""
-        return self.queue.is_done or (self.is_stopped and not self.queue.holders())
 
     def take_finished(self) -> int:
         """How many pieces are finished that were not, since the last time."""
@@ -102,7 +95,7 @@ class Work:
 
     def take_back_unbegun(self, ticket: TasksTicket, now: float) -> list[ReturnedTask]:
         """Of a job that is stopped: what this trainer holds and has not begun goes back; it must drop that."""
-        if not self.is_stopped:
+        if not self.queue.is_stopped:
             return []
         name, generation = ticket.trainer, ticket.generation
         held = [a for a in self.queue.holders().get(name, ()) if self.queue.is_current(name, a.attempt, generation)]
@@ -112,6 +105,7 @@ class Work:
         lost = [
             ReturnedTask(epoch=each.epoch, position=each.position, attempt=each.attempt)
             for each in (*told[_BEGUN_COUNT:], *unheard)
+            if not self.queue.is_due(each.epoch, each.position)
         ]
         for each in lost:
             place = each.epoch, each.position, each.attempt
@@ -121,8 +115,8 @@ class Work:
     def hand_out(self, ticket: TasksTicket, now: float, trainer_count: int) -> tuple[list[Assignment], str, float]:
         """(assignments, outcome, after how many seconds to ask again); so many trainers share what there is."""
         given: list[Assignment] = []
-        if not ticket.want or self.is_stopped:
-            return [], "epochs_done" if self.is_over else "none_now", _STOPPED_RETRY_S if self.is_stopped else 0.0
+        if not ticket.want:
+            return [], "epochs_done" if self.queue.is_over else "none_now", 0.0
         known = set(ticket.holding)
         outcome, retry_after_s = "none_now", 0.0
         for _ in range(ticket.want):
@@ -131,7 +125,7 @@ class Work:
                 if isinstance(answer, EpochsDone):
                     outcome = "epochs_done"
                 else:
-                    retry_after_s = answer.retry_after_s
+                    retry_after_s = _STOPPED_RETRY_S if self.queue.is_stopped else answer.retry_after_s
                 break
             known.add(answer.assignment.attempt)
             given.append(self._told(answer.assignment))
@@ -151,7 +145,7 @@ class Work:
 
     def promise(self, trainer: str) -> list[Assignment]:
         """What a trainer may read of the next epoch, as this one has nothing for it."""
-        return [] if self.is_stopped else [self._told(each) for each in self.queue.promise(trainer)]
+        return [] if self.queue.is_stopped else [self._told(each) for each in self.queue.promise(trainer)]
 
     def trainer_gone(self, trainer: str, now: float, *, is_graceful: bool = False) -> None:
         """What a trainer held that is gone goes back; ``is_graceful``: it did not die."""

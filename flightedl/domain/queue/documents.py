@@ -58,6 +58,8 @@ class DispatchDocument(_Document, kw_only=True):
     parts: list[tuple[Natural, Natural, Natural, Natural, Natural]] = []
     #: (epoch, position, attempts): finished pieces of tasks of which another piece is still open.
     finished_parts: list[tuple[Natural, Natural, list[Natural]]] = []
+    #: (epoch, ``IntervalSet.encode``): positions of tasks that have to be done also in a job that was stopped.
+    due: list[tuple[Natural, bytes]] = []
     average_s: float | None = None
     average_count: Natural = 0
     copies: Natural = 0

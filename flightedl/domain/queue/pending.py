@@ -16,7 +16,7 @@ Not guaranteed: that a trainer has not begun what waits. It may have finished wh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from flightedl.domain.exactly_once.intervals import IntervalSet
@@ -85,6 +85,11 @@ class PendingPieces:
 
     def __len__(self) -> int:
         return sum(self._epochs.values())
+
+    @property
+    def epochs(self) -> Collection[int]:
+        """Epochs of which something is out."""
+        return self._epochs.keys()
 
     @property
     def lowest_epoch(self) -> int | None:

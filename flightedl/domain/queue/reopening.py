@@ -43,6 +43,9 @@ def reopen(state: QueueState, epoch: int, tasks: Stretches, parts: Mapping[int, 
         obstacles = IntervalSet.of(blocked)
         obstacles.update(failed)
         state.waiting.replace_unfailed(epoch, with_gaps_filled(positions, obstacles, RUNS_LIMIT))
+        lost = state.waiting.unfailed(epoch)
+        lost.difference_update(never_failed)
+        state.due.setdefault(epoch, IntervalSet()).update(lost)
     for position, stretch in batches.items():
         reopened += _reopen_batches(state, epoch, position, stretch)
     if reopened:
@@ -117,5 +120,6 @@ def _reopen_batches(state: QueueState, epoch: int, position: int, wanted: Interv
     count = state.batch_count(epoch, position)
     for first, end in done:
         state.waiting.put(BatchRange(epoch, position, first, end, count))
+    state.due.setdefault(epoch, IntervalSet()).add(position, position + 1)
     state.finished_parts.pop((epoch, position), None)
     return 1

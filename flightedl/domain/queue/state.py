@@ -31,10 +31,12 @@ class QueueState:
         "clock",
         "copies",
         "cursor",
+        "due",
         "epoch",
         "failed",
         "finished_parts",
         "growth_ended",
+        "is_stopped",
         "last_s",
         "next_attempt",
         "pending",
@@ -67,6 +69,10 @@ class QueueState:
         self.failed = FailedPieces(settings.failed_limit)
         #: (epoch, position) -> attempts of the finished pieces of a task of which another piece is open.
         self.finished_parts: dict[tuple[int, int], list[int]] = {}
+        #: Whether nothing new is begun.
+        self.is_stopped = False
+        #: epoch -> positions of tasks that wait or are out and have to be done whatever happens; never an empty set.
+        self.due: dict[int, IntervalSet] = {}
         #: Moving average of how long whole tasks run; None: none finished yet.
         self.average_s: float | None = None
         self.average_count = 0
@@ -147,6 +153,23 @@ class QueueState:
         return min(lowest, default=None)
 
     @property
+    def next_epoch(self) -> int | None:
+        """The epoch that work is handed out of; None: nothing has to be done any more."""
+        if self.is_stopped:
+            return min({*self.due, *self.pending.epochs}, default=None)
+        lowest = self.lowest_open_epoch
+        if lowest is None:
+            return None if self.is_past_last else self.epoch
+        return min(lowest, self.epoch)
+
+    def settled(self, epoch: int, position: int) -> None:
+        """The task at a position is done or failed."""
+        if epoch in self.due:
+            self.due[epoch].remove(position, position + 1)
+            if not self.due[epoch]:
+                del self.due[epoch]
+
+    @property
     def is_complete(self) -> bool:
         """Whether the current epoch may end: nothing of it or of an earlier one is left, and nothing may join it."""
         if self.is_past_last or self.cursor < self.size(self.epoch) or self.lowest_open_epoch is not None:
@@ -219,6 +242,13 @@ class QueueState:
         for place, attempts in self.finished_parts.items():
             assert attempts
             assert self.pending.at(*place) or self.waiting.at(*place), "finished parts belong to an open task"
+        for epoch, positions in self.due.items():
+            assert positions, "an epoch without due tasks is kept"
+            closed = positions.copy()
+            closed.difference_update((start, end) for place, start, end, _ in self.waiting.runs if place == epoch)
+            places = [*self.pending.places(), *((piece.epoch, piece.position) for piece in self.waiting.pieces)]
+            closed.difference_update((position, position + 1) for place, position in places if place == epoch)
+            assert not closed, "a task is due that is done"
         self._check_batches()
 
     def _check_batches(self) -> None:

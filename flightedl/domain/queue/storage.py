@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import msgspec
 
+from flightedl.domain.exactly_once.intervals import IntervalSet
 from flightedl.domain.queue.documents import (
     VERSION,
     DispatchDocument,
@@ -57,6 +58,7 @@ def encode_parts(state: QueueState) -> tuple[bytes, bytes]:
         runs=state.waiting.runs,
         parts=[_row(piece) for piece in state.waiting.pieces],
         finished_parts=[(*place, attempts) for place, attempts in state.finished_parts.items()],
+        due=[(epoch, positions.encode()) for epoch, positions in state.due.items()],
         average_s=state.average_s,
         average_count=state.average_count,
         copies=state.copies,
@@ -202,6 +204,7 @@ def _restore_pieces(state: QueueState, document: DispatchDocument) -> None:
         state.waiting.put_run(epoch, start, end, failures)
     for row in document.parts:
         state.waiting.put(_piece(state, row))
+    state.due = {epoch: IntervalSet.decode(positions) for epoch, positions in document.due}
     state.finished_parts = {(epoch, position): attempts for epoch, position, attempts in document.finished_parts}
 
 

@@ -29,6 +29,8 @@ Rules:
   finish wins.
 * Data alone, without a model, is never out twice at a time: nothing would remove the duplicates. There are no copies
   then, and time takes a piece back only after ``stuck_after_s``. See ``deduplicate``.
+* A job that was stopped (``stop``) begins nothing new. It still hands out what is *due*: done tasks that were reopened,
+  and what is claimed (``claim``) since it is in some blocks only. It is over when nothing is out and nothing is due.
 * ``reopen`` makes done tasks todo again, after a pserver lost their updates. Stored as a limited number of runs of
   positions: if there are more, the narrowest gaps of done tasks between them are reopened too, which is harmless
   (their batches are answered "already applied").
@@ -127,9 +129,8 @@ class TaskQueue:
             for attempt, pending in held.items():
                 if attempt not in known:
                     return TaskGiven(_assignment(pending, attempt), is_copy=len(pending.holders) > 1)
-        if state.is_past_last and state.lowest_open_epoch is None:
+        if (epoch := state.next_epoch) is None:
             return EpochsDone()
-        epoch = state.epoch if state.lowest_open_epoch is None else min(state.lowest_open_epoch, state.epoch)
         self._refuse_when_broken(epoch)
         limit = state.settings.attempts_limit
         if len(held) >= holding_limit or any(pending.piece.failures >= limit for pending in held.values()):
@@ -286,6 +287,33 @@ class TaskQueue:
         self._check_epoch(epoch)
         return reopening.reopen(self._state, epoch, tasks, parts or {})
 
+    def stop(self) -> None:
+        """Begin nothing new: what is neither out nor due stays undone."""
+        self._state.is_stopped = True
+        self._state.revision += 1
+
+    def claim(self, epoch: int, tasks: Iterable[int]) -> int:
+        """Have tasks of a begun epoch finished before a stopped job ends.
+
+        Returns:
+            How many of them wait and were not due before.
+        """
+        state, order = self._state, self._state.order(epoch)
+        count = 0
+        for position in sorted(order.position_of(task) for task in tasks):
+            if epoch == state.epoch and position >= state.cursor:
+                # An older state of the queue does not know that it was handed out.
+                state.waiting.put_run(epoch, state.cursor, position + 1, 0)
+                state.cursor = position + 1
+            if state.waiting.at(epoch, position):
+                count += state.due.setdefault(epoch, IntervalSet()).add(position, position + 1)
+        state.revision += bool(count)
+        return count
+
+    def is_due(self, epoch: int, position: int) -> bool:
+        """True if the task at a position has to be finished before a stopped job ends."""
+        return position in self._state.due.get(epoch, ())
+
     @property
     def settings(self) -> QueueSettings:
         """Of the dataset as it is now."""
@@ -417,6 +445,23 @@ class TaskQueue:
         return self._state.is_past_last and self._state.lowest_open_epoch is None
 
     @property
+    def is_over(self) -> bool:
+        """True if nothing has to be done any more: all of it is done, or the job was stopped and nothing is due."""
+        return self._state.next_epoch is None
+
+    @property
+    def is_stopped(self) -> bool:
+        """True after ``stop``."""
+        return self._state.is_stopped
+
+    def unfinished(self, limit: int) -> list[tuple[int, int]]:
+        """(epoch, task) of up to ``limit`` tasks that keep a stopped job from its end."""
+        state = self._state
+        due = ((epoch, at) for epoch, positions in state.due.items() for run in positions for at in range(*run))
+        places = {*itertools.islice(due, limit), *state.pending.places()}
+        return [(epoch, state.order(epoch).at(position)) for epoch, position in sorted(places)[:limit]]
+
+    @property
     def is_growing(self) -> bool:
         """Whether tasks may still join."""
         return not self._state.growth_ended
@@ -516,14 +561,15 @@ class TaskQueue:
         """The newest quarantined pieces with their errors, oldest first."""
         return tuple(self._state.failed.details)
 
-    def quarantined(self, epoch: int) -> IntervalSet:
-        """The tasks of a begun epoch that have quarantined batches, also such as were let go.
+    def incomplete(self, epoch: int) -> IntervalSet:
+        """Tasks of a begun epoch with quarantined batches, also such as were let go, or cut into parts that are open.
 
         Raises:
             NotFoundError: the epoch is too long ago.
         """
         state = self._state
-        places = {*state.failed.failed.places(), *state.failed.dropped.places()}
+        places = {*state.failed.failed.places(), *state.failed.dropped.places(), *state.pending.places()}
+        places.update((piece.epoch, piece.position) for piece in state.waiting.pieces)
         order = state.order(epoch)
         found = sorted(order.at(position) for place, position in places if place == epoch)
         return IntervalSet((task, task + 1) for task in found)
@@ -602,6 +648,8 @@ class TaskQueue:
     def _take(self, epoch: int, trainer: str, is_idle: bool) -> BatchRange | None:
         """Take the next piece of ``epoch`` for a trainer out of its table."""
         state = self._state
+        if state.is_stopped:
+            return state.waiting.take_of(epoch, state.due.get(epoch, IntervalSet()), has_suspects=is_idle)
         if state.waiting.suspect_count(epoch) >= SUSPECTS_LIMIT:
             return state.waiting.take_suspect(epoch) if is_idle else None
         piece: BatchRange | None = None
@@ -626,7 +674,7 @@ class TaskQueue:
         Only idle trainers get one, so nobody gets a copy of its own piece.
         """
         state = self._state
-        if not is_idle or not state.settings.is_deduplicated:
+        if not is_idle or state.is_stopped or not state.settings.is_deduplicated:
             return NoTaskNow(_RETRY_CEILING_S)
         limit = state.settings.attempts_limit
         if (waiting := state.pending.copyable_waiting(epoch, limit)) is not None:
@@ -725,6 +773,7 @@ class TaskQueue:
         state.revision += 1
         if not state.pending.at(epoch, position) and not state.waiting.at(epoch, position):
             state.finished_parts.pop((epoch, position), None)
+            state.settled(epoch, position)
         effects: Effects = ()
         if epoch < state.epoch and not state.is_open(epoch):
             effects = (EpochFinished(epoch),)

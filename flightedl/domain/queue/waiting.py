@@ -167,6 +167,17 @@ class WaitingPieces:
             return self._parts.pop(0)
         return None if whole is None else self.take_whole(epoch, whole)
 
+    def take_of(self, epoch: int, positions: IntervalSet, *, has_suspects: bool) -> BatchRange | None:
+        """Take the first piece of ``epoch`` at one of ``positions``; a suspect only with ``has_suspects``."""
+        runs = IntervalSet((start, end) for start, end, _ in self._runs.get(epoch, ()))
+        if whole := runs.intersection(positions):
+            return self.take_whole(epoch, next(iter(whole))[0])
+        for pieces in (self._parts, self._suspects) if has_suspects else (self._parts,):
+            for index, piece in enumerate(pieces):
+                if piece.epoch == epoch and piece.position in positions:
+                    return pieces.pop(index)
+        return None
+
     def take_whole(self, epoch: int, position: int) -> BatchRange | None:
         """Take the task at a position, if all of it waits and is not suspect."""
         runs = self._runs.get(epoch)

@@ -12,6 +12,8 @@ Rules:
   is found missing is done again, which is another state, and is looked at again.
 * Every process that counts answers for itself. One that takes a pserver's place is asked, too.
 * It is *clean* when all have answered and nothing was missing. Only then the job may be said to be done.
+* A job that was stopped ends within an epoch. Work that nobody reported as done may stay undone there, but not in part:
+  a task of which some blocks have batches that others lack is *torn* (``torn``) and is finished before the job ends.
 * Work that is missing again and again although it is done each time is a fault that doing it again does not mend: after
   ``ROUNDS_LIMIT`` such audits in a row the job has failed.
 
@@ -24,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from flightedl.domain.exactly_once.intervals import IntervalSet
-from flightedl.domain.recovery.replay import AppliedSummary, tasks_to_reopen
+from flightedl.domain.recovery.replay import AppliedSummary, tasks_to_reopen, torn_tasks
 
 #: Audits in a row at the end of the job that may find something.
 ROUNDS_LIMIT = 10
@@ -43,8 +45,8 @@ class Audit:
         self._end_epoch = 0
         #: The queue's at the beginning of the newest audit.
         self._revision = -1
-        #: index -> generation of the process that has answered.
-        self._answered: dict[int, int] = {}
+        #: index -> generation of the process that has answered, and what it has.
+        self._answered: dict[int, tuple[int, AppliedSummary]] = {}
         self._has_found = False
         self._is_last = False
         self._rounds = 0
@@ -73,9 +75,13 @@ class Audit:
 
     def wanted(self, index: int, generation: int) -> int | None:
         """The serial of the audit that this process has to answer; None: it has nothing to answer."""
-        if not self._end_epoch or self._answered.get(index) == generation:
+        if not self._end_epoch or self._generations.get(index) == generation:
             return None
         return self._serial
+
+    @property
+    def _generations(self) -> dict[int, int]:
+        return {index: generation for index, (generation, _) in self._answered.items()}
 
     def answered(
         self,
@@ -100,8 +106,14 @@ class Audit:
         """
         if serial != self._serial:
             return {}
-        self._answered[index] = generation
+        self._answered[index] = generation, summary
         return tasks_to_reopen(summary, self._end_epoch, task_count_of)
+
+    def torn(self, task_count_of: Callable[[int], int]) -> dict[int, list[int]]:
+        """Tasks by epoch that are in some blocks only; empty while an answer is missing."""
+        if not self._is_last or len(self._answered) < self._pserver_count:
+            return {}
+        return torn_tasks([summary for _, summary in self._answered.values()], self._end_epoch, task_count_of)
 
     def found(self, reopened: int) -> None:
         """So many tasks that a process lacks counted as done."""
@@ -119,7 +131,7 @@ class Audit:
             and revision == self._revision
             and not self._has_found
             and len(self._answered) == self._pserver_count
-            and all(generations.get(index) == generation for index, generation in self._answered.items())
+            and self._generations.items() <= generations.items()
         )
 
     @property

@@ -33,6 +33,7 @@ import msgspec
 import numpy as np
 
 from flightedl.domain.exactly_once.applied import AppliedBatches
+from flightedl.domain.exactly_once.cohorts import differing
 from flightedl.domain.exactly_once.intervals import IntervalSet
 from flightedl.errors import CorruptError, NotFoundError
 from flightedl.messages.decoding import from_msgpack
@@ -41,7 +42,7 @@ _FORMAT = 1
 
 
 class AppliedSummary(msgspec.Struct, frozen=True, array_like=True):
-    """Which tasks all blocks of a pserver have wholly, without the batches of those that they have in part.
+    """Tasks that all blocks of a pserver have wholly, and the batches of those that they have in part.
 
     One bit for each task of an epoch that is not through, a few bytes for all that are.
     """
@@ -52,21 +53,33 @@ class AppliedSummary(msgspec.Struct, frozen=True, array_like=True):
     done: dict[int, bytes] = {}
     #: False: the pserver has no blocks, so it lacks nothing.
     has_blocks: bool = True
+    #: epoch -> task -> its batches in every block, as bits; empty if blocks differ. Only tasks that are not done.
+    parts: dict[int, dict[int, bytes]] = {}
 
     @classmethod
     def of(cls, applied: AppliedBatches) -> AppliedSummary:
         """What a pserver announces."""
         through: list[tuple[int, int, int]] = []
         done: dict[int, bytes] = {}
+        parts: dict[int, dict[int, bytes]] = {}
         for epoch in applied.epochs():
             task_count = applied.through_task_count(epoch)
             if task_count is None:
                 done[epoch] = applied.done_bitmap(epoch)
+                parts[epoch] = applied.in_part(epoch)
             elif through and through[-1][1:] == (epoch, task_count):
                 through[-1] = (through[-1][0], epoch + 1, task_count)
             else:
                 through.append((epoch, epoch + 1, task_count))
-        return cls(through, done, applied.block_count > 0)
+        return cls(through, done, applied.block_count > 0, parts)
+
+    def is_through(self, epoch: int) -> bool:
+        """True if the pserver has all of the epoch."""
+        return any(first <= epoch < end for first, end, _ in self.through)
+
+    def done_bits(self, epoch: int) -> int:
+        """A bit for each task of an epoch that is not through."""
+        return int.from_bytes(self.done.get(epoch, b""), "little")
 
     def encode(self) -> bytes:
         """As msgpack."""
@@ -115,6 +128,38 @@ def tasks_to_reopen(
             if missing:
                 lacking[epoch] = missing
     return lacking
+
+
+def torn_tasks(
+    summaries: Sequence[AppliedSummary], begun_epochs: int, task_count_of: Callable[[int], int]
+) -> dict[int, list[int]]:
+    """Find the tasks of which some blocks have batches that other blocks lack.
+
+    Args:
+        summaries: Of all pservers.
+        begun_epochs: Epochs 0 to this, exclusive, have begun.
+        task_count_of: Tasks of an epoch.
+
+    Returns:
+        epoch -> its torn tasks, without empty ones.
+    """
+    summaries = [each for each in summaries if each.has_blocks]
+    open_epochs = IntervalSet()
+    for each in summaries:
+        open_epochs.update(IntervalSet((first, end) for first, end, _ in each.through).gaps(0, begun_epochs))
+    torn: dict[int, list[int]] = {}
+    for epoch in (epoch for start, end in open_epochs for epoch in range(start, end)):
+        size = (1 << task_count_of(epoch)) - 1
+        done = [size if each.is_through(epoch) else each.done_bits(epoch) & size for each in summaries]
+        parts = [each.parts.get(epoch, {}) for each in summaries]
+        found = set(differing(done))
+        for task in set().union(*parts):
+            having = {part.get(task, b"") for part in parts}
+            if len(having) > 1 or b"" in having:
+                found.add(task)
+        if found:
+            torn[epoch] = sorted(found)
+    return torn
 
 
 def _count_or(known: int, task_count_of: Callable[[int], int], epoch: int) -> int:

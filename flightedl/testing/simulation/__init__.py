@@ -29,7 +29,8 @@ What must hold, besides every ``check`` of the domain:
    An update is of the batches that it names, and of nothing else, and each of them has its share in it: its records'
    in a mean, 1 in a sum, by the staleness where the mode says so. A batch that is pushed again has the share that it
    had in the sum that its trainer pushed it in first.
-7. When faults end, the job ends; when it is said to be done, every pserver has everything, and no round waits.
+7. When faults end, the job ends; when it is said to be done, every pserver has everything, and no round waits. Of a job
+   that was stopped every batch is in all blocks or in none, also in its last checkpoint.
 8. No audit finds that something is missing which counts as done; the audit mends it, and would hide it.
 9. What a trainer is told it holds or hands back, and under its present registration; an answer about one attempt takes
    away no other.

@@ -10,6 +10,7 @@ from flightedl.domain.checkpoint.pointer import latest_of
 from flightedl.domain.consistency.membership_values import Admitted
 from flightedl.domain.consistency.membership_values import Effect as MembershipEffect
 from flightedl.domain.exactly_once.applied import AppliedBatches
+from flightedl.domain.exactly_once.intervals import IntervalSet
 from flightedl.domain.master.members import Members
 from flightedl.domain.master.work import Work
 from flightedl.domain.queue.tasks import TaskQueue
@@ -24,7 +25,7 @@ from flightedl.messages.tasks import (
 from flightedl.testing.simulation.etcd import (
     STATE,
 )
-from flightedl.testing.simulation.job import plan_of, set_aside, wrong
+from flightedl.testing.simulation.job import plan_of, set_aside, torn, wrong
 from flightedl.testing.simulation.ledger import require_sound
 from flightedl.testing.simulation.row_account import require_stored_rows
 from flightedl.testing.simulation.store import whole
@@ -49,6 +50,8 @@ class Account:
         self._attempts: dict[tuple[int, int, int, str, int], Any] = {}
         #: Lives of the job and of etcd, block -> what was there whenever a master said that all is done.
         self._results: dict[tuple[int, int, int, int], set[int]] = {}
+        #: Lives of the job and of etcd -> (epoch, task) -> its batches that counted as done in a stored state.
+        self._done: dict[tuple[int, int, int], dict[tuple[int, int], IntervalSet]] = {}
         #: (epoch, task, batch) of all that was ever set aside, as masters told when they did.
         self._set_aside: set[tuple[int, int, int]] = set()
         #: Members that all pservers have agreed to.
@@ -91,6 +94,7 @@ class Account:
                     # Of two reports of the same task, one may be old.
                     counted = current.get((report.epoch, report.position))
                     self.accepted(master, counted or report, counted is not None)
+                    self._note_done(master, queue, report)
             return lost
 
         work.take_reports = observed  # type: ignore[method-assign]
@@ -147,6 +151,16 @@ class Account:
                 raise Violation(
                     f"{master.name} took a report of pserver {index}, generation {generation}, which is gone"
                 )
+
+    def _note_done(self, master: Master, queue: TaskQueue, report: FinishedTask) -> None:
+        """What counts as done does so when it is stored."""
+        lives, place = self._cluster.lives, (report.epoch, queue._state.order(report.epoch).at(report.position))  # noqa: SLF001
+        done = IntervalSet(queue.batches(*place).done)
+
+        def stored() -> None:
+            self._done.setdefault(lives, {}).setdefault(place, IntervalSet()).update(done)
+
+        master.after_stored(master.core.revision + 1, stored)
 
     def set_aside(self, master: Master, piece: FailedPiece) -> None:
         """A piece is quarantined: one batch, which failed often enough, and where nothing else fails the right one."""
@@ -284,6 +298,7 @@ class Account:
         """
         self._cluster.world.note("{} says that all is done", master.name)
         self._require_saved(master)
+        blocks: list[tuple[int, Sequence[int]]] = []
         nothing = [0] * self._cluster.shape.element_count
         for number in range(self._cluster.shape.block_count):
             result = set(self._wrong(number, nothing, master))
@@ -300,6 +315,8 @@ class Account:
                     raise Violation(f"{master.name} says that all is done, and a round waits on {key.value.name}")
                 if missing := self._wrong(block.number, block.values, master):
                     raise Violation(f"{master.name} says that all is done, but {key.value.name} lacks {missing}")
+                blocks.append((block.number, block.values))
+        self._require_whole(master, blocks, "what pservers have")
 
     def _require_saved(self, leader: Master) -> None:
         """The last checkpoint has everything, unless the store was given up.
@@ -320,13 +337,29 @@ class Account:
         name = manifest_name(number)
         if self._cluster.etcd.has_gone_back or name in store.rotten:
             return
+        saved: list[tuple[int, Sequence[int]]] = []
         for file in Manifest.decode(store.files[name]).shards:
             shard = whole(store.files, file.name)
             if shard is None or self._has_rot(file.name):
                 continue
+            saved += zip(shard.blocks, shard.values, strict=True)
             for block, values in zip(shard.blocks, shard.values, strict=True):
                 if found := self._wrong(block, values, leader):
                     raise Violation(f"the job is over, and checkpoint {number} has not {found} of block {block}")
+
+        self._require_whole(leader, saved, f"what checkpoint {number} has")
+
+    def _require_whole(self, master: Master, blocks: Sequence[tuple[int, Sequence[int]]], what: str) -> None:
+        """A batch of a job that was stopped is in all blocks, or in none; what once was done is done again."""
+        work = master.core.work
+        assert work is not None, "a master that leads has a queue"
+        for place, batches in self._done.get(self._cluster.lives, {}).items():
+            lost = batches.copy()
+            lost.difference_update(work.queue.batches(*place).done)
+            if lost:
+                raise Violation(f"{master.name} says that all is done, but {lost} of {place} were done, and are not")
+        if found := torn(blocks, self._cluster.shape, work.queue):
+            raise Violation(f"{master.name} says that all is done, but of {what} some blocks lack {found}")
 
     def result_read(self, trainer: Trainer, pserver: Pserver) -> None:
         """A trainer that knows of the end has read values: all that counted as done is in them."""
@@ -357,6 +390,8 @@ class Account:
                 if found_wrong := self._wrong(block.number, block.values, leader):
                     counts = [(element, block.values[element]) for element in found_wrong[:5]]
                     raise Violation(f"block {block.number} on {pserver.name} ends with {counts}")
+        blocks = [(block.number, block.values) for pserver in serving.values() for block in pserver.ordered]
+        self._require_whole(leader, blocks, "what is there at the end")
         if found != plan_of(self._cluster.pserver_count, self._cluster.shape.cut_for).block_count:
             raise Violation(f"only {found} blocks are there at the end")
         leader.core.check()

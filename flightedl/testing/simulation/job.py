@@ -6,7 +6,7 @@ what an update adds to an element is the part that its batch has in it: by its r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
@@ -247,6 +247,20 @@ def wrong(values: Sequence[int], block: int, shape: JobShape, queue: TaskQueue, 
                     is_wrong = not values[element]
                 if is_wrong:
                     found.append(element)
+    return found
+
+
+def torn(blocks: Collection[tuple[int, Sequence[int]]], shape: JobShape, queue: TaskQueue) -> list[Batch]:
+    """Batches that some of the blocks (number, values) have and others lack, but for those that were set aside."""
+    aside = set_aside(queue)
+    found = []
+    for batch in shape.batches():
+        is_known = batch.epoch < queue.begun_epochs and batch.task < queue.epoch_size(batch.epoch)
+        if not is_known or tuple(batch) in aside or not shape.records_of(batch):
+            continue
+        element = shape.element_of(batch)
+        if len({bool(values[element]) for number, values in blocks if shape.has_gradient(batch, number)}) > 1:
+            found.append(batch)
     return found
 
 

@@ -79,6 +79,14 @@ def _place(piece: Any) -> tuple[int, int, int]:
     return piece.epoch, piece.position, piece.attempt
 
 
+def _whatever_is_out(original: Any) -> Any:
+    def next_epoch(self: QueueState) -> int | None:
+        found: int | None = original.fget(self)
+        return self.pending.lowest_epoch if self.is_stopped else found
+
+    return property(next_epoch)
+
+
 def _only_this_epoch(original: Callable[..., Any]) -> Callable[..., Any]:
     def reopen(self: Pservers, lacking: dict[int, Any], queue: TaskQueue) -> Any:
         return original(self, {epoch: tasks for epoch, tasks in lacking.items() if epoch == queue.epoch}, queue)
@@ -219,11 +227,17 @@ PLANTED: dict[str, Planted] = {
     "only this epoch is reopened": _bug(
         "... but only what it lost of the present epoch", Pservers, "_reopen", _only_this_epoch
     ),
+    "a stopped job is torn": _bug(
+        "a job that was stopped ends while some blocks lack what others have", Pservers, "_claim_torn", _always(0)
+    ),
+    "a stopped job forgets": _bug(
+        "a job that was stopped ends without what was done and lost", QueueState, "next_epoch", _whatever_is_out
+    ),
     "done before settled": _bug(
         "all is said to be done before it is known what a new pserver process has",
         Ending,
         "_may_end",
-        lambda _: lambda _self, work, _members: work is not None and work.is_over,
+        lambda _: lambda _self, work, _members: work is not None and work.queue.is_over,
     ),
     "delete before publish": _bug(
         "old checkpoints are deleted when the next one is ordered",

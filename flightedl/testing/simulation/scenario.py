@@ -16,7 +16,7 @@ from flightedl.testing.simulation.world import NetworkFaults
 
 _MANY_TASKS_SHARE = 0.2
 _GROWING_SHARE = 0.25
-_STOPPED_SHARE = 0.1
+_STOPPED_SHARE = 0.25
 _EVALUATED_SHARE = 0.25
 _NO_CHECKPOINTS_SHARE = 0.07
 _FAULTY_DATA_SHARE = 0.15

@@ -42,6 +42,18 @@ def assert_equal(applied: AppliedBatches, model: set) -> None:
         for task, count in enumerate(COUNTS):
             assert applied.missing_batches(epoch, task, count) == missing[task]
         assert applied.done_tasks(epoch) == [task for task in missing if not missing[task]]
+        assert applied.in_part(epoch) == in_part(model, applied.block_count, epoch)
+
+
+def in_part(model: set, block_count: int, epoch: int) -> dict[int, bytes]:
+    """What blocks have of tasks that not all of them have wholly; empty where blocks differ."""
+    found = {}
+    for task, count in enumerate(COUNTS):
+        every = {tuple((k, (epoch, task, b)) in model for b in range(count)) for k in range(block_count)}
+        if every not in ({(True,) * count}, {(False,) * count}):
+            bits = sum(1 << batch for batch, has in enumerate(min(every)) if has)
+            found[task] = bits.to_bytes((count + 7) // 8, "little") if len(every) == 1 else b""
+    return found
 
 
 @given(marks, st.booleans(), unmarks, marks)

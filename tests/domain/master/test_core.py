@@ -229,7 +229,10 @@ def test_a_stopped_job_ends_with_what_has_begun() -> None:
     assert isinstance(bench.reply(stopping), out.Done)
     assert bench.answers[stopping].revision == bench.core.revision
     assert bench.reply(bench.ask("b", B)).outcome == "none_now"
-    assert bench.finish(done, want=1).outcome == "epochs_done"
+    assert bench.finish(done, want=1).is_ending, "the pserver is asked what it has"
+    bench.now += 1.0
+    bench.serve(done={0: bytes([1 << done.task])})
+    assert bench.reply(bench.ask()).outcome == "epochs_done"
     assert bench.core.encode()["stopped"]
 
 

@@ -79,7 +79,7 @@ def test_what_is_wholly_done_and_goes_back_ends_the_epoch() -> None:
     back = ReturnedTask(epoch=0, position=given.position, attempt=given.attempt)
     work.take_reports(ticket(done=[DoneBatches(attempt=given.attempt, stretches=[(0, 1)])], returned=[back]), 0.0)
     assert news == [EpochFinished(0)]
-    assert work.is_over
+    assert work.queue.is_over
 
 
 def test_only_work_of_epochs_gone_by_counts_as_repeated() -> None:
@@ -97,7 +97,7 @@ def test_a_stopped_job_takes_back_what_the_trainer_has_not_heard_of() -> None:
     attempts = [each.attempt for each in take(work, 2)]
     (unheard,) = take(work, 1)
     assert work.take_back_unbegun(ticket(holding=attempts), 0.0) == []
-    work.is_stopped = True
+    work.queue.stop()
     assert work.take_back_unbegun(ticket(holding=attempts, want=0), 0.0) == [], "it does not say all that it holds"
     lost = work.take_back_unbegun(ticket(holding=attempts), 0.0)
     assert lost == [ReturnedTask(epoch=0, position=2, attempt=unheard.attempt)]
@@ -108,20 +108,20 @@ def test_a_stopped_job_takes_back_what_the_trainer_has_not_heard_of() -> None:
 def test_of_a_stopped_job_a_trainer_keeps_what_it_trains_and_what_it_reads() -> None:
     work = work_of(40)
     attempts = [each.attempt for each in take(work, 4)]
-    work.is_stopped = True
+    work.queue.stop()
     lost = work.take_back_unbegun(ticket(holding=attempts), 0.0)
     assert [each.attempt for each in lost] == attempts[2:]
-    assert work.hand_out(ticket(), 0.0, 1) == ([], "none_now", 0.1)
+    assert work.hand_out(ticket(holding=attempts[:2]), 0.0, 1) == ([], "none_now", 0.1)
     for each in work.queue.holders()["a"]:
         work.queue.finish("a", each.epoch, each.position, each.attempt, 0.0, generation=A)
-    assert work.is_over
+    assert work.queue.is_over
     assert work.hand_out(ticket(), 0.0, 1)[:2] == ([], "epochs_done")
 
 
 def test_who_only_reports_is_told_whether_all_is_done(work: Work) -> None:
     assert work.hand_out(ticket(want=0), 0.0, 1) == ([], "none_now", 0.0)
     work.take_reports(ticket(finished=finished(*take(work, 2))), 0.0)
-    while not work.is_over:
+    while not work.queue.is_over:
         work.take_reports(ticket(finished=finished(*take(work, 1))), 0.0)
     assert work.hand_out(ticket(want=0), 0.0, 1) == ([], "epochs_done", 0.0)
 

@@ -843,7 +843,7 @@ def test_what_is_quarantined_is_told_by_epoch(make):
     run(queue, count=1)
     fail(queue, take(queue))
     run(queue, count=2)
-    assert [list(queue.quarantined(epoch)) for epoch in range(2)] == [[(1, 2)], []]
+    assert [list(queue.incomplete(epoch)) for epoch in range(2)] == [[(1, 2)], []]
 
 
 def test_failures_of_old_epochs_are_forgotten_first(make):
