@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
-from urllib.parse import urlsplit
 
 from flightedl.errors import UsageError
 from flightedl.launch.kubernetes.pods import Object
 from flightedl.launch.kubernetes.views import component_of
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
+_URL = re.compile(r"(?P<scheme>[a-z0-9+]+)://[^/?#]*?(:(?P<port>[0-9]{1,5}))?([/?#]|$)")
 
 
 def ports_of(texts: Iterable[str]) -> set[int]:
     """Return the ports of all texts that are URLs of HTTP, or of another scheme with a port."""
-    found = set()
-    for text in texts:
-        url = urlsplit(text) if "://" in text else None
-        try:
-            port = url and (url.port or _DEFAULT_PORTS.get(url.scheme))
-        except ValueError:
-            continue
-        found |= {port} if port else set()
-    return found
+    urls = filter(None, map(_URL.match, texts))
+    return {int(url["port"] or _DEFAULT_PORTS.get(url["scheme"], 0)) for url in urls} - {0}
 
 
 def require_common_place(checkpoint: str, objects: Sequence[Object]) -> None:

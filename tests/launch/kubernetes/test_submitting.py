@@ -366,6 +366,27 @@ def test_the_end_of_a_job_is_what_its_master_makes_of_it(
     assert (outcome.exit_code, newest, shown) == (exit_code, status, ["starting"])
 
 
+def test_events_are_read_now_and_then_while_something_cannot_start(
+    cluster: MemoryCluster, fake_clock: FakeClock
+) -> None:
+    submit(cluster, render(JOB), fake_clock)
+    cluster.apply([pod("demo-etcd-0", "etcd", phase="Pending")])
+    told: list[str] = []
+
+    def progress(_view: Any, _said: StatusReply | None, obstacles: Any) -> None:
+        told.extend(obstacles)
+        if fake_clock.now() - started_at < 1:
+            mount = event("Pod", "demo-etcd-0", "FailedMount", "no secret")
+            cluster.apply([mount | {"metadata": {"name": "e"}}])
+        if obstacles:
+            cluster.patch("Job", "demo-trainer", ended("Complete"))
+
+    started_at = fake_clock.now()
+    wait(cluster, "demo", fake_clock, progress, keeps_checkpoints=False)
+    assert told == ["etcd cannot start: FailedMount: no secret"]
+    assert fake_clock.now() - started_at == pytest.approx(12.0), "they may be many: they were read after ten seconds"
+
+
 def test_a_job_that_somebody_removes_ends_the_waiting(cluster: MemoryCluster, fake_clock: FakeClock) -> None:
     outcome, _ = wait(cluster, "demo", fake_clock, lambda *_: None, keeps_checkpoints=False)
     assert outcome.exit_code == 1
