@@ -159,6 +159,12 @@ class Participation:
         if self._parameters is not None:
             self._parameters.steps.give_up_sum()
 
+    def loop_over(self) -> None:
+        """Read the final values, for as long as a pserver may be away. Errors as of ``Parameters.pull``."""
+        self.profile.does("")
+        if self._parameters is not None:
+            self._parameters.pull()
+
     # the membership
 
     def _ask_to_join(self, current: CurrentBatch) -> JoinReply:

@@ -61,9 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             loss, gradients = loss_and_gradients(model, *images_and_digits(batch))
             model.step(gradients)
             job.log(loss=loss)
-        job.wait_for_end()
         if job.once("report"):
-            model.pull()
             report(model, directory, job.output_dir)
 
 

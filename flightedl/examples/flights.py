@@ -68,9 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 table.push(batch[name], row_gradients[name])
             model.step(gradients)
             job.log(loss=loss)
-        job.wait_for_end()
         if job.once("report"):
-            model.pull()
             report(
                 model,
                 lambda batch: rows_of(job, tables, batch),

@@ -59,9 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             loss.backward()
             optimizer.step()
             job.log(loss=loss)
-        job.wait_for_end()
         if won := job.once("report"):
-            optimizer.model.pull()
             figures = evaluate(net, files.held_out) | baseline(files)
             path = job.output_dir / "model.safetensors"
             job.save_model(path, once=won)

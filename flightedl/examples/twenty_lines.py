@@ -20,7 +20,5 @@ with fe.connect() as job:
         p = (1 + np.tanh((x @ model["w"] + model["b"]) / 2)) / 2
         model.step({"w": x.T @ (p - y) / len(y), "b": np.mean(p - y, keepdims=True)})
         job.log(loss=-np.mean(np.log(np.where(y == 1, p, 1 - p) + 1e-9)))
-    job.wait_for_end()
     if job.once("save"):
-        model.pull()
         np.savez(job.output_dir / "model.npz", w=model["w"], b=model["b"])

@@ -145,6 +145,9 @@ class Loop:
     def give_up_sum(self) -> None:
         self.parameters.steps.give_up_sum()
 
+    def loop_over(self) -> None:
+        self.parameters.pull()
+
     def __enter__(self) -> Self:
         return self
 

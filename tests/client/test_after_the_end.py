@@ -78,6 +78,7 @@ class Trained:
             lambda: self.master,  # type: ignore[arg-type, return-value]
         )
         self.parameters = cluster.parameters(self.participation, give_up_s=0.5)
+        self.participation.take(self.parameters, cluster.mode)
         cluster.trainers.append(self)  # type: ignore[arg-type]
 
     def hear(self, *answers: TasksReply | Callable[[], TasksReply]) -> None:
@@ -92,8 +93,32 @@ class Trained:
         other.step(0, gradients(self.cluster))
 
     def pulled(self) -> list[float]:
-        self.parameters.pull()
+        self.participation.loop_over()
         return [float(self.parameters[name][0]) for name in SHAPES]
+
+
+def test_a_finished_loop_has_what_other_trainers_did_meanwhile() -> None:
+    with Cluster(SHAPES, Async(), pservers=2, members=2) as cluster:
+        job = Trained(cluster)
+        job.parameters.pull()
+        other = cluster.trainer(2)
+        other.begin(1)
+        other.step(1, gradients(cluster))
+        job.hear(done(1, 1))
+        assert [job.parameters[name][0] for name in SHAPES] == [1, 1]
+        assert job.pulled() == [2, 2]
+
+
+def test_a_finished_loop_of_a_job_without_a_model_reads_nothing() -> None:
+    participation = Participation(
+        Registered(),  # type: ignore[arg-type]
+        Master(),  # type: ignore[arg-type]
+        waiting,
+        lambda: None,
+        lambda _records, _is_empty: None,
+        Master,  # type: ignore[arg-type]
+    )
+    participation.loop_over()
 
 
 def test_a_process_that_took_over_after_the_end_is_read_when_it_was_looked_at() -> None:

@@ -60,7 +60,7 @@ class Listener:
 
     def __init__(self) -> None:
         self.done: list[tuple[int, int, int]] = []
-        self.abandoned = 0
+        self.abandoned = self.finished = 0
         self.refuse: Callable[[CurrentBatch], bool] = lambda _: False
         self.repeat: Callable[[CurrentBatch], bool] = lambda _: False
 
@@ -80,6 +80,9 @@ class Listener:
     def push_sum(self) -> None: ...
 
     def give_up_sum(self) -> None: ...
+
+    def loop_over(self) -> None:
+        self.finished += 1
 
 
 def empty_batches(task: AssignedTask) -> Iterator[pa.RecordBatch]:
@@ -265,9 +268,12 @@ def test_a_loop_that_was_left_in_its_midst_may_be_begun_again_and_goes_on_with_w
     first = iter(data)
     for _ in range(BATCHES + 3):
         next(first)
-    for _ in data:
+    second = iter(data)
+    next(second)
+    assert (listener.abandoned, listener.finished) == (1, 0)
+    for _ in second:
         pass
-    assert listener.abandoned == 1
+    assert (listener.abandoned, listener.finished) == (1, 1)
     assert sorted(set(listener.done)) == every_batch(3)
     assert master.queue.is_done
     with pytest.raises(StopIteration):

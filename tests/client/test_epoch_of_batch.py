@@ -30,6 +30,8 @@ class Listener:
 
     def give_up_sum(self) -> None: ...
 
+    def loop_over(self) -> None: ...
+
 
 def test_each_batch_has_its_epoch_and_outside_the_loop_there_is_none() -> None:
     todo = [

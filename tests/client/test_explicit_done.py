@@ -33,6 +33,8 @@ class Listener:
     def close_batch(self, current: CurrentBatch) -> None:
         self.closed.append(current.number)
 
+    def loop_over(self) -> None: ...
+
 
 def read(task: AssignedTask) -> list[pa.RecordBatch]:
     numbers = range(task.assignment.first_batch, task.assignment.end_batch)

@@ -42,6 +42,8 @@ class Listener:
 
     def give_up_sum(self) -> None: ...
 
+    def loop_over(self) -> None: ...
+
 
 @pytest.mark.parametrize("seed", [None, 1, 2])
 def test_the_seed_of_the_work_counts(seed: int | None) -> None:

@@ -48,6 +48,8 @@ class JobOfOne(BenchJob):
             yield batch
             if self.trainer is not None:
                 self.end()
+        if self.trainer is not None:
+            self.trainer.parameters.pull()
 
     def log(self, **metrics: Any) -> None:
         self.logged.append(metrics_of(metrics)["loss"])

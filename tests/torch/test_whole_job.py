@@ -49,9 +49,8 @@ with fe.connect() as job:
         net.seen.grad = torch.zeros(2000).index_fill_(0, torch.from_dlpack(batch["id"]), 1.0)
         optimizer.step()
         time.sleep(0.02)
-    job.wait_for_end()
+    print("values", sum(float(value.double().sum()) for value in net.state_dict().values()), flush=True)
     if job.once("save"):
-        optimizer.model.pull()
         job.save_model(job.output_dir / "model.safetensors")
 """
 
@@ -104,6 +103,9 @@ def test_a_trainer_is_killed_and_every_image_counts_once(tmp_path: Path, forks_w
         process.kill()
         process.wait()
         log.close()
+    values_after_the_loop = [line for line in (tmp_path / "log").read_text().splitlines() if "| values" in line]
+    assert len(values_after_the_loop) == 3
+    assert len({line.partition("|")[2] for line in values_after_the_loop}) == 1, values_after_the_loop
     saved = load_file(tmp_path / "out" / "model.safetensors")
     seen = saved.pop("seen")
     assert seen[:count].tolist() == [EPOCHS] * count

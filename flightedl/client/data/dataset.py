@@ -6,6 +6,9 @@ batch (this trainer is a member, its values are fresh), hands it out, and closes
 Which one is next, which is handed out again (the loop body simply runs once more with fresh values), and when a task is
 done is decided by ``domain.trainer.readings``.
 
+When all is done, the loop ends with the model's final values, which are the same in every trainer. A loop that is left
+early keeps the values that it had.
+
 A loop that is left gives up the sum that is not pushed: its batches go back with their task.
 
 Where there is no model, a batch may also count as done when the user says so (``domain.trainer.acknowledged``). Then a
@@ -83,6 +86,10 @@ class BatchListener(Protocol):
 
     def give_up_sum(self) -> None:
         """Forget the sum of what was not pushed yet: its batches are somebody else's now."""
+        ...
+
+    def loop_over(self) -> None:
+        """Read the model's final values, because all batches of all epochs are done."""
         ...
 
 
@@ -311,6 +318,7 @@ class Dataset:
             raise
         self._is_finished = True
         self.close()
+        self._listener.loop_over()
         if not has_batches:
             sys.stderr.write(
                 f"flightedl: the job is done, with all its epochs ({self._declared.declaration.epochs}): "
