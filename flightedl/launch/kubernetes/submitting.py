@@ -143,28 +143,33 @@ def find(cluster: Cluster, job: str) -> JobView:
     return view_of(found)
 
 
-def wait_until(is_so: Callable[[], bool], timeout_s: float, what: str, clock: Clock) -> None:
-    """Ask until it is so. UnavailableError: it takes too long."""
-    deadline = clock.now() + timeout_s
-    while not is_so():
-        if clock.now() >= deadline:
-            raise UnavailableError(f"waited {timeout_s:.0f} s for {what}")
-        clock.sleep(_POLL_S)
-
-
 def _remove(cluster: Cluster, job: str, kinds: str, clock: Clock) -> None:
-    """Delete a job's Job and all objects that nobody owns, and wait until all objects are gone.
+    """Delete a job's Job and all objects that nobody owns, and wait until all objects are gone."""
 
-    Raises:
-        UnavailableError: some are still there after three minutes.
-    """
-    deadline = clock.now() + _GONE_S
-    while left := cluster.list(kinds, labels_of(job)):
-        if clock.now() >= deadline:
-            raise UnavailableError(f"waited {_GONE_S:.0f} s for {_names(left)} of job {job} to go")
-        for each in left:
+    def left() -> list[dict[str, Any]]:
+        found = cluster.list(kinds, labels_of(job))
+        for each in found:
             if _is_unowned(each) and not _is_going(each):
                 cluster.delete(each["kind"], each["metadata"]["name"])
+        return found
+
+    _wait_until_none(left, clock)
+
+
+def _wait_for_the_end_of(cluster: Cluster, job: str, role: str, clock: Clock) -> None:
+    def running() -> list[dict[str, Any]]:
+        pods = cluster.list("Pod", labels_of(job, role))
+        return [pod for pod in pods if pod.get("status", {}).get("phase") not in {"Succeeded", "Failed"}]
+
+    _wait_until_none(running, clock)
+
+
+def _wait_until_none(ask: Callable[[], Sequence[Object]], clock: Clock) -> None:
+    """Ask until no object is left. Raises UnavailableError if that takes too long."""
+    deadline = clock.now() + _GONE_S
+    while left := ask():
+        if clock.now() >= deadline:
+            raise UnavailableError(f"waited {_GONE_S:.0f} s for {_names(left)} to end")
         clock.sleep(_POLL_S)
 
 
@@ -200,11 +205,3 @@ def _is_going(each: Object) -> bool:
 
 def _is_unowned(each: Object) -> bool:
     return not each["metadata"].get("ownerReferences")
-
-
-def _wait_for_the_end_of(cluster: Cluster, job: str, role: str, clock: Clock) -> None:
-    def is_over() -> bool:
-        pods = cluster.list("Pod", labels_of(job, role))
-        return all(pod.get("status", {}).get("phase") in {"Succeeded", "Failed"} for pod in pods)
-
-    wait_until(is_over, _GONE_S, f"{role}s to end", clock)

@@ -253,11 +253,11 @@ def test_a_queue_with_room_admits_trainers_when_everything_else_is_there(fake_cl
 def test_cancelling_waits_for_trainers_then_for_pservers(cluster: MemoryCluster, fake_clock: FakeClock) -> None:
     submit(cluster, render(JOB), fake_clock)
     cluster.apply([pod("demo-trainer-a", "trainer", phase="Running")])
-    with pytest.raises(UnavailableError, match="for trainers to end"):
+    with pytest.raises(UnavailableError, match="for Pod demo-trainer-a to end"):
         cancel(cluster, "demo", fake_clock)
     assert ("Deployment", "demo-pserver") in cluster.objects, "its values are needed until trainers have handed back"
     cluster.apply([pod("demo-trainer-a", "trainer", phase="Succeeded"), pod("p", "pserver", phase="Running")])
-    with pytest.raises(UnavailableError, match="for pservers to end"):
+    with pytest.raises(UnavailableError, match="for Pod p to end"):
         cancel(cluster, "demo", fake_clock)
     assert ("Deployment", "demo-master") in cluster.objects, "it completes the last checkpoint"
     cluster.delete("Pod", "p")
