@@ -28,7 +28,6 @@ from flightedl.process import tracing
 
 _log = logging.getLogger(__name__)
 
-_RETRY_S = 0.05
 _DRAIN_SLICE_S = 0.25
 
 
@@ -98,21 +97,10 @@ class CheckpointStore:
     def _run(self) -> None:
         while (work := self._work.get()) is not None and not self._is_stopping:
             try:
-                if self._is_durable(work.revision):
+                if self._state.becomes_durable(lambda: self._is_stopping, work.revision):
                     self._carry_out(work)
             except Exception:  # noqa: BLE001 - whatever it is, what comes after it still has to be carried out
                 _log.exception("work in the checkpoints' storage could not be carried out")
-
-    def _is_durable(self, revision: int) -> bool:
-        """True when the state of a revision is in etcd; False: this master ends before."""
-        while not self._is_stopping:
-            try:
-                self._state.wait_durable(revision)
-            except NotReadyError:
-                self._state.clock.sleep(_RETRY_S)
-            else:
-                return True
-        return False
 
     def _carry_out(self, work: StoreWork) -> None:
         match work.work:

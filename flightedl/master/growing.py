@@ -29,7 +29,6 @@ _log = logging.getLogger(__name__)
 _CLOSE_S = 5.0
 #: A call waits this long for the end of growth before it answers "not ready".
 _QUICK_S = 1.5
-_SAVE_RETRY_S = 0.1
 
 
 class Growing:
@@ -144,7 +143,7 @@ class Growing:
         if not scan.is_complete:
             return scan.has_more, False
         self._state.apply(GrowthEnded(following.left_out))
-        if not self._save():
+        if not self._state.becomes_durable(self._stopping.is_set):
             return False, False
         _log.info("the dataset is complete files=%d", 0 if self._state.dataset is None else self._file_count())
         return False, True
@@ -163,7 +162,7 @@ class Growing:
         arrivals = (*known.arrivals, arrival_of(taken))
         grown = IndexedDataset(layout_of(index, known.reply.declaration, arrivals), known.reply, arrivals)
         self._state.grow_dataset(grown)
-        if not self._save():
+        if not self._state.becomes_durable(self._stopping.is_set):
             return False
         self._state.arrivals_saved = len(arrivals)
         following.took(taken)
@@ -177,17 +176,6 @@ class Growing:
         if self._storage is not None:
             store(self._storage, spec, index)
         return True
-
-    def _save(self) -> bool:
-        """Return True when what is decided is in etcd; False: the master is stepping down."""
-        while not self._stopping.is_set():
-            try:
-                self._state.store()
-            except NotReadyError:
-                self._state.clock.sleep(_SAVE_RETRY_S)
-                continue
-            return True
-        return False
 
     def _file_count(self) -> int:
         dataset = self._state.dataset

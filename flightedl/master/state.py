@@ -58,6 +58,8 @@ _log = logging.getLogger(__name__)
 
 #: How long a request waits for etcd before the trainer is told to ask again.
 _DURABLE_S = 3.0
+#: Pause before another wait for etcd.
+_DURABLE_PAUSE_S = 0.1
 #: How often a request that waits looks whether the server is closing.
 _LOOK_S = 0.5
 
@@ -340,6 +342,23 @@ class JobState:
         if revision:
             assert self._durable is not None
             self._durable.wait(revision, _DURABLE_S)
+
+    def becomes_durable(self, is_ending: Callable[[], bool], revision: int | None = None) -> bool:
+        """Wait until the state of a revision is in etcd, by default the current one. False if this master ends before.
+
+        Called without the lock.
+        """
+        if revision is None:
+            with self.lock:
+                revision = self.core.revision
+        while not is_ending():
+            try:
+                self.wait_durable(revision)
+            except NotReadyError:
+                self.clock.sleep(_DURABLE_PAUSE_S)
+            else:
+                return True
+        return False
 
     def store(self) -> None:
         """Return when what is decided by now is in etcd. Called without the lock.
