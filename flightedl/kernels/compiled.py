@@ -89,6 +89,9 @@ class _MachineCode(FunctionCache):
         if code is None:
             compiling_begins.get()()
             compiling_begins.set(lambda: None)
+            # Another process may have compiled it while this one waited for its turn.
+            with self._guard_against_spurious_io_errors():
+                code = self._load_overload(sig, target_context)  # type: ignore[no-untyped-call]
         return code
 
 

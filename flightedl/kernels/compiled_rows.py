@@ -225,6 +225,8 @@ def row_update(optimizer: Optimizer, dtype: str, *, is_stochastic: bool) -> RowU
         size = max(first.size, second.size)
         first, second = (np.pad(one, (0, size - one.size), constant_values=one[-1]) for one in (first, second))
     code = _half_loop(rule) if half else _loop(rule)
+    if isinstance(optimizer, Ftrl):
+        _loop(row_rules.nothing)
     return RowUpdate(
         optimizer, half, is_stochastic, constants, first.astype(np.float32), second.astype(np.float32), code
     )

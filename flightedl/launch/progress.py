@@ -32,6 +32,8 @@ _PLAIN_EVERY_S = 5.0
 _QUIET_S = 10.0
 #: More are added up.
 _TABLES_SHOWN = 3
+#: As pservers tell it, see ``PserverService.status``.
+_COMPILING = re.compile(r"kernels to be compiled \((\d+) of (\d+)\)")
 _PERCENT_LINE = re.compile(r"(?P<title>\S.{0,80}?): +(?P<percent>\d{1,3}) ?%")
 
 
@@ -56,9 +58,18 @@ class Figures:
         return self.status.waiting_for
 
     @property
+    def compiling(self) -> tuple[int, int] | None:
+        """Kernels that the slowest pserver has compiled, and how many it needs; None if no pserver compiles any."""
+        states = () if self.status is None else (pserver.state for pserver in self.status.pservers)
+        found = [match for state in states if (match := _COMPILING.search(state))]
+        return min(((int(each[1]), int(each[2])) for each in found), default=None)
+
+    @property
     def is_starting(self) -> bool:
         """Whether the job has just been started, and there is no work yet."""
         status = self.status
+        if self.compiling:
+            return False
         return self.elapsed_s < _QUIET_S and (status is None or not (status.tasks.total or status.evaluations))
 
     @property
@@ -92,6 +103,9 @@ class Figures:
             found += _tables_of(self.status)
             if self.status.tasks.failed or self.status.failed:
                 found.append(f"{max(self.status.tasks.failed, len(self.status.failed))} failed")
+        if self.compiling:
+            done, total = self.compiling
+            found.append(f"compiling kernels, once on this machine ({done} of {total})")
         there = 0 if self.status is None else len(self.status.pservers)
         found.append(f"pservers {there}/{self.pservers}")
         found.append(f"trainers {self.trainers_running}/{self.trainers}")
@@ -233,6 +247,9 @@ def live_view(figures: Figures | None, steps: dict[tuple[str, str], int]) -> Ren
         bars.add_row(f"{name} {title}", ProgressBar(total=100, completed=percent, width=40), f"{percent} %")
     rows: list[RenderableType] = [bars]
     if figures is not None:
+        if figures.compiling:
+            done, total = figures.compiling
+            bars.add_row("compiling kernels", ProgressBar(total=total, completed=done, width=40), f"{done}/{total}")
         if figures.status is not None and figures.status.tasks.total:
             tasks = figures.status.tasks
             bar = ProgressBar(total=tasks.total, completed=tasks.done + tasks.failed, width=40)

@@ -8,6 +8,7 @@ frozen.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from typing import TypeVar
 
@@ -101,6 +102,7 @@ class PserverLink:
         self._connection: tuple[str, int, Connection] | None = None
         #: What the pserver last said of itself; None: it cannot be reached.
         self.status: PserverStatusReply | None = None
+        self._asked_at = -math.inf
         self._thread = threading.Thread(target=self._run, name=f"flightedl-pserver-{index}", daemon=True)
         self._thread.start()
         directory.subscribe(self._leave_replaced)
@@ -153,9 +155,15 @@ class PserverLink:
             call = self._next(record.generation)
             if isinstance(call, NothingToSay):
                 if call.pause_s >= _STATUS_S or self.status is None:
-                    self.status = decode(connection.action("status", b"", timeout_s=_QUICK_CALL_S), PserverStatusReply)
+                    self._ask_status(connection)
                 return call.pause_s
-            answered = self._say(call, connection)
+            try:
+                answered = self._say(call, connection)
+            except NotReadyError:
+                # What it waits for may take minutes, and changes.
+                if self._state.clock.now() - self._asked_at >= _STATUS_S:
+                    self._ask_status(connection)
+                raise
             self._state.apply(answered)
             if isinstance(answered, events.AppliedAnswered):
                 # Nobody may ask for anything for a long time: what it lacks is to be done again by a successor, too.
@@ -163,6 +171,10 @@ class PserverLink:
             if call.pause_s:
                 return call.pause_s
         return _STATUS_S
+
+    def _ask_status(self, connection: Connection) -> None:
+        self._asked_at = self._state.clock.now()
+        self.status = decode(connection.action("status", b"", timeout_s=_QUICK_CALL_S), PserverStatusReply)
 
     def _next(self, generation: int) -> ControlCall | NothingToSay:
         """What to say, of a state that is in etcd."""

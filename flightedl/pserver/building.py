@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-
-import numpy as np
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from flightedl.domain.consistency.modes import Mode
 from flightedl.domain.consistency.rounds import BlockRounds
-from flightedl.domain.exactly_once.batches import Batch
 from flightedl.domain.model.optimizers import LAMB, Optimizer
+from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import ShardPlan, runs_of
-from flightedl.domain.tables.placement import BUCKETS
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.kernels.compiled import Update, block_kernels, half_kernels, kernel_for
+from flightedl.kernels.compiled_rows import all_row_kernels, row_kernel, row_update
 from flightedl.pserver.arena import Arena
 from flightedl.pserver.row_memory import RowMemory
 from flightedl.pserver.row_span import RowSpan
-from flightedl.pserver.row_store import RowStore, TableGradients
+from flightedl.pserver.row_store import RowStore
 from flightedl.pserver.spans import ArraySpan
 
 
@@ -33,8 +32,6 @@ def spans_of(plan: ShardPlan, index: int, optimizer: Optimizer, mode: Mode, wire
         wire: "bfloat16" or "float16" where float32 elements travel as such.
         arena: Where memory comes from.
     """
-    if wire or any(spec.short_kind for spec in plan.parameters):
-        half_kernels(wire)
     updates: dict[tuple[Optimizer, str], Update] = {}
     spans: list[ArraySpan] = []
     local = 0
@@ -85,22 +82,24 @@ def rows_of(plan: ShardPlan, index: int, mode: Mode, local_start: int, memory: R
     return [RowSpan(numbers, local, BlockRounds(mode), first, store, threading.Lock())]
 
 
-def load_row_kernels(tables: Sequence[TableSpec]) -> None:
-    """Compile what rows of these tables need, so that no push waits for it."""
-    if not tables:
-        return
-    batch, ids = Batch(0, 0, 0), np.zeros(1, np.uint64)
-    store = RowStore(tables, range(BUCKETS))
-    push = [TableGradients(number, ids, np.zeros((1, table.dim), np.float32)) for number, table in enumerate(tables)]
-    for number, table in enumerate(tables):
-        store.check(number, ids, push[number].gradients)
-        store.update(push[number : number + 1], version=1, epoch=0, number=0)
-        store.read(number, ids, 1, 0, np.empty((1, table.dim), np.float32))
-    store.add(push, batch, 1.0, is_first=True)
-    store.update_round(version=2, epoch=0, number=1)
-    cut = store.begin_cut(2, 0, is_base=True)
-    while cut.next_rows() is not None:
-        pass
+def kernels_of(
+    parameters: Sequence[ParameterSpec], tables: Sequence[TableSpec], optimizer: Optimizer, wire: str
+) -> list[Callable[[], object]]:
+    """Return functions that each compile one kernel of a model, or read it from numba's cache.
+
+    Together they are all kernels that a pserver runs, also for checkpoints, recovery and eviction.
+    """
+    rules = dict.fromkeys((optimizer.for_parameter(spec.name), spec.storage_dtype) for spec in parameters)
+    of_rows = dict.fromkeys((table.optimizer, table.dtype) for table in tables)
+    kinds = {wire, *(spec.short_kind for spec in parameters), *(dtype for _, dtype in of_rows)} - {"", "float32"}
+    dtypes = {dtype for _, dtype in rules} | ({"float32"} if tables else set())
+    return [
+        *(partial(block_kernels, dtype) for dtype in sorted(dtypes)),
+        *(partial(half_kernels, kind) for kind in sorted(kinds)),
+        *(partial(kernel_for, rule, dtype) for rule, dtype in rules),
+        *(partial(row_kernel, loop) for loop in (all_row_kernels() if tables else ())),
+        *(partial(row_update, rule, dtype, is_stochastic=True) for rule, dtype in of_rows),
+    ]
 
 
 def _of_one_rule(plan: ShardPlan, run: range, optimizer: Optimizer) -> Iterator[range]:

@@ -9,12 +9,14 @@ life lets it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import logging
 import queue
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from flightedl.adapters.patience import PatientFiles, Persistence
 from flightedl.adapters.storage import FsspecFiles
@@ -31,7 +33,7 @@ from flightedl.domain.pserver import life_values as happens
 from flightedl.domain.recovery.replay import AppliedSummary
 from flightedl.domain.retries import BRIEF
 from flightedl.errors import FlightedlError, UnavailableError, UsageError
-from flightedl.kernels.compiled import block_kernels, compiling_begins, kernel_for
+from flightedl.kernels.compiled import compiling_begins
 from flightedl.messages.base import OfPlan, decode
 from flightedl.messages.control import (
     AppliedReply,
@@ -50,7 +52,7 @@ from flightedl.process import tracing
 from flightedl.process.host import host_facts
 from flightedl.process.shared_memory import SharedMemory
 from flightedl.process.startup_memory import release_startup_memory
-from flightedl.pserver.building import load_row_kernels
+from flightedl.pserver.building import kernels_of
 from flightedl.pserver.meter import Meter
 from flightedl.pserver.restoring import load_newest
 from flightedl.pserver.shard import ShardState
@@ -62,6 +64,8 @@ from flightedl.recording.writer import Recorder
 _log = logging.getLogger(__name__)
 
 _PAUSE_S = 0.5
+#: A kernel takes some seconds of a processor.
+_COMPILING_PATIENCE_S = 60.0
 _CATCH_UP_S = 5.0
 _SETTLED = (happens.State.NO_MODEL, happens.State.WAITING, happens.State.SERVING)
 
@@ -123,6 +127,11 @@ class PserverService:
         self._shard: ShardState | None = None
         self._snapshots: Snapshots | None = None
         self._is_prepared = False
+        #: Held while kernels are loaded, which the builder and the thread of ``prepare`` do.
+        self._kernels_lock = threading.Lock()
+        self._has_compiled = False
+        #: How far that is, for people.
+        self._kernels_loaded = ""
         self._files: Files = PatientFiles(FsspecFiles(), Persistence(BRIEF, clock, self._is_closing))
         #: Whether tables have the rows that they are declared to begin with; held while these are read.
         self._has_first_rows = False
@@ -211,16 +220,35 @@ class PserverService:
             self._builder.join(1.0)
 
     def prepare(self) -> None:
-        """There is no free index yet: load the kernels that the declared model needs, so as to be quick later."""
+        """Load the kernels of the declared model on a thread, while there is no free index."""
         model = self._facts().model
         if self._is_prepared or model is None or model.is_former:
             return
         self._is_prepared = True
-        optimizer = Optimizer.from_json(model.declaration.optimizer)
-        for spec in parameters_of(model.declaration):
-            kernel_for(optimizer.for_parameter(spec.name), spec.storage_dtype)
-            block_kernels(spec.storage_dtype)
-        load_row_kernels(tables_of(model.declaration))
+        threading.Thread(target=self._load_kernels, args=(model,), name="flightedl-kernels", daemon=True).start()
+
+    def _load_kernels(self, model: DeclaredModel) -> None:
+        """Compile what the model needs and numba's cache lacks; one process of a machine at a time does that."""
+        declared = model.declaration
+        kernels = kernels_of(
+            parameters_of(declared), tables_of(declared), Optimizer.from_json(declared.optimizer), declared.wire
+        )
+        with self._kernels_lock:
+            for number, load in enumerate(kernels, start=1):
+                with contextlib.ExitStack() as turn:
+                    compiling_begins.set(partial(self._compiling_began, number, len(kernels), turn))
+                    load()
+                self._kernels_loaded = f" ({number} of {len(kernels)})"
+            compiling_begins.set(lambda: None)
+
+    def _compiling_began(self, number: int, count: int, turn: contextlib.ExitStack) -> None:
+        """Wait while another process of the job compiles this kernel, which is then in the cache."""
+        if not self._has_compiled:
+            self._has_compiled = True
+            _log.info("compiling up to %d kernels, once on this machine", count)
+            self._apply(happens.CompilingBegan())
+        turns = Turns(self._is_closing, at_once=1, patience_s=_COMPILING_PATIENCE_S, purpose=f"kernel-{number}")
+        turn.enter_context(turns.turn())
 
     @property
     def is_built(self) -> bool:
@@ -286,9 +314,8 @@ class PserverService:
 
     def _make_blocks(self, model: DeclaredModel) -> happens.BlocksMade:
         assert self._plan is not None, "the plan comes first"
-        compiling_begins.set(self._compiles)
+        self._load_kernels(model)
         with self._turns.turn():
-            load_row_kernels(self._plan.tables)
             self._shard = shard = ShardState(
                 self._plan,
                 self._life.index,
@@ -315,10 +342,6 @@ class PserverService:
         )
         _log.info("model declared blocks=%d size_bytes=%d", shard.block_count, shard.size_bytes_total)
         return happens.BlocksMade(shard.block_count)
-
-    def _compiles(self) -> None:
-        _log.info("compiling kernels for this machine, once; `python -m flightedl.kernels` does that ahead of a job")
-        self._apply(happens.CompilingBegan())
 
     def _restore(self, wanted: happens.Restore) -> happens.Event:
         shard, plan, storage = self._shard, self._plan, self._storage
@@ -524,7 +547,7 @@ class PserverService:
             plan_hash="" if shard is None else shard.plan_hash,
             facts=host_facts(),
             members=[] if shard is None else shard.members,
-            waiting_for=life.waiting_for,
+            waiting_for=life.waiting_for + (self._kernels_loaded if life.is_compiling else ""),
             is_draining=life.state is happens.State.DRAINING,
             refused_calls=self.refusals(),
             tables=[] if shard is None else _counts_of(shard),

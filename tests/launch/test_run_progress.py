@@ -72,6 +72,21 @@ def test_what_is_waited_for_is_said_once() -> None:
     )
 
 
+def test_kernels_that_are_compiled_have_a_bar_also_right_after_the_start() -> None:
+    states = ["serving", "waiting for its kernels to be compiled (3 of 21)", "waiting for the first values"]
+    servers = [ServerStatus(index=i, address="a:1", generation=5, state=state) for i, state in enumerate(states)]
+    given = figures(pservers=servers, tasks=TaskCounts())
+    assert given.compiling == (3, 21)
+    assert "compiling kernels, once on this machine (3 of 21)" in plain_line(given)
+    assert "compiling kernels" in text_of(200, live_view(given, {}))
+    assert "3/21" in text_of(200, live_view(given, {}))
+    console = Console(file=io.StringIO(), width=300)
+    PlainDisplay(console, StoodStill()).update(given)
+    assert isinstance(console.file, io.StringIO)
+    assert "(3 of 21)" in console.file.getvalue()
+    assert figures().compiling is None
+
+
 def test_alarms_are_said() -> None:
     said = plain_line(figures(dataset_alarm="a.csv is gone", checkpoint_alarm="the store is full"))
     assert said.endswith(", ALARM checkpoints: the store is full; dataset: a.csv is gone")

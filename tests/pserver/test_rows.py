@@ -19,8 +19,9 @@ from flightedl.domain.checkpoint.chains import Chains, Offer
 from flightedl.domain.checkpoint.manifest import Manifest, ShardFile, manifest_name
 from flightedl.domain.checkpoint.values import OrderNumber, SnapshotCommand
 from flightedl.domain.consistency.modes import Async, Mode, Sync
-from flightedl.domain.model.optimizers import SGD, Momentum
+from flightedl.domain.model.optimizers import SGD, Ftrl, Momentum
 from flightedl.domain.model.parameters import ParameterSpec
+from flightedl.domain.model.schedules import Piecewise
 from flightedl.domain.model.sharding import plan_for
 from flightedl.domain.tables.evict import Evict
 from flightedl.domain.tables.placement import pservers_of
@@ -28,14 +29,18 @@ from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import BusyError, GradientError, MessageError, UsageError
 from flightedl.formats.checkpoint_files import found_checkpoints
 from flightedl.formats.stored_tables import stored_rows
+from flightedl.kernels import compiled, compiled_rows
+from flightedl.kernels.compiled_distinct import distinct_kernels
 from flightedl.kernels.half_precision import widened
 from flightedl.messages.base import encode
 from flightedl.messages.control import ViewMemberMessage, ViewRequest
 from flightedl.messages.declarations import DeclaredModel, JobDeclaration, ModelDeclaration
 from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
+from flightedl.pserver.building import kernels_of
 from flightedl.pserver.first_rows import load_first_rows
 from flightedl.pserver.restoring import load_newest
 from flightedl.pserver.row_memory import RowMemory
+from flightedl.pserver.row_store import RowStore, TableGradients
 from flightedl.pserver.shard import ShardState
 from flightedl.pserver.shard_rows import Pushed
 from flightedl.pserver.snapshots import Snapshots
@@ -413,3 +418,43 @@ def test_ids_of_another_pserver_are_refused() -> None:
         pserver.push_sections(0, 0, [Section(Kind.WANTED, 0, IDS)])
     with pytest.raises(MessageError, match="come together"):
         pserver.shard.lookup(ReceivedBlocks(range(5, 9), 0, 0, memoryview(b"")))
+
+
+def loaded_kernels() -> int:
+    return compiled.machine_code.cache_info().misses
+
+
+def test_no_kernel_is_loaded_after_those_that_are_loaded_ahead(tmp_path: Path) -> None:
+    """Pushes, checkpoints, recovery and eviction need no other one, so nobody waits for a compiler."""
+    for known in (compiled.machine_code, compiled.block_kernels, compiled.half_kernels, compiled.finite_copy):
+        known.cache_clear()
+    for known in (compiled_rows.row_kernel, compiled_rows._loop, compiled_rows._half_loop):
+        known.cache_clear()
+    evicted = [
+        TableSpec("small", 2, Ftrl(lr=Piecewise([1], [1.0, 0.0])), evict=Evict(norm_below=1e9, max_rows=100)),
+        TableSpec("seldom", 2, SGD(lr=1.0), dtype="float16", admit_after=2, admission="sketch"),
+    ]
+    parameters = [*SPECS, ParameterSpec("half", (3,), "bfloat16"), ParameterSpec("wide", (3,), "float64")]
+    for load in kernels_of(parameters, [*TABLES, *evicted], SGD(lr=1.0), "float16"):
+        load()
+    # The tests' own clients load them.
+    distinct_kernels()
+    before = loaded_kernels()
+    for mode in (Async(), Sync(), Sync(reduce="sum")):
+        test_rows_are_restored_with_their_slots_and_counts_and_go_on(mode)
+    test_rows_are_restored_on_another_number_of_pservers_also_of_different_histories(1, 3)
+    test_a_base_and_increments_are_restored_also_where_one_came_to_nothing(2, 1)
+    test_a_table_begins_with_the_rows_of_a_file(tmp_path)
+    test_a_push_may_want_rows_and_gets_them_when_its_round_is_over()
+    store = RowStore(evicted, range(1024))
+    for version in range(1, 5):
+        for table in range(len(evicted)):
+            gradients = TableGradients(table, IDS, np.ones((len(IDS), 2), np.float32))
+            store.update([gradients], version=version, epoch=0, number=version)
+            store.read(table, IDS, version, 0, np.empty((len(IDS), 2), np.float32))
+    cut = store.begin_cut(5, 0, is_base=True)
+    while cut.next_rows() is not None:
+        pass
+    plan = plan_for(parameters, 1)
+    ShardState(plan, 0, SGD(lr=1.0), Async(), "float16", on_lost=pytest.fail)
+    assert loaded_kernels() == before

@@ -219,7 +219,8 @@ def _state(seen: Observations) -> Iterator[Finding]:
                 HARMFUL,
                 who,
                 f"{who} does not serve yet: it waits for {reply.waiting_for}",
-                "First values come from one of the trainers; a checkpoint that is loaded takes as long as its storage.",
+                "First values come from one of the trainers; a checkpoint that is loaded takes as long as its storage; "
+                "kernels are compiled once on a machine, by `python -m flightedl.kernels` ahead of all jobs.",
             )
 
 

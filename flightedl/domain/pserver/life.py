@@ -183,7 +183,7 @@ class PserverLife:
         return (MakeBlocks(model),)
 
     def _compile(self, _: CompilingBegan) -> Effects:
-        self._is_compiling = True
+        self._is_compiling = self.state is State.BUILDING
         return ()
 
     def _take_blocks(self, event: BlocksMade) -> Effects:
@@ -323,11 +323,16 @@ class PserverLife:
         return self.state in _VISIBLE
 
     @property
+    def is_compiling(self) -> bool:
+        """True if the blocks cannot be made before kernels are compiled."""
+        return self.state is State.BUILDING and self._is_compiling
+
+    @property
     def waiting_for(self) -> str:
         """For people; empty: nothing."""
         if self.state is State.RESTORING:
             return f"the checkpoints: {self._trouble}" if self._trouble else "the checkpoint to be loaded"
-        if self.state is State.BUILDING and self._is_compiling:
+        if self.is_compiling:
             return "its kernels to be compiled"
         return _WAITING_FOR.get(self.state, "")
 

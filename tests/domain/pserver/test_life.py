@@ -479,6 +479,8 @@ def test_people_are_told_what_is_waited_for():
 
 
 def test_people_are_told_that_kernels_are_compiled(lived: Lived):
+    assert lived.apply(CompilingBegan()) == ()
+    assert not lived.life.is_compiling, "a spare compiles, and nobody waits for it"
     lived.apply(IndexTaken(0, 1), Seen(Facts(MODEL, None, None)))
     assert lived.apply(CompilingBegan()) == ()
     assert lived.life.waiting_for == "its kernels to be compiled"
