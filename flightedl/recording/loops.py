@@ -97,13 +97,6 @@ class TaskReported(msgspec.Struct, frozen=True):
     pservers: list[int] | None
 
 
-class BatchReported(msgspec.Struct, frozen=True):
-    """A batch that no pserver knows of is reported to the feed as done."""
-
-    task: int
-    number: int
-
-
 _EVENTS = by_name(_Event.__subclasses__())
 
 
@@ -113,7 +106,7 @@ class HolderAnswers:
     def __init__(self, feed: Holder) -> None:
         self._feed = feed
         self.held: list[bool] = []
-        self.reported: list[TaskReported | BatchReported] = []
+        self.reported: list[TaskReported] = []
 
     def clear(self) -> None:
         self.held, self.reported = [], []
@@ -128,7 +121,6 @@ class HolderAnswers:
 
     def batch_done(self, task: AssignedTask, number: int) -> None:
         self._feed.batch_done(task, number)
-        self.reported.append(BatchReported(task.number, number))
 
     def hand_back(self, task: AssignedTask) -> None:
         self._feed.hand_back(task)
@@ -201,7 +193,7 @@ class HolderScript:
 
     def __init__(self) -> None:
         self.held: list[bool] = []
-        self.reported: list[TaskReported | BatchReported] = []
+        self.reported: list[TaskReported] = []
 
     def begin(self, held: Iterable[bool]) -> None:
         self.held, self.reported = list(held), []
@@ -213,8 +205,7 @@ class HolderScript:
     def finished(self, task: AssignedTask, pservers: Sequence[int]) -> None:
         self.reported.append(TaskReported(task.number, list(pservers)))
 
-    def batch_done(self, task: AssignedTask, number: int) -> None:
-        self.reported.append(BatchReported(task.number, number))
+    def batch_done(self, task: AssignedTask, number: int) -> None: ...
 
     def hand_back(self, task: AssignedTask) -> None:
         self.reported.append(TaskReported(task.number, None))

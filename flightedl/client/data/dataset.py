@@ -230,8 +230,6 @@ class Dataset:
         if found is None or self._acknowledged is None:
             raise UsageError(NOT_GIVEN)
         self._require_lease()
-        if self._feed is not None:
-            self._feed.confirm(found.item.task, found.item.number)
         outcome = self._acknowledged.done(found)
         self._listener.close_batch(found.current)
         return outcome

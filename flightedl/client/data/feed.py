@@ -108,16 +108,11 @@ class TaskFeed:
             self._changed.notify_all()
 
     def batch_done(self, task: AssignedTask, number: int) -> None:
-        """A batch of this task is done, and no pserver is there to know it."""
-        with self._changed:
-            if self._feed.batch_done(task, number):
-                self._changed.notify_all()
+        """A batch of this task is done, and no pserver is there to know it.
 
-    def confirm(self, task: AssignedTask, number: int) -> None:
-        """As ``batch_done``, but let the master answer first if it was told of nothing for a while.
-
-        A master takes a task by time only from a trainer that says nothing for long, so afterwards ``is_held`` is true
-        only if the batch counts. Returns without an answer if the master cannot be asked now.
+        The master answers first if it was told of nothing for a while. It takes a task by time only from a trainer that
+        has told nothing for long, so afterwards ``is_held`` is true only if the batch counts. Returns without an answer
+        if the master cannot be asked now.
         """
         feed, now = self._feed, self._clock.now()
         with self._changed:

@@ -102,12 +102,12 @@ class AcknowledgedLoop(Generic[Records]):
         """
         reading = self._reading_of(handed)
         reading.handed.remove(handed)
+        self._feed.batch_done(reading.task, handed.item.number)
         if not self._feed.is_held(reading.task):
             handed.current.must_repeat = True
             self._forget()
             return Done.TAKEN
         reading.settle(handed.item.number, {})
-        self._feed.batch_done(reading.task, handed.item.number)
         self._end(reading)
         return Done.COUNTED
 

@@ -168,8 +168,10 @@ class Feed:
         self._done: dict[int, IntervalSet] = {}
         #: Something of that was not told.
         self._is_done_news = False
-        #: When it may be told; and when the newest telling was sent that the master has answered.
-        self._tell_at = self._told_at = -math.inf
+        #: When it may be told.
+        self._tell_at = -math.inf
+        #: When the newest message that told of done batches was sent, of those that the master has answered.
+        self.told_at = -math.inf
         #: Those of them that nobody has begun.
         self._ready: deque[AssignedTask] = deque()
         #: What may be read before it is given, and nobody reads yet; and all of that since something else was told.
@@ -274,16 +276,12 @@ class Feed:
         """
         had_news = self._is_done_news
         if self.is_held(task):
-            done = self._done.setdefault(task.assignment.attempt, IntervalSet())
+            if (done := self._done.get(task.assignment.attempt)) is None:
+                done = self._done[task.assignment.attempt] = IntervalSet()
             self._is_done_news = done.add(number, number + 1) > 0 or had_news
         if is_urgent:
             self._tell_at = -math.inf
         return self._is_done_news and (is_urgent or not had_news)
-
-    @property
-    def told_at(self) -> float:
-        """When the newest message that told of done batches was sent, of those that the master has answered."""
-        return self._told_at
 
     def failed(self, task: AssignedTask, error: str, batch: int | None, now: float, place: str = "") -> None:
         """This task cannot be done by this trainer; ``place``: where the user's code raised, if it did."""
@@ -394,7 +392,7 @@ class Feed:
         kept = self._held.keys() | self._reports.attempts
         self._done = {attempt: done for attempt, done in self._done.items() if attempt in kept}
         if ask.done:
-            self._told_at = self._asked_at
+            self.told_at = self._asked_at
             self._tell_at = max(self._tell_at, now + min(_TELL_PAUSES * (now - self._asked_at), _TELL_CEILING_S))
         self._is_done = reply.outcome == "epochs_done"
         if self._is_done:

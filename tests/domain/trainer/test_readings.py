@@ -44,7 +44,8 @@ class Held:
         self.done.append((task.assignment.attempt, list(pservers)))
 
     def batch_done(self, task: AssignedTask, number: int) -> None:
-        self.batches.append((task.assignment.attempt, number))
+        if self.is_held(task):
+            self.batches.append((task.assignment.attempt, number))
 
     def hand_back(self, task: AssignedTask) -> None:
         self.tasks.remove(task)
