@@ -3,8 +3,8 @@
 Rules:
 
 * A file is published whole or not at all. On the local file system: a temporary name in the same directory, fsync,
-  rename, fsync of the directory. Elsewhere: everything is collected in a temporary file of this machine first and
-  uploaded when it is complete, because leaving ``with fs.open(path, "wb")`` by an exception commits the half file.
+  rename, fsync of the directory. Elsewhere: everything is collected in a nameless temporary file of this machine first
+  and uploaded when it is complete, because leaving ``with fs.open(path, "wb")`` by an exception commits the half file.
 * Nothing is answered from a listing cache, and correctness never rests on conditional puts.
 * S3 is told by the standard variables (``AWS_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID``, ...) where and who;
   time limits and few retries make a dead server an error within seconds.
@@ -111,16 +111,16 @@ class FsspecStorage:
         path = self._path(name)
         if self._is_local:
             return self._publish_locally(name, Path(path), parts, require)
-        with tempfile.TemporaryDirectory(prefix="flightedl-") as directory:
-            collected = Path(directory) / "file"
-            with collected.open("wb") as file:
-                size_bytes = self._write_all(name, file, parts)
+        # It has no name, so that a process that is killed leaves nothing behind.
+        with tempfile.TemporaryFile() as collected:
+            size_bytes = self._write_all(name, collected, parts)
+            collected.seek(0)
             require()
             with self._explained(name):
                 if isinstance(self._fs, MemoryFileSystem):  # put_file shows the file while it is written
-                    self._fs.pipe_file(path, collected.read_bytes())
+                    self._fs.pipe_file(path, collected.read())
                 else:
-                    self._fs.put_file(str(collected), path)
+                    self._fs.put_file(f"/dev/fd/{collected.fileno()}", path)
         return size_bytes
 
     def _publish_locally(

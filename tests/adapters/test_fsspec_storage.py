@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
+import subprocess
+import sys
 import time
 import uuid
 from pathlib import Path
@@ -13,6 +16,7 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 from flightedl.adapters.storage import FsspecFiles, FsspecStorage, open_storage, without_credentials
+from flightedl.config import child_environment
 from flightedl.errors import DataError, NotFoundError, UnavailableError, UsageError
 from flightedl.testing.contracts.storage import StorageContract
 from flightedl.testing.processes import free_port
@@ -78,6 +82,29 @@ def test_the_file_is_synced_before_it_is_renamed_and_the_directory_after(
     monkeypatch.setattr(Path, "replace", replace)
     open_storage(str(tmp_path)).publish("new/a", [b"1"])
     assert calls == ["sync file", "rename", "sync directory", "sync directory"]
+
+
+def test_a_process_that_is_killed_while_it_writes_elsewhere_leaves_nothing_on_this_machine(tmp_path: Path) -> None:
+    program = """
+import os, signal
+from flightedl.adapters.storage import open_storage
+def parts():
+    yield b"some"
+    os.kill(os.getpid(), signal.SIGKILL)
+open_storage("memory://x").publish("a", parts())
+"""
+    ended = subprocess.run([sys.executable, "-c", program], env=child_environment(TMPDIR=str(tmp_path)), check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.s3
+def test_a_file_of_many_parts_is_uploaded_whole(s3_url: str) -> None:
+    """fsspec's S3 client uploads its parts side by side, each read from its own place in what was collected."""
+    storage = open_storage(s3_url + "/many")
+    parts = [bytes([number]) * (1 << 20) for number in range(120)]
+    assert storage.publish("a", parts) == 120 << 20
+    assert storage.read("a") == b"".join(parts)
 
 
 @pytest.mark.parametrize("name", ["../a", "/a", "a/../../b", "./a"])
