@@ -148,11 +148,7 @@ def answered_within(
 ) -> Answer:
     """Repeat ``ask`` until its answer is enough or the time is up, and return the newest answer.
 
-    Args:
-        timeout_s: Limit of all attempts together.
-        clock: The process's clock.
-        ask: Asks once. It takes the seconds that are left, in which it has to return or raise.
-        is_enough: True if nothing more is waited for.
+    ``ask`` takes the seconds that are left, in which it has to return or raise.
 
     Raises:
         UnavailableError: there was no answer in time; names the last trouble.

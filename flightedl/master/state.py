@@ -258,7 +258,7 @@ class JobState:
             case EpochFinished(epoch):
                 self._tell(Kind.EPOCH_DONE, "", "epoch is done epoch=%d", epoch + 1)
             case Expired(trainer, a, reason):
-                text = "a task took too long, all of its trainer's go back epoch=%d task=%d trainer=%s: because %s"
+                text = "the master takes a task and the backlog behind it back epoch=%d task=%d trainer=%s: because %s"
                 self._tell(Kind.WORK_EXPIRED, trainer, text, a.epoch + 1, a.task, trainer, reason, is_warning=True)
             case Quarantined(piece):
                 self._tell_quarantined(evaluation, piece)

@@ -81,15 +81,15 @@ def _slow_files(status: StatusReply) -> Iterator[Finding]:
 def _timed_out(seen: Observations) -> Iterator[Finding]:
     expired = [event for event in seen.events if event.kind == "work_expired"]
     if expired and seen.status is not None and seen.status.state != "done":
+        who, reason = expired[-1].who, expired[-1].text.rpartition(": because ")[2]
+        count = f" (it has taken back {len(expired)})" if len(expired) > 1 else ""
         yield Finding(
             Cause.TASK_TIMED_OUT,
             HARMFUL,
-            expired[-1].who,
-            f"tasks were taken back from their trainers {len(expired)} times since this master leads, the last time "
-            f"because {expired[-1].text.rpartition(': because ')[2]}",
-            "What was done of such a task counts, and the rest is done again. If tasks may take so long, raise the "
-            "setting that is named (--task-timeout-factor, --task-timeout-floor-s or --stuck-after-s), or make tasks "
-            "smaller: `flightedl dataset split`.",
+            who,
+            f"the master took a task back from {who}, because {reason}{count}",
+            "Batches of it that were done count; another trainer does the others. If tasks may take so long, raise the "
+            "setting that is named, or make smaller tasks with `flightedl dataset split`.",
         )
 
 

@@ -22,13 +22,10 @@ class WorkClock:
         """Return this clock's time at the instant ``now`` of the process's clock."""
         return (now if self._stopped_at is None else self._stopped_at) - self._stopped_s
 
-    def stop(self, now: float) -> None:
-        """Stop the clock, unless it is stopped."""
-        if self._stopped_at is None:
+    def go(self, now: float, *, is_stopped: bool) -> None:
+        """Stop the clock at ``now``, or let it run on from where it stopped. The same again changes nothing."""
+        if is_stopped and self._stopped_at is None:
             self._stopped_at = now
-
-    def run(self, now: float) -> None:
-        """Let the clock run on from where it stopped, unless it runs."""
-        if self._stopped_at is not None:
+        elif not is_stopped and self._stopped_at is not None:
             self._stopped_s += now - self._stopped_at
             self._stopped_at = None

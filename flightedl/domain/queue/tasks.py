@@ -244,17 +244,11 @@ class TaskQueue:
     def tick(self, now: float, *, is_held_up: bool = False, progressed: Iterable[str] = ()) -> Effects:
         """Take back the pieces that have run for too long, with their trainers' backlogs. Call it every second or so.
 
-        Args:
-            now: The instant.
-            is_held_up: True while no piece can run, as a pserver is away; the clocks of all pieces stop until the next
-                call without it.
-            progressed: Trainers that finished a batch since the last call.
+        Clocks stop while ``is_held_up``: no piece can run, as a pserver is away. ``progressed`` are the trainers that
+        have finished a batch since the last call.
         """
         state = self._state
-        if is_held_up:
-            state.clock.stop(now)
-        else:
-            state.clock.run(now)
+        state.clock.go(now, is_stopped=is_held_up)
         now = self._time(now)
         for trainer in progressed:
             state.pending.progressed(trainer, now)
