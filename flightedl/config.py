@@ -19,7 +19,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, SupportsIndex, TypeVar
+from typing import Annotated, Any, SupportsIndex, TypeVar
+
+import msgspec
 
 from flightedl.errors import UsageError
 
@@ -31,6 +33,12 @@ SAME_HOST = ("auto", "never")
 #: Trainers say far more often than this which batches are done, so none is called stuck between two messages.
 STUCK_FLOOR_S = 5.0
 _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+#: At least one.
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
+AboveZero = Annotated[float, msgspec.Meta(gt=0)]
 _JOB_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
@@ -51,8 +59,24 @@ class Resume(StrEnum):
 
 
 def is_job_name(text: str) -> bool:
-    """Whether a job may be called so."""
+    """True if a job may have this name."""
     return _JOB_NAME.fullmatch(text) is not None
+
+
+def require_addresses(text: str) -> None:
+    """Raise UsageError unless this is one address of etcd, or several separated by commas."""
+    for part in text.split(","):
+        host, _, port = part.strip().rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise UsageError(f"etcd address {part!r:.80} is not host:port (--etcd or FLIGHTEDL_ETCD)")
+
+
+def require_job_name(text: str) -> None:
+    """Raise UsageError unless a job may have this name."""
+    if not is_job_name(text):
+        raise UsageError(
+            f"job name {text!r:.80} is not usable: use 1-63 lower-case letters, digits and dashes (FLIGHTEDL_JOB)"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +87,7 @@ class CommonSettings:
     etcd: str = "127.0.0.1:2379"
     job: str = "default"
     #: Time to live of the leases that name this process.
-    lease_ttl_s: float = 5.0
+    lease_ttl_s: Annotated[float, msgspec.Meta(ge=1)] = 5.0
     log_level: str = "INFO"
     #: "text" for people, "json" for programs: one object a line.
     log_format: str = "text"
@@ -88,22 +112,15 @@ class CommonSettings:
     same_host: str = "auto"
 
     def __post_init__(self) -> None:
-        if not is_job_name(self.job):
-            raise UsageError(
-                f"job name {self.job!r} is not usable: use 1-63 lower-case letters, digits and dashes (FLIGHTEDL_JOB)"
-            )
+        require_job_name(self.job)
+        _require_in_range(self)
         _require_one_of("log_level", self.log_level, self.log_level.upper(), _LOG_LEVELS)
         _require_one_of("log_format", self.log_format, self.log_format, _LOG_FORMATS)
         _require_one_of("integrity", self.integrity, self.integrity, INTEGRITIES)
         _require_one_of("same_host", self.same_host, self.same_host, SAME_HOST)
         if self.telemetry not in _TELEMETRY:
             raise UsageError(f"telemetry is {self.telemetry!r:.40}, but must be otlp, or empty for none")
-        if self.lease_ttl_s < 1:
-            raise UsageError(f"lease_ttl_s is {self.lease_ttl_s}, but a lease lives for at least 1 second")
-        for part in self.etcd.split(","):
-            host, _, port = part.strip().rpartition(":")
-            if not host or not port.isdigit():
-                raise UsageError(f"etcd address {part!r} is not host:port (argument etcd or FLIGHTEDL_ETCD)")
+        require_addresses(self.etcd)
         if bool(self.etcd_user) != bool(self.etcd_password_file):
             raise UsageError("etcd_user and etcd_password_file belong together: set both, or neither")
         if self.etcd_user and not self.etcd_tls_dir:
@@ -119,13 +136,13 @@ class ServerSettings(CommonSettings):
     #: Address to publish; empty: the bound one.
     advertise: str = ""
     #: 0: any free port.
-    port: int = 0
+    port: Port = 0
     #: After SIGTERM, how long a last checkpoint and running requests may take before the process ends all the same.
-    drain_s: float = 5.0
+    drain_s: Seconds = 5.0
     #: Port of the Prometheus metrics page; 0: none.
-    metrics_port: int = 0
+    metrics_port: Port = 0
     #: Port of the health page, for the probes of a cluster; 0: none.
-    health_port: int = 0
+    health_port: Port = 0
     #: URL under which checkpoints and the dataset index are stored; empty: none.
     checkpoint: str = ""
     #: Listen beyond loopback in plain text: everybody who reaches the port may ask everything.
@@ -142,30 +159,30 @@ class MasterSettings(ServerSettings):
 
     #: How many pservers the job has; 0: none, as there is only data. The first master of a job writes it; -1: take
     #: what is written.
-    pservers: int = 1
+    pservers: Annotated[int, msgspec.Meta(ge=-1)] = 1
     #: How many trainers the job is going to have, for ``Sync(deterministic=True)``; 0: not known.
-    trainers: int = 0
-    attempts_limit: int = 5
+    trainers: Count = 0
+    attempts_limit: Positive = 5
     #: A task is taken back from a trainer after ``task_timeout_factor`` times the average of finished tasks, never
     #: earlier than after ``task_timeout_floor_s``.
-    task_timeout_factor: float = 5.0
-    task_timeout_floor_s: float = 30.0
+    task_timeout_factor: AboveZero = 5.0
+    task_timeout_floor_s: AboveZero = 30.0
     #: Before the first task is finished, and without a model: seconds without a finished batch after which a trainer
     #: that is alive loses its tasks.
-    stuck_after_s: float = 900.0
+    stuck_after_s: Annotated[float, msgspec.Meta(ge=STUCK_FLOOR_S)] = 900.0
     #: Seconds between checkpoints; 0: only at the end of an epoch.
-    checkpoint_every_s: float = 60.0
+    checkpoint_every_s: Seconds = 60.0
     #: After so many finished tasks; 0: not by tasks.
-    checkpoint_every_tasks: int = 0
-    checkpoint_keep: int = 3
+    checkpoint_every_tasks: Count = 0
+    checkpoint_keep: Positive = 3
     #: Checkpoints whose number is a multiple of it stay for ever; 0: none.
-    checkpoint_keep_every: int = 0
+    checkpoint_keep_every: Count = 0
     #: So many checkpoints in a row have of tables only the rows that have changed; 0: all have all.
-    checkpoint_increments: int = 8
+    checkpoint_increments: Count = 8
     #: "replay": a pserver that comes back catches up. "rollback": all go back to the checkpoint that it has.
     recovery: str = "replay"
     #: How often to look for new files of a dataset that is followed; a file joins when two looks find it the same.
-    follow_every_s: float = 5.0
+    follow_every_s: AboveZero = 5.0
     #: Go on from the newest checkpoint if etcd knows nothing of the job; ``auto``: only if there is one.
     resume: Resume = Resume.NEVER
 
@@ -173,11 +190,6 @@ class MasterSettings(ServerSettings):
         ServerSettings.__post_init__(self)
         if self.recovery not in {"replay", "rollback"}:
             raise UsageError(f"recovery is {self.recovery!r}, but there are only replay and rollback")
-        if not self.stuck_after_s >= STUCK_FLOOR_S:
-            raise UsageError(f"stuck_after_s is {self.stuck_after_s}, but has to be at least {STUCK_FLOOR_S:g} seconds")
-        for name in ("task_timeout_factor", "task_timeout_floor_s", "follow_every_s"):
-            if getattr(self, name) <= 0:
-                raise UsageError(f"{name} is {getattr(self, name)}, but has to be above 0")
         if self.resume is not Resume.NEVER and not self.checkpoint:
             raise UsageError("resume needs the URL of the checkpoints (--checkpoint or FLIGHTEDL_CHECKPOINT)")
 
@@ -187,12 +199,7 @@ class PserverSettings(ServerSettings):
     """A pserver's settings."""
 
     #: MiB that the rows of tables may have, with slots and index; 0: as much as is there.
-    table_memory_mb: int = 0
-
-    def __post_init__(self) -> None:
-        ServerSettings.__post_init__(self)
-        if self.table_memory_mb < 0:
-            raise UsageError(f"table_memory_mb is {self.table_memory_mb}, but must be at least 1, or 0 for no limit")
+    table_memory_mb: Count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,9 +215,9 @@ class TrainerSettings(CommonSettings):
     """What ``fe.connect()`` is told."""
 
     #: After how long an unreachable server ends the program with an error.
-    give_up_s: float = 300.0
+    give_up_s: Seconds = 300.0
     #: After how long of waiting the program says what it waits for.
-    say_after_s: float = 10.0
+    say_after_s: Seconds = 10.0
     #: Directory where ``job.output_dir`` points; empty: the current one.
     output_dir: str = ""
     #: What the launcher calls this process, for ``flightedl status``; empty: nobody has a name for it.
@@ -218,7 +225,7 @@ class TrainerSettings(CommonSettings):
     #: Write what ``job.log`` is given to files for TensorBoard, too, in ``output_dir``.
     tensorboard: bool = False
     #: Port of a Prometheus page of this trainer, at ``bind``; 0: none, and nothing listens.
-    metrics_port: int = 0
+    metrics_port: Port = 0
     bind: str = "127.0.0.1"
     #: Serve that page beyond loopback in plain text.
     insecure: bool = False
@@ -236,6 +243,25 @@ def _require_secure(bind: str, tls_dir: str, *, insecure: bool) -> None:
             "with `flightedl certs create` and set tls_dir (FLIGHTEDL_TLS_DIR), or allow it by insecure "
             "(--insecure or FLIGHTEDL_INSECURE=true) where only the job's processes reach this address"
         )
+
+
+def _ranges(cls: type) -> dict[str, msgspec.Meta]:
+    """Setting -> the range that its type names."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return {name: hint.__metadata__[0] for name, hint in hints.items() if hasattr(hint, "__metadata__")}
+
+
+def _require_in_range(values: CommonSettings) -> None:
+    for name, bounds in _ranges(type(values)).items():
+        value, least, above, most = getattr(values, name), bounds.ge, bounds.gt, bounds.le
+        # Comparisons with NaN are false.
+        is_high = value >= least if least is not None else above is None or value > above
+        if is_high and (most is None or value <= most):
+            continue
+        wanted = f"above {above:g}" if above is not None else f"at least {least:g}"
+        more = "" if most is None else f" and at most {most:g}"
+        names = f"--{name.replace('_', '-')} or {ENVIRONMENT_PREFIX}{name.upper()}"
+        raise UsageError(f"{name} is {value:g}, but must be {wanted}{more} ({names})")
 
 
 def _require_one_of(name: str, given: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -17,7 +17,7 @@ from flightedl.launch.kubernetes import scaling
 from flightedl.launch.status import JobStatus
 
 from .clusters import cluster_of, cluster_options
-from .options import job_options
+from .options import Number, job_options
 
 _TIMEOUT_S = 5.0
 
@@ -27,19 +27,17 @@ _TIMEOUT_S = 5.0
 @click.option("--max", "maximum", type=click.IntRange(min=1), required=True, help="Never more.")
 @click.option(
     "--worth",
-    type=click.FloatRange(0, 1),
+    type=Number(0, 1),
     default=0.5,
     show_default=True,
     help="Part of the others' average records per second that a further trainer has to bring.",
 )
-@click.option("--hourly-cost", type=click.FloatRange(min=0), default=0.0, help="What one trainer costs in an hour.")
-@click.option("--hourly-limit", type=click.FloatRange(min=0), default=0.0, help="What all may cost; 0: no limit [0]")
-@click.option(
-    "--settle-s", type=click.FloatRange(min=0), default=30.0, show_default=True, help="Not measured at first."
-)
-@click.option("--measure-s", type=click.FloatRange(min=1), default=60.0, show_default=True, help="How long to measure.")
-@click.option("--retry-s", type=click.FloatRange(min=1), default=1800.0, show_default=True, help="Until tried again.")
-@click.option("--every-s", type=click.FloatRange(min=0.1), default=10.0, show_default=True, help="How often to look.")
+@click.option("--hourly-cost", type=Number(min=0), default=0.0, help="What one trainer costs in an hour.")
+@click.option("--hourly-limit", type=Number(min=0), default=0.0, help="What all may cost; 0: no limit [0]")
+@click.option("--settle-s", type=Number(min=0), default=30.0, show_default=True, help="Not measured at first.")
+@click.option("--measure-s", type=Number(min=1), default=60.0, show_default=True, help="How long to measure.")
+@click.option("--retry-s", type=Number(min=1), default=1800.0, show_default=True, help="Until tried again.")
+@click.option("--every-s", type=Number(min=0.1), default=10.0, show_default=True, help="How often to look.")
 @click.option("--tls-dir", metavar="DIR", help="Directory with ca.pem, cert.pem and key.pem: mutual TLS")
 @job_options
 @cluster_options

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from flightedl.config import is_job_name
+from flightedl.config import require_job_name
 from flightedl.errors import UsageError
 from flightedl.launch.certificates import members
 from flightedl.messages.decoding import from_json
@@ -52,8 +52,8 @@ def create(directory: Path, job: str | None, hosts: tuple[str, ...], days: int, 
     """Make an authority and the certificates of all roles in DIR."""
     from flightedl.adapters import certificates
 
-    if job is not None and not is_job_name(job):
-        raise UsageError(f"job name {job!r} is not usable: use 1-63 lower-case letters, digits and dashes")
+    if job is not None:
+        require_job_name(job)
     plan = _Plan(job or ANY_JOB, list(hosts), days)
     made = certificates.create(directory, members(plan.job, plan.hosts), days=days, authority_days=authority_days)
     (directory / _PLAN).write_bytes(msgspec.json.encode(plan))

@@ -12,7 +12,7 @@ import click
 from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.adapters.storage import open_storage
-from flightedl.config import CommonSettings, settings
+from flightedl.config import CommonSettings, require_job_name, settings
 from flightedl.coordination.checkpoint_places import export_model, export_table
 from flightedl.domain.checkpoint.manifest import Manifest, Skipped, manifest_name
 from flightedl.domain.checkpoint.restoring import saved_tables
@@ -23,7 +23,7 @@ from flightedl.launch.status import JobStatus, answered_within
 from flightedl.messages.checkpoints import CheckpointReply, CheckpointRequest
 from flightedl.ports import Storage
 
-from .options import job_options
+from .options import Number, job_options
 
 _SLICE_S = 5.0
 _WAIT_S = 2.0
@@ -41,7 +41,9 @@ def _place(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _storage(url: str, job: str | None) -> tuple[Storage, str]:
     """The storage of the job, and its name."""
-    if job is None:
+    if job is not None:
+        require_job_name(job)
+    else:
         names = {file.name.partition("/")[0] for file in open_storage(url).list("") if "/manifest.json" in file.name}
         if not names:
             raise NotFoundError(f"{url} has no checkpoint")
@@ -73,7 +75,10 @@ def _is_there(storage: Storage, number: int) -> bool:
 def list_command(url: str, job: str | None) -> None:
     """Show all checkpoints of a job, the newest first."""
     storage, name = _storage(url, job)
-    for each in found_checkpoints(storage, name):
+    found = found_checkpoints(storage, name)
+    if not found:
+        raise NotFoundError(f"{storage.url} has no checkpoint: is --job right?")
+    for each in found:
         if isinstance(each, Skipped):
             click.echo(f"c-{each.number:<6} cannot be used: {each.reason}")
             continue
@@ -91,7 +96,7 @@ def list_command(url: str, job: str | None) -> None:
 
 @checkpoint.command()
 @job_options
-@click.option("--timeout-s", type=float, default=120.0, show_default=True, help="How long to wait for it.")
+@click.option("--timeout-s", type=Number(min=0), default=120.0, show_default=True, help="How long to wait for it.")
 @click.option("--tls-dir", metavar="DIR", help="Directory with ca.pem, cert.pem and key.pem: mutual TLS")
 def save(timeout_s: float, **options: Any) -> int:
     """Make a checkpoint of a running job now, and wait until it is complete."""
@@ -117,7 +122,7 @@ def save(timeout_s: float, **options: Any) -> int:
 
 @checkpoint.command("verify")
 @_place
-@click.option("--number", type=int, help="Only this one [all]")
+@click.option("--number", type=click.IntRange(min=1), help="Only this one [all]")
 def verify_command(url: str, job: str | None, number: int | None) -> int:
     """Read checkpoints whole and compare them with their checksums."""
     storage, name = _storage(url, job)
@@ -162,7 +167,7 @@ def restore(url: str, job: str | None, number: int, yes: bool) -> None:
 @_place
 @click.argument("output")
 @click.option("--format", "kind", type=click.Choice(sorted(WRITERS)), help="Of the file [by its name]")
-@click.option("--number", type=int, help="Which checkpoint [the newest]")
+@click.option("--number", type=click.IntRange(min=1), help="Which checkpoint [the newest]")
 @click.option("--tables", "has_tables", is_flag=True, help="The rows of all tables: OUTPUT is a folder.")
 @click.option("--table", "tables", multiple=True, metavar="NAME", help="The rows of this table; may be repeated.")
 @click.option("--slots", is_flag=True, help="With what the tables' optimizers keep beside the values.")

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.kubectl import Kubectl
-from flightedl.config import CommonSettings, settings
+from flightedl.config import CommonSettings, require_job_name, settings
 from flightedl.errors import NotFoundError, UsageError
 from flightedl.launch.kubernetes import submitting
 from flightedl.launch.kubernetes.submitting import find
@@ -89,6 +89,8 @@ def scale(role: str, count: int, job: str | None, **given: Any) -> None:
     None are possible, too: a job without trainers waits until there are some again. Those that are too many hand back
     what they hold.
     """
+    if job is not None:
+        require_job_name(job)
     cluster = cluster_of(given)
     view = submitting.scale(cluster, job or only_job(cluster), count)
     click.echo(f"job {view.job} has {view.wanted} {role} from now on; {view.active} are there")

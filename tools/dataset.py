@@ -198,7 +198,7 @@ def _write(
         filter=tuple(filters),
     )
     root, _, prefix = absolute_url(target).rpartition("/")
-    if root.startswith("memory://"):
+    if target.startswith("memory://"):
         raise UsageError(f"{target} would be gone when this command ends: choose a directory or a bucket")
     if to_format is not None:
         wanted = Target(prefix, to_format, shards, records_per_chunk)  # a wrong name is told before anything is read

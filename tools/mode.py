@@ -16,7 +16,7 @@ from flightedl.errors import EXIT_FAILED, UsageError
 from flightedl.launch.status import JobStatus, answered_within
 from flightedl.messages.tasks import ModeReply, ModeRequest
 
-from .options import job_options
+from .options import Number, job_options
 
 _KINDS: dict[str, type[Mode]] = {"sync": Sync, "async": Async, "bounded": Bounded}
 _SLICE_S = 10.0
@@ -32,7 +32,7 @@ _WAIT_S = 2.0
 @click.option("--pull-every", type=int, help="Async: steps between pulls [1]")
 @click.option("--staleness-scaled", is_flag=True, default=None, help="Async: smaller steps for older gradients")
 @click.option("--staleness", type=int, help="Bounded: versions that a trainer may be ahead of the slowest")
-@click.option("--timeout-s", type=float, default=60.0, show_default=True, help="How long to wait for all pservers.")
+@click.option("--timeout-s", type=Number(min=0), default=60.0, show_default=True, help="How long to wait.")
 @click.option("--json", "as_json", is_flag=True, help="The master's reply as one JSON object.")
 @click.option("--tls-dir", metavar="DIR", help="Directory with ca.pem, cert.pem and key.pem: mutual TLS")
 @job_options

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable
 from typing import Any
 
 import click
 
 Command = Callable[..., Any]
+
+
+class Number(click.FloatRange):
+    """A finite number: click's own ranges let NaN and infinity pass."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found = float(super().convert(value, param, ctx))
+        if not math.isfinite(found):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return found
 
 
 class ResumingCommand(click.Command):

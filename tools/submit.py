@@ -31,7 +31,7 @@ from flightedl.ports import Cluster
 
 from .clusters import cluster_of, cluster_options
 from .documents import as_yaml
-from .options import ScriptCommand, resume_option
+from .options import Number, ScriptCommand, resume_option
 from .pods import pair_of, pod_options, templates_of
 from .run import run
 
@@ -82,7 +82,7 @@ class _SubmitCommand(ScriptCommand):
 @click.option("--job", metavar="NAME", help="Name of the job [the script's name]")
 @click.option("--image", required=True, help="Image of all processes: flightedl's, or one made from it.")
 @click.option("--trainers", metavar="N | N..M", default="2", show_default=True, help="How many; N..M: as is worth it.")
-@click.option("--worth", type=click.FloatRange(0, 1), default=0.5, show_default=True, help="With N..M: see autoscale.")
+@click.option("--worth", type=Number(0, 1), default=0.5, show_default=True, help="With N..M: see autoscale.")
 @click.option("--pservers", type=int, default=2, show_default=True, help="How many pservers hold the model.")
 @click.option("--spares", type=int, default=1, show_default=True, help="Pservers more, which take over at once.")
 @click.option("--masters", type=int, default=2, show_default=True, help="One leads, the others stand by.")
@@ -188,7 +188,7 @@ def job_of(target: str, arguments: Sequence[str], given: dict[str, Any]) -> Clus
     code = code_of(target, given["files"], in_image=given["in_image"])
     memory = {role: given[f"{role}_memory"] for role in ("server", "trainer")}
     return ClusterJob(
-        job=given["job"] or job_name(target),
+        job=job_name(target) if given["job"] is None else given["job"],
         target=f"{CODE}/{Path(target).name}" if code else target,
         arguments=tuple(arguments),
         code=code,

@@ -48,7 +48,8 @@ def top(**options: Any) -> None:
     console = Console(highlight=False)
     view = View()
     with JobStatus(EtcdAccess.of(values), values.job, clock, values.tls_dir) as job:
-        view.refresh(job)
+        # An error at first is the command's; later the view shows it, and asks again.
+        view.ask(job)
         if not console.is_terminal:
             console.print(view.screen())
             return
@@ -75,9 +76,13 @@ class View:
     def refresh(self, job: JobStatus) -> None:
         """Ask the master again; what is known stays where it does not answer."""
         try:
-            self.take(job.read(_TIMEOUT_S), job.ask("events", encode(self._request), EventsReply, _TIMEOUT_S))
+            self.ask(job)
         except FlightedlError as error:
             self._trouble = str(error)
+
+    def ask(self, job: JobStatus) -> None:
+        """Ask the master. Raises as ``JobStatus.ask`` does."""
+        self.take(job.read(_TIMEOUT_S), job.ask("events", encode(self._request), EventsReply, _TIMEOUT_S))
 
     def take(self, status: StatusReply, news: EventsReply) -> None:
         """What the master says."""

@@ -293,7 +293,10 @@ def _opened(fs: Any, path: str, **options: Any) -> BinaryIO:
 
 def _opened_in_new_directory(path: Path) -> BinaryIO:
     """Open for writing, in a directory that is made if need be; ``delete`` may remove it just before, once."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except FileNotFoundError:  # Such as below /proc, where nobody can make anything.
+        raise UsageError(f"the directory {path.parent} cannot be made: choose another place") from None
     try:
         return path.open("xb")
     except FileNotFoundError:

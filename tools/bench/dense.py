@@ -25,6 +25,7 @@ from flightedl.domain.consistency.modes import Async, Bounded, Mode, Sync
 from flightedl.errors import JobFailedError
 from flightedl.launch.cluster import LocalCluster
 
+from ..options import Number
 from .orders import worker
 from .peers import Peer, installed, missing_line, peer_side
 from .sides import Measured, Side
@@ -287,7 +288,7 @@ def processor_name() -> str:
 
 @click.command()
 @click.argument("workloads", nargs=-1, type=click.Choice([*STANDARD, "custom"]))
-@click.option("--mb", type=click.FloatRange(min=0.001), default=64.0, show_default=True, help="MiB of the model.")
+@click.option("--mb", type=Number(min=0.001), default=64.0, show_default=True, help="MiB of the model.")
 @click.option("--parameters", type=click.IntRange(min=1), default=1, show_default=True, help="Equal arrays it is of.")
 @click.option("--trainers", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--pservers", type=click.IntRange(min=1), default=1, show_default=True)

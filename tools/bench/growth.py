@@ -87,9 +87,28 @@ def picture(cells: Sequence[Cell]) -> str:
     return "\n".join([*parts, "</svg>", ""])
 
 
+_POSITIVE = click.IntRange(min=1)
+
+
 @click.command()
-@click.option("--sizes", "sizes_mb", type=int, multiple=True, default=SIZES_MB, show_default=True, help="MiB; repeat.")
-@click.option("--trainers", "counts", type=int, multiple=True, default=TRAINERS, show_default=True, help="Repeat.")
+@click.option(
+    "--sizes",
+    "sizes_mb",
+    type=click.IntRange(min=1),
+    multiple=True,
+    default=SIZES_MB,
+    show_default=True,
+    help="MiB; repeat.",
+)
+@click.option(
+    "--trainers",
+    "counts",
+    type=click.IntRange(min=1),
+    multiple=True,
+    default=TRAINERS,
+    show_default=True,
+    help="Repeat.",
+)
 @click.option("--turns", type=click.IntRange(min=1), default=3, show_default=True)
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Write an SVG there.")
 @click.option("--json", "wants_json", is_flag=True, help="Print JSON.")

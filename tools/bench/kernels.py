@@ -19,6 +19,8 @@ from flightedl.domain.model.sharding import BLOCK_BYTES
 from flightedl.errors import UsageError
 from flightedl.kernels.compiled import kernel_for
 
+from ..options import Number
+
 #: name -> ours, and (class in torch.optim, its settings).
 RULES: dict[str, tuple[Optimizer, str, dict[str, Any]]] = {
     "SGD": (SGD(lr=0.01), "SGD", {"lr": 0.01}),
@@ -88,7 +90,7 @@ def timing(rule: str, gradient: np.ndarray[Any, np.dtype[np.float32]], turns: in
 
 
 @click.command()
-@click.option("--mb", type=click.FloatRange(min=1), default=64.0, show_default=True, help="MiB of float32.")
+@click.option("--mb", type=Number(min=1), default=64.0, show_default=True, help="MiB of float32.")
 @click.option("--turns", type=click.IntRange(min=1), default=31, show_default=True, help="Updates of each side.")
 @click.option("--json", "wants_json", is_flag=True, help="Print JSON.")
 def kernels(*, mb: float, turns: int, wants_json: bool) -> None:

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from flightedl.rpc.same_host import TRAINERS_MEMORY
 
+from ..options import Number
 from .dense import Workload, flightedl_side
 from .processes import peak_bytes
 
@@ -60,7 +61,7 @@ def _mapped_bytes(pid: int, name: str) -> int:
 
 
 @click.command()
-@click.option("--mb", type=click.FloatRange(min=1), default=1024.0, show_default=True, help="MiB of the model.")
+@click.option("--mb", type=Number(min=1), default=1024.0, show_default=True, help="MiB of the model.")
 @click.option("--trainers", type=click.IntRange(min=1), default=8, show_default=True)
 @click.option("--steps", type=click.IntRange(min=1), default=6, show_default=True, help="Of each trainer.")
 @click.option(

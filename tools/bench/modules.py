@@ -26,6 +26,7 @@ import flightedl as fe
 from flightedl.config import TrainerSettings, child_environment, settings
 from flightedl.process.importing import require
 
+from ..options import Number
 from .orders import Worker, worker
 from .sides import Side
 
@@ -113,7 +114,7 @@ def measure(mb: float, *, turns: int, steps: int, directory: Path) -> ModuleStep
 
 
 @click.command()
-@click.option("--mb", "sizes", type=click.FloatRange(min=0.01), multiple=True, help="MiB of the model [1, 10, 100]")
+@click.option("--mb", "sizes", type=Number(min=0.01), multiple=True, help="MiB of the model [1, 10, 100]")
 @click.option("--steps", type=click.IntRange(min=0), default=0, help="Steps of a turn [0: by the size]")
 @click.option("--turns", type=click.IntRange(min=2), default=7, show_default=True, help="Turns of each side.")
 @click.option("--json", "wants_json", is_flag=True, help="Print JSON.")

@@ -282,6 +282,8 @@ def queue(*, sizes: str, trainers: int, turns: int, dispatches: int, wants_json:
 
     Also: bytes of the durable state, memory and start of the master, group commit, and a bare transaction and call.
     """
+    if not all(size.strip().isdecimal() for size in sizes.split(",")):
+        raise UsageError(f"--sizes is {sizes!r:.80}, but must be numbers of tasks, separated by commas")
     counts = sorted({int(size) for size in sizes.split(",")})
     with tempfile.TemporaryDirectory(prefix="flightedl-bench-") as directory:
         found = measure(counts, trainers, turns, dispatches, Path(directory))

@@ -36,6 +36,7 @@ from flightedl.launch.policy import Limits
 from flightedl.launch.programs import TrainerProgram
 from flightedl.process import tuning as process_tuning
 
+from ..options import Number
 from .shard import shard_figures
 from .steady import accepted_pushes, longest_pause
 from .watcher import Watcher
@@ -241,11 +242,11 @@ _ROLES = tuple(_WHAT_ENDS_IT)
 @click.option(
     "--role", "roles", type=click.Choice(_ROLES), multiple=True, default=_ROLES, help="Only this kind; may be repeated."
 )
-@click.option("--lease-ttl-s", type=float, default=2.0, show_default=True, help="Time to live of all leases.")
+@click.option("--lease-ttl-s", type=Number(min=1), default=2.0, show_default=True, help="Time to live of all leases.")
 @click.option("--standby/--no-standby", default=True, show_default=True, help="With one more master and pserver.")
 @click.option("--size-mb", type=click.IntRange(min=1), default=1024, show_default=True, help="Of the shard.")
 @click.option("--minutes", type=click.IntRange(min=0), default=3, show_default=True, help="Of goodput under kills.")
-@click.option("--window-s", type=float, default=60.0, show_default=True, help="Seconds of such a minute.")
+@click.option("--window-s", type=Number(min=1), default=60.0, show_default=True, help="Seconds of such a minute.")
 def recovery(
     *,
     kills: int,

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from ..options import Number
 from .costs import GB, Constants, Job, Load, Machines, Seen, Shape, fitted, loads, requests_per_s
 from .dense import RECORDS_PER_TASK, Workload, default_steps, flightedl_side
 from .processes import cpu_s
@@ -111,18 +112,18 @@ def paper_table(found: Sequence[Load], job: Job) -> Table:
 @click.command()
 @click.option("--trainers", type=click.IntRange(min=1), default=1000, show_default=True, help="Of the job on paper.")
 @click.option("--pservers", type=click.IntRange(min=1), default=64, show_default=True)
-@click.option("--gb", type=click.FloatRange(min=0.001), default=100.0, show_default=True, help="Of it, with slots.")
+@click.option("--gb", type=Number(min=0.001), default=100.0, show_default=True, help="Of it, with slots.")
 @click.option(
     "--step-mb",
-    type=click.FloatRange(min=0.0001),
+    type=Number(min=0.0001),
     default=20.0,
     show_default=True,
     help="That a step touches and pushes: all of a dense model, some rows of tables.",
 )
-@click.option("--step-s", type=click.FloatRange(min=0.0001), default=0.2, show_default=True, help="From step to step.")
-@click.option("--task-s", type=click.FloatRange(min=0.001), default=30.0, show_default=True, help="A task lasts.")
-@click.option("--gbit", type=click.FloatRange(min=0.001), default=25.0, show_default=True, help="Network a machine.")
-@click.option("--cores", type=click.FloatRange(min=0.1), default=8.0, show_default=True, help="Cores of a server.")
+@click.option("--step-s", type=Number(min=0.0001), default=0.2, show_default=True, help="From step to step.")
+@click.option("--task-s", type=Number(min=0.001), default=30.0, show_default=True, help="A task lasts.")
+@click.option("--gbit", type=Number(min=0.001), default=25.0, show_default=True, help="Network a machine.")
+@click.option("--cores", type=Number(min=0.1), default=8.0, show_default=True, help="Cores of a server.")
 @click.option("--turns", type=click.IntRange(min=1), default=3, show_default=True)
 @click.option("--json", "wants_json", is_flag=True, help="Print JSON.")
 def scale(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flightedl.config import is_job_name
+from flightedl.config import is_job_name, require_addresses
 from flightedl.errors import UsageError
 from flightedl.launch.kubernetes.templates import PodTemplate
 
@@ -132,6 +132,8 @@ class ClusterJob:
             value = getattr(self, name)
             if value < least:
                 raise UsageError(f"{name} is {value}, but has to be {least} or more")
+        if self.etcd:
+            require_addresses(self.etcd)
         if not self.image:
             raise UsageError("a job on a cluster needs an image (--image)")
         if self.etcd_members not in {0, 1, 3, 5}:

@@ -1,0 +1,213 @@
+"""Every option and argument of every command refuses nonsense in one sentence, with exit code 2.
+
+The table follows click's tree: a new option has no row, and fails. Numbers and choices get their nonsense from their
+types; ``NONSENSE`` has what a text may not be, ``FREE`` says why some texts cannot be wrong.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from flightedl.testing.processes import closed_port
+from flightedl_tools.main import command, run_command_line
+
+#: What makes a command line whole beside the option that is tried; "{}" is a directory of the test.
+WHOLE = {
+    "run": ["{}/script.py"],
+    "plot": ["{}"],
+    "checkpoint export": ["{}/kept", "{}/model.npz"],
+    "checkpoint list": ["{}/kept"],
+    "checkpoint restore": ["{}/kept", "1"],
+    "checkpoint verify": ["{}/kept"],
+    "dataset convert": ["{}/x.csv", "--to", "{}/new", "--to-format", "csv"],
+    "dataset index": ["{}/x.csv"],
+    "dataset inspect": ["{}/x.csv"],
+    "dataset split": ["{}/x.csv", "--to", "{}/new", "--shards", "1"],
+    "mode": ["async"],
+    "tasks drop": ["--all"],
+    "tasks retry": ["--all"],
+    "submit": ["--image", "i", "--dry-run", "{}/script.py"],
+    "logs": ["job"],
+    "scale": ["trainers", "1"],
+    "autoscale": ["--max", "2"],
+    "cancel": ["job"],
+    "certs create": ["{}/certs"],
+    "certs renew": ["{}/certs"],
+    "replay": ["{}"],
+    "forget": ["job"],
+}
+JOBS = ["UPPER", "a b", ""]
+ABSENT = "{}/absent"
+#: Option -> what it may not be, for all commands or for one.
+NONSENSE: dict[str, list[str]] = {
+    "--job": JOBS,
+    "--etcd": ["host", "host:x", "host:99999", "a:1,b"],
+    "--log-level": ["LOUD", ""],
+    "--tls-dir": [ABSENT],
+    "url": [ABSENT, "nonsense://x"],
+    "urls": [ABSENT, "nonsense://x"],
+    "directory": [ABSENT],
+    "--format": ["nonsense"],
+    "--to-format": ["nonsense"],
+    "--to": ["memory://x", "/proc/x/y"],
+    "--columns": ["nonsense"],
+    "run script_or_module": [ABSENT + ".py"],
+    "plot runs": [ABSENT],
+    "doctor --report": [ABSENT + "/x"],
+    "dataset convert --filter": ["a", "a ~ 1"],
+    "mode kind": ["nonsense"],
+    "submit script_or_module": ["absent.py"],
+    "submit --server-cpu-limit": ["lots"],
+    "submit --trainer-cpu-limit": ["lots"],
+    "submit --node-selector": ["x"],
+    "submit --volume": ["x"],
+    "submit --annotation": ["x"],
+    "submit --pod-template": [ABSENT],
+    "submit --image": [""],
+    "submit --trainers": ["x", "3..2"],
+    "submit --set": ["x", "FLIGHTEDL_NOPE=1"],
+    "submit --with": [ABSENT],
+    "submit --server-cpu": ["lots"],
+    "submit --server-memory": ["lots"],
+    "submit --trainer-cpu": ["lots"],
+    "submit --trainer-memory": ["lots"],
+    "certs create --host": ["bad host!", ""],
+    "certs create directory": ["/dev/null/x"],
+    "forget job": JOBS,
+    "bench queue --sizes": ["x", "-1", ""],
+}
+_LATER = "the server that is started refuses it"
+_CLUSTER = "only the cluster knows it"
+_ASKED = "only what it is looked for in knows it"
+#: Why a text cannot be wrong before somebody else looks at it; ``NONSENSE`` does not count then.
+FREE: dict[str, str] = {
+    "arguments": "the script's",
+    "--checkpoint": _LATER,
+    "--bind": _LATER,
+    "--advertise": _LATER,
+    "--record": _LATER,
+    "master --tls-dir": _LATER,
+    "pserver --tls-dir": _LATER,
+    "run --tls-dir": _LATER,
+    "autoscale --tls-dir": "the cluster is asked before",
+    "run --output": "made if it is absent",
+    "plot --output": "tests/curves: nothing is drawn of no values",
+    "plot --metric": _ASKED,
+    "output": _ASKED,
+    "--table": _ASKED,
+    "--story": "tests/recording/test_story.py: it takes two values",
+    "bench growth --plot": "written when all was measured",
+    "--namespace": _CLUSTER,
+    "--context": _CLUSTER,
+    "logs job": _CLUSTER,
+    "cancel job": _CLUSTER,
+    "--secret": _CLUSTER,
+    "--etcd-image": _CLUSTER,
+    "--image-pull-secret": _CLUSTER,
+    "--service-account": _CLUSTER,
+    "--priority-class": _CLUSTER,
+    "--toleration": _CLUSTER,
+    "--queue": _CLUSTER,
+}
+
+
+def commands() -> Iterator[tuple[str, click.Command]]:
+    def below(group: click.Command, context: click.Context, path: list[str]) -> Iterator[tuple[str, click.Command]]:
+        if not isinstance(group, click.Group):
+            yield " ".join(path), group
+            return
+        for name in group.list_commands(context):
+            found = group.get_command(context, name)
+            assert found is not None
+            yield from below(found, click.Context(found, parent=context), [*path, name])
+
+    return below(command, click.Context(command), [])
+
+
+def name_of(parameter: click.Parameter) -> str:
+    return parameter.opts[0] if isinstance(parameter, click.Option) else str(parameter.name)
+
+
+def of_type(kind: click.ParamType) -> list[str]:
+    """What no number or choice of this type can be."""
+    found: list[str] = []
+    if isinstance(kind, click.Choice):
+        return ["nonsense"]
+    if isinstance(kind, click.types.IntParamType | click.types.FloatParamType):
+        found += ["x", ""]
+        if isinstance(kind, click.types.FloatParamType):
+            found += ["nan", "inf"]
+        lowest, highest = getattr(kind, "min", None), getattr(kind, "max", None)
+        found += ["-1000000"] if lowest is None else [str(math.floor(lowest) - 1)]
+        found += [] if highest is None else [str(math.ceil(highest) + 1)]
+    return found
+
+
+def rows() -> Iterator[tuple[str, str, list[str]]]:
+    for path, found in COMMANDS.items():
+        for parameter in found.params:
+            name = name_of(parameter)
+            key = f"{path} {name}"
+            if getattr(parameter, "is_flag", False) or key in FREE or (name in FREE and key not in NONSENSE):
+                continue
+            yield path, name, NONSENSE.get(key, NONSENSE.get(name)) or of_type(parameter.type)
+
+
+COMMANDS = dict(commands())
+
+
+@pytest.mark.parametrize(("path", "name", "values"), [pytest.param(*row, id=" ".join(row[:2])) for row in rows()])
+def test_nonsense_is_refused(
+    path: str,
+    name: str,
+    values: list[str],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert values, "a new option: NONSENSE has what it may not be, or FREE the reason why it may be anything"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("the server was started"))
+    (tmp_path / "script.py").write_text("")
+    (tmp_path / "x.csv").write_text("a,b\n1,2\n")
+    words = {name, name.removeprefix("--").replace("-", "_")}
+    with closed_port() as port:
+        monkeypatch.setenv("FLIGHTEDL_ETCD", f"127.0.0.1:{port}")
+        for value in values:
+            given = value.format(tmp_path)
+            code = run_command_line([*path.split(), *replaced(path, name, given, tmp_path)])
+            said = capfd.readouterr().err
+            assert code == 2, f"{value!r}: exit {code}: {said}"
+            assert "Traceback" not in said
+            assert any(word.lower() in said.lower() for word in words) or (given and given in said), said
+
+
+def test_no_row_is_left_of_an_option_that_is_gone() -> None:
+    names = {name_of(parameter) for found in COMMANDS.values() for parameter in found.params}
+    keys = {f"{path} {name_of(parameter)}" for path, found in COMMANDS.items() for parameter in found.params}
+    assert {*NONSENSE, *FREE} <= names | keys
+
+
+def replaced(path: str, name: str, given: str, place: Path) -> list[str]:
+    """A whole command line with this one value."""
+    whole = [each.format(place) for each in WHOLE.get(path, [])]
+    if name.startswith("-"):
+        if name in whole:
+            whole[whole.index(name) + 1] = given
+            return whole
+        return [name, given, *whole] if path in {"run", "submit"} else [*whole, name, given]
+    arguments = [name_of(each) for each in COMMANDS[path].params if isinstance(each, click.Argument)]
+    at = arguments.index(name)
+    options = [number for number, each in enumerate(whole) if each.startswith("--")]
+    values = [number + 1 for number in options if whole[number] not in {"--dry-run", "--all"}]
+    positions = [number for number in range(len(whole)) if number not in {*options, *values}]
+    if at < len(positions):
+        whole[positions[at]] = given
+        return whole
+    return [*whole, given]
