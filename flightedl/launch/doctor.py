@@ -127,7 +127,7 @@ class Doctor:
         access = dataclasses.replace(self._etcd, endpoints=endpoint)
         asked = Asked(address=endpoint, is_connected=_is_listening(endpoint))
         if not asked.is_connected:
-            error = f"nobody listens at {endpoint}"
+            error = f"nothing listens at {endpoint}"
             return dataclasses.replace(asked, error=error, code="unavailable"), None
         began = self._clock.now()
         try:
@@ -209,7 +209,7 @@ class Doctor:
     ) -> tuple[Asked, Reply | None]:
         asked = Asked(address=address, is_connected=_is_listening(address))
         if not asked.is_connected:
-            return dataclasses.replace(asked, error=f"nobody listens at {address}", code="unavailable"), None
+            return dataclasses.replace(asked, error=f"nothing listens at {address}", code="unavailable"), None
         began = self._clock.now()
         try:
             with self._connector.connect(address, identity) as connection:

@@ -48,7 +48,7 @@ def etcd(seen: Observations) -> Iterator[Finding]:
             Cause.ETCD_UNREACHABLE,
             BROKEN,
             "etcd",
-            f"nobody listens at {where}: {seen.etcd[0].error}",
+            f"nothing listens at {where}",
             "Start etcd, or say where it runs: --etcd HOST:PORT or FLIGHTEDL_ETCD.",
         )
     elif len(answering) < len(seen.etcd):

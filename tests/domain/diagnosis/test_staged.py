@@ -409,3 +409,10 @@ def test_who_waits_for_whom_is_told_with_names() -> None:
 def test_a_trainer_that_waits_is_not_slow_itself() -> None:
     seen = with_trainers(healthy(), trainer("t1"), trainer("t2", batch_s=600, waiting_for="a task"))
     assert examine(seen) == []
+
+
+def test_an_etcd_at_which_nothing_listens_is_named_once() -> None:
+    closed = replace(CLOSED, error="nothing listens at h:1")
+    seen = no_master(healthy(), etcd=(closed,), jobs=(), lock_generation=0, pservers={}, replies={})
+    (text,) = [each.text for each in examine(seen) if each.cause is Cause.ETCD_UNREACHABLE]
+    assert text == "nothing listens at h:1"
