@@ -323,8 +323,9 @@ class TaskQueue:
             return
         state.settings = replace(state.settings, is_deduplicated=True)
         for pending in state.pending:
-            state.pending.set_done(pending, IntervalSet())
-        state.revision += 1
+            if pending.done:
+                state.pending.set_done(pending, IntervalSet())
+                state.revision += 1
 
     def grow(self, task_count: int, batch_counts: Callable[[int], int] | None = None) -> None:
         """The dataset has ``task_count`` tasks now. They join the current epoch at its end, and all later ones.
