@@ -88,9 +88,12 @@ class OnceNames:
         self._registration = registration
         self._waiting = waiting
         self._won: set[str] = set()
+        #: True if the script has asked for a name, whoever won it.
+        self.is_used = False
 
     def take(self, name: str) -> Once:
         """Win the name, if nobody has it; true also when this trainer won it before."""
+        self.is_used = True
         key = self._keys.once + name
         value = self._registration.trainer.encode()
 

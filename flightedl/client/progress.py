@@ -70,6 +70,9 @@ class ProgressReporter:
         self._metrics: dict[str, tuple[float, float]] = {}
         self._waiting_for = ""
         self._sent_waiting_for = ""
+        #: True if the script shares what it trains with other trainers.
+        self.shares_model: Callable[[], bool] = lambda: True
+        self._sent_model = ""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="flightedl-progress", daemon=True)
         self._thread.start()
@@ -144,7 +147,8 @@ class ProgressReporter:
             records, batches, metrics, waiting = self._records, self._batches, self._metrics, self._waiting_for
             skipped, idle_batches = self._skipped, self._idle_batches
             is_sign_due = self._now() - self._sent_at >= _SIGN_OF_LIFE_S
-            has_news = records or skipped or metrics or waiting != self._sent_waiting_for
+            model = "" if not self._totals.batches else "common" if self.shares_model() else "own"
+            has_news = records or skipped or metrics or (waiting, model) != (self._sent_waiting_for, self._sent_model)
             if not (has_news or is_sign_due or self._wants_stacks):
                 return
             batch_s = self._now() - self._batch_at
@@ -166,6 +170,7 @@ class ProgressReporter:
             profile=profile,
             doing=self._profile.doing,
             facts=host_facts(),
+            model=model,
             stacks=stacks()[:STACKS_LIMIT] if self._wants_stacks else "",
         )
         try:
@@ -181,7 +186,7 @@ class ProgressReporter:
                     more, weights = self._metrics.get(name, (0.0, 0.0))
                     self._metrics[name] = (total + more, weight + weights)
         else:
-            self._sent_waiting_for, self._sent_at = waiting, self._now()
+            self._sent_waiting_for, self._sent_model, self._sent_at = waiting, model, self._now()
             with self._lock:
                 self._totals.spent(profile)
             self._wants_stacks, self._every_s = reply.wants_stacks, reply.every_s

@@ -7,6 +7,8 @@ it has of the job's data in ``data.job_data``, and of its model in ``model.job_m
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -102,6 +104,7 @@ class Job:
         self._model = JobModel(process, self._participation)
         self._data = JobData(process, self._participation, self._require_open, begin_again, self._model.look_ahead)
         self._once = OnceNames(process.coordinator, process.keys, process.registration, process.waiting)
+        process.progress.shares_model = self._shares_model
         #: Why this session is over; empty: it is not.
         self._closed = ""
 
@@ -446,6 +449,11 @@ class Job:
         if self._closed:
             raise UsageError(self._closed)
 
+    def _shares_model(self) -> bool:
+        """True if the script may train one model together with other trainers, as far as can be seen."""
+        is_known = self._model.is_declared or self._data.explicit_done or self._once.is_used
+        return is_known or has_process_group()
+
     def _began_anew(self) -> None:
         self._data.registered_again()
 
@@ -470,3 +478,10 @@ class Job:
         self._model.close(self._closed)
         self._once.keep()
         self._process.close()
+
+
+def has_process_group() -> bool:
+    """True if torch.distributed is initialized, or a launcher has given this process a rank."""
+    is_initialized = getattr(sys.modules.get("torch.distributed"), "is_initialized", bool)
+    names = os.environ.keys()  # noqa: TID251 - other launchers set them, such as torchrun
+    return is_initialized() or not names.isdisjoint({"RANK", "WORLD_SIZE"})

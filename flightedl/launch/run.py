@@ -304,7 +304,8 @@ def _report(
     if resume:
         console.print(f"flightedl: {resume}", markup=False, highlight=False, soft_wrap=True)
     if outcome.reason:
-        console.print(f"flightedl: {outcome.reason}", style="red", markup=False, highlight=False, soft_wrap=True)
+        style = "red" if outcome.exit_code else "yellow"
+        console.print(f"flightedl: {outcome.reason}", style=style, markup=False, highlight=False, soft_wrap=True)
     # What shows why the job ended is the last that is shown.
     for line in outcome.last_lines:
         console.print(f"{outcome.slot} | {line}", markup=False, highlight=False, soft_wrap=True)

@@ -17,6 +17,10 @@ EXIT_INCOMPLETE = 4
 #: Files that were left out of a dataset and are named in one line.
 _TOLD_FILES = 10
 _DONE = Outcome(0)
+_OWN_MODELS = (
+    "each trainer trains a model of its own, with its share of the data: to train one model, declare it with "
+    "job.parameters or fe.torch.Optimizer; if the models are meant to be separate, save each of them under job.once"
+)
 
 
 def verdict(status: StatusReply | None, *, keeps_checkpoints: bool) -> Outcome:
@@ -35,7 +39,9 @@ def verdict(status: StatusReply | None, *, keeps_checkpoints: bool) -> Outcome:
     if status.left_out:
         told = "; ".join(status.left_out[:_TOLD_FILES])
         return Outcome(EXIT_INCOMPLETE, f"the dataset was completed without some of its files: {told}")
-    return Outcome(EXIT_INCOMPLETE) if failed_tasks(status) else _DONE
+    if failed_tasks(status):
+        return Outcome(EXIT_INCOMPLETE)
+    return Outcome(0, _OWN_MODELS) if status.own_models > 1 else _DONE
 
 
 def is_finished(status: StatusReply) -> bool:

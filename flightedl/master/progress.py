@@ -37,6 +37,8 @@ class TrainerProgress:
     facts: HostFacts | None = None
     profile: Counter[str] = field(default_factory=Counter)
     doing: str = ""
+    #: As of ``LogRequest``.
+    model: str = ""
     #: Whether somebody wants to know where its threads stand, and what it last said of that.
     wants_stacks: bool = False
     stacks: str = ""
@@ -49,6 +51,8 @@ class JobProgress:
     batches: int = 0
     #: Those of them that gave the declared model no gradient.
     idle_batches: int = 0
+    #: Most trainers at a time that train a model of their own; ``None`` if a trainer shares what it trains.
+    _own_models: int | None = 0
     skipped_records: int = 0
     #: Seconds of all trainers' loops, also of those that have left, by what they did.
     profile: Counter[str] = field(default_factory=Counter)
@@ -67,7 +71,12 @@ class JobProgress:
             self._progressed.add(report.trainer)
         trainer.host, trainer.pid, trainer.waiting_for = report.host, report.pid, report.waiting_for
         trainer.heard_at, trainer.batch_s, trainer.facts = now, report.batch_s, report.facts
-        trainer.doing = report.doing
+        trainer.doing, trainer.model = report.doing, report.model
+        own_models = sum(each.model == "own" for each in self.trainers.values())
+        if report.model == "common":
+            self._own_models = None
+        elif self._own_models is not None:
+            self._own_models = max(self._own_models, own_models)
         for what, seconds in report.profile.items():
             trainer.profile[what] += seconds  # type: ignore[assignment]
             self.profile[what] += seconds  # type: ignore[assignment]
@@ -82,6 +91,11 @@ class JobProgress:
         if report.records or report.metrics:
             self._recent.append((now, report.records, dict(report.metrics)))
         self._forget(now)
+
+    @property
+    def own_models(self) -> int:
+        """As of ``StatusReply``."""
+        return self._own_models or 0
 
     def failed(self, reports: Iterable[FailedTask], now: float) -> None:
         """Work that a trainer could not do; what its script raised at it is remembered for a while."""

@@ -75,6 +75,7 @@ def describe(
         evaluations=core.evaluations.status(),
         batches=progress.batches,
         idle_batches=progress.idle_batches,
+        own_models=progress.own_models,
         skipped_records=progress.skipped_records,
         skipped_parts=0 if indexed is None else len(indexed.layout.index.skipped),
         profile=dict(progress.profile),

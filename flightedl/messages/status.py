@@ -198,6 +198,8 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     batches: int = 0
     #: Those of them for which the script gave the declared model no gradient.
     idle_batches: int = 0
+    #: Trainers that worked at the same time, each on a model of its own; 0 if any trainer shared what it trained.
+    own_models: int = 0
     #: Corrupt records that trainers passed over since this master began, in each epoch again; and parts of files that
     #: the index leaves out, because not even their records can be counted.
     skipped_records: int = 0

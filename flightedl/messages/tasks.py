@@ -214,6 +214,9 @@ class LogRequest(Sender, frozen=True, kw_only=True):
     #: What it does now: "data", "script" or, as long as it is with the parameter servers, "push"; empty: not known.
     doing: Text = ""
     facts: HostFacts | None = None
+    #: "common" if the script shares what it trains: a declared model, ``explicit_done``, a process group, ``job.once``.
+    #: "own" if it trained on batches and shares nothing so far; empty: not known.
+    model: Text = ""
     #: Where its threads stand, if the master wanted to know; empty: it did not.
     stacks: Annotated[str, msgspec.Meta(max_length=STACKS_LIMIT)] = ""
 

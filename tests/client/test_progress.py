@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import sys
 import threading
 import urllib.request
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ import pytest
 from flightedl.client.metrics import metrics_page
 from flightedl.client.participation import Participation
 from flightedl.client.progress import ProgressReporter
+from flightedl.client.session import has_process_group
 from flightedl.config import TrainerSettings
 from flightedl.domain.consistency.modes import Async, Mode
 from flightedl.errors import UnavailableError, UsageError
@@ -40,6 +43,38 @@ def test_batches_that_gave_the_model_nothing_are_told_and_not_lost_with_a_messag
     reporter.batch(10, is_idle=True)
     reporter.close()
     assert [(each.batches, each.idle_batches) for each in sent] == [(3, 2)]
+
+
+def test_a_script_that_shares_what_it_trains_at_its_end_says_so_with_its_last_word() -> None:
+    sent: list[LogRequest] = []
+
+    def send(body: bytes) -> bytes:
+        sent.append(decode(body, LogRequest))
+        return encode(LogReply())
+
+    reporter = ProgressReporter(send, lambda: ("t", 1), lambda: None)
+    shares = False
+    reporter.shares_model = lambda: shares
+    reporter.metrics({"loss": 1.0}, 1)
+    reporter._flush()
+    reporter.batch(10)
+    reporter._flush()
+    shares = True
+    reporter.close()
+    assert [each.model for each in sent] == ["", "own", "common"]
+
+
+def test_a_process_of_a_group_shares_what_it_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delitem(sys.modules, "torch.distributed", raising=False)
+    assert not has_process_group()
+    monkeypatch.setitem(sys.modules, "torch.distributed", SimpleNamespace(is_initialized=lambda: True))
+    assert has_process_group()
+    monkeypatch.setitem(sys.modules, "torch.distributed", SimpleNamespace())
+    assert not has_process_group(), "it has none, or is only half imported"
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert has_process_group()
 
 
 def test_a_trainer_says_now_and_then_that_it_is_there_and_where_it_stands_when_it_is_asked() -> None:

@@ -70,6 +70,13 @@ def test_a_job_that_only_evaluates_is_done() -> None:
     assert judged(state="waiting", epochs=None, epoch=0, tasks=TaskCounts(), evaluations=[evaluation]) == Outcome(0)
 
 
+def test_trainers_that_each_train_a_model_of_their_own_are_told_once_and_it_is_no_failure() -> None:
+    found = judged(plan_hash="", own_models=3)
+    assert found.exit_code == 0
+    assert found.reason.startswith("each trainer trains a model of its own")
+    assert judged(plan_hash="", own_models=1) == Outcome(0)
+
+
 def test_a_model_that_was_never_given_a_gradient_is_told() -> None:
     found = judged(idle_batches=80)
     assert found.exit_code == 2

@@ -8,6 +8,23 @@ from flightedl.master.progress import JobProgress
 from flightedl.messages.tasks import FailedTask, LogRequest
 
 
+def test_models_of_their_own_are_counted_where_no_trainer_shares_one() -> None:
+    progress = JobProgress()
+
+    def say(trainer: str, model: str) -> int:
+        progress.add(LogRequest(trainer=trainer, generation=1, model=model), 0.0)
+        return progress.own_models
+
+    assert [say("a", ""), say("a", "own"), say("a", "own")] == [0, 1, 1]
+    progress.gone("a")
+    assert say("a-again", "own") == 1, "it took the place of the first one"
+    assert say("b", "own") == 2
+    progress.gone("b")
+    assert progress.own_models == 2
+    assert say("a-again", "common") == 0, "as with a report that one trainer writes at the end"
+    assert say("c", "own") == 0
+
+
 def _report(records: int, loss: float | None = None, trainer: str = "a") -> LogRequest:
     metrics = {} if loss is None else {"loss": (loss * records, float(records))}
     return LogRequest(trainer=trainer, generation=1, records=records, metrics=metrics)

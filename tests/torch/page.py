@@ -39,7 +39,7 @@ class JobOfOne(BenchJob):
     ) -> Any:
         data = DatasetOfOne(urls=urls, epochs=epochs, **given)
         batches = [batch for _ in range(epochs) for batch in data for _ in range(steps_per_batch)]
-        return shared(batches) if explicit_done else OneByOne(self, batches, steps_per_batch)
+        return shared(batches) if explicit_done else OneByOne(self, batches, steps_per_batch, epochs)
 
     def handed_out(self, batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number, batch in enumerate(batches):
@@ -50,6 +50,10 @@ class JobOfOne(BenchJob):
                 self.end()
         if self.trainer is not None:
             self.trainer.parameters.pull()
+
+    def evaluate(self, urls: object, measure: Any, *, name: str, **given: object) -> dict[str, float]:
+        measured = [metrics_of(measure(batch)) for batch in DatasetOfOne(urls=urls, **given)]
+        return {key: sum(each[key] for each in measured) / len(measured) for key in measured[0]}
 
     def log(self, **metrics: Any) -> None:
         self.logged.append(metrics_of(metrics)["loss"])
@@ -69,6 +73,7 @@ class OneByOne:
     job: JobOfOne
     batches: list[pa.RecordBatch]
     steps_per_batch: int
+    epochs: int = 1
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         return self.job.handed_out(self.batches)
@@ -76,6 +81,10 @@ class OneByOne:
     @property
     def step_of_batch(self) -> int:
         return self.job.trainer.current.number % self.steps_per_batch
+
+    @property
+    def epoch(self) -> int:
+        return self.job.trainer.current.number * self.epochs // len(self.batches)
 
 
 def shared(batches: list[pa.RecordBatch]) -> Dataset:
