@@ -81,7 +81,7 @@ def require_job_name(text: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommonSettings:
-    """What every process of a job is told. Times in seconds."""
+    """Settings of every process of a job. Times are in seconds."""
 
     #: ``host:port`` of etcd, several separated by commas.
     etcd: str = "127.0.0.1:2379"
@@ -129,7 +129,7 @@ class CommonSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings(CommonSettings):
-    """What masters and pservers are told beside."""
+    """Settings that masters and pservers have in addition."""
 
     #: Address to bind; numeric, because two servers can share a port under different names without an error.
     bind: str = "127.0.0.1"
@@ -204,7 +204,7 @@ class PserverSettings(ServerSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorSettings(CommonSettings):
-    """What ``flightedl doctor`` is told."""
+    """Settings of ``flightedl doctor``."""
 
     #: URL of the job's checkpoints, to try out; empty: that is left out.
     checkpoint: str = ""
@@ -212,7 +212,7 @@ class DoctorSettings(CommonSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerSettings(CommonSettings):
-    """What ``fe.connect()`` is told."""
+    """Settings of ``fe.connect()``."""
 
     #: After how long an unreachable server ends the program with an error.
     give_up_s: Seconds = 300.0

@@ -7,7 +7,17 @@ from typing import Any
 
 import pytest
 
-from flightedl.config import MasterSettings, Resume, available_cores, settings, thread_environment, to_environment
+from flightedl.config import (
+    CommonSettings,
+    MasterSettings,
+    PserverSettings,
+    Resume,
+    TrainerSettings,
+    available_cores,
+    settings,
+    thread_environment,
+    to_environment,
+)
 from flightedl.errors import UsageError
 
 
@@ -87,3 +97,28 @@ def test_a_containers_quota_is_counted(tmp_path: Path, quota: str, cores: int | 
     (tmp_path / "cpu.max").write_text(quota + "\n")
     machine = available_cores(tmp_path / "none")
     assert available_cores(tmp_path / "cpu.max") == (machine if cores is None else min(cores, machine))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [
+        (CommonSettings, "lease_ttl_s", 0.5),
+        *((MasterSettings, name, 65536) for name in ("port", "metrics_port", "health_port")),
+        *((MasterSettings, name, -1) for name in ("port", "drain_s", "trainers", "checkpoint_every_s")),
+        *((MasterSettings, f"checkpoint_{name}", -1) for name in ("every_tasks", "keep_every", "increments")),
+        *((MasterSettings, name, 0) for name in ("attempts_limit", "checkpoint_keep", "task_timeout_factor")),
+        *((MasterSettings, name, 0) for name in ("task_timeout_floor_s", "follow_every_s", "stuck_after_s")),
+        (MasterSettings, "pservers", -2),
+        (PserverSettings, "table_memory_mb", -1),
+        *((TrainerSettings, name, -1) for name in ("give_up_s", "say_after_s", "metrics_port")),
+    ],
+)
+def test_a_range_holds_wherever_a_setting_comes_from(kind: type[CommonSettings], name: str, value: float) -> None:
+    variable = f"FLIGHTEDL_{name.upper()}"
+    said = rf"{name} is {value}, but must be .* \(--{name.replace('_', '-')} or {variable}\)"
+    with pytest.raises(UsageError, match=said):
+        settings(kind, {}, **{name: value})
+    with pytest.raises(UsageError, match=said):
+        settings(kind, {variable: str(value)})
+    with pytest.raises(UsageError, match=said):
+        kind(**{name: value})

@@ -21,7 +21,7 @@ _PLAN = "members.json"
 
 
 class _Plan(msgspec.Struct, frozen=True):
-    """What the certificates of a directory were made for; read when they are renewed."""
+    """Settings of the certificates in a directory, stored for their renewal."""
 
     job: str
     hosts: list[str]

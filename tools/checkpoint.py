@@ -66,7 +66,7 @@ def _chosen(url: str, job: str | None, number: int | None) -> tuple[Storage, Man
 
 
 def _is_there(storage: Storage, number: int) -> bool:
-    """Whether a running job has not dropped a checkpoint meanwhile."""
+    """True unless a running job has dropped the checkpoint in the meantime."""
     return bool(storage.list(manifest_name(number)))
 
 

@@ -1,4 +1,4 @@
-"""Where tables for people are printed."""
+"""Console on which commands print tables."""
 
 from __future__ import annotations
 

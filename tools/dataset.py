@@ -58,7 +58,7 @@ def _source_options(function: Command) -> Command:
 
 
 def _target_options(function: Command) -> Command:
-    """What is written."""
+    """Options of commands that write a dataset."""
     for option in (
         click.option("--overwrite", is_flag=True, help="Replace shards of another conversion."),
         click.option("--records-per-chunk", type=click.IntRange(min=1), default=65_536, show_default=True),
@@ -352,5 +352,5 @@ def _short(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has no form for."""
+    """Return text for a value that JSON cannot hold."""
     return value.hex() if isinstance(value, bytes) else str(value)

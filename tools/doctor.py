@@ -74,7 +74,7 @@ def told(seen: Observations, findings: Sequence[Finding], waiting: Sequence[Wait
 
 
 def tried_out(seen: Observations) -> list[str]:
-    """What was tried out from here, with figures."""
+    """Return the results of the probes that ran on this machine."""
     lines = []
     if seen.store is not None and not seen.store.error:
         times = ", ".join(f"{what} {seconds * 1e3:.0f} ms" for what, seconds in seen.store.seconds.items())

@@ -100,7 +100,7 @@ def run_command_line(arguments: list[str]) -> int:
 
 
 def _wants_debug(arguments: Sequence[str]) -> bool:
-    """Whether ``--debug`` stands before the subcommand."""
+    """True if ``--debug`` precedes the subcommand."""
     for argument in arguments:
         if argument == "--debug":
             return True

@@ -80,7 +80,7 @@ def _settings_of_modes() -> list[str]:
 
 
 def _wanted(kind: str | None, given: Mapping[str, Any]) -> Mode | None:
-    """What is asked for; None: nothing, only how it is.
+    """Return the mode that is asked for, or None to show the present one.
 
     Raises:
         UsageError: there is no such mode, or it has no such setting.

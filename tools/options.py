@@ -68,7 +68,7 @@ def job_options(function: Command) -> Command:
 
 
 def server_options(function: Command) -> Command:
-    """What both kinds of server are told."""
+    """Options of masters and pservers."""
     for option in (
         click.option("--record", metavar="DIR", help="Record what happens to it, for `flightedl replay`"),
         click.option("--log-format", type=click.Choice(["text", "json"]), help="How its log is written [text]"),

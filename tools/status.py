@@ -138,7 +138,7 @@ def _where(server: ServerStatus) -> str:
 
 
 def _path(trainer: TrainerStatus) -> str:
-    """What its values travel by."""
+    """Return the path of a trainer's values: shared memory, TCP or both."""
     shared, sent = trainer.shared_pservers, trainer.pservers - trainer.shared_pservers
     if shared and sent:
         return f", values in shared memory to {shared} of {trainer.pservers} pservers"

@@ -91,7 +91,7 @@ def failed_table(failed: list[FailedPiece]) -> Table:
 
 
 def _beside(counts: TaskCounts, failed: list[FailedPiece]) -> list[str]:
-    """What the list does not show."""
+    """Return sentences about failed batches that the list leaves out."""
     listed = sum(piece.end_batch - piece.first_batch for piece in failed)
     found = []
     if counts.failed_batches > listed:

@@ -64,7 +64,7 @@ def top(**options: Any) -> None:
 
 
 class View:
-    """What is known of the job, as a picture."""
+    """The latest answers of the master, drawn for a terminal."""
 
     def __init__(self) -> None:
         self._status: StatusReply | None = None
@@ -85,7 +85,7 @@ class View:
         self.take(job.read(_TIMEOUT_S), job.ask("events", encode(self._request), EventsReply, _TIMEOUT_S))
 
     def take(self, status: StatusReply, news: EventsReply) -> None:
-        """What the master says."""
+        """Add the master's answers."""
         self._status, self._trouble = status, ""
         self._rates.append(status.records_per_s)
         self._events.extend(news.events)
@@ -130,7 +130,7 @@ def waits(status: StatusReply) -> Iterable[str]:
 
 
 def times(status: StatusReply) -> Iterable[str]:
-    """Of each trainer: where its loop spends its time, and how stale its gradients are."""
+    """Yield a line for each trainer: how its loop spends its time, and how stale its gradients are."""
     for trainer in status.trainers:
         stale = "" if trainer.staleness is None else f", staleness {trainer.staleness:.1f}"
         if spent := in_words(trainer.profile):

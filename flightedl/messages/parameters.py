@@ -11,7 +11,7 @@ from flightedl.messages.base import Name, Natural, OfPlan, Reply, Request, Sende
 
 
 class Outcome(IntEnum):
-    """What became of a pushed row."""
+    """Outcome of a pushed row."""
 
     #: The row only carries values; nothing was pushed.
     NONE = 0
@@ -93,7 +93,7 @@ class ShareReply(Reply, frozen=True, kw_only=True):
 
 
 class Opening(Reply, frozen=True, kw_only=True):
-    """What every header begins with: what it is."""
+    """The fields that all headers share: the verb."""
 
     verb: str = ""
 

@@ -143,9 +143,7 @@ def test_every_extra_for_users_has_its_row() -> None:
     assert sorted(rows) == sorted(extras.keys() - {"test", "unit", "frameworks", "lint"})
 
 
-@pytest.mark.parametrize(
-    "page", [path for path in PAGES if path.name != "torch.md"] + [ROOT / "README.md"], ids=lambda page: page.name
-)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.name)
 def test_no_page_installs_flightedl_from_an_index(page: Path) -> None:
     assert not re.search(r"pip install '?flightedl\b", page.read_text())
 
