@@ -73,7 +73,10 @@ def _keys() -> dict[str, str]:
         keys.membership: "the membership's own encoding",
         keys.pserver_recovery: "which process of each pserver counts",
         keys.checkpoint_latest: "the newest published checkpoint",
-        keys.once + "<name>": "id of the trainer that won the name; leased until its session ends",
+        keys.once
+        + "<name>": "id of the trainer that won the name before it had a model; leased until its session ends",
+        keys.once
+        + "<life>/<name>": "the same, of the life of the model that the election of this create_revision began",
     }
     return {key.replace("/j/", f"/{_JOB}/"): text for key, text in described.items()}
 

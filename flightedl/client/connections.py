@@ -73,6 +73,11 @@ class Servers:
         """From now on work for the model of this election, and no other; ``key``: the election's."""
         self._election = key, election
 
+    @property
+    def life(self) -> int:
+        """Number of the life of the model that this trainer works on; 0: it has none."""
+        return 0 if self._election is None else self._election[1].life
+
     def _require_same_model(self) -> None:
         directory = self._directory
         directory.require_followed()

@@ -3,6 +3,9 @@
 A name lies in etcd on the lease of its winner; the key's create_revision is the *generation* of that win. A session
 that ends cleanly takes the lease off first: what was done stays done.
 
+A name belongs to a life of the model (``domain.recovery.lives``). A name that is taken before the trainer has declared
+a model belongs to the job.
+
 What ``once`` promises:
 
 * At any time one trainer at most has the name, by etcd's account, and nobody else gets it after a clean end.
@@ -28,6 +31,7 @@ from flightedl.client.registration import Registration
 from flightedl.client.waiting import Waiting
 from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.keys import JobKeys
+from flightedl.domain.recovery.lives import name_in
 from flightedl.errors import FencedError, FlightedlError
 from flightedl.ports import Absent, Coordinator, CreatedAt, Put
 
@@ -81,12 +85,18 @@ class OnceNames:
     """The names that this trainer won."""
 
     def __init__(
-        self, coordinator: Coordinator, keys: JobKeys, registration: Registration, waiting: Callable[[], Waiting]
+        self,
+        coordinator: Coordinator,
+        keys: JobKeys,
+        registration: Registration,
+        waiting: Callable[[], Waiting],
+        life: Callable[[], int],
     ) -> None:
         self._coordinator = coordinator
         self._keys = keys
         self._registration = registration
         self._waiting = waiting
+        self._life = life
         self._won: set[str] = set()
         #: True if the script has asked for a name, whoever won it.
         self.is_used = False
@@ -94,7 +104,7 @@ class OnceNames:
     def take(self, name: str) -> Once:
         """Win the name, if nobody has it; true also when this trainer won it before."""
         self.is_used = True
-        key = self._keys.once + name
+        key = self._keys.once + name_in(self._life(), name)
         value = self._registration.trainer.encode()
 
         def attempt(held: HeldKey) -> int:

@@ -216,7 +216,9 @@ class Participation:
         self._renew_registration()
         member = self.membership.member
         round_ = 0 if self._parameters is None else self._parameters.steps.round
-        ticket, master = ask.ticket(self.trainer, self.generation, evaluation, round_), self._servers.master()
+        servers = self._servers
+        ticket = ask.ticket(self.trainer, self.generation, evaluation, round_, servers.life if evaluation else 0)
+        master = servers.master()
         with tracing.asks("master", "tasks", master.address):
             if traceparent := tracing.carried():
                 ticket = replace(ticket, traceparent=traceparent)

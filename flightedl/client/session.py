@@ -103,7 +103,7 @@ class Job:
         self._participation.profile = process.profile
         self._model = JobModel(process, self._participation)
         self._data = JobData(process, self._participation, self._require_open, begin_again, self._model.look_ahead)
-        self._once = OnceNames(process.coordinator, process.keys, process.registration, process.waiting)
+        self._once = OnceNames(process.coordinator, process.keys, process.registration, process.waiting, self._life)
         process.progress.shares_model = self._shares_model
         #: Why this session is over; empty: it is not.
         self._closed = ""
@@ -444,6 +444,9 @@ class Job:
     def generation(self) -> int:
         """This trainer's generation."""
         return self._process.generation
+
+    def _life(self) -> int:
+        return self._process.servers.life
 
     def _require_open(self) -> None:
         if self._closed:

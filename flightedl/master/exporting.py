@@ -14,6 +14,7 @@ from functools import partial
 from flightedl.adapters.patience import Persistence
 from flightedl.coordination.checkpoint_places import export_model, export_table
 from flightedl.domain.checkpoint.manifest import Manifest
+from flightedl.domain.recovery.lives import name_in
 from flightedl.domain.retries import PATIENT
 from flightedl.errors import FlightedlError, NotFoundError, NotReadyError, UsageError
 from flightedl.formats.checkpoint_files import found_checkpoints
@@ -71,18 +72,19 @@ class ModelExports:
             raise UsageError("this job keeps no checkpoints to take the model from: start it with --checkpoint URL")
         if not request.table:
             format_of(request.url, request.format)
+        key = name_in(request.life, request.url)
         with self._lock:
-            export = self._exports.get(request.url)
+            export = self._exports.get(key)
             if export is None:
                 work = partial(self._write, self._storage, request)
-                export = self._exports[request.url] = Background("export", work)
+                export = self._exports[key] = Background("export", work)
             try:
                 reply = export.result()
             except FlightedlError as error:
                 reply = SaveModelReply(state="failed", error=str(error))
             if reply is None:
                 return SaveModelReply(state="writing")
-            del self._exports[request.url]
+            del self._exports[key]
             return reply
 
     def _write(self, storage: Storage, request: SaveModelRequest) -> SaveModelReply:

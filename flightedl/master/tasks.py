@@ -116,7 +116,7 @@ class Tasks:
         """
 
         def ask() -> DeclaredDataset | Undeclared:
-            event_of = partial(EvaluationDeclared, name=request.name, declared=request.dataset)
+            event_of = partial(EvaluationDeclared, name=request.name, declared=request.dataset, life=request.life)
             reply: DeclaredDataset | Undeclared = self._state.ask(event_of)
             return reply
 

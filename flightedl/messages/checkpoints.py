@@ -40,6 +40,8 @@ class SaveModelRequest(Request, frozen=True, kw_only=True):
     table: Text = ""
     #: With what the table's optimizer keeps beside the values.
     slots: bool = False
+    #: Life of the model, as in ``EvaluationDeclaration``.
+    life: Natural = 0
 
 
 class SaveRecord(Reply, frozen=True, kw_only=True):
@@ -49,6 +51,8 @@ class SaveRecord(Reply, frozen=True, kw_only=True):
     epoch: int
     number: int
     done: bool = False
+    #: Life of the model, as in ``EvaluationDeclaration``.
+    life: int = 0
 
 
 class SaveModelReply(Reply, frozen=True, kw_only=True):

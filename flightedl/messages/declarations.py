@@ -52,10 +52,12 @@ class ArrivalRecord(Reply, frozen=True, kw_only=True):
 
 
 class EvaluationDeclaration(Request, frozen=True, kw_only=True):
-    """What ``job.evaluate(...)`` says. The same name is the same evaluation."""
+    """What ``job.evaluate(...)`` says. The same name is the same evaluation, within a life of the model."""
 
     name: Name
     dataset: DatasetDeclaration
+    #: Election of the model's first values; 0: the trainer has declared no model.
+    life: Natural = 0
 
 
 class EvaluationRecord(Reply, frozen=True, kw_only=True):
@@ -75,6 +77,8 @@ class EvaluationsRecord(Reply, frozen=True, kw_only=True):
     """The value of ``evaluations``."""
 
     evaluations: list[EvaluationRecord]
+    #: Life of the model that they belong to; 0: unknown.
+    life: int = 0
 
 
 class ParameterDeclaration(Request, frozen=True, kw_only=True):

@@ -73,6 +73,8 @@ class TasksTicket(Sender, frozen=True, kw_only=True):
     verb: str = "tasks"
     #: Name of the evaluation whose tasks are meant; empty: the training data's.
     evaluation: Text = ""
+    #: Of an evaluation: the life of the model that the trainer measures; see ``EvaluationDeclaration``.
+    life: Natural = 0
     finished: list[FinishedTask] = []
     failed: list[FailedTask] = []
     returned: list[ReturnedTask] = []

@@ -27,8 +27,9 @@ class Trainer:
     def __init__(self, store: MemoryCoordinator) -> None:
         self.coordinator = store.another()
         self.registration = Registration(self.coordinator, SystemClock(), KEYS, 60.0)
-        self.names = OnceNames(self.coordinator, KEYS, self.registration, self._waiting)
-        self.saves = ModelSaves(self.coordinator, KEYS, self.registration, self._waiting)
+        self.life = 0
+        self.names = OnceNames(self.coordinator, KEYS, self.registration, self._waiting, lambda: self.life)
+        self.saves = ModelSaves(self.coordinator, KEYS, self.registration, self._waiting, lambda: self.life)
 
     def _waiting(self) -> Waiting:
         return Waiting(SystemClock(), 60.0, 60.0, lambda _: None)
@@ -187,3 +188,37 @@ def test_what_could_not_be_written_may_be_taken_by_another(trainers: tuple[Train
     with pytest.raises(OSError, match="full"):
         one.saves.save("m", 1, writer(tmp_path / "m", b"1", fail))
     assert other.saves.save("m", 1, writer(tmp_path / "m", b"2"))
+
+
+def test_a_name_belongs_to_a_life_of_the_model(trainers: tuple[Trainer, Trainer]) -> None:
+    one, other = trainers
+    assert one.names.take("setup"), "before there is a model"
+    one.life, other.life = 7, 9
+    assert one.names.take("report")
+    assert other.names.take("report"), "the model has begun anew"
+    one.life = 9
+    assert not one.names.take("report")
+
+
+def test_a_file_of_a_former_life_is_written_again(trainers: tuple[Trainer, Trainer], tmp_path: Path) -> None:
+    one, other = trainers
+    file = tmp_path / "model.npz"
+    one.life, other.life = 7, 9
+    assert one.saves.save(str(file), 3, writer(file, b"of the dead model"))
+    assert other.saves.save(str(file), 0, writer(file, b"of the new one")), "also under an earlier epoch"
+    assert not one.saves.save(str(file), 4, writer(file, b"late"))
+    assert file.read_bytes() == b"of the new one"
+
+
+def test_a_later_life_does_not_wait_for_a_writer_of_a_former_one(
+    trainers: tuple[Trainer, Trainer], tmp_path: Path
+) -> None:
+    one, other = trainers
+    file = tmp_path / "model.npz"
+    one.life, other.life = 7, 9
+
+    def meanwhile() -> None:
+        assert other.saves.save(str(file), 0, writer(file, b"of the new one"))
+
+    assert not one.saves.save(str(file), 0, writer(file, b"of the dead model", meanwhile))
+    assert file.read_bytes() == b"of the new one"

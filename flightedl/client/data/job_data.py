@@ -106,7 +106,8 @@ class JobData:
         """Measure a part of other data. Errors as of ``Job.evaluate``."""
         read_as = self._reader(declaration, decode)
         chosen_name = arguments.name_of("the name of an evaluation", name)
-        request = encode(EvaluationDeclaration(name=chosen_name, dataset=declaration))
+        life = self._process.servers.life
+        request = encode(EvaluationDeclaration(name=chosen_name, dataset=declaration, life=life))
         declared = self._process.ask_master("declare_evaluation", request, DeclaredDataset)
         requests = self._process.request_stream()
         last = TasksReply(assignments=[], outcome="none_now")

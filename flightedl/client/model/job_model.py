@@ -62,7 +62,7 @@ class JobModel:
         self._tables: dict[str, Table] = {}
         #: The same in the order of their numbers, once they are declared to the master.
         self._numbers: dict[str, int] = {}
-        self._saves = ModelSaves(process.coordinator, process.keys, process.registration, process.waiting)
+        self._saves = ModelSaves(process.coordinator, process.keys, process.registration, process.waiting, self._life)
 
     def declare(
         self,
@@ -279,7 +279,7 @@ class JobModel:
 
             if server:
                 require()
-                self._save_on_master(SaveModelRequest(url=target, format=form))
+                self._save_on_master(SaveModelRequest(url=target, format=form, life=self._life()))
                 return
             parameters.pull()
             specs = [ParameterSpec(key, value.shape, value.dtype.name) for key, value in parameters.items()]
@@ -299,7 +299,7 @@ class JobModel:
 
         def write(require_request: Callable[[], None]) -> None:
             require_request()
-            reply = self._save_on_master(SaveModelRequest(url=target, table=name, slots=has_slots))
+            reply = self._save_on_master(SaveModelRequest(url=target, table=name, slots=has_slots, life=self._life()))
             if reply.state == "live":
                 self._export(name, target, has_slots, require_request)
 
@@ -352,6 +352,9 @@ class JobModel:
                 raise UnavailableError(f"the {'table' if request.table else 'model'} was not saved: {reply.error}")
             waiting.patiently(f"the master to write the {'table' if request.table else 'model'}")
         raise AssertionError("unreachable")
+
+    def _life(self) -> int:
+        return self._process.servers.life
 
     def close(self, why: str) -> None:
         """Nothing is pushed or pulled any more; ``why`` is told to whoever still asks."""

@@ -3,8 +3,10 @@
 All trainers run the same script, so the n-th time that a trainer asks for a URL within an epoch is the same request as
 the n-th time of any other. One key for each URL holds the newest request that was taken: on the lease of the trainer
 that writes it, without a lease when it is written. Who asks for that one or an older one is told that it is taken; a
-newer one may be taken when the one before it is written, or its writer has died. A writer asks once more right before
-the file appears: if it was frozen or cut off for longer than its lease, it writes only if nobody has taken the request.
+newer one may be taken when the one before it is written, or its writer has died. A request of a later life of the model
+(``domain.recovery.lives``) is newer than all of a former life, and does not wait for them. A writer asks once more
+right before the file appears: if it was frozen or cut off for longer than its lease, it writes only if nobody has taken
+the request.
 
 Not guaranteed: that a trainer which was started again within an epoch, and counts from the beginning, is not told of a
 request that it never heard of.
@@ -40,15 +42,22 @@ class ModelSaves:
         keys: The job's.
         registration: Has the trainer's lease.
         waiting: Makes a wait that the user sees.
+        life: Gives the life of the model that the trainer works on.
     """
 
     def __init__(
-        self, coordinator: Coordinator, keys: JobKeys, registration: Registration, waiting: Callable[[], Waiting]
+        self,
+        coordinator: Coordinator,
+        keys: JobKeys,
+        registration: Registration,
+        waiting: Callable[[], Waiting],
+        life: Callable[[], int],
     ) -> None:
         self._coordinator = coordinator
         self._keys = keys
         self._registration = registration
         self._waiting = waiting
+        self._life = life
         self._counts: Counter[tuple[str, int]] = Counter()
 
     def save(self, url: str, epoch: int, write: Callable[[Callable[[], None]], None]) -> bool:
@@ -80,7 +89,8 @@ class ModelSaves:
 
     def take(self, url: str, epoch: int) -> SaveRecord | None:
         """Take this trainer's next request; None: another trainer has taken it."""
-        request = SaveRecord(trainer=self._registration.trainer, epoch=epoch, number=self._counts[url, epoch])
+        trainer, number = self._registration.trainer, self._counts[url, epoch]
+        request = SaveRecord(trainer=trainer, epoch=epoch, number=number, life=self._life())
         self._counts[url, epoch] += 1
         return request if self._has(url, request) else None
 
@@ -103,9 +113,9 @@ class ModelSaves:
             known = decode(entry.value, SaveRecord)
             if known == request:
                 return True
-            if (known.epoch, known.number) >= (request.epoch, request.number):
+            if (known.life, known.epoch, known.number) >= (request.life, request.epoch, request.number):
                 return False
-            if not known.done:
+            if not known.done and known.life == request.life:
                 return None
         condition = Absent(key) if entry is None else ModifiedAt(key, entry.mod_revision)
         result = self._registration.under_lease(

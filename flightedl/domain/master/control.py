@@ -105,6 +105,7 @@ class PserverControl:
             step = state.pservers.lacks(index, generation, election, may_be_saved=may_be_saved)
             if step is not None:
                 state.ending.lost()
+                state.evaluations.begin_anew(step.election)
                 state.outbox.effects.append(out.DeleteElection(step, state.revision))
             return
         repeated = 0 if state.work is None else state.work.repeated_count

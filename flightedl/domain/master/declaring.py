@@ -51,7 +51,9 @@ class Declaring:
             events.GrowthEnded: self._growth_ended,
             events.ModelDeclared: lambda e: self._answer(e.call, self._model, e.declared),
             events.ModelPlanned: self._model_planned,
-            events.EvaluationDeclared: lambda e: self._answer(e.call, partial(self._evaluation, e.name), e.declared),
+            events.EvaluationDeclared: lambda e: self._answer(
+                e.call, partial(self._evaluation, e.name, e.life), e.declared
+            ),
             events.EvaluationIndexed: self._evaluation_indexed,
         }
 
@@ -186,7 +188,9 @@ class Declaring:
 
     # evaluations
 
-    def _evaluation(self, name: str, declared: DatasetDeclaration) -> DeclaredDataset | None:
+    def _evaluation(self, name: str, life: int, declared: DatasetDeclaration) -> DeclaredDataset | None:
+        if self._state.evaluations.enter(life):
+            self._state.touch()
         found = self._state.evaluations.known(name)
         if found is None:
             return None

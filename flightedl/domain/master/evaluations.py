@@ -5,7 +5,7 @@ begins it; whoever declares the same later helps, or gets the result when it is 
 a piece of work together with its end, as sums and weights; they are added up when the queue takes the report as the
 piece's first, so that a piece done twice counts once, and both are stored together.
 
-The newest ``KEPT`` results are kept, without their queues.
+The newest ``KEPT`` results are kept, without their queues, for as long as the model lives (``domain.recovery.lives``).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from flightedl.domain.master.effects import Outbox
 from flightedl.domain.master.work import Work
 from flightedl.domain.queue.tasks import TaskQueue
 from flightedl.domain.queue.values import QueueSettings
+from flightedl.domain.recovery.lives import PresentLife
 from flightedl.errors import NotFoundError
 from flightedl.messages.base import decode, encode
 from flightedl.messages.declarations import DeclaredDataset, EvaluationRecord, EvaluationsRecord
@@ -64,9 +65,26 @@ class Evaluations:
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
         self._known: dict[str, Evaluation] = {}
+        self._life = PresentLife()
 
     def __bool__(self) -> bool:
-        return bool(self._known)
+        return bool(self._known or self._life.number)
+
+    def enter(self, life: int) -> bool:
+        """Serve a trainer that works on this life of the model. True if what was known is of a former one, and is gone.
+
+        Raises:
+            BegunAnewError: the life is over.
+        """
+        is_new = self._life.enter(life)
+        if is_new:
+            self._known.clear()
+        return is_new
+
+    def begin_anew(self, election: int) -> None:
+        """Forget all of the life that this election began."""
+        self._life.end(election)
+        self._known.clear()
 
     def known(self, name: str) -> Evaluation | None:
         """The evaluation of this name; None: there is none."""
@@ -139,7 +157,8 @@ class Evaluations:
 
     def encode(self) -> bytes:
         """The stored form."""
-        return encode(EvaluationsRecord(evaluations=[self._record(each) for each in self._known.values()]))
+        known = [self._record(each) for each in self._known.values()]
+        return encode(EvaluationsRecord(evaluations=known, life=self._life.number))
 
     @staticmethod
     def _record(each: Evaluation) -> EvaluationRecord:
@@ -154,7 +173,9 @@ class Evaluations:
 
     def recover(self, stored: bytes) -> None:
         """Know what a predecessor knew; queues are taken up when a trainer asks."""
-        for each in decode(stored, EvaluationsRecord).evaluations:
+        record = decode(stored, EvaluationsRecord)
+        self._life = PresentLife(record.life)
+        for each in record.evaluations:
             self._known[each.name] = Evaluation(
                 each.name, each.declared, dict(each.sums), None, each.queue, each.is_done, each.failed
             )

@@ -96,6 +96,7 @@ class EvaluationDeclared:
     call: int
     name: str
     declared: DatasetDeclaration
+    life: int = 0
 
 
 @dataclass(frozen=True, slots=True)

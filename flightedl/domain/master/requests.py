@@ -244,6 +244,7 @@ class Requests:
         """As ``_work_reply``, for an evaluation; does not wait for work."""
         state = self._state
         self.require_trainer(ticket)
+        state.evaluations.enter(ticket.life)
         found = state.evaluations.find(ticket.evaluation)
         work = found.work
         given: list[Assignment] = []

@@ -113,12 +113,15 @@ class Ask:
     #: (attempt, stretches of batches that are done): of tasks that are not finished.
     done: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = ()
 
-    def ticket(self, trainer: str, generation: int, evaluation: str = "", round_: int = 0) -> TasksTicket:
-        """The message, under the registration that the trainer has by now; ``round_``: see there."""
+    def ticket(
+        self, trainer: str, generation: int, evaluation: str = "", round_: int = 0, life: int = 0
+    ) -> TasksTicket:
+        """The message, under the registration that the trainer has by now; ``round_`` and ``life``: see there."""
         return TasksTicket(
             trainer=trainer,
             generation=generation,
             evaluation=evaluation,
+            life=life,
             finished=list(self.reports.finished),
             failed=list(self.reports.failed),
             returned=list(self.reports.returned),

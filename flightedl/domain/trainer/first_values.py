@@ -193,6 +193,11 @@ class FollowedElection:
     def __init__(self, elected: Elected) -> None:
         self._elected = elected
 
+    @property
+    def life(self) -> int:
+        """Number of the model's life; see ``domain.recovery.lives``."""
+        return self._elected.election
+
     def require_same(self, election: int | None, revision: int) -> None:
         """Go on only while the model is that of this election.
 

@@ -35,7 +35,8 @@ What must hold, besides every ``check`` of the domain:
 9. What a trainer is told it holds or hands back, and under its present registration; an answer about one attempt takes
    away no other.
 10. Batches that nobody can train are set aside one by one, and where nothing else goes wrong no others are.
-11. The result of an evaluation has each of its batches once, by its records, whoever measured it and however often.
+11. The result of an evaluation has each of its batches once, by its records, whoever measured it and however often, and
+    is of the life of the model that asks for it.
 12. A pserver that was told to end, and says that a checkpoint has all that it had then, is right.
 13. Nobody adds to a round before all blocks that wait for it have closed the round before, but with ``backup``, and
     unless its program gave up a push: so all that a batch is computed from is of one round.

@@ -137,7 +137,8 @@ class Account:
             self._cluster.shape.measured(task, batch) for task, count in enumerate(counts) for batch in range(count)
         ]
         mean = sum(worth for worth, _ in measured) / sum(weight for _, weight in measured)
-        if reply.metrics != {"worth": mean} or reply.failed:
+        life = trainer.life if self._cluster.lives == (0, 0, 0) else reply.metrics.get("life")
+        if reply.metrics != {"worth": mean, "life": life} or reply.failed:
             raise Violation(f"{trainer.name} hears that evaluation {name!r} has {reply.metrics}, not {mean}")
         self.evaluations += 1
 

@@ -62,5 +62,7 @@ class Evaluating(Loop):
             self.trainer.later(_MEASURED_S * self.trainer.own.random(), measured)
             return
         self._is_reading = False
-        self.feed.finished(task, (), self.world.now, {"worth": (total, weight)})
+        self.feed.finished(
+            task, (), self.world.now, {"worth": (total, weight), "life": (weight * self.trainer.life, weight)}
+        )
         self._pump()

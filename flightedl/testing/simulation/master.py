@@ -18,6 +18,7 @@ from flightedl.domain.master import events
 from flightedl.domain.master.core import MasterCore
 from flightedl.domain.queue.tasks import TaskQueue
 from flightedl.domain.queue.values import Effect, Expired, Quarantined
+from flightedl.domain.recovery.lives import name_in
 from flightedl.errors import FlightedlError, NotReadyError
 from flightedl.messages.checkpoints import CheckpointRequest
 from flightedl.messages.tasks import (
@@ -354,24 +355,36 @@ class Master(Process):
 
         def answer(answered: Any) -> None:
             if isinstance(answered, TasksReply):
+                evaluation = name_in(ticket.life, ticket.evaluation) if ticket.evaluation else ""
                 for assignment in answered.assignments:
-                    self.cluster.account.given(ticket.trainer, ticket.evaluation, assignment)
+                    self.cluster.account.given(ticket.trainer, evaluation, assignment)
                 if answered.outcome == "epochs_done" and not ticket.evaluation:
                     self.cluster.account.told_done(self, answered.pservers)
             reply(answered)
 
         self._ask(lambda call: events.WorkAsked(call, ticket), ticket.wait_s, answer)
 
-    def declare_evaluation(self, name: str, reply: Reply) -> None:
+    def declare_evaluation(self, wanted: tuple[str, int], reply: Reply) -> None:
         """The first declaration of a name begins it; answers when that is stored, or the error that refuses it."""
         if self.is_leading and not self.is_held():
             return
         if (refusal := self._refusal()) is not None:
             reply(refusal)
             return
-        self._begin_evaluation(name)
+        name, life = wanted
         declared = self.cluster.shape.declared_evaluation().declaration
-        self._ask(lambda call: events.EvaluationDeclared(call, name, declared), 0.0, reply)
+
+        def ask(reply: Reply) -> None:
+            self._ask(lambda call: events.EvaluationDeclared(call, name, declared, life), 0.0, reply)
+
+        def begin(answered: Any) -> None:
+            if isinstance(answered, out.Undeclared):
+                self._begin_evaluation(name)
+                ask(reply)
+            else:
+                reply(answered)
+
+        ask(begin)
 
     def _begin_evaluation(self, name: str) -> None:
         """Index its data, if a predecessor or nobody has: at once, here."""

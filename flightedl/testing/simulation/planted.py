@@ -21,6 +21,7 @@ from flightedl.domain.master import effects as out
 from flightedl.domain.master.checkpointing import Checkpointing
 from flightedl.domain.master.control import PserverControl
 from flightedl.domain.master.ending import Ending
+from flightedl.domain.master.evaluations import Evaluations
 from flightedl.domain.master.members import Members
 from flightedl.domain.master.pservers import Pservers
 from flightedl.domain.master.requests import Requests
@@ -30,6 +31,7 @@ from flightedl.domain.pserver.life_values import ReloadAsked
 from flightedl.domain.pserver.search import CheckpointSearch
 from flightedl.domain.queue.state import QueueState
 from flightedl.domain.queue.tasks import TaskQueue
+from flightedl.domain.recovery.lives import PresentLife
 from flightedl.domain.recovery.reinitialization import Reinitialize, RestartServers
 from flightedl.testing.simulation.flaws import FLAWS
 from flightedl.testing.simulation.planted_blocks import BLOCK_BUGS
@@ -232,6 +234,13 @@ PLANTED: dict[str, Planted] = {
     ),
     "a stopped job forgets": _bug(
         "a job that was stopped ends without what was done and lost", QueueState, "next_epoch", _whatever_is_out
+    ),
+    "results of a former life are served": _bug(
+        "a model that begins anew is told what was measured of the one before",
+        PresentLife,
+        "enter",
+        _always(False),
+        (Evaluations, "begin_anew", _always(None)),
     ),
     "done before settled": _bug(
         "all is said to be done before it is known what a new pserver process has",

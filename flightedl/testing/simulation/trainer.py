@@ -148,6 +148,11 @@ class Trainer(Process):
         self._elected = followed_election(self.recorder, elected)
         self.worker.run(self.steps.refresh(), lambda _: self._begin_loop())
 
+    @property
+    def life(self) -> int:
+        """Of the model that it works on."""
+        return 0 if self._elected is None else self._elected.life
+
     def require_same_model(self) -> None:
         """BegunAnewError when the model begins again."""
         if self._elected is not None:
@@ -185,7 +190,7 @@ class Trainer(Process):
                     self.membership.tasks_answered(member, reply)
                 answered(reply)
 
-            ticket = ask.ticket(self.name, self.generation, evaluation, self.steps.round)
+            ticket = ask.ticket(self.name, self.generation, evaluation, self.steps.round, self.life)
             late = lambda: answered(DeadlineError("the master did not answer"))  # noqa: E731
             timeout_s = _CALL_S + ask.wait_s
             self.world.call(self, address.value, address.value.tasks, ticket, heard, late, timeout_s=timeout_s)
@@ -272,7 +277,7 @@ class Trainer(Process):
             again()
         elif self.is_of_this_model():
             heard = lambda reply: again() if isinstance(reply, FlightedlError) else declared()  # noqa: E731
-            self.world.call(self, address.value, address.value.declare_evaluation, name, heard, again)
+            self.world.call(self, address.value, address.value.declare_evaluation, (name, self.life), heard, again)
 
     def feed_over(self, loop: Loop) -> None:
         """A feed has said all that it had to say."""

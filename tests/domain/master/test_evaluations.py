@@ -9,7 +9,7 @@ import pytest
 from flightedl.domain.master.effects import Outbox
 from flightedl.domain.master.evaluations import KEPT, Evaluation, Evaluations
 from flightedl.domain.queue.values import QueueSettings
-from flightedl.errors import NotFoundError
+from flightedl.errors import BegunAnewError, NotFoundError
 from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset
 from flightedl.messages.tasks import FinishedTask, TasksTicket
 
@@ -131,3 +131,40 @@ def test_what_is_out_for_too_long_goes_back(evaluations: Evaluations) -> None:
     assert not found.is_done
     assert evaluations.tick(10_000.0)
     assert found.is_done
+
+
+def test_results_belong_to_a_life_of_the_model(evaluations: Evaluations) -> None:
+    assert not evaluations.enter(7)
+    do(evaluations, begin(evaluations), 2)
+    successor = Evaluations(Outbox())
+    successor.recover(evaluations.encode())
+    for each in (evaluations, successor):
+        assert not each.enter(7)
+        assert each.find("test").metrics == {"loss": 1.5}
+        assert each.enter(9), "another trainer has given the model new first values"
+        assert each.known("test") is None
+        with pytest.raises(BegunAnewError):
+            each.enter(7)
+
+
+def test_nothing_is_measured_of_a_life_that_is_over(evaluations: Evaluations) -> None:
+    evaluations.enter(7)
+    begin(evaluations)
+    evaluations.begin_anew(7)
+    assert evaluations, "that is stored"
+    assert evaluations.known("test") is None
+    successor = Evaluations(Outbox())
+    successor.recover(evaluations.encode())
+    with pytest.raises(BegunAnewError):
+        successor.enter(7)
+
+
+def test_results_of_a_checkpoint_belong_to_the_life_that_goes_on(evaluations: Evaluations) -> None:
+    evaluations.enter(7)
+    do(evaluations, begin(evaluations), 2)
+    results = evaluations.encode_results()
+    assert results is not None
+    resumed = Evaluations(Outbox())
+    resumed.recover(results)
+    assert not resumed.enter(3), "another etcd counts from the beginning"
+    assert resumed.find("test").is_done

@@ -1,0 +1,32 @@
+"""Which life of a model a name belongs to."""
+
+from __future__ import annotations
+
+import pytest
+
+from flightedl.domain.recovery.lives import PresentLife, name_in
+from flightedl.errors import BegunAnewError
+
+
+def test_a_later_life_forgets_the_names_of_the_one_before() -> None:
+    present = PresentLife()
+    assert not present.enter(7), "what is known is of an unknown life, so of this one"
+    assert not present.enter(7)
+    assert not present.enter(0), "who has no model takes what there is"
+    assert present.enter(9)
+    with pytest.raises(BegunAnewError):
+        present.enter(7)
+
+
+def test_a_life_ends_before_the_next_one_has_a_number() -> None:
+    present = PresentLife(7)
+    present.end(7)
+    with pytest.raises(BegunAnewError):
+        present.enter(7)
+    assert present.enter(9)
+    present.end(7)
+    assert not present.enter(9), "that one ended long ago"
+
+
+def test_a_name_of_a_life_is_none_of_another() -> None:
+    assert len({name_in(0, "a"), name_in(1, "a"), name_in(2, "a")}) == 3
