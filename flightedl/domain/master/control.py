@@ -106,6 +106,9 @@ class PserverControl:
             if step is not None:
                 state.ending.lost()
                 state.evaluations.begin_anew(step.election)
+                if state.work is not None:
+                    state.pservers.reopen_all(state.work.queue)
+                state.touch()
                 state.outbox.effects.append(out.DeleteElection(step, state.revision))
             return
         repeated = 0 if state.work is None else state.work.repeated_count

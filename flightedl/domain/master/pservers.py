@@ -15,7 +15,7 @@ from flightedl.domain.master.effects import Kind, Outbox, pserver_named
 from flightedl.domain.queue.tasks import TaskQueue
 from flightedl.domain.recovery.audit import Audit
 from flightedl.domain.recovery.reinitialization import LostValues, Reinitialize, RestartServers, next_step
-from flightedl.domain.recovery.replay import AppliedSummary, PserverRecovery
+from flightedl.domain.recovery.replay import AppliedSummary, PserverRecovery, tasks_to_reopen
 from flightedl.errors import NotFoundError
 from flightedl.messages.control import AppliedReply
 from flightedl.messages.tasks import FinishedTask
@@ -183,6 +183,10 @@ class Pservers:
             self._outbox.note(Kind.CHECKPOINT_TROUBLE, who, "pserver %d skipped %s", index, text, is_warning=True)
         self._outbox.touch()
         return True
+
+    def reopen_all(self, queue: TaskQueue) -> None:
+        """Have all done again: the model begins anew, and begins with the first epoch."""
+        self._reopen(tasks_to_reopen(AppliedSummary(), queue.begun_epochs, lambda epoch: size_of(queue, epoch)), queue)
 
     def _reopen(self, lacking: Mapping[int, IntervalSet], queue: TaskQueue) -> int:
         return sum(queue.reopen(epoch, tasks) for epoch, tasks in lacking.items())

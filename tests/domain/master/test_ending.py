@@ -126,3 +126,16 @@ def test_a_task_that_only_some_blocks_have_is_claimed(
     assert queue.unfinished(5) == [(0, task) for task in torn]
     assert queue.is_over == pservers.is_audited(queue) == (not torn)
     queue.check()
+
+
+def test_a_model_that_begins_anew_begins_with_the_first_epoch() -> None:
+    bench = Bench(tasks=2, epochs=2)
+    bench.serve()
+    bench.finish(bench.take())
+    bench.finish(bench.take())
+    assert queue_of(bench).epoch == 1
+    bench.see({"a": A, "b": B}, {0: PSERVER + 1})
+    bench.now += 1.0
+    lost = AppliedReply(summary=AppliedSummary().encode(), lacks_election=5)
+    bench.apply(events.AppliedAnswered(0, PSERVER + 1, None, lost))
+    assert bench.take().epoch == 0, "also before a pserver has said what it has"
