@@ -41,6 +41,7 @@ class Master:
     """Answers what it was told to, the last answer for ever; also the way to it."""
 
     address = "127.0.0.1:7000"
+    life = 0
 
     def __init__(self) -> None:
         self.answers: list[TasksReply | Callable[[], TasksReply]] = []

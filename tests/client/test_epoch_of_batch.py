@@ -41,8 +41,8 @@ def test_each_batch_has_its_epoch_and_outside_the_loop_there_is_none() -> None:
 
     def fetch(ask: Ask) -> TasksReply:
         given, todo[:] = todo[: ask.want], todo[ask.want :]
-        outcome = "given" if given else "epochs_done"
-        return TasksReply(assignments=given, outcome=outcome)
+        outcome = "given" if given else "none_now" if todo or ask.holding else "epochs_done"
+        return TasksReply(assignments=given, outcome=outcome, retry_after_s=0.01)
 
     def read(_: AssignedTask) -> Iterator[pa.RecordBatch]:
         yield RECORDS
