@@ -12,6 +12,7 @@ import pytest
 
 import flightedl as fe
 from flightedl.client.data.dataset import Dataset
+from flightedl.client.data.feed import TaskFeed
 from flightedl.domain.trainer.readings import BatchLoop, Handed
 
 pytestmark = [pytest.mark.etcd, pytest.mark.slow, pytest.mark.timeout(120)]
@@ -26,14 +27,14 @@ def dropped(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, int, int]]:
     hand_out = Dataset._hand_out
 
     def leaving_out(
-        self: Dataset, loop: BatchLoop[pa.RecordBatch], handed: Handed[pa.RecordBatch]
+        self: Dataset, loop: BatchLoop[pa.RecordBatch], feed: TaskFeed, handed: Handed[pa.RecordBatch]
     ) -> Iterator[pa.RecordBatch]:
         assignment = handed.item.task.assignment
         place = (assignment.epoch, assignment.task, handed.item.number)
         if place in left:
             left.remove(place)
             return
-        yield from hand_out(self, loop, handed)
+        yield from hand_out(self, loop, feed, handed)
 
     monkeypatch.setattr(Dataset, "_hand_out", leaving_out)
     return left

@@ -5,7 +5,7 @@ Nothing in production knows of them. The bugs of ``flaws`` are in what the simul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -205,10 +205,10 @@ def _one_early(original: Any) -> Any:
 
 
 def _beside(original: Callable[..., Any]) -> Callable[..., Any]:
-    def mark(self: AppliedBatches, position: int, *arguments: Any, **more: Any) -> Any:
-        return original(self, max(position - 1, 0), *arguments, **more)
+    def mark_together(self: AppliedBatches, blocks: Sequence[int], batches: Any) -> Any:
+        return original(self, sorted({max(block - 1, 0) for block in blocks}), batches)
 
-    return mark
+    return mark_together
 
 
 PLANTED: dict[str, Planted] = {
@@ -289,7 +289,7 @@ PLANTED: dict[str, Planted] = {
         "an epoch is over while a trainer still has a task of it", QueueState, "is_complete", _one_early
     ),
     "marks in another block": _bug(
-        "a batch is marked as applied in the block beside it", AppliedBatches, "mark", _beside
+        "a batch is marked as applied in the block beside it", AppliedBatches, "mark_together", _beside
     ),
     "views before they are stored": _bug(
         "pservers hear of members that a successor does not know",
