@@ -136,8 +136,7 @@ class Call:
 
     def check_begin(self) -> None:
         """Raise when what was just asked for is not to be begun any more: deadline passed, or server closing."""
-        if self.deadline - self._clock.now() <= -_CALLER_FIRST_S:
-            raise DeadlineError(f"{self.verb}: the time for this call is over")
+        self.check_time()
         if self.closing.is_set():
             raise NotReadyError("the server is stopping, look for its successor")
 

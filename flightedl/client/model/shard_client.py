@@ -233,8 +233,6 @@ class ShardClient:
             for part in at_one_version(blocks, bases, wanted):
                 sent = self._model.values.outgoing(gradient, blocks, part)
                 pieces.append(OutgoingBlocks(part, bases[part.start], Outcome.NONE, sent, ()))
-        if len(pieces) <= PARTS_LIMIT:
-            return [pieces] if pieces else []
         return [pieces[start : start + PARTS_LIMIT] for start in range(0, len(pieces), PARTS_LIMIT)]
 
     # rows of tables
