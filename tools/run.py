@@ -94,12 +94,11 @@ def run(
 
     Exit codes: 0 all done, or stopped by job.stop(); 1 the script crashed; 2 something has to be changed, also where
     the script ended well and left work undone; 3 the job cannot go on; 4 done, but tasks failed or the last checkpoint
-    was not written; 130 stopped by Ctrl-C.
+    was not written; 130 stopped by Ctrl-C; 141 stopped because nobody reads the output any more.
     """
     with fork_server(trainers) as forks:
         # The fork server imports while this process does.
-        from rich.console import Console
-
+        from flightedl.launch.progress import JobConsole
         from flightedl.launch.run import RunOptions, run_job
 
         options = RunOptions(
@@ -117,4 +116,4 @@ def run(
             forks=forks,
             more={name: value for name, value in more.items() if value is not None},
         )
-        return run_job(options, Console(highlight=False))
+        return run_job(options, JobConsole(highlight=False))

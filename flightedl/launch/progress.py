@@ -6,14 +6,17 @@ Rules:
   form ``title: 40 %`` becomes a bar of the live display instead.
 * Plain output is one line of figures every few seconds, and at once when the epoch or what is waited for changes.
 * A job that starts waits for one thing after another, as it should: that is shown after ten seconds.
+* If the reader of the output closes its end, as ``head`` does, the job is stopped (:class:`JobConsole`).
 * Nothing here decides anything: :class:`Figures` come in, text goes out.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
@@ -117,6 +120,26 @@ def _tables_of(status: StatusReply) -> list[str]:
     if len(status.tables) > _TABLES_SHOWN:
         return [f"{sum(table.rows for table in status.tables):,} rows in {len(status.tables)} tables"]
     return [f"{table.name} {table.rows:,} rows" for table in status.tables]
+
+
+class JobConsole(Console):
+    """Console that reports once if the reader of its output has closed its end, and prints nothing from then on.
+
+    Rich ends the printing thread instead. Here that may be the reader of a trainer's pipe: the pipe would fill up, and
+    the trainer would wait for ever.
+    """
+
+    #: Called by the thread that finds the output closed.
+    on_closed: Callable[[], None] = staticmethod(lambda: None)
+
+    def on_broken_pipe(self) -> None:
+        if self.quiet:
+            return
+        self.quiet = True
+        # The interpreter flushes what is buffered when it ends.
+        with open(os.devnull, "wb") as nowhere:  # noqa: PTH123 - the name of a device, not a path
+            os.dup2(nowhere.fileno(), (sys.stderr if self.stderr else sys.stdout).fileno())
+        self.on_closed()
 
 
 class Display(Protocol):

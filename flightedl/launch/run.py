@@ -3,7 +3,11 @@
 Exit codes: 0 every trainer did all its work and every task was done, or a trainer stopped the job (``job.stop``);
 1 the script crashed, or a process ended too often; 2 something has to be changed in the command, the script or the
 data, also where the script ended well and left work undone; 3 the job cannot go on; 4 the job ended, but some tasks
-failed for good, or the last checkpoint was not written; 129, 130, 143 stopped by a signal (hang-up, Ctrl-C, SIGTERM).
+failed for good, or the last checkpoint was not written; 129, 130, 143 stopped by a signal (hang-up, Ctrl-C, SIGTERM);
+141 stopped because the reader of the output closed its end, as in ``flightedl run ... | head``.
+
+Unix programs end when nobody reads their output any more, and so does a job. It stops as by Ctrl-C, and its summary
+goes to standard error. Redirect the output to a file to train without watching.
 
 Stopping by a signal takes less than five seconds, and at most ``FLIGHTEDL_DRAIN_S`` more where the servers write a last
 checkpoint. A second signal ends all processes at once. Nothing is left but the output directory and the checkpoints.
@@ -34,7 +38,7 @@ from flightedl.launch.pictures import keep_curves
 from flightedl.launch.places import make_directory
 from flightedl.launch.policy import Role
 from flightedl.launch.programs import TrainerProgram
-from flightedl.launch.progress import Display, Figures, make_display
+from flightedl.launch.progress import Display, Figures, JobConsole, make_display
 from flightedl.launch.supervisor import Outcome
 from flightedl.launch.trainer import check_target
 from flightedl.launch.verdict import EXIT_INCOMPLETE, is_finished, is_last_word, verdict
@@ -141,7 +145,7 @@ def run_job(options: RunOptions, console: Console) -> int:
     )
     drain_s = settings(ServerSettings).drain_s if options.checkpoint else 0.0
     started_at = clock.now()
-    with _stop_requests() as requests:
+    with _stop_requests(console) as requests:
         with display, contextlib.ExitStack() as stack:
             stack.callback(cluster.stop)
             cluster.start(ready_s=None, is_unwanted=lambda: bool(requests))
@@ -164,6 +168,8 @@ def run_job(options: RunOptions, console: Console) -> int:
                 cluster.stop(drain_s, is_hurried=lambda: len(requests) > 1)
         wall_s = clock.now() - started_at
         resume = _resume_hint(options, job) if may_be_resumed(outcome, poller.status) else ""
+        if signal.SIGPIPE in requests:
+            console = JobConsole(stderr=True, highlight=False)
         return _report(console, outcome, poller.status, wall_s, cluster.directory, resume)
 
 
@@ -178,9 +184,11 @@ def _resume_hint(options: RunOptions, job: str) -> str:
 
 
 @contextlib.contextmanager
-def _stop_requests() -> Iterator[list[int]]:
-    """Collects the numbers of the signals that ask this process to stop, in place of being ended by them."""
+def _stop_requests(console: Console) -> Iterator[list[int]]:
+    """Collect the signals that ask this process to stop. A console whose reader is gone counts as SIGPIPE."""
     received: list[int] = []
+    if isinstance(console, JobConsole):
+        console.on_closed = lambda: received.append(signal.SIGPIPE)
 
     def receive(number: int, _frame: FrameType | None) -> None:
         received.append(number)
@@ -276,12 +284,19 @@ class _Watch:
             if status is not None and not hint and (hint := too_few_tasks(status, self.trainers)):
                 self.display.event(hint)
             self.display.update(self._figures(self.clock.now() - started_at, status))
-        return Outcome(128 + requests[0], f"stopped by {signal.Signals(requests[0]).name}")
+        return Outcome(128 + requests[0], stop_reason(requests[0]))
 
     def _figures(self, elapsed_s: float, status: StatusReply | None) -> Figures:
         views = self.cluster.processes
         running = sum(view.pid is not None for view in views if view.slot.role is Role.TRAINER)
         return Figures(elapsed_s, status, running, self.trainers, self.cluster.pservers, self.poller.trouble)
+
+
+def stop_reason(number: int) -> str:
+    """Say why a job was stopped from outside. ``number``: the signal's."""
+    if number == signal.SIGPIPE:
+        return "stopped: nobody reads its output any more (redirect it to a file to train without watching)"
+    return f"stopped by {signal.Signals(number).name}"
 
 
 def _report(

@@ -1,12 +1,22 @@
 from __future__ import annotations
 
 import io
+import os
 import re
+import sys
 
 import pytest
 from rich.console import Console
 
-from flightedl.launch.progress import Figures, LiveDisplay, PlainDisplay, live_view, make_display, plain_line
+from flightedl.launch.progress import (
+    Figures,
+    JobConsole,
+    LiveDisplay,
+    PlainDisplay,
+    live_view,
+    make_display,
+    plain_line,
+)
 from flightedl.messages.status import FailedPiece, ServerStatus, StatusReply, TaskCounts
 
 
@@ -183,3 +193,18 @@ def test_the_display_suits_the_console() -> None:
     clock = StoodStill()
     assert isinstance(make_display(Console(file=io.StringIO()), clock), PlainDisplay)
     assert isinstance(make_display(Console(file=io.StringIO(), force_terminal=True), clock), LiveDisplay)
+
+
+def test_a_console_whose_reader_is_gone_says_so_once_and_prints_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        console, closed = JobConsole(), []
+        console.on_closed = lambda: closed.append(1)
+        display = PlainDisplay(console, StoodStill())
+        display.lines("trainer-0", ["before"])
+        assert os.read(reading, 100) == b"trainer-0 | before\n"
+        os.close(reading)
+        display.lines("trainer-0", ["after"])
+        display.event("the end")
+    assert closed == [1]

@@ -169,6 +169,36 @@ def test_a_signal_stops_everything(run: Callable[..., Run], until: Until, number
     job.check_nothing_is_left()
 
 
+def test_a_job_stops_as_by_ctrl_c_when_the_reader_of_its_output_is_gone(workplace: Path) -> None:
+    temporary = workplace / "temporary"
+    command = ["run", "train.py", "--trainers", "2", "--output", "out", "--lease-ttl-s", "2"]
+    with (
+        (workplace / "errors").open("w") as errors,
+        subprocess.Popen(
+            [sys.executable, "-m", "flightedl", *command, "--", "data-*.parquet", "0.05"],
+            cwd=workplace,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env={**os.environ, "TMPDIR": str(temporary)},
+        ) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            assert any("| training" in line for line in process.stdout)
+            tree = psutil.Process(process.pid).children(recursive=True)
+            # As ``flightedl run ... | head`` does.
+            process.stdout.close()
+            assert process.wait(40.0) == 128 + signal.SIGPIPE
+        finally:
+            process.kill()
+    said = (workplace / "errors").read_text()
+    assert "ended in" in said
+    assert "stopped: nobody reads its output any more" in said
+    assert [child for child in tree if child.is_running() and child.status() != "zombie"] == []
+    assert list(temporary.iterdir()) == []
+
+
 def test_a_job_that_a_signal_stops_leaves_a_checkpoint_of_all_that_was_done(
     run: Callable[..., Run], until: Until
 ) -> None:
