@@ -23,7 +23,7 @@ PYTEST := $(BIN)/python -m pytest
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-one quick unit marked frameworks coverage mutants mutants-all lint format types layers check ci schemas manifests requirements fuzz storm bench audit sbom clean programs etcd-server kubectl promtool chromium
+.PHONY: help run test test-one quick unit marked frameworks coverage mutants mutants-all lint format types layers check ci schemas manifests requirements fuzz storm bench audit sbom release clean programs etcd-server kubectl promtool chromium
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -109,6 +109,9 @@ audit: $(VENV)/.dev ## Compare what is installed with the published vulnerabilit
 
 sbom: $(VENV)/.dev ## Write what is installed to sbom.json (CycloneDX)
 	@$(PIP) cyclonedx-bom && $(BIN)/cyclonedx-py environment $(BIN)/python --output-file sbom.json && echo "wrote sbom.json"
+
+release: ## Tag a version whose section CHANGELOG.md has (v=0.2.0); CONTRIBUTING.md tells how
+	@.ci/release "$(v)"
 
 clean: ## Remove what was built and cached; .venv, runs/ and data/ stay
 	@rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

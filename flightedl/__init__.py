@@ -87,6 +87,9 @@ __all__ = [
     "text_ids",
 ]
 
+#: The release; pyproject.toml has the same.
+__version__ = "0.1.0"
+
 #: Where each public name comes from.
 _HOMES = {
     "flightedl.client.model.loading": ("load",),

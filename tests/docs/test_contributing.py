@@ -1,4 +1,4 @@
-"""The commands of CONTRIBUTING.md select tests that there are."""
+"""The commands of CONTRIBUTING.md are there and select tests, and ``make help`` lists all of them."""
 
 from __future__ import annotations
 
@@ -27,3 +27,32 @@ def test_an_example_selects_a_test(place: str, name: str) -> None:
         [*program, *(["-k", name] if name else [])], cwd=ROOT, capture_output=True, text=True, timeout=50, check=False
     )
     assert ran.returncode == 0, f"no test is selected: {ran.stdout[-500:]}{ran.stderr[-500:]}"
+
+
+MAKEFILE = (ROOT / "Makefile").read_text("utf-8")
+TOLD = (ROOT / "CONTRIBUTING.md").read_text("utf-8") + (ROOT / "README.md").read_text("utf-8")
+#: Targets of the Makefile that documents or a block of commands name.
+NAMED = sorted(set(re.findall(r"`make\s+([a-z-]+)", TOLD)) | set(re.findall(r"^make ([a-z-]+)", TOLD, re.MULTILINE)))
+
+
+@pytest.mark.parametrize("target", NAMED)
+def test_a_target_that_is_named_is_there(target: str) -> None:
+    program = ["make", "--dry-run", "--no-print-directory", "--assume-old", ".venv/.dev", target]
+    ran = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=50, check=False)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_the_help_lists_every_target_for_people() -> None:
+    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, timeout=50, check=True).stdout
+    listed = set(re.findall(r"^  make ([a-z-]+)", shown, re.MULTILINE))
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)
+    assert listed == set(phony.split()) - {"programs", "etcd-server", "kubectl", "promtool", "chromium"}
+    assert {target for target in listed if f"\n{target}:" in MAKEFILE} == listed
+
+
+def test_programs_in_the_commands_are_there() -> None:
+    for module in re.findall(r"python -m ([\w.]+)", TOLD):
+        if not module.startswith(("flightedl", "tests", "benchmarks")):
+            continue
+        path = ROOT / module.replace(".", "/")
+        assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), module

@@ -1,0 +1,70 @@
+"""Each part of the project stays within its budget of lines, and the version is written the same everywhere.
+
+A budget only falls: who deletes lowers the number here, so that what was saved is not spent again unseen. Raising one
+is a visible line of a commit, with its reason in the message. ``PLANNED`` is what the plan of the house wants.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import flightedl
+
+ROOT = Path(flightedl.__file__).resolve().parent.parent
+
+#: Part -> (most lines of its Python files, lines planned, its directories, without packages that are parts themselves).
+BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
+    "domain": (18_350, 16_000, ("flightedl/domain",)),
+    "client, torch": (9_140, 8_000, ("flightedl/client", "flightedl/torch")),
+    "pserver, kernels": (9_050, 8_000, ("flightedl/pserver", "flightedl/kernels")),
+    "rpc, wire, messages": (5_650, 4_500, ("flightedl/rpc", "flightedl/wire", "flightedl/messages")),
+    "master, coordination, adapters, process": (
+        8_500,
+        7_500,
+        ("flightedl/master", "flightedl/coordination", "flightedl/adapters", "flightedl/process"),
+    ),
+    "formats": (5_300, 4_700, ("flightedl/formats",)),
+    "launch": (6_150, 4_800, ("flightedl/launch",)),
+    "recording": (4_600, 1_500, ("flightedl/recording",)),
+    "testing": (10_285, 8_000, ("flightedl/testing",)),
+    "tools/bench": (5_170, 3_000, ("tools/bench",)),
+    "commands, examples, curves, rest": (
+        6_935,
+        6_400,
+        ("tools", "flightedl/examples", "flightedl/curves", "flightedl"),
+    ),
+    "benchmarks": (135, 600, ("benchmarks",)),
+}
+_PARTS = {directory for _, _, directories in BUDGETS.values() for directory in directories}
+
+
+def lines_of(directory: str) -> int:
+    """Return the lines of a directory's Python files, without those of the parts inside it."""
+    inside = [ROOT / other for other in _PARTS if other.startswith(f"{directory}/")]
+    files = (file for file in (ROOT / directory).rglob("*.py") if not any(map(file.is_relative_to, inside)))
+    return sum(len(file.read_bytes().splitlines()) for file in files)
+
+
+@pytest.mark.parametrize("part", BUDGETS)
+def test_a_part_stays_within_its_budget(part: str) -> None:
+    most, planned, directories = BUDGETS[part]
+    found = sum(map(lines_of, directories))
+    assert found <= most, f"{part} has {found:,} lines, and may have {most:,} (planned: {planned:,}): delete or merge"
+
+
+def test_every_package_is_part_of_a_budget() -> None:
+    for top in ("flightedl", "tools", "benchmarks"):
+        assert top in _PARTS
+    packages = {f"flightedl/{path.parent.name}" for path in (ROOT / "flightedl").glob("*/__init__.py")}
+    assert packages <= _PARTS
+
+
+def test_the_version_is_written_the_same_everywhere() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert flightedl.__version__ == project["version"]
+    headings = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
+    assert headings[:2] == ["Unreleased", flightedl.__version__]
