@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from flightedl.launch.kubernetes.trainers import QUEUE
+from flightedl.launch.kubernetes.views import QUEUE
 from flightedl.testing.memory_cluster import MemoryCluster
 
 Object = dict[str, Any]

@@ -5,12 +5,13 @@ base and components in ``deploy/`` are written from it, and tests compare each o
 
 Pure, values in and objects out:
 
-* ``values``: what a job is told. ``objects``: all objects of a job, in the order in which they are applied.
-* ``pods``: what all pods have in common. ``servers``: masters and pservers. ``trainers``: the Job of the trainers.
+* ``values``: the validated settings of a job on a cluster.
+* ``objects``: all objects of a job, in the order in which they are applied: trainers, masters, pservers, autoscaler.
+* ``pods``: building blocks of these objects, such as a pod with one container.
 * ``templates``: pod templates of users, merged into these pods.
-* ``etcd_members``: an etcd of the job's own. ``network``: who may reach whom. ``places``: stores outside of the job.
-* ``autoscaler``: the loop that adds trainers. ``one_pod``: a whole job in one pod.
-* ``views``: what a cluster's objects say of a job.
+* ``etcd_members``: an etcd of the job's own. ``one_pod``: a whole job in one pod.
+* ``network``: network policies. ``places``: stores outside of the job.
+* ``views``: labels, and the state of a job by its objects on the cluster.
 
 With a cluster (``ports.Cluster``):
 

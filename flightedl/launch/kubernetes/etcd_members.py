@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from flightedl.launch.kubernetes.pods import (
     Object,
-    container,
     disruption_budget,
     labels,
-    metadata,
+    make,
     pod,
+    ports,
     probe,
     spread,
     variable_of_pod,
@@ -42,74 +42,50 @@ def etcd(job: ClusterJob) -> list[Object]:
     """The members, how clients find them, and how they find each other."""
     client = {"name": "client", "port": ETCD_PORT, "targetPort": "client"}
     peer = {"name": "peer", "port": ETCD_PEER_PORT, "targetPort": "peer"}
-    selector = labels(job, COMPONENT)
-    services: list[Object] = [
-        {
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": metadata(job, job.name(COMPONENT), COMPONENT),
-            "spec": {"selector": selector, "ports": [client]},
-        },
-        {
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": metadata(job, job.name("etcd-peer"), COMPONENT),
-            # Members have to find each other before any of them is ready.
-            "spec": {
-                "clusterIP": "None",
-                "publishNotReadyAddresses": True,
-                "selector": selector,
-                "ports": [client, peer],
-            },
-        },
+    selector, name, peers = labels(job, COMPONENT), job.name(COMPONENT), job.name("etcd-peer")
+    # Members have to find each other before any of them is ready.
+    early = {"clusterIP": "None", "publishNotReadyAddresses": True}
+    return [
+        make(job, "Service", name, COMPONENT, spec={"selector": selector, "ports": [client]}),
+        make(job, "Service", peers, COMPONENT, spec={**early, "selector": selector, "ports": [client, peer]}),
+        _members(job),
+        disruption_budget(job, COMPONENT),
     ]
-    return [*services, _members(job), disruption_budget(job, COMPONENT)]
 
 
 def _members(job: ClusterJob) -> Object:
-    certificates = job.name(COMPONENT) if job.tls else ""
-    more: Object = {
-        "ports": [
-            {"name": "client", "containerPort": ETCD_PORT},
-            {"name": "peer", "containerPort": ETCD_PEER_PORT},
-            {"name": "health", "containerPort": ETCD_HEALTH_PORT},
-        ],
-        "startupProbe": probe("health", "/health?serializable=true", period_s=2, failures=60),
-        # Alive is who answers without the others, ready who answers with them.
-        "livenessProbe": probe("health", "/health?serializable=true", period_s=10, failures=6),
-        "readinessProbe": probe("health", "/health", period_s=2, failures=1),
-    }
-    # They are used in the arguments below.
-    environment = [variable_of_pod("POD_NAME", "metadata.name"), variable_of_pod("POD_IP", "status.podIP")]
-    more["image"] = job.image_of_etcd
-    member = container(job, COMPONENT, ["etcd"], _arguments(job), environment, _RESOURCES, more, certificates)
-    member["volumeMounts"].append({"name": "data", "mountPath": _DATA})
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "StatefulSet",
-        "metadata": metadata(job, job.name(COMPONENT), COMPONENT),
-        "spec": {
-            "replicas": job.etcd_members,
-            "serviceName": job.name("etcd-peer"),
-            # A member waits for the others, so all have to be there.
-            "podManagementPolicy": "Parallel",
-            "selector": {"matchLabels": labels(job, COMPONENT)},
-            "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Delete", "whenScaled": "Retain"},
-            "template": pod(
-                job,
-                COMPONENT,
-                [member],
-                {"terminationGracePeriodSeconds": 30, "topologySpreadConstraints": spread(job, COMPONENT)},
-                certificates,
-            ),
-            "volumeClaimTemplates": [
-                {
-                    "metadata": {"name": "data"},
-                    "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
-                }
-            ],
+    template = pod(
+        job,
+        COMPONENT,
+        ["etcd"],
+        _arguments(job),
+        # The arguments use these variables.
+        [variable_of_pod("POD_NAME", "metadata.name"), variable_of_pod("POD_IP", "status.podIP")],
+        _RESOURCES,
+        container={
+            "ports": ports(client=ETCD_PORT, peer=ETCD_PEER_PORT, health=ETCD_HEALTH_PORT),
+            "startupProbe": probe("/health?serializable=true", period_s=2, failures=60),
+            # A member is alive if it answers without the others, and ready if it answers with them.
+            "livenessProbe": probe("/health?serializable=true", period_s=10, failures=6),
+            "readinessProbe": probe("/health", period_s=2, failures=1),
+            "image": job.image_of_etcd,
         },
+        spec={"terminationGracePeriodSeconds": 30, "topologySpreadConstraints": spread(job, COMPONENT)},
+        certificates=COMPONENT,
+        mounts=[{"name": "data", "mountPath": _DATA}],
+    )
+    claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+    spec = {
+        "replicas": job.etcd_members,
+        "serviceName": job.name("etcd-peer"),
+        # A member waits for the others, so all have to be there.
+        "podManagementPolicy": "Parallel",
+        "selector": {"matchLabels": labels(job, COMPONENT)},
+        "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Delete", "whenScaled": "Retain"},
+        "template": template,
+        "volumeClaimTemplates": [{"metadata": {"name": "data"}, "spec": claim}],
     }
+    return make(job, "StatefulSet", job.name(COMPONENT), COMPONENT, version="apps/v1", spec=spec)
 
 
 def _arguments(job: ClusterJob) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from flightedl.launch.kubernetes.places import ports_of
-from flightedl.launch.kubernetes.pods import Object, labels, metadata
+from flightedl.launch.kubernetes.pods import Object, labels, make
 from flightedl.launch.kubernetes.values import (
     ETCD_HEALTH_PORT,
     ETCD_PEER_PORT,
@@ -76,13 +76,9 @@ def _tcp(port: int) -> Object:
 
 
 def _policy(job: ClusterJob, name: str, selected: dict[str, str], **ways: list[Any]) -> Object:
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": metadata(job, job.name(name)),
-        "spec": {
-            "podSelector": {"matchLabels": selected},
-            "policyTypes": [way.capitalize() for way in ways],
-            **{way: rules for way, rules in ways.items() if rules},
-        },
+    spec = {
+        "podSelector": {"matchLabels": selected},
+        "policyTypes": [way.capitalize() for way in ways],
+        **{way: rules for way, rules in ways.items() if rules},
     }
+    return make(job, "NetworkPolicy", job.name(name), version="networking.k8s.io/v1", spec=spec)

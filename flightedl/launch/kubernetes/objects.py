@@ -1,35 +1,85 @@
-"""All objects of a job, in the order in which they are applied."""
+"""All objects of a job, in the order in which they are applied.
+
+Masters and pservers are Deployments: which pod has which index is decided in etcd, not by its name. Each pod binds its
+own address. A pod that is told to end (SIGTERM) drains: a pserver asks for a checkpoint and waits for it, at most
+``drain_s``. So there is no hook before the signal. A rollout goes on to the next pod when the one before has been ready
+for a moment, which a pserver is when it has loaded what its predecessor left.
+
+The trainers are a Job without completions: as many pods as ``parallelism`` says, until one of them ends well. A trainer
+ends well when all is trained, which then is true for all of them: the Job waits for the others and is complete.
+``parallelism`` may change at any time, down to 0 and up again. Exit codes of trainers (docs/operations.md) decide:
+
+* 2 and 3: starting again does not help; the Job fails.
+* 75 and 143, and pods that the cluster took away: nothing is wrong; another pod, and it does not count.
+* anything else is a crash, and counts against ``backoffLimit``.
+
+The Job owns all other objects of the job, so that they go when it goes: ``ttlSecondsAfterFinished`` after its end, or
+when somebody deletes it.
+
+The autoscaler is a Deployment of one. It may read and change the trainers' Job, list pods, and nothing else.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from flightedl.launch.kubernetes.autoscaler import autoscaler
+from flightedl.errors import EXIT_JOB_FAILED, EXIT_START_AGAIN, EXIT_USAGE
 from flightedl.launch.kubernetes.etcd_members import etcd
 from flightedl.launch.kubernetes.network import etcd_policy, policies
-from flightedl.launch.kubernetes.pods import Object, metadata
-from flightedl.launch.kubernetes.servers import masters, pservers
+from flightedl.launch.kubernetes.pods import (
+    Object,
+    account,
+    code_of,
+    common_variables,
+    config_map,
+    disruption_budget,
+    failure_policy,
+    labels,
+    make,
+    pod,
+    ports,
+    probe,
+    settings_of,
+    spread,
+    variable_of_pod,
+    variables,
+)
 from flightedl.launch.kubernetes.templates import with_templates
-from flightedl.launch.kubernetes.trainers import trainers
-from flightedl.launch.kubernetes.values import ClusterJob
+from flightedl.launch.kubernetes.values import (
+    FLIGHT_PORT,
+    HEALTH_PORT,
+    METRICS_PORT,
+    ClusterJob,
+    Resources,
+    Scaling,
+)
+from flightedl.launch.kubernetes.views import QUEUE
+from flightedl.launch.policy import EXIT_TERMINATED
+
+#: Seconds after SIGTERM, beyond the drain, for closing on a busy machine.
+_CLOSING_S = 15
+#: Seconds for a step that is under way.
+_TRAINER_GRACE_S = 60
+_AUTOSCALER_RESOURCES = Resources("100m", "256Mi", "512Mi")
 
 
 def render(job: ClusterJob) -> list[Object]:
-    """Everything but Secrets; the trainers' Job, which owns the rest, first."""
-    found = [trainers(job), account(job), _settings(job)]
+    """Return all objects but Secrets; the trainers' Job, which owns the rest, first."""
+    found = [_trainers(job), account(job, job.job), config_map(job, job.job, job.settings())]
     if job.code:
         found.append(config_map(job, job.name("code"), job.code))
     found += policies(job)
     if job.own_etcd:
         found += [*etcd(job), etcd_policy(job)]
-    found += [*masters(job), *pservers(job)]
+    # One master leads, the others stand by. Spare pservers wait for an index to become free.
+    found += [*_servers(job, "master", job.masters), *_servers(job, "pserver", job.pservers + job.spares)]
     if job.scaling is not None:
-        found += autoscaler(job, job.scaling)
+        found += _autoscaler(job, job.scaling)
     return with_templates(found, job.templates)
 
 
 def owned(objects: Sequence[Object], owner: Object, uid: str) -> list[Object]:
-    """The same objects, which go when their owner goes."""
+    """Return the same objects, with an owner with which they go."""
     reference = {
         "apiVersion": owner["apiVersion"],
         "kind": owner["kind"],
@@ -41,20 +91,117 @@ def owned(objects: Sequence[Object], owner: Object, uid: str) -> list[Object]:
     return [each | {"metadata": each["metadata"] | {"ownerReferences": [reference]}} for each in objects]
 
 
-def account(job: ClusterJob) -> Object:
-    """Without any rights, and without a token."""
-    return {
-        "apiVersion": "v1",
-        "kind": "ServiceAccount",
-        "metadata": metadata(job, job.job),
-        "automountServiceAccountToken": False,
+def _trainers(job: ClusterJob) -> Object:
+    mounts, volumes = code_of(job)
+    template = pod(
+        job,
+        "trainer",
+        ["python", "-m", "flightedl.launch.trainer"],
+        [job.target, *job.arguments],
+        [variable_of_pod("FLIGHTEDL_PROCESS_NAME", "metadata.name"), *common_variables()],
+        job.trainer_resources,
+        container={"envFrom": settings_of(job)},
+        spec={"restartPolicy": "Never", "terminationGracePeriodSeconds": _TRAINER_GRACE_S},
+        certificates="trainer",
+        mounts=mounts,
+        volumes=volumes,
+    )
+    ignored, failing = (EXIT_START_AGAIN, EXIT_TERMINATED), (EXIT_USAGE, EXIT_JOB_FAILED)
+    spec = {
+        **({"activeDeadlineSeconds": job.deadline_s} if job.deadline_s else {}),
+        "parallelism": job.trainers,
+        "backoffLimit": job.backoff_limit,
+        "ttlSecondsAfterFinished": job.keep_s,
+        "podFailurePolicy": failure_policy("trainer", ("Ignore", ignored), ("FailJob", failing)),
+        "template": template,
     }
+    found = make(job, "Job", job.name("trainer"), "trainer", version="batch/v1", spec=spec)
+    if job.queue:
+        found["metadata"]["labels"][QUEUE] = job.queue
+    return found
 
 
-def _settings(job: ClusterJob) -> Object:
-    return config_map(job, job.job, job.settings())
+def _servers(job: ClusterJob, role: str, replicas: int) -> list[Object]:
+    numbers = {"flight": FLIGHT_PORT, "health": HEALTH_PORT, "metrics": METRICS_PORT}
+    own = {
+        "FLIGHTEDL_PORT": str(FLIGHT_PORT),
+        "FLIGHTEDL_HEALTH_PORT": str(HEALTH_PORT),
+        "FLIGHTEDL_METRICS_PORT": str(METRICS_PORT),
+    }
+    template = pod(
+        job,
+        role,
+        ["flightedl"],
+        [role],
+        [variable_of_pod("FLIGHTEDL_BIND", "status.podIP"), *variables(own), *common_variables()],
+        job.server_resources,
+        container={
+            "envFrom": settings_of(job),
+            "ports": ports(**numbers),
+            # Two minutes: a machine that has just come may have to load much.
+            "startupProbe": probe("/started", period_s=1, failures=120),
+            "livenessProbe": probe("/live", period_s=10, failures=3),
+            "readinessProbe": probe("/ready", period_s=1, failures=1),
+        },
+        spec={
+            "terminationGracePeriodSeconds": job.drain_s + _CLOSING_S,
+            "topologySpreadConstraints": spread(job, role),
+        },
+        certificates="server",
+    )
+    spec = {
+        "replicas": replicas,
+        "minReadySeconds": job.settled_s,
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+        "selector": {"matchLabels": labels(job, role)},
+        "template": template,
+    }
+    deployment = make(job, "Deployment", job.name(role), role, version="apps/v1", spec=spec)
+    return [deployment, disruption_budget(job, role)]
 
 
-def config_map(job: ClusterJob, name: str, data: Mapping[str, str]) -> Object:
-    """Texts by name."""
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(job, name), "data": dict(data)}
+def _autoscaler(job: ClusterJob, scaling: Scaling) -> list[Object]:
+    component = "autoscaler"
+    name, group = job.name(component), "rbac.authorization.k8s.io"
+    of_jobs = {"apiGroups": ["batch"], "resources": ["jobs"], "resourceNames": [job.name("trainer")]}
+    rules = [of_jobs | {"verbs": ["get", "patch"]}, {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}]
+    role = make(job, "Role", name, component, version=f"{group}/v1", rules=rules)
+    binding = make(
+        job,
+        "RoleBinding",
+        name,
+        component,
+        version=f"{group}/v1",
+        roleRef={"apiGroup": group, "kind": "Role", "name": name},
+        subjects=[{"kind": "ServiceAccount", "name": name}],
+    )
+    arguments = [
+        "autoscale",
+        f"--min={scaling.minimum}",
+        f"--max={scaling.maximum}",
+        f"--worth={scaling.worth:g}",
+    ]
+    if scaling.hourly_limit:
+        arguments += [f"--hourly-cost={scaling.hourly_cost:g}", f"--hourly-limit={scaling.hourly_limit:g}"]
+    template = pod(
+        job,
+        component,
+        ["flightedl"],
+        arguments,
+        common_variables(),
+        _AUTOSCALER_RESOURCES,
+        # Without the Secret of the store, which it does not need.
+        container={"envFrom": [{"configMapRef": {"name": job.job}}]},
+        spec={"terminationGracePeriodSeconds": 10},
+        certificates="reader",
+    )
+    template["spec"] |= {"serviceAccountName": name, "automountServiceAccountToken": True}
+    spec = {
+        "replicas": 1,
+        # Two of them would not agree.
+        "strategy": {"type": "Recreate"},
+        "selector": {"matchLabels": labels(job, component)},
+        "template": template,
+    }
+    deployment = make(job, "Deployment", name, component, version="apps/v1", spec=spec)
+    return [account(job, name, component), role, binding, deployment]

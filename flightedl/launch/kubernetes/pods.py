@@ -1,4 +1,4 @@
-"""What all pods of a job have in common: who they are, what they may, where they may write.
+"""Building blocks of a job's objects: labels, pods with one container, probes, budgets.
 
 No pod runs as root, may become more than it is, or writes to its image; none has a token for the cluster's API, except
 the autoscaler, which cannot do its work without one.
@@ -10,77 +10,114 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flightedl.config import tuned_environment
-from flightedl.launch.kubernetes.values import CERTIFICATES, WORK, ClusterJob, Resources
+from flightedl.launch.kubernetes.values import CERTIFICATES, CODE, WORK, ClusterJob, Resources
+from flightedl.launch.kubernetes.views import labels_of
 
 Object = dict[str, Any]
 
-#: The user of the image, by number, as the cluster wants it.
+#: Number of the image's user, as the cluster wants it.
 USER = 10001
 
 
 def labels(job: ClusterJob, component: str = "") -> dict[str, str]:
-    """By which objects of a job are found; ``component``: one of its parts."""
-    found = {"app.kubernetes.io/name": "flightedl", "app.kubernetes.io/instance": job.job}
-    return found | ({"app.kubernetes.io/component": component} if component else {})
+    """Labels that select the objects of a job, or of one of its components."""
+    return labels_of(job.job, component)
 
 
-def metadata(job: ClusterJob, name: str, component: str = "") -> Object:
-    """Of an object."""
-    return {
-        "name": name,
-        "labels": labels(job, component)
-        | {"app.kubernetes.io/part-of": "flightedl", "app.kubernetes.io/managed-by": "flightedl"},
-    }
+def make(
+    job: ClusterJob, kind: str, name: str, component: str = "", /, *, version: str = "v1", **fields: Any
+) -> Object:
+    """Return an object of a job. ``fields``: its spec, or its other fields."""
+    marks = {"app.kubernetes.io/part-of": "flightedl", "app.kubernetes.io/managed-by": "flightedl"}
+    metadata = {"name": name, "labels": labels(job, component) | marks}
+    return {"apiVersion": version, "kind": kind, "metadata": metadata, **fields}
 
 
-def variable(name: str, value: str) -> Object:
-    """One variable of a container."""
-    return {"name": name, "value": value}
+def account(job: ClusterJob, name: str, component: str = "") -> Object:
+    """Return a ServiceAccount without rights and without a token."""
+    return make(job, "ServiceAccount", name, component, automountServiceAccountToken=False)
+
+
+def config_map(job: ClusterJob, name: str, data: Mapping[str, str]) -> Object:
+    """Return a ConfigMap of texts by name."""
+    return make(job, "ConfigMap", name, data=dict(data))
+
+
+def variables(values: Mapping[str, str]) -> list[Object]:
+    """Return variables of a container."""
+    return [{"name": name, "value": value} for name, value in values.items()]
 
 
 def variable_of_pod(name: str, path: str) -> Object:
-    """A variable that each pod has another value of."""
+    """Return a variable that takes its value from a field of each pod."""
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
 
+def common_variables() -> list[Object]:
+    """Variables that allocator and gRPC read when the process starts, and directories to which it may write."""
+    written = {"HOME": WORK, "NUMBA_CACHE_DIR": f"{WORK}/.numba", "PYTHONUNBUFFERED": "1"}
+    return variables(tuned_environment() | written)
+
+
 def settings_of(job: ClusterJob) -> list[Object]:
-    """Where the settings of all processes come from."""
+    """Sources of the settings that all processes share."""
     secret = [{"secretRef": {"name": job.secret}}] if job.secret else []
     return [{"configMapRef": {"name": job.job}}, *secret]
 
 
-def common_variables() -> list[Object]:
-    """What allocator and gRPC need for speed before the process starts, and where it may write."""
-    written = {"HOME": WORK, "NUMBA_CACHE_DIR": f"{WORK}/.numba", "PYTHONUNBUFFERED": "1"}
-    return [variable(name, value) for name, value in (tuned_environment() | written).items()]
+def ports(**numbers: int) -> list[Object]:
+    """Return named ports of a container."""
+    return [{"name": name, "containerPort": number} for name, number in numbers.items()]
 
 
-def probe(port: str, path: str, period_s: int, failures: int) -> Object:
-    """An HTTP probe."""
+def probe(path: str, period_s: int, failures: int) -> Object:
+    """Return an HTTP probe of the port ``health``."""
     return {
-        "httpGet": {"port": port, "path": path},
+        "httpGet": {"port": "health", "path": path},
         "periodSeconds": period_s,
         "timeoutSeconds": 3,
         "failureThreshold": failures,
     }
 
 
-def container(
+def pod(
     job: ClusterJob,
-    name: str,
+    component: str,
     command: Sequence[str],
     arguments: Sequence[str],
     environment: Sequence[Object],
     resources: Resources,
-    more: Mapping[str, Any],
+    *,
+    container: Mapping[str, Any],
+    spec: Mapping[str, Any],
     certificates: str = "",
+    mounts: Sequence[Object] = (),
+    volumes: Sequence[Object] = (),
 ) -> Object:
-    """A container that may write to ``/work`` and ``/tmp`` only. ``certificates``: whether it has some."""
-    mounts: list[Object] = [{"name": "work", "mountPath": WORK}, {"name": "tmp", "mountPath": "/tmp"}]  # noqa: S108 - of the pod
-    if certificates:
-        mounts.append({"name": "certificates", "mountPath": CERTIFICATES, "readOnly": True})
-    return {
-        "name": name,
+    """Return the template of a pod with one container, which may write to ``/work`` and ``/tmp`` only.
+
+    Args:
+        job: The job.
+        component: Its part, which names the container, too.
+        command: The program.
+        arguments: Its arguments.
+        environment: Its variables.
+        resources: What it requests, and its limits.
+        container: Further fields of the container.
+        spec: Further fields of the pod.
+        certificates: Role whose Secret has the pod's certificates. Empty, and without TLS: the pod has none.
+        mounts: Further mounts of the container.
+        volumes: Volumes of these mounts.
+    """
+    secret: list[Object] = []
+    first = [{"name": "work", "mountPath": WORK}, {"name": "tmp", "mountPath": "/tmp"}]  # noqa: S108 - of the pod
+    if certificates and job.tls:
+        mounts = [{"name": "certificates", "mountPath": CERTIFICATES, "readOnly": True}, *mounts]
+        # Readable for the pod's group, which nobody else is in.
+        source = {"secretName": job.name(certificates), "defaultMode": 0o440}
+        secret.append({"name": "certificates", "secret": source})
+    process = {
+        "name": component,
         "image": job.image,
         "command": list(command),
         "args": list(arguments),
@@ -92,26 +129,11 @@ def container(
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         },
-        # What it said last is then in its pod's status, for who watches the job.
+        # Its last lines are then in its pod's status, for ``flightedl submit``.
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": mounts,
-        **more,
+        "volumeMounts": [*first, *mounts],
+        **container,
     }
-
-
-def pod(
-    job: ClusterJob,
-    component: str,
-    containers: Sequence[Object],
-    more: Mapping[str, Any],
-    certificates: str = "",
-    volumes: Sequence[Object] = (),
-) -> Object:
-    """The template of a pod. ``certificates``: the Secret that has its role's; empty: it has none."""
-    found = [{"name": "work", "emptyDir": {}}, {"name": "tmp", "emptyDir": {}}]
-    if certificates:
-        # Readable for the pod's group, which nobody else is in.
-        found.append({"name": "certificates", "secret": {"secretName": certificates, "defaultMode": 0o440}})
     return {
         "metadata": {"labels": labels(job, component) | {"app.kubernetes.io/part-of": "flightedl"}},
         "spec": {
@@ -125,15 +147,31 @@ def pod(
                 "fsGroup": USER,
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
-            "containers": list(containers),
-            "volumes": [*found, *volumes],
-            **more,
+            "containers": [process],
+            "volumes": [{"name": "work", "emptyDir": {}}, {"name": "tmp", "emptyDir": {}}, *secret, *volumes],
+            **spec,
         },
     }
 
 
+def code_of(job: ClusterJob) -> tuple[list[Object], list[Object]]:
+    """Mounts and volumes of the code that is sent along."""
+    if not job.code:
+        return [], []
+    mount = {"name": "code", "mountPath": CODE, "readOnly": True}
+    return [mount], [{"name": "code", "configMap": {"name": job.name("code")}}]
+
+
+def failure_policy(component: str, *more: tuple[str, Sequence[int]]) -> Object:
+    """Return a Job's pod failure policy. ``more``: actions and the exit codes that lead to them."""
+    codes = {"containerName": component, "operator": "In"}
+    # First: a pod that was taken away says so whatever its exit code is.
+    rules: list[Object] = [{"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}]
+    return {"rules": rules + [{"action": action, "onExitCodes": codes | {"values": [*each]}} for action, each in more]}
+
+
 def spread(job: ClusterJob, component: str) -> list[Object]:
-    """Not all on one machine, if it can be helped."""
+    """Prefer different machines for the pods of a component."""
     return [
         {
             "maxSkew": 1,
@@ -145,10 +183,6 @@ def spread(job: ClusterJob, component: str) -> list[Object]:
 
 
 def disruption_budget(job: ClusterJob, component: str) -> Object:
-    """Machines are emptied one pod of a kind after the other; the next one when its successor is ready."""
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": metadata(job, job.name(component), component),
-        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": labels(job, component)}},
-    }
+    """Let drained machines evict one pod of a component at a time, each when the last one's successor is ready."""
+    spec = {"maxUnavailable": 1, "selector": {"matchLabels": labels(job, component)}}
+    return make(job, "PodDisruptionBudget", job.name(component), component, version="policy/v1", spec=spec)

@@ -13,7 +13,7 @@ from pathlib import Path
 from flightedl.adapters.pem_files import FILES
 from flightedl.launch.certificates import ETCD, members
 from flightedl.launch.kubernetes.etcd_members import certificate_hosts
-from flightedl.launch.kubernetes.pods import Object, metadata
+from flightedl.launch.kubernetes.pods import Object, make
 from flightedl.launch.kubernetes.values import ClusterJob
 from flightedl.rpc.authentication import Role
 
@@ -44,4 +44,4 @@ def make_secrets(job: ClusterJob) -> list[Object]:
 
 def _secret(job: ClusterJob, name: str, place: Path) -> Object:
     data = {file: base64.b64encode((place / file).read_bytes()).decode() for file in FILES}
-    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata(job, name), "type": "Opaque", "data": data}
+    return make(job, "Secret", name, type="Opaque", data=data)

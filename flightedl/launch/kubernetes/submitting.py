@@ -18,8 +18,7 @@ from typing import Any
 from flightedl.errors import FlightedlError, NotFoundError, UnavailableError, UsageError
 from flightedl.launch.kubernetes.objects import owned
 from flightedl.launch.kubernetes.pods import Object
-from flightedl.launch.kubernetes.trainers import QUEUE
-from flightedl.launch.kubernetes.views import INSTANCE, JobView, labels_of, view_of
+from flightedl.launch.kubernetes.views import INSTANCE, QUEUE, JobView, labels_of, view_of
 from flightedl.ports import Clock, Cluster
 
 _POLL_S = 0.5

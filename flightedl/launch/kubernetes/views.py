@@ -7,17 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from flightedl.errors import EXIT_FAILED, EXIT_JOB_FAILED, EXIT_USAGE
-from flightedl.launch.kubernetes.trainers import COMPONENT, QUEUE
 from flightedl.launch.supervisor import Outcome
 
 Object = Mapping[str, Any]
 
 INSTANCE = "app.kubernetes.io/instance"
 _COMPONENT = "app.kubernetes.io/component"
+#: Label of a Job that Kueue suspends, and admits when its queue has room.
+QUEUE = "kueue.x-k8s.io/queue-name"
 
 
 def labels_of(job: str, component: str = "") -> dict[str, str]:
-    """By which objects of a job are found; no name: of all jobs."""
+    """Labels that select the objects of a job, or of one of its components. An empty name selects all jobs."""
     found = {"app.kubernetes.io/name": "flightedl"}
     if job:
         found[INSTANCE] = job
@@ -96,7 +97,7 @@ def exit_codes(pod: Object) -> list[int]:
     return [
         status["state"]["terminated"]["exitCode"]
         for status in pod.get("status", {}).get("containerStatuses", [])
-        if status["name"] == COMPONENT and "terminated" in status.get("state", {})
+        if status["name"] == "trainer" and "terminated" in status.get("state", {})
     ]
 
 
