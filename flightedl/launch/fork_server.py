@@ -6,8 +6,8 @@ would be missing for a second more. ``forking`` starts this one, and asks it for
 Theory of operation. Forking is safe here because nothing of gRPC's, Flight's or etcd's has been made yet: modules are
 imported, and machine code is loaded, no more. It begins to import when it starts, in the order in which processes will
 be asked for, and looks for requests between two modules: so a master and trainers already work while pservers' compiler
-is loaded. Where there are two cores, what the launcher asks for first is one more process like this, which loads that
-compiler meanwhile, and from which pservers are forked: it has what was imported until then.
+is loaded. Where there are two cores, the launcher starts a second process like this one, from which pservers are forked
+and which loads that compiler in the meantime.
 
 A child is forked twice, and its parent ends at once: so the kernel gives it to the launcher, which had itself made the
 *subreaper* of what it starts. From then on it is the launcher's child like any other: it waits for it, and the child
@@ -46,9 +46,6 @@ from flightedl.process.tuning import leave_out_pandas_and_scipy, let_pandas_wait
 PADDING = "-" * 512
 #: Of a request and of its answer: a number.
 NUMBER_BYTES = 8
-#: The kind of one more process like this: it gets ready for the kinds that are its arguments, and the file that comes
-#: with the request is its connection.
-FORK_SERVER = "fork server"
 #: What a kind of process imports, in parts; first what all of them do. Not what it runs as ``__main__``.
 _IMPORTS = {
     "master": (
@@ -98,12 +95,6 @@ def serve(connection: socket.socket, kinds: Sequence[str]) -> None:
         if (pid := _forked()) == 0:
             connection.close()
             _belong_to(request.launcher)
-            if request.kind == FORK_SERVER:
-                show([sys.executable, "-m", "flightedl.launch.fork_server", *request.arguments])
-                os.dup2(file, 0)
-                os.close(file)
-                serve(socket.socket(fileno=0), request.arguments)
-                return
             _become(request, file)
             # What others have imported of it is not what it is when it runs.
             sys.modules.pop(request.module, None)

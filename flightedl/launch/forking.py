@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import IO, Self
 
 from flightedl.config import available_cores, child_environment, thread_environment
-from flightedl.launch.fork_server import FORK_SERVER, NUMBER_BYTES, PADDING, Request
+from flightedl.launch.fork_server import NUMBER_BYTES, PADDING, Request
 
 _PR_SET_CHILD_SUBREAPER = 36
 #: Imports may take long on a starved machine; the processes would take as long.
@@ -66,37 +66,30 @@ class ForkServer:
     Args:
         environment: That it is started with: what libraries read while they are loaded.
         kinds: Of the processes that will be asked for, in order: what these need is imported meanwhile.
-        apart: Of those for which a second one, forked from the first, imports at the same time.
+        apart: Kinds of processes for which a second fork server imports at the same time.
     """
 
     def __init__(self, environment: Mapping[str, str], kinds: Sequence[str] = (), apart: Sequence[str] = ()) -> None:
         self._lock = threading.RLock()
         self._socket: socket.socket | None = None
-        self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._read_at_load = _read_at_load(environment)
-        #: Of which it has made processes.
+        #: Kinds of which it has made processes.
         self._made: set[str] = set()
+        self._second = ForkServer(environment, apart) if apart else None
         self._apart = tuple(apart)
-        #: The second one, from the first request on: what it is forked from has imported some of what both need.
-        self._second: ForkServer | None = None
         if sys.platform.startswith("linux"):
             ours, theirs = socket.socketpair()
             with theirs:
-                self._process = self._begin(theirs, environment, kinds)
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "flightedl.launch.fork_server", *kinds, PADDING],
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    env={"PYTHONUNBUFFERED": "1", **environment},
+                    start_new_session=True,
+                )
             self._socket = ours
-
-    def _begin(
-        self, connection: socket.socket, environment: Mapping[str, str], kinds: Sequence[str]
-    ) -> subprocess.Popen[bytes] | ForkedProcess | None:
-        """The fork server's process, which answers what comes by its end of the connection; None: there is none."""
-        return subprocess.Popen(
-            [sys.executable, "-m", "flightedl.launch.fork_server", *kinds, PADDING],
-            stdin=connection.fileno(),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env={"PYTHONUNBUFFERED": "1", **environment},
-            start_new_session=True,
-        )
 
     def start(
         self, kind: str, module: str, arguments: Sequence[str], environment: Mapping[str, str]
@@ -135,8 +128,6 @@ class ForkServer:
         own = {"PYTHONUNBUFFERED": "1", **environment}
         request = Request(kind, module, list(arguments), own, directory or _directory(), os.getpid())
         with self._lock:
-            if self._apart and self._second is None and kind != FORK_SERVER:
-                self._second = _Second(self, environment, self._apart)
             if self._second is not None and kind in self._apart:
                 return self._second.start_into(output, kind, module, arguments, environment, directory)
             if self._socket is None:
@@ -170,19 +161,6 @@ class ForkServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-class _Second(ForkServer):
-    """A fork server that is forked from another."""
-
-    def __init__(self, first: ForkServer, environment: Mapping[str, str], kinds: Sequence[str]) -> None:
-        self._first = first
-        super().__init__(environment, kinds)
-
-    def _begin(
-        self, connection: socket.socket, environment: Mapping[str, str], kinds: Sequence[str]
-    ) -> ForkedProcess | None:
-        return self._first.start_into(connection.fileno(), FORK_SERVER, "", kinds, environment)
 
 
 def fork_server(trainers: int) -> ForkServer:
