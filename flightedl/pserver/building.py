@@ -6,8 +6,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from flightedl.domain.consistency.modes import Mode
-from flightedl.domain.consistency.rounds import BlockRounds
 from flightedl.domain.model.optimizers import LAMB, Optimizer
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import ShardPlan, runs_of
@@ -21,14 +19,13 @@ from flightedl.pserver.row_store import RowStore
 from flightedl.pserver.spans import ArraySpan
 
 
-def spans_of(plan: ShardPlan, index: int, optimizer: Optimizer, mode: Mode, wire: str, arena: Arena) -> list[ArraySpan]:
+def spans_of(plan: ShardPlan, index: int, optimizer: Optimizer, wire: str, arena: Arena) -> list[ArraySpan]:
     """The spans of a pserver, by rising block numbers, with values of zero.
 
     Args:
         plan: Where every block lies.
         index: Of the pserver.
         optimizer: Of the model.
-        mode: That the blocks begin in.
         wire: "bfloat16" or "float16" where float32 elements travel as such.
         arena: Where memory comes from.
     """
@@ -52,7 +49,6 @@ def spans_of(plan: ShardPlan, index: int, optimizer: Optimizer, mode: Mode, wire
                     sizes,
                     arena.allocate(total, dtype, is_values=True),
                     [arena.allocate(total, dtype, slot.initial) for slot in rule.slots],
-                    BlockRounds(mode),
                     update,
                     block_kernels(dtype),
                     arena,
@@ -64,13 +60,12 @@ def spans_of(plan: ShardPlan, index: int, optimizer: Optimizer, mode: Mode, wire
     return spans
 
 
-def rows_of(plan: ShardPlan, index: int, mode: Mode, local_start: int, memory: RowMemory) -> list[RowSpan]:
+def rows_of(plan: ShardPlan, index: int, local_start: int, memory: RowMemory) -> list[RowSpan]:
     """The span of a pserver's buckets, if it has any, without rows.
 
     Args:
         plan: Where every bucket lies.
         index: Of the pserver.
-        mode: That the buckets begin in.
         local_start: Position of the first of them on this pserver.
         memory: Bounds what rows may have.
     """
@@ -79,7 +74,7 @@ def rows_of(plan: ShardPlan, index: int, mode: Mode, local_start: int, memory: R
         return []
     local = range(local_start, local_start + len(numbers))
     store = RowStore(plan.tables, range(numbers.start - first, numbers.stop - first), memory)
-    return [RowSpan(numbers, local, BlockRounds(mode), first, store, threading.Lock())]
+    return [RowSpan(numbers, local, first, store, threading.Lock())]
 
 
 def kernels_of(

@@ -18,7 +18,7 @@ from flightedl.domain.consistency.modes import Mode
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.model.optimizers import Optimizer
 from flightedl.domain.model.sharding import ShardPlan, runs_of
-from flightedl.domain.pserver.block_values import BlocksDue, CopyBlocks, Effect, EmptyRound
+from flightedl.domain.pserver.block_values import BlocksDue, CopyBlocks, Effect, EmptyRound, Extent, Split
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import CorruptError, MessageError, UnavailableError
 from flightedl.formats.row_batches import StoredRows, StoredRowSpan
@@ -77,17 +77,20 @@ class HeldBlocks:
         #: In which the values lie, as long as there is room; None: they lie in memory of this process alone.
         self.store = _store_of(plan, index) if shares_memory else None
         self._arena = Arena(None if self.store is None else self.store.values)
-        blocks = spans_of(plan, index, optimizer, mode, wire, self._arena)
+        blocks = spans_of(plan, index, optimizer, wire, self._arena)
         self._numbers = [number for span in blocks for number in span.numbers]
         #: Numbers of the buckets, which lie behind the blocks.
         self.buckets = plan.buckets_of(index)
-        spans: list[HeldSpan] = [*blocks, *rows_of(plan, index, mode, len(self._numbers), RowMemory(row_bytes))]
+        spans: list[HeldSpan] = [*blocks, *rows_of(plan, index, len(self._numbers), RowMemory(row_bytes))]
         self._locks = [span.lock for span in spans]
-        #: Of what all spans share: the applied batches, the spans themselves, and which copies are being made.
-        self._shared_lock = threading.Lock()
-        self._protocol = block_protocol(recorder, (index, generation), spans, mode, self._shared_lock)
-        #: The snapshot whose blocks are being copied; changed under all locks, read under any of them.
-        self._copies: SnapshotCopier | None = None
+        #: Block number -> its span. Unless its lock is held, the span may be split by the time that it is looked at.
+        self._spans = {number: span for span in spans for number in span.numbers}
+        #: Held while the protocol decides, which changes what all spans share.
+        self._deciding = threading.Lock()
+        extents = [Extent(span.numbers, isinstance(span, RowSpan)) for span in spans]
+        self._protocol = block_protocol(recorder, (index, generation), extents, mode)
+        #: By number of the cut, those whose blocks are being copied. Each brings the memory of its copies.
+        self._copies: dict[int, SnapshotCopier] = {}
         #: Block number -> (version, updates) of blocks taken over from a checkpoint.
         self._restored: dict[int, tuple[int, int]] = {}
         self._restored_rows = RestoredRows(spans[-1] if self.buckets else None)  # type: ignore[arg-type]
@@ -116,11 +119,19 @@ class HeldBlocks:
 
     def blocks(self) -> list[BlockArrays]:
         """Every block with its state, as it lies in memory; for a caller who knows that nobody pushes."""
-        return [self._span(number).block(self._plan.block(number)) for number in self._numbers]
+        return [self._block(self._span(number), number) for number in self._numbers]
+
+    def _block(self, span: ArraySpan, number: int) -> BlockArrays:
+        state = self._protocol.span(number)
+        return span.block(self._plan.block(number), state.rounds, state.updates)
+
+    def spans(self) -> list[HeldSpan]:
+        """All spans as they are now, by position."""
+        return list(dict.fromkeys(self._spans.values()))
 
     def row_spans(self) -> list[RowSpan]:
         """The spans of rows as they are now."""
-        return [span for span in self._protocol.spans if isinstance(span, RowSpan)]
+        return [self._row_span(number) for number in dict.fromkeys(self._spans[n].numbers.start for n in self.buckets)]
 
     def row_counts(self) -> list[RowCounts]:
         """Figures of each table, by number."""
@@ -141,10 +152,11 @@ class HeldBlocks:
     def waits_for(self) -> tuple[int, list[int]]:
         """The lowest version at which others wait for somebody, and the members that they wait for; none: nobody is."""
         waits: list[tuple[int, list[int]]] = []
-        for span in self._protocol.spans:
+        for span in self.spans():
             with span.lock:
-                if members := span.rounds.holds_up():
-                    waits.append((span.rounds.version, members))
+                rounds = self._protocol.span(span.numbers.start).rounds
+                if members := rounds.holds_up():
+                    waits.append((rounds.version, members))
         return min(waits, default=(0, []))
 
     @contextlib.contextmanager
@@ -161,13 +173,13 @@ class HeldBlocks:
             yield self._span(number) if span.is_split else span
 
     def _span(self, number: int) -> ArraySpan:
-        span = self._protocol.span_of(number)
+        span = self._spans.get(number)
         if not isinstance(span, ArraySpan):
             raise MessageError(f"block {number} does not lie on this pserver")
         return span
 
     def _row_span(self, number: int) -> RowSpan:
-        span = self._protocol.span_of(number)
+        span = self._spans.get(number)
         assert isinstance(span, RowSpan), "buckets have rows"
         return span
 
@@ -180,6 +192,15 @@ class HeldBlocks:
             yield
 
     # what is decided about them
+
+    def _split(self, split: Split, version: int) -> None:
+        """Split arrays as the protocol has split their span, which has this version; its lock is held."""
+        if len(split.into) == 1:
+            return
+        span = self._spans[split.span]
+        parts = span.parts(split.into) if isinstance(span, ArraySpan) else span.parts(split.into, version)
+        span.is_split = True
+        self._spans.update((number, part) for part in parts for number in part.numbers)
 
     def _carry_out(
         self,
@@ -194,7 +215,7 @@ class HeldBlocks:
             if isinstance(effect, CopyBlocks):
                 self._copy(span, effect)
             elif isinstance(effect, BlocksDue):
-                if (copies := self._copies) is not None:
+                if (copies := self._copies.get(effect.cut)) is not None:
                     copies.note_due(effect.local)
             elif isinstance(effect, EmptyRound):
                 pass
@@ -208,8 +229,8 @@ class HeldBlocks:
     def _copy(self, span: HeldSpan, copy: CopyBlocks) -> None:
         """Copy blocks of the span for a snapshot, before they change; the span's lock is held."""
         # They may be complete, and dropped by the thread that writes them, at any moment.
-        copies = self._copies
-        if copies is None or copies.cut is not copy.cut:
+        copies = self._copies.get(copy.cut)
+        if copies is None:
             return
         try:
             if isinstance(span, RowSpan):
@@ -217,7 +238,7 @@ class HeldBlocks:
                 return
             for local in copy.local:
                 number = span.numbers[local - span.local.start]
-                copies.copy(span.block(self._plan.block(number)), copy.version, copy.updates)
+                copies.copy(self._block(span, number), copy.version, copy.updates)
         except MemoryError:
             # Training goes on without them.
             self.drop_copies(copies)
@@ -228,15 +249,21 @@ class HeldBlocks:
     @property
     def slot_count(self) -> int:
         """The most slots that any block has."""
-        return max((len(span.slots) for span in self._protocol.spans if isinstance(span, ArraySpan)), default=0)
+        return max((len(span.slots) for span in self.spans() if isinstance(span, ArraySpan)), default=0)
 
     def begin_copies(self, begin: Callable[[Sequence[int], int], SnapshotCopier | None]) -> None:
         """Let ``begin`` decide, under all locks, whether blocks are to be copied from now on."""
         with self._all_locks():
             copies = begin(self._protocol.versions(), self._protocol.highest_open_round())
             if copies is not None:
-                self._copies = copies
-                copies.note_due(self._protocol.begin_cut(copies.cut))
+                with self._deciding:
+                    if copies.replaces is not None:
+                        self._copies.pop(copies.replaces.cut, None)
+                        self._protocol.drop_cut(copies.replaces.cut)
+                        copies.replaces = None
+                    copies.cut, due = self._protocol.begin_cut(copies.at_round)
+                    self._copies[copies.cut] = copies
+                copies.note_due(due)
 
     def has_changes_since(self, file: str) -> bool:
         """Whether all rows know what has changed since the cut that this file was made of; under all locks."""
@@ -244,57 +271,52 @@ class HeldBlocks:
         return bool(spans) and all(span.store.knows(file) for span in spans)
 
     def copy_due_blocks(self, copies: SnapshotCopier) -> None:
-        """Copy every block that is due now, unless other copies have taken the place of these."""
+        """Copy every block that is due now, unless these copies were dropped."""
         self._soundness.require()
         while (local := copies.next_due()) is not None:
             if not self.copy_one(copies, local):
                 return
 
     def copy_one(self, copies: SnapshotCopier, local: int) -> bool:
-        """Copy a block unless it was copied since; False: other copies have taken the place of these."""
+        """Copy a block unless it was copied since; False: these copies were dropped."""
         if local >= len(self._numbers):
-            return self._copy_rows(copies, local)
+            # Spans of rows are split while they are restored: nobody copies them then.
+            number = self.buckets[local - len(self._numbers)]
+            rows = self._row_span(number)
+            with rows.lock:
+                self._soundness.require()
+                copy = self._due_copy(copies, number)
+                if copy is not None:
+                    copies.copy_rows(rows, copy.version, copy.updates)
+                return self._copies.get(copies.cut) is copies
         number = self._numbers[local]
         with self._locked(number) as span:
-            if self._copies is not copies:
-                return False
-            copy = self._protocol.copy(span, local)
+            copy = self._due_copy(copies, number)
             if copy is not None:
-                copies.copy(span.block(self._plan.block(number)), copy.version, copy.updates, lead=0)
-        return True
+                copies.copy(self._block(span, number), copy.version, copy.updates, lead=0)
+            return self._copies.get(copies.cut) is copies
 
-    def _copy_rows(self, copies: SnapshotCopier, local: int) -> bool:
-        # Spans of rows are split while they are restored: nobody copies them then.
-        span = self._row_span(self.buckets[local - len(self._numbers)])
-        with span.lock:
-            self._soundness.require()
-            if self._copies is not copies:
-                return False
-            copy = self._protocol.copy(span, local)
-            if copy is not None:
-                copies.copy_rows(span, copy.version, copy.updates)
-        return True
+    def _due_copy(self, copies: SnapshotCopier, number: int) -> CopyBlocks | None:
+        with self._deciding:
+            return self._protocol.copy(copies.cut, number)
 
     def visit(self, look: Callable[[BlockArrays], None]) -> None:
         """Show every block, each under its lock."""
         for number in self._numbers:
             with self._locked(number) as span:
-                look(span.block(self._plan.block(number)))
+                look(self._block(span, number))
 
     def end_copies(self, copies: SnapshotCopier) -> AppliedBatches | None:
-        """What is applied to complete copies; None: newer ones took their place."""
-        self._forget(copies)
-        return None if self._soundness.is_lost else self._protocol.end_cut(copies.cut)
+        """What is applied to complete copies; None: they were dropped."""
+        with self._deciding:
+            self._copies.pop(copies.cut, None)
+            return None if self._soundness.is_lost else self._protocol.end_cut(copies.cut)
 
     def drop_copies(self, copies: SnapshotCopier) -> None:
-        """Copy nothing more for these, unless newer ones took their place."""
-        self._forget(copies)
-        self._protocol.drop_cut(copies.cut)
-
-    def _forget(self, copies: SnapshotCopier) -> None:
-        with self._shared_lock:
-            if self._copies is copies:
-                self._copies = None
+        """Copy nothing more for these."""
+        with self._deciding:
+            self._copies.pop(copies.cut, None)
+            self._protocol.drop_cut(copies.cut)
 
     def begin_restore(self) -> None:
         """Another checkpoint is going to be taken over; of one before that was damaged, nothing stays."""
@@ -337,7 +359,8 @@ class HeldBlocks:
         Raises:
             CorruptError: they are not all blocks.
         """
-        self._protocol.restore(applied, self._restored | self._restored_rows.positions)
+        for split in self._protocol.restore(applied, self._restored | self._restored_rows.positions):
+            self._split(split, 0)
         self._restored_rows.finish(self.row_spans())
 
 

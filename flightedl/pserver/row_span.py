@@ -18,9 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flightedl.domain.consistency.rounds import BlockRounds
 from flightedl.domain.exactly_once.batches import Batch
-from flightedl.domain.pserver.block_values import AddGradient, BlockSpan, Needs, Update
+from flightedl.domain.pserver.block_values import AddGradient, Needs, SpanPlace, Update
 from flightedl.domain.tables.reference import batch_seed
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.messages.parameters import Outcome
@@ -46,13 +45,12 @@ class ReceivedRows(NamedTuple):
         return ReceivedRows(self.gradients.within(buckets, tables), self.wanted.within(buckets, tables))
 
 
-class RowSpan(BlockSpan):
+class RowSpan(SpanPlace):
     """The rows in some buckets, of all tables.
 
     Args:
         numbers: Of the buckets, as positions of the plan.
         local: Their positions on this pserver.
-        rounds: The consistency state that all of them share.
         first_bucket: Number of the plan's first bucket.
         store: Of the rows.
         lock: Held around everything.
@@ -60,18 +58,15 @@ class RowSpan(BlockSpan):
 
     __slots__ = ("_first", "_kept", "_weights", "epoch", "lock", "store")
 
-    is_copied_whole = True
-
     def __init__(
         self,
         numbers: range,
         local: range,
-        rounds: BlockRounds,
         first_bucket: int,
         store: RowStore,
         lock: threading.Lock,
     ) -> None:
-        super().__init__(numbers, local, rounds)
+        super().__init__(numbers, local)
         self.store = store
         self.lock = lock
         #: The highest of the batches in the rows.
@@ -91,16 +86,16 @@ class RowSpan(BlockSpan):
         """Positions of the plan as buckets."""
         return range(numbers.start - self._first, numbers.stop - self._first)
 
-    def parts(self, into: Sequence[range]) -> list[RowSpan]:
-        """A span for each stretch of buckets, with a store of its own."""
+    def parts(self, into: Sequence[range], version: int) -> list[RowSpan]:
+        """A span for each stretch of buckets, with a store of its own and the rows of this version."""
         specs = self.store.specs
         parts = []
         for numbers in into:
             store = RowStore(specs, self.buckets_of(numbers), self.store.memory)
-            part = RowSpan(numbers, self.local_of(numbers), self.rounds, self._first, store, self.lock)
+            part = RowSpan(numbers, self.local_of(numbers), self._first, store, self.lock)
             part.epoch = self.epoch
             parts.append(part)
-        cut = self.begin_cut(self.rounds.version)
+        cut = self.begin_cut(version)
         while (chunk := cut.next_rows()) is not None:
             for part in parts:
                 part.store.restore(chunk)
@@ -168,32 +163,31 @@ class RowSpan(BlockSpan):
 
     # what leaves
 
-    def piece(self, outcome: Outcome, wanted: TableRows = NO_ROWS) -> OutgoingBlocks:
-        """The version that is there, with the rows that are wanted as they are now."""
-        version = self.rounds.version
+    def piece(self, version: int, outcome: Outcome, wanted: TableRows = NO_ROWS) -> OutgoingBlocks:
+        """The present version, with the rows that are wanted as they are now."""
         if not len(wanted):
             return OutgoingBlocks(self.numbers, version, outcome, NOTHING, ())
         kinds = np.full(len(wanted), Kind.ROWS, np.int64)
         payload, sections = new_payload(kinds, wanted.tables, wanted.dims, wanted.counts)
         found = self.store.read_all(wanted, version, self.epoch, sections.values)
-        if unknown := list(self._unknown_of(wanted, found)):
+        if unknown := list(self._unknown_of(version, wanted, found)):
             payload = encode_sections([*sections, *unknown])
         return OutgoingBlocks(self.numbers, version, outcome, payload, ())
 
-    def _unknown_of(self, wanted: TableRows, found: Numbers) -> Iterator[Section]:
+    def _unknown_of(self, version: int, wanted: TableRows, found: Numbers) -> Iterator[Section]:
         """Ids that have no row, of tables where that is an error; ``found``: how many of each table have one."""
         is_lacking = found < wanted.counts
         for place, one in enumerate(wanted) if is_lacking.any() else ():
             if is_lacking[place] and self.store.specs[one.table].unknown == "error":
-                yield Section(Kind.UNKNOWN, one.table, self._unknown(one.table, one.ids))
+                yield Section(Kind.UNKNOWN, one.table, self._unknown(version, one.table, one.ids))
 
-    def _unknown(self, table: int, ids: Ids) -> Ids:
+    def _unknown(self, version: int, table: int, ids: Ids) -> Ids:
         """The first few of the ids that have no row."""
         value = np.empty((1, self.store.specs[table].dim), np.float32)
         found: list[int] = []
         for place in range(len(ids)):
             one = ids[place : place + 1]
-            if not self.store.read(table, one, self.rounds.version, self.epoch, value):
+            if not self.store.read(table, one, version, self.epoch, value):
                 found.append(int(one[0]))
             if len(found) == _NAMED_UNKNOWN:
                 break

@@ -26,7 +26,7 @@ from flightedl.domain.consistency.rounds_values import Pull
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.model.optimizers import Optimizer
 from flightedl.domain.model.sharding import ShardPlan
-from flightedl.domain.pserver.block_values import Needs, Push
+from flightedl.domain.pserver.block_values import Needs, Push, Split
 from flightedl.domain.pserver.block_values import Pushed as Decided
 from flightedl.domain.pserver.blocks import around
 from flightedl.errors import BusyError, FencedError, MessageError
@@ -94,9 +94,11 @@ class ShardState(ShardRows):
         """
         values = self._incoming.first_values(self._span(row.block), row)
         with self._locked(row.block) as span:
-            if self._protocol.may_initialize(span, row.block, election):
-                span.detach_for_write()[span.part(row.block)] = values
-                self._protocol.initialized(row.block, election)
+            place = span.detach_for_write()[span.part(row.block)]
+            with self._deciding:
+                is_taken = self._protocol.initialize(row.block, election)
+            if is_taken:
+                place[:] = values
 
     def initialized_count(self, election: int) -> int:
         """Blocks that have the first values of this election."""
@@ -160,7 +162,12 @@ class ShardState(ShardRows):
                 if data:
                     self._incoming.gradient(span, range(number, stop), data[:size_bytes], is_finite=is_finite)
                 with span.lock, self._soundness:
-                    self._protocol.split(span, around(span.numbers, range(number, stop)))
+                    if not span.is_split:
+                        version = self._protocol.version(number)
+                        with self._deciding:
+                            parts = around(span.numbers, range(number, stop))
+                            split = self._protocol.split(span.numbers.start, parts)
+                        self._split(split, version)
                 continue
             pushed = self._push(push, span, version, data[:size_bytes], header, is_finite=is_finite)
             if pushed is not None:
@@ -187,18 +194,21 @@ class ShardState(ShardRows):
     ) -> Pushed | None:
         """All blocks of a span; None: it was split meanwhile."""
         gradient = self._incoming.gradient(span, span.numbers, data, is_finite=is_finite) if len(data) else None
-        protocol, has_gradient = self._protocol, gradient is not None
+        protocol, first, has_gradient = self._protocol, span.numbers.start, gradient is not None
         has_checksum = header.pull and header.checksums
         with span.lock:
             if self._soundness.lost_because:
                 self._soundness.require()
             if span.is_split:
                 return None
-            needs = protocol.prepare(span, push, base_version, has_gradient=has_gradient)
+            with self._deciding:
+                needs = protocol.prepare(first, push, base_version, has_gradient=has_gradient)
             kept = self._get_ready(span, needs, gradient)
             try:
-                decided = protocol.push(span, push, base_version, has_gradient=has_gradient)
-                if decided is None:
+                with self._deciding:
+                    decided = protocol.push(first, push, base_version, has_gradient=has_gradient)
+                if isinstance(decided, Split):
+                    self._split(decided, protocol.version(first))
                     return None
                 self._carry_out(span, decided.effects, gradient if kept is None else kept, has_checksum=has_checksum)
             except BaseException as error:
@@ -220,9 +230,9 @@ class ShardState(ShardRows):
         Raises:
             BusyError: there is none.
         """
-        copy, has_update, has_sum, is_kept = needs
+        copies, has_update, has_sum, is_kept = needs
         try:
-            if copy is not None:
+            for copy in copies:
                 self._copy(span, copy)
             if has_update:
                 span.detach_for_write()
@@ -248,7 +258,9 @@ class ShardState(ShardRows):
                 OutgoingBlocks(numbers, decided.version, outcome, np.frombuffer(bits * count, np.uint8), offsets), None
             )
         if pull and decided.is_ready:
-            return Pushed(span.piece(numbers, outcome, is_for_many=self._protocol.is_synchronous), None)
+            return Pushed(
+                span.piece(numbers, decided.version, outcome, is_for_many=self._protocol.is_synchronous), None
+            )
         wanted = Wanted(numbers, decided.follows) if pull and decided.follows is not None else None
         return Pushed(OutgoingBlocks(numbers, decided.version, outcome, None, span.offsets), wanted)
 
@@ -289,13 +301,15 @@ class ShardState(ShardRows):
         while number < end:
             with self._locked(number) as span:
                 numbers = range(number, min(span.numbers.stop, end))
-                state = self._protocol.pull(span, member, version)
+                state = self._protocol.pull(number, member, version)
                 if state is Pull.WAIT:
                     rest.append(Wanted(numbers, version))
                 elif state is Pull.NOT_MEMBER:
-                    pieces.append(OutgoingBlocks(numbers, span.rounds.version, Outcome.NOT_MEMBER, None, ()))
+                    present = self._protocol.version(number)
+                    pieces.append(OutgoingBlocks(numbers, present, Outcome.NOT_MEMBER, None, ()))
                 else:
-                    pieces.append(span.piece(numbers, Outcome.NONE, is_for_many=self._protocol.is_synchronous))
+                    present, is_for_many = self._protocol.version(number), self._protocol.is_synchronous
+                    pieces.append(span.piece(numbers, present, Outcome.NONE, is_for_many=is_for_many))
             number = numbers.stop
         return pieces, rest
 
@@ -309,9 +323,10 @@ class ShardState(ShardRows):
     def set_members(self, request: ViewRequest) -> ViewReply:
         """Take over a view, in all blocks at once."""
         with self._all_locks(), self._soundness:
-            taken = self._protocol.take_view(request)
-            for span, effects in taken.effects:
-                self._carry_out(span, effects)
+            with self._deciding:
+                taken = self._protocol.take_view(request)
+            for first, effects in taken.effects:
+                self._carry_out(self._spans[first], effects)
             self.changes.has_news = True
         return taken.reply
 
@@ -323,12 +338,14 @@ class ShardState(ShardRows):
         Raises:
             MessageError: the epoch has more tasks than that.
         """
-        self._protocol.seal(epochs)
+        with self._deciding:
+            self._protocol.seal(epochs)
 
     def applied(self) -> AppliedBatches:
         """What is applied now: a copy."""
         self._soundness.require()
-        return self._protocol.applied()
+        with self._deciding:
+            return self._protocol.applied()
 
     def require_plan(self, plan_hash: str) -> None:
         """Raise FencedError unless the sender means this shard's plan."""

@@ -18,7 +18,7 @@ from flightedl.domain.consistency.modes import Mode
 from flightedl.domain.consistency.rounds_values import Pull
 from flightedl.domain.model.optimizers import Optimizer
 from flightedl.domain.model.sharding import ShardPlan
-from flightedl.domain.pserver.block_values import Push
+from flightedl.domain.pserver.block_values import Push, Split
 from flightedl.domain.pserver.block_values import Pushed as Decided
 from flightedl.errors import BusyError, MessageError
 from flightedl.formats.row_batches import TABLE, WAITING, StoredRows
@@ -114,21 +114,24 @@ class ShardRows(HeldBlocks):
         self, push: Push, span: RowSpan, base_version: int, received: ReceivedRows, pull: bool
     ) -> Pushed | None:
         """All buckets of a span; None: it was split meanwhile."""
-        protocol, has_gradient = self._protocol, len(received.gradients) > 0
+        protocol, first, has_gradient = self._protocol, span.numbers.start, len(received.gradients) > 0
         with span.lock:
             self._soundness.require()
             if span.is_split:
                 return None
-            needs = protocol.prepare(span, push, base_version, has_gradient=has_gradient)
+            with self._deciding:
+                needs = protocol.prepare(first, push, base_version, has_gradient=has_gradient)
             try:
-                if needs.copy is not None:
-                    self._copy(span, needs.copy)
+                for copy in needs.copies:
+                    self._copy(span, copy)
                 received = span.get_ready(needs, received)
             except MemoryError:
                 raise BusyError(f"pserver {self._index} has no memory left for a gradient of rows") from None
             with self._soundness:
-                decided = protocol.push(span, push, base_version, has_gradient=has_gradient)
-                if decided is None:
+                with self._deciding:
+                    decided = protocol.push(first, push, base_version, has_gradient=has_gradient)
+                if isinstance(decided, Split):
+                    self._split(decided, protocol.version(first))
                     return None
                 self._carry_out(span, decided.effects, received)
                 self.meter.updates(decided.effects, base_version, push.member)
@@ -144,7 +147,7 @@ class ShardRows(HeldBlocks):
             having = np.frombuffer(decided.having, np.uint8)
             return Pushed(OutgoingBlocks(numbers, decided.version, outcome, having, ()), None)
         if pull and decided.is_ready:
-            return Pushed(span.piece(outcome, received.wanted), None)
+            return Pushed(span.piece(decided.version, outcome, received.wanted), None)
         wanted = None
         if pull and decided.follows is not None:
             # What was received is gone when the round closes.
@@ -166,7 +169,7 @@ class ShardRows(HeldBlocks):
             for span in self.row_spans():
                 with span.lock:
                     self._soundness.require()
-                    cuts.append(CutRows(span, span.rounds.version, 0, _NO_FILE, is_base=True))
+                    cuts.append(CutRows(span, self._protocol.version(span.numbers.start), 0, _NO_FILE, is_base=True))
             for rows in chain.from_iterable(cut.stored() for cut in cuts):
                 if rows.table == table and rows.kind not in {TABLE, WAITING}:
                     yield rows
@@ -190,12 +193,13 @@ class ShardRows(HeldBlocks):
                 self._soundness.require()
                 if span.is_split:
                     continue
-                state = self._protocol.pull(span, member, wanted.min_version)
+                state = self._protocol.pull(number, member, wanted.min_version)
+                present = self._protocol.version(number)
                 if state is Pull.WAIT:
                     rest.append(Wanted(span.numbers, wanted.min_version, mine.wanted))
                 elif state is Pull.NOT_MEMBER:
-                    pieces.append(OutgoingBlocks(span.numbers, span.rounds.version, Outcome.NOT_MEMBER, None, ()))
+                    pieces.append(OutgoingBlocks(span.numbers, present, Outcome.NOT_MEMBER, None, ()))
                 else:
-                    pieces.append(span.piece(Outcome.NONE, mine.wanted))
+                    pieces.append(span.piece(present, Outcome.NONE, mine.wanted))
             number = span.numbers.stop
         return pieces, rest

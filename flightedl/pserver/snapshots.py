@@ -30,7 +30,6 @@ import numpy.typing as npt
 
 from flightedl.domain.checkpoint.changes import increment_on
 from flightedl.domain.checkpoint.manifest import ShardFile
-from flightedl.domain.checkpoint.snapshot import SnapshotCut
 from flightedl.domain.checkpoint.values import OrderNumber, SnapshotCommand, SnapshotProgress
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.model.sharding import Block
@@ -97,18 +96,26 @@ class SnapshotCopier:
     """One snapshot while its blocks are copied. Thread-safe.
 
     Args:
-        cut: Decides when a block is due, and what is applied to its copy.
         block_count: Of the shard.
         memory: Where the copies lie.
         command: That it is for.
         after: The file that it is an increment on; empty: none.
+        replaces: Copies in the same memory, which are dropped when these begin; None: there are none.
     """
 
     def __init__(
-        self, cut: SnapshotCut, block_count: int, memory: CopyMemory, command: SnapshotCommand, after: str = ""
+        self,
+        block_count: int,
+        memory: CopyMemory,
+        command: SnapshotCommand,
+        after: str = "",
+        replaces: SnapshotCopier | None = None,
     ) -> None:
-        self.cut = cut
+        #: Number of the cut, which the protocol of the blocks knows; set when they begin.
+        self.cut = 0
+        self.at_round = command.round
         self.after = after
+        self.replaces = replaces
         self._command = command
         self._memory = memory
         self._blocks: list[StoredBlock | None] = [None] * block_count
@@ -229,7 +236,7 @@ class CopiedShard(Protocol):
         ...
 
     def copy_due_blocks(self, copies: SnapshotCopier) -> None:
-        """Copy every block that is due now, each under its lock, as long as no other copies have taken their place."""
+        """Copy every block that is due now, each under its lock, as long as they are not dropped."""
         ...
 
     def visit(self, look: Callable[[CopiedBlock], None]) -> None:
@@ -237,7 +244,7 @@ class CopiedShard(Protocol):
         ...
 
     def end_copies(self, copies: SnapshotCopier) -> AppliedBatches | None:
-        """What is applied to complete copies; marks are no longer told. None: others took their place."""
+        """What is applied to complete copies; marks are no longer noted. None: they were dropped."""
         ...
 
     def drop_copies(self, copies: SnapshotCopier) -> None:
@@ -280,6 +287,8 @@ class Snapshots:
         self._lock = threading.Lock()
         self._state = pserver_snapshots(recorder, (index, generation))
         self._memory = CopyMemory()
+        #: Those of the newest order that began any; changed under all locks of the blocks.
+        self._newest: SnapshotCopier | None = None
         #: Of the newest snapshot: how long the copies took, and the writing.
         self.copied_s = 0.0
         self.written_s = 0.0
@@ -303,12 +312,12 @@ class Snapshots:
 
         def begin(versions: Sequence[int], highest_open_round: int) -> SnapshotCopier | None:
             with self._lock:
-                cut = self._state.take(order, versions, highest_open_round)
-            if cut is None:
-                return None
+                if not self._state.take(order, versions, highest_open_round):
+                    return None
             after = increment_on(order.after, self._shard.has_changes_since, is_base=order.is_base)
-            taken.append(SnapshotCopier(cut, len(versions), self._memory, order, after))
-            return taken[0]
+            self._newest = SnapshotCopier(len(versions), self._memory, order, after, self._newest)
+            taken.append(self._newest)
+            return self._newest
 
         with self._lock:
             progress = self._state.progress
@@ -339,6 +348,7 @@ class Snapshots:
         with tracing.span("checkpoint.copy", pserver=self._index):
             applied = self._copy(order, copies)
         if applied is None:
+            self._shard.drop_copies(copies)
             copies.drop_rows()
             return None
         with tracing.span("checkpoint.write", pserver=self._index):

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from flightedl.domain.consistency.rounds import BlockRounds
 from flightedl.domain.exactly_once.batches import Batch
 from flightedl.domain.model.sharding import Block
-from flightedl.domain.pserver.block_values import AddGradient, BlockSpan, Update
+from flightedl.domain.pserver.block_values import AddGradient, SpanPlace, Update
 from flightedl.kernels.compiled import BlockKernels, half_kernels
 from flightedl.kernels.compiled import Update as UpdateKernel
 from flightedl.kernels.half_precision import item_bytes
@@ -49,7 +49,7 @@ class BlockArrays:
     slots: Sequence[Array]
 
 
-class ArraySpan(BlockSpan):
+class ArraySpan(SpanPlace):
     """Blocks ``numbers`` of the plan, their arrays and state; everything under ``lock``.
 
     Args:
@@ -58,7 +58,6 @@ class ArraySpan(BlockSpan):
         sizes: Elements of each block.
         values: (n,) values of all blocks, one after the other.
         slots: The optimizer's arrays, likewise.
-        rounds: The consistency state that all blocks share.
         update: The optimizer's kernel.
         kernels: Those of the dtype.
         arena: Where memory comes from.
@@ -90,14 +89,13 @@ class ArraySpan(BlockSpan):
         sizes: Sequence[int],
         values: Array,
         slots: Sequence[Array],
-        rounds: BlockRounds,
         update: UpdateKernel,
         kernels: BlockKernels,
         arena: Arena,
         lock: threading.Lock,
         wire: str = "",
     ) -> None:
-        super().__init__(numbers, local, rounds)
+        super().__init__(numbers, local)
         #: Where each block starts, in elements, and the last one ends.
         self.bounds: list[int] = [0, *np.cumsum(sizes).tolist()]
         self.wire = wire if values.dtype == np.float32 else ""
@@ -121,12 +119,12 @@ class ArraySpan(BlockSpan):
         #: Of the present values as they are sent, once they are known.
         self._checksums = Checksums()
 
-    def block(self, place: Block) -> BlockArrays:
-        """One of the blocks."""
+    def block(self, place: Block, rounds: BlockRounds, updates: int) -> BlockArrays:
+        """One of the blocks, with its state."""
         at = self.part(place.number)
         local = self.local[place.number - self.numbers.start]
         slots = [slot[at] for slot in self.slots]
-        return BlockArrays(place, local, self.rounds, self.updates, self.values[at], slots)
+        return BlockArrays(place, local, rounds, updates, self.values[at], slots)
 
     def part(self, number: int) -> slice:
         """Where a block lies in the arrays."""
@@ -149,15 +147,15 @@ class ArraySpan(BlockSpan):
         self._lent.append(weakref.ref(view))
         return view
 
-    def piece(self, numbers: range, outcome: Outcome, *, is_for_many: bool) -> OutgoingBlocks:
+    def piece(self, numbers: range, version: int, outcome: Outcome, *, is_for_many: bool) -> OutgoingBlocks:
         """Rows with the values of some neighbouring blocks.
 
         Args:
             numbers: Of the blocks.
+            version: That the values have.
             outcome: Of the rows.
             is_for_many: Others will want this version, too: whatever is made of it is kept for them until it changes.
         """
-        version = self.rounds.version
         if numbers != self.numbers:
             return OutgoingBlocks(numbers, version, outcome, self._outgoing(numbers), self.offsets_of(numbers))
         values = self._sent
@@ -207,7 +205,6 @@ class ArraySpan(BlockSpan):
                 np.diff(bounds).tolist(),
                 self.values[at],
                 [slot[at] for slot in self.slots],
-                self.rounds,
                 self.update,
                 self.kernels,
                 self._arena,

@@ -1,24 +1,19 @@
 """The protocol of a pserver's blocks that is recorded, and one that is made from a recording.
 
-A span is told by its first block. Calls about different spans come at once; they are recorded in the order in which
-they were decided.
+Calls about different spans come under one lock of the caller, so they are recorded in the order of the decisions.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
-from flightedl.domain.checkpoint.snapshot import SnapshotCut
 from flightedl.domain.consistency.modes import Mode
-from flightedl.domain.consistency.rounds import BlockRounds
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.pserver import block_values as values
-from flightedl.domain.pserver.block_values import BlockSpan, CopyBlocks, Needs, Push, Restored, Span, ViewTaken
+from flightedl.domain.pserver.block_values import CopyBlocks, Extent, Needs, Push, Restored, Split, ViewTaken
 from flightedl.domain.pserver.blocks import BlockProtocol
 from flightedl.errors import CorruptError
 from flightedl.messages.control import ViewRequest
@@ -69,7 +64,7 @@ class SpanSplit(_Event, frozen=True):
 
 
 class FirstValuesTaken(_Event, frozen=True):
-    """As ``BlockProtocol.initialized``."""
+    """As ``BlockProtocol.initialize``, where the block takes them."""
 
     block: int
     election: int
@@ -90,13 +85,14 @@ class CutBegun(_Event, frozen=True):
 class BlockCopied(_Event, frozen=True):
     """As ``BlockProtocol.copy``, where the block was due."""
 
+    cut: int
     block: int
-    position: int
 
 
 class CutOver(_Event, frozen=True):
     """As ``BlockProtocol.end_cut``, or ``drop_cut``."""
 
+    cut: int
     is_dropped: bool
 
 
@@ -142,193 +138,152 @@ def _effects(effects: Iterable[values.Effect]) -> list[object]:
     return [
         {
             type(effect).__name__: {
-                name: list(value) if isinstance(value, range) else value
-                for name, value in effect._asdict().items()
-                if not isinstance(value, SnapshotCut)
+                name: list(value) if isinstance(value, range) else value for name, value in effect._asdict().items()
             }
         }
         for effect in effects
     ]
 
 
-def _apart(blocks: BlockProtocol[Any], numbers: range | None = None) -> Apart:
-    """The spans of these blocks; None: of all."""
-    found = (span.numbers for span in blocks.spans)
-    return Apart([(each.start, len(each)) for each in found if numbers is None or each.start in numbers])
+def _apart(blocks: BlockProtocol) -> Apart:
+    """All spans."""
+    return Apart([(span.numbers.start, len(span.numbers)) for span in blocks.spans])
 
 
-def _pushed(blocks: BlockProtocol[Any], numbers: range, pushed: values.Pushed | None) -> list[object]:
-    if pushed is None:
-        return [_apart(blocks, numbers)]
+def _pushed(pushed: values.Pushed | Split) -> list[object]:
+    if isinstance(pushed, Split):
+        return [Apart([(part.start, len(part)) for part in pushed.into])]
     answer = PushAnswered(pushed.outcome.name, pushed.version, pushed.having, pushed.follows, pushed.is_ready)
     return [answer, *_effects(pushed.effects)]
 
 
-def _viewed(taken: ViewTaken[Any]) -> list[object]:
+def _viewed(taken: ViewTaken) -> list[object]:
     found: list[object] = [taken.reply]
-    for span, effects in taken.effects:
-        found += [{"Span": span.numbers.start}, *_effects(effects)] if effects else []
+    for first, effects in taken.effects:
+        found += [{"Span": first}, *_effects(effects)] if effects else []
     return found
 
 
-class RecordedBlocks(BlockProtocol[Span]):
+class RecordedBlocks(BlockProtocol):
     """Records what happens to it; arguments as of ``block_protocol``."""
 
-    def __init__(
-        self,
-        recorder: Recorder,
-        pserver: tuple[int, int],
-        spans: Sequence[Span],
-        mode: Mode,
-        guard: AbstractContextManager[object],
-    ) -> None:
-        super().__init__(spans, mode, guard)
+    def __init__(self, recorder: Recorder, pserver: tuple[int, int], extents: Sequence[Extent], mode: Mode) -> None:
+        super().__init__(extents, mode)
         self._now = recorder.now
         self._recorder = recorder.core("blocks")
-        #: Inside those of the spans, outside the guard: what is decided is recorded before anything else is decided.
-        self._order = threading.RLock()
         #: Splits within another event are a part of it.
         self._depth = 0
-        begun = [(span.numbers.start, len(span.numbers)) for span in spans]
-        whole = [span.numbers.start for span in spans if span.is_copied_whole]
+        begun = [(each.numbers.start, len(each.numbers)) for each in extents]
+        whole = [each.numbers.start for each in extents if each.is_copied_whole]
         self._record(BlocksBegun(*pserver, begun, mode.to_json(), whole))
 
     def _record(self, event: _Event, effects: Sequence[object] = ()) -> None:
         self._recorder.record(self._now(), event, effects)
 
-    def prepare(self, span: Span, push: Push, base_version: int, *, has_gradient: bool) -> Needs:
-        with self._order:
-            needs = super().prepare(span, push, base_version, has_gradient=has_gradient)
-            if needs.copy is not None:
-                event = PushPrepared(span.numbers.start, push, base_version, has_gradient)
-                self._record(event, _effects([needs.copy]))
+    def prepare(self, first: int, push: Push, base_version: int, *, has_gradient: bool) -> Needs:
+        needs = super().prepare(first, push, base_version, has_gradient=has_gradient)
+        if needs.copies:
+            self._record(PushPrepared(first, push, base_version, has_gradient), _effects(needs.copies))
         return needs
 
-    def push(self, span: Span, push: Push, base_version: int, *, has_gradient: bool) -> values.Pushed | None:
-        event = BlocksPushed(span.numbers.start, push, base_version, has_gradient)
-        with self._order:
-            self._depth += 1
-            try:
-                pushed = super().push(span, push, base_version, has_gradient=has_gradient)
-            except Exception as error:
-                self._recorder.raised(self._now(), event, error)
-                raise
-            finally:
-                self._depth -= 1
-            self._record(event, _pushed(self, span.numbers, pushed))
+    def push(self, first: int, push: Push, base_version: int, *, has_gradient: bool) -> values.Pushed | Split:
+        event = BlocksPushed(first, push, base_version, has_gradient)
+        self._depth += 1
+        try:
+            pushed = super().push(first, push, base_version, has_gradient=has_gradient)
+        except Exception as error:
+            self._recorder.raised(self._now(), event, error)
+            raise
+        finally:
+            self._depth -= 1
+        self._record(event, _pushed(pushed))
         return pushed
 
-    def split(self, span: Span, into: Sequence[range]) -> None:
-        with self._order:
-            was_split = span.is_split
-            super().split(span, into)
-            if span.is_split and not was_split and not self._depth:
-                self._record(SpanSplit(span.numbers.start, [(part.start, len(part)) for part in into]))
+    def split(self, first: int, into: Sequence[range]) -> Split:
+        split = super().split(first, into)
+        if len(into) > 1 and not self._depth:
+            self._record(SpanSplit(first, [(part.start, len(part)) for part in into]))
+        return split
 
-    def initialized(self, number: int, election: int) -> None:
-        with self._order:
-            super().initialized(number, election)
+    def initialize(self, number: int, election: int) -> bool:
+        is_taken = super().initialize(number, election)
+        if is_taken:
             self._record(FirstValuesTaken(number, election))
+        return is_taken
 
-    def take_view(self, request: ViewRequest) -> ViewTaken[Span]:
-        with self._order:
-            try:
-                taken = super().take_view(request)
-            except Exception as error:
-                self._recorder.raised(self._now(), ViewCame(request), error)
-                raise
-            self._record(ViewCame(request), _viewed(taken))
+    def take_view(self, request: ViewRequest) -> ViewTaken:
+        try:
+            taken = super().take_view(request)
+        except Exception as error:
+            self._recorder.raised(self._now(), ViewCame(request), error)
+            raise
+        self._record(ViewCame(request), _viewed(taken))
         return taken
 
-    def begin_cut(self, cut: SnapshotCut) -> list[int]:
-        with self._order:
-            due = super().begin_cut(cut)
-            self._record(CutBegun(cut.at_round), [Due(due)])
-        return due
+    def begin_cut(self, at_round: int | None) -> values.CutBegun:
+        begun = super().begin_cut(at_round)
+        self._record(CutBegun(at_round), [Due(list(begun.due))])
+        return begun
 
-    def copy(self, span: Span, position: int) -> CopyBlocks | None:
-        with self._order:
-            copy = super().copy(span, position)
-            if copy is not None:
-                self._record(BlockCopied(span.numbers.start, position), _effects([copy]))
+    def copy(self, cut: int, number: int) -> CopyBlocks | None:
+        copy = super().copy(cut, number)
+        if copy is not None:
+            self._record(BlockCopied(cut, number), _effects([copy]))
         return copy
 
-    def end_cut(self, cut: SnapshotCut) -> AppliedBatches | None:
-        with self._order:
-            is_current = cut is self._cut
-            applied = super().end_cut(cut)
-            if is_current:
-                self._record(CutOver(is_dropped=False))
+    def end_cut(self, cut: int) -> AppliedBatches | None:
+        applied = super().end_cut(cut)
+        if applied is not None:
+            self._record(CutOver(cut, is_dropped=False))
         return applied
 
-    def drop_cut(self, cut: SnapshotCut) -> None:
-        with self._order:
-            is_current = cut is self._cut
-            super().drop_cut(cut)
-            if is_current:
-                self._record(CutOver(is_dropped=True))
+    def drop_cut(self, cut: int) -> None:
+        is_known = cut in self._cuts
+        super().drop_cut(cut)
+        if is_known:
+            self._record(CutOver(cut, is_dropped=True))
 
     def seal(self, epochs: Iterable[tuple[int, int]]) -> None:
         known = list(epochs)
-        with self._order:
-            try:
-                super().seal(known)
-            except Exception as error:
-                self._recorder.raised(self._now(), EpochsSealed(known), error)
-                raise
-            self._record(EpochsSealed(known))
+        try:
+            super().seal(known)
+        except Exception as error:
+            self._recorder.raised(self._now(), EpochsSealed(known), error)
+            raise
+        self._record(EpochsSealed(known))
 
-    def restore(self, applied: AppliedBatches, blocks: Restored) -> None:
-        with self._order:
-            event = BlocksRestored(applied.encode(), dict(blocks))
-            self._depth += 1
-            try:
-                super().restore(applied, blocks)
-            finally:
-                self._depth -= 1
-            self._record(event, [_apart(self)])
+    def restore(self, applied: AppliedBatches, blocks: Restored) -> Sequence[Split]:
+        event = BlocksRestored(applied.encode(), dict(blocks))
+        self._depth += 1
+        try:
+            splits = super().restore(applied, blocks)
+        finally:
+            self._depth -= 1
+        self._record(event, [_apart(self)])
+        return splits
 
 
 def block_protocol(
-    recorder: Recorder | None,
-    pserver: tuple[int, int],
-    spans: Sequence[Span],
-    mode: Mode,
-    guard: AbstractContextManager[object],
-) -> BlockProtocol[Span]:
+    recorder: Recorder | None, pserver: tuple[int, int], extents: Sequence[Extent], mode: Mode
+) -> BlockProtocol:
     """A protocol, which is recorded where there is something to record it.
 
     Args:
         recorder: Of the process.
         pserver: Its index and generation.
-        spans: As of ``BlockProtocol``.
+        extents: As of ``BlockProtocol``.
         mode: Likewise.
-        guard: Likewise.
     """
     if recorder is None:
-        return BlockProtocol(spans, mode, guard)
-    return RecordedBlocks(recorder, pserver, spans, mode, guard)
-
-
-class _PlainSpan(BlockSpan):
-    """Blocks without values."""
-
-    def parts(self, into: Sequence[range]) -> Sequence[Self]:
-        return [type(self)(numbers, self.local_of(numbers), self.rounds) for numbers in into]
-
-
-class _WholeSpan(_PlainSpan):
-    """The same that is copied as one."""
-
-    is_copied_whole = True
+        return BlockProtocol(extents, mode)
+    return RecordedBlocks(recorder, pserver, extents, mode)
 
 
 class BlocksPlayer:
     """A protocol to which recorded events happen."""
 
     def __init__(self) -> None:
-        self._blocks: BlockProtocol[_PlainSpan] | None = None
-        self._cut: SnapshotCut | None = None
+        self._blocks: BlockProtocol | None = None
 
     def play(self, _at: float, name: str, event: msgspec.Raw) -> Sequence[object]:
         """Let it happen; the effects."""
@@ -336,24 +291,29 @@ class BlocksPlayer:
             raise CorruptError(f"no event of a pserver's blocks: {name}")
         happened: Any = decode(event, _EVENTS[name])
         if isinstance(happened, BlocksBegun):
-            self._blocks = _begun(happened)
+            extents = [
+                Extent(range(first, first + count), first in happened.copied_whole) for first, count in happened.spans
+            ]
+            self._blocks = BlockProtocol(extents, Mode.from_json(happened.mode))
             return ()
         if self._blocks is None:
             raise CorruptError("blocks that have not begun")
-        return self._happens(self._blocks, happened)
+        try:
+            return self._happens(self._blocks, happened)
+        except KeyError as error:
+            raise CorruptError(f"block {error} does not lie here") from None
 
-    def _happens(self, blocks: BlockProtocol[_PlainSpan], event: Any) -> Sequence[object]:
+    @staticmethod
+    def _happens(blocks: BlockProtocol, event: Any) -> Sequence[object]:
         match event:
             case BlocksPushed(first, push, base, has_gradient):
-                span = self._span(blocks, first)
-                return _pushed(blocks, span.numbers, blocks.push(span, push, base, has_gradient=has_gradient))
+                return _pushed(blocks.push(first, push, base, has_gradient=has_gradient))
             case PushPrepared(first, push, base, has_gradient):
-                needs = blocks.prepare(self._span(blocks, first), push, base, has_gradient=has_gradient)
-                return _effects([] if needs.copy is None else [needs.copy])
+                return _effects(blocks.prepare(first, push, base, has_gradient=has_gradient).copies)
             case SpanSplit(first, into):
-                blocks.split(self._span(blocks, first), [range(start, start + count) for start, count in into])
+                blocks.split(first, [range(start, start + count) for start, count in into])
             case FirstValuesTaken(block, election):
-                blocks.initialized(block, election)
+                blocks.initialize(block, election)
             case ViewCame(request):
                 return _viewed(blocks.take_view(request))
             case EpochsSealed(epochs):
@@ -362,38 +322,20 @@ class BlocksPlayer:
                 blocks.restore(AppliedBatches.decode(applied), restored)
                 return [_apart(blocks)]
             case _:
-                return self._copies(blocks, event)
-        return ()
-
-    def _copies(self, blocks: BlockProtocol[_PlainSpan], event: Any) -> Sequence[object]:
-        match event:
-            case CutBegun(at_round):
-                self._cut = SnapshotCut(blocks.block_count, at_round)
-                return [Due(blocks.begin_cut(self._cut))]
-            case BlockCopied(first, position):
-                copy = blocks.copy(self._span(blocks, first), position)
-                return _effects([] if copy is None else [copy])
-            case CutOver(is_dropped) if self._cut is not None:
-                if is_dropped:
-                    blocks.drop_cut(self._cut)
-                else:
-                    blocks.end_cut(self._cut)
+                return BlocksPlayer._copies(blocks, event)
         return ()
 
     @staticmethod
-    def _span(blocks: BlockProtocol[_PlainSpan], first: int) -> _PlainSpan:
-        span = blocks.span_of(first)
-        if span is None:
-            raise CorruptError(f"block {first} does not lie here")
-        return span
-
-
-def _begun(event: BlocksBegun) -> BlockProtocol[_PlainSpan]:
-    mode = Mode.from_json(event.mode)
-    spans: list[_PlainSpan] = []
-    at = 0
-    for first, count in event.spans:
-        kind = _WholeSpan if first in event.copied_whole else _PlainSpan
-        spans.append(kind(range(first, first + count), range(at, at + count), BlockRounds(mode)))
-        at += count
-    return BlockProtocol(spans, mode, nullcontext())
+    def _copies(blocks: BlockProtocol, event: Any) -> Sequence[object]:
+        match event:
+            case CutBegun(at_round):
+                return [Due(list(blocks.begin_cut(at_round).due))]
+            case BlockCopied(cut, number):
+                copy = blocks.copy(cut, number)
+                return _effects([] if copy is None else [copy])
+            case CutOver(cut, is_dropped):
+                if is_dropped:
+                    blocks.drop_cut(cut)
+                else:
+                    blocks.end_cut(cut)
+        return ()

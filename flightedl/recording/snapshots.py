@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from flightedl.domain.checkpoint.manifest import ShardFile
-from flightedl.domain.checkpoint.snapshot import REASON_LIMIT, PserverSnapshots, SnapshotCut
+from flightedl.domain.checkpoint.snapshot import REASON_LIMIT, PserverSnapshots
 from flightedl.domain.checkpoint.values import OrderNumber, SnapshotCommand
 from flightedl.errors import CorruptError
 from flightedl.recording.values import by_name, decode
@@ -67,12 +67,17 @@ class NotWanted(msgspec.Struct, frozen=True):
 _EVENTS = by_name(_Event.__subclasses__())
 
 
-def _effects(snapshots: PserverSnapshots, found: SnapshotCut | bool | None) -> list[object]:
-    """What came of an event, and what the master is told from then on."""
-    effects: list[object] = [] if snapshots.progress is None else [snapshots.progress]
-    if isinstance(found, SnapshotCut):
-        effects.append(CutMade(found.at_round))
-    return [*effects, NotWanted()] if found is False else effects
+def _effects(snapshots: PserverSnapshots, *more: object) -> list[object]:
+    """What the master is told after an event, and what else came of it."""
+    return [*([] if snapshots.progress is None else [snapshots.progress]), *more]
+
+
+def _wanted(is_wanted: bool) -> list[object]:
+    return [] if is_wanted else [NotWanted()]
+
+
+def _made(command: SnapshotCommand, is_begun: bool) -> list[object]:
+    return [CutMade(command.round)] if is_begun else []
 
 
 class RecordedSnapshots(PserverSnapshots):
@@ -89,30 +94,30 @@ class RecordedSnapshots(PserverSnapshots):
         self._said: SnapshotCommand | None = None
         recorder.record(recorder.now(), SnapshotsBegun(*pserver))
 
-    def _record(self, event: _Event, found: SnapshotCut | bool | None) -> None:
-        self._recorder.record(self._recorder.now(), event, _effects(self, found))
+    def _record(self, event: _Event, found: Sequence[object]) -> None:
+        self._recorder.record(self._recorder.now(), event, _effects(self, *found))
 
-    def take(self, snapshot: SnapshotCommand, versions: Sequence[int], highest_open_round: int) -> SnapshotCut | None:
-        cut = super().take(snapshot, versions, highest_open_round)
+    def take(self, snapshot: SnapshotCommand, versions: Sequence[int], highest_open_round: int) -> bool:
+        is_begun = super().take(snapshot, versions, highest_open_round)
         # It is said again and again.
         if snapshot != self._said:
             self._said = snapshot
-            self._record(SnapshotOrdered(snapshot, _runs(versions), highest_open_round), cut)
-        return cut
+            self._record(SnapshotOrdered(snapshot, _runs(versions), highest_open_round), _made(snapshot, is_begun))
+        return is_begun
 
     def taken(self, order: OrderNumber) -> bool:
         found = super().taken(order)
-        self._record(CopiesTaken(order), found)
+        self._record(CopiesTaken(order), _wanted(found))
         return found
 
     def written(self, order: OrderNumber, file: ShardFile) -> bool:
         found = super().written(order, file)
-        self._record(FileWritten(order, file), found)
+        self._record(FileWritten(order, file), _wanted(found))
         return found
 
     def failed(self, order: OrderNumber, reason: str) -> bool:
         found = super().failed(order, reason)
-        self._record(SnapshotFailed(order, self._recorder.hidden(reason[:REASON_LIMIT])), found)
+        self._record(SnapshotFailed(order, self._recorder.hidden(reason[:REASON_LIMIT])), _wanted(found))
         return found
 
 
@@ -145,17 +150,17 @@ class SnapshotsPlayer:
         if name not in _EVENTS:
             raise CorruptError(f"no event of a pserver's snapshots: {name}")
         happened: Any = decode(event, _EVENTS[name])
-        found: SnapshotCut | bool | None = None
+        found: list[object] = []
         match happened:
             case SnapshotsBegun():
                 return ()
             case SnapshotOrdered(command, runs, highest_open_round):
                 versions = [version for version, count in runs for _ in range(count)]
-                found = self._snapshots.take(command, versions, highest_open_round)
+                found = _made(command, self._snapshots.take(command, versions, highest_open_round))
             case CopiesTaken(order):
-                found = self._snapshots.taken(order)
+                found = _wanted(self._snapshots.taken(order))
             case FileWritten(order, file):
-                found = self._snapshots.written(order, file)
+                found = _wanted(self._snapshots.written(order, file))
             case SnapshotFailed(order, reason):
-                found = self._snapshots.failed(order, reason)
-        return _effects(self._snapshots, found)
+                found = _wanted(self._snapshots.failed(order, reason))
+        return _effects(self._snapshots, *found)

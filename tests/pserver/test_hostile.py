@@ -70,7 +70,7 @@ def test_the_fuzzer_notices_when_what_is_lent_is_changed(monkeypatch: pytest.Mon
 def test_the_fuzzer_notices_what_it_is_there_for(mode: str) -> None:
     target = Target(MODES[mode])
     target.require_healthy()
-    target.shard._protocol.spans[0].values[0] += 0.5
+    target.shard.spans()[0].values[0] += 0.5
     with pytest.raises((AssertionError, ValueError)):
         target.check()
 

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flightedl.domain.checkpoint.values import OrderNumber, SnapshotCommand
-from flightedl.domain.consistency.modes import Async
 from flightedl.domain.model.initial import Uniform
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import ShardPlan, plan_for
@@ -49,7 +48,7 @@ class Rows:
     def __init__(self, spec: TableSpec, count: int) -> None:
         self.plan: ShardPlan = plan_for([ParameterSpec("w", (10,))], count, 1, [spec])
         self.spans: list[RowSpan] = [
-            span for index in range(count) for span in rows_of(self.plan, index, Async(), 0, RowMemory())
+            span for index in range(count) for span in rows_of(self.plan, index, 0, RowMemory())
         ]
 
     def push(self, ids: set[int], gradient: float, version: int, epoch: int) -> None:

@@ -13,7 +13,6 @@ import pytest
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.domain.checkpoint.manifest import Manifest, ShardFile, manifest_name
-from flightedl.domain.checkpoint.snapshot import SnapshotCut
 from flightedl.domain.checkpoint.values import OrderNumber, SnapshotCommand, SnapshotProgress
 from flightedl.domain.consistency.modes import Async, Mode, Sync
 from flightedl.domain.exactly_once.applied import AppliedBatches
@@ -21,6 +20,7 @@ from flightedl.domain.exactly_once.batches import Batch
 from flightedl.domain.model.optimizers import Momentum
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import ShardPlan, plan_for
+from flightedl.domain.pserver.block_values import Needs
 from flightedl.errors import UnavailableError
 from flightedl.formats.shard_files import StoredBlock
 from flightedl.kernels.half_precision import shortened
@@ -29,7 +29,8 @@ from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
 from flightedl.ports import StoredFile
 from flightedl.pserver.restoring import load_newest
 from flightedl.pserver.shard import ShardState
-from flightedl.pserver.snapshots import _LEAD, SnapshotCopier, Snapshots
+from flightedl.pserver.snapshots import _LEAD, CopyMemory, SnapshotCopier, Snapshots
+from flightedl.pserver.spans import ArraySpan
 from flightedl.testing.memory import MemoryStorage
 from flightedl.wire.rows import OutgoingBlocks, decode_batch, encode_rows
 
@@ -289,17 +290,15 @@ def test_of_16_bit_parameters_the_master_copy_is_kept(dtype: str) -> None:
 def test_a_push_goes_on_while_complete_copies_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that writes takes the copies away between the protocol's decision and the push's copy."""
     pserver = Pserver(MemoryStorage(), Async())
-    protocol = pserver.shard._protocol
-    prepare = protocol.prepare
+    get_ready = pserver.shard._get_ready
 
-    def dropped(*arguments: Any, **more: Any) -> Any:
-        needs = prepare(*arguments, **more)
-        assert needs.copy is not None
+    def dropped(span: ArraySpan, needs: Needs, gradient: Any) -> Any:
+        assert needs.copies
         pserver.shard.drop_copies(snapshot.copies)
-        return needs
+        return get_ready(span, needs, gradient)
 
     snapshot = ByHand(pserver)
-    monkeypatch.setattr(protocol, "prepare", dropped)
+    monkeypatch.setattr(pserver.shard, "_get_ready", dropped)
     pserver.push_some(0, range(1))
     monkeypatch.undo()
     pserver.push(0)
@@ -315,13 +314,15 @@ COMMAND = SnapshotCommand(OrderNumber(1, 1, 0), None, "c-1/by-hand.arrow")
 class ByHand:
     """A snapshot of a shard that is taken step by step, with no thread of its own."""
 
-    def __init__(self, pserver: Pserver, number: int = 1, at_round: int | None = None) -> None:
+    def __init__(self, pserver: Pserver, at_round: int | None = None, replaces: ByHand | None = None) -> None:
         self.pserver = pserver
+        self.memory = CopyMemory() if replaces is None else replaces.memory
         self.copies: SnapshotCopier
 
         def begin(versions: Sequence[int], _: int) -> SnapshotCopier:
-            cut = SnapshotCut(len(versions), at_round)
-            self.copies = SnapshotCopier(cut, len(versions), pserver.snapshots._memory, COMMAND)
+            command = SnapshotCommand(COMMAND.order, at_round, COMMAND.name)
+            old = None if replaces is None else replaces.copies
+            self.copies = SnapshotCopier(len(versions), self.memory, command, replaces=old)
             return self.copies
 
         pserver.shard.begin_copies(begin)
@@ -373,7 +374,8 @@ def test_the_thread_runs_ahead_of_the_push_that_had_to_copy() -> None:
 
 def test_copies_that_were_replaced_do_not_touch_their_successors_memory() -> None:
     pserver = Pserver(MemoryStorage(), Async())
-    old, new = ByHand(pserver), ByHand(pserver, 2)
+    old = ByHand(pserver)
+    new = ByHand(pserver, replaces=old)
     pserver.shard.copy_due_blocks(new.copies)
     pserver.push(0)
     pserver.shard.copy_due_blocks(old.copies)
@@ -381,6 +383,20 @@ def test_copies_that_were_replaced_do_not_touch_their_successors_memory() -> Non
     blocks, applied = new.end()
     assert {value for block in blocks for value in block.values.tolist()} == {0.0}
     assert not applied.has(0, Batch(0, 0, 0))
+
+
+def test_copies_beside_a_checkpoint_s_take_nothing_from_it() -> None:
+    pserver = Pserver(MemoryStorage(), Async())
+    first = ByHand(pserver)
+    pserver.push(0)
+    second = ByHand(pserver)
+    pserver.push(1)
+    pserver.shard.copy_due_blocks(first.copies)
+    pserver.shard.copy_due_blocks(second.copies)
+    for snapshot, has, value in ((first, [False, False], 0.0), (second, [True, False], None)):
+        blocks, applied = snapshot.end()
+        assert [applied.has(0, Batch(0, 0, number)) for number in (0, 1)] == has
+        assert value is None or {each for block in blocks for each in block.values.tolist()} == {value}
 
 
 @pytest.mark.parametrize("mode", [Async(), Sync(reduce="sum"), Sync(reduce="sum", backup=1)], ids=["a", "s", "b"])

@@ -125,7 +125,7 @@ def test_rows_of_different_bases_are_taken_apart() -> None:
 
 def test_what_was_lent_never_changes_and_costs_a_copy_only_while_it_is_read() -> None:
     bench = Bench(Async())
-    (span,) = bench.shard._protocol.spans
+    (span,) = bench.shard.spans()
     bench.push(1, 0)
     memory = span.values
     (lent,), _ = bench.shard.read(Wanted(ALL, 0), 0)
@@ -195,8 +195,8 @@ def test_a_message_may_carry_values_for_some_blocks_and_arrivals_for_others() ->
 
 
 def test_blocks_whose_settings_or_norms_differ_are_no_span() -> None:
-    assert len(Bench(Async(), Adam(overrides={"p3": {"lr": 0.1}})).shard._protocol.spans) == 3
-    assert len(Bench(Async(), LAMB(lr=0.1)).shard._protocol.spans) == COUNT
+    assert len(Bench(Async(), Adam(overrides={"p3": {"lr": 0.1}})).shard.spans()) == 3
+    assert len(Bench(Async(), LAMB(lr=0.1)).shard.spans()) == COUNT
 
 
 def test_contributions_are_added_in_the_order_of_their_batches() -> None:
@@ -228,9 +228,9 @@ def test_every_block_is_in_one_run_and_runs_fit_a_message(pservers: int) -> None
 @pytest.mark.parametrize("wire", ["", "bfloat16"])
 def test_one_version_is_encoded_once_for_all_readers_and_anew_after_it_changed(wire: str) -> None:
     bench = Bench(Sync(), wire=wire)
-    span = bench.shard._protocol.spans[0]
-    first = span.piece(span.numbers, Outcome.NONE, is_for_many=True)
-    second = span.piece(span.numbers, Outcome.NONE, is_for_many=True)
+    span = bench.shard.spans()[0]
+    first = span.piece(span.numbers, bench.shard.version_range()[0], Outcome.NONE, is_for_many=True)
+    second = span.piece(span.numbers, bench.shard.version_range()[0], Outcome.NONE, is_for_many=True)
     assert second.values is first.values
     assert encode_pieces([first]).equals(encode_pieces([second]))
     assert second.checksums is first.checksums
@@ -238,7 +238,7 @@ def test_one_version_is_encoded_once_for_all_readers_and_anew_after_it_changed(w
     assert encode_parts([first]) == encode_parts([second])
     assert second.checksums.whole is not None
     span.run_optimizer(np.ones(span.values.size, np.float32), 0)
-    third = span.piece(span.numbers, Outcome.NONE, is_for_many=True)
+    third = span.piece(span.numbers, bench.shard.version_range()[0], Outcome.NONE, is_for_many=True)
     assert not np.array_equal(third.values, first.values)
     assert not encode_pieces([third]).column(2).equals(encode_pieces([first]).column(2))
     decode_batch(encode_pieces([third]))

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flightedl.domain.checkpoint.snapshot import SnapshotCut
 from flightedl.domain.consistency.modes import Async, Mode, Sync
-from flightedl.domain.consistency.rounds import BlockRounds
 from flightedl.domain.exactly_once.batches import Batch
 from flightedl.domain.master import events
 from flightedl.domain.master.state import CoreSettings, StoredState
-from flightedl.domain.pserver.block_values import BlockSpan, Push
+from flightedl.domain.pserver.block_values import Extent, Push, Pushed
 from flightedl.domain.queue.values import QueueSettings
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.first_values import Candidate
@@ -85,17 +83,12 @@ class Run:
         assert [each.difference for each in map(replay, recordings_in(self.directory))] == [None] * len(self.clocks)
 
 
-class Span(BlockSpan):
-    def parts(self, into: Sequence[range]) -> list[Span]:
-        return [Span(numbers, self.local_of(numbers), self.rounds) for numbers in into]
-
-
 class Pserver:
     """Blocks 2 to 4, in two spans."""
 
     def __init__(self, run: Run, mode: Mode) -> None:
-        self.spans = [Span(range(2, 4), range(2), BlockRounds(mode)), Span(range(4, 5), range(2, 3), BlockRounds(mode))]
-        self.protocol = block_protocol(run.recorder("pserver"), (0, 7), self.spans, mode, Nothing())
+        extents = [Extent(range(2, 4)), Extent(range(4, 5))]
+        self.protocol = block_protocol(run.recorder("pserver"), (0, 7), extents, mode)
 
     def view(self, serial: int, *members: tuple[str, int, int]) -> None:
         named = [ViewMemberMessage(trainer=t, generation=1, member=m, first_round=r) for t, m, r in members]
@@ -105,8 +98,9 @@ class Pserver:
 
     def push(self, trainer: str, member: int, batch: Batch, base: int = 0) -> list[str]:
         pushed = Push(trainer, 1, member, [(batch, 1)])
-        found = [self.protocol.push(span, pushed, base, has_gradient=True) for span in tuple(self.protocol.spans)]
-        return [each.outcome.name for each in found if each is not None]
+        firsts = [span.numbers.start for span in self.protocol.spans]
+        found = [self.protocol.push(first, pushed, base, has_gradient=True) for first in firsts]
+        return [each.outcome.name for each in found if isinstance(each, Pushed)]
 
 
 class Nothing:
@@ -216,17 +210,13 @@ def test_a_span_that_is_split_and_copied_replays(tmp_path: Path) -> None:
     run = Run(tmp_path)
     pserver = Pserver(run, Async())
     pserver.view(1, ("a", 1, 0))
-    cut = SnapshotCut(3, None)
-    pserver.protocol.begin_cut(cut)
-    assert pserver.protocol.copy(pserver.spans[0], 1) is not None
-    first = pserver.spans[0]
-    pserver.protocol.split(first, [range(2, 3), range(3, 4)])
-    span = pserver.protocol.span_of(2)
-    assert span is not None
+    cut, _ = pserver.protocol.begin_cut(None)
+    assert pserver.protocol.copy(cut, 3) is not None
+    pserver.protocol.split(2, [range(2, 3), range(3, 4)])
     push = Push("a", 1, 1, [(Batch(0, 0, 0), 1)])
-    assert pserver.protocol.prepare(span, push, 0, has_gradient=True).copy is not None
-    pserver.protocol.push(span, push, 0, has_gradient=True)
-    assert pserver.protocol.copy(pserver.spans[1], 2) is not None
+    assert pserver.protocol.prepare(2, push, 0, has_gradient=True).copies
+    pserver.protocol.push(2, push, 0, has_gradient=True)
+    assert pserver.protocol.copy(cut, 4) is not None
     pserver.protocol.end_cut(cut)
     pserver.protocol.seal([(0, 4)])
     run.check()

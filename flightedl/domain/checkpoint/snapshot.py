@@ -100,8 +100,6 @@ class PserverSnapshots:
     def __init__(self) -> None:
         self._newest: OrderNumber | None = None
         self._progress: SnapshotProgress | None = None
-        #: The snapshot being taken; None: none, or all blocks are cut.
-        self.cut: SnapshotCut | None = None
 
     @property
     def progress(self) -> SnapshotProgress | None:
@@ -112,7 +110,7 @@ class PserverSnapshots:
         """Whether nothing newer was ordered: the copies are still wanted."""
         return order == self._newest
 
-    def take(self, snapshot: SnapshotCommand, versions: Sequence[int], highest_open_round: int) -> SnapshotCut | None:
+    def take(self, snapshot: SnapshotCommand, versions: Sequence[int], highest_open_round: int) -> bool:
         """An order came.
 
         Args:
@@ -121,19 +119,17 @@ class PserverSnapshots:
             highest_open_round: To tell the master.
 
         Returns:
-            A new cut: ask ``is_due`` of every block at once. None: nothing new is to be done; tell ``progress``.
+            Whether to begin a cut at the order's round, in place of the one before; ``progress`` tells the rest.
         """
         if not snapshot.order.is_newer_than(self._newest):
-            return None
+            return False
         self._newest = snapshot.order
         at_round = snapshot.round
         if at_round is not None and any(version > at_round for version in versions):
-            self.cut = None
             self._progress = SnapshotProgress(snapshot.order, "refused", highest_open_round)
-            return None
-        self.cut = SnapshotCut(len(versions), at_round)
+            return False
         self._progress = SnapshotProgress(snapshot.order, "waiting", highest_open_round)
-        return self.cut
+        return True
 
     def taken(self, order: OrderNumber) -> bool:
         """All blocks are cut; False: something newer was ordered meanwhile, drop the copies."""
@@ -150,6 +146,5 @@ class PserverSnapshots:
     def _move(self, progress: SnapshotProgress) -> bool:
         if progress.order != self._newest:
             return False
-        self.cut = None
         self._progress = progress
         return True

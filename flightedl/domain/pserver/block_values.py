@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, Self, TypeVar
+from typing import NamedTuple
 
-from flightedl.domain.checkpoint.snapshot import SnapshotCut
-from flightedl.domain.consistency.rounds import BlockRounds
 from flightedl.domain.consistency.views import ViewVerdict
 from flightedl.domain.exactly_once.batches import Batch
 from flightedl.messages.control import ViewReply
@@ -23,42 +21,34 @@ ANSWERED = frozenset({Outcome.ACCEPTED, Outcome.ALREADY_APPLIED})
 Batches = Sequence[tuple[Batch, int]]
 
 
-class BlockSpan:
-    """Neighbouring blocks of one pserver with the same history: one version, one open round, the same batches.
+class Extent(NamedTuple):
+    """Neighbouring blocks that begin as one span."""
 
-    A store derives from it and adds what the values are kept in.
+    numbers: range
+    #: A cut copies all of its blocks in one moment: to split it while it is trained would take long.
+    is_copied_whole: bool = False
+
+
+class SpanPlace:
+    """Where a span lies: a store derives its arrays from it, the protocol its state.
 
     Args:
         numbers: Block numbers of the plan.
         local: Their positions among the blocks of this pserver.
-        rounds: The consistency state that all of them share.
     """
 
-    __slots__ = ("is_split", "local", "numbers", "rounds", "updates")
+    __slots__ = ("is_split", "local", "numbers")
 
-    #: A snapshot copies all of its blocks in one moment, and to split it while it is trained would take long.
-    is_copied_whole = False
-
-    def __init__(self, numbers: range, local: range, rounds: BlockRounds) -> None:
+    def __init__(self, numbers: range, local: range) -> None:
         self.numbers = numbers
         self.local = local
-        self.rounds = rounds
-        #: How often their values were updated.
-        self.updates = 0
         #: Other spans have taken its blocks over.
         self.is_split = False
-
-    def parts(self, into: Sequence[range]) -> Sequence[Self]:
-        """A new span for each of these stretches of its blocks, with its part of what the values are kept in."""
-        raise NotImplementedError
 
     def local_of(self, numbers: range) -> range:
         """Positions of some of its blocks."""
         shift = self.local.start - self.numbers.start
         return range(numbers.start + shift, numbers.stop + shift)
-
-
-Span = TypeVar("Span", bound=BlockSpan)
 
 
 @dataclass(slots=True)
@@ -86,9 +76,9 @@ class Push:
 
 
 class CopyBlocks(NamedTuple):
-    """Copy these blocks for a snapshot, as they are now."""
+    """Copy these blocks for a cut, as they are now."""
 
-    cut: SnapshotCut
+    cut: int
     local: Sequence[int]
     #: That the copies have in the file.
     version: int
@@ -96,8 +86,9 @@ class CopyBlocks(NamedTuple):
 
 
 class BlocksDue(NamedTuple):
-    """A snapshot may copy these blocks from now on, and has to before they change."""
+    """A cut may copy these blocks from now on, and has to before they change."""
 
+    cut: int
     local: Sequence[int]
 
 
@@ -143,7 +134,7 @@ Effect = CopyBlocks | BlocksDue | AddGradient | Update | EmptyRound
 class Needs(NamedTuple):
     """What has to be done, and what memory has to be there, before a push is taken: then it cannot fail any more."""
 
-    copy: CopyBlocks | None = None
+    copies: Sequence[CopyBlocks] = ()
     #: The values may change.
     has_update: bool = False
     #: The gradient is added to the sum of a round.
@@ -169,13 +160,29 @@ class Pushed(NamedTuple):
     is_news: bool = False
 
 
-class ViewTaken(NamedTuple, Generic[Span]):
+class Split(NamedTuple):
+    """Other spans have taken the place of one; the arrays are split in the same way before anything else happens."""
+
+    #: First block of the span.
+    span: int
+    #: Block numbers of each of those that take its place, rising.
+    into: Sequence[range]
+
+
+class CutBegun(NamedTuple):
+    """A new cut: its number, and the positions of the blocks that are due at once."""
+
+    cut: int
+    due: Sequence[int]
+
+
+class ViewTaken(NamedTuple):
     """What became of a view."""
 
     verdict: ViewVerdict
     reply: ViewReply
-    #: What follows for each span; all are to be carried out before the locks are given back.
-    effects: Sequence[tuple[Span, Sequence[Effect]]]
+    #: First block of each span, and what follows for it; all of it is carried out before the locks are given back.
+    effects: Sequence[tuple[int, Sequence[Effect]]]
 
 
 #: Block number -> (version, updates), of blocks from a checkpoint.

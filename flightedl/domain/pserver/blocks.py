@@ -4,31 +4,33 @@ The blocks lie in *spans*, neighbours with the same history. While every push co
 is decided once for all of its blocks. A push that covers only some of them, or finds that they differ, splits the span,
 for good, into spans whose blocks are alike; nothing is lost by that but speed.
 
+Values go in and values come out: a span is named by its first block, a cut by its number. The arrays lie with the
+caller, in the same spans: it carries out each ``Split`` before it asks anything else about these blocks.
+
 **A push** of one span:
 
-1. ``prepare`` says what is to be done before: blocks that a snapshot still has to copy are copied before they change,
+1. ``prepare`` returns what has to be done before: blocks that a cut still has to copy are copied before they change,
    and all memory is got. What may fail fails here, and nothing has happened.
 2. ``push`` decides. A stranger is refused. The batches are marked as applied if the blocks have none of them; if the
    blocks have all, their sender only arrives; if they have some of a sum's, nothing is taken. The rounds say what
    becomes of a batch that is new; where they refuse it, its marks are taken back. What is full closes.
-3. Its effects are carried out, in their order.
+3. The caller carries out its effects, in their order.
 
-All of it under one hold of the span's lock, so that values, versions and applied batches always belong together.
+All of it happens under one hold of the span's lock: values, versions and applied batches always belong together.
 
-**A snapshot** copies each block once, as it was when its turn came: at once, or when the round of the checkpoint opens.
-A block whose turn has come may be copied at any time until it changes, and is copied then at the latest.
+**A cut** copies each block once, as it was when its turn came: at once, or when the round of the checkpoint opens. A
+block whose turn has come may be copied at any time until it changes, and is copied then at the latest. Several cuts may
+be under way; none knows of the others, and a block that is about to change is copied for each that still lacks it.
 
 **Locks** are the caller's. It holds the lock of a span around each call about it *and* around its effects; the locks of
-all spans around ``take_view``, ``begin_cut`` and what is asked of all. ``guard``, which is entered under these, keeps
-what spans share.
+all spans around ``take_view`` and ``begin_cut``. Calls that change something also need one lock that all spans share,
+only while they decide: ``prepare``, ``push``, ``split``, ``initialize``, the views, the cuts, the applied batches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Generic
 
 from flightedl.domain.checkpoint.snapshot import SnapshotCut
 from flightedl.domain.consistency.modes import Async, Mode, Sync
@@ -52,13 +54,16 @@ from flightedl.domain.pserver.block_values import (
     Batches,
     BlocksDue,
     CopyBlocks,
+    CutBegun,
     Effect,
     EmptyRound,
+    Extent,
     Needs,
     Push,
     Pushed,
     Restored,
-    Span,
+    SpanPlace,
+    Split,
     Update,
     ViewTaken,
 )
@@ -80,29 +85,38 @@ _NOTHING_NEEDED = Needs()
 _NEEDS_OF_ARRIVALS = (_NOTHING_NEEDED, Needs(has_update=True))
 
 
-class BlockProtocol(Generic[Span]):
+class BlockSpan(SpanPlace):
+    """The state of neighbouring blocks with the same history: one version, one open round, the same batches."""
+
+    __slots__ = ("is_copied_whole", "rounds", "updates")
+
+    def __init__(self, numbers: range, local: range, rounds: BlockRounds, *, is_copied_whole: bool) -> None:
+        super().__init__(numbers, local)
+        self.rounds = rounds
+        self.is_copied_whole = is_copied_whole
+        #: How often their values were updated.
+        self.updates = 0
+
+
+class BlockProtocol:
     """The blocks of one pserver.
 
     Args:
-        spans: All of them, by rising position.
+        extents: Of all spans, by position.
         mode: That they begin in.
-        guard: Entered around whatever spans share; not again inside.
     """
 
-    def __init__(self, spans: Sequence[Span], mode: Mode, guard: AbstractContextManager[object]) -> None:
+    def __init__(self, extents: Sequence[Extent], mode: Mode) -> None:
         #: By rising position; replaced, never changed, when one is split.
-        self.spans = spans
-        self._span_of = {number: span for span in spans for number in span.numbers}
-        #: Block number -> its span; None if the block is not here. Unless its lock is held, the span may be split by
-        #: the time that it is returned.
-        self.span_of: Callable[[int], Span | None] = self._span_of.get
-        self._guard = guard
+        self.spans: Sequence[BlockSpan] = _spans_of(extents, mode)
+        self._span_of = {number: span for span in self.spans for number in span.numbers}
         self._applied = AppliedBatches(len(self._span_of))
         self._view = PserverView(mode)
         self._first_values = FirstValues()
         self._is_restored = False
-        #: The snapshot whose blocks are being copied.
-        self._cut: SnapshotCut | None = None
+        #: By number, the cuts whose blocks are being copied.
+        self._cuts: dict[int, SnapshotCut] = {}
+        self._next_cut = 0
         self._set_mode(mode)
 
     def _set_mode(self, mode: Mode) -> None:
@@ -115,7 +129,7 @@ class BlockProtocol(Generic[Span]):
         self._takes_sums = isinstance(mode, Async) or (isinstance(mode, Sync) and mode.push_every > 1)
         #: Of gradients, without and with an update: made once, since they are wanted for each message.
         self._needs = tuple(
-            Needs(None, has_update, self.is_synchronous, self._is_deterministic) for has_update in (False, True)
+            Needs((), has_update, self.is_synchronous, self._is_deterministic) for has_update in (False, True)
         )
 
     # what there is
@@ -130,6 +144,14 @@ class BlockProtocol(Generic[Span]):
         """Whom the blocks know."""
         return [member.member_id for member in self._view.members]
 
+    def span(self, number: int) -> BlockSpan:
+        """The state of the span that has a block, to be read under its lock."""
+        return self._span_of[number]
+
+    def version(self, number: int) -> int:
+        """Of the span that has a block."""
+        return self._span_of[number].rounds.version
+
     def versions(self) -> list[int]:
         """Of all blocks, by position."""
         return [span.rounds.version for span in self.spans for _ in span.numbers]
@@ -143,35 +165,36 @@ class BlockProtocol(Generic[Span]):
         """What a member that joins now has to start at, or later."""
         return max((span.rounds.position for span in self.spans), default=0)
 
-    def split(self, span: Span, into: Sequence[range]) -> None:
-        """Let other spans take a span's place, unless they have.
+    def split(self, first: int, into: Sequence[range]) -> Split:
+        """Let other spans take a span's place.
 
         Args:
-            span: Which.
+            first: Its first block.
             into: The block numbers of each of them, rising; together they are those of the span.
         """
-        if len(into) == 1 or span.is_split:
-            return
+        span = self._span_of[first]
         assert [number for part in into for number in part] == list(span.numbers), "a split loses or doubles blocks"
-        parts = span.parts(into)
-        for part in parts:
-            part.rounds = span.rounds.copy()
-            part.updates = span.updates
-        with self._guard:
-            span.is_split = True
+        if len(into) > 1:
+            parts = []
+            for numbers in into:
+                local = span.local_of(numbers)
+                part = BlockSpan(numbers, local, span.rounds.copy(), is_copied_whole=span.is_copied_whole)
+                part.updates = span.updates
+                parts.append(part)
             at = self.spans.index(span)
             self.spans = [*self.spans[:at], *parts, *self.spans[at + 1 :]]
             self._span_of.update((number, part) for part in parts for number in part.numbers)
+        return Split(first, into)
 
     # first values
 
-    def may_initialize(self, span: Span, number: int, election: int) -> bool:
-        """Whether a block takes first values of this election now; then give it them, and say so: ``initialized``."""
-        return span.updates == 0 and not self._is_restored and self._first_values.may_take(number, election)
-
-    def initialized(self, number: int, election: int) -> None:
-        """A block has the first values of an election."""
+    def initialize(self, number: int, election: int) -> bool:
+        """Whether a block takes first values of this election now; the caller has them ready, and writes them."""
+        span = self._span_of[number]
+        if span.updates or self._is_restored or not self._first_values.may_take(number, election):
+            return False
         self._first_values.took(number, election)
+        return True
 
     def initialized_count(self, election: int) -> int:
         """Blocks that have the first values of this election."""
@@ -179,27 +202,29 @@ class BlockProtocol(Generic[Span]):
 
     # pushes
 
-    def prepare(self, span: Span, push: Push, base_version: int, *, has_gradient: bool) -> Needs:
+    def prepare(self, first: int, push: Push, base_version: int, *, has_gradient: bool) -> Needs:
         """What has to be done before ``push``; nothing is taken yet."""
         if not self._view.is_member(push.member, push.trainer, push.generation):
             return _NOTHING_NEEDED
+        span = self._span_of[first]
         has_update = span.rounds.may_update(push.member, base_version)
         needs = (self._needs if has_gradient else _NEEDS_OF_ARRIVALS)[has_update]
-        if has_update and self._cut is not None and (copy := self._copy_due(span)) is not None:
-            return needs._replace(copy=copy)
+        if has_update and self._cuts and (copies := self._copies_due(span)):
+            return needs._replace(copies=copies)
         return needs
 
-    def push(self, span: Span, push: Push, base_version: int, *, has_gradient: bool) -> Pushed | None:
+    def push(self, first: int, push: Push, base_version: int, *, has_gradient: bool) -> Pushed | Split:
         """A push to all blocks of a span.
 
         Returns:
-            What became of it; the same again is answered, never applied again. None: its blocks differ, so it was
-            split; push to each part.
+            What became of it; the same again is answered, never applied again. ``Split``: its blocks differ; push to
+            each part.
 
         Raises:
             MessageError: a base version from the future; a sum of several batches in a mode that has none; a batch
                 that cannot be. Nothing was done.
         """
+        span = self._span_of[first]
         rounds, batches = span.rounds, push.batches
         if not self._view.is_member(push.member, push.trainer, push.generation):
             return Pushed(Outcome.NOT_MEMBER, rounds.version)
@@ -207,8 +232,7 @@ class BlockProtocol(Generic[Span]):
             raise MessageError("the mode takes no sums of several batches: push each batch for itself")
         is_new = self._mark(span, batches)
         if is_new is None:
-            self.split(span, self._alike(span))
-            return None
+            return self.split(first, self._alike(span))
         if isinstance(is_new, bytes):
             return self._refuse_sum(span, push, base_version, is_new)
         weight = (push.weight if self._is_mean else 1.0) if has_gradient else 0.0
@@ -225,7 +249,7 @@ class BlockProtocol(Generic[Span]):
             return Pushed(outcome, rounds.version, effects, b"", follows, is_ready, is_news)
         return Pushed(outcome, rounds.version, effects, is_news=is_news)
 
-    def _refuse_sum(self, span: Span, push: Push, base_version: int, having: bytes) -> Pushed:
+    def _refuse_sum(self, span: BlockSpan, push: Push, base_version: int, having: bytes) -> Pushed:
         """Take nothing of a sum of which the blocks have some batches.
 
         In synchronous mode its sender arrives all the same. Other blocks may have taken the sum, and theirs is the next
@@ -239,36 +263,33 @@ class BlockProtocol(Generic[Span]):
         is_news = self._close_rounds(span, effects)
         return Pushed(Outcome.PARTLY_APPLIED, span.rounds.version, effects, having, is_news=is_news)
 
-    def _mark(self, span: Span, batches: Batches) -> bool | bytes | None:
+    def _mark(self, span: BlockSpan, batches: Batches) -> bool | bytes | None:
         """Mark the batches as applied, if no block has any of them.
 
         Returns:
             False: all blocks have all. None: blocks differ. Bytes: which ones all blocks have.
         """
         local = span.local
-        with self._guard:
-            having = self._applied.mark_together(local, batches)
-            if not any(having):
-                if self._cut is not None:
-                    self._cut.marked(local, batches)
-                return True
+        having = self._applied.mark_together(local, batches)
+        if not any(having):
+            for cut in self._cuts.values():
+                cut.marked(local, batches)
+            return True
         if any(0 < count < len(local) for count in having):
             return None
         return False if all(having) else having_bits(map(bool, having))
 
-    def _alike(self, span: Span) -> list[range]:
+    def _alike(self, span: BlockSpan) -> list[range]:
         """The blocks of a span in neighbours that have the same batches."""
         shift = span.numbers.start - span.local.start
-        with self._guard:
-            return [range(same.start + shift, same.stop + shift) for same in self._applied.alike(span.local)]
+        return [range(same.start + shift, same.stop + shift) for same in self._applied.alike(span.local)]
 
-    def _unmark(self, span: Span, batches: Batches) -> None:
+    def _unmark(self, span: BlockSpan, batches: Batches) -> None:
         """Take marks back that were made just now."""
-        with self._guard:
-            for batch, batch_count in batches:
-                self._applied.unmark(span.local, batch, batch_count)
+        for batch, batch_count in batches:
+            self._applied.unmark(span.local, batch, batch_count)
 
-    def _arrive(self, span: Span, push: Push, base_version: int, weight: float, *, is_new: bool) -> Arrival:
+    def _arrive(self, span: BlockSpan, push: Push, base_version: int, weight: float, *, is_new: bool) -> Arrival:
         """Let the marked batches arrive, or take their marks back."""
         batch, batch_count = push.batches[0]
         keep = False
@@ -289,7 +310,7 @@ class BlockProtocol(Generic[Span]):
                 self._unmark(span, push.batches)
         return arrival
 
-    def _take(self, span: Span, push: Push, arrival: Arrival, weight: float, effects: list[Effect]) -> None:
+    def _take(self, span: BlockSpan, push: Push, arrival: Arrival, weight: float, effects: list[Effect]) -> None:
         """What an arrival does with its gradient."""
         if isinstance(arrival, Accumulate):
             effects.append(AddGradient(push.batches[0][0], weight, arrival.is_first, self._is_deterministic))
@@ -300,19 +321,18 @@ class BlockProtocol(Generic[Span]):
                 Update(version - 1, version, span.updates, push.batches, is_of_round=False, rate_factor=rate_factor)
             )
             span.updates += 1
-            if self._cut is not None:
+            if self._cuts:
                 self._note_due(span, effects)
 
     # rounds
 
-    def _close_rounds(self, span: Span, effects: list[Effect]) -> bool:
+    def _close_rounds(self, span: BlockSpan, effects: list[Effect]) -> bool:
         """Close what is full; whether anything was."""
         rounds = span.rounds
         if not rounds.closable():
             return False
         while rounds.closable():
-            if (copy := self._copy_due(span)) is not None:
-                effects.append(copy)
+            effects += self._copies_due(span)
             closing = rounds.close()
             if closing.has_update:
                 versions = (closing.round, rounds.version)
@@ -328,13 +348,13 @@ class BlockProtocol(Generic[Span]):
 
     # pulls
 
-    def pull(self, span: Span, member: int, min_version: int) -> Pull:
-        """Whether the values of a span may be read now; ``member`` 0 is anybody who only reads."""
-        return span.rounds.pull(member, min_version)
+    def pull(self, number: int, member: int, min_version: int) -> Pull:
+        """Whether the values of a block's span may be read now; ``member`` 0 is anybody who only reads."""
+        return self._span_of[number].rounds.pull(member, min_version)
 
     # views
 
-    def take_view(self, request: ViewRequest) -> ViewTaken[Span]:
+    def take_view(self, request: ViewRequest) -> ViewTaken:
         """Take over a view, in all blocks at once.
 
         Raises:
@@ -350,7 +370,7 @@ class BlockProtocol(Generic[Span]):
             lambda at_round: all(span.rounds.can_switch(at_round) for span in self.spans),
         )
         admit = {member.member_id: member.first_round for member in verdict.admit}
-        effects: list[tuple[Span, Sequence[Effect]]] = []
+        effects: list[tuple[int, Sequence[Effect]]] = []
         for span in self.spans if admit or verdict.remove or verdict.switch is not None else ():
             found: list[Effect] = []
             if verdict.switch is not None:
@@ -358,7 +378,7 @@ class BlockProtocol(Generic[Span]):
                 self._change_members(span, admit, (), found)
             else:
                 self._change_members(span, admit, verdict.remove, found)
-            effects.append((span, found))
+            effects.append((span.numbers.start, found))
         if verdict.switch is not None:
             self._set_mode(verdict.switch)
         # A mode begins at a round that no block has reached, whoever is a member.
@@ -372,13 +392,13 @@ class BlockProtocol(Generic[Span]):
             span.rounds = BlockRounds(mode, span.rounds.version)
 
     def _change_members(
-        self, span: Span, admit: Mapping[int, int], remove: Sequence[int], effects: list[Effect]
+        self, span: BlockSpan, admit: Mapping[int, int], remove: Sequence[int], effects: list[Effect]
     ) -> None:
         """Wait for others, and close what waited for those that go."""
         span.rounds.change(admit, remove)
         self._close_rounds(span, effects)
 
-    def _switch(self, span: Span, verdict: ViewVerdict, effects: list[Effect]) -> None:
+    def _switch(self, span: BlockSpan, verdict: ViewVerdict, effects: list[Effect]) -> None:
         """Close under the old mode what is open, then begin at the round of the view under the new one."""
         assert verdict.switch is not None, "the mode stays"
         self._change_members(span, {}, verdict.remove, effects)
@@ -386,71 +406,58 @@ class BlockProtocol(Generic[Span]):
         self._close_rounds(span, effects)
         self._note_due(span, effects)
 
-    # snapshots
+    # cuts
 
-    def begin_cut(self, cut: SnapshotCut) -> list[int]:
-        """Copy blocks for a new snapshot from now on, no more for the one before; which are due at once."""
-        self._cut = cut
-        return [position for position, version in enumerate(self.versions()) if cut.is_due(position, version)]
+    def begin_cut(self, at_round: int | None) -> CutBegun:
+        """Copy each block once from now on: at once, or when this round of it opens."""
+        cut = SnapshotCut(self.block_count, at_round)
+        self._next_cut += 1
+        self._cuts[self._next_cut] = cut
+        due = [position for position, version in enumerate(self.versions()) if cut.is_due(position, version)]
+        return CutBegun(self._next_cut, due)
 
-    def copy(self, span: Span, position: int) -> CopyBlocks | None:
-        """Copy a block now, if it is due; None: it is not, or was copied."""
-        cut = self._cut
-        if cut is None or not cut.is_due(position, span.rounds.version):
+    def copy(self, cut: int, number: int) -> CopyBlocks | None:
+        """Copy a block now, if it is due, with its span where that is copied whole; None: not due, or copied before."""
+        known, span = self._cuts.get(cut), self._span_of[number]
+        (position,) = span.local_of(range(number, number + 1))
+        if known is None or not known.is_due(position, span.rounds.version):
             return None
         return self._copied(span, cut, span.local if span.is_copied_whole else (position,))
 
-    def end_cut(self, cut: SnapshotCut) -> AppliedBatches | None:
-        """What is applied to complete copies; None: another snapshot has taken the place of theirs."""
-        with self._guard:
-            if self._cut is not cut:
-                return None
-            self._cut = None
-            return cut.applied(self._applied)
+    def end_cut(self, cut: int) -> AppliedBatches | None:
+        """What is applied to complete copies; None: the cut was dropped."""
+        known = self._cuts.pop(cut, None)
+        return None if known is None else known.applied(self._applied)
 
-    def drop_cut(self, cut: SnapshotCut) -> None:
-        """Copy nothing more for this snapshot."""
-        with self._guard:
-            if self._cut is cut:
-                self._cut = None
+    def drop_cut(self, cut: int) -> None:
+        """Copy nothing more for this cut."""
+        self._cuts.pop(cut, None)
 
-    def _copy_due(self, span: Span) -> CopyBlocks | None:
+    def _copies_due(self, span: BlockSpan) -> list[CopyBlocks]:
         """Copy the blocks that are due, because they are about to change."""
-        # Whoever writes a complete snapshot may drop it at any moment.
-        cut = self._cut
-        if cut is None:
-            return None
-        due = self._due(span, cut)
-        return self._copied(span, cut, due) if due else None
+        return [self._copied(span, cut, due) for cut, known in self._cuts.items() if (due := self._due(span, known))]
 
     @staticmethod
-    def _due(span: Span, cut: SnapshotCut) -> Sequence[int]:
+    def _due(span: BlockSpan, cut: SnapshotCut) -> Sequence[int]:
         """Positions of the blocks that are due."""
         version = span.rounds.version
         if span.is_copied_whole:
             return span.local if cut.is_due(span.local.start, version) else ()
         return [position for position in span.local if cut.is_due(position, version)]
 
-    def _copied(self, span: Span, cut: SnapshotCut, positions: Sequence[int]) -> CopyBlocks:
-        version, held = span.rounds.version, span.rounds.held
-        with self._guard:
-            kept = cut.cut(positions, version, held)
+    def _copied(self, span: BlockSpan, cut: int, positions: Sequence[int]) -> CopyBlocks:
+        kept = self._cuts[cut].cut(positions, span.rounds.version, span.rounds.held)
         return CopyBlocks(cut, positions, kept, span.updates)
 
-    def _note_due(self, span: Span, effects: list[Effect]) -> None:
+    def _note_due(self, span: BlockSpan, effects: list[Effect]) -> None:
         """The version has changed: blocks may be due from now on."""
-        cut = self._cut
-        if cut is not None:
-            due = self._due(span, cut)
-            if due:
-                effects.append(BlocksDue(due))
+        effects += [BlocksDue(cut, due) for cut, known in self._cuts.items() if (due := self._due(span, known))]
 
     # what is applied
 
     def applied(self) -> AppliedBatches:
         """What is applied now: a copy."""
-        with self._guard:
-            return self._applied.copy()
+        return self._applied.copy()
 
     def seal(self, epochs: Iterable[tuple[int, int]]) -> None:
         """(epoch, tasks) of epochs that get no more tasks, see ``AppliedBatches.seal``.
@@ -458,32 +465,32 @@ class BlockProtocol(Generic[Span]):
         Raises:
             MessageError: the epoch has more tasks than that.
         """
-        with self._guard:
-            for epoch, task_count in epochs:
-                self._applied.seal(epoch, task_count)
+        for epoch, task_count in epochs:
+            self._applied.seal(epoch, task_count)
 
-    def restore(self, applied: AppliedBatches, blocks: Restored) -> None:
+    def restore(self, applied: AppliedBatches, blocks: Restored) -> Sequence[Split]:
         """All blocks were taken over from a checkpoint, before anybody has seen them.
 
         Args:
             applied: What is applied to them.
             blocks: Their versions and updates.
 
+        Returns:
+            The spans whose blocks have different histories.
+
         Raises:
             CorruptError: they are not all blocks.
         """
         if applied.block_count != self.block_count or blocks.keys() != self._span_of.keys():
             raise CorruptError(f"{applied.block_count} blocks were restored, not {self.block_count}")
-        for span in self.spans:
-            self.split(span, _neighbours_with_same(blocks, span.numbers))
+        splits = [self.split(span.numbers.start, _neighbours_with_same(blocks, span.numbers)) for span in self.spans]
         self._applied = applied
-        for span in self.spans:
-            if span.is_copied_whole:
-                self.split(span, self._alike(span))
+        splits += [self.split(span.numbers.start, self._alike(span)) for span in self.spans if span.is_copied_whole]
         for span in self.spans:
             version, span.updates = blocks[span.numbers.start]
             span.rounds = BlockRounds(self.mode, version)
         self._is_restored = True
+        return [split for split in splits if len(split.into) > 1]
 
     def check(self) -> None:
         """Assert every invariant."""
@@ -492,12 +499,21 @@ class BlockProtocol(Generic[Span]):
         assert positions == list(range(self.block_count)), "a block lies in no span, or in several"
         for span in self.spans:
             span.rounds.check()
-            assert not span.is_split, "a span that was split is still there"
             assert all(self._span_of[number] is span for number in span.numbers), "a block is looked for elsewhere"
             assert span.rounds.mode == self.mode, "a block has another mode than the others"
             for batch, _ in span.rounds.held:
                 having = self._applied.count_having(span.local, batch)
                 assert having == len(span.local), "a gradient waits in a round, and its batch is not marked"
+
+
+def _spans_of(extents: Sequence[Extent], mode: Mode) -> list[BlockSpan]:
+    spans: list[BlockSpan] = []
+    at = 0
+    for numbers, is_copied_whole in extents:
+        local = range(at, at + len(numbers))
+        spans.append(BlockSpan(numbers, local, BlockRounds(mode), is_copied_whole=is_copied_whole))
+        at = local.stop
+    return spans
 
 
 def around(whole: range, part: range) -> list[range]:

@@ -23,7 +23,8 @@ from typing import Self
 from flightedl.domain.checkpoint.values import SnapshotCommand
 from flightedl.domain.consistency.modes import Async, Mode
 from flightedl.domain.consistency.rounds import BlockRounds
-from flightedl.domain.pserver.block_values import AddGradient, BlockSpan, CopyBlocks, EmptyRound, Update
+from flightedl.domain.pserver.block_values import AddGradient, CopyBlocks, EmptyRound, SpanPlace, Update
+from flightedl.domain.pserver.blocks import BlockProtocol
 from flightedl.testing.simulation.job import Gradient, JobShape
 from flightedl.testing.simulation.row_account import require_history, require_limit, require_rows
 from flightedl.testing.simulation.rows import Changed, Moment, SpanRows, StoredTable
@@ -52,18 +53,19 @@ class Block:
     @property
     def rounds(self) -> BlockRounds:
         """Those of its span."""
-        return self.span.rounds
+        return self.span.protocol.span(self.number).rounds
 
 
-class LedgerSpan(BlockSpan):
-    """Neighbouring blocks with the same history."""
+class LedgerSpan(SpanPlace):
+    """Neighbouring blocks with the same history, of which a protocol decides."""
 
-    __slots__ = ("accumulator", "arrived", "blocks", "shape")
+    __slots__ = ("accumulator", "arrived", "blocks", "protocol", "shape")
 
     def __init__(
-        self, numbers: range, local: range, rounds: BlockRounds, blocks: Sequence[Block], shape: JobShape
+        self, numbers: range, local: range, protocol: BlockProtocol, blocks: Sequence[Block], shape: JobShape
     ) -> None:
-        super().__init__(numbers, local, rounds)
+        super().__init__(numbers, local)
+        self.protocol = protocol
         self.blocks = blocks
         self.shape = shape
         for block in blocks:
@@ -79,7 +81,7 @@ class LedgerSpan(BlockSpan):
         for numbers in into:
             first = numbers.start - self.numbers.start
             at = slice(first, first + len(numbers))
-            part = type(self)(numbers, self.local_of(numbers), self.rounds, self.blocks[at], self.shape)
+            part = type(self)(numbers, self.local_of(numbers), self.protocol, self.blocks[at], self.shape)
             part.accumulator, part.arrived = [dict(total) for total in self.accumulator[at]], self.arrived.copy()
             parts.append(part)
         return parts
@@ -152,12 +154,10 @@ class BucketSpan(LedgerSpan):
 
     __slots__ = ("rows",)
 
-    is_copied_whole = True
-
     def __init__(
-        self, numbers: range, local: range, rounds: BlockRounds, blocks: Sequence[Block], shape: JobShape
+        self, numbers: range, local: range, protocol: BlockProtocol, blocks: Sequence[Block], shape: JobShape
     ) -> None:
-        super().__init__(numbers, local, rounds, blocks, shape)
+        super().__init__(numbers, local, protocol, blocks, shape)
         assert shape.table is not None, "buckets have rows of a table"
         self.rows = SpanRows(shape.table, numbers)
 
@@ -196,7 +196,7 @@ class BucketSpan(LedgerSpan):
         histories = {block.number: block.history for block in self.blocks}
         for block in self.blocks:
             require_history(name, block.number, block.values, block.history)
-        require_rows(name, self.rows, histories, self.rounds.version)
+        require_rows(name, self.rows, histories, self.protocol.version(self.numbers.start))
 
 
 def _slows(mode: Mode) -> bool:

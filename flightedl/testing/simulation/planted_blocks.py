@@ -10,14 +10,14 @@ from flightedl.domain.consistency.rounds import BlockRounds
 from flightedl.domain.consistency.views import PserverView
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.exactly_once.cohorts import Cohort
-from flightedl.domain.pserver.block_values import Batches, BlockSpan, Effect, Push, Pushed, Restored, Update
-from flightedl.domain.pserver.blocks import BlockProtocol
+from flightedl.domain.pserver.block_values import Batches, Effect, Push, Pushed, Restored, Split, Update
+from flightedl.domain.pserver.blocks import BlockProtocol, BlockSpan
 from flightedl.messages.parameters import Outcome
 
 Original = Callable[..., Any]
 #: Name -> what goes wrong, and (class, method, original -> what takes its place).
 BlockBugs = dict[str, tuple[str, tuple[tuple[type, str, Callable[[Original], Original]], ...]]]
-Blocks = BlockProtocol[Any]
+Blocks = BlockProtocol
 
 
 def _nothing(_original: Original) -> Original:
@@ -55,10 +55,11 @@ def _first_of_a_sum(original: Original) -> Original:
 
 
 def _applied_before_it_is_checked(original: Original) -> Original:
-    def push(self: Blocks, span: BlockSpan, push: Push, base: int, *, has_gradient: bool) -> Pushed | None:
-        found: Pushed | None = original(self, span, push, base, has_gradient=has_gradient)
-        if found is None or found.outcome is not Outcome.NOT_MEMBER:
+    def push(self: Blocks, first: int, push: Push, base: int, *, has_gradient: bool) -> Pushed | Split:
+        found: Pushed | Split = original(self, first, push, base, has_gradient=has_gradient)
+        if isinstance(found, Split) or found.outcome is not Outcome.NOT_MEMBER:
             return found
+        span = self.span(first)
         update = Update(found.version, found.version, span.updates, push.batches, is_of_round=False)
         span.updates += 1
         return found._replace(effects=[update])
@@ -67,8 +68,9 @@ def _applied_before_it_is_checked(original: Original) -> Original:
 
 
 def _values_only(original: Original) -> Original:
-    def restore(self: Blocks, applied: AppliedBatches, blocks: Restored) -> None:
-        original(self, AppliedBatches(applied.block_count), blocks)
+    def restore(self: Blocks, applied: AppliedBatches, blocks: Restored) -> Sequence[Split]:
+        found: Sequence[Split] = original(self, AppliedBatches(applied.block_count), blocks)
+        return found
 
     return restore
 
@@ -76,9 +78,10 @@ def _values_only(original: Original) -> Original:
 def _of_one_version(original: Original) -> Original:
     """All blocks of a span go on as the first of them."""
 
-    def restore(self: Blocks, applied: AppliedBatches, blocks: Restored) -> None:
+    def restore(self: Blocks, applied: AppliedBatches, blocks: Restored) -> Sequence[Split]:
         first = {number: blocks[span.numbers.start] for span in self.spans for number in span.numbers}
-        original(self, applied, first)
+        found: Sequence[Split] = original(self, applied, first)
+        return found
 
     return restore
 
@@ -102,9 +105,9 @@ def _anywhere(original: Original) -> Original:
 def _missing_bits(original: Original) -> Original:
     """A block that refuses a sum says that it has all of it."""
 
-    def push(self: Blocks, span: BlockSpan, push: Push, base: int, *, has_gradient: bool) -> Pushed | None:
-        found: Pushed | None = original(self, span, push, base, has_gradient=has_gradient)
-        if found is not None and found.having:
+    def push(self: Blocks, first: int, push: Push, base: int, *, has_gradient: bool) -> Pushed | Split:
+        found: Pushed | Split = original(self, first, push, base, has_gradient=has_gradient)
+        if isinstance(found, Pushed) and found.having:
             return found._replace(having=b"\xff" * len(found.having))
         return found
 
@@ -123,13 +126,15 @@ def _without_closing(_original: Original) -> Original:
 def _with_new_rounds(original: Original) -> Original:
     """The parts of a span forget who has arrived and what waits."""
 
-    def split(self: Blocks, span: BlockSpan) -> None:
-        original(self, span)
-        for part in self.spans if span.is_split else ():
-            if part.numbers.start in span.numbers and part.rounds.held:
+    def split(self: Blocks, first: int, into: Sequence[range]) -> Split:
+        found: Split = original(self, first, into)
+        for numbers in into if len(into) > 1 else ():
+            part = self.span(numbers.start)
+            if part.rounds.held:
                 members, rounds = part.rounds.members, BlockRounds(self.mode, part.rounds.version)
                 rounds.change(members, ())
                 part.rounds = rounds
+        return found
 
     return split
 
@@ -169,7 +174,7 @@ def _collapsed_too_early(_original: Original) -> Original:
 
 
 def _never_copied_before(_original: Original) -> Original:
-    return lambda _self, _span: None
+    return lambda _self, _span: []
 
 
 BLOCK_BUGS: BlockBugs = {
@@ -192,7 +197,7 @@ BLOCK_BUGS: BlockBugs = {
     ),
     "blocks change before they are copied": (
         "a push does not copy blocks that are due before it changes them",
-        ((BlockProtocol, "_copy_due", _never_copied_before),),
+        ((BlockProtocol, "_copies_due", _never_copied_before),),
     ),
     "old views are taken": ("a pserver follows a deposed master", ((PserverView, "consider", _of_any_master),)),
     "sums are taken twice": (

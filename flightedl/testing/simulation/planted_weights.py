@@ -11,14 +11,14 @@ from flightedl.domain.consistency.rounds import BlockRounds
 from flightedl.domain.consistency.rounds_values import Apply, Arrival, Arrived, Closing
 from flightedl.domain.exactly_once.accumulation import SumAgain
 from flightedl.domain.master.evaluations import Evaluation
-from flightedl.domain.pserver.block_values import AddGradient, BlockSpan, Effect, Restored
-from flightedl.domain.pserver.blocks import BlockProtocol
+from flightedl.domain.pserver.block_values import AddGradient, Effect, Restored
+from flightedl.domain.pserver.blocks import BlockProtocol, BlockSpan
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.sums import BatchSums
 from flightedl.testing.simulation.planted_queue import Bugs, Original
 from flightedl.testing.simulation.shard import Shard
 
-Blocks = BlockProtocol[Any]
+Blocks = BlockProtocol
 
 
 def _by_members(original: Original) -> Original:
@@ -84,8 +84,8 @@ def _one_more(original: Original) -> Original:
 
 
 def _from_the_first_step(original: Original) -> Original:
-    def restore(self: Blocks, applied: Any, blocks: Restored) -> None:
-        original(self, applied, {number: (version, 0) for number, (version, _) in blocks.items()})
+    def restore(self: Blocks, applied: Any, blocks: Restored) -> Any:
+        return original(self, applied, {number: (version, 0) for number, (version, _) in blocks.items()})
 
     return restore
 

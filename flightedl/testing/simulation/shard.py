@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
 from random import Random
 
 from flightedl.domain.checkpoint.changes import increment_on
 from flightedl.domain.checkpoint.restoring import FilePart, applied_of
-from flightedl.domain.checkpoint.snapshot import SnapshotCut
 from flightedl.domain.checkpoint.values import OrderNumber, SnapshotCommand, SnapshotProgress
 from flightedl.domain.consistency.modes import Mode, Sync
-from flightedl.domain.consistency.rounds import BlockRounds
 from flightedl.domain.consistency.rounds_values import Pull
 from flightedl.domain.exactly_once.accumulation import lacking_of
 from flightedl.domain.exactly_once.applied import AppliedBatches
@@ -24,7 +21,9 @@ from flightedl.domain.pserver.block_values import (
     CopyBlocks,
     Effect,
     EmptyRound,
+    Extent,
     Pushed,
+    Split,
     Update,
 )
 from flightedl.domain.pserver.block_values import Push as BlockPush
@@ -74,14 +73,16 @@ class Shard:
         self.contributed: Callable[[int, int], None] = lambda _member, _round: None
         #: By position.
         self.blocks: list[Block] = []
-        spans: list[LedgerSpan] = []
-        for numbers in runs_of(plan, index):
+        buckets = shape.buckets(plan.pserver_count, index)
+        extents = [Extent(numbers, numbers == buckets) for numbers in runs_of(plan, index)]
+        self.protocol = block_protocol(recorder, pserver, extents, mode)
+        for numbers, is_of_buckets in extents:
             blocks = [Block(number, [0] * shape.element_count) for number in numbers]
             local = range(len(self.blocks), len(self.blocks) + len(blocks))
-            kind = BucketSpan if numbers == shape.buckets(plan.pserver_count, index) else LedgerSpan
-            spans.append(kind(numbers, local, BlockRounds(mode), blocks, shape))
+            kind = BucketSpan if is_of_buckets else LedgerSpan
+            kind(numbers, local, self.protocol, blocks, shape)
             self.blocks += blocks
-        self.protocol = block_protocol(recorder, pserver, spans, mode, nullcontext())
+        self._block_of = {block.number: block for block in self.blocks}
         #: Whom the blocks wait for: member -> first round.
         self._first_rounds: dict[int, int] = {}
         self._newest_view = (0, 0)
@@ -95,18 +96,25 @@ class Shard:
         self._copies: dict[int, tuple[int, int, tuple[int, ...], int, tuple[Moment, ...]]] = {}
         #: First block of a span -> what the file gets of its rows.
         self._tables: dict[int, StoredTable] = {}
+        #: Number of the newest cut.
+        self._cut = 0
         #: Of the snapshot under way, and the file that it is an increment on.
         self._command: SnapshotCommand | None = None
         self._after = ""
         self._waiting: list[tuple[int, Sequence[tuple[int, int]], Reply, float]] = []
-        if buckets := shape.buckets(plan.pserver_count, index)[1:]:
+        if later := buckets[1:]:
             # As if they came from files of different histories: each range is copied at another moment.
-            self._split(self._copying.choice(buckets))
+            at = self._copying.choice(later)
+            self._split(self.protocol.split(buckets.start, [range(buckets.start, at), range(at, buckets.stop)]))
 
-    def _split(self, at: int) -> None:
-        """The buckets from this one on have a span of their own."""
-        span = self._span(at)
-        self.protocol.split(span, [range(span.numbers.start, at), range(at, span.numbers.stop)])
+    def _split(self, split: Split) -> None:
+        """Split the account as the protocol has split its span: the parts take its blocks."""
+        if len(split.into) > 1:
+            self._span(split.span).parts(split.into)
+
+    def _bucket_spans(self) -> list[BucketSpan]:
+        spans = dict.fromkeys(block.span for block in self.blocks)
+        return [span for span in spans if isinstance(span, BucketSpan)]
 
     @property
     def newest_master(self) -> int:
@@ -114,40 +122,35 @@ class Shard:
         return self._newest_view[0]
 
     def _span(self, number: int) -> LedgerSpan:
-        span = self.protocol.span_of(number)
-        assert span is not None, "a trainer knows where blocks lie"
-        return span
+        return self._block_of[number].span
 
     # first values, and others from a checkpoint
 
     def initialize(self, block: Block, election: int, model: tuple[int, int]) -> None:
         """First values of a block."""
-        if self.protocol.may_initialize(block.span, block.number, election):
+        if self.protocol.initialize(block.number, election):
             block.model = model
-            self.protocol.initialized(block.number, election)
 
     def restore(self, found: list[tuple[FilePart, StoredShard]]) -> None:
         """Take blocks over from files."""
         sets = {part.file.name: AppliedBatches.decode(shard.applied) for part, shard in found}
-        blocks = {block.number: block for block in self.blocks}
         restored: dict[int, tuple[int, int]] = {}
         for part, shard in found:
             for number in part.blocks:
-                block, place = blocks[number], shard.blocks.index(number)
+                block, place = self._block_of[number], shard.blocks.index(number)
                 block.values, block.slot, block.model = list(shard.values[place]), shard.slots[place], shard.model
                 block.updates, block.updated_to = shard.updates[place], shard.versions[place]
                 block.history = list(shard.histories[place]) if shard.histories else []
                 restored[number] = (shard.versions[place], block.updates)
-        self.protocol.restore(applied_of([part for part, _ in found], sets), restored)
-        for span in self.protocol.spans:
-            if isinstance(span, BucketSpan):
-                span.rows.restore([shard.chain for _, shard in found])
+        for split in self.protocol.restore(applied_of([part for part, _ in found], sets), restored):
+            self._split(split)
+        for span in self._bucket_spans():
+            span.rows.restore([shard.chain for _, shard in found])
 
     def require_sound_rows(self) -> None:
         """Raise Violation unless all rows are there as they should be."""
-        for span in self.protocol.spans:
-            if isinstance(span, BucketSpan):
-                span.require_sound(self._process.name)
+        for span in self._bucket_spans():
+            span.require_sound(self._process.name)
 
     # what is decided
 
@@ -162,8 +165,8 @@ class Shard:
         if not taken.reply.outdated and number < self._newest_view:
             raise Violation(f"{self._process.name} took view {number} after {self._newest_view}")
         self._newest_view = max(number, self._newest_view)
-        for span, effects in taken.effects:
-            self._change(span, effects, mode)
+        for first, effects in taken.effects:
+            self._change(self._span(first), effects, mode)
         # Rounds that nobody is due in are passed over at once.
         at_round = taken.verdict.switch_round
         first = min((member.first_round for member in taken.verdict.admit), default=at_round)
@@ -183,7 +186,7 @@ class Shard:
                     span.update(effect, mode, gradients, base)
                 case CopyBlocks():
                     self._copy(effect)
-                case BlocksDue(positions):
+                case BlocksDue(_, positions):
                     self._due.update(positions)
                     self._go_on_copying()
             if isinstance(effect, EmptyRound) or (isinstance(effect, Update) and effect.is_of_round):
@@ -191,19 +194,20 @@ class Shard:
 
     def _push_span(self, span: LedgerSpan, push: BlockPush, base: int, gradients: Sequence[Gradient]) -> Pushed | None:
         """What becomes of a push to all blocks of a span, arrivals without gradients; None: it was split."""
-        has_gradient, mode = bool(gradients[0]), self.protocol.mode
-        needs = self.protocol.prepare(span, push, base, has_gradient=has_gradient)
-        if needs.copy is not None:
-            self._copy(needs.copy)
-        before = span.rounds.version
-        pushed = self.protocol.push(span, push, base, has_gradient=has_gradient)
-        if pushed is not None:
-            has_refused_sum = pushed.outcome is Outcome.PARTLY_APPLIED and isinstance(mode, Sync)
-            if base == before and (pushed.outcome in ANSWERED or has_refused_sum):
-                span.arrived.add(push.member)
-            self._change(span, pushed.effects, mode, gradients, base)
-            if isinstance(mode, Sync) and not mode.backup and any(isinstance(e, AddGradient) for e in pushed.effects):
-                self.contributed(push.member, before)
+        first, has_gradient, mode = span.numbers.start, bool(gradients[0]), self.protocol.mode
+        for copy in self.protocol.prepare(first, push, base, has_gradient=has_gradient).copies:
+            self._copy(copy)
+        before = self.protocol.version(first)
+        pushed = self.protocol.push(first, push, base, has_gradient=has_gradient)
+        if isinstance(pushed, Split):
+            self._split(pushed)
+            return None
+        has_refused_sum = pushed.outcome is Outcome.PARTLY_APPLIED and isinstance(mode, Sync)
+        if base == before and (pushed.outcome in ANSWERED or has_refused_sum):
+            span.arrived.add(push.member)
+        self._change(span, pushed.effects, mode, gradients, base)
+        if isinstance(mode, Sync) and not mode.backup and any(isinstance(e, AddGradient) for e in pushed.effects):
+            self.contributed(push.member, before)
         return pushed
 
     # snapshots
@@ -211,15 +215,17 @@ class Shard:
     def take_order(self, order: SnapshotCommand) -> SnapshotProgress:
         """Begin to copy, if the order is newer than all before; how far the newest one is."""
         protocol = self.protocol
-        cut = self.snapshots.take(order, protocol.versions(), protocol.highest_open_round())
-        if cut is not None:
-            self._copies, self._due, self._command = {}, set(protocol.begin_cut(cut)), order
+        if self.snapshots.take(order, protocol.versions(), protocol.highest_open_round()):
+            protocol.drop_cut(self._cut)
+            self._cut, due = protocol.begin_cut(order.round)
+            self._copies, self._due, self._command = {}, set(due), order
             self._tables = {}
-            spans = [span for span in protocol.spans if isinstance(span, BucketSpan)]
+            spans = self._bucket_spans()
             knows = all(span.rows.changes.knows(order.after) for span in spans) if spans else False
             self._after = increment_on(order.after, lambda _: knows, is_base=order.is_base)
             self._go_on_copying()
             if not self.blocks:
+                cut = self._cut
                 self._process.later(0.0, lambda: self._save(cut, order))
         progress = self.snapshots.progress
         assert progress is not None
@@ -235,7 +241,7 @@ class Shard:
         self._is_copying = False
         if self._due:
             position = self._copying.choice(sorted(self._due))
-            copy = self.protocol.copy(self.blocks[position].span, position)
+            copy = self.protocol.copy(self._cut, self.blocks[position].number)
             if copy is None:
                 raise Violation(f"{self._process.name} is to copy block {position}, and may not")
             self._copy(copy)
@@ -265,7 +271,7 @@ class Shard:
         if len(self._copies) == len(self.blocks):
             self._process.later(_COPY_S * self._copying.random(), lambda: self._save(copy.cut, command))
 
-    def _save(self, cut: SnapshotCut, command: SnapshotCommand) -> None:
+    def _save(self, cut: int, command: SnapshotCommand) -> None:
         """All blocks are copied: write the file."""
         applied = self.protocol.end_cut(cut)
         if applied is None or not self.snapshots.taken(command.order):
@@ -314,9 +320,9 @@ class Shard:
                     break
                 stop += 1
             if range(number, stop) != span.numbers:
-                if span.is_copied_whole:
+                if isinstance(span, BucketSpan):
                     raise Violation(f"{self._process.name} gets a push to {number} to {stop} of buckets {span.numbers}")
-                self.protocol.split(span, around(span.numbers, range(number, stop)))
+                self._split(self.protocol.split(span.numbers.start, around(span.numbers, range(number, stop))))
                 continue
             push = BlockPush(name, generation, member, named, weight, step)
             if (pushed := self._push_span(span, push, base, [gradient, *(row[2] for row in rest)])) is not None:
@@ -333,13 +339,12 @@ class Shard:
     def _answer(self, member: int, wanted: Sequence[tuple[int, int]], reply: Reply, *, is_last: bool) -> bool:
         ready = []
         for number, version in wanted:
-            span = self._span(number)
-            state = self.protocol.pull(span, member, version)
+            state = self.protocol.pull(number, member, version)
             if state is Pull.NOT_MEMBER:
                 reply(("not member",))
                 return True
             if state is Pull.READY:
-                ready.append((number, span.rounds.version))
+                ready.append((number, self.protocol.version(number)))
         if len(ready) < len(wanted) and not is_last:
             return False
         reply(("pulled", tuple(ready)))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from flightedl.domain.checkpoint.checkpoints import Checkpoints
 from flightedl.domain.checkpoint.manifest import Manifest, ShardFile, candidates, checksum, examine, manifest_name
 from flightedl.domain.checkpoint.pointer import latest_of
-from flightedl.domain.checkpoint.snapshot import PserverSnapshots
+from flightedl.domain.checkpoint.snapshot import PserverSnapshots, SnapshotCut
 from flightedl.domain.checkpoint.values import (
     Alarm,
     CheckpointSettings,
@@ -48,6 +48,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.pservers = {i: (100 + i, PserverSnapshots()) for i in range(self.pserver_count)}
+        self.cuts: dict[int, SnapshotCut] = {}
         self.start_master()
 
     def start_master(self) -> None:
@@ -107,15 +108,16 @@ class World:
         generation, snapshots = self.pservers[effect.index]
         if generation != effect.generation:
             return ()
-        cut = snapshots.take(effect.snapshot, [self.version] * 2, self.version)
-        if cut is not None:
+        self.cuts.pop(effect.index, None)
+        if snapshots.take(effect.snapshot, [self.version] * 2, self.version):
+            self.cuts[effect.index] = SnapshotCut(2, effect.snapshot.round)
             self.advance_to(effect.index)
         return self.master.progressed(effect.index, generation, snapshots.progress, self.now)
 
     def advance_to(self, index: int) -> None:
         """Cut what is due and write the file."""
         generation, snapshots = self.pservers[index]
-        cut = snapshots.cut
+        cut = self.cuts.get(index)
         if cut is None:
             return
         for block in range(2):
@@ -124,6 +126,7 @@ class World:
         if not cut.is_complete:
             return
         order = snapshots.progress.order
+        del self.cuts[index]
         assert snapshots.taken(order)
         self.step()
         if self.steps in self.store_fails_at:
@@ -162,6 +165,7 @@ class World:
 
     def replace_pserver(self, index: int) -> None:
         self.generation += 1
+        self.cuts.pop(index, None)
         self.pservers[index] = (1000 + self.generation, PserverSnapshots())
         self.perform(self.master.pserver_up(index, 1000 + self.generation, self.now))
 

@@ -9,7 +9,6 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from flightedl.domain.checkpoint.snapshot import SnapshotCut
 from flightedl.domain.consistency.modes import Async, Bounded, Mode, Sync
 from flightedl.domain.consistency.rounds import BlockRounds
 from flightedl.domain.consistency.rounds_values import Pull
@@ -19,13 +18,15 @@ from flightedl.domain.exactly_once.batches import Batch
 from flightedl.domain.pserver.block_values import (
     AddGradient,
     BlocksDue,
-    BlockSpan,
     CopyBlocks,
     Effect,
     EmptyRound,
+    Extent,
     Needs,
     Push,
     Pushed,
+    SpanPlace,
+    Split,
     Update,
 )
 from flightedl.domain.pserver.blocks import BlockProtocol, around
@@ -42,33 +43,29 @@ def batch(number: int) -> Batch:
     return Batch(0, 0, number)
 
 
-class Guard:
-    """A lock that its holder may not take again."""
-
-    is_held = False
-
-    def __enter__(self) -> None:
-        assert not self.is_held
-        self.is_held = True
-
-    def __exit__(self, *_: object) -> None:
-        self.is_held = False
-
-
-class Span(BlockSpan):
+class Span(SpanPlace):
     """Which batches are in the values of each block, and in the sum of the open round."""
 
-    __slots__ = ("held", "values")
+    __slots__ = ("held", "protocol", "values")
 
-    def __init__(self, numbers: range, local: range, rounds: BlockRounds) -> None:
-        super().__init__(numbers, local, rounds)
+    def __init__(self, numbers: range, local: range, protocol: BlockProtocol) -> None:
+        super().__init__(numbers, local)
+        self.protocol = protocol
         self.values: list[list[Batch]] = [[] for _ in numbers]
         self.held: list[Batch] = []
+
+    @property
+    def rounds(self) -> BlockRounds:
+        return self.protocol.span(self.numbers.start).rounds
+
+    @property
+    def updates(self) -> int:
+        return self.protocol.span(self.numbers.start).updates
 
     def parts(self, into: Sequence[range]) -> list[Span]:
         parts = []
         for numbers in into:
-            part = Span(numbers, self.local_of(numbers), self.rounds)
+            part = Span(numbers, self.local_of(numbers), self.protocol)
             part.values = [self.values[number - self.numbers.start] for number in numbers]
             part.held = list(self.held)
             parts.append(part)
@@ -78,15 +75,31 @@ class Span(BlockSpan):
 class Bench:
     """A pserver's blocks, members that push to them, and a store that does what the effects say."""
 
-    def __init__(self, mode: Mode, *members: int, first_round: int = 0) -> None:
-        spans = [Span(FIRST, range(3), BlockRounds(mode)), Span(SECOND, range(3, 5), BlockRounds(mode))]
-        self.protocol = BlockProtocol(spans, mode, Guard())
+    def __init__(self, mode: Mode, *members: int, first_round: int = 0, is_whole: bool = False) -> None:
+        self.protocol = BlockProtocol([Extent(FIRST, is_whole), Extent(SECOND)], mode)
+        spans = [Span(FIRST, range(3), self.protocol), Span(SECOND, range(3, 5), self.protocol)]
+        self.spans = {number: span for span in spans for number in span.numbers}
         self.serial = 0
         self.effects: list[Effect] = []
-        #: Position -> (version, updates, batches) of its copy.
+        #: Number of the newest cut, and position -> (version, updates, batches) of its copy.
+        self.newest_cut = 0
         self.copies: dict[int, tuple[int, int, list[Batch]]] = {}
+        #: Cut -> the same, of all of them.
+        self.copies_of: dict[int, dict[int, tuple[int, int, list[Batch]]]] = {}
         self.due: set[int] = set()
         self.view(*members, first_round=first_round)
+
+    def split(self, first: int, into: Sequence[range]) -> None:
+        self.carry_out_split(self.protocol.split(first, into))
+
+    def carry_out_split(self, split: Split) -> None:
+        if len(split.into) > 1:
+            for part in self.spans[split.span].parts(split.into):
+                self.spans.update(dict.fromkeys(part.numbers, part))
+
+    def restore(self, applied: AppliedBatches, blocks: dict[int, tuple[int, int]]) -> None:
+        for split in self.protocol.restore(applied, blocks):
+            self.carry_out_split(split)
 
     def view(self, *members: int, first_round: int = 0, mode: Mode | None = None, switch_round: int = 0) -> ViewReply:
         self.serial += 1
@@ -103,14 +116,12 @@ class Bench:
             switch_round=switch_round,
         )
         taken = self.protocol.take_view(request)
-        for span, effects in taken.effects:
-            self.carry_out(span, effects, ())
+        for first, effects in taken.effects:
+            self.carry_out(self.spans[first], effects, ())
         return taken.reply
 
     def span(self, number: int) -> Span:
-        span = self.protocol.span_of(number)
-        assert span is not None
-        return span
+        return self.spans[number]
 
     def push(
         self,
@@ -124,15 +135,17 @@ class Bench:
     ) -> Pushed | None:
         """To the span that has block ``at``; None: it was split."""
         span = self.span(at)
+        first = span.numbers.start
         push = Push(f"t{member}", member, member, [(batch(n), TASK_SIZE) for n in batches], weight, step)
-        needs = self.protocol.prepare(span, push, base, has_gradient=has_gradient)
-        if needs.copy is not None:
-            self.carry_out(span, [needs.copy], ())
-        pushed = self.protocol.push(span, push, base, has_gradient=has_gradient)
-        if pushed is not None:
-            updates = [effect for effect in pushed.effects if isinstance(effect, Update)]
-            assert needs.has_update or not updates, "memory for an update was not asked for"
-            self.carry_out(span, pushed.effects, [batch(n) for n in batches])
+        needs = self.protocol.prepare(first, push, base, has_gradient=has_gradient)
+        self.carry_out(span, needs.copies, ())
+        pushed = self.protocol.push(first, push, base, has_gradient=has_gradient)
+        if isinstance(pushed, Split):
+            self.carry_out_split(pushed)
+            return None
+        updates = [effect for effect in pushed.effects if isinstance(effect, Update)]
+        assert needs.has_update or not updates, "memory for an update was not asked for"
+        self.carry_out(span, pushed.effects, [batch(n) for n in batches])
         return pushed
 
     def push_all(self, member: int, *batches: int, base: int | None = 0, at: range = FIRST) -> set[Outcome]:
@@ -143,7 +156,7 @@ class Bench:
             span = self.span(number)
             wanted = range(number, min(span.numbers.stop, at.stop))
             if wanted != span.numbers:
-                self.protocol.split(span, around(span.numbers, wanted))
+                self.split(span.numbers.start, around(span.numbers, wanted))
                 continue
             present = span.rounds.version if base is None else base
             if (pushed := self.push(member, *batches, base=present, at=number)) is not None:
@@ -162,22 +175,27 @@ class Bench:
                     assert sorted(new) == sorted(each for each, _ in effect.batches)
                     for block_values in span.values:
                         block_values.extend(new)
-                case CopyBlocks(_, positions, version, updates):
+                case CopyBlocks(cut, positions, version, updates):
                     for position in positions:
                         values = span.values[position - span.local.start]
-                        self.copies[position] = (version, updates, list(values))
-                        self.due.discard(position)
-                case BlocksDue(positions):
-                    self.due.update(positions)
+                        assert position not in self.copies_of[cut], "a block is copied twice"
+                        self.copies_of[cut][position] = (version, updates, list(values))
+                        if cut == self.newest_cut:
+                            self.due.discard(position)
+                case BlocksDue(cut, positions):
+                    if cut == self.newest_cut:
+                        self.due.update(positions)
 
-    def cut(self, at_round: int | None = None) -> SnapshotCut:
-        cut = SnapshotCut(self.protocol.block_count, at_round)
-        self.copies, self.due = {}, set(self.protocol.begin_cut(cut))
-        return cut
+    def cut(self, at_round: int | None = None) -> int:
+        self.newest_cut, due = self.protocol.begin_cut(at_round)
+        self.copies = self.copies_of[self.newest_cut] = {}
+        self.due = set(due)
+        return self.newest_cut
 
-    def copy(self, position: int) -> bool:
-        span = next(span for span in self.protocol.spans if position in span.local)
-        copy = self.protocol.copy(span, position)
+    def copy(self, position: int, cut: int = 0) -> bool:
+        span = next(span for span in self.spans.values() if position in span.local)
+        number = span.numbers[position - span.local.start]
+        copy = self.protocol.copy(cut or self.newest_cut, number)
         if copy is not None:
             self.carry_out(span, [copy], ())
         return copy is not None
@@ -267,14 +285,13 @@ def test_the_same_again_is_answered_and_not_applied(mode):
 def test_a_stranger_changes_nothing_and_nothing_is_got_ready():
     bench = Bench(Sync(), 1)
     bench.cut()
-    span = bench.span(10)
     for push in (
         Push("t9", 9, 9, [(batch(0), 1)]),
         Push("t1", 8, 1, [(batch(0), 1)]),
         Push("t2", 1, 1, [(batch(0), 1)]),
     ):
-        assert bench.protocol.prepare(span, push, 0, has_gradient=True) == Needs()
-        assert bench.protocol.push(span, push, 0, has_gradient=True) == Pushed(Outcome.NOT_MEMBER, 0)
+        assert bench.protocol.prepare(10, push, 0, has_gradient=True) == Needs()
+        assert bench.protocol.push(10, push, 0, has_gradient=True) == Pushed(Outcome.NOT_MEMBER, 0)
     assert not bench.has(0, 0)
 
 
@@ -332,16 +349,14 @@ def test_a_round_without_any_gradient_only_moves_the_version():
 def test_what_has_to_be_there_before_a_push():
     span_of = {mode: Bench(mode, 1, 2) for mode in (Sync(), Sync(deterministic=True), Async())}
     push = Push("t1", 1, 1, [(batch(0), 1)])
-    needs = {
-        mode: bench.protocol.prepare(bench.span(10), push, 0, has_gradient=True) for mode, bench in span_of.items()
-    }
+    needs = {mode: bench.protocol.prepare(10, push, 0, has_gradient=True) for mode, bench in span_of.items()}
     assert needs == {
         Sync(): Needs(has_sum=True),
         Sync(deterministic=True): Needs(has_sum=True, is_kept=True),
         Async(): Needs(has_update=True),
     }
     alone = Bench(Sync(), 1)
-    assert alone.protocol.prepare(alone.span(10), push, 0, has_gradient=False) == Needs(has_update=True)
+    assert alone.protocol.prepare(10, push, 0, has_gradient=False) == Needs(has_update=True)
 
 
 # sums
@@ -432,16 +447,13 @@ def test_blocks_that_differ_are_taken_apart_and_each_answers_for_itself():
     assert [bench.values(number) for number in FIRST] == [[0]] * 3
 
 
-def test_a_span_is_split_once_and_only_into_several():
+def test_a_span_is_split_only_into_several():
     bench = Bench(Async())
-    first = bench.span(10)
     into = [range(10, 12), range(12, 13)]
-    bench.protocol.split(first, into)
+    assert bench.protocol.split(10, into) == Split(10, into)
     spans = bench.protocol.spans
-    bench.protocol.split(first, into)
-    bench.protocol.split(bench.span(10), into[:1])
+    assert bench.protocol.split(10, into[:1]) == Split(10, into[:1])
     assert bench.protocol.spans is spans
-    assert first.is_split
     assert [span.numbers for span in spans] == [*into, SECOND]
     bench.protocol.check()
 
@@ -456,7 +468,7 @@ def test_restored_blocks_lie_together_where_they_are_alike():
     bench = Bench(Async())
     applied = AppliedBatches(5)
     applied.mark([2], batch(0), TASK_SIZE)
-    bench.protocol.restore(applied, {10: (3, 2), 11: (4, 2), 12: (4, 2), 20: (4, 2), 21: (4, 2)})
+    bench.restore(applied, {10: (3, 2), 11: (4, 2), 12: (4, 2), 20: (4, 2), 21: (4, 2)})
     bench.view(1)
     assert [span.numbers for span in bench.protocol.spans] == [range(10, 11), range(11, 13), SECOND]
     assert bench.push(1, 0, base=4, at=11) is None, "they have different batches"
@@ -489,7 +501,7 @@ def test_a_split_while_a_push_looks_for_its_blocks():
     bench = Bench(Async())
     applied = AppliedBatches(5)
     applied.mark([1], batch(0), TASK_SIZE)
-    bench.protocol.restore(applied, dict.fromkeys([*FIRST, *SECOND], (3, 2)))
+    bench.restore(applied, dict.fromkeys([*FIRST, *SECOND], (3, 2)))
     bench.view(1)
     assert bench.push(1, 0, base=3) is None
     assert bench.push_all(1, 0, base=3) == {Outcome.ACCEPTED, Outcome.ALREADY_APPLIED}
@@ -499,17 +511,9 @@ def test_a_split_while_a_push_looks_for_its_blocks():
 # blocks that are copied whole
 
 
-class WholeSpan(Span):
-    __slots__ = ()
-
-    is_copied_whole = True
-
-
 def whole_bench(mode: Mode, *members: int) -> Bench:
     """The first span is copied as one."""
-    bench = Bench(mode, *members)
-    bench.span(FIRST.start).__class__ = WholeSpan
-    return bench
+    return Bench(mode, *members, is_whole=True)
 
 
 def test_a_span_that_is_copied_whole_is_copied_by_the_first_push_or_by_the_thread():
@@ -519,16 +523,15 @@ def test_a_span_that_is_copied_whole_is_copied_by_the_first_push_or_by_the_threa
     bench.push(1, 0)
     assert [bench.copies[place] for place in range(3)] == [(0, 0, [])] * 3, "before it has changed"
     assert bench.due == {3, 4}
-    copy = bench.protocol.copy(bench.span(20), 3)
+    copy = bench.protocol.copy(cut, 20)
     assert copy is not None
     assert list(copy.local) == [3]
     other = whole_bench(Async(), 1)
-    other.cut()
-    copy = other.protocol.copy(other.span(11), 1)
+    cut = other.cut()
+    copy = other.protocol.copy(cut, 11)
     assert copy is not None
     assert list(copy.local) == [0, 1, 2], "whichever of its blocks is asked for"
-    assert other.protocol.copy(other.span(10), 0) is None
-    assert not cut.is_complete
+    assert other.protocol.copy(cut, 10) is None
 
 
 def test_a_span_that_is_copied_whole_is_due_at_its_round():
@@ -543,7 +546,7 @@ def test_a_span_that_is_copied_whole_is_split_when_it_is_restored_and_not_later(
     bench = whole_bench(Async())
     applied = AppliedBatches(5)
     applied.mark([2], batch(0), TASK_SIZE)
-    bench.protocol.restore(applied, dict.fromkeys([*FIRST, *SECOND], (3, 2)))
+    bench.restore(applied, dict.fromkeys([*FIRST, *SECOND], (3, 2)))
     assert [span.numbers for span in bench.protocol.spans] == [range(10, 12), range(12, 13), SECOND]
     bench.protocol.check()
 
@@ -553,11 +556,11 @@ def test_a_span_that_is_copied_whole_is_split_when_it_is_restored_and_not_later(
 
 def test_who_may_read_what():
     bench = Bench(Sync(), 1, 2)
-    protocol, span = bench.protocol, bench.span(10)
+    protocol = bench.protocol
     bench.push(1, 0)
-    assert [protocol.pull(span, member, 1) for member in (0, 1, 9)] == [Pull.WAIT, Pull.WAIT, Pull.NOT_MEMBER]
+    assert [protocol.pull(11, member, 1) for member in (0, 1, 9)] == [Pull.WAIT, Pull.WAIT, Pull.NOT_MEMBER]
     bench.push(2, 1)
-    assert [protocol.pull(span, member, 1) for member in (0, 1)] == [Pull.READY] * 2
+    assert [protocol.pull(11, member, 1) for member in (0, 1)] == [Pull.READY] * 2
 
 
 @pytest.mark.parametrize(("mode", "follows"), [(Sync(), 5), (Async(), 0), (Bounded(staleness=1), 0)])
@@ -652,15 +655,13 @@ def test_the_first_view_says_in_which_mode_blocks_begin():
 
 def test_newer_first_values_replace_older_ones_and_never_what_has_grown():
     bench = Bench(Async(), 1)
-    protocol, span = bench.protocol, bench.span(10)
+    protocol = bench.protocol
     for election, is_taken in ((5, True), (5, True), (7, True), (6, False)):
-        assert protocol.may_initialize(span, 10, election) == is_taken
-        if is_taken:
-            protocol.initialized(10, election)
+        assert protocol.initialize(10, election) == is_taken
     assert (protocol.initialized_count(5), protocol.initialized_count(7)) == (0, 1)
     bench.push(1, 0)
-    assert not protocol.may_initialize(span, 10, 8)
-    assert protocol.may_initialize(bench.span(20), 20, 8)
+    assert not protocol.initialize(10, 8)
+    assert protocol.initialize(20, 8)
 
 
 # snapshots
@@ -697,16 +698,46 @@ def test_a_block_is_due_when_its_round_opens_and_what_waits_is_not_in_it():
         assert [applied.has(position, batch(n)) for n in range(4)] == [True, True, False, False]
 
 
-def test_a_snapshot_whose_place_was_taken_is_worth_nothing():
+def test_cuts_side_by_side_each_get_every_block_as_it_was_at_their_turn():
+    bench = Bench(Sync(), 1)
+    at_once, later = bench.cut(), bench.cut(at_round=1)
+    assert not bench.due
+    bench.push(1, 0)
+    assert bench.copies_of[at_once] == {place: (0, 0, []) for place in range(3)}, "before the first update"
+    assert bench.due == {0, 1, 2}
+    bench.push(1, 1, base=1)
+    assert bench.copies_of[later] == {place: (1, 1, [batch(0)]) for place in range(3)}, "before the second"
+    bench.push(1, 0, at=SECOND.start)
+    assert [bench.copy(place, at_once) for place in range(5)] == [False] * 5, "the pushes have copied all of them"
+    assert [bench.copy(place, later) for place in range(5)] == [False, False, False, True, True]
+    assert bench.copies_of[at_once].keys() == bench.copies_of[later].keys() == set(range(5))
+    before, after = bench.protocol.end_cut(at_once), bench.protocol.end_cut(later)
+    assert before is not None
+    assert after is not None
+    for place in range(5):
+        assert [before.has(place, batch(n)) for n in (0, 1)] == [False, False]
+        assert [after.has(place, batch(n)) for n in (0, 1)] == [True, False]
+
+
+def test_one_push_copies_blocks_for_all_cuts_that_lack_them():
     bench = Bench(Async(), 1)
-    old = bench.cut()
-    new = bench.cut()
-    assert bench.protocol.end_cut(old) is None
+    one, other = bench.cut(), bench.cut()
+    assert bench.copy(0, one)
+    bench.push(1, 0)
+    assert bench.copies_of[one].keys() == bench.copies_of[other].keys() == {0, 1, 2}
+    assert {copy[2] == [] for cut in (one, other) for copy in bench.copies_of[cut].values()} == {True}
+
+
+def test_a_cut_that_was_dropped_is_worth_nothing_and_the_other_goes_on():
+    bench = Bench(Async(), 1)
+    old, new = bench.cut(), bench.cut()
     bench.protocol.drop_cut(old)
+    assert bench.protocol.end_cut(old) is None
     for position in range(5):
-        assert bench.copy(position)
+        assert not bench.copy(position, old)
+        assert bench.copy(position, new)
     assert bench.protocol.end_cut(new) is not None
-    assert not bench.copy(0)
+    assert not bench.copy(0, new)
 
 
 def test_a_snapshot_that_was_dropped_costs_nothing_more():
@@ -724,10 +755,10 @@ def test_restored_blocks_go_on_where_they_were_each_at_its_version():
     applied = AppliedBatches(5)
     applied.mark(range(5), batch(0), TASK_SIZE)
     states = {10: (4, 3), 11: (4, 3), 12: (5, 4), 20: (4, 3), 21: (4, 3)}
-    bench.protocol.restore(applied, states)
+    bench.restore(applied, states)
     assert bench.versions() == [4, 4, 5, 4, 4]
     assert [len(span.numbers) for span in bench.protocol.spans] == [2, 1, 2]
-    assert not bench.protocol.may_initialize(bench.span(10), 10, 9)
+    assert not bench.protocol.initialize(10, 9)
     bench.view(1, first_round=5)
     assert bench.versions() == [5] * 5
     again, new = bench.push(1, 0, base=5), bench.push(1, 1, base=6)
@@ -750,8 +781,7 @@ def test_what_is_not_all_blocks_is_refused():
 def test_epochs_that_are_over_are_sealed():
     bench = Bench(Async(), 1)
     for at in (FIRST.start, SECOND.start):
-        span = bench.span(at)
-        bench.protocol.push(span, Push("t1", 1, 1, [(Batch(0, 0, 0), 1)]), 0, has_gradient=False)
+        bench.protocol.push(at, Push("t1", 1, 1, [(Batch(0, 0, 0), 1)]), 0, has_gradient=False)
     bench.protocol.seal([(0, 1)])
     assert bench.protocol.applied().through_task_count(0) == 1
     with pytest.raises(MessageError):
@@ -767,7 +797,8 @@ class AnyOrder(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.bench = Bench(Sync(), 1, 2, 3)
-        self.cut: SnapshotCut | None = None
+        #: Cuts under way, the newest last.
+        self.cuts: list[int] = []
 
     @rule(
         member=st.integers(1, 4),
@@ -793,26 +824,34 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(ahead=st.sampled_from((None, 0, 1)))
     def order(self, ahead: int | None) -> None:
         at_round = None if ahead is None else self.bench.protocol.highest_open_round() + ahead
-        self.cut = self.bench.cut(at_round)
+        if len(self.cuts) == 2:
+            self.bench.protocol.drop_cut(self.cuts.pop(0))
+        self.cuts.append(self.bench.cut(at_round))
 
     @rule(position=st.integers(0, 4))
     def copy(self, position: int) -> None:
         is_due = position in self.bench.due
-        assert self.bench.copy(position) == is_due
+        if self.cuts and self.cuts[-1] == self.bench.newest_cut:
+            assert self.bench.copy(position) == is_due
 
-    @precondition(lambda self: self.cut is not None and self.cut.is_complete)
+    @precondition(lambda self: self.cuts)
+    @rule(position=st.integers(0, 4))
+    def copy_for_the_older(self, position: int) -> None:
+        self.bench.copy(position, self.cuts[0])
+
+    @precondition(lambda self: any(len(self.bench.copies_of[cut]) == 5 for cut in self.cuts))
     @rule()
     def save(self) -> None:
-        assert self.cut is not None
-        applied = self.bench.protocol.end_cut(self.cut)
+        cut = next(cut for cut in self.cuts if len(self.bench.copies_of[cut]) == 5)
+        self.cuts.remove(cut)
+        applied = self.bench.protocol.end_cut(cut)
         assert applied is not None
-        self.cut = None
-        for position, (_, _, values) in self.bench.copies.items():
+        for position, (_, _, values) in self.bench.copies_of[cut].items():
             assert [n for n in range(13) if applied.has(position, batch(n))] == sorted(each.batch for each in values)
 
     @rule(change=st.sampled_from((Sync(), Sync(backup=1), Async(), Bounded(staleness=2))))
     def change_mode(self, change: Mode) -> None:
-        if self.cut is None:
+        if not self.cuts:
             at_round = self.bench.protocol.highest_open_round() + 2
             if change != self.bench.protocol.mode:
                 self.bench.view(5, 6, mode=change, switch_round=at_round, first_round=at_round)
@@ -821,7 +860,7 @@ class AnyOrder(RuleBasedStateMachine):
     def batches_and_values_belong_together(self) -> None:
         self.bench.protocol.check()
         applied = self.bench.protocol.applied()
-        for span in self.bench.protocol.spans:
+        for span in dict.fromkeys(self.bench.spans.values()):
             for place, position in enumerate(span.local):
                 waiting = [each for each, _ in span.rounds.held]
                 there = sorted(each.batch for each in (*span.values[place], *waiting))
