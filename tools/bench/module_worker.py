@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torch.nn import functional
 import flightedl as fe
 
 from .orders import next_order, ready, report, say_port, serve
+from .trainer import run_steps
 
 _IMAGES = 32
 _FLAT = 32 * 3 * 3
@@ -52,16 +52,20 @@ def main(options: dict[str, Any]) -> None:
 
     match options["kind"]:
         case "alone":
-            adam = torch.optim.Adam(net.parameters())
+            adam = torch.optim.Adam(net.parameters(), fused=True)
             serve(lambda: step(net, adam))
         case "ddp":
             parallel = _parallel(net, options)
-            adam = torch.optim.Adam(parallel.parameters())
+            adam = torch.optim.Adam(parallel.parameters(), fused=True)
             serve(lambda: step(parallel, adam))
         case "job":
             with fe.connect() as job:
                 optimizer = fe.torch.Optimizer(net, job, fe.Adam(), mode=fe.Sync())
-                _serve_batches(job.dataset(options["data"], batch_size=1, epochs=None), lambda: step(net, optimizer))
+                data = job.dataset(options["data"], batch_size=1, epochs=None)
+                ready()
+                # Each order is a loop of its own: who stays in one is waited for in the rounds of the others.
+                while count := next_order():
+                    report(*run_steps(data, lambda: step(net, optimizer), count))
 
 
 def _parallel(net: nn.Module, options: dict[str, Any]) -> nn.Module:
@@ -73,29 +77,6 @@ def _parallel(net: nn.Module, options: dict[str, Any]) -> nn.Module:
         store = distributed.TCPStore("127.0.0.1", options["port"], 2, is_master=False)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
     return nn.parallel.DistributedDataParallel(net)
-
-
-def _serve_batches(data: Any, step: Any) -> None:
-    """As ``serve``, where a step is a whole turn of the loop over the batches."""
-    ready()
-    seconds: list[float] = []
-    left = 0
-    cpu_s = begun = 0.0
-    for _ in data:
-        now = time.perf_counter()
-        if left:
-            seconds.append(now - begun)
-            left -= 1
-        if not left:
-            if seconds:
-                report(seconds, time.process_time() - cpu_s)
-            seconds, left = [], next_order()
-            if not left:
-                return
-            cpu_s = time.process_time()
-            now = time.perf_counter()
-        begun = now
-        step()
 
 
 if __name__ == "__main__":

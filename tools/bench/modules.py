@@ -1,7 +1,8 @@
 """``flightedl bench torch``: a step of a PyTorch module on a job, against the same module alone and with DDP.
 
-One trainer and one pserver on a job, two processes of DDP with gloo, one process alone: all with Adam, one thread for
-each process, the same network and batch. They take turns.
+One process alone and one trainer on a job; two processes of DDP with gloo and two trainers on a job, which has one
+pserver: all with Adam, PyTorch's fused one where it runs in the process, one thread for each process, the same network
+and batch. They take turns.
 """
 
 from __future__ import annotations
@@ -55,12 +56,16 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class ModuleSteps:
-    """Milliseconds of a step of a model of so many MiB. ``by_ddp`` is ours by DDP's: below 1 is faster."""
+    """Milliseconds of a step of a model of so many MiB, and ours by the others': below 1 is faster.
+
+    One trainer is compared with the module alone, two are compared with the two of DDP.
+    """
 
     mb: float
     alone_ms: Spread
-    ddp_ms: Spread
     flightedl_ms: Spread
+    ddp_ms: Spread
+    flightedl_2_ms: Spread
     by_alone: Spread
     by_ddp: Spread
 
@@ -77,13 +82,18 @@ def _ddp(mb: float) -> Iterator[Side]:
 
 
 @contextlib.contextmanager
-def _job(mb: float, directory: Path) -> Iterator[Side]:
-    pq.write_table(pa.table({"n": range(_RECORDS)}), directory / "data.parquet", row_group_size=1000)
+def _job(mb: float, trainers: int, directory: Path) -> Iterator[Side]:
+    data = directory / f"{trainers}.parquet"
+    pq.write_table(pa.table({"n": range(_RECORDS)}), data, row_group_size=1000)
     with fe.local() as cluster:
         chosen = settings(TrainerSettings, etcd=cluster.etcd_address, job=cluster.job)
-        options = {"kind": "job", "mb": mb, "data": str(directory / "data.parquet")}
-        with worker(_MODULE, [json.dumps(options)], child_environment(chosen, **_ENVIRONMENT)) as trainer:
-            yield _side([trainer], mb)
+        options = {"kind": "job", "mb": mb, "data": str(data)}
+        environment = child_environment(chosen, **_ENVIRONMENT)
+        with contextlib.ExitStack() as stack:
+            started = [
+                stack.enter_context(worker(_MODULE, [json.dumps(options)], environment)) for _ in range(trainers)
+            ]
+            yield _side(started, mb)
 
 
 @contextlib.contextmanager
@@ -99,9 +109,10 @@ def _side(workers: Sequence[Worker], mb: float) -> Side:
 
 
 def measure(mb: float, *, turns: int, steps: int, directory: Path) -> ModuleSteps:
-    """All three, taking turns."""
-    with _alone(mb) as alone, _ddp(mb) as ddp, _job(mb, directory) as ours:
-        sides = [alone, ddp, ours]
+    """All four, taking turns."""
+    with contextlib.ExitStack() as stack:
+        made = (_alone(mb), _job(mb, 1, directory), _ddp(mb), _job(mb, 2, directory))
+        sides = [stack.enter_context(each) for each in made]
         for side in sides:
             side.run(max(2, steps // 2))
         times: list[list[float]] = [[] for _ in sides]
@@ -109,7 +120,9 @@ def measure(mb: float, *, turns: int, steps: int, directory: Path) -> ModuleStep
             order = list(zip(sides, times, strict=True))
             for side, found in order if turn % 2 == 0 else reversed(order):
                 found.append(side.run(steps))
-        ratios = [Spread.of([o / t for o, t in zip(times[2], found, strict=True)]) for found in times[:2]]
+        ratios = [
+            Spread.of([o / t for o, t in zip(ours, theirs, strict=True)]) for theirs, ours in (times[:2], times[2:])
+        ]
         return ModuleSteps(mb, *(Spread.of([1e3 * each for each in found]) for found in times), *ratios)
 
 
@@ -135,11 +148,11 @@ def torch(*, sizes: Sequence[float], steps: int, turns: int, wants_json: bool) -
         return
     cores = os.cpu_count()
     table = Table(
-        title=f"a step of a module, Adam, {cores} cores: median of alternated turns, and where half of them lie"
+        title=f"a step of a module, fused Adam, {cores} cores: median of alternated turns, and where half of them lie"
     )
-    for name in ("MiB", "alone ms", "DDP x 2 ms", "flightedl ms", "by alone", "by DDP"):
+    for name in ("MiB", "alone ms", "a trainer ms", "by alone", "DDP x 2 ms", "2 trainers ms", "by DDP"):
         table.add_column(name, justify="right")
     for one in found:
-        values = (one.alone_ms, one.ddp_ms, one.flightedl_ms, one.by_alone, one.by_ddp)
+        values = (one.alone_ms, one.flightedl_ms, one.by_alone, one.ddp_ms, one.flightedl_2_ms, one.by_ddp)
         table.add_row(f"{one.mb:g}", *map(str, values))
-    Console(highlight=False, width=120).print(table)
+    Console(highlight=False, width=150).print(table)
