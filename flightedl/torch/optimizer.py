@@ -1,9 +1,10 @@
 """The servers' optimizer, as a ``torch.optim.Optimizer``: gradients go up, values come down, in place.
 
 Theory. ``step`` pushes the gradient of each parameter that has one, under the identity of the current batch, and pulls.
-Values are written into the module's own tensors, under ``no_grad``, whenever the job brings other ones: by a step, by
-the end of a batch that was not stepped, and when this trainer has joined again. So the module always has the values
-that its next gradient counts as computed at.
+The job brings other values by a step, by the end of a batch that was not stepped, and when this trainer has joined
+again. From then on the module has them, and its next gradient counts as computed at them. A parameter of the main
+memory is bound to the memory in which they arrive (``bind``), once, when the optimizer is made. Into other parameters,
+and into buffers, they are copied in place.
 
 * A gradient of None is not a zero: a parameter that no trainer had a gradient for in a round stays where it is, and so
   does what its optimizer remembers of it. The mean of a round is over those who had one, by their records.
@@ -17,7 +18,7 @@ that its next gradient counts as computed at.
 * A batch whose gradients were computed and not pushed is refused when the next one is asked for: it would count as done
   without them.
 
-What is not guaranteed: writes through ``.data`` are not noticed; the next values overwrite them.
+What is not guaranteed: writes through ``.data`` may pass unnoticed; the next values overwrite them.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 import torch
 from torch import nn
+from torch.autograd.graph import increment_version
 
 from flightedl.client.model.parameters import Parameters
 from flightedl.domain.consistency.modes import Mode
@@ -40,7 +42,7 @@ from flightedl.torch.ahead import OneByOne, Seen
 from flightedl.torch.groups import ShownSettings, chosen, settings_in, shown, with_groups
 from flightedl.torch.module import Place, buffers_of, embeddings_of, parameters_of
 from flightedl.torch.rows import RowGroups
-from flightedl.torch.tensors import Array, Copies, array_of, tensor_of
+from flightedl.torch.tensors import Array, Copies, array_of, bind, fingerprint, is_bound, tensor_of
 
 
 class Session(Protocol):
@@ -90,6 +92,8 @@ class Optimizer(torch.optim.Optimizer):
         self._tensors: dict[str, torch.Tensor] = {}
         #: What a tensor's counter of writes was when its values were those of the job.
         self._written: dict[str, int] = {}
+        #: Fingerprint of the job's values, of each parameter that lies where they arrive.
+        self._prints: dict[str, int] = {}
         #: Buffer -> its values when they came, or when its change since then was pushed last.
         self._told_buffers: dict[str, Array] = {}
         self._copies = Copies()
@@ -106,6 +110,8 @@ class Optimizer(torch.optim.Optimizer):
         )
         self._require_own_tables()
         self._tensors = {name: tensor_of(self._model[name]) for name in self._model}
+        for name, place in self._places.items():
+            bind(place.tensor, self._tensors[name])
         self.values_came(list(self._tensors))
         self._pushed = Seen(self._gradients().values())
         self._model.listen(self)
@@ -279,12 +285,19 @@ class Optimizer(torch.optim.Optimizer):
     # what the job says
 
     def values_came(self, names: Collection[str]) -> None:
-        """Write the job's values into the module."""
+        """Have the job's values in the module."""
         with torch.no_grad():
             for name in names:
                 tensor = (self._places.get(name) or self._buffers[name]).tensor
-                values = self._tensors[name].reshape(tensor.shape)
-                tensor.copy_(values if tensor.is_floating_point() else values.round())
+                values = self._tensors[name]
+                if is_bound(tensor, values):
+                    # They are there, and autograd has to know that they are not those of before.
+                    increment_version(tensor)
+                    self._prints[name] = fingerprint(values)
+                else:
+                    values = values.reshape(tensor.shape)
+                    tensor.copy_(values if tensor.is_floating_point() else values.round())
+                    self._prints.pop(name, None)
                 self._written[name] = tensor._version
                 if name in self._buffers:
                     self._told_buffers[name] = self.model[name].copy()
@@ -360,12 +373,19 @@ class Optimizer(torch.optim.Optimizer):
                 )
             if tensor._version == self._written[name]:
                 continue
-            if not torch.equal(tensor.detach().cpu(), wanted.to(tensor.dtype)):
+            if not self._has_values_of_job(name, tensor):
                 raise UsageError(
                     f"the value of {name!r} was changed in this trainer alone, as by load_state_dict: the servers have "
                     "the model; load values before fe.torch.Optimizer is made, or begin another job with them"
                 )
             self._written[name] = tensor._version
+
+    def _has_values_of_job(self, name: str, tensor: torch.Tensor) -> bool:
+        """Whether the values that came last are in the tensor."""
+        values, print_of_job = self._tensors[name], self._prints.get(name)
+        if print_of_job is not None and fingerprint(values) != print_of_job:
+            return False
+        return is_bound(tensor, values) or torch.equal(tensor.detach().cpu(), values.to(tensor.dtype))
 
     def _tell_settings(self) -> None:
         """Show the rate of the next update."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+import xxhash
 
 from flightedl.errors import UsageError
 from flightedl.kernels.half_precision import array_dtype
@@ -42,6 +43,43 @@ def tensor_of(array: Array) -> torch.Tensor:
         if array.dtype.name == "bfloat16":
             return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
         return torch.from_numpy(array)
+
+
+def bind(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """Let a parameter lie in the memory of these values, where nobody can see a difference.
+
+    A parameter stays where it is if it lies on a device, has other strides or another type, or if some other tensor or
+    array lies in its memory, too: that one would stay behind.
+    """
+    if (
+        tensor.device.type == "cpu"
+        and (tensor.dtype, tensor.shape, tensor.stride()) == (values.dtype, values.shape, values.stride())
+        and type(tensor.data) is torch.Tensor
+        and not tensor.is_shared()
+        and _is_alone(tensor)
+    ):
+        tensor.data = values
+
+
+def _is_alone(tensor: torch.Tensor) -> bool:
+    """Whether nothing else lies in a tensor's memory, as far as PyTorch can say."""
+    count = getattr(torch._C, "_storage_Use_Count", None)
+    # The tensor has its storage, and so has this function.
+    return count is not None and count(tensor.untyped_storage()._cdata) <= 2
+
+
+def is_bound(tensor: torch.Tensor, values: torch.Tensor) -> bool:
+    """Whether a parameter lies in the memory of these values: it does not after ``module.to(device)``, for example."""
+    return (
+        tensor.layout == torch.strided
+        and tensor.data_ptr() == values.data_ptr()
+        and (tensor.dtype, tensor.shape, tensor.stride()) == (values.dtype, values.shape, values.stride())
+    )
+
+
+def fingerprint(values: torch.Tensor) -> int:
+    """64 bits of contiguous values, which others share with a probability of 2**-64."""
+    return xxhash.xxh3_64_intdigest(array_of(values).reshape(-1).view(np.uint8).data)
 
 
 class Copies:

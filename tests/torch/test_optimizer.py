@@ -247,8 +247,9 @@ def test_strided_parameters_keep_their_strides(bench: TorchBench) -> None:
 
 def test_values_are_written_in_place(bench: TorchBench) -> None:
     net = line()
-    weight, memory = net.weight, net.weight.data_ptr()
+    weight = net.weight
     optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
+    memory = net.weight.data_ptr()
     step_with(bench.job, optimizer, {net.weight: 1.0}, 0)
     assert net.weight is weight
     assert weight.data_ptr() == memory
@@ -660,6 +661,71 @@ def test_values_that_were_swapped_and_restored_are_fine(bench: TorchBench) -> No
         net.weight.copy_(kept)
     step_with(bench.job, optimizer, {net.weight: 1.0}, 0)
     assert net.weight.tolist() == [[0, 0]]
+
+
+def is_where_values_arrive(optimizer: Optimizer, name: str, tensor: torch.Tensor) -> bool:
+    return bool(tensor.data_ptr() == optimizer.model[name].ctypes.data)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_parameters_lie_where_values_arrive(dtype: torch.dtype, bench: TorchBench) -> None:
+    net = line().to(dtype)
+    net.bias.requires_grad_(False)
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
+    for name, tensor in net.named_parameters():
+        assert is_where_values_arrive(optimizer, name, tensor)
+    copied = copy.deepcopy(net)
+    step_with(bench.job, optimizer, {net.weight: 0.5}, 0)
+    assert net.weight.tolist() == net.state_dict()["weight"].tolist() == [[0.5, 0.5]]
+    assert copied.weight.tolist() == [[1, 1]]
+    assert not is_where_values_arrive(optimizer, "weight", copied.weight)
+
+
+def test_a_parameter_whose_memory_others_use_stays_where_it_is(bench: TorchBench) -> None:
+    net = nn.Sequential(line(), line())
+    loaded = net[0].state_dict()
+    whole = torch.ones(2, 2)
+    net[1].weight = nn.Parameter(whole[:1])
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
+    step_with(bench.job, optimizer, {net[0].weight: 1.0, net[1].weight: 1.0}, 0)
+    assert loaded["weight"].tolist() == [[0, 0]]
+    assert whole.tolist() == [[0, 0], [1, 1]]
+
+
+def test_a_parameter_that_moves_away_gets_values_as_before(bench: TorchBench) -> None:
+    net = line()
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
+    net.to(torch.float64)
+    for batch in range(2):
+        step_with(bench.job, optimizer, {net.weight: 0.5}, batch)
+    assert net.weight.dtype == torch.float64
+    assert net.weight.tolist() == [[0, 0]]
+    with torch.no_grad():
+        net.weight[0, 1] = 1.0
+    with pytest.raises(UsageError, match="the value of 'weight' was changed in this trainer alone"):
+        step_with(bench.job, optimizer, {net.weight: 0.5}, 2)
+
+
+def test_a_change_of_one_element_is_noticed(bench: TorchBench) -> None:
+    net = line(1000, 100)
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0), mode=fe.Async())
+    step_with(bench.job, optimizer, {net.weight: 0.5}, 0)
+    with torch.no_grad():
+        net.weight[50, 500] = 7.0
+    with pytest.raises(UsageError, match="the value of 'weight' was changed in this trainer alone"):
+        step_with(bench.job, optimizer, {net.weight: 0.5}, 1)
+
+
+def test_autograd_notices_values_that_came_before_backward(bench: TorchBench) -> None:
+    net = nn.Sequential(line(2, 2), line(2, 1))
+    optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
+    bench.job.begin(0)
+    net(torch.ones(1, 2)).sum().backward()
+    loss = net(torch.ones(1, 2)).sum()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    bench.job.end()
 
 
 def test_another_tensor_in_a_parameters_place_is_refused(bench: TorchBench) -> None:
