@@ -10,7 +10,6 @@ Parameters are written as they are declared: of a 16-bit one the float32 master 
 
 from __future__ import annotations
 
-import io
 import json
 import struct
 import zipfile
@@ -22,6 +21,7 @@ import pyarrow as pa
 
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.errors import UsageError
+from flightedl.formats.sinks import PartsSink
 from flightedl.kernels.half_precision import ITEM_BYTES, shortened, widened
 
 Array = npt.NDArray[np.generic]
@@ -81,39 +81,15 @@ def _as_declared(spec: ParameterSpec, values: Array) -> Array:
     return shortened(flat.astype(np.float32, copy=False), spec.short_kind)
 
 
-class _Sink(io.RawIOBase):
-    """Collects what is written until it is taken."""
-
-    def __init__(self) -> None:
-        self._parts: list[bytes] = []
-        self._position = 0
-
-    def writable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def write(self, data: object, /) -> int:
-        part = bytes(memoryview(data))  # type: ignore[arg-type]
-        self._parts.append(part)
-        self._position += len(part)
-        return len(part)
-
-    def take(self) -> list[bytes]:
-        parts, self._parts = self._parts, []
-        return parts
-
-
 def _npz(specs: Sequence[ParameterSpec], parameters: Parameters) -> Iterator[bytes | memoryview]:
     del specs
-    sink = _Sink()
+    sink = PartsSink()
     with zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED) as archive:
         for spec, values in parameters:
             with archive.open(f"{spec.name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, _for_numpy(spec, values), allow_pickle=False)
-            yield from sink.take()
-    yield from sink.take()
+            yield from sink.take_parts()
+    yield from sink.take_parts()
 
 
 def _for_numpy(spec: ParameterSpec, values: Array) -> Array:
@@ -129,15 +105,15 @@ def _for_numpy(spec: ParameterSpec, values: Array) -> Array:
 
 def _arrow(specs: Sequence[ParameterSpec], parameters: Parameters) -> Iterator[bytes | memoryview]:
     del specs
-    sink = _Sink()
+    sink = PartsSink()
     with pa.ipc.new_file(pa.PythonFile(sink, mode="w"), ARROW_SCHEMA) as writer:
         for spec, values in parameters:
             data = _as_declared(spec, values).tobytes()
             row = [[spec.name], [spec.dtype], [list(spec.shape)], [data]]
             columns = [pa.array(value, field.type) for value, field in zip(row, ARROW_SCHEMA, strict=True)]
             writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=ARROW_SCHEMA))
-            yield from sink.take()
-    yield from sink.take()
+            yield from sink.take_parts()
+    yield from sink.take_parts()
 
 
 WRITERS: dict[str, Writer] = {"safetensors": _safetensors, "npz": _npz, "arrow": _arrow}

@@ -26,7 +26,10 @@ class PartsSink(io.RawIOBase):
         return len(part)
 
     def take(self) -> bytes:
-        """What was written since the last call."""
-        taken = b"".join(self._parts)
-        self._parts.clear()
-        return taken
+        """Return the bytes written since the last call."""
+        return b"".join(self.take_parts())
+
+    def take_parts(self) -> list[bytes]:
+        """Return the same without joining them, for large files."""
+        parts, self._parts = self._parts, []
+        return parts

@@ -23,7 +23,6 @@ import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from flightedl.config import child_environment
@@ -154,7 +153,8 @@ class EmbeddedEtcd:
         """
         reason = ""
         for _attempt in range(_PORT_ATTEMPTS):
-            ports = self._new_ports()
+            client, peer = free_ports(2)
+            ports = client, peer
             child = self._children.start("etcd", self._command(ports), child_environment())
             failure = _wait_until_healthy(child, ports[0], self._directory.name)
             if failure is None:
@@ -194,14 +194,8 @@ class EmbeddedEtcd:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _new_ports(self) -> tuple[int, int]:
-        client, peer = free_ports(2)
-        return client, peer
 
     def _command(self, ports: tuple[int, int]) -> list[str]:
         client, peer = (f"http://{_HOST}:{port}" for port in ports)

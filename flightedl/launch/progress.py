@@ -18,8 +18,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -142,42 +141,39 @@ class JobConsole(Console):
         self.on_closed()
 
 
-class Display(Protocol):
-    """Where a running job is shown. Thread-safe."""
+class Display:
+    """Place where a running job is shown. Thread-safe."""
 
-    def lines(self, name: str, texts: Sequence[str]) -> None:
-        """Lines of a trainer's output."""
-        ...
-
-    def event(self, text: str) -> None:
-        """One sentence of the launcher."""
-        ...
-
-    def update(self, figures: Figures) -> None:
-        """The newest figures."""
-        ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-
-class PlainDisplay:
-    """Lines only: for pipes, files and dumb terminals."""
-
-    def __init__(self, console: Console, clock: Clock) -> None:
+    def __init__(self, console: Console) -> None:
         self._console = console
-        self._clock = clock
-        self._shown_at: float | None = None
-        self._shown: tuple[str, ...] = ("", "", "")
 
     def lines(self, name: str, texts: Sequence[str]) -> None:
+        """Show lines of a trainer's output."""
         _print(self._console, *(f"{name} | {text}" for text in texts))
 
     def event(self, text: str) -> None:
+        """Show a sentence of the launcher."""
         _print(self._console, f"flightedl: {text}")
+
+    def update(self, figures: Figures) -> None:
+        """Show the newest figures."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class PlainDisplay(Display):
+    """Lines only: for pipes, files and dumb terminals."""
+
+    def __init__(self, console: Console, clock: Clock) -> None:
+        super().__init__(console)
+        self._clock = clock
+        self._shown_at: float | None = None
+        self._shown: tuple[str, ...] = ("", "", "")
 
     def update(self, figures: Figures) -> None:
         if figures.is_starting and not figures.alarm:
@@ -188,14 +184,6 @@ class PlainDisplay:
         if is_due or key != self._shown:
             self._shown_at, self._shown = now, key
             self.event(plain_line(figures))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
 
 
 def plain_line(figures: Figures) -> str:
@@ -211,20 +199,19 @@ def plain_line(figures: Figures) -> str:
     return ", ".join(parts)
 
 
-class LiveDisplay:
+class LiveDisplay(Display):
     """A display at the bottom of the terminal that is redrawn; gone when the job ends."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
+        super().__init__(console)
         self._live = Live(console=console, transient=True, refresh_per_second=8)
         self._lock = threading.Lock()
         self._figures: Figures | None = None
         self._steps: dict[tuple[str, str], int] = {}
 
     def lines(self, name: str, texts: Sequence[str]) -> None:
-        shown = [text for text in texts if not self._is_step(name, text)]
-        if shown:
-            _print(self._console, *(f"{name} | {text}" for text in shown))
+        if shown := [text for text in texts if not self._is_step(name, text)]:
+            super().lines(name, shown)
 
     def _is_step(self, name: str, text: str) -> bool:
         """Whether a line became, or moved, a bar; the last one of a bar removes it, and is shown itself."""
@@ -240,9 +227,6 @@ class LiveDisplay:
         self._redraw()
         return percent < 100
 
-    def event(self, text: str) -> None:
-        _print(self._console, f"flightedl: {text}")
-
     def update(self, figures: Figures) -> None:
         with self._lock:
             self._figures = figures
@@ -257,9 +241,7 @@ class LiveDisplay:
         self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._live.stop()
 
 

@@ -309,21 +309,21 @@ def _report(
 ) -> int:
     """Print how the job ended; the exit code. ``resume`` says how a job that is not done goes on."""
     failed = 0 if status is None else failed_tasks(status)
-    for line in summary(outcome, status, failed, wall_s, directory):
-        console.print(f"flightedl: {line}", markup=False, highlight=False, soft_wrap=True)
+    lines = list(summary(outcome, status, failed, wall_s, directory))
     if status is not None and (hint := advice(status.profile)):
-        line = f"where the time of trainers went: {hint}"
-        console.print(f"flightedl: {line}", markup=False, highlight=False, soft_wrap=True)
-    for line in keep_curves(directory):
-        console.print(f"flightedl: {line}", markup=False, highlight=False, soft_wrap=True)
-    if resume:
-        console.print(f"flightedl: {resume}", markup=False, highlight=False, soft_wrap=True)
+        lines.append(f"where the time of trainers went: {hint}")
+    lines += [*keep_curves(directory), *filter(None, [resume])]
+
+    def say(line: str, style: str | None = None) -> None:
+        console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+
+    for line in lines:
+        say(f"flightedl: {line}")
     if outcome.reason:
-        style = "red" if outcome.exit_code else "yellow"
-        console.print(f"flightedl: {outcome.reason}", style=style, markup=False, highlight=False, soft_wrap=True)
-    # What shows why the job ended is the last that is shown.
+        say(f"flightedl: {outcome.reason}", "red" if outcome.exit_code else "yellow")
+    # The output that shows why the job ended comes last.
     for line in outcome.last_lines:
-        console.print(f"{outcome.slot} | {line}", markup=False, highlight=False, soft_wrap=True)
+        say(f"{outcome.slot} | {line}")
     return outcome.exit_code
 
 
