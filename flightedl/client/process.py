@@ -28,9 +28,11 @@ from flightedl.config import TrainerSettings
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.lives import JobCoordinator
+from flightedl.domain.trainer.feed import Feed
 from flightedl.messages.base import SenderOfJob, decode, encode
 from flightedl.ports import Clock
-from flightedl.recording.trainer_cores import recording_trainer, trainer_feed
+from flightedl.recording.recorded import recorded
+from flightedl.recording.trainer_cores import recording_trainer
 from flightedl.rpc.authentication import Role
 from flightedl.rpc.connector import Connector
 from flightedl.rpc.identity import Caller
@@ -156,7 +158,7 @@ class TrainerProcess:
 
     def task_feed(self, fetch: Fetch, requests: RequestStream, evaluation: str = "") -> TaskFeed:
         """A feed of tasks of the training data, or of an evaluation."""
-        feed = trainer_feed(self.recorder, self._cover_s, self.trainer, evaluation)
+        feed = recorded(self.recorder, {"trainer": self.trainer, "evaluation": evaluation}, Feed, self._cover_s)
         return TaskFeed(fetch, requests.close_idle, self.clock, feed=feed)
 
     # the end

@@ -33,11 +33,13 @@ from flightedl.domain.model.initial import Init
 from flightedl.domain.model.optimizers import Optimizer
 from flightedl.domain.retries import is_transient
 from flightedl.domain.tables.spec import TableSpec
+from flightedl.domain.trainer.ending import JobEnd
+from flightedl.domain.trainer.membership import TrainerMembership
 from flightedl.errors import FlightedlError, UsageError
 from flightedl.formats.reader import Decode
 from flightedl.messages.tasks import StopRequest
 from flightedl.process import tuning as process_tuning
-from flightedl.recording.trainer_cores import job_end, trainer_membership
+from flightedl.recording.recorded import recorded
 
 _DONE_BY_STEPS = (
     "with parameters, a batch is done when the servers have it: explicit_done is for jobs that have data alone"
@@ -97,8 +99,8 @@ class Job:
             self._began_anew,
             process.progress.batch,
             process.request_stream,
-            trainer_membership(process.recorder, process.trainer),
-            job_end(process.recorder),
+            recorded(process.recorder, {"trainer": process.trainer}, TrainerMembership),
+            recorded(process.recorder, {}, JobEnd),
         )
         self._participation.profile = process.profile
         self._model = JobModel(process, self._participation)

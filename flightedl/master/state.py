@@ -51,7 +51,7 @@ from flightedl.master.metrics import REQUEST_SECONDS
 from flightedl.master.progress import JobProgress
 from flightedl.messages.base import encode
 from flightedl.ports import Clock, Coordinator, Instruments, NoInstruments
-from flightedl.recording.master import master_core
+from flightedl.recording.recorded import recorded
 from flightedl.recording.writer import Recorder
 
 _log = logging.getLogger(__name__)
@@ -166,7 +166,7 @@ class JobState:
         """
         tasks = None if dataset is None else self._tasks_of(dataset)
         with self.lock:
-            self.core = master_core(self._recorder, self._settings, self.clock.now(), stored, tasks)
+            self.core = recorded(self._recorder, {}, MasterCore, self._settings, self.clock.now(), stored, tasks)
             self.dataset, self.arrivals_saved = dataset, arrivals_saved
         text = "a master leads generation=%d; what happened before is in its predecessor's log"
         self._tell(Kind.MASTER_LEADS, "master", text, self._settings.generation)

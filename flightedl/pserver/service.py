@@ -30,6 +30,7 @@ from flightedl.domain.model.optimizers import Optimizer
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import ShardPlan
 from flightedl.domain.pserver import life_values as happens
+from flightedl.domain.pserver.life import PserverLife
 from flightedl.domain.recovery.replay import AppliedSummary
 from flightedl.domain.retries import BRIEF
 from flightedl.errors import FlightedlError, UnavailableError, UsageError
@@ -58,7 +59,7 @@ from flightedl.pserver.restoring import load_newest
 from flightedl.pserver.shard import ShardState
 from flightedl.pserver.snapshots import Snapshots
 from flightedl.pserver.turns import Turns
-from flightedl.recording.pserver import pserver_life
+from flightedl.recording.recorded import recorded
 from flightedl.recording.writer import Recorder
 
 _log = logging.getLogger(__name__)
@@ -115,7 +116,7 @@ class PserverService:
         self._start_again = start_again
         self._lock = threading.Lock()
         self._recorder = recorder
-        self._life = pserver_life(recorder, None if storage is None else storage.url)
+        self._life = recorded(recorder, {}, PserverLife, None if storage is None else storage.url)
         #: What the thread has to do; None: to end.
         self._work: queue.SimpleQueue[happens.Effect | None] = queue.SimpleQueue()
         #: Makes the blocks, which compiles kernels, and loads a checkpoint; there is only ever one.

@@ -18,8 +18,8 @@ class MasterMoments(Core):
         self._seen: dict[str, dict[str, int]] = {"trainers": {}, "pservers": {}}
 
     def tell(self, name: str, event: Any, effects: Sequence[Mapping[str, Any]]) -> Iterator[Moment]:
-        if name == "MasterBegun":
-            self.process.name = f"master {event['settings']['generation']}"
+        if name == "Begun":
+            self.process.name = f"master {event['settings']['CoreSettings']['generation']}"
             yield self.moment("leads", JOB)
         elif name == "LeasesSeen":
             yield from self._leases(event)

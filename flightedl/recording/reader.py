@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from flightedl.errors import CorruptError, NotFoundError
-from flightedl.recording.values import decode
+from flightedl.recording.values import AGAIN, decode, encode
 from flightedl.recording.writer import FORMAT, SUFFIX, Header
 
 
@@ -57,6 +57,7 @@ class Recording:
             CorruptError: a line in the middle is damaged.
         """
         damaged: CorruptError | None = None
+        last: dict[tuple[str, str], msgspec.Raw] = {}
         with self.path.open("rb") as lines:
             next(lines)
             for number, line in enumerate(lines, 1):
@@ -70,7 +71,7 @@ class Recording:
                     # The last line may be cut by a crash of the machine.
                     damaged = CorruptError(f"{self.path.name}: event {number} is damaged")
                 else:
-                    yield number, record
+                    yield number, _with_fields(record, last)
 
 
 def recordings_in(directory: Path) -> list[Recording]:
@@ -96,3 +97,12 @@ def _opened(path: Path) -> Recording | None:
     if header.format != FORMAT:
         raise CorruptError(f"{path.name} is of format {header.format}, this flightedl reads format {FORMAT}")
     return Recording(path, header)
+
+
+def _with_fields(record: ReadRecord, last: dict[tuple[str, str], msgspec.Raw]) -> ReadRecord:
+    """The record, with the fields of the core's last event of this name where it refers to that."""
+    key = record.core, record.name
+    if bytes(record.fields) == encode(AGAIN):
+        return msgspec.structs.replace(record, event={record.name: last.get(key, record.fields)})
+    last[key] = record.fields
+    return record

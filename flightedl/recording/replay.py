@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -13,17 +14,13 @@ from flightedl.errors import CorruptError
 from flightedl.messages.decoding import builtins_from_json
 from flightedl.recording.acknowledged import AcknowledgedPlayer
 from flightedl.recording.blocks import BlocksPlayer
-from flightedl.recording.elections import ElectionPlayer
-from flightedl.recording.endings import EndPlayer
+from flightedl.recording.calls import CorePlayer
+from flightedl.recording.cores import CORES
 from flightedl.recording.loops import LoopPlayer
-from flightedl.recording.master import MasterPlayer
-from flightedl.recording.membership import MembershipPlayer
-from flightedl.recording.pserver import LifePlayer
 from flightedl.recording.reader import ReadRecord, Recording
 from flightedl.recording.redacted_values import redacted
 from flightedl.recording.snapshots import SnapshotsPlayer
 from flightedl.recording.step_player import StepsPlayer
-from flightedl.recording.trainer import FeedPlayer
 from flightedl.recording.values import encode, tagged
 
 
@@ -42,16 +39,11 @@ class Player(Protocol):
 
 #: Kind of a core -> what plays one.
 PLAYERS: Mapping[str, Callable[[], Player]] = {
-    "master": MasterPlayer,
-    "life": LifePlayer,
-    "feed": FeedPlayer,
+    **{kind: partial(CorePlayer, kind) for kind in CORES},
     "blocks": BlocksPlayer,
     "loop": LoopPlayer,
     "acknowledged": AcknowledgedPlayer,
-    "membership": MembershipPlayer,
     "steps": StepsPlayer,
-    "election": ElectionPlayer,
-    "end": EndPlayer,
     "snapshots": SnapshotsPlayer,
 }
 

@@ -11,7 +11,14 @@ from flightedl.recording.master_moments import MasterMoments
 from flightedl.recording.moments import JOB, Core, Known, Moment, Subject, Teller
 from flightedl.recording.pserver_moments import BlockMoments, LifeMoments, SnapshotMoments
 from flightedl.recording.reader import Recording
-from flightedl.recording.trainer_moments import ElectionMoments, EndMoments, FeedMoments, LoopMoments, StepMoments
+from flightedl.recording.trainer_moments import (
+    ElectionMoments,
+    EndMoments,
+    FeedMoments,
+    FollowedMoments,
+    LoopMoments,
+    StepMoments,
+)
 
 #: Of each kind, how many numbers are in its identity; a trainer is told by its id, an evaluation by its name.
 _KINDS = {"batch": 3, "task": 2, "block": 1}
@@ -51,6 +58,7 @@ TELLERS: Mapping[str, Callable[[Teller, Known], Core]] = {
     # What it decides is told by the master and the pservers.
     "membership": Core,
     "election": ElectionMoments,
+    "election-followed": FollowedMoments,
     "end": EndMoments,
 }
 

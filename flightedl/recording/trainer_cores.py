@@ -12,10 +12,6 @@ from typing import TYPE_CHECKING
 from flightedl.domain.consistency.modes import Mode
 from flightedl.domain.trainer.acknowledged import AcknowledgedLoop
 from flightedl.domain.trainer.batches import CurrentBatch
-from flightedl.domain.trainer.ending import JobEnd
-from flightedl.domain.trainer.feed import Feed
-from flightedl.domain.trainer.first_values import Elected, ElectionOfFirstValues, FollowedElection
-from flightedl.domain.trainer.membership import TrainerMembership
 from flightedl.domain.trainer.readings import BatchLoop, Holder, ReadBatch, Records
 from flightedl.domain.trainer.steps import Membership, Steps
 from flightedl.ports import Clock
@@ -31,22 +27,6 @@ def recording_trainer(directory: str, job: str, clock: Clock) -> contextlib.Abst
     from flightedl.recording.writer import recording_process
 
     return recording_process(directory, "trainer", job, clock)
-
-
-def trainer_feed(recorder: Recorder | None, cover_s: float, trainer: str, evaluation: str = "") -> Feed:
-    """A feed, which is recorded where there is something to record it.
-
-    Args:
-        recorder: Of the process.
-        cover_s: As of ``Feed``.
-        trainer: Its id.
-        evaluation: Whose tasks it fetches; empty: those of the training data.
-    """
-    if recorder is None:
-        return Feed(cover_s)
-    from flightedl.recording.trainer import RecordedFeed
-
-    return RecordedFeed(recorder, cover_s, trainer, evaluation)
 
 
 def batch_loop(
@@ -91,15 +71,6 @@ def acknowledged_loop(
     return RecordedAcknowledgedLoop(recorder, trainer, feed, current_of)
 
 
-def trainer_membership(recorder: Recorder | None, trainer: str) -> TrainerMembership:
-    """A membership, which is recorded where there is something to record it."""
-    if recorder is None:
-        return TrainerMembership()
-    from flightedl.recording.membership import RecordedMembership
-
-    return RecordedMembership(recorder, trainer)
-
-
 def trainer_steps(
     recorder: Recorder | None, trainer: str, shards: Sequence[Collection[int]], membership: Membership, mode: Mode
 ) -> Steps:
@@ -117,30 +88,3 @@ def trainer_steps(
     from flightedl.recording.steps import RecordedSteps
 
     return RecordedSteps(recorder, trainer, shards, membership, mode)
-
-
-def election_of_first_values(recorder: Recorder | None, trainer: str, pserver_count: int) -> ElectionOfFirstValues:
-    """A trainer's part, which is recorded where there is something to record it."""
-    if recorder is None:
-        return ElectionOfFirstValues(trainer, pserver_count)
-    from flightedl.recording.elections import RecordedElection
-
-    return RecordedElection(recorder.core("election"), trainer, pserver_count)
-
-
-def followed_election(recorder: Recorder | None, elected: Elected) -> FollowedElection:
-    """Whose model is worked for; recorded likewise."""
-    if recorder is None:
-        return FollowedElection(elected)
-    from flightedl.recording.elections import RecordedFollowing
-
-    return RecordedFollowing(recorder.core("election"), elected)
-
-
-def job_end(recorder: Recorder | None) -> JobEnd:
-    """What is known of the end, which is recorded where there is something to record it."""
-    if recorder is None:
-        return JobEnd()
-    from flightedl.recording.endings import RecordedEnd
-
-    return RecordedEnd(recorder.core("end"))

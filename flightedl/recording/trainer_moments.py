@@ -20,21 +20,21 @@ class FeedMoments(Core):
         self._tasks: dict[int, tuple[Subject, str]] = {}
 
     def tell(self, name: str, event: Any, effects: Told) -> Iterator[Moment]:
-        if name == "FeedBegun":
-            self.process.is_trainer(event["trainer"])
-            self._evaluation = event["evaluation"]
+        if name == "Begun":
+            self.process.is_trainer(event["about"]["trainer"])
+            self._evaluation = event["about"]["evaluation"]
             whole = f"its part in evaluation {self._evaluation}" if self._evaluation else "a loop over the data"
             yield self.moment(f"begins {whole}", *self._whole())
-        elif name == "TaskBegun" and effects:
-            taken = effects[0]["TaskTaken"]
-            task, text = task_of(self._evaluation, (taken["epoch"] + 1, taken["number"]))
-            self._tasks[taken["task"]] = task, text
+        elif name == "begin":
+            taken = effects[0]["AssignedTask"]
+            task, text = task_of(self._evaluation, (taken["epoch"] + 1, taken["task"]))
+            self._tasks[taken["number"]] = task, text
             verb = "measure" if self._evaluation else "read"
             yield self.moment(f"begins to {verb} {text}, attempt {taken['attempt']}", task, self.process.trainer)
-        elif name in _REPORTS and event["task"] in self._tasks:
-            task, text = self._tasks.pop(event["task"])
-            verb = "has measured" if self._evaluation and name == "TaskFinished" else _REPORTS[name]
-            more = f" (batch {event['batch']}: {event['error']})" if name == "TaskFailed" else ""
+        elif name in _REPORTS and (known := self._tasks.pop(event["task"]["AssignedTask"]["number"], None)):
+            task, text = known
+            verb = "has measured" if self._evaluation and name == "finished" else _REPORTS[name]
+            more = f" (batch {event['batch']}: {event['error']})" if name == "failed" else ""
             yield self.moment(f"{verb} {text}{more}", task, self.process.trainer)
         elif name in _OF_TRAINERS:
             loop = "its evaluation" if self._evaluation else "its loop"
@@ -45,14 +45,14 @@ class FeedMoments(Core):
 
 
 _REPORTS = {
-    "TaskFinished": "has the answer of every block for",
-    "TaskFailed": "cannot do",
-    "TaskHandedBack": "hands back",
+    "finished": "has the answer of every block for",
+    "failed": "cannot do",
+    "hand_back": "hands back",
 }
 _OF_TRAINERS = {
-    "RegisteredAgain": "has registered again, and hands back all that it held",
-    "FeedRetired": "has left {loop}",
-    "FeedClosed": "closes {loop}",
+    "registered_again": "has registered again, and hands back all that it held",
+    "retire": "has left {loop}",
+    "close": "closes {loop}",
 }
 
 
@@ -247,10 +247,8 @@ class ElectionMoments(Core):
         self._said = ""
 
     def tell(self, name: str, event: Any, effects: Told) -> Iterator[Moment]:
-        if name == "ElectionBegun":
+        if name == "Begun":
             self.process.is_trainer(event["trainer"])
-        elif name == "OtherElectionSeen":
-            yield self.moment("finds that the model has other first values", self.process.trainer)
         for each in effects:
             ((kind, step),) = each.items()
             text = _STEPS.get(kind, "").format(**step)
@@ -267,9 +265,17 @@ _STEPS = {
 }
 
 
+class FollowedMoments(Core):
+    """Of another model than the one that was worked for."""
+
+    def tell(self, name: str, event: Any, effects: Told) -> Iterator[Moment]:  # noqa: ARG002
+        if name == "require_same":
+            yield self.moment("finds that the model has other first values", self.process.trainer)
+
+
 class EndMoments(Core):
     """Of the job's end."""
 
     def tell(self, name: str, event: Any, effects: Told) -> Iterator[Moment]:  # noqa: ARG002
-        if name == "EndHeard" and event["outcome"] == "epochs_done":
+        if name == "heard" and event["reply"]["TasksReply"]["outcome"] == "epochs_done":
             yield self.moment("hears that all is done", self.process.trainer)

@@ -25,6 +25,9 @@ from flightedl.messages.tasks import Assignment
 
 Value = TypeVar("Value")
 
+#: Stands for the fields of the core's last event of the same name.
+AGAIN = "again"
+
 
 class BatchCounts:
     """How many batches each task has, as runs of tasks with equal counts.

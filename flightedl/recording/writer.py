@@ -156,8 +156,9 @@ class CoreRecorder:
     def __init__(self, recorder: Recorder, name: str) -> None:
         self._recorder = recorder
         self.name = name
-        #: Texts, as JSON, and what is written in their place.
+        #: Texts, as JSON, and what is written in their place; and those of them that are never forgotten.
         self._hidden: dict[bytes, bytes] = {}
+        self._hidden_for_good: dict[bytes, bytes] = {}
 
     def hidden(self, text: str) -> str:
         """What is written for a text that may name places, here and in whatever this core says from now on."""
@@ -168,10 +169,20 @@ class CoreRecorder:
             self._hidden[encode(text)[1:-1]] = encode(shown)[1:-1]
         return shown
 
+    def hidden_for_good(self, text: str | None) -> str | None:
+        """As ``hidden``, until the core ends; a short text stays as it is."""
+        if text is None or len(text) < _HIDDEN_FROM:
+            return text
+        shown = text_without(text)
+        self._hidden_for_good[encode(text)[1:-1]] = encode(shown)[1:-1]
+        return shown
+
     def without_hidden(self, line: bytes) -> bytes:
         """The line, with what is written in their place."""
-        for text, shown in self._hidden.items():
-            line = line.replace(text, shown)
+        # A text that is hidden for good may be a part of another one, which has to go first.
+        for hidden in (self._hidden, self._hidden_for_good):
+            for text, shown in hidden.items():
+                line = line.replace(text, shown)
         return line
 
     def now(self) -> float:

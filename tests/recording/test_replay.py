@@ -126,7 +126,7 @@ def test_an_event_of_another_version_is_told(tmp_path: Path) -> None:
     record(0, tmp_path)
     path = max(tmp_path.iterdir(), key=lambda path: path.stat().st_size)
     path.write_bytes(
-        path.read_bytes().replace(b'"TimePassed"', b'"TimePasses"').replace(b'"StepAsked"', b'"StepTaken"')
+        path.read_bytes().replace(b'"TimePassed"', b'"TimePasses"').replace(b'"next_step"', b'"next_move"')
     )
     with pytest.raises(CorruptError, match=r"event \d+: no event of"):
         differences(tmp_path)

@@ -11,13 +11,16 @@ from flightedl.adapters.clock import SystemClock
 from flightedl.domain.checkpoint.manifest import Skipped
 from flightedl.domain.checkpoint.values import OrderNumber, SnapshotCommand
 from flightedl.domain.consistency.modes import Async
+from flightedl.domain.master.core import MasterCore
 from flightedl.domain.master.events import ManifestFailed, SnapshotAnswered
 from flightedl.domain.master.state import CoreSettings
 from flightedl.domain.pserver import life_values as happens
+from flightedl.domain.pserver.life import PserverLife
 from flightedl.domain.trainer.acknowledged import AcknowledgedLoop
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.ending import JobEnd
 from flightedl.domain.trainer.feed import AssignedTask
+from flightedl.domain.trainer.first_values import ElectionOfFirstValues
 from flightedl.domain.trainer.membership import TrainerMembership
 from flightedl.domain.trainer.readings import REJECTION_LIMIT, HandOut, NeedItem, ReadBatch, TaskEnd, Unreadable
 from flightedl.domain.trainer.steps import carried_out
@@ -25,17 +28,14 @@ from flightedl.errors import BegunAnewError, GradientError, NotReadyError, Unava
 from flightedl.messages.control import SnapshotReply
 from flightedl.messages.declarations import DeclaredModel, ModelDeclaration
 from flightedl.messages.tasks import TasksReply
-from flightedl.recording.master import master_core
-from flightedl.recording.pserver import pserver_life
 from flightedl.recording.reader import recordings_in
+from flightedl.recording.recorded import recorded
 from flightedl.recording.replay import Difference, replay
 from flightedl.recording.snapshots import pserver_snapshots
 from flightedl.recording.story import story, subject_of, text_of
 from flightedl.recording.trainer_cores import (
     acknowledged_loop,
     batch_loop,
-    election_of_first_values,
-    job_end,
     trainer_steps,
 )
 from flightedl.recording.values import assignment_of
@@ -71,7 +71,7 @@ def told(outcome: str, *pservers: int, is_ending: bool = False) -> TasksReply:
 class TestTheEnd:
     @pytest.fixture
     def heard(self, recorder: Recorded) -> None:
-        end = job_end(recorder("trainer"))
+        end = recorded(recorder("trainer"), {}, JobEnd)
         end.heard(told("none_now"))
         assert end.may_read(0, 1)
         end.heard(told("epochs_done", 3, 4))
@@ -179,14 +179,14 @@ class TestWhatNamesPlaces:
         self.assert_left_out(tmp_path)
 
     def test_of_an_election(self, tmp_path: Path, recorder: Recorded) -> None:
-        election = election_of_first_values(recorder("trainer"), "a", 1)
+        election = recorded(recorder("trainer"), {}, ElectionOfFirstValues, "a", 1)
         election.next_step()
         election.failed(UnavailableError(SECRET))
         assert "private-bucket" in str(election.next_step())
         self.assert_left_out(tmp_path)
 
     def test_of_a_pserver(self, tmp_path: Path, recorder: Recorded) -> None:
-        life = pserver_life(recorder("pserver"), "s3://private-bucket/c")
+        life = recorded(recorder("pserver"), {}, PserverLife, "s3://private-bucket/c")
         declared = ModelDeclaration(parameters=[], optimizer={}, mode={})
         facts = happens.Facts(DeclaredModel(declaration=declared, pservers=1, plan_hash="p"), 5, range(1, 3))
         life.apply(happens.IndexTaken(0, 7))
@@ -202,7 +202,7 @@ class TestWhatNamesPlaces:
 
     def test_of_a_master(self, tmp_path: Path, recorder: Recorded) -> None:
         settings = CoreSettings(generation=1, pserver_count=1, keeps_checkpoints=True)
-        core = master_core(recorder("master"), settings, 0.0)
+        core = recorded(recorder("master"), {}, MasterCore, settings, 0.0)
         core.apply(ManifestFailed(1, SECRET), 0.0)
         reply = SnapshotReply(master_generation=1, number=1, serial=1, state="failed", reason=SECRET)
         core.apply(SnapshotAnswered(0, 7, reply), 0.0)

@@ -11,11 +11,13 @@ import pytest
 from flightedl.domain.consistency.modes import Async, Mode, Sync
 from flightedl.domain.exactly_once.batches import Batch
 from flightedl.domain.master import events
+from flightedl.domain.master.core import MasterCore
 from flightedl.domain.master.state import CoreSettings, StoredState
 from flightedl.domain.pserver.block_values import Extent, Push, Pushed
 from flightedl.domain.queue.values import QueueSettings
 from flightedl.domain.trainer.batches import CurrentBatch
-from flightedl.domain.trainer.first_values import Candidate
+from flightedl.domain.trainer.feed import Feed
+from flightedl.domain.trainer.first_values import Candidate, ElectionOfFirstValues
 from flightedl.domain.trainer.membership import TrainerMembership
 from flightedl.domain.trainer.steps import AskToJoin, Work, carried_out
 from flightedl.domain.trainer.transfers import Pull, Transfer
@@ -26,11 +28,11 @@ from flightedl.messages.declarations import DeclaredModel, JobDeclaration, Model
 from flightedl.messages.parameters import Outcome
 from flightedl.messages.tasks import FinishedTask, JoinReply, ReturnedTask, TasksReply, TasksTicket
 from flightedl.recording.blocks import block_protocol
-from flightedl.recording.master import master_core
 from flightedl.recording.reader import recordings_in
+from flightedl.recording.recorded import recorded
 from flightedl.recording.replay import PLAYERS, replay
 from flightedl.recording.story import TELLERS, story, subject_of, text_of
-from flightedl.recording.trainer_cores import election_of_first_values, trainer_feed, trainer_steps
+from flightedl.recording.trainer_cores import trainer_steps
 from flightedl.recording.values import assignment_of
 from flightedl.recording.writer import SUFFIX, Recorder
 
@@ -116,8 +118,10 @@ def master_of(run: Run) -> Callable[[events.Event], list[TasksReply]]:
     clock = run.clocks[-1]
     declared = ModelDeclaration(parameters=[], optimizer={}, mode=Async().to_json())
     model = DeclaredModel(declaration=declared, pservers=1, plan_hash="p")
-    core = master_core(
+    core = recorded(
         recorder,
+        {},
+        MasterCore,
         CoreSettings(generation=5, pserver_count=1, keeps_checkpoints=False),
         clock.now(),
         StoredState(declaration=JobDeclaration(model=model)),
@@ -138,7 +142,7 @@ def ticket(trainer: str, **more: object) -> TasksTicket:
 def test_a_task_whose_trainer_dies_is_done_by_another_one(tmp_path: Path) -> None:
     run = Run(tmp_path)
     master, pserver = master_of(run), Pserver(run, Async())
-    feed = trainer_feed(run.recorder("trainer"), 0.0, "b")
+    feed = recorded(run.recorder("trainer"), {"trainer": "b", "evaluation": ""}, Feed, 0.0)
     master(events.LeasesSeen({"a": 1, "b": 1, "c": 1}, {0: 7}, 1))
     run.at(101)
     (reply,) = master(events.WorkAsked(1, ticket("a", want=1)))
@@ -252,7 +256,7 @@ class Script:
         self._membership.has_model(mode)
         self._membership.member = 5
         self.steps = trainer_steps(recorder, "a", [[0, 1], [2, 3]], self._membership, mode)
-        self.election = election_of_first_values(recorder, "a", 2)
+        self.election = recorded(recorder, {}, ElectionOfFirstValues, "a", 2)
 
     def open(self, batch: int) -> CurrentBatch:
         current = CurrentBatch(assignment_of(0, 1, 7, 4), batch, 2)
@@ -341,7 +345,7 @@ def test_a_sum_is_told_with_its_batches(tmp_path: Path) -> None:
 
 def test_an_evaluation_is_told(tmp_path: Path) -> None:
     run = Run(tmp_path)
-    feed = trainer_feed(run.recorder("trainer"), 0.0, "a", "late")
+    feed = recorded(run.recorder("trainer"), {"trainer": "a", "evaluation": "late"}, Feed, 0.0)
     ask = feed.next_step(run.clocks[-1].now())
     feed.answered(ask, TasksReply(assignments=[assignment_of(0, 3, 1, 2)], outcome=""), run.clocks[-1].now())  # type: ignore[arg-type]
     task = feed.begin()

@@ -19,6 +19,7 @@ from flightedl.domain.trainer.first_values import (
     Candidate,
     Confirm,
     Elected,
+    ElectionOfFirstValues,
     Look,
     Pause,
     Stand,
@@ -30,7 +31,7 @@ from flightedl.messages.base import decode, encode
 from flightedl.messages.declarations import ElectionRecord
 from flightedl.messages.parameters import InitHeader, InitReply
 from flightedl.ports import Absent, Coordinator, CreatedAt, Entry, Put
-from flightedl.recording.trainer_cores import election_of_first_values
+from flightedl.recording.recorded import recorded
 from flightedl.wire.rows import PUSH_SCHEMA, encode_rows, group_by_size
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class _Driver:
         servers: Servers,
         recorder: Recorder | None,
     ) -> None:
-        self.election = election_of_first_values(recorder, registration.trainer, plan.pserver_count)
+        self.election = recorded(recorder, {}, ElectionOfFirstValues, registration.trainer, plan.pserver_count)
         self._plan = plan
         self._values = values
         self._registration = registration

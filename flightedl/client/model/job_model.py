@@ -29,6 +29,7 @@ from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import ShardPlan, plan_for
 from flightedl.domain.retries import is_transient
 from flightedl.domain.tables.spec import TableSpec
+from flightedl.domain.trainer.first_values import FollowedElection
 from flightedl.errors import DeclarationError, FlightedlError, UnavailableError, UsageError
 from flightedl.formats.model_files import format_of
 from flightedl.kernels.half_precision import check_kind
@@ -37,7 +38,8 @@ from flightedl.messages.checkpoints import SaveModelReply, SaveModelRequest
 from flightedl.messages.declarations import DeclaredModel, ModelDeclaration, ParameterDeclaration
 from flightedl.messages.parameters import TableTicket
 from flightedl.messages.status import PserverStatusReply, TableCounts
-from flightedl.recording.trainer_cores import followed_election, trainer_steps
+from flightedl.recording.recorded import recorded
+from flightedl.recording.trainer_cores import trainer_steps
 
 Array = npt.NDArray[np.generic]
 
@@ -236,7 +238,7 @@ class JobModel:
             waiting=process.waiting,
             recorder=process.recorder,
         )
-        process.servers.follow(process.keys.init_params, followed_election(process.recorder, elected))
+        process.servers.follow(process.keys.init_params, recorded(process.recorder, {}, FollowedElection, elected))
 
     def _connected(
         self, plan: ShardPlan, declared: DeclaredModel, tree: Tree | None, *, error_feedback: bool

@@ -21,6 +21,11 @@ class JobEnd:
         #: The generation of each pserver that has everything; None: it is not known that all is done.
         self._final: tuple[int, ...] | None = None
 
+    @property
+    def is_known(self) -> bool:
+        """True once the master has said that all is done."""
+        return self._final is not None
+
     def heard(self, reply: TasksReply) -> None:
         """An answer of the master about the training data."""
         if reply.outcome == "epochs_done":

@@ -9,6 +9,7 @@ from flightedl.domain.trainer.first_values import (
     Candidate,
     Confirm,
     Elected,
+    ElectionOfFirstValues,
     Look,
     Pause,
     Stand,
@@ -16,7 +17,7 @@ from flightedl.domain.trainer.first_values import (
     WaitFor,
 )
 from flightedl.errors import DeadlineError, NotReadyError
-from flightedl.recording.trainer_cores import election_of_first_values
+from flightedl.recording.recorded import recorded
 from flightedl.testing.simulation.etcd import DONE, INIT, Transaction
 from flightedl.testing.simulation.world import Reply
 
@@ -37,7 +38,7 @@ class FirstValues:
     def __init__(self, trainer: Trainer, elected: Callable[[Elected], None]) -> None:
         self._trainer = trainer
         self._elected = elected
-        self._core = election_of_first_values(trainer.recorder, trainer.name, trainer.cluster.pserver_count)
+        self._core = recorded(trainer.recorder, {}, ElectionOfFirstValues, trainer.name, trainer.cluster.pserver_count)
 
     def go_on(self) -> None:
         """Take the next step."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from flightedl.domain.exactly_once.batches import Batch
 from flightedl.domain.trainer.batches import CurrentBatch
-from flightedl.domain.trainer.feed import Ask, AssignedTask, LookAgain, Over, Rest
+from flightedl.domain.trainer.feed import Ask, AssignedTask, Feed, LookAgain, Over, Rest
 from flightedl.domain.trainer.readings import (
     BatchLoop,
     GiveUpSum,
@@ -25,7 +25,8 @@ from flightedl.domain.trainer.readings import (
 )
 from flightedl.errors import DataError
 from flightedl.messages.tasks import TasksReply
-from flightedl.recording.trainer_cores import batch_loop, trainer_feed
+from flightedl.recording.recorded import recorded
+from flightedl.recording.trainer_cores import batch_loop
 from flightedl.testing.simulation.world import Action, Violation
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Loop:
         self.evaluation = evaluation
         self.trainer = trainer
         self.world = trainer.world
-        self.feed = trainer_feed(trainer.recorder, cover_s, trainer.name, evaluation)
+        self.feed = recorded(trainer.recorder, {"trainer": trainer.name, "evaluation": evaluation}, Feed, cover_s)
         self.steps: BatchLoop[None] = batch_loop(trainer.recorder, trainer.name, self, self._current_of)
         #: The task that the body is at.
         self.at: Handed[None] | None = None

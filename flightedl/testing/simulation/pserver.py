@@ -12,6 +12,7 @@ from flightedl.domain.checkpoint.values import OrderNumber, SnapshotCommand
 from flightedl.domain.consistency.modes import Mode
 from flightedl.domain.exactly_once.batches import Batch
 from flightedl.domain.pserver import life_values as happens
+from flightedl.domain.pserver.life import PserverLife
 from flightedl.domain.pserver.life_values import State
 from flightedl.domain.pserver.search import CheckpointSearch, Found, ListFiles, LoadBlocks, ReadManifest, Step
 from flightedl.domain.recovery.replay import AppliedSummary
@@ -29,7 +30,7 @@ from flightedl.messages.control import (
 )
 from flightedl.messages.declarations import JobDeclaration
 from flightedl.messages.status import PserverStatusReply
-from flightedl.recording.pserver import pserver_life
+from flightedl.recording.recorded import recorded
 from flightedl.testing.simulation.etcd import ADDRESS, DONE, INIT, STATE, Transaction, claimed
 from flightedl.testing.simulation.job import Gradient, plan_of
 from flightedl.testing.simulation.ledger import Block
@@ -79,7 +80,9 @@ class Pserver(Process):
         self.flaws = cluster.flaws
         self.lease = cluster.etcd.grant(self, LEASE_TTL_S)
         self.recorder = cluster.recorder("pserver", name)
-        self.life = pserver_life(self.recorder, "the store" if cluster.scenario.keeps_checkpoints else None)
+        self.life = recorded(
+            self.recorder, {}, PserverLife, "the store" if cluster.scenario.keeps_checkpoints else None
+        )
         self.plan = plan_of(cluster.pserver_count, cluster.shape.cut_for)
         self.shard: Shard | None = None
         self._is_looking = False

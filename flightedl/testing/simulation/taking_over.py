@@ -11,13 +11,14 @@ from flightedl.domain.checkpoint.manifest import Manifest, ShardFile, candidates
 from flightedl.domain.checkpoint.pointer import decode_pointer, latest_of
 from flightedl.domain.checkpoint.values import Pointer
 from flightedl.domain.consistency.modes import Mode
+from flightedl.domain.master.core import MasterCore
 from flightedl.domain.master.state import CoreSettings, StoredState
 from flightedl.domain.recovery.store_history import BeginLife, Refuse, Sighting, judge
 from flightedl.errors import CorruptError, FencedError
 from flightedl.messages.base import decode
 from flightedl.messages.declarations import JobDeclaration
 from flightedl.messages.tasks import StopRecord
-from flightedl.recording.master import master_core
+from flightedl.recording.recorded import recorded
 from flightedl.testing.simulation.etcd import (
     DONE,
     HISTORY,
@@ -158,7 +159,7 @@ class TakingOver:
     def _take_over(self, stored: StoredState, task_count: int) -> None:
         tasks = self._cluster.shape.queue_settings(task_count)
         try:
-            core = master_core(self._master.recorder, self._settings(), self._world.now, stored, tasks)
+            core = recorded(self._master.recorder, {}, MasterCore, self._settings(), self._world.now, stored, tasks)
         except FencedError:
             self._master.end("it heard late that it has the lock; a newer one had it since")
         else:

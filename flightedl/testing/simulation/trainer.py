@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from flightedl.domain.retries import is_transient
 from flightedl.domain.trainer.batches import CurrentBatch
+from flightedl.domain.trainer.ending import JobEnd
 from flightedl.domain.trainer.feed import Ask, Reports
 from flightedl.domain.trainer.first_values import Elected, FollowedElection
+from flightedl.domain.trainer.membership import TrainerMembership
 from flightedl.errors import DeadlineError, FlightedlError, UnavailableError
 from flightedl.messages.tasks import JoinReply, TasksReply
-from flightedl.recording.trainer_cores import followed_election, job_end, trainer_membership, trainer_steps
+from flightedl.recording.recorded import recorded
+from flightedl.recording.trainer_cores import trainer_steps
 from flightedl.testing.simulation.body import Body
 from flightedl.testing.simulation.etcd import ADDRESS, INIT, STATE, Transaction, claimed
 from flightedl.testing.simulation.evaluating import Evaluating
@@ -49,14 +52,14 @@ class Trainer(Process):
         self._cover_s = cluster.cover_s()
         self.lease = cluster.etcd.grant(self, LEASE_TTL_S)
         self.generation = 0
-        self.membership = trainer_membership(self.recorder, name)
+        self.membership = recorded(self.recorder, {"trainer": name}, TrainerMembership)
         mode, count = cluster.shape.mode, cluster.pserver_count
         self.membership.has_model(mode)
         #: By pserver, as its own job has them: another one may go on with other numbers.
         self.buckets = [cluster.shape.buckets(count, index) for index in range(count)]
         shards = [cluster.shape.shard(count, index) for index in range(count)]
         self.steps = trainer_steps(self.recorder, name, shards, self.membership, mode)
-        self.job_end = job_end(self.recorder)
+        self.job_end = recorded(self.recorder, {}, JobEnd)
         #: Whether what it pulls now is the result of the job.
         self.reads_result = False
         #: How long its program bears with a pserver that does not answer.
@@ -145,7 +148,7 @@ class Trainer(Process):
 
     def _begin(self, elected: Elected) -> None:
         """The model has its first values."""
-        self._elected = followed_election(self.recorder, elected)
+        self._elected = recorded(self.recorder, {}, FollowedElection, elected)
         self.worker.run(self.steps.refresh(), lambda _: self._begin_loop())
 
     @property

@@ -1,0 +1,245 @@
+"""Writes the arguments and results of cores' methods that are more than plain values, and reads them again.
+
+Plain values are written as ``values`` says. A task is written by its number, since the core knows it by identity; an
+error by its class; texts that may name places by their digests.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+import typing
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from flightedl import errors
+from flightedl.domain.checkpoint.manifest import Skipped
+from flightedl.domain.consistency.modes import Mode
+from flightedl.domain.master import events
+from flightedl.domain.master.state import StoredState
+from flightedl.domain.pserver import life_values as happens
+from flightedl.domain.queue.values import QueueSettings
+from flightedl.domain.retries import is_transient
+from flightedl.domain.trainer.batches import CurrentBatch
+from flightedl.domain.trainer.feed import Ask, AssignedTask
+from flightedl.errors import CorruptError, FlightedlError, JobFailedError, UnavailableError
+from flightedl.messages.base import OfPlan
+from flightedl.messages.control import (
+    AppliedReply,
+    AppliedRequest,
+    ReloadRequest,
+    SnapshotReply,
+    SnapshotRequest,
+    ViewRequest,
+)
+from flightedl.messages.tasks import StopRequest
+from flightedl.recording.redacted_values import redacted, stored_without
+from flightedl.recording.values import assignment_of, by_name, decode, tagged, with_counts
+
+Hide = Callable[[str], str]
+
+#: Class -> its fields that hold texts which may name places, or values with such fields.
+_REASONS: dict[type, tuple[str, ...]] = {
+    events.ManifestFailed: ("reason",),
+    events.StopAsked: ("request",),
+    StopRequest: ("reason",),
+    events.SnapshotAnswered: ("reply",),
+    SnapshotReply: ("reason",),
+    events.AppliedAnswered: ("reply",),
+    AppliedReply: ("skipped",),
+    happens.Restored: ("skipped",),
+    happens.NothingLoadable: ("skipped",),
+    Skipped: ("reason",),
+    happens.StoreUnreachable: ("why",),
+    happens.BuildFailed: ("why",),
+    happens.BlocksLost: ("why",),
+}
+
+
+def _without_reasons(value: Any, hide: Hide) -> Any:
+    if isinstance(value, str):
+        return hide(value)
+    if isinstance(value, list | tuple):
+        return type(value)(_without_reasons(each, hide) for each in value)
+    if (names := _REASONS.get(type(value))) is None:
+        return value
+    fields = {name: _without_reasons(getattr(value, name), hide) for name in names}
+    replace: Any = msgspec.structs.replace if isinstance(value, msgspec.Struct) else dataclasses.replace
+    return replace(value, **fields)
+
+
+@functools.singledispatch
+def written(value: Any, hide: Hide) -> Any:
+    """Write an argument or a result.
+
+    Args:
+        value: It.
+        hide: Writes a text that may name places.
+    """
+    del hide
+    return redacted(value, tagged(value))
+
+
+def written_event(value: Any, hide: Hide) -> Any:
+    """An event of a core with ``apply``, as a value of the same class without what is left out."""
+    return with_counts(_without_reasons(value, hide))
+
+
+@written.register
+def _(value: BaseException, hide: Hide) -> Any:
+    text = str(value) or type(value).__name__
+    return {"kind": type(value).__name__, "text": hide(text), "is_transient": is_transient(value)}
+
+
+@written.register
+def _(value: Mode, _: Hide) -> Any:
+    return value.to_json()
+
+
+@written.register
+def _(value: QueueSettings, _: Hide) -> Any:
+    return tagged(with_counts(value))
+
+
+@written.register
+def _(value: StoredState, _: Hide) -> Any:
+    return tagged(stored_without(value))
+
+
+@written.register
+def _(value: AssignedTask, _: Hide) -> Any:
+    given = value.assignment
+    return {"AssignedTask": _Task(value.number, given.epoch, given.task, given.attempt)}
+
+
+@written.register
+def _(value: CurrentBatch, _: Hide) -> Any:
+    given = value.assignment
+    return _Batch(given.epoch, given.task, given.attempt, value.number, value.record_count)
+
+
+class _Task(msgspec.Struct, frozen=True):
+    number: int
+    epoch: int
+    task: int
+    attempt: int
+
+
+class _Batch(msgspec.Struct, frozen=True):
+    epoch: int
+    task: int
+    attempt: int
+    number: int
+    records: int
+
+
+class _Error(msgspec.Struct, frozen=True):
+    kind: str
+    text: str
+    is_transient: bool
+
+
+class CheckedRequest(msgspec.Struct, frozen=True):
+    """A master's request, as far as ``PserverLife.check_request`` looks at it."""
+
+    kind: str
+    plan_hash: str
+    master_generation: int
+
+    @classmethod
+    def of(cls, request: OfPlan) -> CheckedRequest:
+        """Reduce a request."""
+        return cls(type(request).__name__, request.plan_hash, getattr(request, "master_generation", 0))
+
+    def request(self) -> OfPlan:
+        """Make a request of the kind again."""
+        plan, master = self.plan_hash, self.master_generation
+        match self.kind:
+            case ViewRequest.__name__:
+                return ViewRequest(plan_hash=plan, master_generation=master, serial=0, members=[])
+            case SnapshotRequest.__name__:
+                return SnapshotRequest(plan_hash=plan, master_generation=master, number=0, serial=0, name="-")
+            case AppliedRequest.__name__:
+                return AppliedRequest(plan_hash=plan)
+            case _:
+                return ReloadRequest(plan_hash=plan, master_generation=master)
+
+
+class Memory:
+    """The values of a replayed core that its arguments refer to."""
+
+    def __init__(self) -> None:
+        #: By number, what a feed was told.
+        self.tasks: dict[int, AssignedTask] = {}
+        self.ask: Ask | None = None
+
+    def note(self, result: object, held: Iterable[AssignedTask]) -> None:
+        """A call is over."""
+        if isinstance(result, Ask):
+            self.ask = result
+        # A reader that has not noticed still speaks of a task that was taken away.
+        self.tasks.update((task.number, task) for task in held)
+
+
+def _task(raw: msgspec.Raw, memory: Memory) -> AssignedTask:
+    number = decode(raw, dict[str, _Task])["AssignedTask"].number
+    if number not in memory.tasks:
+        raise CorruptError(f"task {number} was never told")
+    return memory.tasks[number]
+
+
+def _ask(_: msgspec.Raw, memory: Memory) -> Ask:
+    if memory.ask is None:
+        raise CorruptError("an answer to nothing")
+    return memory.ask
+
+
+def _batch(raw: msgspec.Raw, _: Memory) -> CurrentBatch:
+    batch = decode(raw, _Batch)
+    given = assignment_of(batch.epoch, batch.task, batch.attempt, batch.number + 1)
+    return CurrentBatch(given, batch.number, batch.records)
+
+
+def _error(raw: msgspec.Raw, _: Memory) -> BaseException:
+    """An error of the same class, or one that is as transient."""
+    known = decode(raw, _Error)
+    kind = getattr(errors, known.kind, None)
+    if isinstance(kind, type) and issubclass(kind, FlightedlError):
+        return kind(known.text)
+    return UnavailableError(known.text) if known.is_transient else JobFailedError(known.text)
+
+
+#: Class of a parameter -> what reads its arguments.
+_READERS: dict[Any, Callable[[msgspec.Raw, Memory], Any]] = {
+    AssignedTask: _task,
+    Ask: _ask,
+    CurrentBatch: _batch,
+    Exception: _error,
+    FlightedlError: _error,
+    Mode: lambda raw, _: Mode.from_json(decode(raw, dict[str, Any])),
+    OfPlan: lambda raw, _: decode(raw, dict[str, CheckedRequest])["CheckedRequest"].request(),
+}
+
+
+def read(hint: Any, raw: msgspec.Raw, memory: Memory) -> Any:
+    """Read an argument of a parameter that is annotated so.
+
+    Raises:
+        CorruptError: it is none.
+    """
+    classes = typing.get_args(hint) if typing.get_origin(hint) in {typing.Union, types.UnionType} else (hint,)
+    if bytes(raw) == b"null":
+        return None
+    for kind in classes:
+        if kind in _READERS:
+            return _READERS[kind](raw, memory)
+    known = by_name(kind for kind in classes if dataclasses.is_dataclass(kind) or hasattr(kind, "__struct_fields__"))
+    if not known:
+        return decode(raw, hint)
+    ((name, fields),) = decode(raw, dict[str, msgspec.Raw]).items()
+    if name not in known:
+        raise CorruptError(f"no {' or '.join(known)}: {name}")
+    return decode(fields, known[name])

@@ -1,0 +1,200 @@
+"""Records the inputs of any core, and runs them again.
+
+A recorded core is a subclass that is made once for each class of ``cores``. Each of its inputs calls the plain method,
+then writes the call: the name of the method, its arguments by name, and the result. The first call of a core is
+``Begun``, with the arguments that made it. A parameter ``now`` is the time of the record. A method that another input
+calls is a part of that call.
+
+A player makes the plain core from the recorded arguments, and calls the same methods; the annotations of a method say
+as which classes its arguments are read.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from flightedl.errors import CorruptError
+from flightedl.recording.arguments import Memory, read, written, written_event
+from flightedl.recording.cores import APPLY, BY_CLASS, CORES, Kind
+from flightedl.recording.values import AGAIN, by_name, decode
+from flightedl.recording.writer import CoreRecorder, Recorder
+
+BEGUN = "Begun"
+_Fields = dict[str, msgspec.Raw]
+
+
+@functools.cache
+def _parameters(method: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(inspect.signature(method).parameters)
+
+
+class _Calls:
+    """Writes the calls of one core.
+
+    Args:
+        recorder: The core's.
+        kind: The core's.
+    """
+
+    def __init__(self, recorder: CoreRecorder, kind: Kind) -> None:
+        self._recorder = recorder
+        self._kind = kind
+        self._lock = threading.RLock()
+        self._is_inside = False
+        #: Method -> its written arguments of the last call.
+        self._last: dict[str, object] = {}
+
+    def begun(self, about: Mapping[str, object], arguments: Mapping[str, Any]) -> None:
+        """The core was made."""
+        hidden = {name: self._recorder.hidden_for_good(arguments[name]) for name in self._kind.hidden}
+        fields = {name: self._written(value) for name, value in (dict(arguments) | hidden).items() if name != "now"}
+        at = arguments.get("now", self._recorder.now())
+        self._recorder.record(at, {BEGUN: {"about": dict(about)} | fields})
+
+    def call(self, core: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Let the plain method run, and write the call."""
+        kind = self._kind
+        method = getattr(kind.core, name)
+        with self._lock:
+            if self._is_inside:
+                return method(core, *args, **kwargs)
+            given = dict(zip(_parameters(method)[1:], args, strict=False)) | kwargs
+            self._is_inside = True
+            try:
+                result = method(core, *args, **kwargs)
+            except Exception as error:
+                self._last.clear()
+                at, event, _ = self._event(name, given)
+                self._recorder.raised(at, event, error)
+                raise
+            finally:
+                self._is_inside = False
+            if not kind.skips(core, name, result):
+                self._write(core, name, given, result)
+        return result
+
+    def _write(self, core: Any, name: str, given: dict[str, Any], result: Any) -> None:
+        at, event, (key, fields) = self._event(name, given)
+        if key in self._kind.repeated:
+            is_same, self._last[key] = self._last.get(key) == fields, fields
+            if is_same and name != APPLY:
+                return
+            event = {key: AGAIN} if is_same else event
+        self._recorder.record(at, event, _effects(self._kind, core, name, given, result))
+
+    def _event(self, name: str, given: dict[str, Any]) -> tuple[float, object, tuple[str, object]]:
+        """(time, event, (name that it is known by, its fields))."""
+        at = given.pop("now") if "now" in given else self._recorder.now()
+        if name == APPLY:
+            (happened,) = given.values()
+            event = written_event(happened, self._recorder.hidden)
+            return at, event, (type(event).__name__, event)
+        gists = self._kind.gists
+        fields = {
+            key: self._written(gists[name, key](value) if (name, key) in gists else value)
+            for key, value in given.items()
+        }
+        return at, {name: fields}, (name, fields)
+
+    def _written(self, value: Any) -> Any:
+        return written(value, self._recorder.hidden)
+
+
+def _effects(kind: Kind, core: Any, name: str, given: Mapping[str, Any], result: Any) -> list[object]:
+    """The result of a call, and the state that its kind tells."""
+    if name == APPLY:
+        found = list(result)
+    elif result is None:
+        found = []
+    else:
+        found = [{"returned": result} if isinstance(result, bool | int | str) else written(result, str)]
+    return found + kind.tells(core, given, result)
+
+
+@functools.cache
+def _recorded_class(core: type) -> type:
+    def method(name: str) -> Callable[..., Any]:
+        @functools.wraps(getattr(core, name))
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return self._calls.call(self, name, args, kwargs)
+
+        return call
+
+    return type(f"Recorded{core.__name__}", (core,), {name: method(name) for name in BY_CLASS[core].inputs})
+
+
+def recorded_core(
+    recorder: Recorder, about: Mapping[str, object], core: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> object:
+    """As ``recorded.recorded``."""
+    kind = BY_CLASS[core]
+    given = dict(zip(_parameters(core), args, strict=False)) | kwargs
+    made: Any = _recorded_class(core)
+    found: object = made(*args, **kwargs)
+    # An input is never called by the core's own constructor.
+    calls = vars(found)["_calls"] = _Calls(recorder.core(kind.name), kind)
+    calls.begun(about, given)
+    return found
+
+
+class CorePlayer:
+    """A core to which recorded calls happen.
+
+    Args:
+        kind: Its kind, a key of ``CORES``.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._kind = CORES[kind]
+        self._core: Any = None
+        self._memory = Memory()
+
+    def play(self, at: float, name: str, event: msgspec.Raw) -> Sequence[object]:
+        """Let it happen; the effects."""
+        kind = self._kind
+        if name == BEGUN:
+            self._core = kind.core(**self._arguments(kind.core.__init__, event, at))
+            return ()
+        if self._core is None or name not in {*kind.inputs, *_events(kind)} or name == APPLY:
+            raise CorruptError(f"no event of a {kind.name} that has begun: {name}")
+        if name in _events(kind):
+            name, given = APPLY, self._event(name, event, at)
+        else:
+            given = self._arguments(getattr(kind.core, name), event, at)
+        result = getattr(self._core, name)(**given)
+        if hasattr(self._core, "check"):
+            self._core.check()
+        self._memory.note(result, kind.holds(self._core))
+        return _effects(kind, self._core, name, given, result)
+
+    def _event(self, name: str, event: msgspec.Raw, at: float) -> dict[str, Any]:
+        method = self._kind.core.apply
+        first, *more = _parameters(method)[1:]
+        return {first: decode(event, _events(self._kind)[name])} | dict.fromkeys(more, at)
+
+    def _arguments(self, method: Callable[..., Any], event: msgspec.Raw, at: float) -> dict[str, Any]:
+        hints = typing.get_type_hints(method)
+        fields = decode(event, _Fields)
+        fields.pop("about", None)
+        found = {name: read(hints[name], value, self._memory) for name, value in fields.items() if name in hints}
+        return found | ({"now": at} if "now" in hints else {})
+
+
+def _events(kind: Kind) -> Mapping[str, type]:
+    """The events of a core with ``apply``, by their names."""
+    if APPLY not in kind.inputs:
+        return {}
+    return _events_of(kind.core)
+
+
+@functools.cache
+def _events_of(core: Any) -> Mapping[str, type]:
+    hints = typing.get_type_hints(core.apply)
+    return by_name(typing.get_args(hints[_parameters(core.apply)[1]]))

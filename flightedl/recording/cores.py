@@ -1,0 +1,153 @@
+"""The kinds of cores that are recorded: their inputs, and what each of them leaves out or adds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from flightedl.domain.master.core import MasterCore
+from flightedl.domain.pserver.life import PserverLife
+from flightedl.domain.trainer.batches import CurrentBatch
+from flightedl.domain.trainer.ending import JobEnd
+from flightedl.domain.trainer.feed import AssignedTask, Feed, LookAgain
+from flightedl.domain.trainer.first_values import ElectionOfFirstValues, FollowedElection
+from flightedl.domain.trainer.membership import TrainerMembership
+from flightedl.messages.tasks import TasksReply
+from flightedl.recording.arguments import CheckedRequest
+from flightedl.recording.redaction import text_without
+
+#: An input of this name takes an event, which is written under its own name, and returns effects.
+APPLY = "apply"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of core.
+
+    Args:
+        name: Of the kind.
+        core: Its class.
+        inputs: The methods that change the core, or whose results matter.
+        skips: Decides from (core, method, result) that a call is not written.
+        repeated: Methods and events that come again and again: a call with the arguments of the one before is not
+            written, and an event refers to the one before.
+        hidden: Parameters of the constructor that may name places.
+        gists: (method, parameter) -> the part of the argument that is looked at.
+        tells: From (core, arguments, result), the state after a call that is written, and compared, with the result.
+        holds: Tasks that the core can be asked about from now on.
+    """
+
+    name: str
+    core: Any
+    inputs: tuple[str, ...]
+    skips: Callable[[Any, str, Any], bool] = lambda *_: False
+    repeated: frozenset[str] = frozenset()
+    hidden: tuple[str, ...] = ()
+    gists: Mapping[tuple[str, str], Callable[[Any], Any]] = field(default_factory=dict)
+    tells: Callable[[Any, Mapping[str, Any], Any], list[object]] = lambda *_: []
+    holds: Callable[[Any], Iterable[AssignedTask]] = lambda _: ()
+
+
+class MasterKnown(msgspec.Struct, frozen=True):
+    """The newest master that a pserver has heard of."""
+
+    generation: int
+
+
+class MemberNow(msgspec.Struct, frozen=True):
+    """The membership after a call."""
+
+    member: int
+    epoch: int
+
+
+class BatchNow(msgspec.Struct, frozen=True):
+    """The identity that a membership has given to a batch."""
+
+    member: int
+    step: int
+
+
+def _end_of(reply: TasksReply) -> TasksReply:
+    """The part of an answer that a job's end looks at."""
+    outcome = reply.outcome if reply.outcome == "epochs_done" else "none_now"
+    return TasksReply(assignments=[], outcome=outcome, pservers=reply.pservers, is_ending=reply.is_ending)
+
+
+def _without_chunks(reply: TasksReply) -> TasksReply:
+    """An answer without the places of records: a feed does not look at them."""
+    given = [replace(each, chunks=[]) for each in reply.assignments]
+    return replace(reply, assignments=given, ahead=[replace(each, chunks=[]) for each in reply.ahead])
+
+
+def _membership_tells(core: TrainerMembership, given: Mapping[str, Any], result: object) -> list[object]:
+    batches = [BatchNow(each.member, each.step) for each in given.values() if isinstance(each, CurrentBatch)]
+    return [*(batches if result is True else ()), MemberNow(core.member, core.epoch)]
+
+
+_KINDS = (
+    Kind("master", MasterCore, (APPLY,)),
+    Kind(
+        "life",
+        PserverLife,
+        (APPLY, "hear_of_master", "check_request"),
+        repeated=frozenset({"Seen", "hear_of_master", "check_request"}),
+        hidden=("storage",),
+        gists={("check_request", "request"): CheckedRequest.of},
+        tells=lambda core, *_: [MasterKnown(core.newest_master)],
+    ),
+    Kind(
+        "feed",
+        Feed,
+        (
+            "begin",
+            "finished",
+            "failed",
+            "batch_done",
+            "hand_back",
+            "registered_again",
+            "retire",
+            "close",
+            "next_step",
+            "answered",
+            "ask_failed",
+        ),
+        skips=lambda _, name, result: isinstance(result, LookAgain) or (name == "begin" and result is None),
+        gists={
+            ("answered", "ask"): lambda _: "the last one",
+            ("answered", "reply"): _without_chunks,
+            ("failed", "error"): text_without,
+            ("failed", "place"): text_without,
+        },
+        holds=lambda feed: feed.held,
+    ),
+    Kind(
+        "membership",
+        TrainerMembership,
+        ("has_model", "lost", "begin_batch", "join_answered", "tasks_answered", "all_done"),
+        gists={("tasks_answered", "reply"): lambda reply: TasksReply(assignments=[], outcome="", member=reply.member)},
+        tells=_membership_tells,
+    ),
+    Kind(
+        "election",
+        ElectionOfFirstValues,
+        ("next_step", "looked", "stood", "uploaded", "confirmed", "failed"),
+    ),
+    # It is written where the model is another one, which raises.
+    Kind("election-followed", FollowedElection, ("require_same",), skips=lambda *_: True),
+    Kind(
+        "end",
+        JobEnd,
+        ("heard", "may_read", "require"),
+        skips=lambda core, name, _: name == "may_read" and not core.is_known,
+        repeated=frozenset({"heard"}),
+        gists={("heard", "reply"): _end_of, ("require", "reply"): _end_of},
+    ),
+)
+
+CORES: Mapping[str, Kind] = {kind.name: kind for kind in _KINDS}
+BY_CLASS: Mapping[type, Kind] = {kind.core: kind for kind in _KINDS}

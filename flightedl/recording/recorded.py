@@ -1,0 +1,36 @@
+"""Makes a core, recorded where there is a recorder; nothing of the recording is imported or done without one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    from flightedl.recording.writer import Recorder
+
+_Core = TypeVar("_Core")
+_Arguments = ParamSpec("_Arguments")
+
+
+def recorded(
+    recorder: Recorder | None,
+    about: Mapping[str, object],
+    core: Callable[_Arguments, _Core],
+    /,
+    *args: _Arguments.args,
+    **kwargs: _Arguments.kwargs,
+) -> _Core:
+    """Make a core whose inputs are recorded; ``cores`` lists the kinds.
+
+    Args:
+        recorder: The process's; None makes the plain core.
+        about: Names of the core's owner, for stories: ``trainer``, ``evaluation``.
+        core: The core's class.
+        args: Its arguments.
+        kwargs: Likewise.
+    """
+    if recorder is None:
+        return core(*args, **kwargs)
+    from flightedl.recording.calls import recorded_core
+
+    return recorded_core(recorder, about, core, args, kwargs)  # type: ignore[return-value]
