@@ -11,7 +11,8 @@ import pytest
 import flightedl as fe
 from flightedl.examples.ledger import balance
 from flightedl.launch.programs import TrainerProgram
-from flightedl_tools.bench.zombies import attempts
+
+from .zombies import attempts
 
 pytestmark = [pytest.mark.etcd, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(240)]
 

@@ -4,33 +4,26 @@ from __future__ import annotations
 
 import json
 import struct
-import time
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import psutil
 import pytest
 from click.testing import CliRunner
 
-from flightedl_tools.bench.dense import (
-    BY_TCP,
-    STANDARD,
-    Comparison,
-    PeerComparison,
-    Workload,
-    against_tcp,
-    as_table,
-    default_steps,
-    has_peers,
-)
-from flightedl_tools.bench.peers import BLOCK_ELEMENTS, PEERS, Peer, blocks, installed, missing_line, peer_side
-from flightedl_tools.bench.sides import Measured
+from flightedl_tools.bench.dense import STANDARD, Comparison, Workload, against_tcp, default_steps, rows_of
+from flightedl_tools.bench.floor import floor_side
+from flightedl_tools.bench.sides import Measured, Side, Spread, ratio, table_of, take_turns
+from flightedl_tools.bench.sparse import standard
 from flightedl_tools.bench.steady import accepted_pushes, longest_pause
-from flightedl_tools.bench.tables.whole import RowPeer, missing, standard
-from flightedl_tools.bench.tables.workloads import as_numbers, steps_of, workloads_of
+from flightedl_tools.bench.table_work import as_numbers, steps_of, workloads_of
 from flightedl_tools.bench.trainer import run_steps
 from flightedl_tools.main import command
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_shapes_of_a_workload_make_its_size() -> None:
@@ -48,92 +41,86 @@ def test_an_unknown_workload_is_refused() -> None:
     assert CliRunner().invoke(command, ["bench", "dense", "huge"]).exit_code == 2
 
 
-def test_a_peer_whose_package_is_not_here_is_named_in_one_line() -> None:
-    nowhere = Peer("Nowhere", "peer_nowhere", "no_such_package_of_anybody")
-    found = installed([*PEERS, nowhere])
-    assert nowhere not in found
-    assert PEERS[0] in found
-    assert missing_line(PEERS) == ""
-    assert missing_line(PEERS[:-2]) == "not installed, so not compared: gloo, Ray"
-
-
-def test_the_blocks_of_a_peer_cover_its_array() -> None:
-    count = 2 * BLOCK_ELEMENTS + 7
-    assert [range(count)[part] for part in blocks(count)] == [
-        range(BLOCK_ELEMENTS),
-        range(BLOCK_ELEMENTS, 2 * BLOCK_ELEMENTS),
-        range(2 * BLOCK_ELEMENTS, count),
-    ]
-
-
-@pytest.mark.parametrize("peer", [peer for peer in installed() if peer.package != "torch"], ids=lambda peer: peer.name)
-def test_each_peer_that_is_installed_steps(peer: Peer) -> None:
-    """PyTorch's take seconds to start; they step in the small run below."""
-    with peer_side(peer, BLOCK_ELEMENTS + 5) as side:
-        side.run(2)
-        measured = side.measured()
-    assert 0 < measured.step_s < 60
-    assert measured.bytes_per_s == pytest.approx(8 * (BLOCK_ELEMENTS + 5) / measured.step_s)
-    assert measured.server_bytes > 4 * BLOCK_ELEMENTS
-
-
-def test_peers_stand_below_the_workloads_that_they_do_the_like_of() -> None:
-    assert [name for name, workload in STANDARD.items() if has_peers(workload)] == ["sgd", "small"]
-    assert not has_peers(Workload(wire="bfloat16"))
-    took = Measured(step_s=0.25, bytes_per_s=5e8, cpu_s_per_gb=0.5, server_bytes=10**8)
-    compared = Comparison(Workload(), took, took, 1.0, (PeerComparison("gloo", took, 0.75),))
-    columns = {str(column.header): list(column.cells) for column in as_table([compared]).columns}
-    assert columns["workload"] == ["64 MB, sgd, async, 1 x 1: flightedl", "  gloo"]
-    assert columns["ratio"] == ["1.00", "0.75"]
-    assert columns["GB/s"] == ["0.50", "0.50"]
-    assert "flightedl ms" in [column.header for column in as_table([Comparison(Workload(), took, took, 1.0)]).columns]
-
-
 def test_what_shared_memory_gains_is_told() -> None:
     took = Measured(step_s=0.25, bytes_per_s=5e8, cpu_s_per_gb=0.5, server_bytes=10**8)
     shared = replace(took, cpu_s_per_gb=0.2)
-    by_tcp = (PeerComparison(BY_TCP, took, 0.9, (0.8, 1.0)),)
-    compared = Comparison(Workload(path="shared"), took, shared, 2.0, by_tcp, (1.9, 2.25), (2.5, 2.0, 3.0))
+    compared = Comparison(
+        Workload(path="shared"), took, shared, (2.0, 1.9, 2.25), took, (0.9, 0.8, 1.0), (2.5, 2.0, 3.0)
+    )
     assert against_tcp(compared) == (
         "64 MB, sgd, async, 1 x 1, shared: 2.50 x as fast as by TCP (2.00 to 3.00), "
         "with 0.40 of its processor time for a GB"
     )
-    assert against_tcp(replace(compared, over_tcp=None)) == ""
-    columns = {str(column.header): list(column.cells) for column in as_table([compared]).columns}
-    assert columns["ratio"] == ["2.00 (1.90 to 2.25)", "0.90 (0.80 to 1.00)"]
+    assert against_tcp(Comparison(Workload(), took, took, (1.0, 1.0, 1.0))) == ""
+    assert [row[3] for row in rows_of(compared)] == ["2.00 (1.90 to 2.25)", "0.90 (0.80 to 1.00)"]
 
 
-def test_idle_peers_are_stopped() -> None:
-    def state() -> str:
-        return psutil.Process(side._workers[0].process.pid).status()
+@pytest.mark.parametrize(("kind", "clients", "is_sync"), [("line", 1, False), ("line", 2, True), ("flight", 2, False)])
+def test_the_floor_steps(kind: str, clients: int, is_sync: bool) -> None:
+    with floor_side(kind, clients, is_sync=is_sync) as side:
+        times = take_turns([side], 2, [50])
+        measured = side.measured()
+    assert len(times[0]) == 2
+    assert 0 < measured.step_s < 1
+    assert measured.steps_per_s > 1
+    assert measured.bytes_per_s == pytest.approx(8 * 650 * clients / measured.step_s)
 
-    with peer_side(PEERS[0], 1000) as side:
-        side.run(1)
-        for _ in range(200):
-            if state() == psutil.STATUS_STOPPED:
-                break
-            time.sleep(0.01)
-        assert state() == psutil.STATUS_STOPPED
-        side.run(2)
-    assert side._workers[0].process.returncode == 0
+
+class _Ordered:
+    """Stands for a worker whose steps take as long as the order's number says."""
+
+    def __init__(self, log: list[str], name: str) -> None:
+        self._log, self._name, self._count = log, name, 0
+
+    def order(self, count: int, choice: int = 0) -> None:
+        self._log.append(f"{self._name} {count} {choice}")
+        self._count = count
+
+    def answer(self) -> dict[str, Any]:
+        return {"seconds": [float(self._count)] * self._count, "cpu_s": 1.0}
+
+
+def test_who_goes_first_alternates_and_the_warm_up_does_not_count() -> None:
+    log: list[str] = []
+    sides = [Side([cast("Any", _Ordered(log, name))], [], 4, choice=place) for place, name in enumerate("ab")]
+    times = take_turns(sides, 2, [4, 6])
+    assert log == ["a 2 0", "b 3 1", "a 4 0", "b 6 1", "b 6 1", "a 4 0"]
+    assert times == [[4.0, 4.0], [6.0, 6.0]]
+    assert [side.measured().step_s for side in sides] == [4.0, 6.0]
+    assert ratio(*times) == pytest.approx(4 / 6)
+
+
+def test_the_spread_of_turns_is_where_half_of_them_lie() -> None:
+    assert Spread.of([5.0, 1.0, 2.0, 4.0, 3.0]) == Spread(median=3.0, low=2.0, high=4.0)
+    assert str(Spread.of([1.0, 2.0])) == "1.5 (1.25 to 1.75)"
+
+
+def test_a_table_is_aligned_to_the_right_but_for_its_first_column() -> None:
+    table = table_of("numbers", ("what", "ms"), [("a step", "1.0")])
+    assert [column.justify for column in table.columns] == ["left", "right"]
 
 
 @pytest.mark.etcd
-@pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_a_small_run_compares_both_sides() -> None:
-    """Of up to twelve processes, five of which import PyTorch."""
-    arguments = ["bench", "dense", "custom", "--mb", "1", "--steps", "2", "--turns", "1", "--peers", "--json"]
-    arguments += ["--path", "shared"]
+    arguments = ["bench", "dense", "custom", "--mb", "1", "--steps", "2", "--turns", "1", "--path", "shared", "--json"]
     result = CliRunner().invoke(command, arguments)
     assert result.exit_code == 0, result.output
     (found,) = json.loads(result.stdout)
     assert found["bare"]["step_s"] > 0
     assert found["flightedl"]["bytes_per_s"] > 0
-    assert found["ratio"] > 0
-    assert [peer["name"] for peer in found["peers"]] == [BY_TCP, *(peer.name for peer in installed())]
-    assert found["over_tcp"][0] == pytest.approx(found["ratio"] / found["peers"][0]["ratio"])
-    assert all(peer["ratio"] > 0 for peer in found["peers"])
+    assert found["by_tcp"]["step_s"] > 0
+    assert found["over_tcp"][0] == pytest.approx(found["ratio"][0] / found["ratio_by_tcp"][0])
+
+
+@pytest.mark.etcd
+def test_a_small_step_is_measured_beside_the_floor() -> None:
+    done = CliRunner().invoke(command, ["bench", "latency", "async", "--turns", "1", "--json"])
+    assert done.exit_code == 0, done.output
+    floor, busy = json.loads(done.stdout)
+    assert floor["value"] > 0
+    assert "floor" in floor["other"]
+    assert floor["is_met"] == (floor["value"] <= floor["limit"])
+    assert busy["value"] > 0
 
 
 def test_a_pause_counts_where_it_touches_the_time_that_is_looked_at():
@@ -151,16 +138,20 @@ def test_pushes_are_read_as_they_were_written(tmp_path):
 
 
 def test_rows_are_measured() -> None:
-    given = ["bench", "sparse", "speed", "growth", "--rows", "5000", "--dim", "4", "--ids", "500", "--turns", "2"]
-    done = CliRunner().invoke(command, [*given, "--json"])
-    assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)
-    assert [one["ids"] for one in found["speed"]] == ["uniform", "Zipf 1.05"]
-    assert all(one["gather_ratio"] > 0 and one["adagrad_ratio"] > 0 for one in found["speed"])
-    assert 0 < found["growth"]["increment_bytes"] < found["growth"]["base_bytes"] / 20
-    told = CliRunner().invoke(command, given).stdout
-    assert "row-wise Adagrad" in told
-    assert "rows made a second" in told
+    program = [sys.executable, "-m", "benchmarks.rows", "5000", "4"]
+    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "row-wise Adagrad" in done.stdout
+    assert "rows made a second" in done.stdout
+
+
+def test_what_developers_measure_finds_what_it_imports() -> None:
+    """That of the kernels is tested with PyTorch."""
+    names = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem != "kernels")
+    program = f"import importlib; [importlib.import_module(f'benchmarks.{{each}}') for each in {names}]"
+    ran = [sys.executable, "-c", program]
+    done = subprocess.run(ran, cwd=ROOT, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_all_sides_have_the_same_ids() -> None:
@@ -174,26 +165,19 @@ def test_all_sides_have_the_same_ids() -> None:
         assert 0 <= np.min(steps) <= np.max(steps) < workload.group.rows_of_one
 
 
-def test_who_cannot_be_compared_is_named() -> None:
-    nothing = RowPeer("Nothing", "peer_nothing", "no_such_package")
-    found = missing([nothing, RowPeer("No", "peer_no", "numpy", "no-such-command")])
-    assert found == [
-        "Nothing is not compared: the Python package no_such_package is not installed",
-        "No is not compared: there is no no-such-command on PATH",
-    ]
-
-
 @pytest.mark.etcd
 def test_a_small_run_of_tables_between_processes() -> None:
-    given = ["bench", "sparse", "whole", "--rows", "2600", "--dim", "4", "--ids", "260", "--turns", "2"]
-    done = CliRunner().invoke(command, [*given, "--no-peers", "--json"])
+    given = ["bench", "sparse", "--rows", "2600", "--dim", "4", "--ids", "260", "--turns", "2", "--json"]
+    done = CliRunner().invoke(command, given)
     assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)["whole"]
-    assert [[side["by_other"] is None for side in one["sides"]] for one in found] == [
-        [alone] * 2 for alone in (1, 0, 0, 1)
+    found = json.loads(done.stdout)
+    ours = ["flightedl", "flightedl, rows asked ahead"]
+    assert [[side["side"] for side in one["sides"]] for one in found] == [
+        [*ours, *floor] for floor in (["floor"], [], [], ["floor"])
     ]
-    assert all([side["side"] for side in one["sides"]] == ["flightedl", "flightedl, rows asked ahead"] for one in found)
-    assert all(side["step_s"] > 0 and side["cpu_s"] > 0 for one in found for side in one["sides"])
+    assert [one["sides"][0]["by_other"] is None for one in found] == [True, False, False, True]
+    assert [one["sides"][1]["by_floor"] is None for one in found] == [False, True, True, False]
+    assert all(side["step_s"] > 0 for one in found for side in one["sides"])
 
 
 class _Batches(list[int]):

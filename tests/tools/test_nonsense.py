@@ -102,7 +102,6 @@ FREE: dict[str, str] = {
     "output": _ASKED,
     "--table": _ASKED,
     "--story": "tests/recording/test_story.py: it takes two values",
-    "bench growth --plot": "written when all was measured",
     "--namespace": _CLUSTER,
     "--context": _CLUSTER,
     "logs job": _CLUSTER,

@@ -9,7 +9,7 @@ import platform
 import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +17,14 @@ import click
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from rich.console import Console
-from rich.table import Table
 
 from flightedl.config import INTEGRITIES, TrainerSettings, child_environment, settings
 from flightedl.domain.consistency.modes import Async, Bounded, Mode, Sync
-from flightedl.errors import JobFailedError
 from flightedl.launch.cluster import LocalCluster
 
 from ..options import Number
 from .orders import worker
-from .peers import Peer, installed, missing_line, peer_side
-from .sides import Measured, Side
+from .sides import Measured, Side, measuring, print_json, print_table, say, take_turns
 
 MODES: dict[str, Mode] = {
     "async": Async(),
@@ -38,8 +34,7 @@ MODES: dict[str, Mode] = {
     "backup": Sync(backup=1),
     "deterministic": Sync(deterministic=True),
 }
-#: Records of the benched dataset; a task is a row group of it.
-_RECORDS = 1 << 16
+#: Records of a row group of the benchmark's dataset.
 RECORDS_PER_TASK = 1 << 12
 BY_TCP = "flightedl by TCP"
 _IN_MEMORY = ("shared", "lent")
@@ -94,30 +89,26 @@ STANDARD: dict[str, Workload] = {
 
 
 @dataclass(frozen=True, slots=True)
-class PeerComparison:
-    """Another system's line below a workload's."""
-
-    name: str
-    measured: Measured
-    #: Of throughput, as in ``Comparison``.
-    ratio: float
-    spread: tuple[float, float] = (0.0, 0.0)
-
-
-@dataclass(frozen=True, slots=True)
 class Comparison:
-    """One line of the table, and those of its peers."""
+    """One line of the table. Ratios are of throughput, and each has its median, least and most over all turns."""
 
     workload: Workload
     bare: Measured
     flightedl: Measured
-    #: Of throughput: 1 is as fast as bare Flight. The median of the ratios of neighbouring runs.
-    ratio: float
-    peers: tuple[PeerComparison, ...] = ()
-    #: The least and the most of these ratios.
-    spread: tuple[float, float] = (0.0, 0.0)
-    #: Of throughput: shared memory against the same by TCP, where both were measured; median, least and most.
+    #: Against bare Flight.
+    ratio: tuple[float, float, float]
+    #: Shared memory only: the same job by TCP, its ratio, and that of shared memory against it.
+    by_tcp: Measured | None = None
+    ratio_by_tcp: tuple[float, float, float] | None = None
     over_tcp: tuple[float, float, float] | None = None
+
+
+def records(directory: Path, tasks: int = 16) -> Path:
+    """Return a dataset of so many tasks, written if needed."""
+    path = directory / "records.parquet"
+    if not path.exists():
+        pq.write_table(pa.table({"k": np.arange(RECORDS_PER_TASK * tasks)}), path, row_group_size=RECORDS_PER_TASK)
+    return path
 
 
 @contextlib.contextmanager
@@ -144,10 +135,7 @@ def bare_side(workload: Workload) -> Iterator[Side]:
 @contextlib.contextmanager
 def flightedl_side(workload: Workload, directory: Path) -> Iterator[Side]:
     """A job of real processes."""
-    path = directory / "records.parquet"
-    if not path.exists():
-        table = pa.table({"k": np.arange(_RECORDS)})
-        pq.write_table(table, path, row_group_size=RECORDS_PER_TASK)
+    path = records(directory)
     gradients = directory / "gradients"
     if not gradients.exists() or gradients.stat().st_size != workload.size_bytes:
         with gradients.open("wb") as file:
@@ -178,100 +166,60 @@ def flightedl_side(workload: Workload, directory: Path) -> Iterator[Side]:
         yield Side(trainers, pids, workload.size_bytes, others)
 
 
-def compare(workload: Workload, *, turns: int, steps: int, directory: Path, peers: Sequence[Peer] = ()) -> Comparison:
-    """All sides, taking turns of ``steps`` steps each."""
+def compare(workload: Workload, *, turns: int, steps: int, directory: Path) -> Comparison:
+    """Let all sides take turns of ``steps`` steps each."""
+    is_shared = workload.path in _IN_MEMORY
     with contextlib.ExitStack() as stack:
-        bare = stack.enter_context(bare_side(workload))
-        ours = stack.enter_context(flightedl_side(workload, directory))
-        others: list[tuple[str, Side]] = []
-        if workload.path in _IN_MEMORY:
-            others.append((BY_TCP, stack.enter_context(flightedl_side(replace(workload, path="tcp"), directory))))
-        for peer in peers:
-            try:
-                others.append((peer.name, stack.enter_context(peer_side(peer, sum(workload.shapes)))))
-            except JobFailedError as error:
-                click.echo(f"{peer.name} does not start here, so it is not compared: {error}", err=True)
-        sides = [bare, ours, *(side for _, side in others)]
-        for side in sides:
-            side.run(max(2, steps // 2))
-            side.forget()
-        times: list[list[float]] = [[] for _ in sides]
-        for turn in range(turns):
-            # Who goes first alternates, so that a machine that slows down favours nobody.
-            order = list(zip(sides, times, strict=True))
-            for side, found in order if turn % 2 == 0 else reversed(order):
-                found.append(side.run(steps))
-        ratios = [_ratio(times[0], found) for found in times]
-        return Comparison(
-            workload,
-            bare.measured(),
-            ours.measured(),
-            ratios[1][0],
-            tuple(
-                PeerComparison(name, side.measured(), ratio, (least, most))
-                for (name, side), (ratio, least, most) in zip(others, ratios[2:], strict=True)
-            ),
-            ratios[1][1:],
-            _ratio(times[2], times[1]) if workload.path in _IN_MEMORY else None,
-        )
+        sides = [
+            stack.enter_context(bare_side(workload)),
+            stack.enter_context(flightedl_side(workload, directory)),
+        ]
+        if is_shared:
+            sides.append(stack.enter_context(flightedl_side(replace(workload, path="tcp"), directory)))
+        times = take_turns(sides, turns, [steps] * len(sides))
+        bare, ours, *by_tcp = (side.measured() for side in sides)
+    found = Comparison(workload, bare, ours, _ratio(times[0], times[1]))
+    if not is_shared:
+        return found
+    return replace(
+        found, by_tcp=by_tcp[0], ratio_by_tcp=_ratio(times[0], times[2]), over_tcp=_ratio(times[2], times[1])
+    )
 
 
 def _ratio(others: Sequence[float], ours: Sequence[float]) -> tuple[float, float, float]:
-    """How many times as fast: the median of neighbouring runs, the least, and the most."""
+    """Return how many times as fast we are: the median of neighbouring runs, the least, and the most."""
     found = [other / our for other, our in zip(others, ours, strict=True)]
     return statistics.median(found), min(found), max(found)
 
 
-def has_peers(workload: Workload) -> bool:
-    """Whether the peers' programs do the like of it."""
-    alone = workload.parameters == workload.trainers == workload.pservers == 1
-    return alone and workload.optimizer == "sgd" and workload.mode == "async" and not workload.wire
+def rows_of(one: Comparison) -> list[tuple[str, ...]]:
+    """Return the lines of the table for one workload."""
+    found = [(str(one.workload), *_cells(one.bare, one.flightedl, one.ratio))]
+    if one.by_tcp is not None and one.ratio_by_tcp is not None:
+        found.append((f"  {BY_TCP}", *_cells(one.bare, one.by_tcp, one.ratio_by_tcp)))
+    return found
 
 
-def as_json(comparisons: Sequence[Comparison]) -> str:
-    """Everything measured."""
-    return json.dumps([asdict(comparison) for comparison in comparisons], indent=2)
-
-
-def as_table(comparisons: Sequence[Comparison]) -> Table:
-    """For people."""
-    title = f"push + optimizer + pull, {os.cpu_count()} cores of {processor_name()}, medians of alternated runs"
-    table = Table(title=title)
-    shows_peers = any(one.peers for one in comparisons)
-    # With peers, one column is for several systems.
-    name = "" if shows_peers else "flightedl "
-    columns = ("workload", "bare ms", f"{name}ms", "ratio", "bare GB/s", f"{name}GB/s", "cpu s/GB", "server MB")
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number == 0 else "right")
-    for one in comparisons:
-        label = f"{one.workload}: flightedl" if shows_peers else str(one.workload)
-        table.add_row(label, *_cells(one.bare, one.flightedl, one.ratio, one.spread))
-        for peer in one.peers:
-            table.add_row(f"  {peer.name}", *_cells(one.bare, peer.measured, peer.ratio, peer.spread))
-    return table
-
-
-def _cells(bare: Measured, other: Measured, ratio: float, spread: tuple[float, float]) -> list[str]:
-    return [
+def _cells(bare: Measured, other: Measured, ratio: tuple[float, float, float]) -> tuple[str, ...]:
+    return (
         f"{bare.step_s * 1e3:.2f}",
         f"{other.step_s * 1e3:.2f}",
-        f"{ratio:.2f} ({spread[0]:.2f} to {spread[1]:.2f})" if any(spread) else f"{ratio:.2f}",
+        f"{ratio[0]:.2f} ({ratio[1]:.2f} to {ratio[2]:.2f})",
         f"{bare.bytes_per_s / 1e9:.2f}",
         f"{other.bytes_per_s / 1e9:.2f}",
         f"{bare.cpu_s_per_gb:.2f} / {other.cpu_s_per_gb:.2f}",
         f"{other.server_bytes / 1e6:.0f}",
-    ]
+    )
 
 
 def against_tcp(one: Comparison) -> str:
-    """What shared memory gains over the same job by TCP, for people; empty: that was not measured."""
-    if one.over_tcp is None:
+    """Return a sentence about the gain of shared memory over TCP, empty if that was not measured."""
+    if one.over_tcp is None or one.by_tcp is None:
         return ""
-    by_tcp = next(peer.measured for peer in one.peers if peer.name == BY_TCP)
     ratio, least, most = one.over_tcp
     return (
         f"{one.workload}: {ratio:.2f} x as fast as by TCP ({least:.2f} to {most:.2f}), "
-        f"with {one.flightedl.cpu_s_per_gb / by_tcp.cpu_s_per_gb:.2f} of its processor time for a GB"
+        f"with {one.flightedl.cpu_s_per_gb / one.by_tcp.cpu_s_per_gb:.2f} of its processor time for a GB"
     )
 
 
@@ -303,49 +251,32 @@ def processor_name() -> str:
     help="What values travel by; shared memory, and with model.lend_to, stands beside TCP [auto: shared]",
 )
 @click.option("--steps", type=click.IntRange(min=0), default=0, help="Steps of a turn [0: by the size]")
-@click.option("--turns", type=click.IntRange(min=1), default=5, show_default=True, help="Turns of each side.")
-@click.option("--peers", "wants_peers", is_flag=True, help="Compare also with what is installed of other systems.")
-@click.option("--json", "wants_json", is_flag=True, help="Print JSON.")
-def dense(
-    *, workloads: Sequence[str], steps: int, turns: int, wants_peers: bool, wants_json: bool, **custom: Any
-) -> None:
+@measuring(turns=5)
+def dense(*, workloads: Sequence[str], steps: int, turns: int, wants_json: bool, **custom: Any) -> None:
     """Push + optimizer + pull against bare Flight.
 
     Runs the standard WORKLOADS (sgd, adam, sync, small, tiny), all of them if none is named and no option is given, or
-    with "custom" the one that the options describe. Both sides' processes live side by side and take turns.
-
-    Peers (TCP sockets, torch.distributed.rpc, gloo, Ray) do the like of one trainer, one pserver, one parameter, SGD,
-    async, a float32 wire: they stand below such workloads, "sgd" and "small" of the standard ones.
+    with "custom" the one that the options describe. The processes of both sides take turns.
     """
     path = custom["path"]
     chosen = [replace(STANDARD[name], path=path) for name in workloads if name != "custom"]
     own = Workload(**custom)
     if "custom" in workloads or (not chosen and own != Workload(path=path)):
         chosen.append(own)
-    console = Console(highlight=False, width=180)
-    peers = installed() if wants_peers else []
+    found = []
     with tempfile.TemporaryDirectory(prefix="flightedl-bench-") as directory:
-        found = []
         for workload in chosen or [replace(each, path=path) for each in STANDARD.values()]:
-            if not wants_json:
-                click.echo(f"measuring {workload} ...", err=True)
-            found.append(
-                compare(
-                    workload,
-                    turns=turns,
-                    steps=steps or default_steps(workload),
-                    directory=Path(directory),
-                    peers=peers if has_peers(workload) else (),
-                )
-            )
+            say(str(workload))
+            count = steps or default_steps(workload)
+            found.append(compare(workload, turns=turns, steps=count, directory=Path(directory)))
     if wants_json:
-        click.echo(as_json(found))
-    else:
-        console.print(as_table(found))
-        for line in filter(None, map(against_tcp, found)):
-            click.echo(line)
-    if wants_peers and (line := missing_line(peers)):
-        click.echo(line, err=wants_json)
+        print_json(found)
+        return
+    title = f"push + optimizer + pull, {os.cpu_count()} cores of {processor_name()}, medians of alternated runs"
+    columns = ("workload", "bare ms", "flightedl ms", "ratio", "bare GB/s", "flightedl GB/s", "cpu s/GB", "server MB")
+    print_table(title, columns, [row for one in found for row in rows_of(one)])
+    for line in filter(None, map(against_tcp, found)):
+        click.echo(line)
 
 
 def default_steps(workload: Workload) -> int:

@@ -94,7 +94,7 @@ def run_trainers(etcd: str, job: str, count: int) -> None:
     for trainer in trainers:
         trainer.dispatch()
     ready()
-    while times := next_order():
+    while times := next_order()[0]:
         seconds: list[float] = []
         started = threading.Barrier(count + 1)
 

@@ -1,13 +1,11 @@
-"""``flightedl bench latency``: what people wait for with small models and short jobs, and how long it may take.
+"""``flightedl bench latency``: steps and rounds of small models against the floor, gloo and bare Flight.
 
-Every figure stands beside one of something else that was taken in the same run, by turns: gloo's all-reduce, TCP
-sockets, bare Flight, the same loop in plain NumPy, the import of the libraries that nobody can do without.
+Each figure is alternated with another of the same run, and has its bar: a ratio holds on any machine, a time does not.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -15,52 +13,47 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from flightedl.config import child_environment
 from flightedl.process.importing import require
 
-from . import starts
 from .dense import STANDARD, Workload, compare, default_steps, flightedl_side
+from .floor import COUNT, floor_side
+from .modules import TORCH_ENVIRONMENT
 from .orders import worker
-from .peers import PEER_ENVIRONMENT, PEERS, peer_side
-from .sides import Side
+from .sides import BusyCores, Side, measuring, print_json, print_table, ratio, say, take_turns
 
-#: Of the digits' softmax: 64 x 10 weights and 10 biases.
-_SMALL = 650
-_SMALL_MB = 4 * _SMALL / (1 << 20)
-_STEPS = 200
-_DIGITS_EPOCHS = 20
+_SMALL_MB = 4 * COUNT / (1 << 20)
+_STEPS, _FLOOR_STEPS = 400, 2000
+_CLIENTS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A figure, what it is compared with, and what it has to be."""
+    """A figure, the one beside it, and its limit: the most, or the least if ``is_at_least``."""
 
     what: str
     ours: str
     other: str
     value: float
     limit: float
-    #: Whether it has to be the limit or above it; else or below.
     is_at_least: bool = False
 
     @property
     def is_met(self) -> bool:
-        """Whether it is as it has to be."""
+        """True if the value keeps its limit."""
         return self.value >= self.limit if self.is_at_least else self.value <= self.limit
 
     @property
     def wanted(self) -> str:
-        """What it has to be, for people."""
+        """The limit for people."""
         return f"{'≥' if self.is_at_least else '≤'} {self.limit:g}"
 
 
 @contextlib.contextmanager
 def allreduce_side(element_count: int, trainers: int) -> Iterator[Side]:
-    """All-reduce of gloo between so many processes."""
-    module, environment = "flightedl_tools.bench.peer_allreduce", child_environment(**PEER_ENVIRONMENT)
+    """Gloo's all-reduce between processes."""
+    module, environment = "flightedl_tools.bench.peer_allreduce", child_environment(**TORCH_ENVIRONMENT)
     with contextlib.ExitStack() as stack:
         first = stack.enter_context(worker(module, [element_count, 0, trainers, 0], environment))
         port = first.line()
@@ -74,134 +67,116 @@ def allreduce_side(element_count: int, trainers: int) -> Iterator[Side]:
         yield Side(members, [], 4 * element_count)
 
 
-def by_turns(ours: Side, other: Side, turns: int) -> tuple[float, float, float]:
-    """Medians of the seconds of a step of both, and of the other's over ours of neighbouring turns."""
-    sides = (ours, other)
-    for side in sides:
-        side.run(_STEPS)
-    found: list[tuple[float, float]] = []
-    for turn in range(turns):
-        if turn % 2 == 0:
-            found.append((ours.run(_STEPS), other.run(_STEPS)))
-        else:
-            last = other.run(_STEPS)
-            found.append((ours.run(_STEPS), last))
-    ours_s, other_s = (statistics.median(column) for column in zip(*found, strict=True))
-    return ours_s, other_s, statistics.median(other / own for own, other in found)
+def by_floor(what: str, times: Sequence[Sequence[float]], limit: float) -> Bar:
+    """Compare a step with the floor's."""
+    ours_s, floor_s = map(statistics.median, times)
+    value = ratio(times[0], times[1])
+    return Bar(
+        f"{what}: x of the floor's time", f"{1e3 * ours_s:.3f} ms", f"floor {1e3 * floor_s:.3f} ms", value, limit
+    )
+
+
+def when_busy(what: str, ours: Side, turns: int, limit: float) -> Bar:
+    """Compare a step while each core runs a busy loop with one on the quiet machine, by turns."""
+    quiet, busy = [], []
+    with BusyCores() as cores:
+        for _ in range(turns):
+            quiet.append(ours.run(_STEPS))
+            with cores.running():
+                busy.append(ours.run(_STEPS))
+    told = f"{1e3 * statistics.median(busy):.3f} ms", f"without {1e3 * statistics.median(quiet):.3f} ms"
+    return Bar(f"{what}, a busy loop on each core: x of the time without", *told, ratio(busy, quiet), limit)
 
 
 def sync_steps(directory: Path, turns: int) -> list[Bar]:
     """A synchronous round of two trainers."""
-    workload = Workload(mb=_SMALL_MB, trainers=2, mode="sync")
-    with flightedl_side(workload, directory) as ours, allreduce_side(_SMALL, 2) as gloo:
-        ours_s, other_s, ratio = by_turns(ours, gloo, turns)
-    told = f"{1 / ours_s:,.0f} steps/s", f"gloo all-reduce {1 / other_s:,.0f} steps/s"
-    return [Bar(f"{_SMALL} parameters, sync, 2 trainers: x of the other's steps/s", *told, ratio, 0.9, True)]
+    what = f"{COUNT} parameters, sync, 2 trainers"
+    with (
+        flightedl_side(Workload(mb=_SMALL_MB, trainers=2, mode="sync"), directory) as ours,
+        floor_side("line", 2, is_sync=True) as floor,
+        allreduce_side(COUNT, 2) as gloo,
+    ):
+        times = take_turns([ours, floor, gloo], turns, [_STEPS, _FLOOR_STEPS, _STEPS])
+        busy = when_busy(what, ours, turns, 1.1)
+    told = [f"{1 / statistics.median(each):,.0f} steps/s" for each in times]
+    faster = ratio(times[2], times[0])
+    return [
+        by_floor(what, times[:2], 2.5),
+        Bar(f"{what}: x of the other's steps/s", told[0], f"gloo all-reduce {told[2]}", faster, 2, True),
+        busy,
+    ]
 
 
 def async_steps(directory: Path, turns: int) -> list[Bar]:
-    """A step of one trainer."""
-    workload = Workload(mb=_SMALL_MB)
-    with flightedl_side(workload, directory) as ours, peer_side(PEERS[0], _SMALL) as sockets:
-        ours_s, other_s, _ = by_turns(ours, sockets, turns)
-    told = f"{1e3 * ours_s:.2f} ms", f"{PEERS[0].name} {1e3 * other_s:.2f} ms"
-    return [Bar(f"{_SMALL} parameters, async, 1 trainer: ms a step", *told, 1e3 * ours_s, 0.5)]
+    """A step of one trainer on the pserver's host."""
+    what = f"{COUNT} parameters, async, 1 trainer"
+    with flightedl_side(Workload(mb=_SMALL_MB), directory) as ours, floor_side("line") as floor:
+        times = take_turns([ours, floor], turns, [_STEPS, _FLOOR_STEPS])
+        return [by_floor(what, times, 2), when_busy(what, ours, turns, 1)]
+
+
+def tcp_steps(directory: Path, turns: int) -> list[Bar]:
+    """The same step by TCP, against the same values in Flight's metadata."""
+    with flightedl_side(Workload(mb=_SMALL_MB, path="tcp"), directory) as ours, floor_side("flight") as floor:
+        times = take_turns([ours, floor], turns, [_STEPS, _STEPS])
+    return [by_floor(f"{COUNT} parameters, async, by TCP", times, 1.5)]
+
+
+def many_clients(directory: Path, turns: int) -> list[Bar]:
+    """Messages a second of one pserver, and its processor time for each, with four trainers."""
+    found = []
+    for path, kind, steps in (("auto", "line", 4 * _FLOOR_STEPS), ("tcp", "flight", _FLOOR_STEPS)):
+        workload = Workload(mb=_SMALL_MB, trainers=_CLIENTS, path=path)
+        with flightedl_side(workload, directory) as ours, floor_side(kind, _CLIENTS) as floor:
+            take_turns([ours, floor], turns, [_STEPS, steps])
+            mine, least = ours.measured(), floor.measured()
+        what = f"{_CLIENTS} trainers, {'by TCP' if path == 'tcp' else 'one host'}"
+        told = f"{mine.steps_per_s:,.0f}/s", f"floor {least.steps_per_s:,.0f}/s"
+        rate = mine.steps_per_s / least.steps_per_s
+        found.append(Bar(f"{what}, messages/s: x of the floor's", *told, rate, 0.35, True))
+        used = f"{1e6 * mine.server_cpu_s:.0f} us", f"floor {1e6 * least.server_cpu_s:.0f} us"
+        cpu = mine.server_cpu_s / max(least.server_cpu_s, 1e-9)
+        found.append(Bar(f"{what}, pserver's processor a message: x of the floor's", *used, cpu, 3))
+    return found
 
 
 def many_parameters(directory: Path, turns: int) -> list[Bar]:
-    """A thousand little parameters."""
+    """A thousand small parameters."""
     workload = STANDARD["tiny"]
     found = compare(workload, turns=turns, steps=default_steps(workload), directory=directory)
     told = f"{1e3 * found.flightedl.step_s:.2f} ms", f"bare Flight {1e3 * found.bare.step_s:.2f} ms"
-    return [Bar("1,000 parameters of 1,000, async: x of the other's speed", *told, found.ratio, 0.85, True)]
-
-
-def first_batches(directory: Path, turns: int) -> list[Bar]:
-    """The trivial script, and how long its trainers wait for tasks of three batches."""
-    starts.first_batch(directory)
-    found = [starts.first_batch(directory) for _ in range(turns)]
-    libraries_s = statistics.median(starts.import_s(starts.BARE_IMPORT, directory) for _ in range(turns))
-    first_s = statistics.median(one.first_s for one in found)
-    waiting = statistics.median(one.waiting for one in found)
-    whole_s = statistics.median(one.whole_s for one in found)
-    told = f"{first_s:.2f} s", f"import of numpy, pyarrow, grpc {libraries_s:.2f} s"
-    return [
-        Bar("flightedl run, 2 trainers, 2 pservers: s until the first batch", *told, first_s, 2.0),
-        Bar(
-            "tasks of 3 batches: share of the loop between a step and the next batch",
-            f"{waiting:.1%}",
-            f"whole command {whole_s:.2f} s",
-            waiting,
-            0.05,
-        ),
-    ]
-
-
-def digits(directory: Path, turns: int) -> list[Bar]:
-    """The example as people run it, against its loop alone."""
-    found = [starts.digits_s(directory, _DIGITS_EPOCHS) for _ in range(turns)]
-    ours_s, other_s = (statistics.median(column) for column in zip(*found, strict=True))
-    ratio = statistics.median(ours / other for ours, other in found)
-    told = f"{ours_s:.2f} s", f"NumPy loop {other_s:.2f} s"
-    return [Bar(f"digits, {_DIGITS_EPOCHS} epochs, whole command: x of the other's time", *told, ratio, 2.5)]
-
-
-def imports(directory: Path, turns: int) -> list[Bar]:
-    """A trainer that reads Parquet."""
-    starts.import_s(starts.TRAINER_IMPORT, directory)
-    pairs = [
-        (starts.import_s(starts.TRAINER_IMPORT, directory), starts.import_s(starts.BARE_IMPORT, directory))
-        for _ in range(turns)
-    ]
-    ours_s, other_s = (statistics.median(column) for column in zip(*pairs, strict=True))
-    told = f"{ours_s:.2f} s", f"import of numpy, pyarrow, grpc {other_s:.2f} s"
-    return [Bar("import of a trainer: s of the processor", *told, ours_s, 0.54)]
+    return [Bar("1,000 parameters of 1,000, async: x of the other's speed", *told, found.ratio[0], 0.85, True)]
 
 
 MEASURES: dict[str, Callable[[Path, int], list[Bar]]] = {
     "sync": sync_steps,
     "async": async_steps,
+    "tcp": tcp_steps,
+    "clients": many_clients,
     "many": many_parameters,
-    "start": first_batches,
-    "digits": digits,
-    "import": imports,
 }
-#: Measure -> the module that it needs, and the extra that brings it.
-_NEEDED = {
-    "sync": ("torch", "torch"),
-    "async": ("torch", "torch"),
-    "digits": ("sklearn", "examples"),
-}
-
-
-def as_table(bars: Sequence[Bar]) -> Table:
-    """For people."""
-    table = Table(title="what people wait for, medians of alternated runs")
-    for number, column in enumerate(("what", "flightedl", "beside it", "", "wanted", "")):
-        table.add_column(column, justify="right" if number in {1, 3, 4} else "left")
-    for bar in bars:
-        table.add_row(bar.what, bar.ours, bar.other, f"{bar.value:.2f}", bar.wanted, "yes" if bar.is_met else "no")
-    return table
 
 
 @click.command()
 @click.argument("measures", nargs=-1, type=click.Choice(list(MEASURES)))
-@click.option("--turns", type=click.IntRange(min=1), default=5, show_default=True, help="Turns of each side.")
-@click.option("--json", "wants_json", is_flag=True, help="Print JSON.")
+@measuring(turns=5)
 def latency(*, measures: Sequence[str], turns: int, wants_json: bool) -> None:
-    """Small models, short tasks, short jobs: what people wait for.
+    """Steps and rounds of small models, against the floor, gloo and bare Flight.
 
-    Runs the MEASURES, all of them if none is named. "sync" and "async" need PyTorch beside them, "digits" scikit-learn.
+    Runs the MEASURES, all of them if none is named. "sync" needs PyTorch, for gloo.
     """
     found: list[Bar] = []
-    for name in _NEEDED.keys() & (measures or MEASURES):
-        require(_NEEDED[name][0], f"the measure {name}", _NEEDED[name][1])
+    if "sync" in (measures or MEASURES):
+        require("torch", "the measure sync", "torch")
     with tempfile.TemporaryDirectory(prefix="flightedl-bench-") as directory:
         for name in measures or MEASURES:
-            if not wants_json:
-                click.echo(f"measuring {name} ...", err=True)
+            say(name)
             found += MEASURES[name](Path(directory), turns)
     if wants_json:
-        click.echo(json.dumps([asdict(bar) | {"is_met": bar.is_met} for bar in found], indent=2))
+        print_json([asdict(bar) | {"is_met": bar.is_met} for bar in found])
         return
-    Console(highlight=False, width=180).print(as_table(found))
+    columns = ("what", "flightedl", "beside it", "", "wanted", "")
+    rows = [
+        (bar.what, bar.ours, bar.other, f"{bar.value:.2f}", bar.wanted, "yes" if bar.is_met else "no") for bar in found
+    ]
+    print_table("small models, medians of alternated runs", columns, rows, left=(0, 2, 5))

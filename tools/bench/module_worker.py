@@ -63,8 +63,8 @@ def main(options: dict[str, Any]) -> None:
                 optimizer = fe.torch.Optimizer(net, job, fe.Adam(), mode=fe.Sync())
                 data = job.dataset(options["data"], batch_size=1, epochs=None)
                 ready()
-                # Each order is a loop of its own: who stays in one is waited for in the rounds of the others.
-                while count := next_order():
+                # Each order is a loop of its own: a trainer that stayed in one would be waited for in others' rounds.
+                while count := next_order()[0]:
                     report(*run_steps(data, lambda: step(net, optimizer), count))
 
 

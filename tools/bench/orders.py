@@ -1,8 +1,8 @@
-"""How the bench tells its processes when to run: a line with a number of steps and maybe their kind, answered by JSON.
+"""Orders to the processes of a benchmark: a line with a number of steps and their kind, answered by a line of JSON.
 
-Both sides of a comparison live all the time and take turns, so that neither has a warmer machine. A worker answers
-``{"seconds": [...], "cpu_s": ...}``: each step's wall time, and the processor time of the process for all of them. The
-end of the input ends it.
+The sides of a comparison run all the time and take turns, so neither has a warmer machine. A worker answers
+``{"seconds": [...], "cpu_s": ...}``: the wall time of each step, and the processor time of its process for all of them.
+The end of the input ends the worker.
 """
 
 from __future__ import annotations
@@ -12,26 +12,21 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from flightedl.errors import JobFailedError
 
 
-def next_order() -> int:
-    """How many steps to run now; 0: end."""
-    return next_choice()[0]
-
-
-def next_choice() -> tuple[int, int]:
-    """How many steps to run now, and of which kind; 0 steps: end."""
+def next_order() -> tuple[int, int]:
+    """Return the number of steps to run and their kind; 0 steps end the worker."""
     count, choice, *_ = *map(int, sys.stdin.readline().split()), 0, 0
     return count, choice
 
 
 def ready(servers: Sequence[int] = ()) -> None:
-    """Say that orders can be taken, and name the processes that serve this one, if it started them."""
+    """Say that orders are accepted, and name the server processes that this worker started."""
     _say({"ready": True, "servers": list(servers)})
 
 
@@ -40,16 +35,11 @@ def report(seconds: Sequence[float], cpu_s: float) -> None:
     _say({"seconds": list(seconds), "cpu_s": cpu_s})
 
 
-def serve(step: Callable[[], object], servers: Sequence[int] = ()) -> None:
-    """Run steps as ordered until the input ends."""
-    serve_choices([step], servers)
-
-
-def serve_choices(steps: Sequence[Callable[[], object]], servers: Sequence[int] = ()) -> None:
-    """The same with several kinds of steps, of which each order names one."""
+def serve(*steps: Callable[[], object], servers: Sequence[int] = ()) -> None:
+    """Run steps as ordered until the input ends. With several kinds of steps each order names one."""
     ready(servers)
     while True:
-        count, choice = next_choice()
+        count, choice = next_order()
         if not count:
             return
         cpu_s = time.process_time()
@@ -61,8 +51,38 @@ def serve_choices(steps: Sequence[Callable[[], object]], servers: Sequence[int] 
         report(seconds, time.process_time() - cpu_s)
 
 
-def say_port(port: int) -> None:
-    """Tell the bench where the server listens."""
+def serve_batches(data: Iterable[object], step: Callable[[int], object], begin: Callable[[int], object] = int) -> None:
+    """Run steps as ordered within one loop over batches, where a step is a whole turn of the loop.
+
+    Args:
+        data: Batches without end.
+        step: Run one step of a kind.
+        begin: Prepare for an order of a kind.
+    """
+    seconds: list[float] = []
+    left = choice = 0
+    cpu_s = begun = 0.0
+    for _ in data:
+        now = time.perf_counter()
+        if left:
+            seconds.append(now - begun)
+            left -= 1
+        if not left:
+            if seconds:
+                report(seconds, time.process_time() - cpu_s)
+            seconds = []
+            left, choice = next_order()
+            if not left:
+                return
+            begin(choice)
+            cpu_s = time.process_time()
+            now = time.perf_counter()
+        begun = now
+        step(choice)
+
+
+def say_port(port: object) -> None:
+    """Tell the benchmark where this server listens."""
     sys.stdout.write(f"{port}\n")
     sys.stdout.flush()
 
@@ -79,33 +99,29 @@ class Worker:
     process: subprocess.Popen[str]
 
     def order(self, count: int, choice: int = 0) -> None:
-        """Begin ``count`` steps, of one kind of several."""
-        self._write(f"{count} {choice}\n")
+        """Begin ``count`` steps of a kind."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(f"{count} {choice}\n")
+            self.process.stdin.flush()
 
     def answer(self) -> dict[str, Any]:
-        """The answer to the order before."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
+        """Return the answer to the previous order."""
+        line = self.line()
         if not line:
             raise JobFailedError(f"a process of the bench ended with code {self.process.wait()}: see its output above")
         found: dict[str, Any] = json.loads(line)
         return found
 
     def line(self) -> str:
-        """One line that is no JSON."""
+        """Return the next line of output."""
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
-
-    def _write(self, text: str) -> None:
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.write(text)
-            self.process.stdin.flush()
 
 
 @contextlib.contextmanager
 def worker(module: str, arguments: Sequence[object], environment: Mapping[str, str]) -> Iterator[Worker]:
-    """Start ``python -m module arguments``; it ends with the block."""
+    """Run ``python -m module arguments`` until the block ends."""
     with subprocess.Popen(
         [sys.executable, "-m", module, *map(str, arguments)],
         stdin=subprocess.PIPE,

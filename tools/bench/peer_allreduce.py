@@ -1,4 +1,4 @@
-"""A peer of the bench: gloo's all-reduce of one array between several processes, which is a synchronous round of DDP.
+"""A peer of the benchmark: gloo's all-reduce of one array between several processes, a synchronous round of DDP.
 
 ``python -m flightedl_tools.bench.peer_allreduce ELEMENTS RANK WORLD PORT``; rank 0 prints the port that the others get.
 """
@@ -11,7 +11,8 @@ import torch
 from torch import distributed
 
 from .orders import say_port, serve
-from .peers import LEARNING_RATE
+
+_LEARNING_RATE = 0.01
 
 
 def run_member(element_count: int, rank: int, world: int, port: int) -> None:
@@ -27,7 +28,7 @@ def run_member(element_count: int, rank: int, world: int, port: int) -> None:
     def step() -> None:
         total = gradient.clone()
         distributed.all_reduce(total)
-        values.add_(total, alpha=-LEARNING_RATE / world)
+        values.add_(total, alpha=-_LEARNING_RATE / world)
 
     serve(step)
 

@@ -1,4 +1,4 @@
-"""Processor time, memory and descendants of other processes, read from Linux's /proc."""
+"""Processor time and memory of other processes, read from Linux's /proc."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PROC = Path("/proc")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = resource.getpagesize()
 #: Fields of ``/proc/PID/stat``, counted from the one after the program's name.
-_PARENT, _USER_TICKS, _SYSTEM_TICKS, _RESIDENT_PAGES = 1, 11, 12, 21
+_USER_TICKS, _SYSTEM_TICKS, _RESIDENT_PAGES = 11, 12, 21
 
 
 def cpu_s(pid: int) -> float:
@@ -30,21 +30,6 @@ def peak_bytes(pid: int) -> int:
     """Return the most main memory that a process ever had."""
     (line,) = [text for text in _read(_PROC / str(pid) / "status").splitlines() if text.startswith("VmHWM:")]
     return int(line.split()[1]) << 10
-
-
-def with_descendants(pid: int) -> list[int]:
-    """Return a process and all that it started, directly or not."""
-    parents: dict[int, int] = {}
-    for place in _PROC.iterdir():
-        if place.name.isdecimal():
-            try:
-                parents[int(place.name)] = int(_stat(int(place.name))[_PARENT])
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-    found = [pid]
-    for each in found:
-        found += [child for child, parent in parents.items() if parent == each]
-    return found
 
 
 def _stat(pid: int) -> list[str]:

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import json
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 import pyarrow as pa
-from rich.console import Console
-from rich.table import Table
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.etcd import EtcdCoordinator
@@ -41,6 +38,7 @@ from flightedl.ports import FileStat, Put
 
 from .orders import Worker, worker
 from .processes import peak_bytes
+from .sides import measuring, print_json, print_table
 
 _MODULE = "flightedl_tools.bench.dispatchers"
 _CHUNKS_PER_FILE = 1000
@@ -243,20 +241,22 @@ def _found(masters: tuple[OfTasks, ...], sizes: Sequence[int], trainers: int, tu
     )
 
 
-def as_table(found: Found) -> Table:
-    """For people."""
-    table = Table(title="one trainer's dispatch: report a task, get the next, durably")
-    for name in ("tasks", "dispatch ms", "state bytes", "master's peak MB", "start s"):
-        table.add_column(name, justify="right")
-    for one in found.masters:
-        table.add_row(
+def print_found(found: Found) -> None:
+    """Print the table and sentences for people."""
+    rows = [
+        (
             f"{one.tasks:,}",
             f"{one.dispatch_ms:.2f}",
             f"{one.state_bytes:,}",
             f"{one.memory_mb:.0f}",
             f"{one.start_s:.2f}",
         )
-    return table
+        for one in found.masters
+    ]
+    columns = ("tasks", "dispatch ms", "state bytes", "master's peak MB", "start s")
+    print_table("one trainer's dispatch: report a task, get the next, durably", columns, rows, left=())
+    for sentence in sentences(found):
+        click.echo(sentence)
 
 
 def sentences(found: Found) -> list[str]:
@@ -274,9 +274,8 @@ def sentences(found: Found) -> list[str]:
 @click.command()
 @click.option("--sizes", default="1000,10000,100000,1000000", show_default=True, help="Numbers of tasks.")
 @click.option("--trainers", type=click.IntRange(min=1), default=64, show_default=True, help="That ask at once.")
-@click.option("--turns", type=click.IntRange(min=1), default=7, show_default=True)
 @click.option("--dispatches", type=click.IntRange(min=1), default=200, show_default=True, help="Of one trainer a turn.")
-@click.option("--json", "wants_json", is_flag=True, help="Print JSON.")
+@measuring(turns=7)
 def queue(*, sizes: str, trainers: int, turns: int, dispatches: int, wants_json: bool) -> None:
     """Cost of a dispatch by the number of tasks.
 
@@ -288,8 +287,6 @@ def queue(*, sizes: str, trainers: int, turns: int, dispatches: int, wants_json:
     with tempfile.TemporaryDirectory(prefix="flightedl-bench-") as directory:
         found = measure(counts, trainers, turns, dispatches, Path(directory))
     if wants_json:
-        click.echo(json.dumps(asdict(found), indent=2))
-        return
-    Console(highlight=False, width=120).print(as_table(found))
-    for sentence in sentences(found):
-        click.echo(sentence)
+        print_json(found)
+    else:
+        print_found(found)

@@ -1,4 +1,4 @@
-"""``flightedl bench recovery``: how long a job stands still when a process is killed, and what a checkpoint costs.
+"""``flightedl bench recovery``: how long a job stands still when a process is killed or frozen.
 
 A real job (etcd, masters, pservers, trainers that never finish, asynchronous, tasks of half a second) runs while its
 processes are killed with SIGKILL or frozen with SIGSTOP, one at a time, each time when the job is well again:
@@ -12,8 +12,7 @@ The launcher sees its children die, and ends their leases at once. On a cluster 
 also killed while the launcher leaves the leases of the dead alone, and only their end tells that they are gone. It is
 the same for a process that is frozen, which also holds the calls that are under way to it.
 
-Then the tasks that are finished in some minutes with one kill each are compared with those of as many minutes without,
-deposed processes try to write, and one shard is copied, written and read in this process.
+Then the tasks finished in some minutes with one kill each are compared with those of as many minutes without.
 """
 
 from __future__ import annotations
@@ -37,13 +36,10 @@ from flightedl.launch.programs import TrainerProgram
 from flightedl.process import tuning as process_tuning
 
 from ..options import Number
-from .shard import shard_figures
 from .steady import accepted_pushes, longest_pause
 from .watcher import Watcher
-from .zombies import attempts
 
 _QUICK_S = 0.2
-_ZOMBIES = 1000
 _JOB = "recovery"
 #: Directory in which the trainers write down when their pushes were accepted.
 _INSTANTS = "instants"
@@ -244,7 +240,6 @@ _ROLES = tuple(_WHAT_ENDS_IT)
 )
 @click.option("--lease-ttl-s", type=Number(min=1), default=2.0, show_default=True, help="Time to live of all leases.")
 @click.option("--standby/--no-standby", default=True, show_default=True, help="With one more master and pserver.")
-@click.option("--size-mb", type=click.IntRange(min=1), default=1024, show_default=True, help="Of the shard.")
 @click.option("--minutes", type=click.IntRange(min=0), default=3, show_default=True, help="Of goodput under kills.")
 @click.option("--window-s", type=Number(min=1), default=60.0, show_default=True, help="Seconds of such a minute.")
 def recovery(
@@ -253,11 +248,10 @@ def recovery(
     roles: tuple[str, ...],
     lease_ttl_s: float,
     standby: bool,
-    size_mb: int,
     minutes: int,
     window_s: float,
 ) -> None:
-    """Measure kill -9 to working again, and what a checkpoint costs."""
+    """Measure the time from kill -9 to working again."""
     process_tuning.apply()
     began = time.monotonic()
 
@@ -275,16 +269,10 @@ def recovery(
         figures.measure(cluster, watcher, kills, roles, Path(directory) / _INSTANTS, say)
         if minutes:
             lines.append(_goodput(cluster, watcher, minutes, window_s, say))
-        watcher.settle()
-        say("deposed processes try to write")
-        tried, accepted = attempts(cluster.etcd_address, _JOB, status, _ZOMBIES)
-        lines.append(f"writes of deposed processes accepted: {accepted.total()} of {tried.total()}")
         watcher.close()
     kind = "with" if standby else "without"
     click.echo(f"leases of {lease_ttl_s:g} s, {kind} standby processes")
     for line in [*figures.lines(), *lines]:
-        click.echo(line)
-    for line in shard_figures(size_mb << 20, say):
         click.echo(line)
 
 

@@ -6,23 +6,19 @@ this machine, and the job that the options describe is worked out.
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
 from ..options import Number
 from .costs import GB, Constants, Job, Load, Machines, Seen, Shape, fitted, loads, requests_per_s
 from .dense import RECORDS_PER_TASK, Workload, default_steps, flightedl_side
 from .processes import cpu_s
+from .sides import measuring, print_json, print_table, say
 
 MB = 1 << 20
 #: What the constants come from, and what they are tried on.
@@ -57,56 +53,43 @@ def seen(shape: Shape, turns: int, directory: Path) -> Seen:
     )
 
 
-def constants_table(cost: Constants) -> Table:
-    """For people."""
-    table = Table(title="what costs how much of a processor", show_header=False)
-    table.add_column("what")
-    table.add_column("seconds", justify="right")
-    for what, told in (
-        ("trainer: a step, and each server in it", f"{cost.step_s * 1e6:.0f} us + {cost.step_server_s * 1e6:.0f} us"),
+def print_constants(cost: Constants) -> None:
+    """Print the constants for people."""
+    step = f"{cost.step_s * 1e6:.0f} us + {cost.step_server_s * 1e6:.0f} us"
+    rows = (
+        ("trainer: a step, and each server in it", step),
         ("trainer: a GB pushed and pulled", f"{cost.trainer_gb_s:.2f} s"),
         ("server: a message, a GB", f"{cost.message_s * 1e6:.0f} us, {cost.server_gb_s:.2f} s"),
-        (
-            "master: a second, and each request in it",
-            f"{cost.master_s * 1e3:.1f} ms + {cost.request_s * 1e3:.2f} ms",
-        ),
-        (
-            "etcd: a second, and each process in it",
-            f"{cost.etcd_s * 1e3:.1f} ms + {cost.etcd_process_s * 1e3:.2f} ms",
-        ),
-    ):
-        table.add_row(what, told)
-    return table
+        ("master: a second, and each request in it", f"{cost.master_s * 1e3:.1f} ms + {cost.request_s * 1e3:.2f} ms"),
+        ("etcd: a second, and each process in it", f"{cost.etcd_s * 1e3:.1f} ms + {cost.etcd_process_s * 1e3:.2f} ms"),
+    )
+    print_table("what costs how much of a processor", ("what", "seconds"), rows)
 
 
-def tried_table(tried: Sequence[Seen], cost: Constants, cores: int) -> Table:
-    """Prediction beside measurement."""
-    table = Table(title=f"larger jobs: predicted and measured, {cores} cores")
-    table.add_column("trainers x servers")
-    for column in ("trainer ms a step", "servers ms a step", "steps/s of all"):
-        table.add_column(column, justify="right")
+def print_tried(tried: Sequence[Seen], cost: Constants) -> None:
+    """Print predictions beside measurements."""
+    cores, rows = os.cpu_count() or 1, []
     for each in tried:
         trainer_s, servers_s = cost.trainer_cpu_s(each.shape), cost.servers_cpu_s(each.shape)
-        table.add_row(
-            str(each.shape),
-            f"{trainer_s * 1e3:.2f} / {each.trainer_s * 1e3:.2f}",
-            f"{servers_s * 1e3:.2f} / {each.servers_s * 1e3:.2f}",
-            f"{cores / (trainer_s + servers_s):,.0f} / {each.steps_per_s:,.0f}",
+        rows.append(
+            (
+                str(each.shape),
+                f"{trainer_s * 1e3:.2f} / {each.trainer_s * 1e3:.2f}",
+                f"{servers_s * 1e3:.2f} / {each.servers_s * 1e3:.2f}",
+                f"{cores / (trainer_s + servers_s):,.0f} / {each.steps_per_s:,.0f}",
+            )
         )
-    return table
+    columns = ("trainers x servers", "trainer ms a step", "servers ms a step", "steps/s of all")
+    print_table(f"larger jobs: predicted and measured, {cores} cores", columns, rows)
 
 
-def paper_table(found: Sequence[Load], job: Job) -> Table:
-    """The job on paper."""
+def print_paper(found: Sequence[Load], job: Job) -> None:
+    """Print the job on paper."""
     shape = job.shape
     title = f"on paper: {shape.trainers:,} trainers x {shape.pservers} servers, {job.stored_bytes / GB:,.0f} GB, "
-    table = Table(title=f"{title}{2 * shape.step_bytes / 1e6:,.1f} MB a step of {job.step_s:g} s")
-    table.add_column("what")
-    table.add_column("does")
-    table.add_column("of what it can", justify="right")
-    for load in found:
-        table.add_row(load.what, load.told, f"{load.part:,.0%}")
-    return table
+    rows = [(load.what, load.told, f"{load.part:,.0%}") for load in found]
+    title += f"{2 * shape.step_bytes / 1e6:,.1f} MB a step of {job.step_s:g} s"
+    print_table(title, ("what", "does", "of what it can"), rows, left=(0, 1))
 
 
 @click.command()
@@ -124,8 +107,7 @@ def paper_table(found: Sequence[Load], job: Job) -> Table:
 @click.option("--task-s", type=Number(min=0.001), default=30.0, show_default=True, help="A task lasts.")
 @click.option("--gbit", type=Number(min=0.001), default=25.0, show_default=True, help="Network a machine.")
 @click.option("--cores", type=Number(min=0.1), default=8.0, show_default=True, help="Cores of a server.")
-@click.option("--turns", type=click.IntRange(min=1), default=3, show_default=True)
-@click.option("--json", "wants_json", is_flag=True, help="Print JSON.")
+@measuring(turns=3)
 def scale(
     *,
     trainers: int,
@@ -145,31 +127,17 @@ def scale(
     works out the job that the options describe: what is how busy, the busiest first.
     """
     found: list[Seen] = []
-    with (
-        tempfile.TemporaryDirectory(prefix="flightedl-bench-") as directory,
-        Progress(console=Console(stderr=True), transient=True) as progress,
-    ):
-        task = progress.add_task("measuring", total=len(SMALL) + len(LARGE))
+    with tempfile.TemporaryDirectory(prefix="flightedl-bench-") as directory:
         for shape in (*SMALL, *LARGE):
-            progress.update(task, description=str(shape))
+            say(str(shape))
             found.append(seen(shape, turns, Path(directory)))
-            progress.advance(task)
     cost = fitted(found[: len(SMALL)], found[len(SMALL) :])
     job = Job(Shape(trainers, pservers, int(step_mb * 1e6)), gb * GB, step_s, task_s)
     machines = Machines(server_cores=cores, network_bytes_per_s=gbit * 1e9 / 8)
     busy = loads(job, cost, machines)
     if wants_json:
-        click.echo(
-            json.dumps(
-                {"seen": [asdict(each) for each in found], "constants": asdict(cost), "loads": [*map(asdict, busy)]},
-                indent=2,
-            )
-        )
+        print_json({"seen": found, "constants": cost, "loads": busy})
         return
-    console = Console(highlight=False, width=120)
-    for table in (
-        constants_table(cost),
-        tried_table(found[len(SMALL) :], cost, os.cpu_count() or 1),
-        paper_table(busy, job),
-    ):
-        console.print(table)
+    print_constants(cost)
+    print_tried(found[len(SMALL) :], cost)
+    print_paper(busy, job)

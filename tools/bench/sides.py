@@ -1,13 +1,22 @@
-"""One side of a comparison: the processes that step, those that serve them, and what they took."""
+"""Sides of a comparison: processes that step, processes that serve them, how they take turns, and what is printed."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-import signal
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import reduce
+from signal import SIGCONT, SIGSTOP
+from typing import Any, Self
+
+import click
+from rich.console import Console
+from rich.table import Table
 
 from . import processes
 from .orders import Worker
@@ -15,7 +24,7 @@ from .orders import Worker
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One side of a comparison."""
+    """What one side measured."""
 
     #: Median wall time of a step of one trainer.
     step_s: float
@@ -25,20 +34,22 @@ class Measured:
     cpu_s_per_gb: float
     #: Largest resident memory of one server.
     server_bytes: int
-    #: Of ``cpu_s_per_gb``'s, what a step of one trainer takes of itself, and of all that hold the model together.
+    #: Processor time of a trainer, and of all servers together, for one step of one trainer.
     trainer_cpu_s: float = 0.0
     server_cpu_s: float = 0.0
+    #: Steps a second of all trainers together.
+    steps_per_s: float = 0.0
 
 
 class Side:
     """The workers of one side, and the servers whose processor time counts.
 
     Args:
-        workers: Take orders.
-        servers: Their process ids.
-        size_bytes: Of the values that a step pushes.
-        others: Further processes.
-        rests: Stop all of them while others run, because they are busy also when they have nothing to do.
+        workers: Processes that take orders.
+        servers: Ids of the server processes.
+        size_bytes: Bytes of the values that a step pushes.
+        others: Ids of further processes by their role; their processor time does not count.
+        choice: Kind of the steps that this side orders.
     """
 
     def __init__(
@@ -48,56 +59,40 @@ class Side:
         size_bytes: int,
         others: Mapping[str, int] | None = None,
         *,
-        rests: bool = False,
+        choice: int = 0,
     ) -> None:
-        self._rests = rests
         self._workers = workers
-        #: Pids of further processes by what they are, whose processor time does not count.
+        self._choice = choice
         self.others = dict(others or {})
-        #: Process ids of those that hold the model.
         self.server_pids = list(servers)
         self._size_bytes = size_bytes
+        self.forget()
+        self._server_bytes = 0
+
+    def forget(self) -> None:
+        """Discard all measurements: they belong to the warm-up."""
         self._trainer_cpu_s: list[float] = []
         self._server_cpu_s: list[float] = []
         self._medians: list[float] = []
-        self._server_bytes = 0
+        self._rates: list[float] = []
 
     def run(self, step_count: int) -> float:
-        """Let all workers step; the median step's time."""
-        self._signal(signal.SIGCONT)
-        try:
-            return self._run(step_count)
-        finally:
-            self._signal(signal.SIGSTOP)
-
-    def wake(self) -> None:
-        """Nobody is stopped any more: they are about to end."""
-        self._signal(signal.SIGCONT)
-
-    def _signal(self, number: signal.Signals) -> None:
-        if not self._rests:
-            return
-        for pid in [*(worker.process.pid for worker in self._workers), *self.server_pids]:
-            for each in processes.with_descendants(pid):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(each, number)
-
-    def _run(self, step_count: int) -> float:
+        """Let all workers step, and return the median time of a step."""
         before = sum(map(processes.cpu_s, self.server_pids))
         for one in self._workers:
-            one.order(step_count)
+            one.order(step_count, self._choice)
         answers = [one.answer() for one in self._workers]
         cpu_s = sum(map(processes.cpu_s, self.server_pids)) - before
         self._server_bytes = max([self._server_bytes, *map(processes.resident_bytes, self.server_pids)])
         steps = step_count * len(self._workers)
         self._server_cpu_s.append(cpu_s / steps)
         self._trainer_cpu_s.append(sum(answer["cpu_s"] for answer in answers) / steps)
-        median = float(statistics.median([second for answer in answers for second in answer["seconds"]]))
-        self._medians.append(median)
-        return median
+        self._rates.append(sum(step_count / sum(answer["seconds"]) for answer in answers))
+        self._medians.append(statistics.median([second for answer in answers for second in answer["seconds"]]))
+        return self._medians[-1]
 
     def measured(self) -> Measured:
-        """Of all runs but those before ``forget``."""
+        """Return the medians of all runs since ``forget``."""
         step_s = statistics.median(self._medians)
         moved = 2 * self._size_bytes
         each_s = map(sum, zip(self._trainer_cpu_s, self._server_cpu_s, strict=True))
@@ -107,11 +102,109 @@ class Side:
             statistics.median(each_s) / (moved / 1e9),
             self._server_bytes,
             statistics.median(self._trainer_cpu_s),
-            statistics.median(self._server_cpu_s),
+            # A few ticks of the clock a turn: their sum is less coarse than the median.
+            statistics.fmean(self._server_cpu_s),
+            statistics.median(self._rates),
         )
 
-    def forget(self) -> None:
-        """What came before was the warm-up."""
-        self._medians.clear()
-        self._trainer_cpu_s.clear()
-        self._server_cpu_s.clear()
+
+def take_turns(sides: Sequence[Side], turns: int, steps: Sequence[int]) -> list[list[float]]:
+    """Warm all sides up, let them take turns of so many steps, and return each side's seconds of a step by turn."""
+    for side, count in zip(sides, steps, strict=True):
+        side.run(max(2, count // 2))
+        side.forget()
+    times: list[list[float]] = [[] for _ in sides]
+    for turn in range(turns):
+        # The order alternates, so that a machine that slows down favours no side.
+        order = list(zip(sides, times, steps, strict=True))
+        for side, found, count in order if turn % 2 == 0 else reversed(order):
+            found.append(side.run(count))
+    return times
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The median of several turns; half of them lie between ``low`` and ``high``."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Self:
+        """Return the spread of two turns or more."""
+        low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+        return cls(median, low, high)
+
+    def __str__(self) -> str:
+        return f"{self.median:.3g} ({self.low:.3g} to {self.high:.3g})"
+
+
+def ratio(times: Sequence[float], others: Sequence[float]) -> float:
+    """Return the median of one side's times by another's of the same turns."""
+    return statistics.median(one / other for one, other in zip(times, others, strict=True))
+
+
+class BusyCores:
+    """A busy loop for each core, stopped outside ``running``."""
+
+    def __init__(self) -> None:
+        self._loops: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Self:
+        for _ in range(os.cpu_count() or 1):
+            self._loops.append(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            self._loops[-1].send_signal(SIGSTOP)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for loop in self._loops:
+            loop.kill()
+            loop.wait()
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Keep all cores busy for a block."""
+        for loop in self._loops:
+            loop.send_signal(SIGCONT)
+        try:
+            yield
+        finally:
+            for loop in self._loops:
+                loop.send_signal(SIGSTOP)
+
+
+def measuring(turns: int, least: int = 1) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add the options of all benchmarks, ``--turns`` and ``--json``."""
+    options = (
+        click.option("--json", "wants_json", is_flag=True, help="Print JSON."),
+        click.option(
+            "--turns", type=click.IntRange(min=least), default=turns, show_default=True, help="Turns of each side."
+        ),
+    )
+    return lambda function: reduce(lambda wrapped, option: option(wrapped), options, function)
+
+
+def say(text: str) -> None:
+    """Tell people on standard error what is being measured."""
+    click.echo(f"measuring {text} ...", err=True)
+
+
+def print_json(found: Any) -> None:
+    """Print dataclasses, or lists or dictionaries of them."""
+    click.echo(json.dumps(found, indent=2, default=asdict))
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> None:
+    """Print a table whose columns are aligned to the right, but for those whose numbers are in ``left``."""
+    Console(highlight=False, width=180).print(table_of(title, columns, rows, left))
+
+
+def table_of(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> Table:
+    """Return the table that ``print_table`` prints."""
+    table = Table(title=title)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number in left else "right")
+    for row in rows:
+        table.add_row(*row)
+    return table

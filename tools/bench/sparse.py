@@ -1,161 +1,280 @@
-"""``flightedl bench sparse``: embedding tables on a pserver and between processes, against others, and as they grow."""
+"""``flightedl bench sparse``: lookup, push and optimizer of embedding tables between a trainer and a pserver.
+
+All sides run at the same time and take turns, workload by workload, so a ratio is of neighbouring runs: the product,
+the product with rows asked ahead, the floor (``floor_rows``), and peers that a caller adds.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
+import statistics
 import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 
-from .tables import whole
-from .tables.growth import Growth, measure
-from .tables.speed import Speed, speeds
-from .tables.workloads import Workload
+from flightedl.config import TrainerSettings, child_environment, settings
+from flightedl.errors import JobFailedError
+from flightedl.launch.cluster import LocalCluster
 
-PARTS = ("speed", "growth", "whole")
-_MB = 1e6
+from .dense import records
+from .orders import Worker, worker
+from .sides import Side, measuring, print_json, print_table, ratio, say, take_turns
+from .table_work import Group, Workload, as_numbers
+
+#: Seconds of a turn of one side with one workload.
+_TURN_S = 0.4
+_OURS, _AHEAD = "flightedl", "flightedl, rows asked ahead"
 
 
-def speed_table(found: Sequence[Speed]) -> Table:
-    """Reads and updates."""
-    table = Table(title=f"million rows a second of one pserver, {os.cpu_count()} cores, medians of alternated calls")
-    columns = (
-        "rows",
-        "ids a step",
-        "NumPy read",
-        "read",
-        "ratio",
-        "NumPy row-wise Adagrad",
-        "row-wise Adagrad",
-        "ratio",
-    )
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number == 0 else "right")
+@dataclass(frozen=True, slots=True)
+class RowPeer:
+    """Another system: its program, and its option. A program without an option starts its server itself."""
+
+    name: str
+    module: str
+    option: str = ""
+
+
+FLOOR = RowPeer("floor", "flightedl_tools.bench.floor_rows", "-")
+
+
+@dataclass(frozen=True, slots=True)
+class OfSide:
+    """One side's steps of one workload. Ratios are medians over the turns."""
+
+    side: str
+    step_s: float
+    #: Processor time of a step, trainer and server together: other programs on the machine change it least.
+    cpu_s: float
+    #: Ids a second, repetitions counted.
+    ids_per_s: float
+    #: Time of this side by flightedl's, and by flightedl's with rows asked ahead: above 1 flightedl is faster.
+    ratio: float
+    ratio_ahead: float
+    #: Time of this side by the floor's.
+    by_floor: float | None = None
+    #: flightedl only: its time by that with another workload of as many ids.
+    by_other: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A workload, the measurements of all sides, and the workload with which flightedl's time is compared."""
+
+    workload: Workload
+    name: str
+    sides: tuple[OfSide, ...]
+    other: str = ""
+
+
+@contextlib.contextmanager
+def _own_side(workloads: Sequence[Workload], directory: Path) -> Iterator[tuple[Worker, int]]:
+    options = {"data": str(records(directory)), "workloads": as_numbers(workloads)}
+    with LocalCluster(1, job="bench") as cluster:
+        environment = child_environment(settings(TrainerSettings, etcd=cluster.etcd_address, job="bench"))
+        with worker("flightedl_tools.bench.table_trainer", [json.dumps(options)], environment) as trainer:
+            trainer.answer()
+            pid = cluster.pid("pserver", 0)
+            assert pid is not None, "it has answered"
+            yield trainer, pid
+
+
+@contextlib.contextmanager
+def _peer_side(peer: RowPeer, workloads: Sequence[Workload]) -> Iterator[tuple[Worker, int]]:
+    told = json.dumps(as_numbers(workloads))
+    environment = child_environment(GLOO_SOCKET_IFNAME="lo", TP_SOCKET_IFNAME="lo", PYTHONWARNINGS="ignore")
+    with contextlib.ExitStack() as stack:
+        arguments, pids = [told], []
+        if peer.option:
+            server = stack.enter_context(worker(peer.module, ["server", told, peer.option], environment))
+            arguments, pids = ["client", told, server.line(), peer.option], [server.process.pid]
+        client = stack.enter_context(worker(peer.module, arguments, environment))
+        pids += client.answer()["servers"]
+        yield client, pids[0]
+
+
+def compare(
+    wanted: Sequence[tuple[Workload, bool]], *, turns: int, directory: Path, peers: Sequence[RowPeer]
+) -> list[Compared]:
+    """Measure all workloads turn by turn; each says whether the peers take part."""
+    workloads = [workload for workload, _ in wanted]
+    with contextlib.ExitStack() as stack:
+        click.echo(f"filling tables for {len(workloads)} workloads ...", err=True)
+        ours, pid = stack.enter_context(_own_side(workloads, directory))
+        sides: list[tuple[int, str, Side]] = []
+        sizes = [4 * workload.ids * workload.group.dim for workload in workloads]
+        for number, size in enumerate(sizes):
+            sides.append((number, _OURS, Side([ours], [pid], size, choice=number)))
+            sides.append((number, _AHEAD, Side([ours], [pid], size, choice=number + len(workloads))))
+        for peer in peers:
+            theirs = [
+                number
+                for number, (workload, has_peers) in enumerate(wanted)
+                if has_peers and (peer is not FLOOR or workload.group.tables == 1)
+            ]
+            try:
+                other, pid = stack.enter_context(_peer_side(peer, [workloads[number] for number in theirs]))
+            except JobFailedError as error:
+                click.echo(f"{peer.name} does not start here, so it is not compared: {error}", err=True)
+                continue
+            sides += [
+                (number, peer.name, Side([other], [pid], sizes[number], choice=at)) for at, number in enumerate(theirs)
+            ]
+        sides.sort(key=lambda each: each[0])
+        click.echo(f"measuring, {turns} turns ...", err=True)
+        each_side = [side for _, _, side in sides]
+        counts = [_count_for(side) for side in each_side]
+        found = take_turns(each_side, turns, counts)
+        times = {(number, name): each for (number, name, _), each in zip(sides, found, strict=True)}
+        cpu_s = {(number, name): side.measured() for number, name, side in sides}
+    return [
+        _compared(number, workloads, times, {each: one.trainer_cpu_s + one.server_cpu_s for each, one in cpu_s.items()})
+        for number in range(len(workloads))
+    ]
+
+
+def _count_for(side: Side) -> int:
+    side.run(3)
+    return int(min(200, max(2, _TURN_S / side.run(2))))
+
+
+def _compared(
+    number: int,
+    workloads: Sequence[Workload],
+    times: dict[tuple[int, str], list[float]],
+    cpu_s: dict[tuple[int, str], float],
+) -> Compared:
+    workload, other = workloads[number], _reference(number, workloads)
+    measured = []
+    for (place, name), own in times.items():
+        if place == number:
+            step_s = statistics.median(own)
+            floor = times.get((number, FLOOR.name)) if name in {_OURS, _AHEAD} else None
+            is_compared = other is not None and name in {_OURS, _AHEAD}
+            measured.append(
+                OfSide(
+                    name,
+                    step_s,
+                    cpu_s[number, name],
+                    workload.ids / step_s,
+                    ratio(own, times[number, _OURS]),
+                    ratio(own, times[number, _AHEAD]),
+                    None if floor is None else ratio(own, floor),
+                    ratio(own, times[other, name]) if is_compared and other is not None else None,
+                )
+            )
+    return Compared(workload, str(workload), tuple(measured), "" if other is None else str(workloads[other]))
+
+
+def _reference(number: int, workloads: Sequence[Workload]) -> int | None:
+    """Return the workload to compare with: for many tables one of as many rows in all, for many rows the fewest."""
+    mine = workloads[number]
+    alike = [
+        place
+        for place, other in enumerate(workloads)
+        if (other.ids, other.is_skewed, other.group.dim, other.group.tables)
+        == (mine.ids, mine.is_skewed, mine.group.dim, 1)
+        and (other.group.rows == mine.group.rows if mine.group.tables > 1 else other.group.rows < mine.group.rows)
+    ]
+    return min(alike, key=lambda place: workloads[place].group.rows, default=None)
+
+
+def standard(
+    *, is_full: bool, rows: Sequence[int], dims: Sequence[int], ids: Sequence[int]
+) -> list[tuple[Workload, bool]]:
+    """Return workloads, each with whether peers take part.
+
+    Unless in full, peers take part with the fewest rows; many tables and many rows have uniform ids and the first dim.
+    """
+    fewest, most, first_dim = min(rows), max(rows), dims[0]
+    found: dict[Workload, bool] = {}
+    for dim in dims:
+        for count in ids:
+            for is_skewed in (False, True):
+                found[Workload(Group(1, fewest, dim), count, is_skewed)] = True
+                if is_full or (dim == first_dim and not is_skewed):
+                    for tables in (26, 100):
+                        found[Workload(Group(tables, fewest, dim), count, is_skewed)] = is_full
+                    if most > fewest:
+                        found[Workload(Group(1, most, dim), count, is_skewed)] = is_full
+    return list(found.items())
+
+
+def print_compared(found: Sequence[Compared]) -> None:
+    """Print the table for people."""
+    rows = []
     for one in found:
-        table.add_row(
-            f"{one.rows / 1e6:g} M x {one.dim}, {one.ids}",
-            f"{one.ids_a_step:,}",
-            *(f"{number:.1f}" for number in (one.numpy_gather, one.gather)),
-            f"{one.gather_ratio:.2f}",
-            *(f"{number:.1f}" for number in (one.numpy_adagrad, one.adagrad)),
-            f"{one.adagrad_ratio:.2f}",
-        )
-    return table
-
-
-def growth_table(found: Growth) -> Table:
-    """One store as it grows."""
-    table = Table(title=f"{found.rows / 1e6:g} M x {found.dim} float32, row-wise Adagrad")
-    table.add_column("what")
-    table.add_column("measured", justify="right")
-    for what, measured in (
-        (
-            "a step of 4,096 ids, by the time with a tenth of the rows",
-            f"{found.step_ratio:.2f} x, {found.step_s * 1e3:.2f} ms",
-        ),
-        ("rows made a second", f"{found.made_per_s / 1e6:.1f} M"),
-        (
-            "a push that makes 4,096 rows: longest, longest on the processor, median",
-            ", ".join(f"{one * 1e3:.1f} ms" for one in (found.longest_push_s, found.longest_push_cpu_s, found.push_s)),
-        ),
-        (
-            "memory, by 1.3 x (values + slots) + 200 MB",
-            f"{found.memory_bytes / _MB:.0f} MB, {found.memory_limit_bytes / _MB:.0f} MB",
-        ),
-        (
-            "pushes wait for a checkpoint: at its beginning, for a chunk",
-            f"{found.cut_s * 1e3:.1f} ms, {found.longest_chunk_s * 1e3:.1f} ms",
-        ),
-        ("a base: copied in, bytes", f"{found.base_s * 1e3:.0f} ms, {found.base_bytes / _MB:.0f} MB"),
-        (
-            "an increment, 1 % of the rows updated: by a base's time, by its bytes",
-            f"{found.increment_s / found.base_s:.1%}, {found.increment_bytes / found.base_bytes:.1%}",
-        ),
-    ):
-        table.add_row(what, measured)
-    return table
-
-
-def _compared(workloads: Sequence[tuple[Workload, bool]], turns: int, *, wants_peers: bool) -> list[whole.Comparison]:
-    peers = whole.PEERS if wants_peers else ()
-    for line in whole.missing(peers):
-        click.echo(line, err=True)
-    with tempfile.TemporaryDirectory(prefix="flightedl-bench-") as directory:
-        return whole.compare(workloads, turns=turns, directory=Path(directory), peers=whole.available(peers))
-
-
-def _told(found: Sequence[Speed], grown: Growth | None, compared: Sequence[whole.Comparison]) -> dict[str, Any]:
-    return {
-        "speed": [asdict(one) for one in found],
-        "growth": grown and asdict(grown),
-        "whole": [asdict(one) for one in compared],
-    }
+        for place, side in enumerate(one.sides):
+            growth = "" if side.by_other is None else f"{side.by_other:.2f} x the time"
+            if growth and one.workload.group.tables == 1:
+                growth += f" of {one.other.split(',')[1].split('x')[0].strip()}"
+            rows.append(
+                (
+                    "" if place else one.name,
+                    side.side,
+                    f"{side.step_s * 1e3:.2f}",
+                    f"{side.cpu_s * 1e3:.2f}",
+                    f"{side.ids_per_s / 1e6:.2f}",
+                    "" if side.by_floor is None else f"{side.by_floor:.2f} x",
+                    "" if side.side in {_OURS, _AHEAD} else f"{side.ratio:.1f} x",
+                    "" if side.side == _AHEAD else f"{side.ratio_ahead:.1f} x",
+                    growth,
+                )
+            )
+    columns = ("workload", "side", "ms a step", "cpu ms", "M ids/s", "time by the floor's")
+    more = ("flightedl is faster", "asked ahead", "by one table")
+    title = "lookup + push + row-wise Adagrad, 1 trainer, 1 pserver, medians of alternated turns"
+    print_table(title, (*columns, *more), rows, left=(0, 1))
 
 
 @click.command()
-@click.argument("parts", nargs=-1, type=click.Choice(PARTS))
 @click.option("--rows", "row_counts", multiple=True, type=click.IntRange(min=1000), help="[default: 1 M and 10 M]")
-@click.option("--dim", "dims", multiple=True, type=click.IntRange(min=1), help="Elements of a row. [default: 16, 64]")
+@click.option("--dim", "dims", multiple=True, type=click.IntRange(min=1), help="Elements of a row. [default: 16]")
 @click.option("--ids", "id_counts", multiple=True, type=click.IntRange(min=1), help="A step. [default: 4096, 65536]")
-@click.option("--turns", type=click.IntRange(min=2), default=5, show_default=True, help="Rounds through 16 steps' ids.")
-@click.option(
-    "--full", "is_full", is_flag=True, help='"whole": peers and skewed ids with all numbers of tables and rows.'
-)
-@click.option("--peers/--no-peers", "wants_peers", default=True, help='"whole": other systems, too.')
-@click.option("--json", "wants_json", is_flag=True, help="Print JSON.")
+@click.option("--full", "is_full", is_flag=True, help="Skewed ids and the floor with all numbers of tables and rows.")
+@click.option("--floor/--no-floor", "wants_floor", default=True, help="The same in plain Python with nothing around.")
+@measuring(turns=5, least=2)
 def sparse(
     *,
-    parts: Sequence[str],
     row_counts: Sequence[int],
     dims: Sequence[int],
     id_counts: Sequence[int],
-    turns: int,
     is_full: bool,
-    wants_peers: bool,
+    wants_floor: bool,
+    turns: int,
     wants_json: bool,
 ) -> None:
-    """Embedding tables.
+    """Lookup, push and optimizer of embedding tables against the floor.
 
-    "speed": reads and row-wise Adagrad of a pserver against NumPy's fancy indexing on a plain array, uniform and skewed
-    ids. "growth": pauses, memory and steps while a table grows tenfold, and its checkpoints. "whole": pull, push and
-    optimizer between processes, against Redis and torch.distributed.rpc as far as they are installed; 26 and 100 tables
-    against one; many rows against few. All three if none is named.
+    Uniform and skewed ids; 26 and 100 tables against one; many rows against few; rows asked ahead.
     """
-    console = Console(highlight=False, width=140)
-    chosen = parts or PARTS
-    counts = row_counts or (1_000_000, 10_000_000)
-    found: list[Speed] = []
-    grown: Growth | None = None
-    compared: list[whole.Comparison] = []
-    if "growth" in chosen:
-        click.echo("measuring growth ...", err=True)
-        grown = measure(max(counts), (dims or (16,))[0])
-    if "speed" in chosen:
-        for rows in counts:
-            for dim in dims or (16, 64):
-                click.echo(f"measuring {rows:,} rows of {dim} ...", err=True)
-                found += speeds(rows, dim, id_counts or (4096, 65536), turns)
-    if "whole" in chosen:
-        workloads = whole.standard(
-            is_full=is_full,
-            rows=counts,
-            dims=dims or ((16, 64) if is_full else (16,)),
-            ids=id_counts or (4096, 65536),
-        )
-        compared = _compared(workloads, turns, wants_peers=wants_peers)
+    chosen = (row_counts, dims, id_counts, is_full)
+    run(chosen, turns=turns, peers=[FLOOR] if wants_floor else [], wants_json=wants_json)
+
+
+def run(
+    chosen: tuple[Sequence[int], Sequence[int], Sequence[int], bool],
+    *,
+    turns: int,
+    peers: Sequence[RowPeer],
+    wants_json: bool,
+) -> None:
+    """Measure the standard workloads of (rows, dims, ids, in full) against peers, and print them."""
+    rows, dims, ids, is_full = chosen
+    workloads = standard(
+        is_full=is_full,
+        rows=rows or (1_000_000, 10_000_000),
+        dims=dims or ((16, 64) if is_full else (16,)),
+        ids=ids or (4096, 65536),
+    )
+    say(f"{len(workloads)} workloads")
+    with tempfile.TemporaryDirectory(prefix="flightedl-bench-") as directory:
+        found = compare(workloads, turns=turns, directory=Path(directory), peers=peers)
     if wants_json:
-        click.echo(json.dumps(_told(found, grown, compared), indent=2))
-        return
-    if found:
-        console.print(speed_table(found))
-    if grown is not None:
-        console.print(growth_table(grown))
-    if compared:
-        console.print(whole.whole_table(compared))
+        print_json(found)
+    else:
+        print_compared(found)

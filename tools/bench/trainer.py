@@ -42,7 +42,7 @@ def main(options: dict[str, Any]) -> None:
         ready()
         # Each order is a loop of its own. One who stayed in its loop would be a member of synchronous rounds between
         # two orders, and another that still has a step to do, as it joined later, would wait for it.
-        while count := next_order():
+        while count := next_order()[0]:
             seconds, cpu_s = run_steps(data, partial(model.step, gradients), count)
             report(seconds, cpu_s)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -17,8 +16,8 @@ import numpy as np
 
 import flightedl as fe
 
-from ..orders import next_choice, ready, report
-from .workloads import EPS, RATE, Floats, Group, Ids, gradients_of, groups_of, steps_of, workloads_of
+from .orders import ready, serve_batches
+from .table_work import EPS, RATE, Floats, Group, Ids, gradients_of, groups_of, steps_of, workloads_of
 
 #: New rows of one step while the tables are filled.
 _FILL = 1 << 16
@@ -73,6 +72,7 @@ def main(options: dict[str, Any]) -> None:
     groups: dict[Group, list[Any]] = {}
     with fe.connect() as job:
         data = job.dataset(options["data"], batch_size=1, epochs=None)
+        batches = iter(data)
         for group in groups_of(workloads_of(options["workloads"])):
             groups[group] = [
                 job.table(
@@ -83,35 +83,13 @@ def main(options: dict[str, Any]) -> None:
                 )
                 for number in range(group.tables)
             ]
+        for table, ids in _fills(groups):
+            next(batches)
+            table.push(ids, np.full((len(ids), table.dim), 0.01, np.float32))
+            job.step()
         loops = _Loops(job, groups, options["workloads"])
-        fills = _fills(groups)
-        left = number = 0
-        cpu_s = begun = 0.0
-        seconds: list[float] = []
-        for _ in data:
-            if fills:
-                table, ids = fills.pop()
-                table.push(ids, np.full((len(ids), table.dim), 0.01, np.float32))
-                job.step()
-                if not fills:
-                    ready()
-                continue
-            now = time.perf_counter()
-            if left or seconds:
-                seconds.append(now - begun)
-                left -= 1
-            if left <= 0:
-                if seconds:
-                    report(seconds, time.process_time() - cpu_s)
-                seconds = []
-                left, number = next_choice()
-                if not left:
-                    return
-                data.prefetching(loops.ahead(number))
-                cpu_s = time.process_time()
-                now = time.perf_counter()
-            begun = now
-            loops.step(number)
+        ready()
+        serve_batches(batches, loops.step, lambda number: data.prefetching(loops.ahead(number)))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,214 @@
+"""The floor of a small step: plain Python that does the least a step must do, alternated with the product.
+
+* ``line``: a server with one thread (epoll) and Unix sockets. It rejects a batch that it applied before, runs SGD and
+  answers with the new values; with a barrier it answers when so many clients have pushed. The client checks that its
+  gradient is finite, and copies the values out.
+* ``flight``: the same values by one DoExchange over TCP, whole in the metadata of Flight's messages.
+* ``rows`` in ``floor_rows``: lookup and push of an embedding table.
+
+None of them has a lease, a view, recovery, recording or metrics: the ratio to the floor is the price of these.
+``python -m flightedl_tools.bench.floor server line|flight BARRIER`` prints its address, ``... client line|flight
+ADDRESS`` takes orders as ``orders`` says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import struct
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from pyarrow import flight
+
+from flightedl.config import child_environment
+
+from .orders import say_port, serve, worker
+from .sides import Side
+
+COUNT = 650
+_HEADER = struct.Struct("<IIQQQQQ")  # kind, length, client, epoch, task, batch, version
+_LENGTH = _HEADER.size + 4 * COUNT
+_RATE = -0.01
+_MODULE = "flightedl_tools.bench.floor"
+
+
+@contextlib.contextmanager
+def floor_side(kind: str, clients: int = 1, *, is_sync: bool = False) -> Iterator[Side]:
+    """Run the processes of a floor; a synchronous one answers when all clients have pushed."""
+    with contextlib.ExitStack() as stack:
+        environment = child_environment()
+        arguments = ["server", kind, clients if is_sync else 1]
+        server = stack.enter_context(worker(_MODULE, arguments, environment))
+        address = server.line()
+        arguments = ["client", kind, address]
+        workers = [stack.enter_context(worker(_MODULE, arguments, environment)) for _ in range(clients)]
+        for each in workers:
+            each.answer()
+        yield Side(workers, [server.process.pid], 4 * COUNT)
+
+
+def receive(connection: socket.socket, into: memoryview) -> bool:
+    """Fill ``into``. Returns False if the other side closed before."""
+    received = 0
+    while received < len(into):
+        got = connection.recv_into(into[received:])
+        if not got:
+            return False
+        received += got
+    return True
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[tuple[socket.socket, str]]:
+    """Listen on a Unix socket, whose path is told."""
+    with tempfile.TemporaryDirectory(prefix="flightedl-floor-") as directory, socket.socket(socket.AF_UNIX) as listener:
+        path = str(Path(directory) / "line")
+        listener.bind(path)
+        listener.listen(16)
+        yield listener, path
+
+
+def _floats(data: Any) -> npt.NDArray[np.float32]:
+    found: npt.NDArray[np.float32] = np.frombuffer(data, np.float32, COUNT, _HEADER.size)
+    return found
+
+
+class _LineServer:
+    """Values, the batches that were applied, and the clients that wait for their round."""
+
+    def __init__(self, barrier: int) -> None:
+        self._barrier = barrier
+        self._values, self._total = np.zeros(COUNT, np.float32), np.zeros(COUNT, np.float32)
+        self._applied: dict[tuple[int, ...], int] = {}
+        self._waiting: list[tuple[socket.socket, bytearray, tuple[int, ...]]] = []
+        self._version = 0
+
+    def push(self, connection: socket.socket, message: memoryview, gradient: Any, out: bytearray) -> None:
+        """Apply one message, and answer those whose round is complete."""
+        header = _HEADER.unpack_from(message)
+        task, batch = header[2:5], header[5]
+        if self._applied.get(task, 0) >> batch & 1:
+            self._answer(connection, out, header)
+            return
+        self._applied[task] = self._applied.get(task, 0) | 1 << batch
+        self._total += gradient
+        self._waiting.append((connection, out, header))
+        if len(self._waiting) < self._barrier:
+            return
+        np.multiply(self._total, _RATE / len(self._waiting), out=self._total)
+        np.add(self._values, self._total, out=self._values)
+        self._total[:] = 0
+        self._version += 1
+        for each in self._waiting:
+            self._answer(*each)
+        self._waiting.clear()
+
+    def _answer(self, connection: socket.socket, out: bytearray, header: tuple[int, ...]) -> None:
+        _HEADER.pack_into(out, 0, *header[:6], self._version)
+        out[_HEADER.size :] = self._values.data.cast("B")
+        connection.sendall(out)
+
+
+def _serve_lines(barrier: int) -> None:
+    server, connections = _LineServer(barrier), dict[int, tuple[socket.socket, memoryview, Any, bytearray]]()
+    poller = select.epoll()
+    with listening() as (listener, path):
+        poller.register(listener.fileno(), select.EPOLLIN)
+        poller.register(sys.stdin.fileno(), select.EPOLLIN)
+        say_port(path)
+        while True:
+            for descriptor, _ in poller.poll():
+                if descriptor == sys.stdin.fileno():
+                    return
+                if descriptor == listener.fileno():
+                    connection, _ = listener.accept()
+                    buffer = bytearray(_LENGTH)
+                    poller.register(connection.fileno(), select.EPOLLIN)
+                    connections[connection.fileno()] = (
+                        connection,
+                        memoryview(buffer),
+                        _floats(buffer),
+                        bytearray(_LENGTH),
+                    )
+                    continue
+                connection, view, gradient, out = connections[descriptor]
+                if receive(connection, view):
+                    server.push(connection, view, gradient, out)
+                else:
+                    poller.unregister(descriptor)
+                    connections.pop(descriptor)[0].close()
+
+
+def _step_by_line(path: str) -> None:
+    message, reply = bytearray(_LENGTH), bytearray(_LENGTH)
+    body, came, view = _floats(message), _floats(reply), memoryview(reply)
+    gradient, values = np.random.default_rng(0).random(COUNT, np.float32), np.zeros(COUNT, np.float32)
+    process, number = os.getpid(), 0
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(path)
+
+        def step() -> None:
+            nonlocal number
+            if not np.isfinite(gradient.sum()):
+                raise ValueError("the gradient is not finite")
+            body[:] = gradient
+            _HEADER.pack_into(message, 0, 1, _LENGTH, process, 0, number >> 10, number & 1023, number)
+            number += 1
+            connection.sendall(message)
+            receive(connection, view)
+            values[:] = came
+
+        serve(step)
+
+
+class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
+    """SGD on values that come and go in metadata."""
+
+    def do_exchange(self, _context: Any, _descriptor: Any, reader: Any, writer: Any) -> None:
+        """Serve one client until it leaves."""
+        values, header = np.zeros(COUNT, np.float32), bytes(_HEADER.size)
+        for message in reader:
+            values += _RATE * _floats(message.app_metadata)
+            writer.write_metadata(header + values.tobytes())
+
+
+def _serve_flight() -> None:
+    server = _FlightServer("grpc://127.0.0.1:0")
+    say_port(server.port)
+    sys.stdin.read()
+    # Shutting down would wait for clients that have gone without a word.
+    os._exit(0)
+
+
+def _step_by_flight(port: str) -> None:
+    client = flight.FlightClient(f"grpc://127.0.0.1:{port}")
+    writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(b"step"))
+    gradient, header = np.random.default_rng(0).random(COUNT, np.float32), bytes(_HEADER.size)
+
+    def step() -> None:
+        if not np.isfinite(gradient.sum()):
+            raise ValueError("the gradient is not finite")
+        writer.write_metadata(header + gradient.tobytes())
+        _floats(reader.read_chunk().app_metadata).copy()
+
+    serve(step)
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["server", "line", barrier]:
+            _serve_lines(int(barrier))
+        case ["server", *_]:
+            _serve_flight()
+        case ["client", "line", path]:
+            _step_by_line(path)
+        case ["client", _, port]:
+            _step_by_flight(port)
