@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import chain
 from struct import Struct
 from typing import NamedTuple
 
@@ -122,20 +123,16 @@ def new_payload(kinds: Numbers, tables: Numbers, dims: Numbers, counts: Numbers)
 
 def encode_sections(sections: Sequence[Section]) -> Payload:
     """A payload, (n,) bytes."""
-    if not sections:
-        return NOTHING
-    dims = [0 if section.values is None else section.values.shape[1] for section in sections]
-    kinds, tables, counts = zip(*((each.kind, each.table, each.row_count) for each in sections), strict=True)
-    payload, made = new_payload(*(np.array(each, np.int64) for each in (kinds, tables, dims, counts)))
-    put_together([each.ids for each in sections if _HAS_IDS[each.kind]], made.ids)
-    put_together([each.values for each in sections if each.values is not None], made.values)
-    return payload
+    ids = [np.ascontiguousarray(each.ids, np.uint64).data for each in sections if _HAS_IDS[each.kind]]
+    values = [np.ascontiguousarray(each.values, np.float32).data for each in sections if each.values is not None]
+    header = header_of([(each.kind, each.table, each.row_count) for each in sections])
+    return np.frombuffer(b"".join([header, *ids, *values]), np.uint8)
 
 
-def put_together(arrays: Sequence[npt.NDArray[np.generic]], out: npt.NDArray[np.generic]) -> None:
-    """The elements of arrays, one after the other, to ``out``."""
-    if arrays:
-        np.concatenate([array.reshape(-1) for array in arrays], out=out)
+def header_of(sections: Sequence[tuple[int, int, int]]) -> bytes:
+    """The bytes of a payload before its ids: kind, table and number of rows of each section."""
+    fields = chain.from_iterable((kind, 0, table, rows) for kind, table, rows in sections)
+    return Struct("<II" + "HHIQ" * len(sections)).pack(_LAYOUT, len(sections), *fields)
 
 
 #: No sections: a version has been reached.

@@ -7,7 +7,6 @@ Nothing is decided here: which transfer brings what, and what is done again, is 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -15,16 +14,16 @@ from flightedl.client.tables.requests import DistinctIds, Divided, kernels
 from flightedl.domain.model.sharding import ShardPlan
 from flightedl.errors import MessageError, UsageError
 from flightedl.wire.table_rows import (
+    NOTHING,
     Floats,
     Ids,
     Kind,
-    Numbers,
     Payload,
     Section,
     Sections,
     decode_sections,
-    new_payload,
-    put_together,
+    encode_sections,
+    header_of,
 )
 
 _ANSWERED = (Kind.ROWS, Kind.UNKNOWN)
@@ -46,12 +45,17 @@ class Lookup:
         self._place_of = {number: place for place, number in enumerate(numbers)}
         specs = [plan.tables[number] for number in numbers]
         self._divided = Divided(specs, [found.ids for found in self._ids], plan.pserver_count)
-        self._numbers = np.array(numbers, np.int64)
+        self._asked: list[bool] = (self._divided.counts.sum(1) > 0).tolist()
         self._dims = np.array([spec.dim for spec in specs], np.int64)
         sizes = self._dims * self._divided.counts.sum(0)
         self._starts = np.cumsum(sizes) - sizes
         #: Of the distinct ids of all tables, flat.
         self._values: Floats = np.empty(int(sizes.sum()), np.float32)
+        #: How the answer begins that brings just these from the only pserver; empty: there are several.
+        self._header = b""
+        if plan.pserver_count == 1:
+            counts = [len(found.ids) for found in self._ids]
+            self._header = header_of([(Kind.ROWS, n, count) for n, count in zip(numbers, counts, strict=True) if count])
         #: Table number -> some ids that have no row, of a table where that is an error.
         self.unknown: dict[int, list[int]] = {}
         #: Pserver -> the lowest version of the rows that came from it, and of how many buckets they came.
@@ -60,39 +64,29 @@ class Lookup:
 
     def is_asked(self, pserver: int) -> bool:
         """Whether a pserver has any of the rows."""
-        return bool(self._divided.counts[pserver].any())
+        return self._asked[pserver]
 
-    def asked(self, pserver: int) -> RowLists:
+    def asked(self, pserver: int) -> list[Section]:
         """What is asked of a pserver."""
-        is_there = self._divided.counts[pserver] > 0
-        ids = [each for each in self._divided.ids_of(pserver) if len(each)]
-        return RowLists(Kind.WANTED, self._numbers[is_there], self._dims[is_there], ids)
+        found = zip(self._place_of, self._divided.ids_of(pserver), strict=True)
+        return [Section(Kind.WANTED, number, ids) for number, ids in found if len(ids)]
 
     def begin(self, pserver: int) -> None:
         """A pserver is about to answer, maybe not for the first time."""
         self._versions.pop(pserver, None)
         self._came[pserver] = 0
 
-    def take(self, pserver: int, blocks: range, version: int, sections: Sections) -> None:
+    def take(self, pserver: int, blocks: range, version: int, data: memoryview) -> None:
         """Rows of some buckets came from a pserver."""
         first, mine = self._plan.block_count, self._plan.buckets_of(pserver)
-        if self._plan.pserver_count == 1 and blocks == mine and self._is_all(sections):
-            self._values[:] = sections.values
+        is_whole, header = blocks == mine, self._header
+        if is_whole and header and len(data) == len(header) + self._values.nbytes and data[: len(header)] == header:
+            self._values[:] = np.frombuffer(data, np.float32, offset=len(header))
         else:
-            buckets = None if blocks == mine else range(blocks.start - first, blocks.stop - first)
-            self._take_each(pserver, buckets, sections)
+            buckets = None if is_whole else range(blocks.start - first, blocks.stop - first)
+            self._take_each(pserver, buckets, _answer(self._plan, data))
         self._versions[pserver] = min(version, self._versions.get(pserver, version))
         self._came[pserver] = self._came.get(pserver, 0) + len(blocks)
-
-    def _is_all(self, sections: Sections) -> bool:
-        """Whether they are just what was asked of the only pserver."""
-        counts = self._divided.counts[0]
-        is_there = counts > 0
-        return bool(
-            (sections.kinds == Kind.ROWS).all()
-            and np.array_equal(sections.tables, self._numbers[is_there])
-            and np.array_equal(sections.counts, counts[is_there])
-        )
 
     def _take_each(self, pserver: int, buckets: range | None, sections: Iterable[Section]) -> None:
         for section in sections:
@@ -151,28 +145,6 @@ class Lookup:
         return found
 
 
-class RowLists(NamedTuple):
-    """Rows of some tables that are to be sent, of one kind."""
-
-    kind: Kind
-    #: (n,): their numbers, and elements of a row.
-    tables: Numbers
-    dims: Numbers
-    #: Of each table.
-    ids: Sequence[Ids]
-    values: Sequence[Floats] = ()
-
-
-def _payload_of(parts: Sequence[RowLists]) -> Payload:
-    kinds = np.concatenate([np.full(len(part.ids), part.kind, np.int64) for part in parts])
-    tables, dims = (np.concatenate(each) for each in zip(*((part.tables, part.dims) for part in parts), strict=True))
-    ids = [each for part in parts for each in part.ids]
-    payload, made = new_payload(kinds, tables, dims, np.array([len(each) for each in ids], np.int64))
-    put_together(ids, made.ids)
-    put_together([each for part in parts for each in part.values], made.values)
-    return payload
-
-
 class RowMessages:
     """The rows of one transfer: what each pserver is sent, and where its answers go.
 
@@ -185,27 +157,27 @@ class RowMessages:
     def __init__(
         self, plan: ShardPlan, gradients: Mapping[int, tuple[Ids, Floats]], lookup: Lookup | None = None
     ) -> None:
+        self._plan = plan
         self._lookup = lookup
-        self._dims = np.array([table.dim for table in plan.tables], np.int64)
-        self._numbers = np.array(list(gradients), np.int64)
         self._gradients = [values for _, values in gradients.values()]
+        self._numbers = list(gradients)
         specs = [plan.tables[number] for number in gradients]
         self._divided = Divided(specs, [ids for ids, _ in gradients.values()], plan.pserver_count)
 
     def pushed(self, pserver: int, *, pull: bool) -> Payload | None:
         """What is sent with a batch; None: only that it arrives."""
-        parts = []
-        if self._gradients:
-            ids = self._divided.ids_of(pserver)
-            values = [each[self._divided.places(pserver, place)] for place, each in enumerate(self._gradients)]
-            parts.append(RowLists(Kind.GRADIENTS, self._numbers, self._dims[self._numbers], ids, values))
-        if pull and self._lookup is not None:
-            parts.append(self._lookup.asked(pserver))
-        return _payload_of(parts) if parts else None
+        found = zip(self._numbers, self._divided.ids_of(pserver), self._gradients, strict=True)
+        sections = [
+            Section(Kind.GRADIENTS, number, ids, values[self._divided.places(pserver, place)])
+            for place, (number, ids, values) in enumerate(found)
+        ]
+        if not pull or self._lookup is None:
+            return encode_sections(sections) if sections else None
+        return encode_sections(sections + self._lookup.asked(pserver))
 
     def asked(self, pserver: int) -> Payload | None:
         """What is sent to read rows; None: only the version is wanted."""
-        return None if self._lookup is None else _payload_of([self._lookup.asked(pserver)])
+        return None if self._lookup is None else encode_sections(self._lookup.asked(pserver))
 
     def begin(self, pserver: int) -> None:
         """A call is about to be made."""
@@ -214,9 +186,19 @@ class RowMessages:
 
     def take(self, pserver: int, blocks: range, version: int, data: memoryview) -> None:
         """Rows came."""
-        sections = decode_sections(data, self._dims, _ANSWERED)
         if self._lookup is not None:
-            self._lookup.take(pserver, blocks, version, sections)
+            self._lookup.take(pserver, blocks, version, data)
+        elif data != NOTHING.data:
+            _answer(self._plan, data)
+
+
+def _answer(plan: ShardPlan, data: memoryview) -> Sections:
+    """Rows that came.
+
+    Raises:
+        MessageError: they are something else.
+    """
+    return decode_sections(data, np.array([table.dim for table in plan.tables], np.int64), _ANSWERED)
 
 
 class PendingRows:
