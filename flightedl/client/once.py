@@ -11,7 +11,7 @@ What ``once`` promises:
 * At any time one trainer at most has the name, by etcd's account, and nobody else gets it after a clean end.
 * A winner that dies, or is frozen or cut off for longer than its lease, before its session ends gives the name back:
   somebody else may win it and do all of it again. So what is done under a name is done *at least* once when the job
-  ends well, and should bear to be done again.
+  ends well, and should be idempotent.
 * A winner that was replaced does not notice by itself: ``require`` asks etcd, and ``publish`` and
   ``save_model(once=...)`` do so when all is written, right before the file appears. So a file is not replaced by
   somebody who lost the name.
@@ -23,6 +23,7 @@ passes between the question and the file's appearance, as long as the upload on 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from flightedl.client import arguments
@@ -81,57 +82,64 @@ class Once:
         write_file(arguments.url_of("url", url), [data] if isinstance(data, bytes) else data, self.require)
 
 
-class OnceNames:
+@dataclass(slots=True)
+class TrainerNames:
+    """Names that one trainer takes in etcd, on its lease.
+
+    Attributes:
+        coordinator: Keeps the keys.
+        keys: The job's.
+        registration: Has the trainer's lease.
+        waiting: Makes a wait that the user sees.
+        life: Gives the life of the model that the trainer works on.
+    """
+
+    coordinator: Coordinator
+    keys: JobKeys
+    registration: Registration
+    waiting: Callable[[], Waiting]
+    life: Callable[[], int]
+
+
+@dataclass(slots=True)
+class OnceNames(TrainerNames):
     """The names that this trainer won."""
 
-    def __init__(
-        self,
-        coordinator: Coordinator,
-        keys: JobKeys,
-        registration: Registration,
-        waiting: Callable[[], Waiting],
-        life: Callable[[], int],
-    ) -> None:
-        self._coordinator = coordinator
-        self._keys = keys
-        self._registration = registration
-        self._waiting = waiting
-        self._life = life
-        self._won: set[str] = set()
-        #: True if the script has asked for a name, whoever won it.
-        self.is_used = False
+    #: True if the script has asked for a name, whoever won it.
+    is_used: bool = field(init=False, default=False)
+    _won: set[str] = field(init=False, default_factory=set)
 
     def take(self, name: str) -> Once:
         """Win the name, if nobody has it; true also when this trainer won it before."""
         self.is_used = True
-        key = self._keys.once + name_in(self._life(), name)
-        value = self._registration.trainer.encode()
+        key = self.keys.once + name_in(self.life(), name)
+        value = self.registration.trainer.encode()
 
         def attempt(held: HeldKey) -> int:
-            result = self._coordinator.transact([Absent(key)], [Put(key, value, held.lease_id)])
+            result = self.coordinator.transact([Absent(key)], [Put(key, value, held.lease_id)])
             if result.committed:
                 return result.revision
             entry = result.entries.get(key)
             return 0 if entry is None or entry.value != value else entry.create_revision
 
-        generation = persistently(self._waiting(), lambda: self._registration.under_lease(attempt))
+        generation = persistently(self.waiting(), lambda: self.registration.under_lease(attempt))
         if generation:
             self._won.add(key)
         return Once(name, generation, lambda generation: self._holds(key, generation))
 
     def _holds(self, key: str, generation: int) -> bool:
-        entry = persistently(self._waiting(), lambda: self._coordinator.get(key))
+        entry = persistently(self.waiting(), lambda: self.coordinator.get(key))
         return entry is not None and entry.create_revision == generation
 
     def keep(self) -> None:
         """The session ends cleanly: nobody gets these names any more."""
-        held = self._registration.held
+        held = self.registration.held
         for key in sorted(self._won):
             try:
-                entry = self._coordinator.get(key)
+                entry = self.coordinator.get(key)
                 if entry is not None and entry.lease_id == held.lease_id:
-                    self._coordinator.transact(
-                        [CreatedAt(key, entry.create_revision)], [Put(key, self._registration.trainer.encode())]
+                    self.coordinator.transact(
+                        [CreatedAt(key, entry.create_revision)], [Put(key, self.registration.trainer.encode())]
                     )
             except FlightedlError:
                 return

@@ -17,48 +17,27 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import msgspec
 
 from flightedl.client.connections import persistently
-from flightedl.client.registration import Registration
-from flightedl.client.waiting import Waiting
-from flightedl.coordination.keys import JobKeys
+from flightedl.client.once import TrainerNames
 from flightedl.errors import FencedError, FlightedlError
 from flightedl.messages.base import decode, encode
 from flightedl.messages.checkpoints import SaveRecord
-from flightedl.ports import Absent, Coordinator, Delete, ModifiedAt, Put
+from flightedl.ports import Absent, Delete, ModifiedAt, Put
 
 
 class _TakenOverError(FencedError):
     """Another trainer writes it, because this one's lease had ended."""
 
 
-class ModelSaves:
-    """The requests of one trainer.
+@dataclass(slots=True)
+class ModelSaves(TrainerNames):
+    """The requests of one trainer to save the model."""
 
-    Args:
-        coordinator: Where the keys lie.
-        keys: The job's.
-        registration: Has the trainer's lease.
-        waiting: Makes a wait that the user sees.
-        life: Gives the life of the model that the trainer works on.
-    """
-
-    def __init__(
-        self,
-        coordinator: Coordinator,
-        keys: JobKeys,
-        registration: Registration,
-        waiting: Callable[[], Waiting],
-        life: Callable[[], int],
-    ) -> None:
-        self._coordinator = coordinator
-        self._keys = keys
-        self._registration = registration
-        self._waiting = waiting
-        self._life = life
-        self._counts: Counter[tuple[str, int]] = Counter()
+    _counts: Counter[tuple[str, int]] = field(init=False, default_factory=Counter)
 
     def save(self, url: str, epoch: int, write: Callable[[Callable[[], None]], None]) -> bool:
         """Take this trainer's next request and carry it out; False: it is another trainer's.
@@ -89,16 +68,16 @@ class ModelSaves:
 
     def take(self, url: str, epoch: int) -> SaveRecord | None:
         """Take this trainer's next request; None: another trainer has taken it."""
-        trainer, number = self._registration.trainer, self._counts[url, epoch]
-        request = SaveRecord(trainer=trainer, epoch=epoch, number=number, life=self._life())
+        trainer, number = self.registration.trainer, self._counts[url, epoch]
+        request = SaveRecord(trainer=trainer, epoch=epoch, number=number, life=self.life())
         self._counts[url, epoch] += 1
         return request if self._has(url, request) else None
 
     def _has(self, url: str, request: SaveRecord) -> bool:
         """Whether the request is this trainer's: taken now, or from before."""
-        wait = self._waiting()
+        wait = self.waiting()
         for _ in wait.steps():
-            taken = persistently(self._waiting(), lambda: self._try(url, request))
+            taken = persistently(self.waiting(), lambda: self._try(url, request))
             if taken is not None:
                 wait.over()
                 return taken
@@ -107,8 +86,8 @@ class ModelSaves:
 
     def _try(self, url: str, request: SaveRecord) -> bool | None:
         """Whether this trainer has it; None: ask again."""
-        key = self._keys.save(url)
-        entry = self._coordinator.get(key)
+        key = self.keys.save(url)
+        entry = self.coordinator.get(key)
         if entry is not None:
             known = decode(entry.value, SaveRecord)
             if known == request:
@@ -118,8 +97,8 @@ class ModelSaves:
             if not known.done and known.life == request.life:
                 return None
         condition = Absent(key) if entry is None else ModifiedAt(key, entry.mod_revision)
-        result = self._registration.under_lease(
-            lambda held: self._coordinator.transact([condition], [Put(key, encode(request), held.lease_id)])
+        result = self.registration.under_lease(
+            lambda held: self.coordinator.transact([condition], [Put(key, encode(request), held.lease_id)])
         )
         return True if result.committed else None
 
@@ -132,12 +111,12 @@ class ModelSaves:
         self._replace(url, request, None)
 
     def _replace(self, url: str, request: SaveRecord, by: SaveRecord | None) -> None:
-        key = self._keys.save(url)
+        key = self.keys.save(url)
 
         def attempt() -> None:
-            entry = self._coordinator.get(key)
+            entry = self.coordinator.get(key)
             if entry is not None and decode(entry.value, SaveRecord) == request:
                 operation = Delete(key) if by is None else Put(key, encode(by))
-                self._coordinator.transact([ModifiedAt(key, entry.mod_revision)], [operation])
+                self.coordinator.transact([ModifiedAt(key, entry.mod_revision)], [operation])
 
-        persistently(self._waiting(), attempt)
+        persistently(self.waiting(), attempt)
