@@ -43,7 +43,7 @@ _BACKDATED = dt.timedelta(minutes=5)
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """What a certificate says of its owner.
+    """Owner of a certificate.
 
     Attributes:
         name: Of its directory, and its common name.
@@ -58,7 +58,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """What is told about a certificate that was made."""
+    """Lifetime of a new certificate."""
 
     name: str
     path: Path

@@ -219,7 +219,7 @@ class EtcdCoordinator:
 
 
 class _History:
-    """What this connection has seen of etcd. Thread-safe; see ``domain.recovery.store_history``."""
+    """History of etcd as this connection has seen it. Thread-safe; see ``domain.recovery.store_history``."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -230,7 +230,7 @@ class _History:
         return self._witness.seen
 
     def require(self) -> Sighting | None:
-        """What has been seen; RolledBackError once it does not hold any more."""
+        """Return the newest revision seen. Raises RolledBackError once etcd has gone back."""
         if self._witness.broken_because:
             raise RolledBackError(self._witness.broken_because)
         return self._witness.seen
@@ -520,7 +520,7 @@ def _is_trouble(error: Any) -> bool:
 
 
 def _meaning(error: Any, endpoint: str, timeout_s: float, *, is_repeatable: bool) -> FlightedlError | LeaseLostError:
-    """What gRPC's error means, in our words. Sending a repeatable request again does no harm."""
+    """Translate an error of gRPC. Sending a repeatable request again does no harm."""
     code, details = error.code(), error.details() or ""
     if _was_never_sent(error):
         return UnavailableError(

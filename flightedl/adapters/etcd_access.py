@@ -23,7 +23,7 @@ _REPLY_LIMIT_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class EtcdAccess:
-    """Where etcd is, and as whom this process comes in.
+    """Address of etcd, and this process's credentials.
 
     Attributes:
         endpoints: ``host:port``, several separated by commas.

@@ -19,7 +19,7 @@ class _Details(
     ),
     grpc.ClientCallDetails,  # type: ignore[misc]
 ):
-    """What a call is sent with."""
+    """Details of a call: its metadata and limits."""
 
 
 class WithToken(grpc.UnaryUnaryClientInterceptor, grpc.StreamStreamClientInterceptor):  # type: ignore[misc]

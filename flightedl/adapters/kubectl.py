@@ -137,7 +137,7 @@ class Kubectl:
 
 
 def _items(output: str) -> list[dict[str, Any]]:
-    """Of several objects kubectl writes a list, of one that one."""
+    """Return kubectl's objects as a list. It prints a single object without one."""
     found = _object(output)
     items: list[dict[str, Any]] = found["items"] if found["kind"].endswith("List") else [found]
     return items

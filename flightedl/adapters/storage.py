@@ -386,6 +386,6 @@ def _lacks_credentials(error: Exception) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    """What the library said, in one line, without the URL's query; words that a sentence can go on after."""
+    """Return a library's message in one line, without the URL's query and without a full stop."""
     text = " ".join(str(error).split()) or type(error).__name__
     return re.sub(r"://[^/\s@]*@", "://", re.sub(r"\?[^\s\"']*", "", text))[:300].rstrip(". ")

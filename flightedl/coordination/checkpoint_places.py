@@ -1,4 +1,4 @@
-"""Where the checkpoints of a job lie, and where models are written to.
+"""Places of a job's checkpoints, and of exported models.
 
 Checkpoints are under the job's name at the URL that all its servers are given.
 """

@@ -1,4 +1,4 @@
-"""Who is where: a copy of the job's small keys that follows etcd.
+"""Directory of a job's processes: a copy of its small keys that follows etcd.
 
 Theory of operation: one thread lists the job's prefix, then watches it from the listing's revision. Each batch of
 changes makes a new immutable snapshot, wakes the waiters and calls the subscribers. When etcd cannot be reached the

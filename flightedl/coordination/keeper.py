@@ -181,7 +181,7 @@ class HeldKey:
 
     @property
     def is_held(self) -> bool:
-        """Whether this process may still act under the key. Once False, False for ever."""
+        """True if this process may still act under the key. Once False, it stays False."""
         return not self.lost_because
 
     @property

@@ -94,7 +94,7 @@ class JobKeys:
 
     @property
     def init_params(self) -> str:
-        """Who gives the parameters their first values, and whether that is done."""
+        """Key that names the trainer which gives the parameters their first values, and says when it is done."""
         return self.prefix + "init_params"
 
     @property
@@ -104,7 +104,7 @@ class JobKeys:
 
     @property
     def task_failures(self) -> str:
-        """What the queue has quarantined; changes rarely, while ``task_queues`` changes with every dispatch."""
+        """Key of the quarantined tasks. It changes rarely, while ``task_queues`` changes with every dispatch."""
         return f"{self.state_prefix}task_failures"
 
     @property
@@ -123,7 +123,7 @@ class JobKeys:
 
     @property
     def evaluations(self) -> str:
-        """What evaluations there are, with their queues and sums, written by the master only."""
+        """Key of the evaluations, with their queues and sums. Only the master writes it."""
         return f"{self.state_prefix}evaluations"
 
     @property
@@ -137,7 +137,7 @@ class JobKeys:
         return f"{self.state_prefix}pserver_recovery"
 
     def checkpoint(self, index: int) -> str:
-        """What the pserver of this index last stored."""
+        """Key of the checkpoint that the pserver of this index stored last."""
         return f"{self.prefix}checkpoints/{index}"
 
     def save(self, url: str) -> str:

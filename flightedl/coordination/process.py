@@ -1,4 +1,4 @@
-"""What master and pserver processes have in common: settings, the way to an end, the record that tells where one is.
+"""Common part of master and pserver processes: settings, shutdown, the record with the process's address.
 
 A process ends for the first reason that it is given: a signal (exit code 0), a lost lease (75: start me again), a job
 that cannot go on, or an etcd that has gone back (3). Whatever error of ours comes out of it becomes one sentence and an
@@ -119,7 +119,7 @@ class ServerProcess(abc.ABC, Generic[Settings]):
     def _pages(
         self, index: int, held: HeldKey, read: Callable[[], Figures], other: Handler | None = None
     ) -> contextlib.AbstractContextManager[object]:
-        """What this process shows by HTTP, if the settings want it; closed at the end of the ``with`` block.
+        """Serve this process's HTTP pages, if the settings want them, until the end of the ``with`` block.
 
         Figures for Prometheus, the answers to probes, and what ``other`` answers.
         """
@@ -147,7 +147,7 @@ class ServerProcess(abc.ABC, Generic[Settings]):
         return contextlib.closing(PatientPage("metrics page", self._settings.bind, port, answer, tls))
 
     def _record(self, port: int = 0, generation: int = 0) -> bytes:
-        """What a key of this process says: where it can be called (port 0: nowhere yet), and which process it is."""
+        """Return the value of this process's key: its address (port 0: not yet known) and its identity."""
         address = f"{self._settings.advertise or self._settings.bind}:{port}" if port else ""
         return msgspec.json.encode(
             ServerRecord(

@@ -15,7 +15,7 @@ Natural = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class ServerRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a master or a pserver can be called."""
+    """Address and identity of a master or a pserver."""
 
     #: ``host:port``
     address: str

@@ -52,7 +52,7 @@ class ChunkIndex:
 
     @property
     def schema(self) -> pa.Schema:
-        """Of all records."""
+        """Schema of all records."""
         return self._schema
 
     @property
@@ -67,7 +67,7 @@ class ChunkIndex:
 
     @property
     def skipped(self) -> tuple[str, ...]:
-        """What was passed over as corrupt while indexing; one sentence each."""
+        """Sentences about the parts of files that indexing skipped as corrupt."""
         return tuple(sentence for file in self._files for sentence in file.skipped)
 
     @property

@@ -130,7 +130,7 @@ _COLUMNS = fields(ChunkColumns)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FileIndex:
-    """What indexing one file found."""
+    """Index of one file."""
 
     stat: FileStat
     format: str
@@ -143,7 +143,7 @@ class FileIndex:
 
 @dataclass(frozen=True, slots=True)
 class IndexOptions:
-    """What decides how files are cut into chunks."""
+    """Options that decide how files are cut into chunks."""
 
     #: Parquet row groups with more records are cut; 0: never. A part is read by decoding its row group up to its end.
     max_records_per_chunk: int = 0

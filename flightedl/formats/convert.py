@@ -35,7 +35,7 @@ MAX_SHARDS = 99_999
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is written.
+    """Output of a conversion: its place and its form.
 
     Args:
         prefix: Start of the shards' names.
@@ -62,7 +62,7 @@ class Target:
 
     @property
     def description_name(self) -> str:
-        """Of the file that says what the shards are made of."""
+        """Name of the file that describes the shards' source."""
         directory, slash, name = self.prefix.rpartition("/")
         return f"{directory}{slash}_{name}.conversion.json"
 
@@ -79,7 +79,7 @@ class ConvertProgress:
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """What a conversion did."""
+    """Outcome of a conversion."""
 
     names: tuple[str, ...]
     #: Shards that were there already.
@@ -191,7 +191,7 @@ def _batches(
 
 
 def _empty_schema(index: ChunkIndex, spec: DatasetSpec) -> pa.Schema:
-    """Of a shard from which the filter took everything."""
+    """Return the schema of a shard whose records the filter removed."""
     names = (
         index.schema.names if spec.columns is None else [name for name in spec.columns if name in index.schema.names]
     )

@@ -20,7 +20,7 @@ RecordsEnd = Callable[[bytes], int]
 
 
 class Readable(Protocol):
-    """What text is read from."""
+    """Source of text."""
 
     def read(self, size: int, /) -> bytes: ...
 
@@ -71,7 +71,7 @@ def first_csv_record_end(text: bytes, delimiter: bytes = b",") -> int:
 
 
 def ends_quoted(text: bytes, delimiter: bytes = b",") -> bool:
-    """Whether the text ends within a quoted field."""
+    """True if the text ends within a quoted field."""
     if b'"' not in text:
         return False
     values = np.frombuffer(text, np.uint8)
@@ -79,7 +79,7 @@ def ends_quoted(text: bytes, delimiter: bytes = b",") -> bool:
 
 
 def _is_quoted(values: npt.NDArray[np.uint8], places: npt.NDArray[np.int64], delimiter: int) -> npt.NDArray[np.bool_]:
-    """Whether each place lies within quotes, (len(places),).
+    """Tell for each place if it lies within quotes, (len(places),).
 
     Where every quote of even number (from 0) either starts a field or directly follows another quote, the state is the
     parity of the quotes before a place. Elsewhere (a stray quote within a plain field) they are walked one by one.

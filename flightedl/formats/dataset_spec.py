@@ -1,4 +1,4 @@
-"""What a user says of a dataset: which files, how they are cut, which part of each record is wanted."""
+"""Description of a dataset by its user: files, chunks, the wanted part of each record."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ class DatasetSpec:
             raise UsageError("columns= needs at least one name, and each only once")
 
     def index_options(self) -> IndexOptions:
-        """What of this decides how files are cut."""
+        """Part of the description that decides how files are cut."""
         return IndexOptions(self.max_records_per_chunk, self.text_chunk_bytes, self.on_corrupt == "skip")
 
     def request(self, schema: pa.Schema | None) -> ReadRequest:
-        """What of this decides how chunks are read."""
+        """Part of the description that decides how chunks are read."""
         return ReadRequest(self.columns, self.filter, schema)
 
     def index_hash(self) -> str:
-        """Of what decides the chunks of given files: the name under which an index is kept."""
+        """Hash of all that decides the chunks of given files. It names the stored index."""
         return xxhash.xxh3_64_hexdigest("\n".join((repr(self.index_options()), self.format, *self.urls)).encode())

@@ -38,7 +38,7 @@ _MAGIC = re.compile(r"[*?\[]")
 
 
 def marker_urls(patterns: Iterable[str]) -> tuple[str, ...]:
-    """Where the marker of each pattern lies, each place once."""
+    """Return the URLs of the patterns' end markers, each once."""
     found: dict[str, None] = {}
     for pattern in patterns:
         magic = _MAGIC.search(pattern)
@@ -50,7 +50,7 @@ def marker_urls(patterns: Iterable[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What one look comes to."""
+    """Result of one look at the files."""
 
     #: To be indexed, and then told by ``took`` or ``refuse``.
     stable: tuple[FileStat, ...]
@@ -61,7 +61,7 @@ class Scan:
 
 
 class DirectoryFollower:
-    """What is known of the files of one growing dataset. Not thread-safe.
+    """Knowledge about the files of one growing dataset. Not thread-safe.
 
     Args:
         taken: Those that were taken before, in order.
@@ -138,7 +138,7 @@ class DirectoryFollower:
 
     @property
     def trouble(self) -> str:
-        """What is wrong with the files, in one sentence; empty: nothing."""
+        """Sentence about a trouble with the files. Empty if there is none."""
         wrong = [
             *self._lost,
             *(f"{reason}: it is left out until it changes" for reason in self.left_out),

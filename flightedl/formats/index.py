@@ -216,7 +216,7 @@ def _indexed(
     concurrency: int,
     index_file: Callable[[Format, Files, FileStat, IndexOptions], Result],
 ) -> Iterator[tuple[int, Result]]:
-    """What ``index_file`` finds of each; never more than ``concurrency`` at work, none after the first error."""
+    """Yield the index of each file. At most ``concurrency`` are indexed at a time, none after the first error."""
     options = spec.index_options()
     waiting = iter([(number, stat, format_for(stat.url, spec.format)) for number, stat in pending])
     with ThreadPoolExecutor(max_workers=max(concurrency, 1), thread_name_prefix="flightedl-index") as pool:

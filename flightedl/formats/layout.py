@@ -62,7 +62,7 @@ class TaskLayout:
 
     @property
     def index(self) -> ChunkIndex:
-        """What the tasks are made of."""
+        """Index whose chunks the tasks consist of."""
         return self._index
 
     @property

@@ -99,7 +99,7 @@ class Parquet:
 
 
 class Footer:
-    """What a file says of its row groups, read once.
+    """Footer of a file, read once.
 
     Raises what pyarrow does for one that it does not understand.
     """
@@ -119,7 +119,7 @@ class Footer:
         self.schema: pa.Schema = self._file.schema_arrow.remove_metadata()
 
     def start(self, number: int, column: str) -> int:
-        """Where the first page of a column of a row group starts; raises where it is not described soundly."""
+        """Return the offset of the first page of a row group's column. Raises if the footer is damaged."""
         self._contents.asked_at = None
         try:
             self._file.read_row_group(number, columns=[column], use_threads=False)

@@ -43,7 +43,7 @@ Decode = Callable[[bytes], Mapping[str, Any]]
 
 @dataclass(slots=True)
 class ReadCounts:
-    """What a reader passed over."""
+    """Counts of what a reader skipped."""
 
     corrupt_chunks: int = 0
     corrupt_records: int = 0

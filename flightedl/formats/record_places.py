@@ -1,4 +1,4 @@
-"""Where the batches of a task lie: in which files, chunks and records.
+"""Places of a task's batches: files, chunks and records.
 
 In stored order the batches of a piece are one stretch of records. Shuffled they are scattered over the task, in the
 order that its seed, epoch and number give, so the same computation that the trainers do finds them. Pure.

@@ -192,7 +192,7 @@ def _require_empty(source: WatchedFile, offset: int, header: Header, dialect: Di
 
 
 def _dialect(source: WatchedFile, stat: FileStat) -> Dialect:
-    """What the first chunk with a payload is written in; EDL for a file without one."""
+    """Return the dialect of the first chunk with a payload. EDL for a file without one."""
     offset = 0
     while offset < stat.size_bytes:
         source.seek(offset)

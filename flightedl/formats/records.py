@@ -1,4 +1,4 @@
-"""What is asked of a chunk and what comes back: columns, conditions, records with their numbers.
+"""Requests to read a chunk and their results: columns, conditions, records with their numbers.
 
 Conditions are (column, operator, value), all of which must hold. Operators: ``== != < <= > >= in "not in"``. A null
 meets no condition but ``(column, "==", None)``; ``(column, "!=", None)`` asks for what is not null. Values come from

@@ -38,7 +38,7 @@ class Format(Protocol):
         ...
 
     def schema(self, files: Files, stat: FileStat) -> pa.Schema:
-        """Of its records, without metadata. Raises as ``index`` does."""
+        """Return the schema of a file's records, without metadata. Raises as ``index`` does."""
         ...
 
     def read(self, files: Files, chunk: Chunk, request: ReadRequest) -> Records:

@@ -124,7 +124,7 @@ def encode_rows(rows: StoredRows, span: StoredRowSpan, schema: pa.Schema, slot_c
 
 
 def decode_rows(fixed: Sequence[int], kind: str, expected: int, buffers: Sequence[pa.Buffer]) -> StoredRows:
-    """What ``encode_rows`` made.
+    """Decode the output of ``encode_rows``.
 
     Args:
         fixed: The columns of numbers.

@@ -120,5 +120,5 @@ def _column_mismatch(first: pa.Schema, other: pa.Schema) -> Mismatch | None:
 
 
 def is_binary(kind: pa.DataType) -> bool:
-    """Whether values are bytes, of whatever width of offsets or none."""
+    """True if values are bytes, whatever the width of their offsets."""
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))

@@ -125,12 +125,12 @@ def parsing(source: WatchedFile, place: str) -> Iterator[None]:
 
 
 def reason(error: BaseException) -> str:
-    """What a library said, in one short line."""
+    """Return the message of a library's error in one short line."""
     return (" ".join(str(error).split()) or type(error).__name__)[:300]
 
 
 def compression_of(url: str) -> str | None:
-    """Of the whole file, by the end of its name: "gzip", "zstd" or None."""
+    """Return the compression of a whole file by the end of its name: "gzip", "zstd" or None."""
     return next((name for suffix, name in _COMPRESSIONS.items() if url.lower().endswith(suffix)), None)
 
 

@@ -38,7 +38,7 @@ def chunk_bytes(size_bytes: int, options: IndexOptions) -> int:
 
 
 class TextFormat:
-    """What the formats of text have in common; a format says how records end and how they are parsed."""
+    """Base of the text formats. A format defines how records end and how they are parsed."""
 
     name: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]]

@@ -112,7 +112,7 @@ class Doctor:
         return self._with_stacks(seen, master, places) if with_stacks else seen
 
     def explain(self, seen: Observations) -> tuple[Observations, list[Finding]]:
-        """What is wrong; whoever is slow is asked where its threads stand."""
+        """Return the findings. Slow trainers are first asked for the stacks of their threads."""
         found = examine(seen)
         slow = [each.who for each in found if each.cause is Cause.TRAINER_IS_SLOW and each.who not in seen.stacks]
         if not slow or seen.master is None:
@@ -239,7 +239,7 @@ class Doctor:
         return dataclasses.replace(seen, stacks={**told, **self._stacks_of_trainers(seen, trainers)})
 
     def _stacks_of_trainers(self, seen: Observations, trainers: Sequence[str]) -> dict[str, str]:
-        """Of those that say so."""
+        """Return the stacks of the trainers that report them."""
         told = _at_once(lambda trainer: self._stacks_of_trainer(seen, trainer), trainers)
         return {trainer: text for trainer, text in zip(trainers, told, strict=True) if text}
 
@@ -253,7 +253,7 @@ class Doctor:
 
 
 def _is_listening(address: str) -> bool:
-    """Whether a TCP connection to ``host:port`` comes about; nothing is said over it."""
+    """True if ``host:port`` accepts a TCP connection. Sends nothing."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S):

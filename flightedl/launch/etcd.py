@@ -235,7 +235,7 @@ def _wait_until_healthy(child: Child, port: int, member: str) -> str | None:
 
 
 def _is_healthy(port: int, member: str) -> bool:
-    """Whether the etcd behind a port has a leader, and is the one meant: another may have taken the port meanwhile."""
+    """True if this very etcd answers at the port and has a leader. Another etcd may have taken the port."""
     # Imported while etcd starts.
     import http.client
 

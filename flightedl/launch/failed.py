@@ -54,7 +54,7 @@ def _continues(last: FailedPiece, piece: FailedPiece) -> bool:
 
 
 def skipped_of(status: StatusReply) -> str:
-    """What was passed over as corrupt; empty: nothing."""
+    """Describe what was skipped as corrupt. Empty if nothing was."""
     counts = (
         (status.skipped_records, "corrupt record", "corrupt records"),
         (status.skipped_parts, "corrupt part of the files", "corrupt parts of the files"),
@@ -63,7 +63,7 @@ def skipped_of(status: StatusReply) -> str:
 
 
 def alarms_of(status: StatusReply) -> list[str]:
-    """What is wrong though the job goes on, each as one text."""
+    """Describe each trouble in spite of which the job goes on."""
     missing = status.missing_tasks
     alarms = {
         "checkpoints": status.checkpoint_alarm,

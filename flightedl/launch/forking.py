@@ -36,7 +36,7 @@ _adopting = threading.Lock()
 
 
 class ForkedProcess:
-    """What of ``subprocess.Popen`` is needed of a child that the fork server has made.
+    """Child made by the fork server, with the part of ``subprocess.Popen`` that launchers use.
 
     Args:
         pid: Of the process, a child of this one.
@@ -177,7 +177,7 @@ def _read_at_load(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _directory() -> str:
-    """Where this process is; empty: that directory is gone."""
+    """Return the working directory. Empty if it was removed."""
     try:
         return str(Path.cwd())
     except OSError:
@@ -201,7 +201,7 @@ def _adopted(connection: socket.socket, body: bytes, output: int) -> int:
 
 
 def _adopt(*, wanted: bool) -> bool:
-    """Whether processes that lose their parent among this one's descendants become its children; False: not known."""
+    """Turn adoption of orphaned descendants on or off. Return False if the system does not support it."""
     try:
         return bool(ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0) == 0)
     except (AttributeError, OSError):
@@ -209,7 +209,7 @@ def _adopt(*, wanted: bool) -> bool:
 
 
 def _is_own(pid: int) -> bool:
-    """Whether a process is a child of this one, running or ended; one that is not is killed."""
+    """True if a process is a child of this one, running or ended. Kills it otherwise."""
     with contextlib.suppress(ChildProcessError):
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         return True

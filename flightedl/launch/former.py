@@ -1,4 +1,4 @@
-"""What etcd keeps of a job of the same name that does not run any more, and whether a new start may go on from it.
+"""Earlier job of the same name: the state that etcd keeps of it, and whether a new start may resume it.
 
 A job that was stopped is gone on with: that is what a launcher which is started again wants. A job that has finished is
 not: its trainers would find nothing to do, and without checkpoints its new pservers would begin all of it again.
@@ -38,12 +38,12 @@ class FormerJob(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_over(self) -> bool:
-        """Whether there is nothing that its trainers would be given."""
+        """True if its trainers would be given nothing."""
         return self.finished_epochs is not None or self.is_stopped
 
 
 def former_job(coordinator: Coordinator, keys: JobKeys) -> FormerJob | None:
-    """What etcd has of a job; None: nothing. That somebody is about to start it does not count."""
+    """Return the state of a job in etcd, or None. The key of a launcher that is about to start it does not count."""
     entries = {entry.key: entry for entry in _entries(coordinator, keys)}
     if not entries:
         return None
@@ -65,7 +65,7 @@ def _finished_epochs(job: Entry | None, queue: Entry | None) -> int | None:
 
 
 def require_startable(former: FormerJob | None, etcd: str, storage: Storage | None, *, resume: bool) -> None:
-    """Whether a job of this name, which does not run, may be started.
+    """Check that a job of this name, which does not run, may be started.
 
     Raises:
         UsageError: it has finished, or was stopped and its checkpoints are elsewhere; says the ways on.

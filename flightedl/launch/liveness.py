@@ -1,4 +1,4 @@
-"""Whether a job runs whose leases are in etcd, or they only live on there.
+"""Liveness of a job whose leases are in etcd: it may run, or its leases may outlive it.
 
 A lease outlives its holder by its time to live. It gets another one whenever etcd starts, so an etcd that was restored
 from a backup has leases of processes that are long gone. A lease is therefore no proof. Rules:
@@ -42,7 +42,7 @@ _SLACK_S = 3.0
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
-    """What the records of all processes say of who wrote them."""
+    """Part of all records that names the process which wrote them."""
 
     address: str = ""
     pid: int = 0
@@ -113,7 +113,7 @@ class Liveness:
             raise UsageError(f"job {self._keys.job_name} runs ({who}): stop it first")
 
     def _who_runs(self, is_meant: Callable[[Entry], bool]) -> str:
-        """Who shows that the job runs, for people; empty: nobody does, or the wait is not wanted any more."""
+        """Describe a process that proves that the job runs. Empty if there is none, or if the wait was cancelled."""
         first: Listing | None = None
         ends_at, asked = 0.0, 0
         while not self._is_unwanted():
@@ -153,12 +153,12 @@ class Liveness:
 
 
 def names_process(entry: Entry, keys: JobKeys) -> bool:
-    """Whether an entry is leased to a process; a name that was given to a trainer for good outlives it for a while."""
+    """True if an entry is leased to a process. Names of ``job.once`` do not count: they may outlive their trainer."""
     return bool(entry.lease_id) and not entry.key.startswith(keys.once)
 
 
 def holder_of(entry: Entry) -> Holder | None:
-    """Who wrote a leased entry; None: it does not say."""
+    """Return the process that wrote a leased entry. None if the entry does not name one."""
     try:
         return from_json(entry.value, Holder)
     except msgspec.DecodeError:

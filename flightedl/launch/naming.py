@@ -65,7 +65,7 @@ class JobName:
         return True
 
     def is_used(self) -> bool:
-        """Whether a job of this name was begun."""
+        """True if a job of this name was begun."""
         with self._coordinator() as coordinator:
             return coordinator.get(self._keys.job) is not None
 

@@ -1,4 +1,4 @@
-"""What is made of logged values at the end of a run: one file of all points, and a picture of their curves."""
+"""Output made from logged values at the end of a run: one file of all points, and a picture of their curves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to do when a process of a job ends. Pure: events and the time they took in, decisions out.
+"""Restart policy for the processes of a job. Pure: events and the time they took in, decisions out.
 
 Rules, by the way a process ended:
 
@@ -39,7 +39,7 @@ from flightedl.errors import EXIT_FAILED, EXIT_JOB_FAILED, EXIT_START_AGAIN, EXI
 
 
 class Role(StrEnum):
-    """What a process is."""
+    """Role of a process in a job."""
 
     ETCD = "etcd"
     MASTER = "master"
@@ -202,7 +202,7 @@ class RestartPolicy:
 
     @property
     def is_all_finished(self) -> bool:
-        """Whether there are trainers and all of them did their work."""
+        """True if there are trainers and all of them did their work."""
         trainers = self._of_trainers()
         return bool(trainers) and all(each.is_finished for each in trainers)
 

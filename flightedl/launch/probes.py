@@ -1,4 +1,4 @@
-"""What the doctor tries out itself: a small object in the checkpoints' storage, disks, the certificates of servers."""
+"""Probes of the doctor: a small object in the checkpoints' storage, free disk space, certificates of servers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _go_through(storage: Storage, took: Callable[[str, float], None], clock: Clo
 
 
 def _free_bytes(url: str) -> int | None:
-    """Of the disk of a directory, or of the nearest one above it that there is; None: it is elsewhere."""
+    """Return the free space at a directory, or at its nearest existing parent. None if the URL is not a local path."""
     if "://" in url and not url.startswith("file://"):
         return None
     found = disk_of(Path(url.removeprefix("file://")))
@@ -69,7 +69,7 @@ def disk_of(path: Path) -> tuple[int, int] | None:
 
 
 def certificate_of(address: str, place: Path, server_name: str) -> ShownCertificate:
-    """What a TLS server shows whoever has the certificate of that directory. Raises nothing."""
+    """Connect to a TLS server with the certificate in a directory, and return the one it shows. Raises nothing."""
     ca, cert, key = (str(place / name) for name in FILES)
     host, _, port = address.rpartition(":")
     try:

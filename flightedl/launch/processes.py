@@ -93,7 +93,7 @@ class Child:
 
     @property
     def is_frozen(self) -> bool:
-        """Whether a signal (SIGSTOP) has stopped it, and none has let it go on; known on Linux only."""
+        """True if SIGSTOP has stopped the process and it was not continued. False where there is no ``/proc``."""
         try:
             stat = Path(f"/proc/{self.pid}/stat").read_text()
         except OSError:

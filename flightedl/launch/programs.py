@@ -1,4 +1,4 @@
-"""What the processes of a job on this machine are: their settings, their environments, their commands."""
+"""Processes of a job on this machine: their settings, their environments, their commands."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _KINDS = (MasterSettings, PserverSettings, TrainerSettings)
 
 @dataclass(frozen=True, slots=True)
 class TrainerProgram:
-    """What the trainers of a whole job run."""
+    """Program that the trainers of a job run."""
 
     #: Path of a script or dotted name of a module.
     target: str
@@ -103,12 +103,12 @@ class Programs:
         return settings(kind, **{"etcd": self.etcd_address, "job": self._job, **own, **more})
 
     def master_settings(self, **own: Any) -> MasterSettings:
-        """Of the master."""
+        """Return the master's settings."""
         return self.settings(MasterSettings, checkpoint=self._checkpoint, **own)
 
     @property
     def tls_dir(self) -> str:
-        """Where the certificates of whoever looks after the job are; empty: plain text."""
+        """Directory with the certificates of the tools. Empty without TLS."""
         return self.settings(CommonSettings).tls_dir
 
     def etcd(self) -> EtcdAccess:
@@ -121,7 +121,7 @@ class Programs:
         return 0 if self._trainers is None else self._trainers.count
 
     def starters(self, children: Children, directory: Path, forks: ForkServer) -> dict[Slot, Starter]:
-        """What starts each process but etcd; results go to ``directory``.
+        """Return what starts each process but etcd. Results go to ``directory``.
 
         In this order they are there soonest: what the first ones import is needed by all, pservers load a compiler.
         """

@@ -1,4 +1,4 @@
-"""What a person sees while a job runs: a live display on a terminal, plain lines elsewhere.
+"""Display of a running job: live on a terminal, plain lines elsewhere.
 
 Rules:
 
@@ -54,7 +54,7 @@ class Figures:
 
     @property
     def waiting_for(self) -> str:
-        """What the job waits for, empty when it trains."""
+        """Description of what the job waits for. Empty while it trains."""
         if self.status is None or self.trouble:
             return f"the master ({self.trouble})" if self.trouble else "the master"
         return self.status.waiting_for
@@ -68,7 +68,7 @@ class Figures:
 
     @property
     def is_starting(self) -> bool:
-        """Whether the job has just been started, and there is no work yet."""
+        """True if the job has just been started and there is no work yet."""
         status = self.status
         if self.compiling:
             return False
@@ -85,7 +85,7 @@ class Figures:
 
     @property
     def alarm(self) -> str:
-        """What is wrong though the job goes on; empty: nothing."""
+        """Trouble in spite of which the job goes on. Empty if there is none."""
         if self.status is None:
             return ""
         return "; ".join(alarms_of(self.status))
@@ -214,7 +214,7 @@ class LiveDisplay(Display):
             super().lines(name, shown)
 
     def _is_step(self, name: str, text: str) -> bool:
-        """Whether a line became, or moved, a bar; the last one of a bar removes it, and is shown itself."""
+        """True if a line became, or moved, a bar. The last line of a bar removes it and is printed."""
         match = _PERCENT_LINE.fullmatch(text.strip())
         if match is None:
             return False

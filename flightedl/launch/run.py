@@ -63,7 +63,7 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """What is to be run, and how."""
+    """Options of ``flightedl run``."""
 
     #: Path of a script or dotted name of a module.
     target: str
@@ -334,7 +334,7 @@ def may_be_resumed(outcome: Outcome, status: StatusReply | None) -> bool:
 
 
 def too_few_tasks(status: StatusReply, trainers: int) -> str:
-    """What to do where trainers have nothing to do, because there are fewer tasks; empty: nothing."""
+    """Suggest a remedy if there are fewer tasks than trainers. Empty otherwise."""
     total = status.tasks.total
     if not 0 < total < trainers or status.is_growing:
         return ""

@@ -48,7 +48,7 @@ def tool_connector(tls_dir: str) -> Connector:
 def is_master_answering(
     record: ServerRecord, job: str, connector: Connector, timeout_s: float = _ANSWER_TIMEOUT_S
 ) -> bool:
-    """Whether the very master of the record answers at its address. False: somebody else does, or nobody in time."""
+    """True if the very master of the record answers at its address in time."""
     try:
         with _connection(record, job, connector) as connection:
             connection.action("status", b"{}", timeout_s=timeout_s)

@@ -71,7 +71,7 @@ class ProcessView:
 
 @dataclass(slots=True)
 class _Place:
-    """What is in one slot."""
+    """State of one slot."""
 
     starter: Starter
     child: Child | None = None
@@ -264,7 +264,7 @@ class Supervisor:
 
 
 def relevant_lines(lines: Sequence[str]) -> tuple[str, ...]:
-    """Of a process's last lines of output, those that show why it ended.
+    """Select those of a process's last lines of output that show why it ended.
 
     Its last traceback; or what a server says last (``flightedl master: ...``), without its log; or the last few.
     """

@@ -36,7 +36,7 @@ _STANDARD_LIBRARY = Path(os.__file__).resolve().parent
 
 
 def is_script(target: str) -> bool:
-    """Whether the user means a file rather than a module."""
+    """True if the target is a file rather than a module."""
     return target.endswith(".py") or "/" in target or Path(target).is_file()
 
 
@@ -108,7 +108,7 @@ def main() -> int:
 
 
 def _say_whole_lines() -> None:
-    """What the script prints is written by the line: the launcher shows no less, and each piece would be a call."""
+    """Flush the script's output at line ends only: the launcher shows whole lines, and each flush is a call."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True, write_through=False)

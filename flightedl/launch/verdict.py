@@ -1,4 +1,4 @@
-"""Whether a job whose trainers have all ended well did what it was started for. Pure.
+"""Verdict on a job whose trainers have all ended with 0: is its work done? Pure.
 
 A script that ends with exit code 0 says only that nothing went wrong in it. What it left out is seen in the master's
 account: tasks that nobody did, a model that was never given a gradient, a checkpoint that was never written.
@@ -45,7 +45,7 @@ def verdict(status: StatusReply | None, *, keeps_checkpoints: bool) -> Outcome:
 
 
 def is_finished(status: StatusReply) -> bool:
-    """Whether there is nothing left to train, or a trainer said that what is left is not wanted."""
+    """True if nothing is left to train, or if a trainer has stopped the job."""
     is_past_last = status.epochs is not None and status.epoch >= status.epochs
     return status.state == "done" or is_past_last or (status.is_stopped and not status.tasks.pending)
 
@@ -62,7 +62,7 @@ def is_last_word(status: StatusReply) -> bool:
 
 
 def _untrained(status: StatusReply) -> str:
-    """What the script left out; empty: nothing."""
+    """Describe the work that the script left undone. Empty if there is none."""
     if status.unfinished:
         return status.unfinished
     tasks = status.tasks

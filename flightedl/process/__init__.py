@@ -1,4 +1,4 @@
-"""What keeps a process healthy, whatever it serves: each module buys one thing, and says what it costs.
+"""Health of a process, whatever it serves: each module buys one thing, and says what it costs.
 
 * ``tuning``: settings of allocator, gRPC and scheduler that make Flight fast.
 * ``importing``: a quicker start, by imports without garbage collection.

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 
 def code_of(ended: SystemExit) -> int:
-    """What ``sys.exit`` was given as the interpreter takes it: nothing, a number, or something to be printed."""
+    """Return the exit code of ``sys.exit`` as the interpreter does. Print its argument if it is not a number."""
     if ended.code is None:
         return 0
     if isinstance(ended.code, int):

@@ -1,4 +1,4 @@
-"""What a server says of its own condition, on a small HTTP port, for the probes of a cluster.
+"""Page of a server's condition, on a small HTTP port, for the probes of a cluster.
 
 Three questions, because they have different answers and different consequences:
 
@@ -37,7 +37,7 @@ class Condition(NamedTuple):
 
 
 class Health:
-    """Where a process says how it is doing. Thread-safe.
+    """Condition of a process, reported by the process itself. Thread-safe.
 
     Args:
         now: Seconds that never go back.

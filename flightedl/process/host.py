@@ -1,4 +1,4 @@
-"""What this process knows of itself and of its machine, for whoever looks after the job.
+"""Facts about this process and its machine, for the job's operators.
 
 Read from the kernel, so that it costs no further library; some 50 microseconds.
 """
@@ -54,7 +54,7 @@ def _resident_bytes() -> int:
 
 @functools.cache
 def _limit_bytes() -> int:
-    """Of the container, or of the machine; 0: not known."""
+    """Return the memory limit of the container, or else of the machine. 0 if it is unknown."""
     try:
         return int(_CGROUP_LIMIT.read_text())
     except (OSError, ValueError):  # No container, or one without a limit ("max").

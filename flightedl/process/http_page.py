@@ -221,7 +221,7 @@ class _RequestHandler(BaseHTTPRequestHandler):
             self.send_error(503, "too many readers")
 
     def _is_meant(self) -> bool:
-        """Whether a browser on this machine was not led here under the name of some site."""
+        """True unless a browser on this machine was led here under the name of some site."""
         named = urlsplit(f"//{self.headers.get('Host', '')}").hostname
         address = str(self.server.server_address[0])
         return not _is_loopback(address) or named in {None, "localhost"} or _is_loopback(str(named))

@@ -37,7 +37,7 @@ Figures = Mapping[str, Figure]
 
 
 class Metrics(Collector):
-    """What Prometheus reads.
+    """Figures that Prometheus reads.
 
     Args:
         labels: Of all figures: the job, and which server this is.
@@ -65,7 +65,7 @@ class Metrics(Collector):
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """What prometheus_client asks for."""
+        """Yield the figures for prometheus_client."""
         if self._gathered is not None:
             yield from self._gathered.collect()
         try:

@@ -1,4 +1,4 @@
-"""Where every thread of this process stands: what a debugger would show, told by the process itself.
+"""Stacks of all threads of this process, as a debugger would show them, reported by the process itself.
 
 It needs no right to look into another process, and tells no more than names: of functions, and of files by their last
 two parts. There are no lines of source, no values, no folders.

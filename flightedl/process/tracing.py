@@ -26,7 +26,7 @@ _NOTHING: AbstractContextManager[None] = contextlib.nullcontext()
 
 
 class Tracer(Protocol):
-    """Where spans go. Thread-safe."""
+    """Receiver of spans. Thread-safe."""
 
     def span(self, name: str, kind: str, attributes: dict[str, Attribute]) -> AbstractContextManager[object]:
         """Inside the current one; an exception that leaves it is noted. ``kind``: internal, client or server."""
@@ -41,7 +41,7 @@ class Tracer(Protocol):
         ...
 
     def continued(self, traceparent: str) -> AbstractContextManager[object]:
-        """What begins inside belongs to a span of elsewhere; of an empty or broken traceparent: to none."""
+        """Make spans that begin inside children of another process's span, or of none if the traceparent is broken."""
         ...
 
     def lasting(self, name: str, key: int) -> AbstractContextManager[object]:
@@ -68,7 +68,7 @@ def use(to: Tracer | None) -> None:
 
 
 def span(name: str, **attributes: Attribute) -> AbstractContextManager[object]:
-    """What happens inside, as ``flightedl.NAME``."""
+    """Record the ``with`` block as the span ``flightedl.NAME``."""
     if tracer is None:
         return _NOTHING
     return tracer.span(
@@ -117,7 +117,7 @@ def carried() -> str:
 
 
 def continued(traceparent: str) -> AbstractContextManager[object]:
-    """What begins inside belongs to that span."""
+    """Make spans that begin inside children of that span."""
     return _NOTHING if tracer is None else tracer.continued(traceparent)
 
 

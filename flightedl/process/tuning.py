@@ -52,7 +52,7 @@ _MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_TOP_PAD_": -2, "MALLOC_MMAP_TH
 
 @dataclass(frozen=True, slots=True)
 class TuningReport:
-    """What :func:`apply` achieved; False means that the platform or the import order did not allow it."""
+    """Result of :func:`apply`. False means that the platform or the import order did not allow it."""
 
     is_allocator_tuned: bool
     is_grpc_tuned: bool

@@ -1,4 +1,4 @@
-"""Who may reach whom: nothing, except what is named here.
+"""Network policies of a job. They forbid every connection that is not named here.
 
 A stranger's request would be in a server's memory before it could be refused, so that TLS alone does not keep one from
 being troubled. A network that knows no policies ignores these objects.

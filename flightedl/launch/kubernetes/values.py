@@ -1,4 +1,4 @@
-"""What a job on a cluster is told: frozen, validated, with everything that the objects depend on."""
+"""Settings of a job on a cluster: frozen, validated, with everything that the objects depend on."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?")
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What one container asks for, and may not exceed; as Kubernetes writes quantities."""
+    """Requests and limits of one container, as Kubernetes writes quantities."""
 
     cpu: str = "1"
     memory: str = "1Gi"
@@ -151,7 +151,7 @@ class ClusterJob:
 
     @property
     def own_etcd(self) -> bool:
-        """Whether the job has an etcd of its own."""
+        """True if the job has an etcd of its own."""
         return not self.etcd and self.etcd_members > 0
 
     @property

@@ -1,4 +1,4 @@
-"""What a cluster's objects say of a job. Pure."""
+"""State of a job by the cluster's objects. Pure."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class JobView:
 
     @property
     def is_finished(self) -> bool:
-        """Whether no trainer will run any more."""
+        """True if no trainer will run any more."""
         return bool(self.ended)
 
     @property
@@ -93,7 +93,7 @@ def outcome_of(view: JobView, pods: Sequence[Object]) -> Outcome | None:
 
 
 def exit_codes(pod: Object) -> list[int]:
-    """Of a trainer's pod that has ended."""
+    """Return the exit codes of a trainer's pod that has ended."""
     return [
         status["state"]["terminated"]["exitCode"]
         for status in pod.get("status", {}).get("containerStatuses", [])
@@ -102,14 +102,14 @@ def exit_codes(pod: Object) -> list[int]:
 
 
 def is_ready(pod: Object) -> bool:
-    """Whether a pod answers, and is not about to end."""
+    """True if a pod is ready and is not being deleted."""
     conditions = pod.get("status", {}).get("conditions", [])
     is_good = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
     return is_good and "deletionTimestamp" not in pod["metadata"]
 
 
 def has_output(pod: Object) -> bool:
-    """Whether its container has been started."""
+    """True if the pod's container has been started."""
     return pod.get("status", {}).get("phase") in {"Running", "Succeeded", "Failed"}
 
 
@@ -154,7 +154,7 @@ def waits_for(pod: Object) -> str:
 
 
 def is_about_to_be_taken(pod: Object) -> bool:
-    """Whether its machine goes, or is wanted by others: a trainer that the job itself gives up is not meant."""
+    """True if the cluster evicts the pod. False for a trainer that the job itself removes."""
     status = pod.get("status", {})
     marked = any(
         each["type"] == "DisruptionTarget" and each["status"] == "True" for each in status.get("conditions", [])

@@ -78,7 +78,7 @@ class Followers:
 
 
 def status_of(cluster: Cluster, job: str) -> StatusReply | None:
-    """What the job's master says; None: it cannot be asked now."""
+    """Return the status that the job's master reports. None if it cannot be asked now."""
     for pod in cluster.list("Pod", labels_of(job, "master")):
         if is_ready(pod):
             with contextlib.suppress(FlightedlError, msgspec.MsgspecError):
