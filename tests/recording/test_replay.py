@@ -16,6 +16,7 @@ from flightedl.errors import CorruptError
 from flightedl.recording.reader import recordings_in
 from flightedl.recording.replay import PLAYERS, Difference, first_difference, replay
 from flightedl.testing.simulation import Outcome, run_seed
+from flightedl.testing.simulation.bugs import PLANTED
 from flightedl.testing.simulation.planted import planted
 
 SEEDS = (16, 35, 0, 5, 77, 42, 112)
@@ -82,7 +83,7 @@ def test_it_goes_the_same_way_where_texts_have_other_hashes(recorded: list[Path]
     ],
 )
 def test_a_bug_shows_when_the_run_is_replayed(recorded: list[Path], bug: str, core: str) -> None:
-    with planted([bug]):
+    with planted([PLANTED[bug]]):
         assert_shown(recorded, core)
 
 

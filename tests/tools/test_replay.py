@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from flightedl.testing.simulation import Outcome, run_seed
+from flightedl.testing.simulation.bugs import PLANTED
 from flightedl.testing.simulation.planted import planted
 from flightedl_tools.main import run_command_line
 
@@ -29,7 +30,7 @@ def test_a_run_that_goes_the_same_way_again(recorded: str, capsys: pytest.Captur
 
 
 def test_what_differs_is_told(recorded: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with planted([BUG]):
+    with planted([PLANTED[BUG]]):
         assert run_command_line(["replay", recorded]) == 1
     told = capsys.readouterr()
     assert "another effect at event" in told.out
@@ -38,7 +39,7 @@ def test_what_differs_is_told(recorded: str, capsys: pytest.CaptureFixture[str])
 
 
 def test_for_scripts(recorded: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with planted([BUG]):
+    with planted([PLANTED[BUG]]):
         assert run_command_line(["replay", recorded, "--json"]) == 1
     found = json.loads(capsys.readouterr().out)["processes"]
     differences = [each["difference"] for each in found if each["difference"] is not None]

@@ -51,8 +51,8 @@ Not covered: threads within a process, and bytes (streams, files): those have te
 ``python -m flightedl.testing.simulation --seeds 300`` runs it.
 """
 
+from flightedl.testing.simulation.bugs import BUGS
 from flightedl.testing.simulation.cluster import Cluster, Outcome
-from flightedl.testing.simulation.planted import BUGS
 from flightedl.testing.simulation.runs import Found, Summary, run_seed, run_seeds
 from flightedl.testing.simulation.world import Violation
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from flightedl.adapters.clock import SystemClock
-from flightedl.testing.simulation.planted import BUGS
+from flightedl.testing.simulation.bugs import BUGS
 from flightedl.testing.simulation.runs import Summary, run_seeds
 
 

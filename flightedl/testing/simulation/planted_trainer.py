@@ -2,300 +2,188 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any
-
-from msgspec import structs
-
-from flightedl.domain.exactly_once.accumulation import BatchGroup, Settled
-from flightedl.domain.trainer.batches import CurrentBatch
-from flightedl.domain.trainer.feed import Feed
-from flightedl.domain.trainer.first_values import Confirm, ElectionOfFirstValues, FollowedElection, Upload
-from flightedl.domain.trainer.membership import Joined, TrainerMembership
-from flightedl.domain.trainer.readings import BatchLoop, Handed, ReadBatch, Reading
-from flightedl.domain.trainer.sums import BatchSums
-from flightedl.domain.trainer.transfers import AskAgain, Over, ShardTransfer
-from flightedl.errors import FlightedlError, OutcomeUnknownError
-from flightedl.messages.parameters import Outcome
-from flightedl.messages.tasks import JoinReply
-
-Original = Callable[..., Any]
-#: Name -> what goes wrong, and (class, method, original -> what takes its place).
-TrainerBugs = dict[str, tuple[str, tuple[tuple[type, str, Callable[[Original], Original]], ...]]]
-
-
-def _nothing(_original: Original) -> Original:
-    return lambda *_arguments, **_more: None
-
-
-def _by_attempt(_original: Original) -> Original:
-    return lambda self, task: task.assignment.attempt in self._held
-
-
-def _forgets_with_the_answer(original: Original) -> Original:
-    """What is neither held nor handed back is told again, under the same number."""
-
-    def ask_failed(self: Feed, error: Exception, now: float) -> None:
-        original(self, error, now)
-        self._held.clear()
-        self._ready.clear()
-
-    return ask_failed
-
-
-def _drops_everything(_original: Original) -> Original:
-    def denied(self: BatchLoop[Any], handed: Handed[Any]) -> None:
-        handed.current.must_repeat = True
-        feed = self._feed.feed  # type: ignore[attr-defined]
-        for task in feed.held:
-            feed._held.pop(task.assignment.attempt)  # noqa: SLF001 - as the feed itself would
-        feed._ready.clear()  # noqa: SLF001 - likewise
-
-    return denied
-
-
-def _only_the_last_counts(_original: Original) -> Original:
-    return property(lambda self: self.task.assignment.end_batch - 1 in self._settled)  # type: ignore[return-value]
-
-
-def _any_reading_counts(_original: Original) -> Original:
-    return property(lambda _self: True)  # type: ignore[return-value]
-
-
-def _lost_answer(original: Original) -> Original:
-    def answered(self: Feed, ask: Any, reply: Any, now: float) -> None:
-        before = self._reports
-        original(self, ask, reply, now)
-        if self._is_closing or ask.registration != self._registration:
-            self._reports = before.without(ask.reports)
-
-    return answered
-
-
-def _settled_all_the_same(*, waiting: bool) -> Callable[[Original], Original]:
-    def make(original: Original) -> Original:
-        def settle(self: BatchLoop[Any], reading: Reading[Any]) -> Handed[Any] | None:
-            if waiting and not self._is_at_end:
-                return original(self, reading)  # type: ignore[no-any-return]
-            for handed in list(reading.handed):
-                if waiting or handed.current.must_repeat:
-                    handed.current.must_repeat = handed.current.waits = False
-            return original(self, reading)  # type: ignore[no-any-return]
-
-        return settle
-
-    return make
-
-
-def _newest(self: CurrentBatch, base_versions: Mapping[int, int], pserver: int, generation: int) -> None:
-    self.answered.update(base_versions)
-    self.generations[pserver] = max(generation, self.generations.get(pserver, generation))
-
-
-def _newest_of_the_sum(self: CurrentBatch, pushed: CurrentBatch) -> None:
-    self.waits = False
-    self.generations.update(pushed.generations)
-
-
-def _newest_of_all(self: Reading[Any], number: int, generations: Mapping[int, int]) -> None:
-    self._settled.add(number)
-    self._generations.update(generations)
-
-
-def _refusals_are_ignored(original: Original) -> Original:
-    return lambda self, together, _refusals: original(self, together, ())
-
-
-def _lost_sums_count(original: Original) -> Original:
-    def settle(self: BatchGroup[Any], refusals: Any, *, is_lost: bool) -> Settled[Any]:
-        return original(self, () if is_lost else refusals, is_lost=False)  # type: ignore[no-any-return]
-
-    return settle
-
-
-def _first_batch_is_skipped(original: Original) -> Original:
-    """What was read first while the task before was at its end."""
-
-    def take(self: BatchLoop[Any], item: Any) -> None:
-        before = self.reading
-        original(self, item)
-        if before is not None and before is not self.reading and isinstance(item, ReadBatch):
-            self._due.pop()
-            self.reading.handed.clear()  # type: ignore[union-attr]
-
-    return take
-
-
-def _kept_in_the_queue(_original: Original) -> Original:
-    def lose(self: Feed, attempts: set[int], _now: float) -> None:
-        self._held = {attempt: held for attempt, held in self._held.items() if attempt not in attempts}
-        self._ready = deque(self._ready)
-
-    return lose
-
-
-def _all_but_the_first(original: Original) -> Original:
-    def answered(self: ShardTransfer, *arguments: Any, **more: Any) -> None:
-        whole = self._whole
-        before, whole.refusals = whole.refusals, set()
-        original(self, *arguments, **more)
-        whole.refusals = before | {places[1:] for places in whole.refusals}
-
-    return answered
-
-
-def _unknown_is_settled(original: Original) -> Original:
-    def failed(self: ShardTransfer, error: FlightedlError) -> Any:
-        if isinstance(error, OutcomeUnknownError):
-            for block in sorted(self.pushes):
-                self.answered(range(block, block + 1), Outcome.ACCEPTED)
-        return original(self, error)
-
-    return failed
-
-
-def _refused_is_settled(original: Original) -> Original:
-    def answered(self: ShardTransfer, blocks: range, outcome: int, *arguments: Any, **more: Any) -> None:
-        is_refused = outcome in {Outcome.STALE, Outcome.NOT_MEMBER} and self.pushes
-        original(self, blocks, Outcome.ACCEPTED if is_refused else outcome, *arguments, **more)
-
-    return answered
-
-
-def _the_first_is_enough(original: Original) -> Original:
-    def failed(self: ShardTransfer, error: FlightedlError) -> Any:
-        verdict = original(self, error)
-        others = [shard for shard in self._whole.shards if shard is not self]
-        has_answer = any(shard.generation and not shard.pushes for shard in others)
-        return Over() if isinstance(verdict, AskAgain) and has_answer else verdict
-
-    return failed
-
-
-def _failed_is_settled(_original: Original) -> Original:
-    def push_failed(self: BatchSums, _error: BaseException) -> None:
-        for member in self._group.clear():
-            member.waits = False
-
-    return push_failed
-
-
-def _old_mode(original: Original) -> Original:
-    def join_answered(self: TrainerMembership, reply: JoinReply) -> Any:
-        joined = original(self, reply)
-        return Joined(None) if isinstance(joined, Joined) else joined
-
-    return join_answered
-
-
-def _after_the_first(original: Original) -> Original:
-    def uploaded(self: ElectionOfFirstValues, generation: int, initialized: int, blocks: int) -> None:
-        original(self, generation, initialized, blocks)
-        if isinstance(self._step, Upload):
-            self._step = Confirm(self._step.election, (generation,))
-
-    return uploaded
-
-
-def _promised_is_given(original: Original) -> Original:
-    """What may be read of the next epoch is trained, too."""
-
-    def answered(self: Feed, ask: Any, reply: Any, now: float) -> None:
-        original(self, ask, structs.replace(reply, assignments=[*reply.assignments, *reply.ahead]), now)
-
-    return answered
-
-
-TRAINER_BUGS: TrainerBugs = {
-    "what is promised is trained": (
+from flightedl.testing.simulation.planted import Planted, answers, bug, drops, rewrites, swaps
+
+_FEED = "domain.trainer.feed:Feed."
+_LOOP = "domain.trainer.readings:BatchLoop."
+_READING = "domain.trainer.readings:Reading."
+_BATCH = "domain.trainer.batches:CurrentBatch."
+_SUMS = "domain.trainer.sums:BatchSums."
+_TRANSFER = "domain.trainer.transfers:ShardTransfer."
+
+TRAINER_BUGS: dict[str, Planted] = {
+    "what is promised is trained": bug(
         "a trainer works on tasks of the next epoch when it may read them",
-        ((Feed, "answered", _promised_is_given),),
+        swaps(
+            f"{_FEED}answered",
+            "for assignment in reply.assignments:",
+            "for assignment in reply.assignments + reply.ahead:",
+        ),
     ),
-    "first values on one pserver": (
+    "first values on one pserver": bug(
         "the election is done when the first pserver has the values",
-        ((ElectionOfFirstValues, "uploaded", _after_the_first),),
+        swaps("domain.trainer.first_values:ElectionOfFirstValues.uploaded", "< self._pserver_count", "< 1"),
     ),
-    "the old model is trained on": (
+    "the old model is trained on": bug(
         "a trainer stays when the model has got other first values",
-        ((FollowedElection, "require_same", _nothing),),
+        answers("domain.trainer.first_values:FollowedElection.require_same"),
     ),
-    "the first batch of a refused sum is lost": (
+    "the first batch of a refused sum is lost": bug(
         "what a block lacks of a sum is pushed again, but for the sum's first batch",
-        ((ShardTransfer, "answered", _all_but_the_first),),
+        swaps(f"{_TRANSFER}answered", "1 + len(current.further))", "1 + len(current.further))[1:]"),
     ),
-    "an unknown outcome counts as settled": (
+    "an unknown outcome counts as settled": bug(
         "a push that nobody answered is not sent again",
-        ((ShardTransfer, "failed", _unknown_is_settled),),
+        rewrites(
+            f"{_TRANSFER}failed",
+            "",
+            """
+            for block in sorted(self.pushes) if type(error).__name__ == "OutcomeUnknownError" else ():
+                self.answered(range(block, block + 1), Outcome.ACCEPTED)
+            """,
+        ),
     ),
-    "a refused push counts as settled": (
+    "a refused push counts as settled": bug(
         "a gradient that came too late, or of somebody who is no member, is not computed again",
-        ((ShardTransfer, "answered", _refused_is_settled),),
+        rewrites(
+            f"{_TRANSFER}answered",
+            "",
+            "outcome = Outcome.ACCEPTED if outcome in _TOO_LATE and self.pushes else outcome",
+        ),
     ),
-    "a batch settles when the first pserver has answered": (
+    "a batch settles when the first pserver has answered": bug(
         "a pserver that does not answer is passed over when another one has",
-        ((ShardTransfer, "failed", _the_first_is_enough),),
+        swaps(
+            f"{_TRANSFER}failed",
+            "if self.is_over",
+            "if self.is_over or any(each.generation and not each.pushes for each in self._whole.shards)",
+        ),
     ),
-    "a sum that failed counts as taken": (
+    "a sum that failed counts as taken": bug(
         "a sum whose push failed half-way is not done again",
-        ((BatchSums, "push_failed", _failed_is_settled),),
+        rewrites(
+            f"{_SUMS}push_failed",
+            "",
+            """
+            for member in self._group.clear():
+                member.waits = False
+            return
+            """,
+        ),
     ),
-    "a batch that failed arrives all the same": (
+    "a batch that failed arrives all the same": bug(
         "a batch whose push failed half-way arrives without its gradient where that is missing",
-        ((CurrentBatch, "push_failed", _nothing),),
+        answers(f"{_BATCH}push_failed"),
     ),
-    "sums of an old mode": (
+    "sums of an old mode": bug(
         "a trainer goes on under the mode that it had",
-        ((TrainerMembership, "join_answered", _old_mode),),
+        swaps("domain.trainer.membership:TrainerMembership.join_answered", "mode if is_new else None", "None"),
     ),
-    "what is told again goes on where it was": (
+    "what is told again goes on where it was": bug(
         "an attempt told again under the same number counts for the first reading, of which the rest was dropped",
-        (
-            (Feed, "is_held", _by_attempt),
-            (Feed, "ask_failed", _forgets_with_the_answer),
-            (Reading, "is_settled", _any_reading_counts),
-            (Feed, "check", _nothing),
-        ),
+        answers(f"{_FEED}is_held", "task.assignment.attempt in self._held"),
+        rewrites(f"{_FEED}ask_failed", "", "self._held.clear()\nself._ready.clear()"),
+        answers(f"{_READING}is_settled", "True"),
+        answers(f"{_FEED}check"),
     ),
-    "the first batches are dropped": (
+    "the first batches are dropped": bug(
         "a task is reported although its first batches were passed over",
-        ((BatchLoop, "take", _first_batch_is_skipped), (Reading, "is_settled", _only_the_last_counts)),
+        rewrites(
+            f"{_LOOP}take",
+            "self._reading = Reading(item.task)",
+            """
+            is_next = self._reading is not None
+            self._reading = Reading(item.task)
+            if is_next and not isinstance(item, TaskEnd | ReadFailure):
+                return
+            """,
+        ),
+        answers(f"{_READING}is_settled", "self.task.assignment.end_batch - 1 in self._settled"),
     ),
-    "an answer that comes too late is forgotten": (
+    "an answer that comes too late is forgotten": bug(
         "what was told to a loop that was left is neither held nor handed back",
-        ((Feed, "answered", _lost_answer),),
+        drops(f"{_FEED}answered", "self._return(reply.assignments)"),
     ),
-    "work of an old registration is kept": (
-        "what was told to an earlier registration is held under the new one",
-        ((Feed, "registered_again", _nothing),),
+    "work of an old registration is kept": bug(
+        "what was told to an earlier registration is held under the new one", answers(f"{_FEED}registered_again")
     ),
-    "a denial is about everything": (
+    "a denial is about everything": bug(
         "a join's answer about one attempt drops all work",
-        ((BatchLoop, "denied", _drops_everything),),
-    ),
-    "reported before the sum is pushed": (
-        "a task is reported while its last batches wait in the trainer",
-        ((BatchLoop, "_settle", _settled_all_the_same(waiting=True)),),
-    ),
-    "done before ack": (
-        "a batch that was refused counts as settled",
-        ((BatchLoop, "_settle", _settled_all_the_same(waiting=False)),),
-    ),
-    "newest generation is reported": (
-        "a trainer reports the pservers as they are, not as they acknowledged",
-        (
-            (CurrentBatch, "note_answers", lambda _: _newest),
-            (CurrentBatch, "note_sum", lambda _: _newest_of_the_sum),
-            (Reading, "settle", lambda _: _newest_of_all),
+        rewrites(
+            f"{_LOOP}denied",
+            "self._feed.hand_back(handed.item.task)",
+            """
+            feed = self._feed.feed
+            for task in feed.held:
+                feed._held.pop(task.assignment.attempt)
+            feed._ready.clear()
+            """,
         ),
     ),
-    "a refused sum counts as taken": (
+    "reported before the sum is pushed": bug(
+        "a task is reported while its last batches wait in the trainer",
+        rewrites(
+            f"{_LOOP}_settle",
+            "",
+            """
+            for handed in reading.handed if self._is_at_end else ():
+                handed.current.must_repeat = handed.current.waits = False
+            """,
+        ),
+    ),
+    "done before ack": bug(
+        "a batch that was refused counts as settled",
+        rewrites(
+            f"{_LOOP}_settle",
+            "",
+            """
+            for handed in reading.handed:
+                if handed.current.must_repeat:
+                    handed.current.must_repeat = handed.current.waits = False
+            """,
+        ),
+    ),
+    "newest generation is reported": bug(
+        "a trainer reports the pservers as they are, not as they acknowledged",
+        swaps(f"{_BATCH}note_answers", "min(generation", "max(generation"),
+        swaps(f"{_BATCH}note_sum", "min(generation", "max(generation"),
+        swaps(f"{_READING}settle", "min(generation", "max(generation"),
+    ),
+    "a refused sum counts as taken": bug(
         "a trainer does not push the batches again that a block lacks",
-        ((BatchSums, "settle", _refusals_are_ignored),),
+        swaps(f"{_SUMS}settle", "settle(refusals,", "settle((),"),
     ),
-    "a lost sum counts as taken": (
+    "a lost sum counts as taken": bug(
         "a sum whose push met the end of the membership is not done again",
-        ((BatchGroup, "settle", _lost_sums_count),),
+        swaps(
+            "domain.exactly_once.accumulation:BatchGroup.settle",
+            "return Settled((), (members,))",
+            "return Settled(tuple(members), ())",
+        ),
     ),
-    "what is lost is begun": ("a task that the master took away is still read", ((Feed, "_lose", _kept_in_the_queue),)),
+    "what is lost is begun": bug(
+        "a task that the master took away is still read",
+        swaps(
+            f"{_FEED}_lose",
+            "deque(task for task in self._ready if task.assignment.attempt in self._held)",
+            "deque(self._ready)",
+        ),
+    ),
+    "a part is divided by itself": bug(
+        "what a block lacks of a mean is divided by its own records when it is pushed again",
+        swaps(f"{_SUMS}_repeat", "self._divisors if self._keeps_shares else {}", "{}"),
+    ),
+    "divided by the batches": bug(
+        "the mean of several batches is divided by their number, not by their records",
+        swaps(f"{_SUMS}take", "together, self._divisors", "together, dict.fromkeys(self._divisors, len(members))"),
+    ),
+    "records of the sum before": bug(
+        "the records of a sum are counted in the next one, too", drops(f"{_SUMS}begin", "self._weights = {}")
+    ),
+    "divided by all records": bug(
+        "a parameter that some batches of a sum have no gradient for is divided by their records, too",
+        swaps(
+            f"{_SUMS}take", "together, self._divisors", "together, dict.fromkeys(self._divisors, together.record_count)"
+        ),
+    ),
 }

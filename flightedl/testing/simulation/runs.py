@@ -11,9 +11,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from flightedl.testing.simulation.bugs import PLANTED
 from flightedl.testing.simulation.cluster import Cluster, Outcome
 from flightedl.testing.simulation.planted import planted
-from flightedl.testing.simulation.planted_rows import ROW_BUGS
+from flightedl.testing.simulation.planted_pserver import ROW_BUGS
 
 _CHUNK = 25
 _STORY_LINES = 60
@@ -81,7 +82,7 @@ def run_seed(
     has_rows = has_rows or not ROW_BUGS.keys().isdisjoint(flaws)
     cluster = None
     try:
-        with planted(flaws):
+        with planted([PLANTED[name] for name in flaws if name in PLANTED]):
             cluster = Cluster(seed, flaws, fault_scale, mode, recovery, record, has_rows=has_rows)
             return cluster.run()
     except Exception as error:  # noqa: BLE001 - whatever a run raises is what it found

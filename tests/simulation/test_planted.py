@@ -1,0 +1,50 @@
+"""Planted bugs are edits of today's source."""
+
+from __future__ import annotations
+
+import pytest
+
+from flightedl.domain.queue.bisection import after_failure
+from flightedl.domain.queue.values import BatchRange
+from flightedl.testing.simulation.bugs import PLANTED
+from flightedl.testing.simulation.planted import StalePatchError, answers, bug, edited_source, planted, swaps
+
+#: More than these are not written by hand; all others are one changed expression, answer or statement.
+BY_HAND = 40
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_every_bug_changes_what_is_there_today(name):
+    with planted([PLANTED[name]]):
+        pass
+
+
+def test_few_bugs_are_written_by_hand():
+    assert sum(any(edit.is_by_hand for edit in each.edits) for each in PLANTED.values()) <= BY_HAND
+
+
+def test_the_product_is_as_before_afterwards():
+    piece = BatchRange(0, 0, 0, 4, 4, failures=3)
+    before = after_failure(piece, None, 3, 1)
+    with planted([PLANTED["the middle batch is dropped"]]):
+        assert after_failure(piece, None, 3, 1) != before
+    assert after_failure(piece, None, 3, 1) == before
+
+
+@pytest.mark.parametrize("place", ["domain.queue.bisection:gone", "domain.queue.tasks:TaskQueue.gone"])
+def test_a_function_that_is_gone_is_told(place):
+    with pytest.raises(StalePatchError, match="no function"), planted([bug("", answers(place))]):
+        pass
+
+
+@pytest.mark.parametrize(("before", "times"), [("x == 4", 0), ("x", 3)])
+def test_a_line_that_is_not_there_once_is_told(before, times):
+    edit = swaps("domain.queue.bisection:after_failure", before, "y")
+    with pytest.raises(StalePatchError, match=f"has {times} times"):
+        edited_source("def f(x: int) -> int:\n    return x + x\n", edit)
+
+
+@pytest.mark.parametrize("doc", ["", '    """Add."""\n'])
+def test_statements_are_put_before_the_first_one(doc):
+    source = f"def f(x: int) -> int:\n{doc}    return x\n"
+    assert edited_source(source, answers("m:f", "0")) == f"def f(x: int) -> int:\n{doc}    return 0\n    return x\n"
