@@ -34,6 +34,20 @@ class JobKeys:
         return f"/flightedl-state/{self.job_name}/"
 
     @property
+    def of_state(self) -> dict[str, str]:
+        """The keys of what a master goes on from, by the names that ``domain.master`` gives its values."""
+        return {
+            "declaration": self.job,
+            "queue": self.task_queues,
+            "failures": self.task_failures,
+            "evaluations": self.evaluations,
+            "membership": self.membership,
+            "recovery": self.pserver_recovery,
+            "checkpoints": self.checkpoint_latest,
+            "stopped": self.stopped,
+        }
+
+    @property
     def history(self) -> str:
         """On which etcd the job's state was begun, and in which life of the job; a ``HistoryRecord``."""
         return self.prefix + "history"

@@ -4,11 +4,9 @@ One thread writes. It takes whatever the state is when it gets to it, so that on
 wait; each waits on a lock of its own, so that nobody is woken for another's sake. When several shared the last one, it
 waits a moment for as many again, if they were a crowd: those that were just answered are likely to be back.
 
-Each write is fenced by the lock's generation *and* compares the revision of the keys it overwrites. The second makes a
-write whose outcome is unknown harmless: it either happened (then the key holds exactly the bytes that were sent, and
-the chain goes on from there) or it never can, because the next write changed what it compares to. A master whose writes
-stay unresolved until its lease is at risk, who finds bytes that it did not write, or who meets an unexpected error,
-steps down.
+Each write is fenced by the lock's generation *and* compares what it overwrites (see ``domain.master.stored``). A master
+whose writes stay unresolved until its lease is at risk, that finds bytes that it did not write, or that meets an
+unexpected error, steps down.
 """
 
 from __future__ import annotations
@@ -18,6 +16,7 @@ import threading
 from collections.abc import Callable, Mapping
 
 from flightedl.coordination.keeper import HeldKey
+from flightedl.domain.master.stored import StoredKeys, Write
 from flightedl.errors import FencedError, FlightedlError, NotReadyError, OutcomeUnknownError, UnavailableError
 from flightedl.master.metrics import COMMIT_SECONDS, COMMITTED_BYTES
 from flightedl.ports import Clock, Coordinator, Instruments, ModifiedAt, NoInstruments, Put
@@ -54,8 +53,7 @@ class DurableState:
         self._snapshot = snapshot
         self._step_down = step_down
         self._instruments = NoInstruments() if instruments is None else instruments
-        self._values = {key: value for key, (value, _) in known.items()}
-        self._mod_revisions = {key: revision for key, (_, revision) in known.items()}
+        self._stored = StoredKeys(known)
         #: Guards what follows; only the writer waits for it.
         self._changed = threading.Condition()
         #: (revision, lock that is released when it is durable, or never will be)
@@ -148,25 +146,24 @@ class DurableState:
 
     def _write(self, values: Mapping[str, bytes]) -> bool:
         """Write until it is known to be done. False: stepped down."""
-        changed = {key: value for key, value in values.items() if self._values.get(key) != value}
-        while changed and not self._is_stopping:
+        write = self._stored.next_write(values)
+        while write is not None and not self._is_stopping:
             if not self._held.is_held:
                 self._step_down("its lease could not be renewed")
                 return False
             try:
                 began = self._clock.now()
                 result = self._held.write(
-                    [Put(key, value) for key, value in changed.items()],
-                    [ModifiedAt(key, self._mod_revisions.get(key, 0)) for key in changed],
+                    [Put(key, value) for key, value in write.puts.items()],
+                    [ModifiedAt(key, revision) for key, revision in write.compared.items()],
                 )
                 self.write_count += 1
                 self._instruments.observe(COMMIT_SECONDS, self._clock.now() - began)
-                self._instruments.count(COMMITTED_BYTES, sum(map(len, changed.values())))
+                self._instruments.count(COMMITTED_BYTES, sum(map(len, write.puts.values())))
                 if result.committed:
-                    self._values.update(changed)
-                    self._mod_revisions.update(dict.fromkeys(changed, result.revision))
+                    self._stored.committed(write, result.revision)
                     return True
-                if self._adopt(changed):
+                if self._adopt(write):
                     return True
             except FencedError:
                 self._step_down("another master holds the lock")
@@ -176,18 +173,13 @@ class DurableState:
             else:
                 self._step_down("somebody else wrote its state")
                 return False
-        return not changed
+        return write is None
 
-    def _adopt(self, sent: Mapping[str, bytes]) -> bool:
-        """An earlier try of unknown outcome turned out to have happened: go on from there."""
-        entries = {key: self._coordinator.get(key) for key in sent}
-        for key, value in sent.items():
-            entry = entries[key]
-            if entry is None or entry.value != value:
-                return False
-            self._values[key] = value
-            self._mod_revisions[key] = entry.mod_revision
-        return True
+    def _adopt(self, write: Write) -> bool:
+        """Go on from an earlier try of unknown outcome, if it has happened."""
+        entries = {key: self._coordinator.get(key) for key in write.puts}
+        found = {key: None if entry is None else (entry.value, entry.mod_revision) for key, entry in entries.items()}
+        return self._stored.adopt(write, found)
 
     def _note(self, error: FlightedlError) -> None:
         if str(error) != self._trouble:

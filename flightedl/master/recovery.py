@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flightedl.coordination.keys import JobKeys
 from flightedl.domain.checkpoint.chains import files_of
 from flightedl.domain.checkpoint.manifest import ShardFile, manifest_name
 from flightedl.domain.checkpoint.pointer import latest_of
 from flightedl.domain.master.state import StoredState
+from flightedl.domain.master.stored import state_in
 from flightedl.errors import FlightedlError
 from flightedl.messages.base import decode
 from flightedl.messages.declarations import ArrivalRecord, JobDeclaration
-from flightedl.messages.tasks import StopRecord
 from flightedl.ports import Coordinator, Storage
 
 _log = logging.getLogger(__name__)
@@ -34,36 +34,15 @@ class RecoveredState:
 
 def read_state(coordinator: Coordinator, keys: JobKeys, checkpoints: Storage | None = None) -> RecoveredState:
     """Read the declaration, the queue, the membership, and what the chains of tables' rows go on from."""
-    read = (
-        keys.job,
-        keys.task_queues,
-        keys.task_failures,
-        keys.membership,
-        keys.pserver_recovery,
-        keys.checkpoint_latest,
-        keys.evaluations,
-        keys.stopped,
-    )
-    entries = {key: coordinator.get(key) for key in read}
-    known = {key: (entry.value, entry.mod_revision) for key, entry in entries.items() if entry is not None}
-    declared = known.get(keys.job)
+    names = keys.of_state
+    entries = {name: coordinator.get(key) for name, key in names.items()}
+    found = {name: (entry.value, entry.mod_revision) for name, entry in entries.items() if entry is not None}
     arrived = coordinator.list(keys.arrivals).entries
+    known = {names[name]: entry for name, entry in found.items()}
     known.update((entry.key, (entry.value, entry.mod_revision)) for entry in arrived)
-    declaration = JobDeclaration() if declared is None else decode(declared[0], JobDeclaration)
-    pointer = _value(known, keys.checkpoint_latest)
-    stored = StoredState(
-        declaration=declaration,
-        queue=_value(known, keys.task_queues),
-        failures=_value(known, keys.task_failures),
-        evaluations=_value(known, keys.evaluations),
-        membership=_value(known, keys.membership),
-        recovery=_value(known, keys.pserver_recovery),
-        checkpoints=pointer,
-        files=_newest_files(checkpoints, pointer) if _has_tables(declaration) else (),
-        stop=None if keys.stopped not in known else decode(known[keys.stopped][0], StopRecord),
-        # The queue is as resuming put it there, in one transaction.
-        is_resumed=keys.task_queues in known and known[keys.task_queues][1] == known.get(keys.job, (b"", 0))[1],
-    )
+    stored = state_in(found)
+    if _has_tables(stored.declaration):
+        stored = replace(stored, files=_newest_files(checkpoints, stored.checkpoints))
     return RecoveredState(stored, tuple(decode(entry.value, ArrivalRecord) for entry in arrived), known)
 
 
@@ -81,7 +60,3 @@ def _newest_files(storage: Storage | None, pointer: bytes | None) -> tuple[Shard
     except FlightedlError as error:
         _log.warning("the next checkpoint has all rows of tables: the manifest of the newest is not there: %s", error)
         return ()
-
-
-def _value(known: Mapping[str, tuple[bytes, int]], key: str) -> bytes | None:
-    return known[key][0] if key in known else None

@@ -20,10 +20,9 @@ import msgspec
 from flightedl.config import Resume
 from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.keys import JobKeys
-from flightedl.domain.checkpoint.checkpoints import Checkpoints, next_number_after
-from flightedl.domain.checkpoint.manifest import Manifest, Skipped, candidates, checksum, examine, manifest_name
+from flightedl.domain.checkpoint.manifest import Manifest, Skipped, candidates, examine, manifest_name
 from flightedl.domain.checkpoint.restoring import saved_plan
-from flightedl.domain.checkpoint.values import CheckpointSettings, Pointer
+from flightedl.domain.master.stored import values_of_checkpoint
 from flightedl.domain.model.declared import parameters_of, plan_of
 from flightedl.errors import CorruptError, FencedError, NotFoundError, UnavailableError, UsageError
 from flightedl.messages.base import decode, encode
@@ -63,26 +62,11 @@ def begin(
         return
     manifest, data, rejected = newest(storage, keys.job_name, sizes)
     declaration = former(redeclared(manifest, pserver_count))
-    checkpoints = Checkpoints(
-        CheckpointSettings(),
-        held.generation,
-        pserver_count,
-        0.0,
-        next_number=next_number_after(list(sizes)),
-        latest=Pointer(manifest.number, checksum(data)),
-        rejected=rejected,
-        first=manifest.first,
-    )
     _put_arrivals(coordinator, held, keys, declaration.arrivals)
-    puts = [
-        Put(keys.job, encode(msgspec.structs.replace(declaration, arrivals=[]))),
-        Put(keys.checkpoint_latest, checkpoints.encode()),
-        Put(keys.init_params, encode(ElectionRecord(trainer=f"checkpoint {manifest.number}", done=True))),
-    ]
-    if manifest.stored_queue is not None:
-        puts.append(Put(keys.task_queues, manifest.stored_queue))
-    if manifest.stored_evaluations is not None:
-        puts.append(Put(keys.evaluations, manifest.stored_evaluations))
+    declaration = msgspec.structs.replace(declaration, arrivals=[])
+    values = values_of_checkpoint(manifest, data, declaration, held.generation, pserver_count, sizes, rejected)
+    puts = [Put(keys.of_state[name], value) for name, value in values.items()]
+    puts.append(Put(keys.init_params, encode(ElectionRecord(trainer=f"checkpoint {manifest.number}", done=True))))
     if not held.write(puts, [Absent(keys.job)]).committed:
         raise FencedError("another master has begun this job meanwhile")
     _log.info("resumed checkpoint=%d pservers=%d before=%d", manifest.number, pserver_count, manifest.pserver_count)

@@ -372,16 +372,7 @@ class JobState:
 
     def _snapshot(self) -> tuple[int, dict[str, bytes]]:
         keys = self._keys
-        names = {
-            "membership": keys.membership,
-            "recovery": keys.pserver_recovery,
-            "checkpoints": keys.checkpoint_latest,
-            "queue": keys.task_queues,
-            "failures": keys.task_failures,
-            "stopped": keys.stopped,
-            "evaluations": keys.evaluations,
-            "declaration": keys.job,
-        }
+        names = keys.of_state
         with self.lock:
             values = {names[name]: value for name, value in self.core.encode().items()}
             if self.dataset is not None:

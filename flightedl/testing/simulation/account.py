@@ -23,7 +23,7 @@ from flightedl.messages.tasks import (
     TasksTicket,
 )
 from flightedl.testing.simulation.etcd import (
-    STATE,
+    pointer_in,
 )
 from flightedl.testing.simulation.job import plan_of, set_aside, torn, wrong
 from flightedl.testing.simulation.ledger import require_sound
@@ -177,9 +177,9 @@ class Account:
         """A master's state was stored: its pointer names a complete checkpoint."""
         self._cluster.etcd.has_gone_back = False
         latest = master.core.checkpointing.checkpoints.latest
-        state = self._cluster.etcd.keys.get(STATE)
-        if state is not None and "checkpoints" in state.value:
-            pointer = latest_of(state.value["checkpoints"])
+        stored = pointer_in(self._cluster.etcd.keys)
+        if stored is not None:
+            pointer = latest_of(stored)
             if pointer is not None and (latest is None or pointer.number >= latest.number):
                 self._require_complete(pointer.number, pointer.manifest_checksum, "the pointer names")
 

@@ -11,7 +11,7 @@ from flightedl.domain.checkpoint.manifest import candidates, number_of
 from flightedl.domain.checkpoint.pointer import loadable_of
 from flightedl.recording.writer import Recorder
 from flightedl.testing.simulation.account import Account
-from flightedl.testing.simulation.etcd import STATE, Etcd
+from flightedl.testing.simulation.etcd import Etcd, pointer_in
 from flightedl.testing.simulation.master import Master
 from flightedl.testing.simulation.pserver import Pserver
 from flightedl.testing.simulation.recorded import RunRecorder
@@ -191,8 +191,7 @@ class Cluster:
 
     def loadable(self) -> range | None:
         """The checkpoints that may be loaded, as etcd names them."""
-        state = self.etcd.keys.get(STATE)
-        pointer = None if state is None else state.value.get("checkpoints")
+        pointer = pointer_in(self.etcd.keys)
         return None if pointer is None else loadable_of(pointer)
 
     def pointer(self) -> int | None:

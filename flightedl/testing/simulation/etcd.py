@@ -19,7 +19,9 @@ from flightedl.testing.simulation.world import Process, Reply, Violation, World
 
 LOCK = "master/lock"
 ADDRESS = "master/addr"
-STATE = "state"
+#: The keys of what a master goes on from begin with it, and go on with the names of ``MasterState.encode``.
+STATE = "state/"
+DECLARATION, POINTER = STATE + "declaration", STATE + "checkpoints"
 #: Who gives the model its first values; ``DONE`` when they are there.
 INIT = "init_params"
 DONE = "done"
@@ -79,6 +81,17 @@ class Transaction:
     lease: Lease | None = None
     #: The generation that a write of the master's state claims to have; for the invariant.
     writer: int = 0
+
+
+def state_in(keys: Mapping[str, Key]) -> dict[str, tuple[bytes, int]]:
+    """Return what a master goes on from: name -> value, and the revision at which it was written last."""
+    return {name.removeprefix(STATE): (key.value, key.modified) for name, key in keys.items() if name.startswith(STATE)}
+
+
+def pointer_in(keys: Mapping[str, Key | None]) -> bytes | None:
+    """Return what is stored of the checkpoints; None: nothing."""
+    key = keys.get(POINTER)
+    return None if key is None else bytes(key.value)
 
 
 def claimed(result: Any, key: str, value: Any) -> int:
@@ -198,6 +211,11 @@ class Etcd(Process):
         if not self.is_down:
             reply({name: self.keys.get(name) for name in names})
 
+    def read_all(self, prefix: str, reply: Reply) -> None:
+        """Answers the keys that begin with ``prefix``."""
+        if not self.is_down:
+            reply({name: key for name, key in self.keys.items() if name.startswith(prefix)})
+
     def _created(self, key: str) -> int:
         found = self.keys.get(key)
         return 0 if found is None else found.created
@@ -207,7 +225,7 @@ class Etcd(Process):
         return 0 if found is None else found.modified
 
     def _put(self, key: str, value: Any, transaction: Transaction) -> None:
-        if key == STATE and transaction.writer != self._created(LOCK):
+        if key.startswith(STATE) and transaction.writer != self._created(LOCK):
             raise Violation(f"master {transaction.writer} wrote its state after it was deposed")
         before = self.keys.get(key)
         created = self.revision if before is None else before.created
@@ -278,7 +296,7 @@ class Etcd(Process):
         self._notify(process)
 
     def _changed(self, key: str) -> None:
-        if key != STATE:
+        if not key.startswith(STATE):
             for process in tuple(self._watchers):
                 if process.is_alive:
                     self._notify(process)

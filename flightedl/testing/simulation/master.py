@@ -16,6 +16,7 @@ from flightedl.domain.consistency.modes import Mode
 from flightedl.domain.master import effects as out
 from flightedl.domain.master import events
 from flightedl.domain.master.core import MasterCore
+from flightedl.domain.master.stored import Found, StoredKeys, Write
 from flightedl.domain.queue.tasks import TaskQueue
 from flightedl.domain.queue.values import Effect, Expired, Quarantined
 from flightedl.domain.recovery.lives import name_in
@@ -36,6 +37,7 @@ from flightedl.testing.simulation.etcd import (
     STATE,
     Transaction,
     claimed,
+    state_in,
 )
 from flightedl.testing.simulation.links import PserverLink
 from flightedl.testing.simulation.store_worker import StoreWorker
@@ -63,7 +65,7 @@ class Master(Process):
         self.core: MasterCore
         self.recorder = cluster.recorder("master", name)
         self.durable = -1
-        self._state_revision = 0
+        self._stored_keys = StoredKeys({})
         self._is_writing = False
         self._is_ready = False
         self._when_durable: list[tuple[int, Action]] = []
@@ -74,8 +76,6 @@ class Master(Process):
         #: Whether files that joined are not stored yet.
         self._is_growing = False
         self._store_work = StoreWorker(self)
-        #: What goes into etcd with the first state.
-        self._first_puts: dict[str, Any] = {}
         cluster.etcd.watch(self, self._look_around)
         self.later(0.05 * cluster.world.random.random(), self._claim)
 
@@ -110,9 +110,9 @@ class Master(Process):
         transaction = Transaction(created={LOCK: 0}, puts={LOCK: self}, lease=self.lease)
         self.world.call(self, etcd, etcd.transact, transaction, answered, lambda: self.end("no answer to its claim"))
 
-    def lead(self, core: MasterCore, state_revision: int, first_puts: dict[str, Any]) -> None:
-        """Publish its address when what it begins with is stored; ``first_puts`` goes into etcd with that."""
-        self.core, self._state_revision, self._first_puts = core, state_revision, first_puts
+    def lead(self, core: MasterCore, found: Found) -> None:
+        """Publish its address when what it begins with is stored; ``found``: the state's keys as they are, by name."""
+        self.core, self._stored_keys = core, StoredKeys(found)
         self._is_ready = True
         self.cluster.account.watch(self)
 
@@ -208,7 +208,12 @@ class Master(Process):
 
     def _write_now(self) -> None:
         self.core.check()
-        self._send_state(self.core.revision, self.core.encode() | {"tasks": str(self.queue.task_count).encode()})
+        values = self.core.encode() | {"tasks": str(self.queue.task_count).encode()}
+        write = self._stored_keys.next_write(values)
+        if write is None:
+            self._stored(self.core.revision)
+        else:
+            self._send(write, self.core.revision)
 
     @property
     def queue(self) -> TaskQueue:
@@ -216,36 +221,35 @@ class Master(Process):
         assert self.core.work is not None, "a master that has begun has a queue"
         return self.core.work.queue
 
-    def _send_state(self, revision: int, encoded: dict[str, bytes]) -> None:
+    def _send(self, write: Write, revision: int) -> None:
         if not self.is_held():
             return
         etcd = self.cluster.etcd
-        compared = {STATE: self._state_revision}
+        compared = {STATE + name: at for name, at in write.compared.items()}
         fence = {} if "writes are not fenced" in self.flaws else {LOCK: self.generation}
-        puts = {STATE: encoded} | ({} if self._state_revision else self._first_puts)
+        puts = {STATE + name: value for name, value in write.puts.items()}
         transaction = Transaction(created=fence, modified=compared, puts=puts, writer=self.generation)
 
         def answered(result: Any) -> None:
             committed, at, found = result
+            lock = found.get(LOCK)
             if committed:
-                self._stored(revision, at)
-                return
-            lock, state = found.get(LOCK), found.get(STATE)
-            if lock is None or lock.created != self.generation:
+                self._stored_keys.committed(write, at)
+                self._stored(revision)
+            elif lock is None or lock.created != self.generation:
                 self.end("another master holds the lock")
-            elif state is not None and state.value == encoded:
-                self._stored(revision, state.modified)
+            elif self._stored_keys.adopt(write, state_in({key: each for key, each in found.items() if each})):
+                self._stored(revision)
             else:
                 self.end("somebody else wrote its state")
 
         def failed() -> None:
-            self.later(0.1, lambda: self._send_state(revision, encoded))
+            self.later(0.1, lambda: self._send(write, revision))
 
         self.world.call(self, etcd, etcd.transact, transaction, answered, failed, timeout_s=1.0)
 
-    def _stored(self, revision: int, at: int) -> None:
+    def _stored(self, revision: int) -> None:
         self.durable = revision
-        self._state_revision = at
         self._is_writing = False
         self.cluster.account.state_stored(self)
         ready = [action for wanted, action in self._when_durable if wanted <= revision]

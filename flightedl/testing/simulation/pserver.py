@@ -31,7 +31,16 @@ from flightedl.messages.control import (
 from flightedl.messages.declarations import JobDeclaration
 from flightedl.messages.status import PserverStatusReply
 from flightedl.recording.recorded import recorded
-from flightedl.testing.simulation.etcd import ADDRESS, DONE, INIT, STATE, Transaction, claimed
+from flightedl.testing.simulation.etcd import (
+    ADDRESS,
+    DECLARATION,
+    DONE,
+    INIT,
+    POINTER,
+    Transaction,
+    claimed,
+    pointer_in,
+)
 from flightedl.testing.simulation.job import Gradient, plan_of
 from flightedl.testing.simulation.ledger import Block
 from flightedl.testing.simulation.shard import Shard
@@ -214,16 +223,16 @@ class Pserver(Process):
         """What etcd says now; None: it does not answer."""
 
         def read(found: dict[str, Any]) -> None:
-            init, state = found[INIT], found[STATE]
-            model = None if state is None else decode(state.value["declaration"], JobDeclaration).model
+            init, declared = found[INIT], found[DECLARATION]
+            model = None if declared is None else decode(declared.value, JobDeclaration).model
             election = init.created if init is not None and init.value == DONE else None
-            pointer = None if state is None else state.value.get("checkpoints")
+            pointer = pointer_in(found)
             loadable = None if pointer is None else loadable_of(pointer)
             rejected = frozenset() if pointer is None else rejected_of(pointer)
             done(happens.Facts(model, election, loadable, rejected))
 
         etcd = self.cluster.etcd
-        self.world.call(self, etcd, etcd.read, [INIT, STATE], read, lambda: done(None))
+        self.world.call(self, etcd, etcd.read, [INIT, DECLARATION, POINTER], read, lambda: done(None))
 
     # values
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from flightedl.domain.checkpoint.manifest import candidates, manifest_name, number_of
 from flightedl.domain.checkpoint.pointer import decode_pointer, latest_of
 from flightedl.domain.consistency.modes import Bounded, Mode, Sync
-from flightedl.testing.simulation.etcd import LOCK, STATE, Key
+from flightedl.testing.simulation.etcd import LOCK, STATE, Key, pointer_in
 from flightedl.testing.simulation.job import some_async
 from flightedl.testing.simulation.pserver import Pserver
 from flightedl.testing.simulation.trainer import Trainer
@@ -187,7 +187,7 @@ class Strikes:
 
     def _steal(self) -> None:
         """A key is deleted by hand while its owner goes on; it notices some time later."""
-        keys = sorted(key for key in self._cluster.etcd.keys if key != STATE)
+        keys = sorted(key for key in self._cluster.etcd.keys if not key.startswith(STATE))
         if not keys or self._cluster.etcd.is_down:
             return
         key = self._world.random.choice(keys)
@@ -266,8 +266,7 @@ class Strikes:
 
         It does not look older than the newest checkpoint, and the one that it names was swept: no pserver finds one.
         """
-        state, files = keys.get(STATE), self._cluster.store.files
-        pointer = None if state is None else state.value.get("checkpoints")
+        pointer, files = pointer_in(keys), self._cluster.store.files
         latest = None if pointer is None else latest_of(pointer)
         if pointer is None or latest is None or manifest_name(latest.number) in files:
             return False

@@ -7,26 +7,29 @@ from typing import TYPE_CHECKING, Any
 
 from flightedl.domain.checkpoint.chains import files_of
 from flightedl.domain.checkpoint.checkpoints import Checkpoints, next_number_after
-from flightedl.domain.checkpoint.manifest import Manifest, ShardFile, candidates, checksum, examine, manifest_name
+from flightedl.domain.checkpoint.manifest import Manifest, ShardFile, candidates, examine, manifest_name
 from flightedl.domain.checkpoint.pointer import decode_pointer, latest_of
-from flightedl.domain.checkpoint.values import Pointer
 from flightedl.domain.consistency.modes import Mode
 from flightedl.domain.master.core import MasterCore
 from flightedl.domain.master.state import CoreSettings, StoredState
+from flightedl.domain.master.stored import Found, values_of_checkpoint
+from flightedl.domain.master.stored import state_in as stored_state
 from flightedl.domain.recovery.store_history import BeginLife, Refuse, Sighting, judge
 from flightedl.errors import CorruptError, FencedError
 from flightedl.messages.base import decode
 from flightedl.messages.declarations import JobDeclaration
-from flightedl.messages.tasks import StopRecord
 from flightedl.recording.recorded import recorded
 from flightedl.testing.simulation.etcd import (
+    DECLARATION,
     DONE,
     HISTORY,
     INIT,
     LOCK,
     STATE,
     History,
+    Key,
     Transaction,
+    state_in,
 )
 from flightedl.testing.simulation.job import declaration_of, tasks_of
 from flightedl.testing.simulation.world import Action
@@ -42,23 +45,19 @@ class TakingOver:
         self._master = master
         self._cluster, self._world = master.cluster, master.world
         self._etcd, self._store = master.cluster.etcd, master.cluster.store
-        #: Of the state that it goes on from; 0: there is none.
-        self._state_revision = 0
-        #: What goes into etcd with the first state.
-        self._first_puts: dict[str, Any] = {}
 
     def begin(self) -> None:
         """Look for the newest checkpoint, and then at what etcd says."""
         self._find_newest(self._read)
 
     def _read(self, number: int, newest: Sighting | None) -> None:
-        def read(found: dict[str, Any]) -> None:
-            self._judge(found[STATE], found[HISTORY], number, newest)
+        def read(found: dict[str, Key]) -> None:
+            self._judge(state_in(found), found.get(HISTORY), number, newest)
 
         def failed() -> None:
             self._master.later(0.2, self.begin)
 
-        self._world.call(self._master, self._etcd, self._etcd.read, [STATE, HISTORY], read, failed)
+        self._world.call(self._master, self._etcd, self._etcd.read_all, "", read, failed)
 
     def _find_newest(self, done: Callable[[int, Sighting | None], None]) -> None:
         """The newest checkpoint, and etcd as it was then; 0: there is none, or it cannot be told."""
@@ -83,19 +82,22 @@ class TakingOver:
 
         store.list(self._master, lambda sizes: look(candidates(sizes)), unreachable)
 
-    def _judge(self, state: Any, history: Any, number: int, newest: Sighting | None) -> None:
+    def _judge(self, state: Found, history: Any, number: int, newest: Sighting | None) -> None:
         """Whether to go on from what etcd says, which may have gone back."""
         present = self._master.witness.seen
         assert present is not None, "etcd was asked a moment ago"
         record = History() if history is None else history.value
-        next_number = None if state is None else _next_number(state.value.get("checkpoints"))
+        next_number = _next_number(state)
         resume, fence = self._cluster.is_resumed, {LOCK: self._master.generation}
         match judge(present, record.life, record.cluster, next_number, number, newest, resume=resume):
             case Refuse(why):
                 self._cluster.refused(self._master, why)
             case BeginLife(life, _):
                 election = self._master.directory.get(INIT)
-                going = (STATE, *((INIT,) if election is not None and election.lease is None else ()))
+                going = (
+                    *(STATE + name for name in state),
+                    *((INIT,) if election is not None and election.lease is None else ()),
+                )
                 begun = Transaction(fence, {}, {HISTORY: History(life, present.cluster)}, going)
                 self._write_first(begun, lambda: self._master.end(f"it has begun life {life} of the job"))
             case _ if not record.cluster:
@@ -113,12 +115,11 @@ class TakingOver:
 
         self._world.call(self._master, self._etcd, self._etcd.transact, transaction, answered, failed)
 
-    def _go_on(self, state: Any) -> None:
-        if state is None:
-            self._begin_from_store()
+    def _go_on(self, state: Found) -> None:
+        if state:
+            self._begin(state)
         else:
-            self._state_revision = state.modified
-            self._begin(state.value)
+            self._begin_from_store()
 
     def _settings(self) -> CoreSettings:
         return CoreSettings(
@@ -130,9 +131,8 @@ class TakingOver:
             keeps_checkpoints=self._cluster.scenario.keeps_checkpoints,
         )
 
-    def _begin(self, stored: dict[str, bytes]) -> None:
-        pointer = stored.get("checkpoints")
-        latest = None if pointer is None else latest_of(pointer)
+    def _begin(self, stored: Found) -> None:
+        latest = latest_of(stored["checkpoints"][0]) if "checkpoints" in stored else None
         if latest is None or not self._cluster.shape.has_rows:
             self._begin_with(stored, ())
             return
@@ -142,28 +142,19 @@ class TakingOver:
 
         self._store.read(self._master, manifest_name(latest.number), read, lambda: self._begin_with(stored, ()))
 
-    def _begin_with(self, stored: dict[str, bytes], files: tuple[ShardFile, ...]) -> None:
-        state = StoredState(
-            declaration=decode(stored["declaration"], JobDeclaration),
-            queue=stored["queue"],
-            failures=stored["failures"],
-            membership=stored["membership"],
-            recovery=stored["recovery"],
-            checkpoints=stored.get("checkpoints"),
-            evaluations=stored.get("evaluations"),
-            files=files,
-            stop=None if "stopped" not in stored else decode(stored["stopped"], StopRecord),
-        )
-        self._take_over(state, int(stored["tasks"]))
+    def _begin_with(self, stored: Found, files: tuple[ShardFile, ...]) -> None:
+        state = stored_state(stored, files)
+        task_count = int(stored["tasks"][0]) if "tasks" in stored else tasks_of(state.declaration)
+        self._take_over(state, task_count, stored)
 
-    def _take_over(self, stored: StoredState, task_count: int) -> None:
+    def _take_over(self, stored: StoredState, task_count: int, found: Found) -> None:
         tasks = self._cluster.shape.queue_settings(task_count)
         try:
             core = recorded(self._master.recorder, {}, MasterCore, self._settings(), self._world.now, stored, tasks)
         except FencedError:
             self._master.end("it heard late that it has the lock; a newer one had it since")
         else:
-            self._master.lead(core, self._state_revision, self._first_puts)
+            self._master.lead(core, found)
 
     def _begin_from_store(self) -> None:
         """The job's etcd is new: go on from the newest checkpoint that there is."""
@@ -193,34 +184,32 @@ class TakingOver:
         )
 
     def _begin_new(self, manifest: Manifest | None, sizes: dict[str, int], rejected: list[int]) -> None:
-        shape, count, now = self._cluster.shape, self._cluster.pserver_count, self._world.now
-        mode, task_count = shape.mode, shape.first_count
-        if manifest is not None:
-            saved = decode(bytes(manifest.declaration), JobDeclaration)
-            assert saved.model is not None, "a checkpoint has a model"
-            mode, task_count = Mode.from_json(saved.model.present_mode), tasks_of(saved)
-            if manifest.stored_queue is not None:
-                self._first_puts = {INIT: DONE}
-        checkpoints = Checkpoints(
-            self._cluster.scenario.checkpoints,
-            self._master.generation,
-            count,
-            now,
-            next_number=next_number_after(list(sizes)),
-            latest=None if manifest is None else Pointer(manifest.number, checksum(manifest.encode())),
-            rejected=rejected,
-            first=0 if manifest is None else manifest.first,
-        )
-        state = StoredState(
-            declaration=declaration_of(mode, count, shape.cut_for),
-            queue=None if manifest is None else manifest.stored_queue,
-            checkpoints=checkpoints.encode(),
-            evaluations=None if manifest is None else manifest.stored_evaluations,
-            is_resumed=True,
-        )
-        self._take_over(state, task_count)
+        shape, count, generation = self._cluster.shape, self._cluster.pserver_count, self._master.generation
+        if manifest is None:
+            checkpoints = Checkpoints(
+                self._cluster.scenario.checkpoints,
+                generation,
+                count,
+                self._world.now,
+                next_number=next_number_after(list(sizes)),
+                rejected=rejected,
+            )
+            declaration = declaration_of(shape.mode, count, shape.cut_for)
+            new = StoredState(declaration=declaration, checkpoints=checkpoints.encode(), is_resumed=True)
+            self._take_over(new, shape.first_count, {})
+            return
+        saved = decode(bytes(manifest.declaration), JobDeclaration)
+        assert saved.model is not None, "a checkpoint has a model"
+        declaration = declaration_of(Mode.from_json(saved.model.present_mode), count, shape.cut_for)
+        values = values_of_checkpoint(manifest, manifest.encode(), declaration, generation, count, sizes, rejected)
+        values["tasks"] = str(tasks_of(saved)).encode()
+        puts = {STATE + name: value for name, value in values.items()} | {INIT: DONE}
+        begun = Transaction({LOCK: generation}, {DECLARATION: 0}, puts, writer=generation)
+        self._write_first(begun, self.begin)
 
 
-def _next_number(pointer: bytes | None) -> int:
-    """Of checkpoints, by what is stored of them; None: the job keeps none."""
-    return 1 if pointer is None else decode_pointer(pointer).next_number
+def _next_number(stored: Found) -> int | None:
+    """The number of the next checkpoint, by what is stored; None: nothing is."""
+    if "checkpoints" in stored:
+        return decode_pointer(stored["checkpoints"][0]).next_number
+    return 1 if stored else None

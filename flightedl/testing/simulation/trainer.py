@@ -23,7 +23,7 @@ from flightedl.messages.tasks import JoinReply, TasksReply
 from flightedl.recording.recorded import recorded
 from flightedl.recording.trainer_cores import trainer_steps
 from flightedl.testing.simulation.body import Body
-from flightedl.testing.simulation.etcd import ADDRESS, INIT, STATE, Transaction, claimed
+from flightedl.testing.simulation.etcd import ADDRESS, DECLARATION, INIT, Transaction, claimed
 from flightedl.testing.simulation.evaluating import Evaluating
 from flightedl.testing.simulation.first_values import FirstValues
 from flightedl.testing.simulation.loop import Loop
@@ -140,7 +140,7 @@ class Trainer(Process):
 
     def _await_model(self) -> None:
         """Wait until the model is declared; then give it its first values, or hear that somebody has."""
-        if STATE in self.cluster.etcd.keys:
+        if DECLARATION in self.cluster.etcd.keys:
             FirstValues(self, self._begin).go_on()
         else:
             # A master has answered that the model is declared, which it does when that is stored; nobody watches it.
