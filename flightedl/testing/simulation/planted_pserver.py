@@ -76,7 +76,7 @@ PSERVER_BUGS: dict[str, Planted] = {
         "a checkpoint says that it has batches which came after its copy", answers(f"{_CUT}marked")
     ),
     "blocks change before they are copied": bug(
-        "a push does not copy blocks that are due before it changes them", answers(f"{_BLOCKS}_copy_due")
+        "a push does not copy blocks that are due before it changes them", answers(f"{_BLOCKS}_copies_due", "[]")
     ),
     "old views are taken": bug(
         "a pserver follows a deposed master", swaps(f"{_VIEW}consider", "number < self.number", "number < (0, 0)")
@@ -142,9 +142,9 @@ PSERVER_BUGS: dict[str, Planted] = {
         "blocks that are taken apart lose what waits in their round",
         rewrites(
             f"{_BLOCKS}split",
-            "part.rounds = span.rounds.copy()",
+            "part.updates = span.updates",
             """
-            part.rounds = span.rounds.copy()
+            part.updates = span.updates
             if part.rounds.held:
                 part.rounds = BlockRounds(self.mode, span.rounds.version)
                 part.rounds.change(span.rounds.members, ())
