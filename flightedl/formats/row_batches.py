@@ -61,6 +61,10 @@ class StoredRowSpan(msgspec.Struct, frozen=True, array_like=True):
         return range(self.first, self.first + self.count)
 
 
+#: Of the columns of numbers in both kinds of record batches: Arrow's type, and ``struct``'s.
+_NUMBERS = (*((pa.int32(), "i"),) * 2, *((pa.int64(), "q"),) * 4)
+
+
 @dataclass(frozen=True, slots=True)
 class StoredRows:
     """Some rows of a table as they are written and read.
@@ -98,10 +102,24 @@ def row_checksum(numbers: Sequence[int], dtype: str, arrays: Sequence[Buffer]) -
     return digest.intdigest()
 
 
-def binary(view: memoryview) -> pa.Array:
-    """A binary column of one value, which is not copied."""
-    offsets = np.array([0, len(view)], np.int32)
-    return pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(offsets), pa.py_buffer(view)])
+def binary(view: Buffer, kind: pa.DataType | None = None) -> pa.Array:
+    """A column of one value, which is not copied."""
+    offsets = struct.pack("<2i", 0, memoryview(view).nbytes)
+    return pa.Array.from_buffers(kind or pa.binary(), 1, [None, pa.py_buffer(offsets), pa.py_buffer(view)])
+
+
+def fixed_columns(numbers: Sequence[int], dtype: str, arrays: Sequence[memoryview]) -> list[pa.Array]:
+    """The columns before the values: two int32, four int64, a string and the checksum, each of one value.
+
+    They are made of buffers: ``pa.array`` would import pandas, if it is installed, in the middle of a checkpoint.
+    """
+    checksum = row_checksum(numbers, dtype, arrays)
+    named = [_fixed(kind, letter, number) for (kind, letter), number in zip(_NUMBERS, numbers, strict=True)]
+    return [*named, binary(dtype.encode(), pa.string()), _fixed(pa.uint64(), "Q", checksum)]
+
+
+def _fixed(kind: pa.DataType, letter: str, number: int) -> pa.Array:
+    return pa.Array.from_buffers(kind, 1, [None, pa.py_buffer(struct.pack(f"<{letter}", number))])
 
 
 def encode_rows(rows: StoredRows, span: StoredRowSpan, schema: pa.Schema, slot_count: int) -> pa.RecordBatch:
@@ -112,9 +130,7 @@ def encode_rows(rows: StoredRows, span: StoredRowSpan, schema: pa.Schema, slot_c
     numbers = (rows.span, rows.table, 0, stop, span.version, span.updates)
     values, slots, *others = (binary(array) for array in arrays)
     found = [
-        *(pa.array([number], field.type) for number, field in zip(numbers, schema, strict=False)),
-        pa.array([rows.kind]),
-        pa.array([row_checksum(numbers, rows.kind, arrays)], pa.uint64()),
+        *fixed_columns(numbers, rows.kind, arrays),
         values,
         slots,
         *(pa.nulls(1, pa.binary()) for _ in range(slot_count - 1)),

@@ -25,6 +25,7 @@ import contextlib
 import io
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,7 @@ from flightedl.formats.row_batches import (
     binary,
     decode_rows,
     encode_rows,
+    fixed_columns,
     row_checksum,
 )
 from flightedl.messages.decoding import from_json
@@ -72,6 +74,8 @@ _STREAM_START = 8
 _DAMAGE = (pa.ArrowException, msgspec.DecodeError, StopIteration, OSError, ValueError, TypeError, MemoryError)
 _READ_AHEAD_BYTES = 16 << 20
 _SMALL_READ_BYTES = 64 << 10
+#: Hashing less takes no longer than to hand it to another thread.
+_LARGE_BYTES = 256 << 10
 
 Array = npt.NDArray[np.generic]
 
@@ -164,14 +168,21 @@ def write_shard(
     """
     digest = xxhash.xxh3_128()
     parts = _parts(header, applied, blocks, max(slot_count, bool(header.rows)), rows)
-    size_bytes = storage.publish(name, _hashed(parts, digest))
+    with ThreadPoolExecutor(1, "hash") as beside:
+        size_bytes = storage.publish(name, _hashed(parts, digest, beside))
     return WrittenShard(size_bytes, digest.hexdigest())
 
 
-def _hashed(parts: Iterable[memoryview], digest: xxhash.xxh3_128) -> Iterator[memoryview]:
+def _hashed(parts: Iterable[memoryview], digest: xxhash.xxh3_128, beside: Executor) -> Iterator[memoryview]:
+    """Yield the parts; a large one is hashed while its taker writes it."""
     for part in parts:
-        digest.update(part)
-        yield part
+        if part.nbytes < _LARGE_BYTES:
+            digest.update(part)
+            yield part
+        else:
+            hashed = beside.submit(digest.update, part)
+            yield part
+            hashed.result()
 
 
 class _Sink(io.RawIOBase):
@@ -232,11 +243,8 @@ def _metadata_checksum(described: bytes, applied: bytes) -> bytes:
 def _batch(block: StoredBlock, schema: pa.Schema) -> pa.RecordBatch:
     arrays = [array.data.cast("B") for array in (block.values, *block.slots)]
     numbers = (block.number, block.parameter, block.start, block.stop, block.version, block.updates)
-    dtype = block.values.dtype.name
     columns = [
-        *(pa.array([number], field.type) for number, field in zip(numbers, _FIXED, strict=False)),
-        pa.array([dtype]),
-        pa.array([row_checksum(numbers, dtype, arrays)], pa.uint64()),
+        *fixed_columns(numbers, block.values.dtype.name, arrays),
         *(binary(array) for array in arrays),
         *(pa.nulls(1, pa.binary()) for _ in range(len(schema) - len(_FIXED) + 1 - len(arrays))),
     ]

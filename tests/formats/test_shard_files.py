@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 
 import numpy as np
 import pyarrow as pa
@@ -179,3 +181,12 @@ def test_blocks_that_the_header_does_not_announce_are_a_bug_of_the_caller():
         with pytest.raises(ValueError, match="header"):
             write_shard(storage, NAME, header, b"", wrong, 2)
     assert storage.files == {}
+
+
+def test_a_checkpoint_does_not_wait_for_pandas_to_be_imported():
+    """``pa.array`` imports it, which takes a first checkpoint seconds in which nothing else runs."""
+    code = (
+        "import sys; from tests.formats.test_shard_files import MemoryStorage, make_blocks, write;"
+        "write(MemoryStorage(), make_blocks(1)); assert 'pandas' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=50)
