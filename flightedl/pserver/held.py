@@ -19,6 +19,7 @@ from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.model.optimizers import Optimizer
 from flightedl.domain.model.sharding import ShardPlan, runs_of
 from flightedl.domain.pserver.block_values import BlocksDue, CopyBlocks, Effect, EmptyRound, Extent, Split
+from flightedl.domain.pserver.blocks import BlockProtocol
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import CorruptError, MessageError, UnavailableError
 from flightedl.formats.row_batches import StoredRows, StoredRowSpan
@@ -33,7 +34,7 @@ from flightedl.pserver.row_store import RowCounts
 from flightedl.pserver.snapshots import SnapshotCopier
 from flightedl.pserver.soundness import Soundness
 from flightedl.pserver.spans import ArraySpan, BlockArrays
-from flightedl.recording.blocks import block_protocol
+from flightedl.recording.recorded import recorded
 from flightedl.recording.writer import Recorder
 
 Array = npt.NDArray[np.generic]
@@ -88,7 +89,7 @@ class HeldBlocks:
         #: Held while the protocol decides, which changes what all spans share.
         self._deciding = threading.Lock()
         extents = [Extent(span.numbers, isinstance(span, RowSpan)) for span in spans]
-        self._protocol = block_protocol(recorder, (index, generation), extents, mode)
+        self._protocol = recorded(recorder, {"pserver": index, "generation": generation}, BlockProtocol, extents, mode)
         #: By number of the cut, those whose blocks are being copied. Each brings the memory of its copies.
         self._copies: dict[int, SnapshotCopier] = {}
         #: Block number -> (version, updates) of blocks taken over from a checkpoint.

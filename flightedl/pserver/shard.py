@@ -332,7 +332,7 @@ class ShardState(ShardRows):
 
     # what is applied
 
-    def seal(self, epochs: Iterable[tuple[int, int]]) -> None:
+    def seal(self, epochs: Sequence[tuple[int, int]]) -> None:
         """(epoch, tasks) of epochs that get no more tasks, see ``AppliedBatches.seal``.
 
         Raises:

@@ -30,6 +30,7 @@ import numpy.typing as npt
 
 from flightedl.domain.checkpoint.changes import increment_on
 from flightedl.domain.checkpoint.manifest import ShardFile
+from flightedl.domain.checkpoint.snapshot import PserverSnapshots
 from flightedl.domain.checkpoint.values import OrderNumber, SnapshotCommand, SnapshotProgress
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.model.sharding import Block
@@ -39,7 +40,7 @@ from flightedl.ports import Clock, Storage
 from flightedl.process import tracing
 from flightedl.process.background import Background
 from flightedl.pserver.cut_rows import CopiedSpan, CutRows
-from flightedl.recording.snapshots import pserver_snapshots
+from flightedl.recording.recorded import recorded
 from flightedl.recording.writer import Recorder
 
 _log = logging.getLogger(__name__)
@@ -285,7 +286,7 @@ class Snapshots:
         self._generation = generation
         self._clock = clock
         self._lock = threading.Lock()
-        self._state = pserver_snapshots(recorder, (index, generation))
+        self._state = recorded(recorder, {}, PserverSnapshots)
         self._memory = CopyMemory()
         #: Those of the newest order that began any; changed under all locks of the blocks.
         self._newest: SnapshotCopier | None = None

@@ -5,9 +5,8 @@
   that a recording should not tell.
 * ``recorded`` makes a core, recorded or not. ``cores`` lists the inputs of each kind of core; ``calls`` records these
   inputs and runs them again.
-* ``blocks`` and ``snapshots`` of a pserver, and ``loops``, ``acknowledged``, ``steps``, ``step_values`` and
-  ``step_player`` of a trainer do both for a core whose inputs are not all values; ``trainer_cores`` makes those of a
-  trainer.
+* ``loops``, ``acknowledged``, ``steps``, ``step_values`` and ``step_player`` of a trainer do both for a core whose
+  inputs are not all values; ``trainer_cores`` makes those of a trainer.
 * ``replay`` runs a recording again, and compares.
 * ``moments`` says what a call means to people; ``master_moments``, ``pserver_moments`` and ``trainer_moments`` find it.
   ``story`` tells the moments of one batch, task, block, trainer or evaluation.

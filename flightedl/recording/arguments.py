@@ -18,6 +18,7 @@ import msgspec
 from flightedl import errors
 from flightedl.domain.checkpoint.manifest import Skipped
 from flightedl.domain.consistency.modes import Mode
+from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.master import events
 from flightedl.domain.master.state import StoredState
 from flightedl.domain.pserver import life_values as happens
@@ -107,6 +108,12 @@ def _(value: QueueSettings, _: Hide) -> Any:
 @written.register
 def _(value: StoredState, _: Hide) -> Any:
     return tagged(stored_without(value))
+
+
+@written.register
+def _(value: AppliedBatches, _: Hide) -> Any:
+    # As a result; a protocol that is restored gets all of it, by the gist.
+    return {"AppliedBatches": {"blocks": value.block_count}}
 
 
 @written.register
@@ -212,8 +219,23 @@ def _error(raw: msgspec.Raw, _: Memory) -> BaseException:
     return UnavailableError(known.text) if known.is_transient else JobFailedError(known.text)
 
 
+def effects_of(result: Any) -> list[object]:
+    """The results of a call, one after the other; ``effects`` of a result follow it."""
+    if result is None:
+        return []
+    if (names := getattr(result, "_fields", None)) is not None:
+        fields = dict(zip(names, result, strict=True))
+        further = fields.pop("effects", ())
+        found: list[object] = [{type(result).__name__: fields}]
+        return found + effects_of(further) if further else found
+    if isinstance(result, list | tuple):
+        return [effect for each in result for effect in effects_of(each)]
+    return [{"returned": result} if isinstance(result, bool | int | str) else written(result, str)]
+
+
 #: Class of a parameter -> what reads its arguments.
 _READERS: dict[Any, Callable[[msgspec.Raw, Memory], Any]] = {
+    AppliedBatches: lambda raw, _: AppliedBatches.decode(decode(raw, bytes)),
     AssignedTask: _task,
     Ask: _ask,
     CurrentBatch: _batch,

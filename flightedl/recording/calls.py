@@ -21,9 +21,9 @@ from typing import Any
 import msgspec
 
 from flightedl.errors import CorruptError
-from flightedl.recording.arguments import Memory, read, written, written_event
+from flightedl.recording.arguments import Memory, effects_of, read, written, written_event
 from flightedl.recording.cores import APPLY, BY_CLASS, CORES, Kind
-from flightedl.recording.values import AGAIN, by_name, decode
+from flightedl.recording.values import AGAIN, PLAIN, by_name, decode
 from flightedl.recording.writer import CoreRecorder, Recorder
 
 BEGUN = "Begun"
@@ -53,7 +53,9 @@ class _Calls:
 
     def begun(self, about: Mapping[str, object], arguments: Mapping[str, Any]) -> None:
         """The core was made."""
-        hidden = {name: self._recorder.hidden_for_good(arguments[name]) for name in self._kind.hidden}
+        hidden = {
+            name: self._recorder.hidden_for_good(arguments[name]) for name in self._kind.hidden if name in arguments
+        }
         fields = {name: self._written(value) for name, value in (dict(arguments) | hidden).items() if name != "now"}
         at = arguments.get("now", self._recorder.now())
         self._recorder.record(at, {BEGUN: {"about": dict(about)} | fields})
@@ -65,20 +67,23 @@ class _Calls:
         with self._lock:
             if self._is_inside:
                 return method(core, *args, **kwargs)
-            given = dict(zip(_parameters(method)[1:], args, strict=False)) | kwargs
             self._is_inside = True
             try:
                 result = method(core, *args, **kwargs)
             except Exception as error:
                 self._last.clear()
-                at, event, _ = self._event(name, given)
+                at, event, _ = self._event(name, self._given(method, args, kwargs))
                 self._recorder.raised(at, event, error)
                 raise
             finally:
                 self._is_inside = False
             if not kind.skips(core, name, result):
-                self._write(core, name, given, result)
+                self._write(core, name, self._given(method, args, kwargs), result)
         return result
+
+    @staticmethod
+    def _given(method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        return dict(zip(_parameters(method)[1:], args, strict=False)) | kwargs
 
     def _write(self, core: Any, name: str, given: dict[str, Any], result: Any) -> None:
         at, event, (key, fields) = self._event(name, given)
@@ -96,12 +101,16 @@ class _Calls:
             (happened,) = given.values()
             event = written_event(happened, self._recorder.hidden)
             return at, event, (type(event).__name__, event)
-        gists = self._kind.gists
-        fields = {
-            key: self._written(gists[name, key](value) if (name, key) in gists else value)
-            for key, value in given.items()
-        }
+        fields = {key: self._argument(name, key, value) for key, value in given.items()}
         return at, {name: fields}, (name, fields)
+
+    def _argument(self, name: str, key: str, value: Any) -> Any:
+        kind = self._kind
+        if kind.gists and (gist := kind.gists.get((name, key))) is not None:
+            value = gist(value)
+        if key in kind.hidden:
+            return self._recorder.hidden(value)
+        return value if type(value) in PLAIN else written(value, self._recorder.hidden)
 
     def _written(self, value: Any) -> Any:
         return written(value, self._recorder.hidden)
@@ -109,12 +118,7 @@ class _Calls:
 
 def _effects(kind: Kind, core: Any, name: str, given: Mapping[str, Any], result: Any) -> list[object]:
     """The result of a call, and the state that its kind tells."""
-    if name == APPLY:
-        found = list(result)
-    elif result is None:
-        found = []
-    else:
-        found = [{"returned": result} if isinstance(result, bool | int | str) else written(result, str)]
+    found = list(result) if name == APPLY else effects_of(result)
     return found + kind.tells(core, given, result)
 
 
@@ -169,7 +173,7 @@ class CorePlayer:
         else:
             given = self._arguments(getattr(kind.core, name), event, at)
         result = getattr(self._core, name)(**given)
-        if hasattr(self._core, "check"):
+        if kind.is_checked and hasattr(self._core, "check"):
             self._core.check()
         self._memory.note(result, kind.holds(self._core))
         return _effects(kind, self._core, name, given, result)

@@ -9,7 +9,10 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from flightedl.domain.checkpoint.snapshot import REASON_LIMIT, PserverSnapshots
+from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.master.core import MasterCore
+from flightedl.domain.pserver.blocks import BlockProtocol
 from flightedl.domain.pserver.life import PserverLife
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.ending import JobEnd
@@ -35,10 +38,11 @@ class Kind:
         skips: Decides from (core, method, result) that a call is not written.
         repeated: Methods and events that come again and again: a call with the arguments of the one before is not
             written, and an event refers to the one before.
-        hidden: Parameters of the constructor that may name places.
+        hidden: Parameters that may name places.
         gists: (method, parameter) -> the part of the argument that is looked at.
         tells: From (core, arguments, result), the state after a call that is written, and compared, with the result.
         holds: Tasks that the core can be asked about from now on.
+        is_checked: A replay asserts the invariants of the core after each call.
     """
 
     name: str
@@ -50,6 +54,7 @@ class Kind:
     gists: Mapping[tuple[str, str], Callable[[Any], Any]] = field(default_factory=dict)
     tells: Callable[[Any, Mapping[str, Any], Any], list[object]] = lambda *_: []
     holds: Callable[[Any], Iterable[AssignedTask]] = lambda _: ()
+    is_checked: bool = True
 
 
 class MasterKnown(msgspec.Struct, frozen=True):
@@ -89,6 +94,19 @@ def _membership_tells(core: TrainerMembership, given: Mapping[str, Any], result:
     return [*(batches if result is True else ()), MemberNow(core.member, core.epoch)]
 
 
+def _changes_no_block(_: BlockProtocol, name: str, result: Any) -> bool:
+    """Decide that a call changed nothing."""
+    match name:
+        case "prepare":
+            return not result.copies
+        case "initialize":
+            return not result
+        case "split":
+            return len(result.into) == 1
+        case _:
+            return name in {"copy", "end_cut"} and result is None
+
+
 _KINDS = (
     Kind("master", MasterCore, (APPLY,)),
     Kind(
@@ -99,6 +117,37 @@ _KINDS = (
         hidden=("storage",),
         gists={("check_request", "request"): CheckedRequest.of},
         tells=lambda core, *_: [MasterKnown(core.newest_master)],
+    ),
+    Kind(
+        "blocks",
+        BlockProtocol,
+        (
+            "split",
+            "initialize",
+            "prepare",
+            "push",
+            "take_view",
+            "begin_cut",
+            "copy",
+            "end_cut",
+            "drop_cut",
+            "seal",
+            "restore",
+        ),
+        skips=_changes_no_block,
+        gists={("restore", "applied"): AppliedBatches.encode},
+        # Marks of all blocks are compared there, which would take longer with each batch.
+        is_checked=False,
+    ),
+    Kind(
+        "snapshots",
+        PserverSnapshots,
+        ("take", "taken", "written", "failed"),
+        # The same order comes again and again.
+        skips=lambda core, name, result: name == "take" and not result and core.progress.state != "refused",
+        hidden=("reason",),
+        gists={("failed", "reason"): lambda reason: reason[:REASON_LIMIT]},
+        tells=lambda core, *_: [core.progress],
     ),
     Kind(
         "feed",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from flightedl.messages.parameters import Outcome
 from flightedl.recording.moments import JOB, Core, Known, Moment, Subject, Teller, of_blocks
 
 
@@ -35,35 +36,36 @@ class BlockMoments(Core):
         self._spans: dict[int, tuple[int, int]] = {}
 
     def tell(self, name: str, event: Any, effects: Sequence[Mapping[str, Any]]) -> Iterator[Moment]:
-        if name == "BlocksBegun":
-            self.process.name = f"pserver {event['pserver']} ({event['generation']})"
-            self._spans = {first: (first, first + count) for first, count in event["spans"]}
-        elif name == "BlocksPushed":
+        if name == "Begun":
+            self.process.name = "pserver {pserver} ({generation})".format(**event["about"])
+            self._spans = {begin: (begin, end) for (begin, end), _ in event["extents"]}
+        elif name == "push":
             yield from self._pushed(event, effects)
-        elif name == "SpanSplit":
-            self._split(event["into"])
-        elif name == "ViewCame":
-            yield from self._viewed(event["request"], effects)
-        elif name == "BlocksRestored":
-            self._split(effects[0]["Apart"]["spans"])
+        elif name == "split":
+            self._split(effects)
+        elif name == "take_view":
+            yield from self._viewed(event["request"]["ViewRequest"], effects)
+        elif name == "restore":
+            self._split(effects)
             yield self.moment("takes {blocks} over from a checkpoint", *self._all(), blocks=self._spans.values())
-        elif name == "FirstValuesTaken":
-            place = (event["block"], event["block"] + 1)
+        elif name == "initialize":
+            place = (event["number"], event["number"] + 1)
             yield self.moment("takes first values of {blocks}", *of_blocks(place), blocks=[place])
 
     def _all(self) -> list[Subject]:
         return [JOB, *(subject for place in self._spans.values() for subject in of_blocks(place))]
 
-    def _split(self, into: Iterable[tuple[int, int]]) -> None:
-        self._spans |= {first: (first, first + count) for first, count in into}
+    def _split(self, effects: Sequence[Mapping[str, Any]]) -> None:
+        for each in effects:
+            self._spans |= {begin: (begin, end) for begin, end in each["Split"]["into"]}
 
     def _pushed(self, event: Any, effects: Sequence[Mapping[str, Any]]) -> Iterator[Moment]:
-        place, push = self._spans[event["span"]], event["push"]
-        if "Apart" in effects[0]:
-            self._split(effects[0]["Apart"]["spans"])
+        place, push = self._spans[event["first"]], event["push"]["Push"]
+        if "Split" in effects[0]:
+            self._split(effects)
             return
-        answer = effects[0]["PushAnswered"]
-        outcome = _OUTCOMES.get(answer["outcome"], answer["outcome"])
+        answer = Outcome(effects[0]["Pushed"]["outcome"])
+        outcome = _OUTCOMES.get(answer, answer.name)
         kind = "a gradient" if event["has_gradient"] else "an arrival"
         batches, names = _batches(push["batches"])
         text = (
@@ -79,8 +81,8 @@ class BlockMoments(Core):
         yield self.moment(f"is told to wait for {members or 'nobody'}", *trainers, *self._all()[1:])
         place = (0, 0)
         for each in effects[1:]:
-            if "Span" in each:
-                place = self._spans[each["Span"]]
+            if "returned" in each:
+                place = self._spans[each["returned"]]
             else:
                 yield from self._changed(place, [each])
 
@@ -98,11 +100,11 @@ class BlockMoments(Core):
 
 
 _OUTCOMES = {
-    "ACCEPTED": "accepts",
-    "ALREADY_APPLIED": "has already, and acknowledges,",
-    "STALE": "refuses as too late",
-    "NOT_MEMBER": "refuses, as not of a member,",
-    "PARTLY_APPLIED": "refuses, for it has some of them already,",
+    Outcome.ACCEPTED: "accepts",
+    Outcome.ALREADY_APPLIED: "has already, and acknowledges,",
+    Outcome.STALE: "refuses as too late",
+    Outcome.NOT_MEMBER: "refuses, as not of a member,",
+    Outcome.PARTLY_APPLIED: "refuses, for it has some of them already,",
 }
 
 
@@ -116,5 +118,7 @@ class SnapshotMoments(Core):
     """Of checkpoints that it could not be a part of."""
 
     def tell(self, name: str, event: Any, effects: Sequence[Mapping[str, Any]]) -> Iterator[Moment]:  # noqa: ARG002
-        if name == "SnapshotFailed":
-            yield self.moment(f"cannot write checkpoint {event['order']['number']}: {event['reason']}", JOB)
+        if name == "failed":
+            yield self.moment(
+                f"cannot write checkpoint {event['order']['OrderNumber']['number']}: {event['reason']}", JOB
+            )

@@ -36,6 +36,9 @@ _PRIVATE = (
 )
 
 
+_SOMETIMES_PRIVATE = frozenset({events.WorkAsked, Ask, out.QueueNews, out.Answer, *_PRIVATE})
+
+
 def _is_private(value: object) -> bool:
     match value:
         case events.WorkAsked(_, ticket):
@@ -52,7 +55,9 @@ def _is_private(value: object) -> bool:
 
 def redacted(value: object, written: object) -> object:
     """What is written of an event or effect, without what it should not tell."""
-    return _without(builtins(written)) if _is_private(value) else written
+    if type(value) not in _SOMETIMES_PRIVATE or not _is_private(value):
+        return written
+    return _without(builtins(written))
 
 
 def _without(tree: Any) -> Any:

@@ -13,13 +13,11 @@ import msgspec
 from flightedl.errors import CorruptError
 from flightedl.messages.decoding import builtins_from_json
 from flightedl.recording.acknowledged import AcknowledgedPlayer
-from flightedl.recording.blocks import BlocksPlayer
 from flightedl.recording.calls import CorePlayer
 from flightedl.recording.cores import CORES
 from flightedl.recording.loops import LoopPlayer
 from flightedl.recording.reader import ReadRecord, Recording
 from flightedl.recording.redacted_values import redacted
-from flightedl.recording.snapshots import SnapshotsPlayer
 from flightedl.recording.step_player import StepsPlayer
 from flightedl.recording.values import encode, tagged
 
@@ -40,11 +38,9 @@ class Player(Protocol):
 #: Kind of a core -> what plays one.
 PLAYERS: Mapping[str, Callable[[], Player]] = {
     **{kind: partial(CorePlayer, kind) for kind in CORES},
-    "blocks": BlocksPlayer,
     "loop": LoopPlayer,
     "acknowledged": AcknowledgedPlayer,
     "steps": StepsPlayer,
-    "snapshots": SnapshotsPlayer,
 }
 
 

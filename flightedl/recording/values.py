@@ -27,6 +27,8 @@ Value = TypeVar("Value")
 
 #: Stands for the fields of the core's last event of the same name.
 AGAIN = "again"
+#: Classes whose values are written as they are.
+PLAIN = frozenset({dict, list, tuple, str, bytes, int, float, bool, type(None)})
 
 
 class BatchCounts:
@@ -77,6 +79,8 @@ def with_counts(value: Value) -> Value:
 
 def tagged(value: object) -> object:
     """A value that can be written: of an event or effect, its fields under the name of its class."""
+    if type(value) in PLAIN:
+        return value
     if isinstance(value, set | frozenset):
         return sorted(value)
     if not isinstance(value, msgspec.Struct) and not dataclasses.is_dataclass(value):

@@ -162,8 +162,10 @@ class CoreRecorder:
 
     def hidden(self, text: str) -> str:
         """What is written for a text that may name places, here and in whatever this core says from now on."""
+        if len(text) < _HIDDEN_FROM:
+            return text
         shown = text_without(text)
-        if len(text) >= _HIDDEN_FROM and shown != text:
+        if shown != text:
             if len(self._hidden) >= _HIDDEN_COUNT:
                 del self._hidden[next(iter(self._hidden))]
             self._hidden[encode(text)[1:-1]] = encode(shown)[1:-1]

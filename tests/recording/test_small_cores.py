@@ -9,6 +9,7 @@ import pytest
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.domain.checkpoint.manifest import Skipped
+from flightedl.domain.checkpoint.snapshot import PserverSnapshots
 from flightedl.domain.checkpoint.values import OrderNumber, SnapshotCommand
 from flightedl.domain.consistency.modes import Async
 from flightedl.domain.master.core import MasterCore
@@ -31,7 +32,6 @@ from flightedl.messages.tasks import TasksReply
 from flightedl.recording.reader import recordings_in
 from flightedl.recording.recorded import recorded
 from flightedl.recording.replay import Difference, replay
-from flightedl.recording.snapshots import pserver_snapshots
 from flightedl.recording.story import story, subject_of, text_of
 from flightedl.recording.trainer_cores import (
     acknowledged_loop,
@@ -169,7 +169,7 @@ class TestWhatNamesPlaces:
         assert "#" in path.read_text()
 
     def test_of_a_snapshot(self, tmp_path: Path, recorder: Recorded) -> None:
-        snapshots = pserver_snapshots(recorder("pserver"), (0, 7))
+        snapshots = recorded(recorder("pserver"), {}, PserverSnapshots)
         order = OrderNumber(1, 1, 1)
         assert snapshots.take(SnapshotCommand(order, None, "f"), [0, 0, 1], 1) is not None
         assert snapshots.taken(order)

@@ -14,6 +14,7 @@ from flightedl.domain.master import events
 from flightedl.domain.master.core import MasterCore
 from flightedl.domain.master.state import CoreSettings, StoredState
 from flightedl.domain.pserver.block_values import Extent, Push, Pushed
+from flightedl.domain.pserver.blocks import BlockProtocol
 from flightedl.domain.queue.values import QueueSettings
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.feed import Feed
@@ -27,7 +28,6 @@ from flightedl.messages.control import ViewMemberMessage, ViewRequest
 from flightedl.messages.declarations import DeclaredModel, JobDeclaration, ModelDeclaration
 from flightedl.messages.parameters import Outcome
 from flightedl.messages.tasks import FinishedTask, JoinReply, ReturnedTask, TasksReply, TasksTicket
-from flightedl.recording.blocks import block_protocol
 from flightedl.recording.reader import recordings_in
 from flightedl.recording.recorded import recorded
 from flightedl.recording.replay import PLAYERS, replay
@@ -90,7 +90,7 @@ class Pserver:
 
     def __init__(self, run: Run, mode: Mode) -> None:
         extents = [Extent(range(2, 4)), Extent(range(4, 5))]
-        self.protocol = block_protocol(run.recorder("pserver"), (0, 7), extents, mode)
+        self.protocol = recorded(run.recorder("pserver"), {"pserver": 0, "generation": 7}, BlockProtocol, extents, mode)
 
     def view(self, serial: int, *members: tuple[str, int, int]) -> None:
         named = [ViewMemberMessage(trainer=t, generation=1, member=m, first_round=r) for t, m, r in members]

@@ -29,7 +29,7 @@ only while they decide: ``prepare``, ``push``, ``split``, ``initialize``, the vi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from flightedl.domain.checkpoint.snapshot import SnapshotCut
@@ -459,7 +459,7 @@ class BlockProtocol:
         """What is applied now: a copy."""
         return self._applied.copy()
 
-    def seal(self, epochs: Iterable[tuple[int, int]]) -> None:
+    def seal(self, epochs: Sequence[tuple[int, int]]) -> None:
         """(epoch, tasks) of epochs that get no more tasks, see ``AppliedBatches.seal``.
 
         Raises:

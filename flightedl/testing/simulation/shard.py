@@ -7,6 +7,7 @@ from random import Random
 
 from flightedl.domain.checkpoint.changes import increment_on
 from flightedl.domain.checkpoint.restoring import FilePart, applied_of
+from flightedl.domain.checkpoint.snapshot import PserverSnapshots
 from flightedl.domain.checkpoint.values import OrderNumber, SnapshotCommand, SnapshotProgress
 from flightedl.domain.consistency.modes import Mode, Sync
 from flightedl.domain.consistency.rounds_values import Pull
@@ -27,11 +28,10 @@ from flightedl.domain.pserver.block_values import (
     Update,
 )
 from flightedl.domain.pserver.block_values import Push as BlockPush
-from flightedl.domain.pserver.blocks import around
+from flightedl.domain.pserver.blocks import BlockProtocol, around
 from flightedl.messages.control import ViewReply, ViewRequest
 from flightedl.messages.parameters import Outcome
-from flightedl.recording.blocks import block_protocol
-from flightedl.recording.snapshots import pserver_snapshots
+from flightedl.recording.recorded import recorded
 from flightedl.recording.writer import Recorder
 from flightedl.testing.simulation.job import Gradient, JobShape
 from flightedl.testing.simulation.ledger import Block, BucketSpan, LedgerSpan
@@ -74,8 +74,9 @@ class Shard:
         #: By position.
         self.blocks: list[Block] = []
         buckets = shape.buckets(plan.pserver_count, index)
+        about = {"pserver": pserver[0], "generation": pserver[1]}
         extents = [Extent(numbers, numbers == buckets) for numbers in runs_of(plan, index)]
-        self.protocol = block_protocol(recorder, pserver, extents, mode)
+        self.protocol = recorded(recorder, about, BlockProtocol, extents, mode)
         for numbers, is_of_buckets in extents:
             blocks = [Block(number, [0] * shape.element_count) for number in numbers]
             local = range(len(self.blocks), len(self.blocks) + len(blocks))
@@ -86,7 +87,7 @@ class Shard:
         #: Whom the blocks wait for: member -> first round.
         self._first_rounds: dict[int, int] = {}
         self._newest_view = (0, 0)
-        self.snapshots = pserver_snapshots(recorder, pserver)
+        self.snapshots = recorded(recorder, {}, PserverSnapshots)
         #: Of its own, so that what is drawn from it changes nothing else: when blocks are copied.
         self._copying = Random(f"{process.world.seed} {process.name}")  # noqa: S311 - repeatable on purpose
         self._is_copying = False
