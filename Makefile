@@ -42,7 +42,7 @@ unit: $(VENV)/.dev promtool ## The tests that need no server
 	@$(PYTEST) -q -n $(UNIT_AT_ONCE) --dist worksteal -m "not ($(MARKED))" $(WHOLLY_MARKED:%=--ignore %)
 
 marked: $(VENV)/.dev etcd-server chromium kubectl ## The tests with real etcd, S3 and killed processes
-	@$(PYTEST) -q -n $(AT_ONCE) --dist worksteal --durations=25 -m "$(MARKED)" $(WITH_MARKED)
+	@$(PYTEST) -q -n $(AT_ONCE) --dist worksteal --durations=25 -m "($(MARKED)) and not storm" $(WITH_MARKED)
 
 test-one: $(VENV)/.dev ## Some tests, with the servers that they want (t=tests/wire/test_rows.py, k=name)
 	@$(PYTEST) -q $(t) $(if $(k),-k "$(k)")
@@ -98,7 +98,8 @@ requirements: $(VENV)/.dev ## Write deploy/requirements.txt: what the image inst
 fuzz: $(VENV)/.dev ## 200,000 damaged messages to a pserver (MESSAGES=n)
 	@$(BIN)/python -m tests.pserver.fuzz --messages $(MESSAGES)
 
-storm: $(VENV)/.dev etcd-server ## Half an hour of faults, two at a time, in all modes (SEED=n)
+storm: $(VENV)/.dev etcd-server ## Tests too long for ci, then half an hour of faults, two at a time, in all modes (SEED=n)
+	@$(PYTEST) -q -n $(AT_ONCE) --dist worksteal -m storm $(WITH_MARKED)
 	@$(BIN)/python -m tests.faults.storm --series --seed $(SEED) --directory $$(mktemp -d)
 
 bench: $(VENV)/.dev ## Measure on this machine

@@ -68,7 +68,7 @@ def test_killed_pservers_lose_nothing(tmp_path: Path, forks: ForkServer) -> None
     assert storm.done["kill pserver"] >= 2
 
 
-@pytest.mark.parametrize("mode", ["bounded", "mean-backup"])
+@pytest.mark.parametrize("mode", ["bounded", pytest.param("mean-backup", marks=pytest.mark.storm)])
 def test_everybody_is_killed_and_frozen_in_turn(tmp_path: Path, mode: str, forks: ForkServer) -> None:
     storm = Storm(tmp_path, mode, kills=8, stops=2, records=12_000, epochs=2, every_s=1.0, seed=1, limit_s=600)
     storm.per_task, storm.strikes = 2000, {"trainer+master": 1, "trainer+pserver": 1}

@@ -29,6 +29,7 @@ def test_damaged_messages_change_nothing(mode: str) -> None:
     assert target.refused.total() > 1_500
 
 
+@pytest.mark.storm
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("mode", MODES)

@@ -56,8 +56,6 @@ def _side(mb: float, count: int, environment: Mapping[str, str], **options: obje
             workers.append(stack.enter_context(worker(_MODULE, [given], environment)))
             if options["kind"] == "ddp" and not rank:
                 options["port"] = int(workers[0].line())
-        for each in workers:
-            each.answer()
         yield Side(workers, [], int(mb * (1 << 20)))
 
 
@@ -75,6 +73,9 @@ def measure(mb: float, *, turns: int, steps: int, directory: Path) -> ModuleStep
             stack.enter_context(_side(mb, 2, plain, kind="ddp")),
             stack.enter_context(_side(mb, 2, two, kind="job", data=data)),
         ]
+        # Importing PyTorch takes seconds, so all processes start at the same time.
+        for side in sides:
+            side.wait_until_ready()
         times = take_turns(sides, turns, [steps] * len(sides))
     ratios = [[a / b for a, b in zip(times[at + 1], times[at], strict=True)] for at in (0, 2)]
     return ModuleSteps(mb, *(Spread.of([1e3 * each for each in found]) for found in times), *map(Spread.of, ratios))

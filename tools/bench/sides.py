@@ -76,6 +76,11 @@ class Side:
         self._medians: list[float] = []
         self._rates: list[float] = []
 
+    def wait_until_ready(self) -> None:
+        """Return when all workers take orders."""
+        for one in self._workers:
+            one.answer()
+
     def run(self, step_count: int) -> float:
         """Let all workers step, and return the median time of a step."""
         before = sum(map(processes.cpu_s, self.server_pids))
