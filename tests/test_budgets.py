@@ -28,7 +28,7 @@ BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
         ("flightedl/master", "flightedl/coordination", "flightedl/adapters", "flightedl/process"),
     ),
     "formats": (5_300, 4_700, ("flightedl/formats",)),
-    "launch": (6_150, 4_800, ("flightedl/launch",)),
+    "launch": (5_930, 4_800, ("flightedl/launch",)),
     "recording": (4_600, 1_500, ("flightedl/recording",)),
     "testing": (9_520, 8_000, ("flightedl/testing",)),
     "tools/bench": (3_545, 3_000, ("tools/bench",)),

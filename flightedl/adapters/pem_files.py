@@ -19,4 +19,4 @@ def read_file(path: Path, setting: str) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise UsageError(f"TLS file {path} cannot be read ({error.strerror}): set {setting} rightly") from None
+        raise UsageError(f"TLS file {path} cannot be read ({error.strerror}): correct {setting}") from None

@@ -45,7 +45,7 @@ class CorruptChunkError(DataError):
         """For who did not say what to do about it."""
         return CorruptChunkError(
             f"{str(self).rstrip('.')}; "
-            "restore the file, leave it out, or say on_corrupt skip to train without what is corrupt"
+            "restore the file, leave it out, or choose on_corrupt skip to train without the corrupt parts"
         )
 
 

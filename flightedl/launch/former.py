@@ -1,8 +1,8 @@
 """Earlier job of the same name: the state that etcd keeps of it, and whether a new start may resume it.
 
-A job that was stopped is gone on with: that is what a launcher which is started again wants. A job that has finished is
-not: its trainers would find nothing to do, and without checkpoints its new pservers would begin all of it again.
-Whoever means either says so, by ``--resume``, ``flightedl forget`` or another name.
+A stopped job is resumed: that is what a launcher that is started again wants. A finished job is not: its trainers would
+find nothing to do, and without checkpoints its new pservers would begin all of it again. The user chooses with
+``--resume``, ``flightedl forget`` or another name.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def require_startable(former: FormerJob | None, etcd: str, storage: Storage | No
     if former is None:
         return
     name = former.name
-    ways = f"`flightedl forget {name} --etcd {etcd}` lets it be begun again from nothing; another name is --job"
+    ways = f"`flightedl forget {name} --etcd {etcd}` lets it start from scratch; --job gives another name"
     if former.is_over and (not resume or former.checkpoint is None):
         ended = "was stopped by its script"
         if former.finished_epochs is not None:

@@ -1,7 +1,7 @@
 """A job's name in an etcd that others use, too: who may start a job of this name, and what becomes of its former one.
 
 Whoever starts the job holds its name for as long as it runs (``liveness``). A former job that is over is forgotten, one
-that was stopped is gone on with (``former``).
+that was stopped is resumed (``former``).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class JobName:
         """Become the one who starts this job, until ``stack`` is closed; False: that is not wanted any more.
 
         Raises:
-            UsageError: the job runs, or its former one is to be gone on with in another way.
+            UsageError: the job runs, or its former one has to be resumed in another way.
         """
         from flightedl.launch.former import forget, former_job, require_startable
 

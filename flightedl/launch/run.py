@@ -152,7 +152,7 @@ def run_job(options: RunOptions, console: Console) -> int:
             if not requests:
                 if cluster.page_url:
                     display.event(f"the job's page is at {cluster.page_url}")
-                display.event(f"`flightedl status --etcd {cluster.etcd_address} --job {job}` asks how it stands")
+                display.event(f"`flightedl status --etcd {cluster.etcd_address} --job {job}` shows its state")
             poller = _StatusPoller(cluster, clock)
             stack.callback(poller.close)
             # Called first: a poller that waits for a reply must not delay the stop.

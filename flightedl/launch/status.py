@@ -107,12 +107,12 @@ class JobStatus:
         with self._lock:
             record = self.master()
             if record is None:
-                raise NotFoundError(f"no job named {self._job} runs at etcd {self._etcd}: nobody is its master")
+                raise NotFoundError(f"no job named {self._job} runs at etcd {self._etcd}: it has no master")
             try:
                 return decode(self._connection(record).action(verb, body, timeout_s=timeout_s), kind)
             except FencedError:
                 # Replaced between the look-up and the call; its successor registers in a moment.
-                raise NotFoundError(f"the master of job {self._job} is just being replaced: ask again") from None
+                raise NotFoundError(f"the master of job {self._job} is being replaced: try again in a moment") from None
 
     def close(self) -> None:
         """Close all connections."""

@@ -87,8 +87,8 @@ def _untrained(status: StatusReply) -> str:
         )
     if status.plan_hash and status.batches and status.idle_batches == status.batches:
         return (
-            f"the model is what it was at the beginning: it was declared, but for none of {status.batches:,} batches "
-            "did the script call model.step(gradients)"
+            f"the model was declared but never trained: the script worked through {status.batches:,} batches "
+            "without calling model.step(gradients)"
         )
     return ""
 
