@@ -18,7 +18,7 @@ import numpy.typing as npt
 from flightedl.domain.model.initial import Uniform
 from flightedl.domain.tables.optimizers import RowAdagrad
 from flightedl.domain.tables.spec import TableSpec
-from flightedl.pserver.row_store import RowCut, RowStore, TableGradients
+from flightedl.pserver.rows.store import RowCut, RowStore, TableGradients
 from flightedl_tools.bench.processes import resident_bytes
 from flightedl_tools.bench.sides import print_table, ratio
 from flightedl_tools.bench.table_work import EPS, RATE, skewed

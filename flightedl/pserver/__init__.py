@@ -10,12 +10,7 @@ memory. ``snapshots`` copies blocks and writes them to checkpoints; ``restoring`
 machine take ``turns``. ``meter`` counts what the blocks go through, and ``metrics`` are the figures of
 its Prometheus page.
 
-Rows of embedding tables are blocks, too: ``shard_rows`` is what they are asked, ``incoming_rows`` checks what is sent,
-``row_span`` carries out what is decided, ``cut_rows`` brings rows to files, ``row_restoring`` takes them over, and
-``first_rows`` those of a user's file. They are in a ``row_store``: ``row_table`` has those of one table, in memory
-that ``row_layout`` makes and ``row_memory`` reserves; ``row_calls`` reads and updates those of all tables at once, with
-``row_threads`` where they are many; ``row_cut`` is what a checkpoint has of them (``row_norms``: not those that are too
-small), ``row_values`` what goes in and out.
+Rows of embedding tables are blocks, too: ``shard_rows`` is what they are asked, and the package ``rows`` keeps them.
 
 A gradient's way: ``flight`` reads a message, ``wire.parts`` checks its checksum, ``shard.push`` checks name, size and
 finiteness, then under the block's lock asks the protocol what to do with it, and does that: adds it up or applies it,

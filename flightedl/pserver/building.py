@@ -13,9 +13,9 @@ from flightedl.domain.tables.spec import TableSpec
 from flightedl.kernels.compiled import Update, block_kernels, half_kernels, kernel_for
 from flightedl.kernels.compiled_rows import all_row_kernels, row_kernel, row_update
 from flightedl.pserver.arena import Arena
-from flightedl.pserver.row_memory import RowMemory
-from flightedl.pserver.row_span import RowSpan
-from flightedl.pserver.row_store import RowStore
+from flightedl.pserver.rows.memory import RowMemory
+from flightedl.pserver.rows.span import RowSpan
+from flightedl.pserver.rows.store import RowStore
 from flightedl.pserver.spans import ArraySpan
 
 

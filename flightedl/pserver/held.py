@@ -27,10 +27,10 @@ from flightedl.formats.shard_files import StoredBlock
 from flightedl.process.shared_memory import NONCE_BYTES, SharedMemory, host_mark
 from flightedl.pserver.arena import ALIGNMENT_BYTES, Arena
 from flightedl.pserver.building import rows_of, spans_of
-from flightedl.pserver.row_memory import RowMemory
-from flightedl.pserver.row_restoring import RestoredRows
-from flightedl.pserver.row_span import ReceivedRows, RowSpan
-from flightedl.pserver.row_store import RowCounts
+from flightedl.pserver.rows.memory import RowMemory
+from flightedl.pserver.rows.restoring import RestoredRows
+from flightedl.pserver.rows.span import ReceivedRows, RowSpan
+from flightedl.pserver.rows.store import RowCounts
 from flightedl.pserver.snapshots import SnapshotCopier
 from flightedl.pserver.soundness import Soundness
 from flightedl.pserver.spans import ArraySpan, BlockArrays

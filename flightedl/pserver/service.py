@@ -426,7 +426,7 @@ class PserverService:
         if not any(table.first_rows for table in shard.tables):
             return
         # Few jobs begin with rows, and what reads Parquet takes a while to import.
-        from flightedl.pserver.first_rows import load_first_rows
+        from flightedl.pserver.rows.first import load_first_rows
 
         with self._loading:
             if self._has_first_rows:

@@ -24,12 +24,12 @@ from flightedl.errors import BusyError, MessageError
 from flightedl.formats.row_batches import TABLE, WAITING, StoredRows
 from flightedl.messages.parameters import Outcome
 from flightedl.pserver.changes import Changes
-from flightedl.pserver.cut_rows import CutRows
 from flightedl.pserver.held import HeldBlocks
-from flightedl.pserver.incoming_rows import IncomingRows
 from flightedl.pserver.meter import Meter
-from flightedl.pserver.row_span import ReceivedRows, RowSpan
-from flightedl.pserver.row_values import NO_ROWS, TableRows
+from flightedl.pserver.rows.incoming import IncomingRows
+from flightedl.pserver.rows.span import ReceivedRows, RowSpan
+from flightedl.pserver.rows.stored import CutRows
+from flightedl.pserver.rows.values import NO_ROWS, TableRows
 from flightedl.recording.writer import Recorder
 from flightedl.wire.parts import ReceivedBlocks
 from flightedl.wire.rows import OutgoingBlocks

@@ -39,7 +39,7 @@ from flightedl.formats.shard_files import ShardHeader, StoredBlock, write_shard
 from flightedl.ports import Clock, Storage
 from flightedl.process import tracing
 from flightedl.process.background import Background
-from flightedl.pserver.cut_rows import CopiedSpan, CutRows
+from flightedl.pserver.rows.stored import CopiedSpan, CutRows
 from flightedl.recording.recorded import recorded
 from flightedl.recording.writer import Recorder
 

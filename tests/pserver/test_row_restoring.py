@@ -17,11 +17,11 @@ from flightedl.domain.tables.optimizers import RowAdam
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.formats.row_batches import StoredRows, StoredRowSpan
 from flightedl.pserver.building import rows_of
-from flightedl.pserver.cut_rows import CutRows
-from flightedl.pserver.row_memory import RowMemory
-from flightedl.pserver.row_restoring import RestoredRows
-from flightedl.pserver.row_span import RowSpan
-from flightedl.pserver.row_store import TableGradients
+from flightedl.pserver.rows.memory import RowMemory
+from flightedl.pserver.rows.restoring import RestoredRows
+from flightedl.pserver.rows.span import RowSpan
+from flightedl.pserver.rows.store import TableGradients
+from flightedl.pserver.rows.stored import CutRows
 
 IDS = np.arange(12, dtype=np.uint64)
 EVICTIONS = [

@@ -19,10 +19,10 @@ from flightedl.domain.tables.optimizers import RowAdagrad, RowAdam
 from flightedl.domain.tables.placement import BUCKETS
 from flightedl.domain.tables.reference import ReferenceTable
 from flightedl.domain.tables.spec import TableSpec
-from flightedl.pserver import row_norms, row_threads
-from flightedl.pserver.row_layout import new_table
-from flightedl.pserver.row_memory import RowMemory, available_bytes, machine_bytes
-from flightedl.pserver.row_store import RowChunk, RowCut, RowStore, TableGradients
+from flightedl.pserver.rows import norms, threads
+from flightedl.pserver.rows.layout import new_table
+from flightedl.pserver.rows.memory import RowMemory, available_bytes, machine_bytes
+from flightedl.pserver.rows.store import RowChunk, RowCut, RowStore, TableGradients
 
 SPEC = TableSpec("t", 2, SGD(1.0))
 #: Of which the tests take ids: small ones, the highest, and some that fall into one line of the index.
@@ -316,8 +316,8 @@ def test_a_table_without_memory_has_an_index(words: int) -> None:
 
 
 def test_norms_are_looked_at_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_norms, "TOGETHER", 64)
-    monkeypatch.setattr(row_norms, "A_CUT", 100)
+    monkeypatch.setattr(norms, "TOGETHER", 64)
+    monkeypatch.setattr(norms, "A_CUT", 100)
     store = RowStore([TableSpec("t", 2, SGD(1.0), evict=Evict(norm_below=1.5))], range(1024))
     push(store, 1, *range(1000))
     left = []
@@ -447,11 +447,11 @@ def test_two_threads_do_what_one_does(dtype: Any, monkeypatch: pytest.MonkeyPatc
     steps = [random.choice(6000, 1000 + 7 * step, replace=False).astype(np.uint64) for step in range(6)]
     gradients = [random.standard_normal((len(ids), 4)).astype(np.float32) for ids in steps]
     found = []
-    monkeypatch.setattr(row_threads, "available_cores", lambda: 2)
-    row_threads._second.cache_clear()
+    monkeypatch.setattr(threads, "available_cores", lambda: 2)
+    threads._second.cache_clear()
     for split_at in (1 << 30, 200):
-        monkeypatch.setattr(row_threads, "SPLIT_AT", split_at)
-        assert row_threads.is_split(1000) == (split_at == 200)
+        monkeypatch.setattr(threads, "SPLIT_AT", split_at)
+        assert threads.is_split(1000) == (split_at == 200)
         store = RowStore([TableSpec("t", 4, RowAdagrad(lr=0.1), init=Uniform(0.1), dtype=dtype)], range(BUCKETS))
         cut, chunks = None, []
         for number, (ids, values) in enumerate(zip(steps, gradients, strict=True)):

@@ -37,10 +37,10 @@ from flightedl.messages.control import ViewMemberMessage, ViewRequest
 from flightedl.messages.declarations import DeclaredModel, JobDeclaration, ModelDeclaration
 from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
 from flightedl.pserver.building import kernels_of
-from flightedl.pserver.first_rows import load_first_rows
 from flightedl.pserver.restoring import load_newest
-from flightedl.pserver.row_memory import RowMemory
-from flightedl.pserver.row_store import RowStore, TableGradients
+from flightedl.pserver.rows.first import load_first_rows
+from flightedl.pserver.rows.memory import RowMemory
+from flightedl.pserver.rows.store import RowStore, TableGradients
 from flightedl.pserver.shard import ShardState
 from flightedl.pserver.shard_rows import Pushed
 from flightedl.pserver.snapshots import Snapshots

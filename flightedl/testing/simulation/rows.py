@@ -143,7 +143,7 @@ class SpanRows:
         return part
 
     def restore(self, chains: Iterable[Sequence[Sequence[StoredTable]]]) -> None:
-        """Take rows over from files, of each chain the base first; as ``pserver.row_restoring`` does."""
+        """Take rows over from files, of each chain the base first; as ``pserver.rows.restoring`` does."""
         taken: TakenSpans[int] = TakenSpans()
         for chain in chains:
             for stored in (each for tables in chain for each in tables):

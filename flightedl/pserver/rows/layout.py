@@ -6,7 +6,7 @@ import numpy as np
 
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.kernels import row_records
-from flightedl.pserver.row_memory import reserved
+from flightedl.pserver.rows.memory import reserved
 
 _WORD_BYTES = 4
 _SEGMENT_BYTES = row_records.LINES * 64

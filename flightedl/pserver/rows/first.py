@@ -14,9 +14,9 @@ from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import UsageError
 from flightedl.formats.table_files import FileRows, as_kept, read_table_file
 from flightedl.ports import Clock, Files
-from flightedl.pserver.row_span import RowSpan
-from flightedl.pserver.row_store import RowChunk
-from flightedl.pserver.row_values import slots_of_new_rows
+from flightedl.pserver.rows.span import RowSpan
+from flightedl.pserver.rows.store import RowChunk
+from flightedl.pserver.rows.values import slots_of_new_rows
 
 _log = logging.getLogger(__name__)
 

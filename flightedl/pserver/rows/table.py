@@ -1,4 +1,4 @@
-"""The rows of one table in a store: ``row_store`` says what is asked of them, ``kernels.row_records`` how they lie."""
+"""The rows of one table in a store: ``store`` says what is asked of them, ``kernels.row_records`` how they lie."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from flightedl.domain.tables.spec import TableSpec
 from flightedl.kernels import row_cuts, row_handles, row_records, row_rules, rows
 from flightedl.kernels.compiled import half_kernels
 from flightedl.kernels.compiled_rows import RowPush, init_numbers, row_kernel
-from flightedl.pserver.row_layout import layouts_of, new_table, size_of
-from flightedl.pserver.row_norms import SmallRows
-from flightedl.pserver.row_values import CutTable, Floats, Ids, RowChunk, RowCounts, slots_of_new_rows
+from flightedl.pserver.rows.layout import layouts_of, new_table, size_of
+from flightedl.pserver.rows.norms import SmallRows
+from flightedl.pserver.rows.values import CutTable, Floats, Ids, RowChunk, RowCounts, slots_of_new_rows
 
 #: New rows that are filled together, while their records are in the cache.
 _CHUNK = 2048

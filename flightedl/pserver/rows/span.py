@@ -1,7 +1,7 @@
 """The rows of embedding tables on one pserver, as a span of the block protocol: its positions are buckets.
 
 Every batch covers the span wholly, so what it costs depends neither on the number of buckets nor on that of tables.
-What is kept of the rows, and how they are found and updated, is the store's business (``row_store``); here is when.
+What is kept of the rows, and how they are found and updated, is the store's business (``store``); here is when.
 
 In a mean each table is divided by the weight of the batches that pushed to it, wherever their ids lie, as each block of
 a parameter is by the weight of those that had a gradient for it. So a mean does not depend on the number of pservers.
@@ -23,8 +23,8 @@ from flightedl.domain.pserver.block_values import AddGradient, Needs, SpanPlace,
 from flightedl.domain.tables.reference import batch_seed
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.messages.parameters import Outcome
-from flightedl.pserver.row_store import RowCut, RowStore, TableRows
-from flightedl.pserver.row_values import NO_ROWS, Numbers
+from flightedl.pserver.rows.store import RowCut, RowStore, TableRows
+from flightedl.pserver.rows.values import NO_ROWS, Numbers
 from flightedl.wire.rows import OutgoingBlocks
 from flightedl.wire.table_rows import NOTHING, Ids, Kind, Section, encode_sections, new_payload
 

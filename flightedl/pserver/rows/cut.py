@@ -1,4 +1,4 @@
-"""The content of a store of rows at one moment, while it is read; see ``row_store``.
+"""The content of a store of rows at one moment, while it is read; see ``store``.
 
 A cut is made of the tables' parts: rows, and ids that wait. Each is read in two passes: the records that nobody has
 changed since, up to the end, and then what was set aside of the others, of which there is no more then.
@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from flightedl.kernels import row_cuts, row_records
 from flightedl.kernels.compiled_rows import row_kernel
-from flightedl.pserver.row_memory import reserved
-from flightedl.pserver.row_table import RowTable
-from flightedl.pserver.row_values import CutTable, RowChunk
+from flightedl.pserver.rows.memory import reserved
+from flightedl.pserver.rows.table import RowTable
+from flightedl.pserver.rows.values import CutTable, RowChunk
 
 _NO_IDS = _NO_BITS = np.empty(0, np.uint64)
 _NO_WORDS = np.empty(0, np.uint32)

@@ -16,7 +16,7 @@ is set aside first. A cut has everything (a *base*) or what has changed since th
 it names as removed, takes the last of each row, and drops what does not exist by the last cut's ``oldest``, version and
 epoch.
 
-**Memory** is bounded (``row_memory``): beyond that no new rows are made. Their gradients are dropped and counted as
+**Memory** is bounded (``memory``): beyond that no new rows are made. Their gradients are dropped and counted as
 ``refused``; reads of them give what ``unknown`` says. Rows that are there are updated on.
 
 Not thread-safe: the lock of the span is held around every call but ``check``, here and of ``RowCut``. Calls release the
@@ -39,11 +39,11 @@ from flightedl.kernels.compiled import block_kernels
 from flightedl.kernels.compiled_rows import RowPush, row_kernel
 from flightedl.kernels.plain import index_size
 from flightedl.kernels.row_handles import HANDLE_SIZE
-from flightedl.pserver.row_calls import RowCalls
-from flightedl.pserver.row_cut import RowChanges, RowCut, changes_of, merged
-from flightedl.pserver.row_memory import ADDRESS_BYTES, RowMemory, machine_bytes
-from flightedl.pserver.row_table import RowTable
-from flightedl.pserver.row_values import (
+from flightedl.pserver.rows.calls import RowCalls
+from flightedl.pserver.rows.cut import RowChanges, RowCut, changes_of, merged
+from flightedl.pserver.rows.memory import ADDRESS_BYTES, RowMemory, machine_bytes
+from flightedl.pserver.rows.table import RowTable
+from flightedl.pserver.rows.values import (
     CutTable,
     Floats,
     Ids,

@@ -11,9 +11,9 @@ from flightedl.kernels import row_handles, rows
 from flightedl.kernels.compiled import half_kernels
 from flightedl.kernels.compiled_rows import RowPush, RowUpdate, row_kernel, row_update
 from flightedl.kernels.row_records import GROUP
-from flightedl.pserver.row_table import RowTable
-from flightedl.pserver.row_threads import is_split, side_by_side
-from flightedl.pserver.row_values import Floats, Numbers, TableGradients, TableRows
+from flightedl.pserver.rows.table import RowTable
+from flightedl.pserver.rows.threads import is_split, side_by_side
+from flightedl.pserver.rows.values import Floats, Numbers, TableGradients, TableRows
 
 
 class RowCalls:

@@ -10,7 +10,7 @@ import numpy as np
 
 from flightedl.domain.checkpoint.values import SnapshotCommand
 from flightedl.formats.row_batches import ROWS_OF, TABLE, WAITING, StoredRows, StoredRowSpan
-from flightedl.pserver.row_store import RowCut
+from flightedl.pserver.rows.store import RowCut
 
 
 class CopiedSpan(Protocol):

@@ -14,8 +14,8 @@ from flightedl.errors import GradientError, MessageError
 from flightedl.kernels import rows
 from flightedl.kernels.compiled_rows import row_kernel
 from flightedl.kernels.plain import index_size
-from flightedl.pserver.row_span import ReceivedRows
-from flightedl.pserver.row_values import Floats, TableRows, begins
+from flightedl.pserver.rows.span import ReceivedRows
+from flightedl.pserver.rows.values import Floats, TableRows, begins
 from flightedl.wire.table_rows import Kind, Section, Sections, decode_sections
 
 _PUSHED = (Kind.GRADIENTS, Kind.WANTED)

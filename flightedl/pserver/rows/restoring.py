@@ -10,8 +10,8 @@ import numpy as np
 from flightedl.domain.tables.restoring import TakenSpans
 from flightedl.errors import CorruptError
 from flightedl.formats.row_batches import TABLE, WAITING, StoredRows, StoredRowSpan
-from flightedl.pserver.row_span import RowSpan
-from flightedl.pserver.row_store import CutTable, RowChunk
+from flightedl.pserver.rows.span import RowSpan
+from flightedl.pserver.rows.store import CutTable, RowChunk
 
 
 class RestoredRows:
