@@ -124,7 +124,7 @@ class Participation:
             return None
 
         try:
-            return carried_out(parameters.steps.open_batch(current), carry_out)
+            return carried_out(parameters.steps, parameters.steps.open_batch(current), carry_out)
         finally:
             if pauses is not None:
                 pauses.over()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -11,7 +11,7 @@ from flightedl import errors
 from flightedl.domain.consistency.modes import Mode
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.membership import Denied, Joined, NotYet
-from flightedl.domain.trainer.steps import Effect, Steps
+from flightedl.domain.trainer.steps import Done, Next, Steps
 from flightedl.domain.trainer.transfers import Transfer
 from flightedl.errors import CorruptError, FlightedlError, GradientError, JobFailedError, UnavailableError
 from flightedl.messages.tasks import JoinReply
@@ -44,6 +44,9 @@ from flightedl.recording.step_values import (
     verdict_said,
 )
 from flightedl.recording.values import assignment_of, decode
+
+#: The script says what followed from the master's answer.
+_NO_REPLY = JoinReply(member=0)
 
 
 class _Script:
@@ -91,8 +94,8 @@ class StepsPlayer:
     def __init__(self) -> None:
         self._script = _Script()
         self._steps: Steps | None = None
-        self._work: Generator[Effect, Any, Any] | None = None
-        #: The batches that the work may change.
+        self._is_under_way = False
+        #: The batches that the operation may change.
         self._batches: list[CurrentBatch] = []
         self._transfer: Transfer | None = None
         self._current: CurrentBatch | None = None
@@ -121,9 +124,9 @@ class StepsPlayer:
     def _happens(self, steps: Steps, event: Any) -> list[object]:
         match event:
             case CarriedOut():
-                return self._advanced(lambda work: work.send(None))
+                return self._advanced(self._under_way(steps).answered(_NO_REPLY))
             case NotCarriedOut(error):
-                return self._advanced(lambda work: work.throw(_error(error)))
+                return self._advanced(self._under_way(steps).failed(_error(error)))
             case SumGivenUp():
                 batches = batches_at(steps, None)
                 steps.give_up_sum()
@@ -139,29 +142,37 @@ class StepsPlayer:
                 return self._begun(steps, event)
 
     def _begun(self, steps: Steps, event: Any) -> list[object]:
-        """Some work begins."""
+        """Let an operation begin."""
         current: CurrentBatch | None = None
         match event:
             case BatchOpening():
                 current = self._current = self._opening(event)
-                self._work = steps.open_batch(current)
             case BatchClosing(is_rejected=is_rejected):
                 current = self._at_hand()
                 current.rejection = GradientError("") if is_rejected else None
-                self._work = steps.close_batch(current)
-            case StepCalled():
-                self._work = steps.step(current := self._at_hand())
-            case PushCalled(blocks):
-                self._work = steps.push(current := self._at_hand(), blocks_in(blocks))
-            case PullCalled(is_of_batch, blocks, min_version):
-                current = self._at_hand() if is_of_batch else None
-                self._work = steps.pull(current, blocks_in(blocks), min_version)
-            case RefreshCalled():
-                self._work = steps.refresh()
-            case SumPushed():
-                self._work = steps.push_sum()
+            case StepCalled() | PushCalled() | PullCalled(is_of_batch=True):
+                current = self._at_hand()
         self._batches = batches_at(steps, current)
-        return self._advanced(next)
+        return self._advanced(self._first(steps, event, current))
+
+    def _first(self, steps: Steps, event: Any, current: CurrentBatch | None) -> Next:
+        match event:
+            case PullCalled(_, blocks, min_version):
+                return steps.pull(current, blocks_in(blocks), min_version)
+            case RefreshCalled():
+                return steps.refresh()
+            case SumPushed():
+                return steps.push_sum()
+        assert current is not None, "the others are about a batch"
+        match event:
+            case BatchOpening():
+                return steps.open_batch(current)
+            case StepCalled():
+                return steps.step(current)
+            case PushCalled(blocks):
+                return steps.push(current, blocks_in(blocks))
+            case _:
+                return steps.close_batch(current)
 
     def _opening(self, event: BatchOpening) -> CurrentBatch:
         """The batch, which is begun by now."""
@@ -182,20 +193,18 @@ class StepsPlayer:
             raise CorruptError("no batch was opened")
         return self._current
 
-    def _advanced(self, advance: Any) -> list[object]:
-        """The next effect of the work, or how it ends."""
-        if self._work is None:
+    def _under_way(self, steps: Steps) -> Steps:
+        if not self._is_under_way:
             raise CorruptError("nothing was begun")
-        try:
-            effect = advance(self._work)
-        except StopIteration as end:
-            self._work = None
-            return returned(end.value, None, self._batches)
-        except BaseException as error:  # noqa: BLE001 - also one by which nobody waits for it any more
-            self._work = None
-            return returned(None, error, self._batches)
-        self._transfer = effect if isinstance(effect, Transfer) else None
-        return [effect_said(effect)]
+        return steps
+
+    def _advanced(self, step: Next) -> list[object]:
+        """Return the next effect of the operation, or how it ends."""
+        self._is_under_way = not isinstance(step, Done)
+        if isinstance(step, Done):
+            return returned(step.is_open, step.error, self._batches)
+        self._transfer = step if isinstance(step, Transfer) else None
+        return [effect_said(step)]
 
     def _transferring(self, event: PserverAsked | TransferGivenUp) -> list[object]:
         if self._transfer is None:
@@ -217,8 +226,8 @@ class StepsPlayer:
 
 def _error(name: str) -> BaseException:
     """One of this class, as far as it matters: which ones are told apart is said in ``errors``."""
-    if name in {KeyboardInterrupt.__name__, GeneratorExit.__name__}:
-        return KeyboardInterrupt() if name == KeyboardInterrupt.__name__ else GeneratorExit()
+    if name == KeyboardInterrupt.__name__:
+        return KeyboardInterrupt()
     known: Any = getattr(errors, name, None)
     is_ours = isinstance(known, type) and issubclass(known, FlightedlError)
     found: BaseException = known("") if is_ours else type(name, (Exception,), {})("")

@@ -249,10 +249,10 @@ def batch_now(batch: CurrentBatch) -> BatchNow:
     return BatchNow(batch.number, batch.waits, batch.must_repeat, generations, again, failure)
 
 
-def returned(result: object, error: BaseException | None, batches: Iterable[CurrentBatch]) -> list[object]:
+def returned(result: bool | None, error: BaseException | None, batches: Iterable[CurrentBatch]) -> list[object]:
     """The end of a work, likewise, with the batches that it may have changed."""
     name = "" if error is None else type(error).__name__
-    return [Returned(result if isinstance(result, bool) else None, name), *map(batch_now, batches)]
+    return [Returned(result, name), *map(batch_now, batches)]
 
 
 def batches_at(steps: Steps, current: CurrentBatch | None) -> list[CurrentBatch]:

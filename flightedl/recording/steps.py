@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -13,7 +13,7 @@ from flightedl.domain.consistency.modes import Mode
 from flightedl.domain.retries import is_transient
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.membership import Denied, Joined, NotYet
-from flightedl.domain.trainer.steps import Effect, Membership, Steps, Work
+from flightedl.domain.trainer.steps import Done, Membership, Next, Steps
 from flightedl.domain.trainer.transfers import Call, ShardTransfer, Transfer, Verdict
 from flightedl.errors import FlightedlError
 from flightedl.messages.tasks import JoinReply
@@ -47,8 +47,6 @@ from flightedl.recording.step_values import (
     verdict_said,
 )
 from flightedl.recording.writer import CoreRecorder, Recorder
-
-_Result = TypeVar("_Result")
 
 
 class _Listener:
@@ -209,6 +207,9 @@ class RecordedSteps(Steps):
         self._current: CurrentBatch | None = None
         self._opened: list[CurrentBatch] = []
         self._names: list[str] = []
+        #: Of the operation that is under way: its transfer, and the batches that it may change.
+        self._transfer_at_hand: _RecordedTransfer | None = None
+        self._batches: list[CurrentBatch] = []
         #: What is called meanwhile is a part of the event that happens.
         self._is_inside = False
         self._record(StepsBegun(trainer, [ranges(blocks) for blocks in shards], mode.to_json()))
@@ -216,38 +217,46 @@ class RecordedSteps(Steps):
     def _record(self, event: StepEvent, effects: Sequence[object] = ()) -> None:
         self._recorder.record(self._recorder.now(), event, [*self._listener.take_lost(), *effects])
 
-    def _recorded(self, event: WorkEvent, work: Work[_Result], current: CurrentBatch | None) -> Work[_Result]:
-        """The same work, each part of which is recorded up to its effect."""
-        batches = batches_at(self, current)
-        happened = event
-        effect: Effect
-        advance: Any = partial(next, work)
-        while True:
-            self._is_inside = True
-            try:
-                effect = advance()
-            except StopIteration as end:
-                self._end(happened, returned(end.value, None, batches))
-                return end.value  # type: ignore[no-any-return]
-            except BaseException as error:
-                self._end(happened, returned(None, error, batches))
-                raise
-            finally:
-                self._is_inside = False
-            self._end(happened, [effect_said(effect)])
-            try:
-                answer = yield effect
-            except BaseException as error:  # noqa: BLE001 - whatever it is, the work says what follows
-                happened, advance = NotCarriedOut(type(error).__name__), partial(work.throw, error)
-            else:
-                happened, advance = CarriedOut(), partial(work.send, answer)
-            if isinstance(effect, _RecordedTransfer):
-                effect.close()
+    def _begun(self, event: WorkEvent, begin: Callable[[], Next], current: CurrentBatch | None) -> Next:
+        """Begin an operation, and record it up to its first effect."""
+        self.drop()
+        self._batches = batches_at(self, current)
+        return self._advanced(event, begin)
+
+    def _advanced(self, happened: WorkEvent, advance: Callable[[], Next]) -> Next:
+        """Record an operation up to its next effect, or its end."""
+        self._is_inside = True
+        try:
+            step = advance()
+        except BaseException as error:
+            self._end(happened, returned(None, error, self._batches))
+            raise
+        finally:
+            self._is_inside = False
+        if isinstance(step, Done):
+            self._end(happened, returned(step.is_open, step.error, self._batches))
+        else:
+            self._transfer_at_hand = step if isinstance(step, _RecordedTransfer) else None
+            self._end(happened, [effect_said(step)])
+        return step
+
+    def _close_transfer(self) -> None:
+        transfer, self._transfer_at_hand = self._transfer_at_hand, None
+        if transfer is not None:
+            transfer.close()
 
     def _end(self, happened: WorkEvent, effects: Sequence[object]) -> None:
         self._record(msgspec.structs.replace(happened, said=self._listener.take()), effects)
 
-    def open_batch(self, current: CurrentBatch) -> Work[bool]:
+    def answered(self, answer: JoinReply | None = None) -> Next:
+        self._close_transfer()
+        return self._advanced(CarriedOut(), partial(super().answered, answer))
+
+    def failed(self, error: BaseException) -> Next:
+        self._close_transfer()
+        return self._advanced(NotCarriedOut(type(error).__name__), partial(super().failed, error))
+
+    def open_batch(self, current: CurrentBatch) -> Next:
         given = current.assignment
         is_new = all(each is not current for each in self._opened)
         if is_new:
@@ -255,29 +264,28 @@ class RecordedSteps(Steps):
             self._opened = [each for each in self._opened if each.assignment.attempt == attempt] + [current]
         self._current = current
         event = BatchOpening(given.epoch, given.task, given.attempt, current.number, current.record_count, is_new)
-        return self._recorded(event, super().open_batch(current), current)
+        return self._begun(event, partial(super().open_batch, current), current)
 
-    def close_batch(self, current: CurrentBatch) -> Work[None]:
+    def close_batch(self, current: CurrentBatch) -> Next:
         event = BatchClosing(is_rejected=current.rejection is not None)
-        return self._recorded(event, super().close_batch(current), current)
+        return self._begun(event, partial(super().close_batch, current), current)
 
-    def step(self, current: CurrentBatch) -> Work[None]:
-        return self._recorded(StepCalled(), super().step(current), current)
+    def step(self, current: CurrentBatch) -> Next:
+        return self._begun(StepCalled(), partial(super().step, current), current)
 
-    def push(self, current: CurrentBatch, blocks: Collection[int]) -> Work[None]:
-        return self._recorded(PushCalled(ranges(blocks)), super().push(current, blocks), current)
+    def push(self, current: CurrentBatch, blocks: Collection[int]) -> Next:
+        return self._begun(PushCalled(ranges(blocks)), partial(super().push, current, blocks), current)
 
-    def pull(self, current: CurrentBatch | None, blocks: Iterable[int], min_version: int = 0) -> Work[None]:
+    def pull(self, current: CurrentBatch | None, blocks: Iterable[int], min_version: int = 0) -> Next:
         wanted = list(blocks)
         event = PullCalled(current is not None, ranges(wanted), min_version)
-        return self._recorded(event, super().pull(current, wanted, min_version), current)
+        return self._begun(event, partial(super().pull, current, wanted, min_version), current)
 
-    def refresh(self) -> Work[None]:
-        work = super().refresh()
-        return work if self._is_inside else self._recorded(RefreshCalled(), work, None)
+    def refresh(self) -> Next:
+        return self._begun(RefreshCalled(), super().refresh, None)
 
-    def push_sum(self) -> Work[None]:
-        return self._recorded(SumPushed(), super().push_sum(), None)
+    def push_sum(self) -> Next:
+        return self._begun(SumPushed(), partial(super().push_sum), None)
 
     def give_up_sum(self) -> None:
         batches = batches_at(self, None)

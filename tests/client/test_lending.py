@@ -153,7 +153,7 @@ def test_what_the_function_raises_comes_when_the_call_is_through() -> None:
         def fail(*_: object) -> None:
             raise ZeroDivisionError("no device")
 
-        trainer.parameters._values._lending._show = fail
+        trainer.parameters._values.lending._show = fail
         trainer.begin(0)
         with pytest.raises(ZeroDivisionError, match="no device"):
             trainer.parameters.step(_gradients(0))
@@ -181,7 +181,7 @@ def test_what_is_taken_back_while_it_is_shown_is_shown_again(mode: Mode) -> None
             device.put(name, start, values)
 
         trainer.parameters.lend_to(device.put)
-        trainer.parameters._values._lending._show = late
+        trainer.parameters._values.lending._show = late
         for batch in range(2):
             trainer.begin(batch)
             trainer.step(batch, {name: np.ones(shape, np.float32) for name, shape in SHAPES.items()})

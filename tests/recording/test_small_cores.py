@@ -144,9 +144,9 @@ class TestARejectedGradient:
             step = loop.next_step()
             assert isinstance(step, HandOut)
             current = step.handed.current
-            carried_out(steps.open_batch(current), lambda _: None)
+            carried_out(steps, steps.open_batch(current), lambda _: None)
             steps.rejected(current, GradientError("it has NaN"))
-            carried_out(steps.close_batch(current), lambda _: None)
+            carried_out(steps, steps.close_batch(current), lambda _: None)
         assert isinstance(loop.next_step(), Unreadable)
 
     @pytest.mark.usefixtures("rejected")

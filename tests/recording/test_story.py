@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +19,7 @@ from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.feed import Feed
 from flightedl.domain.trainer.first_values import Candidate, ElectionOfFirstValues
 from flightedl.domain.trainer.membership import TrainerMembership
-from flightedl.domain.trainer.steps import AskToJoin, Work, carried_out
+from flightedl.domain.trainer.steps import AskToJoin, Next, carried_out
 from flightedl.domain.trainer.transfers import Pull, Transfer
 from flightedl.domain.trainer.transfers import Push as PushCall
 from flightedl.errors import NotReadyError, UsageError
@@ -264,7 +263,7 @@ class Script:
         self.carry_out(self.steps.open_batch(current))
         return current
 
-    def carry_out(self, work: Work[Any], *outcomes: Outcome, having: bytes = b"") -> None:
+    def carry_out(self, step: Next, *outcomes: Outcome, having: bytes = b"") -> None:
         """Each pserver answers pushes with the first outcome, then with the next ones."""
         said = list(outcomes)
 
@@ -284,7 +283,7 @@ class Script:
                     shard.ended()
             return None
 
-        carried_out(work, perform)
+        carried_out(self.steps, step, perform)
 
 
 def test_what_a_trainer_computes_pushes_and_is_answered_is_told(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,7 @@ from flightedl.domain.model.settings import Limits, checked
 from flightedl.domain.model.sharding import Block, ShardPlan, runs_of
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.membership import TrainerMembership
-from flightedl.domain.trainer.steps import Effect, Steps, TakeSum, Work, carried_out
+from flightedl.domain.trainer.steps import Done, Effect, Next, Steps, TakeSum
 from flightedl.domain.trainer.transfers import Transfer
 from flightedl.errors import GradientError, UsageError
 from flightedl.ports import Clock
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from flightedl.kernels.compiled import HalfKernels
 
 Array = npt.NDArray[np.generic]
-_Result = TypeVar("_Result")
 _NOTHING = Outgoing()
 _NO_GRADIENTS: Mapping[str, npt.ArrayLike] = MappingProxyType({})
 
@@ -344,15 +343,29 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         """Pull all blocks: as a member at or above its first round, else at whatever version they are."""
         self.run(self.steps.refresh())
 
-    def run(self, work: Work[_Result], outgoing: Outgoing | None = None) -> _Result:
+    def run(self, step: Next, outgoing: Outgoing = _NOTHING) -> None:
         """Do what the core says, which is about this trainer's gradients."""
-        self._outgoing = _NOTHING if outgoing is None else outgoing
-        try:
-            found = carried_out(work, self.carry_out)
-        finally:
-            self._outgoing = _NOTHING
-        self._values.require_shown()
-        return found
+        if not isinstance(step, Done):
+            self._outgoing = outgoing
+            try:
+                step = self._last(step)
+            finally:
+                self._outgoing = _NOTHING
+        if step.error is not None:
+            raise step.error
+        if self._values.lending is not None:
+            self._values.lending.require()
+
+    def _last(self, step: Next) -> Done:
+        """Carry out effects until there is none."""
+        while not isinstance(step, Done):
+            try:
+                self.carry_out(step)
+            except BaseException as error:  # noqa: BLE001 - whatever it is, the steps say what follows
+                step = self.steps.failed(error)
+            else:
+                step = self.steps.answered()
+        return step
 
     def carry_out(self, effect: Effect) -> None:
         """One effect of ``steps``, other than those about joining.

@@ -52,7 +52,7 @@ class ModelValues:
         self._parameters = {number: block.parameter for number, block in blocks.items()}
         self._blocks, self._names = blocks, [spec.name for spec in plan.parameters]
         #: Shows values in place of the line; None: the line has them.
-        self._lending: Lending | None = None
+        self.lending: Lending | None = None
         #: Numbers of the parameters that ``store`` changed; None: nobody wants to know.
         self.stored: set[int] | None = None
         #: block -> where it starts and ends in the line, in bytes.
@@ -85,8 +85,8 @@ class ModelValues:
         halves = self._half and self._halves_of(blocks)
         if end - start != (2 * len(data) if halves else len(data)):
             raise MessageError(f"{len(data)} bytes came for {blocks}")
-        if self._lending is not None:
-            self._show(self._lending, blocks, _widened(data, halves))
+        if self.lending is not None:
+            self._show(self.lending, blocks, _widened(data, halves))
             return
         if halves is None and end - start <= _FEW_BYTES:
             self._line.data[start:end] = data
@@ -100,22 +100,17 @@ class ModelValues:
     def lend_to(self, show: Show) -> None:
         """Show the present values, and from now on all that come; they are nowhere here then."""
         lending = Lending(show)
-        if self._lending is None:
+        if self.lending is None:
             for name, view in self.views.items():
                 lending.show(name, 0, view.reshape(-1).view(np.uint8).data, self.dtypes[name])
             lending.require()
             self.views, self._line = {}, np.empty(0, np.uint8)
-        self._lending = lending
+        self.lending = lending
 
     @property
     def is_lent(self) -> bool:
         """Whether there are no values here."""
-        return self._lending is not None
-
-    def require_shown(self) -> None:
-        """Raise what went wrong when values were shown."""
-        if self._lending is not None:
-            self._lending.require()
+        return self.lending is not None
 
     def _show(self, lending: Lending, blocks: range, data: memoryview) -> None:
         """Neighbouring blocks, those of one parameter at once."""

@@ -1,7 +1,8 @@
 """What a trainer sends and asks for, call by call of the user's code: a batch from its membership to its settling.
 
-Each method of :class:`Steps` that has something to do with servers is a generator of effects: the driver carries one
-out, sends its answer in (or throws the error that it ended with), and gets the next one, until the generator returns.
+A method of :class:`Steps` that has something to do with servers returns an effect. The driver carries it out, calls
+``answered`` (or ``failed``), and gets the next one, until there is :class:`Done`. What is left to be done meanwhile is
+a stack of values in ``Steps``: one operation is under way at a time, and another one that begins takes its place.
 
 Rules:
 
@@ -22,9 +23,9 @@ The gradients themselves are the driver's; of a sum it has them under the sum's 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from flightedl.domain.consistency.modes import Async, Bounded, Mode, Sync
 from flightedl.domain.trainer.batches import CurrentBatch
@@ -33,8 +34,6 @@ from flightedl.domain.trainer.sums import BatchSums
 from flightedl.domain.trainer.transfers import Transfer
 from flightedl.errors import GradientError
 from flightedl.messages.tasks import JoinReply
-
-_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,26 +65,111 @@ class TakeSum:
 
 #: A :class:`Transfer` is carried out when it is over, or failed.
 Effect = Transfer | TakeSum | AskToJoin | WaitToJoin
-Work = Generator[Effect, Any, _Result]
 
 
-def carried_out(work: Work[_Result], carry_out: Callable[[Effect], Any]) -> _Result:
-    """The result of ``work``, each of whose effects is answered by ``carry_out`` or ends with its error.
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The operation is over. ``is_open``: of ``open_batch``, whether the batch may be worked on."""
+
+    is_open: bool = False
+    #: The caller gets this error.
+    error: BaseException | None = None
+
+
+Next = Effect | Done
+_DONE = Done()
+
+
+def carried_out(steps: Steps, step: Next, carry_out: Callable[[Effect], Any]) -> bool:
+    """Do what an operation of ``steps`` says from ``step`` on; return ``Done.is_open``.
 
     Raises:
-        BaseException: what ``work`` makes of an error, mostly the error itself.
+        BaseException: the one of ``Done``.
     """
-    try:
-        effect = next(work)
-        while True:
-            try:
-                answer = carry_out(effect)
-            except BaseException as error:  # noqa: BLE001 - whatever it is, the work says what follows
-                effect = work.throw(error)
-            else:
-                effect = work.send(answer)
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
+    while not isinstance(step, Done):
+        try:
+            answer = carry_out(step)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the steps say what follows
+            step = steps.failed(error)
+        else:
+            step = steps.answered(answer)
+    if step.error is not None:
+        raise step.error
+    return step.is_open
+
+
+# what is left of an operation
+
+
+@dataclass(frozen=True, slots=True)
+class _Transferring:
+    """A transfer is carried out."""
+
+    transfer: Transfer
+    #: Blocks that the batch is pushed to; None: the transfer only pulls.
+    pushes: Collection[int] | None
+    #: The sum that is pushed.
+    sums: BatchSums | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Taking:
+    """The driver gets a sum ready."""
+
+    sums: BatchSums
+    together: CurrentBatch
+    pull: bool
+    #: The user's code hears of a sum that cannot be pushed.
+    is_told: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Joining:
+    """The master's answer is awaited."""
+
+    current: CurrentBatch
+
+
+@dataclass(frozen=True, slots=True)
+class _Opening:
+    """Look again at whether the batch may be opened."""
+
+    current: CurrentBatch
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """The batch may be worked on."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Settling:
+    """Have the values of the batch's round."""
+
+    current: CurrentBatch
+
+
+@dataclass(frozen=True, slots=True)
+class _Closing:
+    """Answer for what was not pushed."""
+
+    current: CurrentBatch
+
+
+@dataclass(frozen=True, slots=True)
+class _Pulling:
+    """Have values of these blocks, each at this version or above, and of the batch's rounds."""
+
+    current: CurrentBatch
+    wanted: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Pulled:
+    """The step's values came."""
+
+
+_Frame = _Transferring | _Taking | _Joining | _Opening | _Opened | _Settling | _Closing | _Pulling | _Pulled
 
 
 class Membership(Protocol):
@@ -129,6 +213,8 @@ class Steps:
         self.versions: dict[int, int] = dict.fromkeys(sorted(self._blocks), 0)
         #: None where every batch is pushed for itself.
         self.sums: BatchSums | None = None
+        #: Of the operation that is under way, last first.
+        self._left: list[_Frame] = []
         self._set_mode(mode)
 
     def _set_mode(self, mode: Mode) -> None:
@@ -160,60 +246,138 @@ class Steps:
         self.give_up_sum()
         self._set_mode(mode)
 
+    # an operation under way
+
+    def answered(self, answer: JoinReply | None = None) -> Next:
+        """The effect was carried out; ``answer``: the master's, to ``AskToJoin``."""
+        return self._go_on(self._resumed(self._left.pop(), answer))
+
+    def failed(self, error: BaseException) -> Next:
+        """The effect ended with this error."""
+        left = self._left
+        while left:
+            match left.pop():
+                case _Transferring(transfer, pushes, sums) if pushes is not None and transfer.current is not None:
+                    if not transfer.current.answered.keys() >= set(pushes):
+                        transfer.current.push_failed(error)
+                    if sums is not None:
+                        sums.push_failed(error)
+                case _Taking(sums, is_told=is_told) if isinstance(error, GradientError):
+                    sums.split(error)
+                    if not is_told:
+                        return self._go_on(None)
+                case _:
+                    pass
+        return Done(error=error)
+
+    def drop(self) -> None:
+        """Nobody waits for what is under way: it ends as if it was interrupted."""
+        if self._left:
+            self.failed(KeyboardInterrupt())
+
+    def _go_on(self, step: Next | None) -> Next:
+        """``step``, or where it is None, what follows from what is left."""
+        left = self._left
+        while step is None:
+            if not left:
+                return _DONE
+            step = self._resumed(left.pop(), None)
+        return step
+
+    def _resumed(self, frame: _Frame, answer: JoinReply | None) -> Next | None:
+        match frame:
+            case _Transferring(transfer, _, sums):
+                return self._transferred(transfer, sums)
+            case _Pulled():
+                self._steps_since_pull = 0
+                return None
+            case _Settling(current):
+                return self._catch_up(current)
+            case _Closing(current):
+                return self._close(current)
+            case _Pulling(current, wanted):
+                return self._pull(current, wanted)
+            case _Taking(sums, together, pull):
+                return self._transfer(together, together.member, self._blocks, pull=pull, sums=sums)
+            case _Joining(current):
+                assert answer is not None, "the master's answer is awaited"
+                return self._joined(current, answer)
+            case _Opening(current):
+                return self._open(current)
+            case _Opened():
+                return Done(is_open=True)
+
     # the batch
 
-    def open_batch(self, current: CurrentBatch) -> Work[bool]:
-        """Be a member, and have values that a member may have; False: the batch's task was taken away."""
-        while not self._membership.begin_batch(current):
-            match self._membership.join_answered((yield AskToJoin(current))):
-                case Joined(new_mode):
-                    if new_mode is not None:
-                        self.change_mode(new_mode)
-                    yield from self.refresh()
-                case Denied():
-                    return False
-                case NotYet(waiting_for):
-                    yield WaitToJoin(waiting_for)
+    def open_batch(self, current: CurrentBatch) -> Next:
+        """Be a member, and have values that a member may have; not open: the batch's task was taken away."""
+        self.drop()
+        return self._go_on(self._open(current))
+
+    def _open(self, current: CurrentBatch) -> Next | None:
+        if not self._membership.begin_batch(current):
+            self._left.append(_Joining(current))
+            return AskToJoin(current)
+        self._left.append(_Opened())
         if self.sums is not None and self.sums.is_of_others(current):
             # The rest of a sum that is done again: its other batches were pushed for themselves, under another mode.
-            yield from self._push_sum(self.sums, pull=self._is_synchronous)
-        return True
+            return self._push_sum(self.sums, pull=self._is_synchronous)
+        return None
 
-    def close_batch(self, current: CurrentBatch) -> Work[None]:
+    def _joined(self, current: CurrentBatch, reply: JoinReply) -> Next | None:
+        """Return what follows from the master's answer."""
+        match self._membership.join_answered(reply):
+            case Joined(new_mode):
+                if new_mode is not None:
+                    self.change_mode(new_mode)
+                self._left.append(_Opening(current))
+                return self._refresh()
+            case NotYet(waiting_for):
+                self._left.append(_Opening(current))
+                return WaitToJoin(waiting_for)
+            case Denied():
+                return _DONE
+
+    def close_batch(self, current: CurrentBatch) -> Next:
         """The user's code is through with the batch: what it did not push arrives, and the values that follow come.
 
-        Raises:
-            BaseException: what ended its push, where doing it again cannot help.
+        It ends with the error that ended the batch's push, where doing it again cannot help.
         """
+        self.drop()
         if current.rejection is not None and not current.must_repeat:
             current.reject(current.rejection)
             if not self._others_wait:
-                yield from self.refresh()
-        if current.must_repeat:
-            self._leave_out(current)
-        elif (sums := self.sums) is not None:
-            if not current.waits and not sums.is_pushed(current):
-                yield from self._complete(sums, current, pull=self._pull_every == 1)
-        else:
-            if rest := self._unanswered(current):
-                yield from self._send(current, rest, pull=self._pull_every == 1)
-            yield from self._catch_up(current)
+                self._left.append(_Closing(current))
+                return self._go_on(self._refresh())
+        return self._go_on(self._close(current))
 
-    def _leave_out(self, current: CurrentBatch) -> None:
+    def _close(self, current: CurrentBatch) -> Next | None:
+        if current.must_repeat:
+            return self._leave_out(current)
+        if (sums := self.sums) is not None:
+            if not current.waits and not sums.is_pushed(current):
+                return self._complete(sums, current, pull=self._pull_every == 1)
+            return None
+        if rest := self._unanswered(current):
+            self._left.append(_Settling(current))
+            return self._transfer(current, current.member, rest, pull=self._pull_every == 1)
+        return self._catch_up(current)
+
+    def _leave_out(self, current: CurrentBatch) -> Done | None:
         """The batch is done again: nothing that it has pushed so far may be in a sum."""
         if self.sums is not None and self.sums.is_at(current):
             self.sums.give_up()
-        if current.failure is not None:
-            raise current.failure
+        return None if current.failure is None else Done(error=current.failure)
 
-    def _catch_up(self, current: CurrentBatch) -> Work[None]:
+    def _catch_up(self, current: CurrentBatch) -> Next | None:
         """In synchronous mode, have the values of the batch's round."""
         if self._is_synchronous and not current.must_repeat:
             versions, answered = self.versions, current.answered
             after = {base: self.mode.version_after(base) for base in set(answered.values())}
             behind = {block: after[base] for block, base in answered.items() if versions[block] < after[base]}
             if behind:
-                yield from self._transfer(current, current.member, pulls=behind)
+                return self._transfer(current, current.member, pulls=behind)
+        return None
 
     def abandon_batch(self) -> None:
         """The loop was left in the midst of a batch: the next one is opened under a membership of its own.
@@ -225,25 +389,23 @@ class Steps:
 
     # what the user calls
 
-    def step(self, current: CurrentBatch) -> Work[None]:
+    def step(self, current: CurrentBatch) -> Next:
         """Push the batch: gradients, or its arrival, to every block that has no answer yet. Then pull, if it is due.
 
-        Raises:
-            GradientError: the batch completed a sum that cannot be pushed.
+        It ends with a GradientError if the batch completed a sum that cannot be pushed.
         """
+        if self._left:
+            self.drop()
         if current.must_repeat:
-            return
+            return _DONE
         current.rejection = None
         self._steps_since_pull += 1
         pull = self._steps_since_pull >= self._pull_every
-        if self.sums is not None:
-            error = yield from self._complete(self.sums, current, pull=pull)
-            if error is not None:
-                raise error
-        else:
-            yield from self._send(current, self._unanswered(current), pull=pull)
         if pull:
-            self._steps_since_pull = 0
+            self._left.append(_Pulled())
+        if self.sums is not None:
+            return self._go_on(self._complete(self.sums, current, pull=pull, is_told=True))
+        return self._go_on(self._transfer(current, current.member, self._unanswered(current), pull=pull))
 
     def rejected(self, current: CurrentBatch, error: Exception) -> None:
         """Note that a gradient was rejected before anything of it was sent; ignored for a batch that is complete."""
@@ -251,32 +413,41 @@ class Steps:
         if not (current.waits or is_pushed) and self._unanswered(current):
             current.rejection = error
 
-    def push(self, current: CurrentBatch, blocks: Collection[int]) -> Work[None]:
+    def push(self, current: CurrentBatch, blocks: Collection[int]) -> Next:
         """Push the batch's gradients to these blocks; others may follow. Not where gradients are added up."""
-        if not current.must_repeat:
-            yield from self._send(current, blocks, pull=False)
+        self.drop()
+        return _DONE if current.must_repeat else self._go_on(self._transfer(current, current.member, blocks))
 
-    def pull(self, current: CurrentBatch | None, blocks: Iterable[int], min_version: int = 0) -> Work[None]:
+    def pull(self, current: CurrentBatch | None, blocks: Iterable[int], min_version: int = 0) -> Next:
         """Have values of these blocks, at or above a version; in synchronous mode of the batch's round.
 
         A batch that was pushed in part arrives at the other blocks before: two trainers that wait for each other, each
         where the other has not pushed, would wait for ever.
         """
+        self.drop()
         wanted = dict.fromkeys(blocks, min_version)
         if current is None:
-            yield from self._transfer(None, 0, pulls=wanted)
-            return
+            return self._go_on(self._transfer(None, 0, pulls=wanted))
         if self._others_wait and current.answered and not current.must_repeat:
-            yield from self._send(current, self._unanswered(current), pull=False)
+            self._left.append(_Pulling(current, wanted))
+            return self._go_on(self._transfer(current, current.member, self._unanswered(current)))
+        return self._go_on(self._pull(current, wanted))
+
+    def _pull(self, current: CurrentBatch, wanted: Mapping[int, int]) -> Next | None:
         if self._is_synchronous and not current.must_repeat:
             bases, after = current.answered.items(), self.mode.version_after
-            wanted |= {block: max(after(base), min_version) for block, base in bases if block in wanted}
+            rounds = {block: max(after(base), wanted[block]) for block, base in bases if block in wanted}
+            wanted = {**wanted, **rounds}
         # A batch that waits in a sum is not done again for a membership that ended.
-        yield from self._transfer(None if current.waits else current, current.member, pulls=wanted)
+        return self._transfer(None if current.waits else current, current.member, pulls=wanted)
 
-    def refresh(self) -> Work[None]:
+    def refresh(self) -> Next:
         """Pull all blocks: as a member at or above its first round, else at whatever version they are."""
-        yield from self._transfer(None, self._membership.member, pulls=dict.fromkeys(self._blocks, 0))
+        self.drop()
+        return self._go_on(self._refresh())
+
+    def _refresh(self) -> Next | None:
+        return self._transfer(None, self._membership.member, pulls=dict.fromkeys(self._blocks, 0))
 
     # sums
 
@@ -285,71 +456,52 @@ class Steps:
         assert self.sums is not None, "every batch is pushed for itself"
         return self.sums.add(current, names)
 
-    def push_sum(self) -> Work[None]:
+    def push_sum(self) -> Next:
         """Push what was added up, of however many batches."""
+        self.drop()
         if self.sums is not None and self.sums.has_batches:
-            yield from self._push_sum(self.sums, pull=self._is_synchronous)
+            return self._go_on(self._push_sum(self.sums, pull=self._is_synchronous))
+        return _DONE
 
     def give_up_sum(self) -> None:
         """Forget what was added up: its batches are done again, here or by somebody else."""
         if self.sums is not None:
             self.sums.give_up()
 
-    def _complete(self, sums: BatchSums, current: CurrentBatch, *, pull: bool) -> Work[GradientError | None]:
-        """All gradients of a batch are in the sum: push it, if it is time. Returns the same as ``_push_sum``."""
+    def _complete(self, sums: BatchSums, current: CurrentBatch, *, pull: bool, is_told: bool = False) -> Next | None:
+        """All gradients of a batch are in the sum: push it, if it is time."""
         sums.complete(current)
         if sums.is_full:
-            return (yield from self._push_sum(sums, pull=pull))
+            return self._push_sum(sums, pull=pull, is_told=is_told)
         if pull and not self._is_synchronous:
-            yield from self._transfer(None, current.member, pulls=dict.fromkeys(self._blocks, 0))
+            return self._transfer(None, current.member, pulls=dict.fromkeys(self._blocks, 0))
         return None
 
-    def _push_sum(self, sums: BatchSums, *, pull: bool) -> Work[GradientError | None]:
-        """One push for several batches: each block takes all of them, or none.
+    def _push_sum(self, sums: BatchSums, *, pull: bool, is_told: bool = False) -> TakeSum:
+        """Make one push for several batches: each block takes all of them, or none.
 
-        Returns the error of a sum that cannot be pushed; its batches are then handed out again.
+        If the sum cannot be pushed, its batches are handed out again.
         """
         together, divisors = sums.take()
-        try:
-            yield TakeSum(together, divisors, sums.identity)
-        except GradientError as error:
-            sums.split(error)
-            return error
-        try:
-            refusals = yield from self._send(together, self._blocks, pull=pull)
-        except BaseException as error:
-            sums.push_failed(error)
-            raise
-        sums.settle(together, refusals)
-        yield from self._catch_up(together)
-        return None
+        self._left.append(_Taking(sums, together, pull, is_told))
+        return TakeSum(together, divisors, sums.identity)
 
     # one batch to all pservers
 
     def _unanswered(self, current: CurrentBatch) -> Collection[int]:
         return self._blocks.difference(current.answered) if current.answered else self._blocks
 
-    def _send(
-        self, current: CurrentBatch, blocks: Collection[int], *, pull: bool
-    ) -> Generator[Effect, Any, set[tuple[int, ...]]]:
-        """Push a batch; returns what blocks lack of a sum that they did not take."""
-        try:
-            transfer = yield from self._transfer(current, current.member, blocks, pull=pull)
-        except BaseException as error:
-            if not current.answered.keys() >= set(blocks):
-                current.push_failed(error)
-            raise
-        return transfer.refusals
-
     def _transfer(
         self,
         current: CurrentBatch | None,
         member: int,
-        pushes: Collection[int] = (),
+        pushes: Collection[int] | None = None,
         pulls: Mapping[int, int] | None = None,
         *,
         pull: bool = False,
-    ) -> Generator[Effect, Any, Transfer]:
+        sums: BatchSums | None = None,
+    ) -> Next | None:
+        """Begin a transfer of a batch, or (``sums``) of a sum as one; None: there was nothing to be sent or asked."""
         if current is not None and self._has_one_base and not current.answered:
             current.base_version = min(self.versions.values())
         transfer = self.transfers(
@@ -358,14 +510,23 @@ class Steps:
             self.mode,
             current,
             member,
-            pushes,
+            pushes or (),
             pulls,
             pull_after_push=pull,
         )
-        if not transfer.is_over:
-            yield transfer
+        if transfer.is_over:
+            return self._transferred(transfer, sums)
+        self._left.append(_Transferring(transfer, pushes, sums))
+        return transfer
+
+    def _transferred(self, transfer: Transfer, sums: BatchSums | None) -> Next | None:
+        """Draw the conclusions from a transfer that is over."""
+        current = transfer.current
         if transfer.must_repeat:
             self._membership.lost()
             if current is not None:
                 current.must_repeat = True
-        return transfer
+        if sums is None or current is None:
+            return None
+        sums.settle(current, transfer.refusals)
+        return self._catch_up(current)

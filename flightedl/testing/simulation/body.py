@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from flightedl.domain.trainer.batches import CurrentBatch
-from flightedl.domain.trainer.steps import Work
+from flightedl.domain.trainer.steps import Next
 from flightedl.testing.simulation.job import Gradient, batch_of
 from flightedl.testing.simulation.world import Action
 
@@ -100,5 +100,5 @@ class Body:
         else:
             self._run(steps.step(current) if is_complete else steps.push(current, gradients), gradients)
 
-    def _run(self, work: Work[None], gradients: Mapping[int, Gradient] = MappingProxyType({})) -> None:
-        self._trainer.worker.run(work, lambda _: self._go_on(), self._failed, gradients)
+    def _run(self, step: Next, gradients: Mapping[int, Gradient] = MappingProxyType({})) -> None:
+        self._trainer.worker.run(step, lambda _: self._go_on(), self._failed, gradients)

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from flightedl.domain.consistency.modes import Async
-from flightedl.domain.trainer.steps import AskToJoin, Effect, TakeSum, WaitToJoin, Work
+from flightedl.domain.trainer.steps import AskToJoin, Done, Effect, Next, TakeSum, WaitToJoin
 from flightedl.domain.trainer.transfers import Transfer
 from flightedl.errors import FlightedlError
 from flightedl.messages.tasks import Assignment
@@ -24,12 +24,13 @@ Failed = Callable[[Exception], None]
 
 
 class Worker:
-    """One piece of work at a time; the next one begins when that is over, or instead of it."""
+    """One operation of the core at a time; the next one begins when that is over, or instead of it."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        self._work: Work[Any] | None = None
-        self._over: tuple[Callable[[Any], None], Failed]
+        #: Another object for each effect that is under way; answers to others count no more.
+        self._awaited: object = None
+        self._over: tuple[Callable[[bool], None], Failed]
         self._travel: Travel | None = None
         #: Block -> its gradient, of the push that is under way.
         self._gradients: Mapping[int, Gradient] = {}
@@ -47,38 +48,35 @@ class Worker:
 
     def run(
         self,
-        work: Work[Any],
-        done: Callable[[Any], None],
+        step: Next,
+        done: Callable[[bool], None],
         failed: Failed | None = None,
         gradients: Mapping[int, Gradient] = MappingProxyType({}),
     ) -> None:
         """Begin; what was under way before is dropped.
 
         Args:
-            work: Of the core.
-            done: Given its result.
+            step: Of the core: how the operation begins.
+            done: Called with whether a batch is open.
             failed: Given the error that it ended with; None: the program ends with that.
             gradients: Block -> what is pushed to it.
         """
-        self.drop()
-        self._work = work
+        self._leave_travel()
         self._over = done, failed or (lambda error: self._trainer.end(f"{type(error).__name__}: {error}"))
         self._gradients = gradients
-        self._go_on(work, lambda: work.send(None))
+        self._go_on(step)
 
     def drop(self) -> None:
-        """Whatever comes of the present work, nobody waits for it."""
-        work, self._work = self._work, None
-        if work is not None:
-            work.close()
+        """Nobody waits for the present operation any more."""
+        self._awaited = None
+        self._trainer.steps.drop()
         self._leave_travel()
 
     def fail(self, error: Exception) -> None:
-        """The present work ends with this error."""
-        work = self._work
-        if work is not None:
+        """The present operation ends with this error."""
+        if self._awaited is not None:
             self._leave_travel()
-            self._go_on(work, lambda: work.throw(error))
+            self._go_on(self._trainer.steps.failed(error))
 
     def add(self, identity: object, gradients: Mapping[int, Gradient], weight: int) -> None:
         """Add a batch's gradients to a sum, as ``GradientSums`` does."""
@@ -123,28 +121,29 @@ class Worker:
         if travel is not None:
             travel.give_up()
 
-    def _go_on(self, work: Work[Any], resume: Callable[[], Effect]) -> None:
-        if work is not self._work:
+    def _go_on(self, step: Next) -> None:
+        self._travel = self._awaited = None
+        if not isinstance(step, Done):
+            self._carry_out(step)
             return
-        self._travel = None
         done, failed = self._over
-        try:
-            effect = resume()
-        except StopIteration as end:
-            self._work = None
-            done(end.value)
-        except FlightedlError as error:
-            self._work = None
-            failed(error)
+        if step.error is None:
+            done(step.is_open)
+        elif isinstance(step.error, FlightedlError):
+            failed(step.error)
         else:
-            self._carry_out(work, effect)
+            raise step.error
 
-    def _carry_out(self, work: Work[Any], effect: Effect) -> None:
+    def _carry_out(self, effect: Effect) -> None:
+        awaited = self._awaited = object()
+
         def send(answer: Any = None) -> None:
-            self._go_on(work, lambda: work.send(answer))
+            if awaited is self._awaited:
+                self._go_on(self._trainer.steps.answered(answer))
 
         def throw(error: Exception) -> None:
-            self._go_on(work, lambda: work.throw(error))
+            if awaited is self._awaited:
+                self._go_on(self._trainer.steps.failed(error))
 
         match effect:
             case Transfer():

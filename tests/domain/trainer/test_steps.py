@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +10,7 @@ import pytest
 from flightedl.domain.consistency.modes import Async, Bounded, Mode, Sync
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.membership import TrainerMembership
-from flightedl.domain.trainer.steps import AskToJoin, Effect, Steps, TakeSum, WaitToJoin, carried_out
+from flightedl.domain.trainer.steps import AskToJoin, Done, Effect, Next, Steps, TakeSum, WaitToJoin, carried_out
 from flightedl.domain.trainer.transfers import Pull, Push, Transfer
 from flightedl.errors import BegunAnewError, FlightedlError, GradientError, UnavailableError
 from flightedl.messages.parameters import Outcome
@@ -40,8 +40,8 @@ class Bench:
         current.begin()
         return current
 
-    def run(self, work: Generator[Effect, Any, Any]) -> Any:
-        return carried_out(work, self._carry_out)
+    def run(self, step: Next) -> bool:
+        return carried_out(self.steps, step, self._carry_out)
 
     def _carry_out(self, effect: Effect) -> Any:
         if isinstance(effect, AskToJoin):
@@ -228,14 +228,13 @@ class TestAPushThatFails:
     def test_is_not_done_again_for_a_pull_that_fails_when_all_blocks_have_it(self) -> None:
         bench = Bench(Async())
         current = bench.batch(0)
-        work = bench.steps.step(current)
-        transfer = next(work)
+        transfer = bench.steps.step(current)
         assert isinstance(transfer, Transfer)
         for shard, blocks in zip(transfer.shards, (BLOCKS[:2], BLOCKS[2:]), strict=True):
             shard.next_call(1)
             shard.answered(blocks, Outcome.ACCEPTED)
-        with pytest.raises(UnavailableError):
-            work.throw(UnavailableError("gave up"))
+        error = UnavailableError("gave up")
+        assert bench.steps.failed(error) == Done(error=error)
         assert not current.must_repeat
 
 
@@ -336,8 +335,7 @@ class TestAPull:
 
     def test_outside_of_a_batch_is_a_reader(self) -> None:
         bench = Bench(Async())
-        work = bench.steps.pull(None, [0], 4)
-        transfer = next(work)
+        transfer = bench.steps.pull(None, [0], 4)
         assert isinstance(transfer, Transfer)
         assert (transfer.member, transfer.current) == (0, None)
         assert transfer.shards[0].next_call(1) == Pull({0: 4})
@@ -346,13 +344,11 @@ class TestAPull:
         bench = Bench(Async(push_every=3))
         current = bench.batch(0)
         bench.run(bench.steps.step(current))
-        work = bench.steps.pull(current, [0])
-        transfer = next(work)
+        transfer = bench.steps.pull(current, [0])
         assert isinstance(transfer, Transfer)
         transfer.shards[0].next_call(1)
         transfer.shards[0].answered(range(1), Outcome.NOT_MEMBER)
-        with pytest.raises(StopIteration):
-            next(work)
+        assert bench.steps.answered() == Done()
         assert (current.waits, current.must_repeat, bench.membership.member) == (True, False, 0)
 
 
