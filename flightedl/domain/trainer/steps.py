@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from flightedl.domain.consistency.modes import Async, Bounded, Mode, Sync
 from flightedl.domain.trainer.batches import CurrentBatch
@@ -124,35 +124,10 @@ class _Taking:
 
 
 @dataclass(frozen=True, slots=True)
-class _Joining:
-    """The master's answer is awaited."""
+class _Then:
+    """Go on with a batch: by the master's answer, looking whether it may be opened, ..."""
 
-    current: CurrentBatch
-
-
-@dataclass(frozen=True, slots=True)
-class _Opening:
-    """Look again at whether the batch may be opened."""
-
-    current: CurrentBatch
-
-
-@dataclass(frozen=True, slots=True)
-class _Opened:
-    """The batch may be worked on."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Settling:
-    """Have the values of the batch's round."""
-
-    current: CurrentBatch
-
-
-@dataclass(frozen=True, slots=True)
-class _Closing:
-    """Answer for what was not pushed."""
-
+    what: Literal["join", "open", "opened", "settle", "close", "pulled"]
     current: CurrentBatch
 
 
@@ -164,12 +139,7 @@ class _Pulling:
     wanted: Mapping[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class _Pulled:
-    """The step's values came."""
-
-
-_Frame = _Transferring | _Taking | _Joining | _Opening | _Opened | _Settling | _Closing | _Pulling | _Pulled
+_Frame = _Transferring | _Taking | _Then | _Pulling
 
 
 class Membership(Protocol):
@@ -250,7 +220,8 @@ class Steps:
 
     def answered(self, answer: JoinReply | None = None) -> Next:
         """The effect was carried out; ``answer``: the master's, to ``AskToJoin``."""
-        return self._go_on(self._resumed(self._left.pop(), answer))
+        step = self._resumed(self._left.pop(), answer)
+        return step or (self._go_on(None) if self._left else _DONE)
 
     def failed(self, error: BaseException) -> Next:
         """The effect ended with this error."""
@@ -288,24 +259,24 @@ class Steps:
         match frame:
             case _Transferring(transfer, _, sums):
                 return self._transferred(transfer, sums)
-            case _Pulled():
-                self._steps_since_pull = 0
-                return None
-            case _Settling(current):
-                return self._catch_up(current)
-            case _Closing(current):
-                return self._close(current)
-            case _Pulling(current, wanted):
-                return self._pull(current, wanted)
             case _Taking(sums, together, pull):
                 return self._transfer(together, together.member, self._blocks, pull=pull, sums=sums)
-            case _Joining(current):
+            case _Pulling(current, wanted):
+                return self._pull(current, wanted)
+            case _Then("join", current):
                 assert answer is not None, "the master's answer is awaited"
                 return self._joined(current, answer)
-            case _Opening(current):
+            case _Then("open", current):
                 return self._open(current)
-            case _Opened():
+            case _Then("opened"):
                 return Done(is_open=True)
+            case _Then("settle", current):
+                return self._catch_up(current)
+            case _Then("close", current):
+                return self._close(current)
+            case _:
+                self._steps_since_pull = 0
+                return None
 
     # the batch
 
@@ -316,9 +287,9 @@ class Steps:
 
     def _open(self, current: CurrentBatch) -> Next | None:
         if not self._membership.begin_batch(current):
-            self._left.append(_Joining(current))
+            self._left.append(_Then("join", current))
             return AskToJoin(current)
-        self._left.append(_Opened())
+        self._left.append(_Then("opened", current))
         if self.sums is not None and self.sums.is_of_others(current):
             # The rest of a sum that is done again: its other batches were pushed for themselves, under another mode.
             return self._push_sum(self.sums, pull=self._is_synchronous)
@@ -330,10 +301,10 @@ class Steps:
             case Joined(new_mode):
                 if new_mode is not None:
                     self.change_mode(new_mode)
-                self._left.append(_Opening(current))
+                self._left.append(_Then("open", current))
                 return self._refresh()
             case NotYet(waiting_for):
-                self._left.append(_Opening(current))
+                self._left.append(_Then("open", current))
                 return WaitToJoin(waiting_for)
             case Denied():
                 return _DONE
@@ -343,13 +314,14 @@ class Steps:
 
         It ends with the error that ended the batch's push, where doing it again cannot help.
         """
-        self.drop()
+        if self._left:
+            self.drop()
         if current.rejection is not None and not current.must_repeat:
             current.reject(current.rejection)
             if not self._others_wait:
-                self._left.append(_Closing(current))
+                self._left.append(_Then("close", current))
                 return self._go_on(self._refresh())
-        return self._go_on(self._close(current))
+        return self._close(current) or (self._go_on(None) if self._left else _DONE)
 
     def _close(self, current: CurrentBatch) -> Next | None:
         if current.must_repeat:
@@ -359,9 +331,9 @@ class Steps:
                 return self._complete(sums, current, pull=self._pull_every == 1)
             return None
         if rest := self._unanswered(current):
-            self._left.append(_Settling(current))
+            self._left.append(_Then("settle", current))
             return self._transfer(current, current.member, rest, pull=self._pull_every == 1)
-        return self._catch_up(current)
+        return self._catch_up(current) if self._is_synchronous else None
 
     def _leave_out(self, current: CurrentBatch) -> Done | None:
         """The batch is done again: nothing that it has pushed so far may be in a sum."""
@@ -401,11 +373,12 @@ class Steps:
         current.rejection = None
         self._steps_since_pull += 1
         pull = self._steps_since_pull >= self._pull_every
-        if pull:
-            self._left.append(_Pulled())
+        if pull and self._pull_every > 1:
+            self._left.append(_Then("pulled", current))
         if self.sums is not None:
             return self._go_on(self._complete(self.sums, current, pull=pull, is_told=True))
-        return self._go_on(self._transfer(current, current.member, self._unanswered(current), pull=pull))
+        rest = self._unanswered(current) if current.answered else self._blocks
+        return self._transfer(current, current.member, rest, pull=pull) or self._go_on(None)
 
     def rejected(self, current: CurrentBatch, error: Exception) -> None:
         """Note that a gradient was rejected before anything of it was sent; ignored for a batch that is complete."""
@@ -514,7 +487,7 @@ class Steps:
             pulls,
             pull_after_push=pull,
         )
-        if transfer.is_over:
+        if not (pushes or pulls):
             return self._transferred(transfer, sums)
         self._left.append(_Transferring(transfer, pushes, sums))
         return transfer
