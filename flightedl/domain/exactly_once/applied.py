@@ -108,7 +108,7 @@ class AppliedBatches:
             having.append(count)
         if any(having):
             for cohort, batch, batch_count, new in marked:
-                cohort.take(batch, batch_count, new)
+                cohort.remove(batch, batch_count, new)
         return having
 
     def count_having(self, blocks: Iterable[int], batch: Batch) -> int:
@@ -148,7 +148,7 @@ class AppliedBatches:
         """Take marks back: in a snapshot, of batches whose gradients wait in an open round that is not part of it."""
         for cohort, mask in self._masks_of(blocks):
             if having := cohort.mask(batch) & mask:
-                cohort.take(batch, batch_count, having)
+                cohort.remove(batch, batch_count, having)
 
     def has(self, block: int, batch: Batch) -> bool:
         """Whether the block has taken in the batch."""
@@ -162,10 +162,10 @@ class AppliedBatches:
         """
         if not 0 < task_count <= MAX_TASKS:
             raise MessageError(f"an epoch cannot have {task_count} tasks; the limit is {MAX_TASKS}")
-        if any(cohort.reach(epoch) > task_count for cohort in self._cohorts):
+        if any(cohort.known_task_count(epoch) > task_count for cohort in self._cohorts):
             raise MessageError(f"epoch {epoch} cannot have {task_count} tasks: a later one has arrived")
         for cohort in self._cohorts:
-            cohort.seal(epoch, task_count)
+            cohort.tell_task_count(epoch, task_count)
 
     def done_tasks(self, epoch: int) -> list[int]:
         """Tasks of which every block has every batch, ascending."""
@@ -193,11 +193,11 @@ class AppliedBatches:
 
     def epochs(self) -> list[int]:
         """Epochs of which some block has something, ascending."""
-        return sorted({epoch for cohort in self._cohorts for epoch in (*cohort.through, *cohort.epochs)})
+        return sorted({epoch for cohort in self._cohorts for epoch in (*cohort.finished, *cohort.epochs)})
 
     def through_task_count(self, epoch: int) -> int | None:
         """How many tasks the epoch has, if every block has all of them and that was told (``seal``); else None."""
-        counts = {cohort.through.get(epoch) for cohort in self._cohorts}
+        counts = {cohort.finished.get(epoch) for cohort in self._cohorts}
         return counts.pop() if len(counts) == 1 else None
 
     def missing_batches(self, epoch: int, task: int, batch_count: int) -> list[int]:
@@ -321,7 +321,7 @@ class AppliedBatches:
         if not 0 <= position < batch_count <= MAX_BATCHES_PER_TASK or not 0 <= task < MAX_TASKS or number < 0:
             raise MessageError(f"{batch} cannot be one of {batch_count} batches of a task")
         epoch = cohort.epochs.get(number)
-        task_count = cohort.through.get(number, 0) if epoch is None else epoch.task_count
+        task_count = cohort.finished.get(number, 0) if epoch is None else epoch.task_count
         if task_count and task >= task_count:
             raise MessageError(f"{batch}: the epoch has {task_count} tasks only")
         if epoch is not None and (flight := epoch.tasks.get(task)) is not None and flight.batch_count != batch_count:

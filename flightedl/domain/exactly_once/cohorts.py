@@ -1,6 +1,6 @@
 """Blocks that have almost always the same batches, and what they have, kept once for all of them.
 
-A cohort keeps a bit per batch of a task in flight, a bit per finished task of an epoch, and of an epoch that is through
+A cohort keeps a bit per batch of a task in flight, a bit per finished task of an epoch, and of a finished epoch
 nothing but its number. Only for batches on their way it keeps a mask of the blocks that have them. Who belongs to which
 cohort is ``applied``'s.
 """
@@ -43,7 +43,7 @@ class _Task:
 
 
 class _Epoch:
-    """An epoch that is not through."""
+    """An epoch that is not finished."""
 
     __slots__ = ("done", "done_count", "task_count", "tasks")
 
@@ -83,19 +83,19 @@ class _Epoch:
 class Cohort:
     """Blocks (bits 0 to ``block_count`` - 1 of the masks) whose sets are kept together."""
 
-    __slots__ = ("block_count", "epochs", "full", "through")
+    __slots__ = ("block_count", "epochs", "finished", "full")
 
     def __init__(self, block_count: int) -> None:
         self.block_count = block_count
         self.full = (1 << block_count) - 1
         #: Epoch -> task count, of epochs that all blocks have wholly.
-        self.through: dict[int, int] = {}
+        self.finished: dict[int, int] = {}
         self.epochs: dict[int, _Epoch] = {}
 
     def mask(self, batch: Batch) -> int:
         """Blocks that have the batch."""
         number, task, position = batch
-        if number in self.through:
+        if number in self.finished:
             return self.full
         epoch = self.epochs.get(number)
         if epoch is None:
@@ -110,7 +110,7 @@ class Cohort:
     def add(self, batch: Batch, batch_count: int, blocks: int) -> int:
         """Give the batch to the blocks of a mask; returns the mask of those that did not have it."""
         number, task, position = batch
-        if number in self.through:
+        if number in self.finished:
             return 0
         epoch = self.epochs.get(number)
         if epoch is None:
@@ -140,14 +140,14 @@ class Cohort:
     def _collapse(self, number: int, epoch: _Epoch) -> None:
         if epoch.task_count and epoch.done_count == epoch.task_count:
             del self.epochs[number]
-            self.through[number] = epoch.task_count
+            self.finished[number] = epoch.task_count
 
-    def take(self, batch: Batch, batch_count: int, blocks: int) -> None:
-        """Take the batch from the blocks of a mask."""
+    def remove(self, batch: Batch, batch_count: int, blocks: int) -> None:
+        """Remove the batch from the blocks of a mask."""
         remaining = self.mask(batch) & ~blocks
         number, task, position = batch
-        if number in self.through:
-            task_count = self.through.pop(number)
+        if number in self.finished:
+            task_count = self.finished.pop(number)
             epoch = self.epochs[number] = _Epoch()
             epoch.task_count = epoch.done_count = task_count
             epoch.done = bytearray(np.packbits(np.ones(task_count, np.uint8), bitorder="little").tobytes())
@@ -167,16 +167,16 @@ class Cohort:
         elif not flight.complete_count and not flight.partial:
             del epoch.tasks[task]
 
-    def seal(self, number: int, task_count: int) -> None:
-        if number not in self.through:
+    def tell_task_count(self, number: int, task_count: int) -> None:
+        if number not in self.finished:
             epoch = self.epochs.setdefault(number, _Epoch())
             epoch.task_count = task_count
             self._collapse(number, epoch)
 
-    def reach(self, number: int) -> int:
-        """One more than the highest task known of the epoch."""
-        if number in self.through:
-            return self.through[number]
+    def known_task_count(self, number: int) -> int:
+        """Return one more than the highest task known of the epoch."""
+        if number in self.finished:
+            return self.finished[number]
         epoch = self.epochs.get(number)
         if epoch is None:
             return 0
@@ -184,14 +184,14 @@ class Cohort:
 
     def copy(self) -> Cohort:
         other = Cohort(self.block_count)
-        other.through = self.through.copy()
+        other.finished = self.finished.copy()
         other.epochs = {number: epoch.copy() for number, epoch in self.epochs.items()}
         return other
 
     def restricted(self, positions: Sequence[int]) -> Cohort:
         """The sets of some blocks; block ``positions[i]`` here is block i there."""
         other = Cohort(len(positions))
-        other.through = self.through.copy()
+        other.finished = self.finished.copy()
         for number, epoch in self.epochs.items():
             new = other.epochs[number] = epoch.copy()
             for task, flight in epoch.tasks.items():
@@ -210,8 +210,8 @@ class Cohort:
 
     def done_bits(self, number: int) -> int:
         """A bit for each task of an epoch that all blocks have wholly, lowest first."""
-        if number in self.through:
-            return (1 << self.through[number]) - 1
+        if number in self.finished:
+            return (1 << self.finished[number]) - 1
         return int.from_bytes(epoch.done, "little") if (epoch := self.epochs.get(number)) else 0
 
     def batches(self, number: int, task: int) -> bytes:
@@ -228,7 +228,7 @@ class Cohort:
     def content(self) -> CohortRecord:
         return CohortRecord(
             self.block_count,
-            sorted(self.through.items()),
+            sorted(self.finished.items()),
             [
                 _EpochRecord(
                     number,
@@ -247,7 +247,7 @@ class Cohort:
     @classmethod
     def of(cls, record: CohortRecord) -> Cohort:
         cohort = cls(record.block_count)
-        cohort.through = dict(record.through)
+        cohort.finished = dict(record.finished)
         for stored in record.epochs:
             epoch = cohort.epochs[stored.number] = _Epoch()
             epoch.task_count = stored.task_count
@@ -263,10 +263,10 @@ class Cohort:
 
     def check(self) -> None:
         assert self.block_count > 0, "a cohort without blocks"
-        assert not self.through.keys() & self.epochs.keys(), "an epoch is both through and not"
+        assert not self.finished.keys() & self.epochs.keys(), "an epoch is both finished and not"
         for epoch in self.epochs.values():
             assert epoch.done_count == int.from_bytes(epoch.done, "little").bit_count(), "wrong count of done tasks"
-            assert not epoch.task_count or epoch.done_count < epoch.task_count, "an epoch is through but not collapsed"
+            assert not epoch.task_count or epoch.done_count < epoch.task_count, "an epoch is finished but not collapsed"
             for number, task in epoch.tasks.items():
                 assert not epoch.is_done(number), "a task is both done and in flight"
                 assert 0 < task.batch_count <= MAX_BATCHES_PER_TASK, "wrong batch count"
@@ -306,7 +306,7 @@ class CohortRecord(msgspec.Struct, array_like=True):
     """A cohort as it is stored."""
 
     block_count: int
-    through: list[tuple[int, int]]
+    finished: list[tuple[int, int]]
     epochs: list[_EpochRecord]
 
 
