@@ -19,6 +19,7 @@ from flightedl.domain.tables.optimizers import RowAdagrad, RowAdam
 from flightedl.domain.tables.placement import BUCKETS
 from flightedl.domain.tables.reference import ReferenceTable
 from flightedl.domain.tables.spec import TableSpec
+from flightedl.errors import UnavailableError
 from flightedl.pserver.rows import norms, threads
 from flightedl.pserver.rows.layout import new_table
 from flightedl.pserver.rows.memory import RowMemory, available_bytes, machine_bytes
@@ -555,3 +556,15 @@ def test_rounding_to_nearest_loses_what_is_small(dtype: Any) -> None:
     assert other.read(0, ids(1, 2), 1, 0, out) == 2
     largest = 65504.0 if dtype == "float16" else 70144.0
     assert out.tolist() == [[1.0, 0.0, largest], [2.0**-20, 0.0, 1.0]]
+
+
+def test_a_cut_whose_place_another_takes_fails_and_does_not_end_as_if_it_had_everything() -> None:
+    store = RowStore([SPEC], range(1024))
+    push(store, 1, *range(20))
+    old = store.begin_cut(1, 0)
+    new = store.begin_cut(1, 0, is_base=True)
+    with pytest.raises(UnavailableError, match="taken the place"):
+        old.next_rows()
+    assert len(values_of(chunks_of(new))) == 20
+    store.begin_cut(1, 0, is_base=True)
+    assert new.next_rows() is None, "it had been read before"

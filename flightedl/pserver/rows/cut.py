@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from flightedl.errors import UnavailableError
 from flightedl.kernels import row_cuts, row_records
 from flightedl.kernels.compiled_rows import row_kernel
 from flightedl.pserver.rows.memory import reserved
@@ -153,6 +154,7 @@ class RowCut:
         self.is_base = changes is None
         #: All rows were given.
         self.is_read = False
+        self._is_displaced = False
         #: By table number.
         removed = (_NO_IDS,) * len(tables) if changes is None else changes.removed
         self.tables: Sequence[CutTable] = [
@@ -171,7 +173,12 @@ class RowCut:
         """The next rows, of about so many bytes; None: that was all, and the cut is complete, or it was dropped.
 
         A chunk may be empty. Its arrays are its own.
+
+        Raises:
+            UnavailableError: a later cut took its place, and the rest is not known any more.
         """
+        if self._is_displaced:
+            raise UnavailableError("a later cut of these rows has taken the place of this one")
         while self._left:
             chunk = self._left[0].next_rows(max_bytes)
             if chunk is not None:
@@ -179,6 +186,11 @@ class RowCut:
             del self._left[0]
         self.is_read = True
         return None
+
+    def displace(self) -> None:
+        """Drop the rest for a later cut, and have the reader notice."""
+        self._is_displaced = not self.is_read
+        self.drop()
 
     def drop(self) -> None:
         """The rest is not wanted any more. Also after its end."""

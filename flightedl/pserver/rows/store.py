@@ -252,7 +252,7 @@ class RowStore:
         return self._changes.knows(file)
 
     def begin_cut(self, version: int, epoch: int, *, file: str = "", after: str = "", is_base: bool = False) -> RowCut:
-        """What is there now, to be read from now on; one that is still being read is dropped.
+        """Cut what is there now, to be read from now on; a cut that is still being read fails.
 
         Args:
             version: Of the span.
@@ -264,8 +264,8 @@ class RowStore:
         Raises:
             MemoryError: there is none for what the cut may have to set aside; no cut is made.
         """
-        if self._cut is not None and not self._cut.is_read:
-            self._cut.drop()
+        if self._cut is not None:
+            self._cut.displace()
         removed = [table.remove_small(version, epoch) for table in self._tables]
         changes = self._changes.cut(file, after, changes_of(self._tables, removed))
         self._cut = RowCut(self._tables, version, epoch, None if is_base else changes)
