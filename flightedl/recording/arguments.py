@@ -37,8 +37,8 @@ from flightedl.messages.control import (
     ViewRequest,
 )
 from flightedl.messages.tasks import StopRequest
-from flightedl.recording.redacted_values import redacted, stored_without
-from flightedl.recording.values import assignment_of, by_name, decode, tagged, with_counts
+from flightedl.recording.redacted_values import is_sometimes_private, redacted, stored_without
+from flightedl.recording.values import PLAIN, assignment_of, by_name, decode, is_written_whole, tagged, with_counts
 
 Hide = Callable[[str], str]
 
@@ -72,7 +72,6 @@ def _without_reasons(value: Any, hide: Hide) -> Any:
     return replace(value, **fields)
 
 
-@functools.singledispatch
 def written(value: Any, hide: Hide) -> Any:
     """Write an argument or a result.
 
@@ -80,6 +79,24 @@ def written(value: Any, hide: Hide) -> Any:
         value: It.
         hide: Writes a text that may name places.
     """
+    kind: type = type(value)
+    name = _name_of_plain(kind)
+    if name is None:
+        return _written(value, hide)
+    return {name: value} if name else value
+
+
+@functools.cache
+def _name_of_plain(kind: type) -> str | None:
+    """The name under which all values of a class are written as they are; empty: under none; None: they are not."""
+    if kind in PLAIN:
+        return ""
+    is_other = _written.dispatch(kind) is not _written.dispatch(object)
+    return None if is_other or is_sometimes_private(kind) or not is_written_whole(kind) else kind.__name__
+
+
+@functools.singledispatch
+def _written(value: Any, hide: Hide) -> Any:
     del hide
     return redacted(value, tagged(value))
 
@@ -89,40 +106,40 @@ def written_event(value: Any, hide: Hide) -> Any:
     return with_counts(_without_reasons(value, hide))
 
 
-@written.register
+@_written.register
 def _(value: BaseException, hide: Hide) -> Any:
     text = str(value) or type(value).__name__
     return {"kind": type(value).__name__, "text": hide(text), "is_transient": is_transient(value)}
 
 
-@written.register
+@_written.register
 def _(value: Mode, _: Hide) -> Any:
     return value.to_json()
 
 
-@written.register
+@_written.register
 def _(value: QueueSettings, _: Hide) -> Any:
     return tagged(with_counts(value))
 
 
-@written.register
+@_written.register
 def _(value: StoredState, _: Hide) -> Any:
     return tagged(stored_without(value))
 
 
-@written.register
+@_written.register
 def _(value: AppliedBatches, _: Hide) -> Any:
     # As a result; a protocol that is restored gets all of it, by the gist.
     return {"AppliedBatches": {"blocks": value.block_count}}
 
 
-@written.register
+@_written.register
 def _(value: AssignedTask, _: Hide) -> Any:
     given = value.assignment
     return {"AssignedTask": _Task(value.number, given.epoch, given.task, given.attempt)}
 
 
-@written.register
+@_written.register
 def _(value: CurrentBatch, _: Hide) -> Any:
     given = value.assignment
     return _Batch(given.epoch, given.task, given.attempt, value.number, value.record_count)
@@ -221,16 +238,23 @@ def _error(raw: msgspec.Raw, _: Memory) -> BaseException:
 
 def effects_of(result: Any) -> list[object]:
     """The results of a call, one after the other; ``effects`` of a result follow it."""
-    if result is None:
-        return []
+    found: list[object] = []
+    _add_effects(result, found)
+    return found
+
+
+def _add_effects(result: Any, found: list[object]) -> None:
     if (names := getattr(result, "_fields", None)) is not None:
         fields = dict(zip(names, result, strict=True))
         further = fields.pop("effects", ())
-        found: list[object] = [{type(result).__name__: fields}]
-        return found + effects_of(further) if further else found
-    if isinstance(result, list | tuple):
-        return [effect for each in result for effect in effects_of(each)]
-    return [{"returned": result} if isinstance(result, bool | int | str) else written(result, str)]
+        found.append({type(result).__name__: fields})
+        for each in further:
+            _add_effects(each, found)
+    elif isinstance(result, list | tuple):
+        for each in result:
+            _add_effects(each, found)
+    elif result is not None:
+        found.append({"returned": result} if isinstance(result, bool | int | str) else written(result, str))
 
 
 #: Class of a parameter -> what reads its arguments.

@@ -23,7 +23,7 @@ import msgspec
 from flightedl.errors import CorruptError
 from flightedl.recording.arguments import Memory, effects_of, read, written, written_event
 from flightedl.recording.cores import APPLY, BY_CLASS, CORES, Kind
-from flightedl.recording.values import AGAIN, PLAIN, by_name, decode
+from flightedl.recording.values import AGAIN, by_name, decode
 from flightedl.recording.writer import CoreRecorder, Recorder
 
 BEGUN = "Begun"
@@ -32,7 +32,7 @@ _Fields = dict[str, msgspec.Raw]
 
 @functools.cache
 def _parameters(method: Callable[..., Any]) -> tuple[str, ...]:
-    return tuple(inspect.signature(method).parameters)
+    return tuple(name for name in inspect.signature(method).parameters if name != "self")
 
 
 class _Calls:
@@ -48,6 +48,8 @@ class _Calls:
         self._kind = kind
         self._lock = threading.RLock()
         self._is_inside = False
+        #: Parameters that are not written as their values say.
+        self._own = {*kind.hidden, *(parameter for _, parameter in kind.gists)}
         #: Method -> its written arguments of the last call.
         self._last: dict[str, object] = {}
 
@@ -83,34 +85,38 @@ class _Calls:
 
     @staticmethod
     def _given(method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        return dict(zip(_parameters(method)[1:], args, strict=False)) | kwargs
+        given = dict(zip(_parameters(method), args, strict=False))
+        return given | kwargs if kwargs else given
 
     def _write(self, core: Any, name: str, given: dict[str, Any], result: Any) -> None:
         at, event, (key, fields) = self._event(name, given)
-        if key in self._kind.repeated:
-            is_same, self._last[key] = self._last.get(key) == fields, fields
+        if (parameter := self._kind.repeated.get(key)) is not None:
+            mark = fields[parameter] if parameter else fields
+            is_same, self._last[key] = self._last.get(key) == mark, mark
             if is_same and name != APPLY:
                 return
             event = {key: AGAIN} if is_same else event
         self._recorder.record(at, event, _effects(self._kind, core, name, given, result))
 
-    def _event(self, name: str, given: dict[str, Any]) -> tuple[float, object, tuple[str, object]]:
+    def _event(self, name: str, given: dict[str, Any]) -> tuple[float, object, tuple[str, Any]]:
         """(time, event, (name that it is known by, its fields))."""
         at = given.pop("now") if "now" in given else self._recorder.now()
         if name == APPLY:
             (happened,) = given.values()
             event = written_event(happened, self._recorder.hidden)
             return at, event, (type(event).__name__, event)
-        fields = {key: self._argument(name, key, value) for key, value in given.items()}
+        hide, own = self._recorder.hidden, self._own
+        fields = {
+            key: self._argument(name, key, value) if key in own else written(value, hide)
+            for key, value in given.items()
+        }
         return at, {name: fields}, (name, fields)
 
     def _argument(self, name: str, key: str, value: Any) -> Any:
-        kind = self._kind
-        if kind.gists and (gist := kind.gists.get((name, key))) is not None:
+        """An argument of a parameter that is not written as its value says."""
+        if (gist := self._kind.gists.get((name, key))) is not None:
             value = gist(value)
-        if key in kind.hidden:
-            return self._recorder.hidden(value)
-        return value if type(value) in PLAIN else written(value, self._recorder.hidden)
+        return self._recorder.hidden(value) if key in self._kind.hidden else self._written(value)
 
     def _written(self, value: Any) -> Any:
         return written(value, self._recorder.hidden)
@@ -119,7 +125,7 @@ class _Calls:
 def _effects(kind: Kind, core: Any, name: str, given: Mapping[str, Any], result: Any) -> list[object]:
     """The result of a call, and the state that its kind tells."""
     found = list(result) if name == APPLY else effects_of(result)
-    return found + kind.tells(core, given, result)
+    return found if kind.tells is None else found + kind.tells(core, given, result)
 
 
 @functools.cache
@@ -166,9 +172,9 @@ class CorePlayer:
         if name == BEGUN:
             self._core = kind.core(**self._arguments(kind.core.__init__, event, at))
             return ()
-        if self._core is None or name not in {*kind.inputs, *_events(kind)} or name == APPLY:
+        if self._core is None or name not in {*kind.inputs, *_events(kind.core)} or name == APPLY:
             raise CorruptError(f"no event of a {kind.name} that has begun: {name}")
-        if name in _events(kind):
+        if name in _events(kind.core):
             name, given = APPLY, self._event(name, event, at)
         else:
             given = self._arguments(getattr(kind.core, name), event, at)
@@ -180,8 +186,8 @@ class CorePlayer:
 
     def _event(self, name: str, event: msgspec.Raw, at: float) -> dict[str, Any]:
         method = self._kind.core.apply
-        first, *more = _parameters(method)[1:]
-        return {first: decode(event, _events(self._kind)[name])} | dict.fromkeys(more, at)
+        first, *more = _parameters(method)
+        return {first: decode(event, _events(self._kind.core)[name])} | dict.fromkeys(more, at)
 
     def _arguments(self, method: Callable[..., Any], event: msgspec.Raw, at: float) -> dict[str, Any]:
         hints = typing.get_type_hints(method)
@@ -191,14 +197,10 @@ class CorePlayer:
         return found | ({"now": at} if "now" in hints else {})
 
 
-def _events(kind: Kind) -> Mapping[str, type]:
-    """The events of a core with ``apply``, by their names."""
-    if APPLY not in kind.inputs:
-        return {}
-    return _events_of(kind.core)
-
-
 @functools.cache
-def _events_of(core: Any) -> Mapping[str, type]:
+def _events(core: Any) -> Mapping[str, type]:
+    """The events of a core with ``apply``, by their names."""
+    if not hasattr(core, APPLY):
+        return {}
     hints = typing.get_type_hints(core.apply)
-    return by_name(typing.get_args(hints[_parameters(core.apply)[1]]))
+    return by_name(typing.get_args(hints[_parameters(core.apply)[0]]))

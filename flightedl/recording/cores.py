@@ -36,8 +36,8 @@ class Kind:
         core: Its class.
         inputs: The methods that change the core, or whose results matter.
         skips: Decides from (core, method, result) that a call is not written.
-        repeated: Methods and events that come again and again: a call with the arguments of the one before is not
-            written, and an event refers to the one before.
+        repeated: Methods and events that come again and again -> the parameter by which calls are the same; empty: all
+            of them. A call that is the same as the one before is not written; an event refers to the one before.
         hidden: Parameters that may name places.
         gists: (method, parameter) -> the part of the argument that is looked at.
         tells: From (core, arguments, result), the state after a call that is written, and compared, with the result.
@@ -49,10 +49,10 @@ class Kind:
     core: Any
     inputs: tuple[str, ...]
     skips: Callable[[Any, str, Any], bool] = lambda *_: False
-    repeated: frozenset[str] = frozenset()
+    repeated: Mapping[str, str] = field(default_factory=dict)
     hidden: tuple[str, ...] = ()
     gists: Mapping[tuple[str, str], Callable[[Any], Any]] = field(default_factory=dict)
-    tells: Callable[[Any, Mapping[str, Any], Any], list[object]] = lambda *_: []
+    tells: Callable[[Any, Mapping[str, Any], Any], list[object]] | None = None
     holds: Callable[[Any], Iterable[AssignedTask]] = lambda _: ()
     is_checked: bool = True
 
@@ -113,7 +113,7 @@ _KINDS = (
         "life",
         PserverLife,
         (APPLY, "hear_of_master", "check_request"),
-        repeated=frozenset({"Seen", "hear_of_master", "check_request"}),
+        repeated={"Seen": "", "hear_of_master": "", "check_request": ""},
         hidden=("storage",),
         gists={("check_request", "request"): CheckedRequest.of},
         tells=lambda core, *_: [MasterKnown(core.newest_master)],
@@ -143,8 +143,8 @@ _KINDS = (
         "snapshots",
         PserverSnapshots,
         ("take", "taken", "written", "failed"),
-        # The same order comes again and again.
-        skips=lambda core, name, result: name == "take" and not result and core.progress.state != "refused",
+        # The same order comes again and again, while versions change.
+        repeated={"take": "snapshot"},
         hidden=("reason",),
         gists={("failed", "reason"): lambda reason: reason[:REASON_LIMIT]},
         tells=lambda core, *_: [core.progress],
@@ -193,7 +193,7 @@ _KINDS = (
         JobEnd,
         ("heard", "may_read", "require"),
         skips=lambda core, name, _: name == "may_read" and not core.is_known,
-        repeated=frozenset({"heard"}),
+        repeated={"heard": ""},
         gists={("heard", "reply"): _end_of, ("require", "reply"): _end_of},
     ),
 )

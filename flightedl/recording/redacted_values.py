@@ -39,6 +39,11 @@ _PRIVATE = (
 _SOMETIMES_PRIVATE = frozenset({events.WorkAsked, Ask, out.QueueNews, out.Answer, *_PRIVATE})
 
 
+def is_sometimes_private(kind: type) -> bool:
+    """Whether some values of a class have texts that are left out."""
+    return kind in _SOMETIMES_PRIVATE
+
+
 def _is_private(value: object) -> bool:
     match value:
         case events.WorkAsked(_, ticket):

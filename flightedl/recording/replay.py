@@ -6,9 +6,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
-
-import msgspec
+from typing import Any
 
 from flightedl.errors import CorruptError
 from flightedl.messages.decoding import builtins_from_json
@@ -21,19 +19,8 @@ from flightedl.recording.redacted_values import redacted
 from flightedl.recording.step_player import StepsPlayer
 from flightedl.recording.values import encode, tagged
 
-
-class Player(Protocol):
-    """A core to which recorded events happen."""
-
-    def play(self, at: float, name: str, event: msgspec.Raw) -> Sequence[object]:
-        """Let it happen; the effects.
-
-        Raises:
-            CorruptError: it is no event of this core.
-            Exception: whatever the core raises.
-        """
-        ...
-
+#: A core to which recorded calls happen; ``play`` raises CorruptError for what is none, or whatever the core raises.
+Player = CorePlayer | LoopPlayer | AcknowledgedPlayer | StepsPlayer
 
 #: Kind of a core -> what plays one.
 PLAYERS: Mapping[str, Callable[[], Player]] = {

@@ -35,14 +35,7 @@ def batch_loop(
     feed: Holder,
     current_of: Callable[[ReadBatch[Records]], CurrentBatch],
 ) -> BatchLoop[Records]:
-    """A loop, which is recorded where there is something to record it.
-
-    Args:
-        recorder: Of the process.
-        trainer: Its id.
-        feed: As of ``BatchLoop``.
-        current_of: Likewise.
-    """
+    """Make a loop of a trainer, recorded where there is a recorder; other arguments as of the plain one."""
     if recorder is None:
         return BatchLoop(feed, current_of)
     from flightedl.recording.loops import RecordedLoop
@@ -56,14 +49,7 @@ def acknowledged_loop(
     feed: Holder,
     current_of: Callable[[ReadBatch[Records]], CurrentBatch],
 ) -> AcknowledgedLoop[Records]:
-    """A loop, which is recorded where there is something to record it.
-
-    Args:
-        recorder: Of the process.
-        trainer: Its id.
-        feed: As of ``AcknowledgedLoop``.
-        current_of: Likewise.
-    """
+    """Make a loop of a trainer, recorded where there is a recorder; other arguments as of the plain one."""
     if recorder is None:
         return AcknowledgedLoop(feed, current_of)
     from flightedl.recording.acknowledged import RecordedAcknowledgedLoop
@@ -74,15 +60,7 @@ def acknowledged_loop(
 def trainer_steps(
     recorder: Recorder | None, trainer: str, shards: Sequence[Collection[int]], membership: Membership, mode: Mode
 ) -> Steps:
-    """Steps, which are recorded where there is something to record them.
-
-    Args:
-        recorder: Of the process.
-        trainer: Its id.
-        shards: As of ``Steps``.
-        membership: Likewise.
-        mode: Likewise.
-    """
+    """Make steps of a trainer, recorded where there is a recorder; other arguments as of the plain ones."""
     if recorder is None:
         return Steps(shards, membership, mode)
     from flightedl.recording.steps import RecordedSteps

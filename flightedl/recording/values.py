@@ -83,7 +83,7 @@ def tagged(value: object) -> object:
         return value
     if isinstance(value, set | frozenset):
         return sorted(value)
-    if not isinstance(value, msgspec.Struct) and not dataclasses.is_dataclass(value):
+    if not _has_fields(type(value)):
         return value
     kind: Any = type(value)
     plain, open_fields = _fields(kind)
@@ -94,6 +94,15 @@ def tagged(value: object) -> object:
 
 
 _SETS = (set, frozenset)
+
+
+def _has_fields(kind: Any) -> bool:
+    return hasattr(kind, "__struct_fields__") or hasattr(kind, "__dataclass_fields__")
+
+
+def is_written_whole(kind: Any) -> bool:
+    """Whether values of a class are written as they are, under its name."""
+    return _has_fields(kind) and not _fields(kind)[1]
 
 
 @functools.cache

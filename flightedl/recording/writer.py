@@ -30,7 +30,7 @@ from flightedl.recording.values import encode, tagged
 
 _log = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 SUFFIX = ".recording.jsonl"
 #: Of one process.
 LIMIT_BYTES = 4 << 30
@@ -252,6 +252,9 @@ class Recorder:
         self._numbers[kind] += 1
         return CoreRecorder(self, f"{kind}-{self._numbers[kind]}")
 
+    def _written(self, value: object) -> object:
+        return value if type(value) is dict else self._redacted(value, tagged(value))
+
     def write(self, at: float, core: CoreRecorder, event: object, effects: Sequence[object], raised: str) -> None:
         """A line; see ``CoreRecorder``."""
         if not self._is_on:
@@ -261,8 +264,8 @@ class Recorder:
                 Record(
                     at=at,
                     core=core.name,
-                    event=self._redacted(event, tagged(event)),
-                    effects=[self._redacted(effect, tagged(effect)) for effect in effects],
+                    event=self._written(event),
+                    effects=[self._written(effect) for effect in effects],
                     raised=raised,
                 )
             )

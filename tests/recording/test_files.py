@@ -83,8 +83,8 @@ def test_a_process_that_died_at_once_has_no_recording(tmp_path: Path) -> None:
 
 def test_another_format_is_refused(tmp_path: Path) -> None:
     path = record(tmp_path, 0)
-    path.write_bytes(path.read_bytes().replace(b'"format":1', b'"format":2'))
-    with pytest.raises(CorruptError, match="format 2"):
+    path.write_bytes(path.read_bytes().replace(b'"format":2', b'"format":3'))
+    with pytest.raises(CorruptError, match="format 3"):
         recordings_in(tmp_path)
 
 
