@@ -163,11 +163,10 @@ class ShardState(ShardRows):
                     self._incoming.gradient(span, range(number, stop), data[:size_bytes], is_finite=is_finite)
                 with span.lock, self._soundness:
                     if not span.is_split:
-                        version = self._protocol.version(number)
                         with self._deciding:
                             parts = around(span.numbers, range(number, stop))
                             split = self._protocol.split(span.numbers.start, parts)
-                        self._split(split, version)
+                        self._split(split, self._protocol.version(number))
                 continue
             pushed = self._push(push, span, version, data[:size_bytes], header, is_finite=is_finite)
             if pushed is not None:
