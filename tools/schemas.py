@@ -83,7 +83,9 @@ def _keys() -> dict[str, str]:
 
 def _golden() -> dict[str, Any]:
     batch = encode_rows([7], [3], [np.array([1.0, -2.5], np.float32)])
-    parts, packed = encode_parts([OutgoingBlocks(range(7, 9), 3, Outcome.NONE, np.array([1.0, -2.5], np.float32), ())])
+    pieces = [OutgoingBlocks(range(7, 9), 3, Outcome.NONE, np.array([1.0, -2.5], np.float32), ())]
+    parts, packed = encode_parts(pieces)
+    assert parts is not None, "values lie in a batch"
     identity = parameters.BatchIdentity(epoch=1, task=2, batch=3, batch_count=4)
     header = parameters.PushHeader(
         trainer="t", generation=5, plan_hash="p", member=6, identity=identity, weight=32.0, rows=1
@@ -92,6 +94,9 @@ def _golden() -> dict[str, Any]:
         "push row: block 7 at base version 3, float32 [1, -2.5] (Arrow IPC stream, base64)": _stream(batch),
         "step message: blocks 7 and 8 at base version 3, float32 [1, -2.5] (Arrow IPC stream, base64)": _stream(parts),
         "header of that step message (app_metadata, base64)": base64.b64encode(packed).decode(),
+        "the same step message as metadata alone (base64)": base64.b64encode(
+            encode_parts(pieces, inline=True)[1]
+        ).decode(),
         "push header": json.loads(base.encode(header)),
         "pull ticket": json.loads(base.encode(parameters.PullTicket(plan_hash="p"))),
     }

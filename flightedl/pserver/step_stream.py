@@ -3,7 +3,7 @@
 What a message means is not known here (``steps``, ``flight``), and what carries it is known nowhere else. A trainer on
 the same host asks for shared memory before its first step (``rpc.same_host``); from then on either side puts a
 message's values there where they are worth it and have room, and sends them where not; and a line carries whatever is
-small enough (``rpc.line``).
+small enough (``rpc.line``). By TCP a trainer may write small messages whole in their metadata, and is then answered so.
 
 Values that come are copied before anybody looks at them: the trainer could change them between the check and the use.
 The same pass says whether they are finite.
@@ -34,7 +34,8 @@ from flightedl.wire.parts import (
     batch_of,
     decode_message,
     encode_message,
-    is_shared,
+    has_values,
+    is_inline,
 )
 from flightedl.wire.rows import OutgoingBlocks
 from flightedl.wire.shared_values import CopyingInbox, Outbox
@@ -81,6 +82,8 @@ class StepStream:
         self._line: Line | None = None
         self._inbox: CopyingInbox | None = None
         self._outbox: Outbox | None = None
+        #: Whether small messages travel whole in their metadata, because the trainer's do.
+        self._is_inline = False
         #: Messages of the outbox that the trainer said to have taken.
         self._taken = 0
 
@@ -118,7 +121,7 @@ class StepStream:
             if message is None:
                 return None
             batch, packed = message
-            if batch is not None or is_shared(packed):
+            if batch is not None or has_values(packed):
                 return self._decoded(batch, packed)
             if self._has_asked or packed is None or not is_share_request(packed):
                 raise MessageError("a step begins with a message that has values and a header")
@@ -128,7 +131,7 @@ class StepStream:
     def read(self) -> Received | None:
         """The next message of a step; None: none comes."""
         message = self._exchange.read() if self._line is None else self._exchange.read_by(self._line)
-        if message is None or (message[0] is None and not is_shared(message[1])):
+        if message is None or (message[0] is None and not has_values(message[1])):
             return None
         return self._decoded(*message)
 
@@ -148,7 +151,8 @@ class StepStream:
                 self._note_taken()
             if may_wait:
                 self._have_room(sum(piece.size_bytes for piece in pieces))
-        self._send(*encode_message(pieces, attached, checksums=checksums, outbox=self._outbox))
+        message = encode_message(pieces, attached, checksums=checksums, outbox=self._outbox, inline=self._is_inline)
+        self._send(message.values, message.header, message.size_bytes)
 
     def write_word(self, word: bytes) -> None:
         """Send a word without values."""
@@ -166,6 +170,8 @@ class StepStream:
         # This message mostly changes what earlier answers lent: in place, if nobody reads it any more.
         if self._outbox is not None and self._outbox.untaken:
             self._note_taken()
+        if batch is None and self._line is None and not self._is_inline:
+            self._is_inline = is_inline(packed)
         return decode_message(batch, packed, self._exchange.columns, self._inbox)
 
     def _share(self, request: bytes) -> None:

@@ -18,6 +18,10 @@ Where both sides map memory of each other's (``shared_values``), a message may h
 header alone, of layout 4 with checksums or 5 without, in which ``uint64``, the offset of the values in the sender's
 memory, stands between the number of parts and the first of them.
 
+Elsewhere a small message travels whole in its app_metadata, without a batch: layout 6 with checksums or 7 without.
+There ``uint64`` is the length of the header, behind which the values follow. It spares Arrow's serialization of a batch
+at both ends. A pserver writes such messages to a client that has written one.
+
 Received values are read-only views of network memory at any address; they live as long as the batch.
 """
 
@@ -50,15 +54,28 @@ _BINARY = STEP_SCHEMA.field(0).type
 _START = Struct("<QII")
 _PART = Struct("<iiqiIQ")
 _ONE = Struct("<IIiiqiIQ")
+_ONE_AT = Struct("<IIQiiqiIQ")
 _OFFSET = Struct("<Q")
-#: (values are shared, values carry checksums) -> the layout that says so.
-_LAYOUT_OF = {(False, True): 2, (False, False): 3, (True, True): 4, (True, False): 5}
-#: Layout -> (values are shared, values carry checksums, offset of the first part in the header).
-_LAYOUTS = {
-    layout: (is_shared, is_checked, _START.size + _OFFSET.size * is_shared)
-    for (is_shared, is_checked), layout in _LAYOUT_OF.items()
+#: Limit of a message that travels whole in its app_metadata, where values may.
+INLINE_BYTES = 64 << 10
+
+#: Where the values of a message are.
+_IN_BATCH, _IN_MEMORY, _INLINE = range(3)
+#: (place of the values, values carry checksums) -> the layout that says so.
+_LAYOUT_OF = {
+    (_IN_BATCH, True): 2,
+    (_IN_BATCH, False): 3,
+    (_IN_MEMORY, True): 4,
+    (_IN_MEMORY, False): 5,
+    (_INLINE, True): 6,
+    (_INLINE, False): 7,
 }
-_NO_LAYOUT = (False, False, 0)
+#: Layout -> (place of the values, values carry checksums, offset of the first part in the header).
+_LAYOUTS = {
+    layout: (place, is_checked, _START.size + _OFFSET.size * (place != _IN_BATCH))
+    for (place, is_checked), layout in _LAYOUT_OF.items()
+}
+_NO_LAYOUT = (_IN_BATCH, False, 0)
 _NOTHING = memoryview(b"")
 _NO_RUNS: Mapping[int, int] = MappingProxyType({})
 _digest = xxhash.xxh3_64_intdigest
@@ -79,7 +96,7 @@ class ReceivedBlocks(NamedTuple):
 class EncodedMessage(NamedTuple):
     """A message that is about to be sent."""
 
-    #: To be sent one after the other; None: they lie in memory.
+    #: To be sent one after the other; None: they lie in memory, or in the header.
     values: list[memoryview] | None
     header: bytes
     #: Of the values that are to be sent.
@@ -87,26 +104,37 @@ class EncodedMessage(NamedTuple):
 
 
 def encode_parts(
-    pieces: Sequence[OutgoingBlocks], attached: bytes = b"", *, checksums: bool = True, outbox: Outbox | None = None
+    pieces: Sequence[OutgoingBlocks],
+    attached: bytes = b"",
+    *,
+    checksums: bool = True,
+    outbox: Outbox | None = None,
+    inline: bool = False,
 ) -> tuple[pa.RecordBatch | None, bytes]:
-    """A message of a stream: its batch, None where the values lie in memory, and its header.
+    """A message of a stream: its batch, None where the values lie in memory or the header, and its header.
 
     No values are copied where only one piece carries any, but to ``outbox``. Arguments as of ``encode_message``.
     """
-    values, header, _ = encode_message(pieces, attached, checksums=checksums, outbox=outbox)
-    return None if values is None else batch_of(values), header
+    message = encode_message(pieces, attached, checksums=checksums, outbox=outbox, inline=inline)
+    return None if message.values is None else batch_of(message.values), message.header
 
 
 def encode_message(
-    pieces: Sequence[OutgoingBlocks], attached: bytes = b"", *, checksums: bool = True, outbox: Outbox | None = None
+    pieces: Sequence[OutgoingBlocks],
+    attached: bytes = b"",
+    *,
+    checksums: bool = True,
+    outbox: Outbox | None = None,
+    inline: bool = False,
 ) -> EncodedMessage:
-    """A message, with what is attached to it. Nothing is copied, but to ``outbox``.
+    """A message, with what is attached to it. Nothing is copied, but to ``outbox`` or into a small header.
 
     Args:
         pieces: What it brings.
         attached: Beside it.
         checksums: Whether the values carry any.
         outbox: Takes the values where they are worth it and there is room.
+        inline: Whether the values of a message up to ``INLINE_BYTES`` follow its header in the same bytes.
     """
     filled: list[memoryview] = []
     fields: list[tuple[int, int, int, int, int, int]] = []
@@ -123,15 +151,23 @@ def encode_message(
                 checksum = _checksum(piece, data)
         fields.append((blocks.start, len(blocks), piece.version, piece.outcome, part_bytes, checksum))
     start = outbox.put(filled, size_bytes) if outbox is not None and size_bytes >= outbox.least_bytes else None
-    layout = _LAYOUT_OF[start is not None, checksums]
-    if len(fields) == 1 and start is None:
-        body = _ONE.pack(layout, 1, *fields[0])
+    place = _IN_BATCH if start is None else _IN_MEMORY
+    if inline and start is None:
+        header_bytes = _START.size + _OFFSET.size + _PART.size * len(fields) + len(attached)
+        if header_bytes + size_bytes <= INLINE_BYTES:
+            place, start = _INLINE, header_bytes
+    layout = _LAYOUT_OF[place, checksums]
+    if len(fields) == 1:
+        body = _ONE.pack(layout, 1, *fields[0]) if start is None else _ONE_AT.pack(layout, 1, start, *fields[0])
     else:
         offset = b"" if start is None else _OFFSET.pack(start)
         body = b"".join((_START.pack(0, layout, len(fields))[8:], offset, *(_PART.pack(*part) for part in fields)))
     if attached:
         body += attached
-    header = _digest(body).to_bytes(8, "little") + body
+    checksum_of_header = _digest(body).to_bytes(8, "little")
+    if place == _INLINE:
+        return EncodedMessage(None, b"".join((checksum_of_header, body, *filled)), size_bytes)
+    header = checksum_of_header + body
     return EncodedMessage(filled, header, size_bytes) if start is None else EncodedMessage(None, header, 0)
 
 
@@ -180,16 +216,20 @@ def decode_message(
         MessageError: the header is not one, or does not fit the values.
         DamagedError: a checksum does not match.
     """
-    fields, end, is_shared, is_checked = _unpacked(header)
+    fields, attached, where, start, is_checked = _unpacked(header)
     is_finite = False
-    if is_shared:
+    data: memoryview
+    if where == _IN_BATCH:
+        data = batch if isinstance(batch, memoryview) else _values_of(batch, columns)
+    elif where == _INLINE:
+        if batch is not None or header is None:
+            raise MessageError("a message's values are said to follow its header, but others came beside it")
+        data = memoryview(header)[start:]
+    else:
         if inbox is None or batch is not None:
             raise MessageError("a message's values are said to lie in memory, but none is shared for them")
-        assert header is not None, "it was unpacked"
-        data = inbox.take(_OFFSET.unpack_from(header, _START.size)[0], sum(field[4] for field in fields))
+        data = inbox.take(start, sum(field[4] for field in fields))
         is_finite = inbox.is_finite
-    else:
-        data = batch if isinstance(batch, memoryview) else _values_of(batch, columns)
     parts: list[ReceivedBlocks] = []
     place = 0
     for first, length, version, outcome, size_bytes, expected in fields:
@@ -205,28 +245,48 @@ def decode_message(
         place = stop
     if place != len(data):
         raise MessageError(f"a message's header tells of {place} bytes, {len(data)} came")
-    return parts, b"" if header is None else header[end:]
+    return parts, attached
 
 
-def _unpacked(header: bytes | None) -> tuple[Sequence[tuple[int, ...]], int, bool, bool]:
-    """Unpack the parts' fields of a header; also their end, and whether values are shared and carry checksums."""
+def _unpacked(header: bytes | None) -> tuple[Sequence[tuple[int, ...]], bytes, int, int, bool]:
+    """Unpack a header: fields of parts, what is attached, the values' place and offset, and if they are checked."""
     if header is None or len(header) < _START.size:
         raise MessageError("a message has no header in its app_metadata")
     checksum, layout, count = _START.unpack_from(header)
-    is_shared, is_checked, start = _LAYOUTS.get(layout, _NO_LAYOUT)
-    end = start + count * _PART.size
-    if not start or len(header) < end:
+    where, is_checked, first = _LAYOUTS.get(layout, _NO_LAYOUT)
+    end = first + count * _PART.size
+    if not first or len(header) < end:
         raise MessageError(f"a header of layout {layout} with {count} parts has {len(header)} bytes: another version?")
-    if _digest(header[8:]) != checksum:
+    start = 0 if where == _IN_BATCH else _OFFSET.unpack_from(header, _START.size)[0]
+    stop = len(header)
+    if where == _INLINE:
+        if not end <= start <= stop:
+            raise MessageError(f"a header of {start} bytes with {count} parts came in a message of {stop} bytes")
+        stop = start
+    if _digest(memoryview(header)[8:stop]) != checksum:
         raise DamagedError("a message's header does not match its checksum")
-    fields = (_PART.unpack_from(header, start),) if count == 1 else tuple(_PART.iter_unpack(header[start:end]))
-    return fields, end, is_shared, is_checked
+    fields = (_PART.unpack_from(header, first),) if count == 1 else tuple(_PART.iter_unpack(header[first:end]))
+    return fields, header[end:stop], where, start, is_checked
+
+
+def has_values(header: bytes | None) -> bool:
+    """Whether a message without a batch has values all the same: in memory or in its header."""
+    return _place(header) != _IN_BATCH
+
+
+def is_inline(header: bytes | None) -> bool:
+    """Whether the values of a message follow its header in the same bytes."""
+    return _place(header) == _INLINE
 
 
 def is_shared(header: bytes | None) -> bool:
-    """Whether a message of a header alone has its values in memory."""
+    """Whether the values of a message lie in memory."""
+    return _place(header) == _IN_MEMORY
+
+
+def _place(header: bytes | None) -> int:
     if header is None or len(header) < _START.size:
-        return False
+        return _IN_BATCH
     return _LAYOUTS.get(_START.unpack_from(header)[1], _NO_LAYOUT)[0]
 
 

@@ -8,7 +8,8 @@ Every mutated message goes through what a server does with one: the header's JSO
 ``rpc.validation``, the rows' checksums, the shard. A crash of the process is a find; so is anything applied that no
 correct sender ever meant, a wrong account of what is applied, or a server that a correct sender cannot use afterwards.
 
-Half of the steps' messages have their values in memory that their sender may change at any time.
+Half of the steps' messages have their values in memory that their sender may change at any time; half of the others
+bring them behind their header.
 
 In sync mode the hostile sender is one of two members, so that its rows land in open rounds; the other one, who is
 correct, closes them. In async mode half of the messages are sums of several batches.
@@ -40,7 +41,7 @@ from flightedl.messages.parameters import BatchIdentity, Outcome, PullTicket, Pu
 from flightedl.pserver.shard import ShardState
 from flightedl.pserver.shard_rows import Pushed, Wanted
 from flightedl.rpc.validation import BatchLimits, Tally, check_schema
-from flightedl.wire.parts import STEP_SCHEMA, decode_message, encode_parts
+from flightedl.wire.parts import STEP_SCHEMA, decode_message, encode_parts, is_inline
 from flightedl.wire.rows import PUSH_SCHEMA, OutgoingBlocks, decode_batch, encode_rows
 from flightedl.wire.shared_values import CopyingInbox, Outbox
 
@@ -109,7 +110,7 @@ class Target:
         return encode_rows(range(len(SIZES)), self.versions(), arrays).serialize().to_pybytes()
 
     def step_message(self, chance: random.Random, request: bytes) -> tuple[bytes | None, bytes]:
-        """The same as the message of a step that brings its request: its batch, or None: in memory; its header."""
+        """The same as a message of a step that brings its request: its batch, if values are in one, and header."""
         versions = self.versions()
         together = chance.random() < 0.5 and len(set(versions)) == 1
         ranges = [range(len(SIZES))] if together else [range(n, n + 1) for n in range(len(SIZES))]
@@ -123,7 +124,7 @@ class Target:
         if chance.random() < 0.5:
             outbox = Outbox(self.memory, 0)
             outbox.put([], chance.randrange(2048))
-        batch, packed = encode_parts(pieces, request, outbox=outbox)
+        batch, packed = encode_parts(pieces, request, outbox=outbox, inline=chance.random() < 0.5)
         return None if batch is None else batch.serialize().to_pybytes(), packed
 
     def damage_memory(self, chance: random.Random) -> None:
@@ -259,7 +260,8 @@ def attack(count: int, seed: int, mode: Mode) -> Target:
                 packed = mutated(packed, chance)
                 if chance.random() < 0.5:
                     # A sender who means it: only what the header says is checked then.
-                    packed = xxhash.xxh3_64_intdigest(packed[8:]).to_bytes(8, "little") + packed[8:]
+                    stop = int.from_bytes(packed[16:24], "little") if is_inline(packed) else None
+                    packed = xxhash.xxh3_64_intdigest(packed[8:stop]).to_bytes(8, "little") + packed[8:]
             elif draw >= 0.35 and message is None:
                 target.damage_memory(chance)
             elif draw >= 0.35:

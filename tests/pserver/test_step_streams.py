@@ -116,6 +116,31 @@ def test_a_batch_that_comes_again_on_the_same_stream_counts_once(stepper: Steppe
     assert stepper.opened == 1
 
 
+def test_a_message_of_metadata_alone_is_answered_so_and_a_batch_by_a_batch(stepper: Stepper) -> None:
+    (start,) = stepper.first_values()
+
+    def answers(*, inline: bool) -> list[bool]:
+        """Whether each answer was a batch."""
+        found, said = [], b""
+        batch, packed = encode_parts(stepper.pieces(), stepper.header(), inline=inline)
+        with stepper.kept.use(stepper.connection, timeout_s=10.0) as exchange:
+            if batch is None:
+                exchange.write_metadata(packed)
+            else:
+                exchange.write(batch, packed)
+            while said != STEP_END:
+                answer, header = exchange.answer()
+                parts, said = decode_message(answer, header, exchange.columns)
+                assert {part.outcome for part in parts} == {Outcome.ACCEPTED}
+                found.append(answer is not None)
+        return found
+
+    assert all(answers(inline=False))
+    assert not any(answers(inline=True))
+    assert stepper.opened == 1
+    assert stepper.first_values() == {start + 2}
+
+
 @pytest.mark.parametrize(
     ("wrong", "error"),
     [({"plan_hash": "0" * 32}, FencedError), ({"rows": 1}, MessageError), ({"rows": 0}, MessageError)],

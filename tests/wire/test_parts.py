@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from struct import pack
 
 import numpy as np
@@ -11,7 +12,14 @@ import xxhash
 
 from flightedl.errors import DamagedError, MessageError
 from flightedl.messages.parameters import Outcome
-from flightedl.wire.parts import STEP_SCHEMA, ReceivedBlocks, decode_message, encode_parts
+from flightedl.wire.parts import (
+    INLINE_BYTES,
+    STEP_SCHEMA,
+    ReceivedBlocks,
+    decode_message,
+    encode_parts,
+    is_inline,
+)
 from flightedl.wire.rows import Checksums, OutgoingBlocks
 
 VALUES = np.arange(6, dtype=np.float32)
@@ -59,6 +67,43 @@ def test_what_is_attached_arrives_beside_the_parts(pieces: list[OutgoingBlocks])
     for damaged in (header[:-1], header + b"!", header[:-1] + b"T"):
         with pytest.raises(DamagedError):
             decode_message(batch, damaged)[0]
+
+
+@pytest.mark.parametrize("checksums", [True, False])
+@pytest.mark.parametrize("pieces", [_pieces(), _pieces()[:1], _pieces()[1:2]], ids=["three", "one", "empty"])
+def test_a_small_message_travels_in_its_metadata_alone(pieces: list[OutgoingBlocks], checksums: bool) -> None:
+    batch, message = encode_parts(pieces, b"a request", checksums=checksums, inline=True)
+    assert batch is None
+    assert is_inline(message)
+    assert decode_message(None, message) == decode_message(*encode_parts(pieces, b"a request", checksums=checksums))
+    for place in range(len(message)):
+        damaged = bytearray(message)
+        damaged[place] ^= 4
+        is_header = place < int.from_bytes(message[16:24], "little")
+        with pytest.raises((DamagedError, MessageError)) if checksums or is_header else nullcontext():
+            decode_message(None, bytes(damaged))
+        if place:
+            with pytest.raises((DamagedError, MessageError)):
+                decode_message(None, message[:place])
+    with pytest.raises(MessageError, match=r"bytes, .* came"):
+        decode_message(None, message + b"!")
+    with pytest.raises(MessageError, match="follow its header"):
+        decode_message(_batch(b""), message)
+
+
+@pytest.mark.parametrize("header_bytes", [0, 55, 81, 1 << 63])
+def test_the_header_of_a_message_of_metadata_alone_lies_within_it(header_bytes: int) -> None:
+    rest = pack("<IIQ", 6, 1, header_bytes) + _part() + VALUES.tobytes()
+    with pytest.raises(MessageError, match=f"a header of {header_bytes} bytes with 1 parts"):
+        decode_message(None, _sealed(rest))
+
+
+def test_a_message_of_metadata_alone_has_a_limit() -> None:
+    for count, is_small in ((INLINE_BYTES - 56, True), (INLINE_BYTES - 55, False)):
+        pieces = [OutgoingBlocks(range(1), 0, 0, np.zeros(count, np.uint8), ())]
+        batch, header = encode_parts(pieces, inline=True)
+        assert (batch is None) == is_small
+        assert len(header) == (INLINE_BYTES if is_small else 48)
 
 
 def test_one_piece_is_not_copied() -> None:

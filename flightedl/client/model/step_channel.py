@@ -2,7 +2,8 @@
 
 A stream to a pserver on the same host shares memory from its first message on (``rpc.same_host``). Values for which
 there is room lie in that memory, and messages only say where; small messages travel by a line beside the stream
-(``rpc.lock_step`` moves both). Where memory cannot be shared, the reason is logged once and values travel by TCP.
+(``rpc.lock_step`` moves both). Where memory cannot be shared, the reason is logged once and values travel by TCP: those
+of small messages in their metadata, others in record batches.
 
 In lock-step an answer says that the pserver has what the message brought, so the message's memory is free. The memory
 of an answer is free when the next answer is asked for; a counter in the memory says so.
@@ -31,6 +32,7 @@ from flightedl.wire.parts import (
     batch_of,
     decode_message,
     encode_message,
+    has_values,
     is_shared,
 )
 from flightedl.wire.rows import OutgoingBlocks
@@ -177,11 +179,11 @@ class StepStream:
             shared = self._shared
             if self._unanswered and self._unanswered.popleft() and shared is not None:
                 shared.outbox.taken(1)
-            self._is_borrowing = batch is None
-            if batch is not None:
-                yield decode_message(batch, packed, self._exchange.columns)
-            elif not is_shared(packed):
+            self._is_borrowing = batch is None and is_shared(packed)
+            if batch is None and not has_values(packed):
                 yield [], packed or b""
+            elif not self._is_borrowing:
+                yield decode_message(batch, packed, self._exchange.columns)
             else:
                 try:
                     yield decode_message(None, packed, inbox=None if shared is None else shared.inbox)
@@ -193,9 +195,10 @@ class StepStream:
             del batch, shared
 
     def _encoded(self, pieces: Sequence[OutgoingBlocks], request: bytes, *, checksums: bool) -> EncodedMessage:
-        outbox = None if self._shared is None else self._shared.outbox
-        message = encode_message(pieces, request, checksums=checksums, outbox=outbox)
-        self._unanswered.append(message.values is None)
+        shared = self._shared
+        outbox = None if shared is None else shared.outbox
+        message = encode_message(pieces, request, checksums=checksums, outbox=outbox, inline=shared is None)
+        self._unanswered.append(shared is not None and message.values is None)
         return message
 
     def _all_encoded(
