@@ -21,7 +21,7 @@ BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
     "domain": (18_470, 16_000, ("flightedl/domain",)),
     "client, torch": (9_130, 8_000, ("flightedl/client", "flightedl/torch")),
     "pserver, kernels": (9_050, 8_000, ("flightedl/pserver", "flightedl/kernels")),
-    "rpc, wire, messages": (5_630, 4_500, ("flightedl/rpc", "flightedl/wire", "flightedl/messages")),
+    "rpc, wire, messages": (5_620, 4_500, ("flightedl/rpc", "flightedl/wire", "flightedl/messages")),
     "master, coordination, adapters, process": (
         8_430,
         7_500,

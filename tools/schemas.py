@@ -16,7 +16,7 @@ from flightedl.coordination.keys import JobKeys
 from flightedl.formats.chunks import CHUNK_SCHEMA
 from flightedl.messages import base, checkpoints, control, declarations, hosts, parameters, status, tasks
 from flightedl.messages.parameters import Outcome
-from flightedl.wire.parts import STEP_SCHEMA, encode_parts
+from flightedl.wire.parts import STEP_SCHEMA, batch_of, encode_message
 from flightedl.wire.rows import PUSH_SCHEMA, VALUES_SCHEMA, OutgoingBlocks, encode_rows
 
 _JOB = "<job>"
@@ -84,18 +84,20 @@ def _keys() -> dict[str, str]:
 def _golden() -> dict[str, Any]:
     batch = encode_rows([7], [3], [np.array([1.0, -2.5], np.float32)])
     pieces = [OutgoingBlocks(range(7, 9), 3, Outcome.NONE, np.array([1.0, -2.5], np.float32), ())]
-    parts, packed = encode_parts(pieces)
-    assert parts is not None, "values lie in a batch"
+    values, packed, _ = encode_message(pieces)
+    assert values is not None, "they lie in a batch"
     identity = parameters.BatchIdentity(epoch=1, task=2, batch=3, batch_count=4)
     header = parameters.PushHeader(
         trainer="t", generation=5, plan_hash="p", member=6, identity=identity, weight=32.0, rows=1
     )
     return {
         "push row: block 7 at base version 3, float32 [1, -2.5] (Arrow IPC stream, base64)": _stream(batch),
-        "step message: blocks 7 and 8 at base version 3, float32 [1, -2.5] (Arrow IPC stream, base64)": _stream(parts),
+        "step message: blocks 7 and 8 at base version 3, float32 [1, -2.5] (Arrow IPC stream, base64)": _stream(
+            batch_of(values)
+        ),
         "header of that step message (app_metadata, base64)": base64.b64encode(packed).decode(),
         "the same step message as metadata alone (base64)": base64.b64encode(
-            encode_parts(pieces, inline=True)[1]
+            encode_message(pieces, inline=True).header
         ).decode(),
         "push header": json.loads(base.encode(header)),
         "pull ticket": json.loads(base.encode(parameters.PullTicket(plan_hash="p"))),

@@ -30,12 +30,12 @@ from flightedl.rpc.same_host import NotSharedError, SharedPair, is_share_request
 from flightedl.rpc.streams import Exchange
 from flightedl.wire.parts import (
     STEP_SCHEMA,
+    Place,
     ReceivedBlocks,
     batch_of,
     decode_message,
     encode_message,
-    has_values,
-    is_inline,
+    place_of,
 )
 from flightedl.wire.rows import OutgoingBlocks
 from flightedl.wire.shared_values import CopyingInbox, Outbox
@@ -121,7 +121,7 @@ class StepStream:
             if message is None:
                 return None
             batch, packed = message
-            if batch is not None or has_values(packed):
+            if batch is not None or place_of(packed) is not Place.BATCH:
                 return self._decoded(batch, packed)
             if self._has_asked or packed is None or not is_share_request(packed):
                 raise MessageError("a step begins with a message that has values and a header")
@@ -131,7 +131,7 @@ class StepStream:
     def read(self) -> Received | None:
         """The next message of a step; None: none comes."""
         message = self._exchange.read() if self._line is None else self._exchange.read_by(self._line)
-        if message is None or (message[0] is None and not has_values(message[1])):
+        if message is None or (message[0] is None and place_of(message[1]) is Place.BATCH):
             return None
         return self._decoded(*message)
 
@@ -171,7 +171,7 @@ class StepStream:
         if self._outbox is not None and self._outbox.untaken:
             self._note_taken()
         if batch is None and self._line is None and not self._is_inline:
-            self._is_inline = is_inline(packed)
+            self._is_inline = place_of(packed) is Place.HEADER
         return decode_message(batch, packed, self._exchange.columns, self._inbox)
 
     def _share(self, request: bytes) -> None:

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from enum import IntEnum
 from functools import lru_cache
 from struct import Struct
 from types import MappingProxyType
@@ -59,23 +60,19 @@ _OFFSET = Struct("<Q")
 #: Limit of a message that travels whole in its app_metadata, where values may.
 INLINE_BYTES = 64 << 10
 
-#: Where the values of a message are.
-_IN_BATCH, _IN_MEMORY, _INLINE = range(3)
-#: (place of the values, values carry checksums) -> the layout that says so.
-_LAYOUT_OF = {
-    (_IN_BATCH, True): 2,
-    (_IN_BATCH, False): 3,
-    (_IN_MEMORY, True): 4,
-    (_IN_MEMORY, False): 5,
-    (_INLINE, True): 6,
-    (_INLINE, False): 7,
-}
-#: Layout -> (place of the values, values carry checksums, offset of the first part in the header).
-_LAYOUTS = {
-    layout: (place, is_checked, _START.size + _OFFSET.size * (place != _IN_BATCH))
-    for (place, is_checked), layout in _LAYOUT_OF.items()
-}
-_NO_LAYOUT = (_IN_BATCH, False, 0)
+
+class Place(IntEnum):
+    """Where a message has its values."""
+
+    BATCH = 0
+    MEMORY = 1
+    #: Behind the header, in the same bytes.
+    HEADER = 2
+
+
+#: Layout -> (place of the values, values carry checksums).
+_LAYOUTS = {2 + n: (Place(n // 2), n % 2 == 0) for n in range(6)}
+_LAYOUT_OF = {described: layout for layout, described in _LAYOUTS.items()}
 _NOTHING = memoryview(b"")
 _NO_RUNS: Mapping[int, int] = MappingProxyType({})
 _digest = xxhash.xxh3_64_intdigest
@@ -101,22 +98,6 @@ class EncodedMessage(NamedTuple):
     header: bytes
     #: Of the values that are to be sent.
     size_bytes: int
-
-
-def encode_parts(
-    pieces: Sequence[OutgoingBlocks],
-    attached: bytes = b"",
-    *,
-    checksums: bool = True,
-    outbox: Outbox | None = None,
-    inline: bool = False,
-) -> tuple[pa.RecordBatch | None, bytes]:
-    """A message of a stream: its batch, None where the values lie in memory or the header, and its header.
-
-    No values are copied where only one piece carries any, but to ``outbox``. Arguments as of ``encode_message``.
-    """
-    message = encode_message(pieces, attached, checksums=checksums, outbox=outbox, inline=inline)
-    return None if message.values is None else batch_of(message.values), message.header
 
 
 def encode_message(
@@ -151,11 +132,11 @@ def encode_message(
                 checksum = _checksum(piece, data)
         fields.append((blocks.start, len(blocks), piece.version, piece.outcome, part_bytes, checksum))
     start = outbox.put(filled, size_bytes) if outbox is not None and size_bytes >= outbox.least_bytes else None
-    place = _IN_BATCH if start is None else _IN_MEMORY
+    place = Place.BATCH if start is None else Place.MEMORY
     if inline and start is None:
         header_bytes = _START.size + _OFFSET.size + _PART.size * len(fields) + len(attached)
         if header_bytes + size_bytes <= INLINE_BYTES:
-            place, start = _INLINE, header_bytes
+            place, start = Place.HEADER, header_bytes
     layout = _LAYOUT_OF[place, checksums]
     if len(fields) == 1:
         body = _ONE.pack(layout, 1, *fields[0]) if start is None else _ONE_AT.pack(layout, 1, start, *fields[0])
@@ -165,7 +146,7 @@ def encode_message(
     if attached:
         body += attached
     checksum_of_header = _digest(body).to_bytes(8, "little")
-    if place == _INLINE:
+    if place is Place.HEADER:
         return EncodedMessage(None, b"".join((checksum_of_header, body, *filled)), size_bytes)
     header = checksum_of_header + body
     return EncodedMessage(filled, header, size_bytes) if start is None else EncodedMessage(None, header, 0)
@@ -219,9 +200,9 @@ def decode_message(
     fields, attached, where, start, is_checked = _unpacked(header)
     is_finite = False
     data: memoryview
-    if where == _IN_BATCH:
+    if where is Place.BATCH:
         data = batch if isinstance(batch, memoryview) else _values_of(batch, columns)
-    elif where == _INLINE:
+    elif where is Place.HEADER:
         if batch is not None or header is None:
             raise MessageError("a message's values are said to follow its header, but others came beside it")
         data = memoryview(header)[start:]
@@ -248,18 +229,19 @@ def decode_message(
     return parts, attached
 
 
-def _unpacked(header: bytes | None) -> tuple[Sequence[tuple[int, ...]], bytes, int, int, bool]:
+def _unpacked(header: bytes | None) -> tuple[Sequence[tuple[int, ...]], bytes, Place, int, bool]:
     """Unpack a header: fields of parts, what is attached, the values' place and offset, and if they are checked."""
     if header is None or len(header) < _START.size:
         raise MessageError("a message has no header in its app_metadata")
     checksum, layout, count = _START.unpack_from(header)
-    where, is_checked, first = _LAYOUTS.get(layout, _NO_LAYOUT)
-    end = first + count * _PART.size
-    if not first or len(header) < end:
-        raise MessageError(f"a header of layout {layout} with {count} parts has {len(header)} bytes: another version?")
-    start = 0 if where == _IN_BATCH else _OFFSET.unpack_from(header, _START.size)[0]
-    stop = len(header)
-    if where == _INLINE:
+    where, is_checked = _LAYOUTS.get(layout, (Place.BATCH, False))
+    first = _START.size if where is Place.BATCH else _START.size + _OFFSET.size
+    start, stop, end = 0, len(header), first + count * _PART.size
+    if layout not in _LAYOUTS or stop < end:
+        raise MessageError(f"a header of layout {layout} with {count} parts has {stop} bytes: another version?")
+    if where is not Place.BATCH:
+        (start,) = _OFFSET.unpack_from(header, _START.size)
+    if where is Place.HEADER:
         if not end <= start <= stop:
             raise MessageError(f"a header of {start} bytes with {count} parts came in a message of {stop} bytes")
         stop = start
@@ -269,25 +251,11 @@ def _unpacked(header: bytes | None) -> tuple[Sequence[tuple[int, ...]], bytes, i
     return fields, header[end:stop], where, start, is_checked
 
 
-def has_values(header: bytes | None) -> bool:
-    """Whether a message without a batch has values all the same: in memory or in its header."""
-    return _place(header) != _IN_BATCH
-
-
-def is_inline(header: bytes | None) -> bool:
-    """Whether the values of a message follow its header in the same bytes."""
-    return _place(header) == _INLINE
-
-
-def is_shared(header: bytes | None) -> bool:
-    """Whether the values of a message lie in memory."""
-    return _place(header) == _IN_MEMORY
-
-
-def _place(header: bytes | None) -> int:
+def place_of(header: bytes | None) -> Place:
+    """Return where a message has its values, by its header; BATCH for bytes of any other kind."""
     if header is None or len(header) < _START.size:
-        return _IN_BATCH
-    return _LAYOUTS.get(_START.unpack_from(header)[1], _NO_LAYOUT)[0]
+        return Place.BATCH
+    return _LAYOUTS.get(_START.unpack_from(header)[1], (Place.BATCH, False))[0]
 
 
 def _values_of(batch: pa.RecordBatch | None, columns: Sequence[pa.Array]) -> memoryview:

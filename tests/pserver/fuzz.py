@@ -41,10 +41,11 @@ from flightedl.messages.parameters import BatchIdentity, Outcome, PullTicket, Pu
 from flightedl.pserver.shard import ShardState
 from flightedl.pserver.shard_rows import Pushed, Wanted
 from flightedl.rpc.validation import BatchLimits, Tally, check_schema
-from flightedl.wire.parts import STEP_SCHEMA, decode_message, encode_parts, is_inline
+from flightedl.wire.parts import STEP_SCHEMA, Place, decode_message, place_of
 from flightedl.wire.rows import PUSH_SCHEMA, OutgoingBlocks, decode_batch, encode_rows
 from flightedl.wire.shared_values import CopyingInbox, Outbox
 
+from ..wire.encoded import encode_parts
 from .fuzz_line import attack_line
 from .fuzz_sharing import attack_descriptors, attack_lending
 
@@ -260,7 +261,7 @@ def attack(count: int, seed: int, mode: Mode) -> Target:
                 packed = mutated(packed, chance)
                 if chance.random() < 0.5:
                     # A sender who means it: only what the header says is checked then.
-                    stop = int.from_bytes(packed[16:24], "little") if is_inline(packed) else None
+                    stop = int.from_bytes(packed[16:24], "little") if place_of(packed) is Place.HEADER else None
                     packed = xxhash.xxh3_64_intdigest(packed[8:stop]).to_bytes(8, "little") + packed[8:]
             elif draw >= 0.35 and message is None:
                 target.damage_memory(chance)

@@ -46,9 +46,11 @@ from flightedl.pserver.step_stream import StepStream
 from flightedl.pserver.steps import StepSession
 from flightedl.rpc import same_host
 from flightedl.rpc.same_host import SharedPair
-from flightedl.wire.parts import decode_message, encode_parts
+from flightedl.wire.parts import decode_message
 from flightedl.wire.rows import OutgoingBlocks
 from flightedl.wire.shared_values import CopyingInbox, Inbox, Outbox
+
+from ..wire.encoded import encode_parts
 
 _WHOLE_BYTES = 4096 + SIZE_BYTES
 _SEALS = (fcntl.F_SEAL_SHRINK, fcntl.F_SEAL_GROW, fcntl.F_SEAL_SEAL, 0x10)

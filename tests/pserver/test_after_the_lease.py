@@ -19,10 +19,11 @@ from flightedl.messages.parameters import InitHeader, Outcome
 from flightedl.ports import Put
 from flightedl.pserver.service import PserverService
 from flightedl.testing.memory import MemoryCoordinator
-from flightedl.wire.parts import STEP_SCHEMA, encode_parts
+from flightedl.wire.parts import STEP_SCHEMA
 from flightedl.wire.rows import PUSH_SCHEMA, OutgoingBlocks, encode_rows
 
 from ..client.pserver_bench import CLOCK, Cluster
+from ..wire.encoded import encode_parts
 
 SIZE = 16
 NUMBERS = [0, 1]

@@ -17,10 +17,11 @@ from flightedl.messages.base import encode
 from flightedl.messages.parameters import BatchIdentity, PullTicket, PushHeader
 from flightedl.rpc import Connection, Limits, ServerIdentity
 from flightedl.rpc.routes import Message
-from flightedl.wire.parts import STEP_SCHEMA, encode_parts
+from flightedl.wire.parts import STEP_SCHEMA
 from flightedl.wire.rows import PUSH_SCHEMA, OutgoingBlocks, encode_rows
 
 from ..client.pserver_bench import Cluster
+from ..wire.encoded import encode_parts
 from .fuzz import SIZES, mutated
 
 SHAPES = {f"p{i}": (size,) for i, size in enumerate(SIZES)}

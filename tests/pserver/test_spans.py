@@ -16,8 +16,10 @@ from flightedl.messages.control import ViewMemberMessage, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
 from flightedl.pserver.shard import ShardState
 from flightedl.pserver.shard_rows import Wanted
-from flightedl.wire.parts import decode_message, encode_parts
+from flightedl.wire.parts import decode_message
 from flightedl.wire.rows import OutgoingBlocks, Row, Rows, decode_batch, encode_pieces, encode_rows
+
+from ..wire.encoded import encode_parts
 
 COUNT, SIZE = 5, 16
 ALL = range(COUNT)

@@ -15,11 +15,12 @@ from flightedl.messages.base import encode
 from flightedl.messages.parameters import Outcome
 from flightedl.rpc.client_streams import ClientExchange
 from flightedl.rpc.reuse import ReusableExchange
-from flightedl.wire.parts import STEP_END, STEP_SCHEMA, decode_message, encode_parts
+from flightedl.wire.parts import STEP_END, STEP_SCHEMA, decode_message
 from flightedl.wire.rows import OutgoingBlocks
 
 from ..client.pserver_bench import CLOCK, Cluster
 from ..rpc.rpc_support import eventually
+from ..wire.encoded import encode_parts
 from .fuzz import SIZES
 
 

@@ -15,12 +15,14 @@ from flightedl.messages.parameters import Outcome
 from flightedl.wire.parts import (
     INLINE_BYTES,
     STEP_SCHEMA,
+    Place,
     ReceivedBlocks,
     decode_message,
-    encode_parts,
-    is_inline,
+    place_of,
 )
 from flightedl.wire.rows import Checksums, OutgoingBlocks
+
+from .encoded import encode_parts
 
 VALUES = np.arange(6, dtype=np.float32)
 
@@ -74,7 +76,7 @@ def test_what_is_attached_arrives_beside_the_parts(pieces: list[OutgoingBlocks])
 def test_a_small_message_travels_in_its_metadata_alone(pieces: list[OutgoingBlocks], checksums: bool) -> None:
     batch, message = encode_parts(pieces, b"a request", checksums=checksums, inline=True)
     assert batch is None
-    assert is_inline(message)
+    assert place_of(message) is Place.HEADER
     assert decode_message(None, message) == decode_message(*encode_parts(pieces, b"a request", checksums=checksums))
     for place in range(len(message)):
         damaged = bytearray(message)

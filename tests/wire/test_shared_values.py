@@ -13,7 +13,7 @@ from flightedl.errors import DamagedError, MessageError
 from flightedl.kernels.compiled import finite_copy
 from flightedl.messages.parameters import Outcome
 from flightedl.wire import shared_values
-from flightedl.wire.parts import STEP_SCHEMA, decode_message, encode_parts, is_shared
+from flightedl.wire.parts import STEP_SCHEMA, Place, decode_message, place_of
 from flightedl.wire.rows import OutgoingBlocks
 from flightedl.wire.shared_values import (
     UNTAKEN_LIMIT_BYTES,
@@ -23,6 +23,8 @@ from flightedl.wire.shared_values import (
     copy_past_cache,
     copy_to_cache,
 )
+
+from .encoded import encode_parts
 
 VALUES = np.arange(6, dtype=np.float32)
 
@@ -100,7 +102,7 @@ def test_more_is_said_to_be_taken_than_there_is() -> None:
 def test_what_is_small_travels_in_the_message() -> None:
     batch, header = encode_parts(_pieces(), outbox=Outbox(_memory()))
     assert batch is not None
-    assert not is_shared(header)
+    assert place_of(header) is not Place.MEMORY
     assert decode_message(batch, header)[0]
 
 
@@ -113,7 +115,7 @@ def test_parts_arrive_as_they_were_sent(pieces: list[OutgoingBlocks], checksums:
     outbox.put([_bytes(9, before)], before)
     batch, header = encode_parts(pieces, b"a request", checksums=checksums, outbox=outbox)
     assert batch is None
-    assert is_shared(header)
+    assert place_of(header) is Place.MEMORY
     sent, sent_header = encode_parts(pieces, b"a request", checksums=checksums)
     expected = decode_message(sent, sent_header)[0]
     for inbox in (Inbox(memory), CopyingInbox(memory, finite_copy())):
@@ -161,8 +163,8 @@ def test_a_header_cut_short_is_refused() -> None:
     for length in range(len(header)):
         with pytest.raises((MessageError, DamagedError)):
             decode_message(None, header[:length], inbox=Inbox(memory))[0]
-    assert not is_shared(None)
-    assert not is_shared(b"\4")
+    assert place_of(None) is Place.BATCH
+    assert place_of(b"\4") is Place.BATCH
 
 
 def test_copies_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,12 +28,12 @@ from flightedl.wire.parts import (
     PARTS_LIMIT,
     STEP_SCHEMA,
     EncodedMessage,
+    Place,
     ReceivedBlocks,
     batch_of,
     decode_message,
     encode_message,
-    has_values,
-    is_shared,
+    place_of,
 )
 from flightedl.wire.rows import OutgoingBlocks
 from flightedl.wire.shared_values import Inbox, Outbox
@@ -179,8 +179,9 @@ class StepStream:
             shared = self._shared
             if self._unanswered and self._unanswered.popleft() and shared is not None:
                 shared.outbox.taken(1)
-            self._is_borrowing = batch is None and is_shared(packed)
-            if batch is None and not has_values(packed):
+            place = Place.BATCH if batch is not None else place_of(packed)
+            self._is_borrowing = place is Place.MEMORY
+            if batch is None and place is Place.BATCH:
                 yield [], packed or b""
             elif not self._is_borrowing:
                 yield decode_message(batch, packed, self._exchange.columns)
