@@ -8,6 +8,7 @@ import shutil
 import sys
 import tempfile
 import time
+from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -16,6 +17,8 @@ from flightedl.testing.processes import ServerProcess, free_port
 
 _START_TIMEOUT_S = 60.0
 _START_TRIES = 3
+#: Options that name a port.
+_PORTS = [f"{name}.port{kind}" for name in ("master", "volume", "filer", "s3") for kind in ("", ".grpc")]
 _ACCESS_KEY = "test-access"
 _SECRET_KEY = "test-secret"  # noqa: S105 - of a server that only this test reaches
 
@@ -41,8 +44,8 @@ class S3Server:
         self._directory = Path(tempfile.mkdtemp(prefix="flightedl-s3-"))
         try:
             for _ in range(_START_TRIES):
-                names = ("master", "volume", "filer", "s3")
-                self._ports = {f"{name}.port{kind}": free_port() for name in names for kind in ("", ".grpc")}
+                first = free_port(len(_PORTS))
+                self._ports = {name: first + place for place, name in enumerate(_PORTS)}
                 if self._start():
                     return self
         except BaseException:
@@ -152,7 +155,8 @@ class S3Server:
         connection = http.client.HTTPConnection("127.0.0.1", self._ports["s3.port"], timeout=2.0)
         try:
             connection.request("GET", "/")
-            return connection.getresponse().status < 500
+            # A request without credentials, which S3 refuses: another server that has the port answers differently.
+            return connection.getresponse().status == HTTPStatus.FORBIDDEN
         except (OSError, http.client.HTTPException):
             return False
         finally:
