@@ -38,7 +38,9 @@ TRAINER_BUGS: dict[str, Planted] = {
             f"{_TRANSFER}failed",
             "",
             """
-            for block in sorted(self.pushes) if type(error).__name__ == "OutcomeUnknownError" else ():
+            from flightedl.errors import OutcomeUnknownError
+
+            for block in sorted(self.pushes) if isinstance(error, OutcomeUnknownError) else ():
                 self.answered(range(block, block + 1), Outcome.ACCEPTED)
             """,
         ),
