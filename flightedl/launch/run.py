@@ -6,8 +6,8 @@ data, also where the script ended well and left work undone; 3 the job cannot go
 failed for good, or the last checkpoint was not written; 129, 130, 143 stopped by a signal (hang-up, Ctrl-C, SIGTERM);
 141 stopped because the reader of the output closed its end, as in ``flightedl run ... | head``.
 
-Unix programs end when nobody reads their output any more, and so does a job. It stops as by Ctrl-C, and its summary
-goes to standard error. Redirect the output to a file to train without watching.
+If the reader of the output closes its end, the job stops as on Ctrl-C, and prints its summary to standard error.
+Redirect the output to a file to train without watching.
 
 Stopping by a signal takes less than five seconds, and at most ``FLIGHTEDL_DRAIN_S`` more where the servers write a last
 checkpoint. A second signal ends all processes at once. Nothing is left but the output directory and the checkpoints.

@@ -101,7 +101,7 @@ def _has_fields(kind: Any) -> bool:
 
 
 def is_written_whole(kind: Any) -> bool:
-    """Whether values of a class are written as they are, under its name."""
+    """True if values of this class are written unchanged, under the class name."""
     return _has_fields(kind) and not _fields(kind)[1]
 
 

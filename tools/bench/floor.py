@@ -184,7 +184,7 @@ def _serve_flight() -> None:
     server = _FlightServer("grpc://127.0.0.1:0")
     say_port(server.port)
     sys.stdin.read()
-    # Shutting down would wait for clients that have gone without a word.
+    # A shutdown would wait for clients that left without closing their streams.
     os._exit(0)
 
 

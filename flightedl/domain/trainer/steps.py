@@ -442,7 +442,7 @@ class Steps:
             self.sums.give_up()
 
     def _complete(self, sums: BatchSums, current: CurrentBatch, *, pull: bool, is_told: bool = False) -> Next | None:
-        """All gradients of a batch are in the sum: push it, if it is time."""
+        """Note that the sum has all gradients of a batch, and push the sum if it is full."""
         sums.complete(current)
         if sums.is_full:
             return self._push_sum(sums, pull=pull, is_told=is_told)

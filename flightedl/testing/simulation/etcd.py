@@ -207,12 +207,12 @@ class Etcd(Process):
         reply((committed, self.revision, {key: self.keys.get(key) for key in about}))
 
     def read(self, names: Sequence[str], reply: Reply) -> None:
-        """Answers the keys."""
+        """Reply with the values of these keys, None for a key that does not exist."""
         if not self.is_down:
             reply({name: self.keys.get(name) for name in names})
 
     def read_all(self, prefix: str, reply: Reply) -> None:
-        """Answers the keys that begin with ``prefix``."""
+        """Reply with all keys that begin with ``prefix``."""
         if not self.is_down:
             reply({name: key for name, key in self.keys.items() if name.startswith(prefix)})
 
