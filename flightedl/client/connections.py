@@ -150,15 +150,14 @@ def persistently(waiting: Waiting, attempt: Callable[[], Result]) -> Result:
         UnavailableError: ``waiting`` gave up.
         FlightedlError: the first error that repeating cannot cure.
     """
-    for _ in waiting.steps():
-        try:
-            result = attempt()
-        except FlightedlError as error:
-            if not is_transient(error):
-                waiting.over()
-                raise
-            waiting.because(error)
-        else:
-            waiting.over()
-            return result
+    try:
+        for _ in waiting.steps():
+            try:
+                return attempt()
+            except FlightedlError as error:
+                if not is_transient(error):
+                    raise
+                waiting.because(error)
+    finally:
+        waiting.over()
     raise AssertionError("unreachable")

@@ -23,7 +23,7 @@ class Totals:
     idle_batches: int = 0
     records: int = 0
     skipped_records: int = 0
-    #: Seconds by what the loop did, see ``profile``.
+    #: Seconds of each activity of the loop, see ``probe``.
     profile: Counter[str] = field(default_factory=Counter)
     #: The newest value of each name that was logged.
     logged: dict[str, SupportsFloat] = field(default_factory=dict)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from flightedl.client.connections import SLICE_S, Servers, persistently
 from flightedl.client.model.parameters import Parameters
-from flightedl.client.profile import DATA, PUSH, SCRIPT, LoopProfile
+from flightedl.client.probe import DATA, PUSH, SCRIPT, StepProbe
 from flightedl.client.registration import Registration
 from flightedl.client.waiting import Pauses, Waiting
 from flightedl.domain.consistency.modes import Mode
@@ -65,7 +65,7 @@ class Participation:
         self.before_batches: Callable[[], object] = lambda: None
         self._current: CurrentBatch | None = None
         #: Where the time of the loop goes.
-        self.profile = LoopProfile()
+        self.probe = StepProbe(float)
         #: In the view.
         self.membership = TrainerMembership() if membership is None else membership
 
@@ -98,7 +98,7 @@ class Participation:
 
     def open_batch(self, current: CurrentBatch) -> bool:
         """Be a member of the view and have values that a member may have; False: the work was taken away."""
-        self.profile.does(DATA)
+        self.probe.turn(DATA)
         if self._parameters is None:
             self.before_batches()
         if self._parameters is None:
@@ -106,7 +106,7 @@ class Participation:
         elif not self._open(self._parameters, current):
             return False
         self._current = current
-        self.profile.does(SCRIPT)
+        self.probe.turn(SCRIPT)
         return True
 
     def _open(self, parameters: Parameters, current: CurrentBatch) -> bool:
@@ -131,7 +131,7 @@ class Participation:
 
     def close_batch(self, current: CurrentBatch) -> None:
         """Answer for the blocks that the user's code did not push to."""
-        self.profile.does(PUSH)
+        self.probe.turn(PUSH)
         if self._parameters is not None:
             self._parameters.batch_ends(current)
         self._current = None
@@ -140,11 +140,11 @@ class Participation:
         if not current.must_repeat:
             is_idle = self._parameters is not None and not current.has_gradient
             self._batch_done(current.record_count, is_idle)
-        self.profile.does(DATA)
+        self.probe.turn(DATA)
 
     def abandon_batch(self) -> None:
         """The loop was left in the midst of a batch."""
-        self.profile.does("")
+        self.probe.turn("")
         self._current = None
         if self._parameters is not None:
             self._parameters.abandon_batch()
@@ -161,7 +161,7 @@ class Participation:
 
     def loop_over(self) -> None:
         """Read the final values, for as long as a pserver may be away. Errors as of ``Parameters.pull``."""
-        self.profile.does("")
+        self.probe.turn("")
         if self._parameters is not None:
             self._parameters.pull()
 

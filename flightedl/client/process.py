@@ -20,7 +20,7 @@ from flightedl.client.connections import SLICE_S, Servers, persistently
 from flightedl.client.data.feed import Fetch, TaskFeed
 from flightedl.client.logged import LoggedValues, require_files
 from flightedl.client.metrics import metrics_page
-from flightedl.client.profile import LoopProfile
+from flightedl.client.probe import StepProbe
 from flightedl.client.progress import ProgressReporter
 from flightedl.client.registration import Registration
 from flightedl.client.waiting import Waiting, Waits
@@ -81,14 +81,15 @@ class TrainerProcess:
         )
         self.servers = Servers(chosen.job, self.directory, connector, self._waits.asks)
         #: Where the time of the script's loop goes.
-        self.profile = LoopProfile(self.clock.now)
+        self.probe = StepProbe(self.clock.now)
+        self._waits.watch(self.probe.conversations)
         logged = LoggedValues(chosen, self.trainer, self.clock)
         self.progress = ProgressReporter(
             self._send_progress,
             lambda: (self.trainer, self.generation),
             self._waits.look,
             self.clock.now,
-            self.profile,
+            self.probe,
             logged,
         )
         self._page = contextlib.ExitStack()

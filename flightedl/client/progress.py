@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, SupportsFloat
 
 from flightedl.client.logged import LoggedValues
 from flightedl.client.metrics import Totals, figures
-from flightedl.client.profile import LoopProfile
+from flightedl.client.probe import StepProbe
 from flightedl.errors import FlightedlError, UsageError
 from flightedl.messages.base import decode, encode
 from flightedl.messages.tasks import METRICS_LIMIT, REPORT_EVERY_S, STACKS_LIMIT, LogReply, LogRequest
@@ -37,7 +37,7 @@ class ProgressReporter:
         sender: This trainer's id and generation.
         look: Called before each message: finds out what the trainer waits for.
         now: The process's clock.
-        profile: Where the time of the loop goes; None: nobody says so.
+        probe: Where the time of the loop goes; None: nobody notes it.
         logged: Writes metrics to files; None: nobody does.
     """
 
@@ -47,11 +47,11 @@ class ProgressReporter:
         sender: Callable[[], tuple[str, int]],
         look: Callable[[], None],
         now: Callable[[], float] = lambda: 0.0,
-        profile: LoopProfile | None = None,
+        probe: StepProbe | None = None,
         logged: LoggedValues | None = None,
     ) -> None:
         self._logged = logged
-        self._profile = LoopProfile() if profile is None else profile
+        self._probe = StepProbe(now) if probe is None else probe
         self._now = now
         self._batch_at = now()
         self._sent_at = now()
@@ -153,7 +153,7 @@ class ProgressReporter:
                 return
             batch_s = self._now() - self._batch_at
             self._records, self._batches, self._idle_batches, self._skipped, self._metrics = 0, 0, 0, 0, {}
-        profile = self._profile.take()
+        profile = self._probe.take()
         trainer, generation = self._sender()
         message = LogRequest(
             trainer=trainer,
@@ -168,7 +168,7 @@ class ProgressReporter:
             waiting_for=waiting,
             batch_s=batch_s,
             profile=profile,
-            doing=self._profile.doing,
+            doing=self._probe.doing,
             facts=host_facts(),
             model=model,
             stacks=stacks()[:STACKS_LIMIT] if self._wants_stacks else "",
@@ -176,7 +176,7 @@ class ProgressReporter:
         try:
             reply = decode(self._send(encode(message)), LogReply)
         except FlightedlError:
-            self._profile.give_back(profile)
+            self._probe.give_back(profile)
             with self._lock:
                 self._records += records
                 self._batches += batches

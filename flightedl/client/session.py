@@ -102,7 +102,7 @@ class Job:
             recorded(process.recorder, {"trainer": process.trainer}, TrainerMembership),
             recorded(process.recorder, {}, JobEnd),
         )
-        self._participation.profile = process.profile
+        self._participation.probe = process.probe
         self._model = JobModel(process, self._participation)
         self._data = JobData(process, self._participation, self._require_open, begin_again, self._model.look_ahead)
         self._once = OnceNames(process.coordinator, process.keys, process.registration, process.waiting, self._life)

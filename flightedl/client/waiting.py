@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
+from flightedl.client.probe import Conversation
 from flightedl.errors import FlightedlError, JobFailedError, UnavailableError
 from flightedl.ports import Clock
 
@@ -56,7 +57,7 @@ class Waiting:
         self._say_after_s = say_after_s
         self._give_up_s = give_up_s
         self._tell = tell
-        #: Which waits.
+        #: The thread that waits.
         self.thread = threading.get_ident()
         self._start = clock.now()
         self._trouble_since: float | None = self._start
@@ -69,9 +70,14 @@ class Waiting:
         #: Over what is said: the thread that waits and the one that looks at it both say something.
         self._lock = threading.Lock()
 
-    def asks(self, whom: str) -> None:
+    def since(self, began: float) -> Waiting:
+        """Set when the wait began, and return it: its first attempt was made before there was a reason to wait."""
+        self._start = self._trouble_since = began
+        return self
+
+    def asks(self, whom: str, since: float | None = None) -> None:
         """The attempt that begins needs an answer of ``whom``."""
-        self._asked = whom, self._clock.now()
+        self._asked = whom, self._clock.now() if since is None else since
 
     def look(self) -> None:
         """Say whose answer is missing, if it has been for too long. Called by another thread."""
@@ -153,9 +159,14 @@ class Pauses:
         self._steps = waiting.steps()
         next(self._steps)
 
-    def because(self, reason: str) -> None:
+    def because(self, reason: str | FlightedlError) -> None:
         """Wait a little, for this reason. Errors as ``Waiting.because``."""
         self._waiting.because(reason)
+        next(self._steps)
+
+    def patiently(self, reason: str) -> None:
+        """Wait a little, see ``Waiting.patiently``."""
+        self._waiting.patiently(reason)
         next(self._steps)
 
     def over(self) -> None:
@@ -187,11 +198,22 @@ class Waits:
         self._tell = tell
         #: Thread -> its newest wait.
         self._open: dict[int, Waiting] = {}
+        #: A conversation's first request is waited for without a ``Waiting``, unless ``look`` finds that it takes long.
+        self._conversations: Sequence[Conversation] = ()
+
+    def watch(self, conversations: Sequence[Conversation]) -> None:
+        """Look at these conversations with the pservers, too."""
+        self._conversations = conversations
 
     def begin(self) -> Waiting:
         """This thread begins to wait."""
         if (left := self._open.get(threading.get_ident())) is not None:
             left.take_back()
+        waiting = self._made()
+        self._open[waiting.thread] = waiting
+        return waiting
+
+    def _made(self) -> Waiting:
         waiting = Waiting(
             self._clock,
             self._say_after_s,
@@ -200,7 +222,6 @@ class Waits:
             self._end,
             self._job_over,
         )
-        self._open[waiting.thread] = waiting
         return waiting
 
     def _tell_of(self, waiting: Waiting, text: str) -> None:
@@ -210,7 +231,7 @@ class Waits:
 
     def _end(self, waiting: Waiting) -> None:
         if self._open.get(waiting.thread) is waiting:
-            del self._open[waiting.thread]
+            self._open.pop(waiting.thread, None)
 
     def asks(self, whom: str) -> None:
         """This thread asks somebody for something."""
@@ -221,3 +242,15 @@ class Waits:
         """Let all waits say whose answer is missing."""
         for waiting in list(self._open.values()):
             waiting.look()
+        for each in self._conversations:
+            asked_at = each.asked_at
+            if asked_at is None or each.waiting is not None or self._clock.now() - asked_at < self._say_after_s:
+                continue
+            waiting = self._made().since(asked_at)
+            waiting.thread = each.thread
+            waiting.asks(each.whom, asked_at)
+            self._open[waiting.thread] = each.waiting = waiting
+            waiting.look()
+            if each.asked_at != asked_at:
+                # The answer came while the wait was told, and its thread may have seen no wait.
+                waiting.over()

@@ -22,7 +22,7 @@ Attribute = str | int | float
 HEADER = "traceparent"
 #: Questions that are asked all the time, and belong to nothing.
 _QUIET = frozenset({"status", "log", "events", "stacks"})
-_NOTHING: AbstractContextManager[None] = contextlib.nullcontext()
+NOTHING: AbstractContextManager[None] = contextlib.nullcontext()
 
 
 class Tracer(Protocol):
@@ -70,7 +70,7 @@ def use(to: Tracer | None) -> None:
 def span(name: str, **attributes: Attribute) -> AbstractContextManager[object]:
     """Record the ``with`` block as the span ``flightedl.NAME``."""
     if tracer is None:
-        return _NOTHING
+        return NOTHING
     return tracer.span(
         f"flightedl.{name}", "internal", {f"flightedl.{key}": value for key, value in attributes.items()}
     )
@@ -79,7 +79,7 @@ def span(name: str, **attributes: Attribute) -> AbstractContextManager[object]:
 def asks(role: str, verb: str, address: str) -> AbstractContextManager[object]:
     """A request to a server."""
     if tracer is None or verb in _QUIET:
-        return _NOTHING
+        return NOTHING
     host, _, port = address.rpartition(":")
     more: dict[str, Attribute] = (
         {"server.address": host.strip("[]"), "server.port": int(port)} if port.isdigit() else {}
@@ -96,7 +96,7 @@ def _served(to: Tracer, role: str, verb: str, traceparent: str) -> Iterator[None
 def serves(role: str, verb: str, traceparent: str) -> AbstractContextManager[object]:
     """A request of somebody who has sent this traceparent along, or none (empty)."""
     if tracer is None or verb in _QUIET:
-        return _NOTHING
+        return NOTHING
     return _served(tracer, role, verb, traceparent)
 
 
@@ -118,12 +118,12 @@ def carried() -> str:
 
 def continued(traceparent: str) -> AbstractContextManager[object]:
     """Make spans that begin inside children of that span."""
-    return _NOTHING if tracer is None else tracer.continued(traceparent)
+    return NOTHING if tracer is None else tracer.continued(traceparent)
 
 
 def lasting(name: str, key: int) -> AbstractContextManager[object]:
     """What begins inside belongs to ``flightedl.NAME``, which lasts from the first such call until ``over``."""
-    return _NOTHING if tracer is None else tracer.lasting(f"flightedl.{name}", key)
+    return NOTHING if tracer is None else tracer.lasting(f"flightedl.{name}", key)
 
 
 def over(name: str, key: int) -> None:

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 
-from flightedl.client.data.early_reads import EarlyReads
+from flightedl.client.data.reading import EarlyReads
 from flightedl.domain.trainer.feed import AssignedTask
 from flightedl.messages.tasks import Assignment
 

@@ -10,7 +10,7 @@ import pytest
 from flightedl.adapters.clock import SystemClock
 from flightedl.client.data.dataset import Dataset
 from flightedl.client.data.feed import TaskFeed
-from flightedl.client.data.readings import batches_of
+from flightedl.client.data.reading import batches_of
 from flightedl.client.waiting import Waiting
 from flightedl.domain.queue.batching import record_order
 from flightedl.domain.trainer.batches import CurrentBatch

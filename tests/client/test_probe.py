@@ -1,4 +1,4 @@
-"""Where the time with the parameter servers goes: sending, waiting for others, receiving."""
+"""Where a trainer's loop says that its time goes."""
 
 from __future__ import annotations
 
@@ -8,28 +8,68 @@ import time
 import numpy as np
 
 from flightedl.adapters.clock import SystemClock
-from flightedl.client.model.probe import StepProbe
-from flightedl.client.profile import PULL, PUSH, WAIT, LoopProfile
+from flightedl.client.probe import DATA, PULL, PUSH, SCRIPT, WAIT, Conversation, StepProbe
 from flightedl.domain.consistency.modes import Async, Sync
 
 from .pserver_bench import Cluster
 
 
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
 def test_time_counts_for_the_phase_that_it_was_spent_in() -> None:
-    probe = StepProbe(iter([0.0, 0.0, 2.0, 5.0, 5.5, 6.0]).__next__)
-    probe.begin(WAIT)
+    conversation = Conversation(0, iter([0.0, 0.0, 2.0, 5.0, 5.5, 6.0]).__next__)
+    conversation.begin(WAIT)
     for phase in (PUSH, WAIT, PULL, ""):
-        probe.turn(phase)
-    assert probe.seconds == {WAIT: 3.0, PUSH: 2.0, PULL: 0.5}
-    probe.begin(PULL)
-    assert probe.seconds == {}
+        conversation.turn(phase)
+    assert conversation.seconds == {WAIT: 3.0, PUSH: 2.0, PULL: 0.5}
+    conversation.begin(PULL)
+    assert conversation.seconds == {}
+
+
+def test_time_counts_for_what_was_done_until_the_next_thing() -> None:
+    clock = Clock()
+    probe = StepProbe(clock)
+    for what, seconds in ((DATA, 1.0), (SCRIPT, 4.0)):
+        probe.turn(what)
+        clock.now_s += seconds
+    before = probe.turn(PUSH)
+    quick, slow = Conversation(0, clock), Conversation(1, clock)
+    quick.seconds, slow.seconds = {PUSH: 0.1, WAIT: 0.2}, {PUSH: 0.5, WAIT: 1.0, PULL: 0.5}
+    clock.now_s += 2.0
+    probe.conversations += [quick, slow]
+    probe.transferred(before)
+    clock.now_s += 3.0
+    assert probe.take() == {DATA: 1.0, SCRIPT: 4.0, PUSH: 0.5, WAIT: 1.0, PULL: 0.5}
+    probe.turn("")
+    clock.now_s += 100.0
+    probe.turn(DATA)
+    assert probe.take() == {SCRIPT: 3.0}
+
+
+def test_what_could_not_be_told_is_told_next_time() -> None:
+    clock = Clock()
+    probe = StepProbe(clock)
+    probe.turn(DATA)
+    clock.now_s += 1.0
+    probe.turn(SCRIPT)
+    probe.give_back(probe.take())
+    clock.now_s += 1.0
+    probe.turn(DATA)
+    assert probe.take() == {DATA: 1.0, SCRIPT: 1.0}
+    assert probe.take() == {}
 
 
 def test_who_is_waited_for_in_a_round_is_told_from_what_is_sent() -> None:
     gradient = {"w": np.ones(4, np.float32)}
     with Cluster({"w": (4,)}, Sync(), members=2, pservers=2) as cluster:
-        quick, slow = cluster.trainer(1), cluster.trainer(2)
-        quick.parameters.profile = LoopProfile(SystemClock().now)
+        probe = StepProbe(SystemClock().now)
+        quick, slow = cluster.trainer(1, probe=probe), cluster.trainer(2)
+        probe.take()
         quick.begin(0)
         slow.begin(0)
         steps = threading.Thread(target=lambda: quick.step(0, gradient))
@@ -41,7 +81,7 @@ def test_who_is_waited_for_in_a_round_is_told_from_what_is_sent() -> None:
             time.sleep(0.01)
         slow.step(0, gradient)
         steps.join()
-        spent = quick.parameters.profile.take()
+        spent = probe.take()
     assert spent[WAIT] > 0.19
     assert spent[WAIT] > 0.7 * sum(spent.values())
     assert spent[PUSH] > 0
@@ -49,10 +89,11 @@ def test_who_is_waited_for_in_a_round_is_told_from_what_is_sent() -> None:
 
 def test_who_waits_for_nobody_only_sends() -> None:
     with Cluster({"w": (4,)}, Async()) as cluster:
-        trainer = cluster.trainer(1)
-        trainer.parameters.profile = LoopProfile(SystemClock().now)
+        probe = StepProbe(SystemClock().now)
+        trainer = cluster.trainer(1, probe=probe)
+        probe.take()
         for batch in range(30):
             trainer.begin(batch)
             trainer.step(batch, {"w": np.ones(4, np.float32)})
-        spent = trainer.parameters.profile.take()
+        spent = probe.take()
     assert spent[PUSH] > 0.8 * sum(spent.values())

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from flightedl.client.raised import place_of
+from flightedl.client.data.reading import place_of
 
 
 def fail(value: int) -> None:

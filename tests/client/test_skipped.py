@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from flightedl.client.data.skipped import telling
+from flightedl.client.data.reading import telling
 from flightedl.formats.reader import ReadCounts
 
 BATCH = pa.RecordBatch.from_pylist([{"k": 1}])

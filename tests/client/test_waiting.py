@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from flightedl.client.probe import PUSH, Conversation
 from flightedl.client.waiting import Waiting, Waits
 from flightedl.errors import JobFailedError, UnavailableError
 from flightedl.testing.clock import FakeClock
@@ -52,6 +53,26 @@ def test_a_call_that_hangs_is_told_by_another_thread(capsys: pytest.CaptureFixtu
     clock.advance(10.0)
     waits.look()
     assert told == ["pserver 0 to answer", "pserver 0 is gone", ""]
+
+
+def test_a_conversation_that_hangs_is_told_until_it_is_answered(capsys: pytest.CaptureFixture[str]) -> None:
+    clock, told = FakeClock(), list[str]()
+    waits = Waits(clock, say_after_s=5.0, give_up_s=100.0, tell=told.append)
+    quick, slow = Conversation(0, clock.now), Conversation(1, clock.now)
+    waits.watch([quick, slow])
+    slow.begin(PUSH)
+    clock.advance(4.0)
+    quick.begin(PUSH)
+    waits.look()
+    assert told == []
+    clock.advance(2.0)
+    waits.look()
+    waits.look()
+    assert capsys.readouterr().err == "flightedl: waiting (6 s): pserver 1 to answer\n"
+    assert slow.waiting is not None
+    assert quick.waiting is None
+    slow.waiting.over()
+    assert told == ["pserver 1 to answer", ""]
 
 
 def test_whom_an_attempt_that_is_over_had_asked_is_not_waited_for() -> None:

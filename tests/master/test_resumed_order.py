@@ -13,7 +13,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from flightedl.client.data.readings import batches_of
+from flightedl.client.data.reading import batches_of
 from flightedl.domain.queue.batching import record_order
 from flightedl.domain.queue.permutation import KeyedPermutation, key_of
 from flightedl.domain.trainer.feed import AssignedTask

@@ -44,6 +44,12 @@ def is_inside(inner: ReadableSpan, outer: ReadableSpan) -> bool:
     return inner.parent is not None and inner.parent.span_id == outer.context.span_id
 
 
+def phases_of(spans: Spans, transfer: ReadableSpan) -> list[str]:
+    """Return the phases of a transfer, in their order."""
+    inside = [one.name.removeprefix("flightedl.") for one in spans.get_finished_spans() if is_inside(one, transfer)]
+    return [name for name in inside if name in {"push", "wait", "pull"}]
+
+
 def test_a_step_is_one_trace_on_both_sides_of_the_wire(spans: Spans) -> None:
     with Cluster({"a": (4,), "b": (4,)}, Sync(), pservers=2) as cluster:
         trainer = cluster.trainer()
@@ -51,6 +57,7 @@ def test_a_step_is_one_trace_on_both_sides_of_the_wire(spans: Spans) -> None:
         for batch in range(2):
             trainer.begin(batch)
             trainer.parameters.step(dict.fromkeys("ab", np.ones(4, np.float32)))
+        trainer.parameters.pull(min_version=2)
     steps = named(spans, "flightedl.step")
     served = named(spans, "flightedl.pserver/step")
     assert len(steps) == 2
@@ -64,8 +71,9 @@ def test_a_step_is_one_trace_on_both_sides_of_the_wire(spans: Spans) -> None:
         (transfer,) = [one for one in named(spans, "flightedl.transfer") if is_inside(each, one)]
         # Both steps go over one stream, and each belongs to its own.
         assert sum(is_inside(transfer, step) for step in steps) == 1
-        parts = [one.name for one in spans.get_finished_spans() if is_inside(one, transfer)]
-        assert {"flightedl.push", "flightedl.wait"} <= set(parts)
+        assert phases_of(spans, transfer) == ["push"], "values came with the answers"
+    pulls = [one for one in named(spans, "flightedl.transfer") if one.parent is None]
+    assert [phases_of(spans, each) for each in pulls] == [["wait", "pull"]] * 2
     assert len({each.context.trace_id for each in served}) == 2
 
 

@@ -1,7 +1,7 @@
 """The user's ``for batch in data``: tasks become batches, finished tasks become reports.
 
 A reader thread stays a few batches ahead, so that reading overlaps with computing, also across the ends of epochs: it
-reads what this trainer will probably be given, and passes it on when it is (``early_reads``). The iterator opens each
+reads what this trainer will probably be given, and passes it on when it is (``reading``). The iterator opens each
 batch (this trainer is a member, its values are fresh), hands it out, and closes it when the next one is asked for.
 Which one is next, which is handed out again (the loop body simply runs once more with fresh values), and when a task is
 done is decided by ``domain.trainer.readings``.
@@ -30,10 +30,9 @@ from typing import Protocol, Self, cast
 
 import pyarrow as pa
 
-from flightedl.client.data.early_reads import EarlyReads, ReadTask
 from flightedl.client.data.feed import TaskFeed
 from flightedl.client.data.read_queue import AHEAD, ReadQueue
-from flightedl.client.raised import place_of
+from flightedl.client.data.reading import EarlyReads, ReadTask, place_of
 from flightedl.client.tables.table import Column, Table
 from flightedl.client.waiting import Waiting
 from flightedl.domain.trainer import readings
@@ -375,23 +374,26 @@ class Dataset:
             self._listener.close_batch(handed.current)
 
     def _next_item(self, feed: TaskFeed) -> Item | object | None:
-        waiting = self._waiting()
-        while True:
-            try:
-                item = self._read_queue.get(_SLICE_S)
-            except Empty:
-                if trouble := self._trouble_of_files() or feed.trouble:
-                    waiting.because(trouble)
-                elif self._acknowledged is not None and self._acknowledged.not_done:
-                    waiting.over()
-                    return _STARVED
+        waiting: Waiting | None = None
+        try:
+            while True:
+                try:
+                    item = self._read_queue.get(_SLICE_S)
+                except Empty:
+                    waiting = waiting or self._waiting()
+                    if trouble := self._trouble_of_files() or feed.trouble:
+                        waiting.because(trouble)
+                    elif self._acknowledged is not None and self._acknowledged.not_done:
+                        return _STARVED
+                    else:
+                        waiting.patiently(self._patience)
                 else:
-                    waiting.patiently(self._patience)
-            else:
-                if item is None and self._reader_error is not None:
-                    raise self._reader_error
+                    if item is None and self._reader_error is not None:
+                        raise self._reader_error
+                    return item
+        finally:
+            if waiting is not None:
                 waiting.over()
-                return item
 
     @property
     def _patience(self) -> str:

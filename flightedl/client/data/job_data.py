@@ -15,14 +15,11 @@ from flightedl.adapters.storage import FsspecFiles
 from flightedl.client import arguments
 from flightedl.client.data import evaluation
 from flightedl.client.data.dataset import Dataset, LookAhead
-from flightedl.client.data.early_reads import ReadTask
 from flightedl.client.data.evaluation import Measure
 from flightedl.client.data.feed import TaskFeed
-from flightedl.client.data.readings import batches_of
-from flightedl.client.data.skipped import telling
+from flightedl.client.data.reading import ReadTask, batches_of, place_of, telling
 from flightedl.client.participation import Participation
 from flightedl.client.process import TrainerProcess
-from flightedl.client.raised import place_of
 from flightedl.domain.retries import PATIENT
 from flightedl.domain.trainer.feed import Ask
 from flightedl.errors import UsageError

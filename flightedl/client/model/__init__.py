@@ -6,7 +6,6 @@
 * ``parameters`` is what the user calls: ``gradients`` checks what is pushed, ``accumulation`` adds up the gradients of
   several batches, ``feedback`` keeps what 16 bits round off, ``outgoing`` says how they lie in messages, ``values`` is
   where the model lies, unless it is lent (``lending``). What a call sends and asks for is decided in
-  ``domain.trainer.steps``, and carried out with a ``shard_client`` for each pserver, over a ``step_channel``;
-  ``probe`` measures where its time goes.
+  ``domain.trainer.steps``, and carried out with a ``shard_client`` for each pserver, over a ``step_channel``.
 * ``loading`` reads values from a file or a checkpoint; ``saving`` has one trainer write them.
 """

@@ -260,8 +260,8 @@ class JobModel:
             partial(trainer_steps, process.recorder, process.trainer),
             unclipped=rule.unclipped(spec.name for spec in plan.parameters),
             tree=tree,
+            probe=process.probe,
         )
-        parameters.profile = process.profile
         self._participation.take(parameters, mode)
         parameters.refresh()
         return parameters

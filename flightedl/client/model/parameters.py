@@ -24,7 +24,7 @@ from flightedl.client.model.outgoing import Outgoing
 from flightedl.client.model.shard_client import Model, Sender, ShardClient
 from flightedl.client.model.trees import Tree
 from flightedl.client.model.values import ModelValues
-from flightedl.client.profile import PUSH, LoopProfile
+from flightedl.client.probe import PUSH, StepProbe
 from flightedl.client.tables.requests import DistinctIds, Ids
 from flightedl.client.tables.rows import TableRows
 from flightedl.client.tables.traffic import Lookup
@@ -90,6 +90,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         steps: Makes what decides, see ``Steps``.
         unclipped: Parameters to which ``clip_norm`` does not apply.
         tree: The containers that the model was declared with; None: a mapping of arrays.
+        probe: Notes where the time of the loop goes; None: one of its own.
     """
 
     def __init__(
@@ -106,6 +107,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         steps: Callable[[Sequence[Sequence[int]], TrainerMembership, Mode], Steps] = Steps,
         unclipped: Collection[str] = (),
         tree: Tree | None = None,
+        probe: StepProbe | None = None,
     ) -> None:
         self._plan = plan
         self._tree = tree
@@ -136,8 +138,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         #: The gradients of the push that is under way.
         self._outgoing = _NOTHING
         self._listener: Listener | None = None
-        #: Where the time of the loop goes.
-        self.profile = LoopProfile()
+        self._probe = probe or StepProbe(clock.now)
+        self._probe.conversations[:] = [shard.conversation for shard in self._shards]
         #: Why the session is over; empty: it is not.
         self._closed = ""
 
@@ -199,7 +201,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             UnavailableError: a pserver stayed away for longer than ``give_up_s``. Others may have the gradients: a loop
                 that goes on all the same gets this batch again.
         """
-        with tracing.span("step"):
+        with tracing.NOTHING if tracing.tracer is None else tracing.span("step"):
             self._push(gradients, is_complete=True)
 
     def step_rows(self) -> None:
@@ -480,12 +482,11 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
 
     def _transfer(self, transfer: Transfer) -> None:
         """All pservers in parallel."""
-        before = self.profile.does(PUSH)
+        before = self._probe.turn(PUSH)
         try:
             self._carry_all_out(transfer)
         finally:
-            spent = [shard.probe.seconds for shard in self._shards]
-            self.profile.pushed(before, spent[0] if len(spent) == 1 else max(spent, key=_total_s))
+            self._probe.transferred(before)
 
     def _carry_all_out(self, transfer: Transfer) -> None:
         outgoing = self._outgoing
@@ -519,10 +520,6 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         if self._listener is not None and stored:
             self._values.stored = set()
             self._listener.values_came([self._plan.parameters[number].name for number in sorted(stored)])
-
-
-def _total_s(seconds: Mapping[str, float]) -> float:
-    return sum(seconds.values())
 
 
 def _half_kernels(kind: str) -> HalfKernels:

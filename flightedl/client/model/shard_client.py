@@ -19,15 +19,24 @@ from typing import Protocol
 
 from flightedl.client.connections import Servers
 from flightedl.client.model.outgoing import Outgoing, Run, at_one_version
-from flightedl.client.model.probe import StepProbe
 from flightedl.client.model.step_channel import StepChannel
 from flightedl.client.model.values import ModelValues
-from flightedl.client.profile import PULL, PUSH, WAIT
+from flightedl.client.probe import PULL, PUSH, WAIT, Conversation
 from flightedl.client.tables.traffic import RowMessages
-from flightedl.client.waiting import Waiting
+from flightedl.client.waiting import Pauses, Waiting
 from flightedl.domain.model.sharding import Block, ShardPlan
 from flightedl.domain.trainer.joined import JoinedAnswers
-from flightedl.domain.trainer.transfers import AskAgain, KeepWaiting, Over, Pull, Push, Refused, ShardTransfer, Transfer
+from flightedl.domain.trainer.transfers import (
+    OVER,
+    AskAgain,
+    KeepWaiting,
+    Pull,
+    Push,
+    Refused,
+    ShardTransfer,
+    Transfer,
+    Verdict,
+)
 from flightedl.errors import FlightedlError, MessageError
 from flightedl.messages.base import encode
 from flightedl.messages.parameters import LookupHeader, Outcome, PullTicket, PushHeader
@@ -108,7 +117,7 @@ class ShardClient:
         #: Steps follow each other on it.
         self._channel = StepChannel(index, clock, step_bytes=sum(sizes))
         #: Where the time of the newest transfer went.
-        self.probe = StepProbe(clock.now)
+        self.conversation = Conversation(index, clock.now)
 
     def close(self) -> None:
         """Let go of the stream."""
@@ -121,35 +130,53 @@ class ShardClient:
             FlightedlError: asking again cannot help.
             UnavailableError: the pserver stayed away for too long.
         """
+        times = self.conversation
         if transfer.is_over:
-            self.probe.seconds = {}
+            times.seconds = {}
             return
         waits = bool(transfer.pushes) or next(iter(transfer.pulls.values()), 0) > 0
-        self.probe.begin(WAIT if waits else PULL)
-        with tracing.span("transfer", pserver=self._index):
-            self._converse(transfer, whole, outgoing)
-            self.probe.turn("")
-
-    def _converse(self, transfer: ShardTransfer, whole: Transfer, outgoing: Outgoing) -> None:
-        waiting = self._waiting()
-        for _ in waiting.steps():
+        times.begin(PUSH if transfer.pushes else WAIT if waits else PULL)
+        with tracing.NOTHING if tracing.tracer is None else tracing.span("transfer", pserver=self._index):
             try:
-                self._call(transfer, whole, outgoing)
-            except FlightedlError as error:
-                verdict = transfer.failed(error)
-            else:
-                verdict = transfer.ended()
-            match verdict:
-                case Over():
-                    break
-                case Refused(final):
-                    waiting.over()
-                    raise final
-                case AskAgain(reason):
-                    waiting.because(reason)
-                case KeepWaiting(for_what):
-                    waiting.patiently(for_what)
-        waiting.over()
+                verdict = self._attempt(transfer, whole, outgoing)
+                if verdict is not OVER:
+                    self._persist(verdict, transfer, whole, outgoing)
+            finally:
+                times.asked_at = None
+                if times.waiting is not None:
+                    times.waiting.over()
+                    times.waiting = None
+                times.turn("")
+
+    def _persist(self, verdict: Verdict, transfer: ShardTransfer, whole: Transfer, outgoing: Outgoing) -> None:
+        """Go on after a first attempt that was not enough."""
+        times = self.conversation
+        # Whoever looks at waits finds this one by its thread; the first attempt may have been told as one already.
+        waiting = times.waiting = times.waiting or self._waiting()
+        if times.asked_at is not None:
+            waiting.since(times.asked_at)
+        pauses = Pauses(waiting)
+        try:
+            while verdict is not OVER:
+                if times.phase == PUSH:
+                    times.turn(WAIT)
+                match verdict:
+                    case Refused(final):
+                        raise final
+                    case AskAgain(reason):
+                        pauses.because(reason)
+                    case KeepWaiting(for_what):
+                        pauses.patiently(for_what)
+                verdict = self._attempt(transfer, whole, outgoing)
+        finally:
+            pauses.over()
+
+    def _attempt(self, transfer: ShardTransfer, whole: Transfer, outgoing: Outgoing) -> Verdict:
+        try:
+            self._call(transfer, whole, outgoing)
+        except FlightedlError as error:
+            return transfer.failed(error)
+        return transfer.ended()
 
     def _call(self, transfer: ShardTransfer, whole: Transfer, outgoing: Outgoing) -> None:
         """Ask the process that holds the index now, once."""
@@ -172,7 +199,8 @@ class ShardClient:
         self, push: Push, transfer: ShardTransfer, whole: Transfer, outgoing: Outgoing, connection: Connection
     ) -> None:
         current, blocks = push.current, push.blocks
-        self.probe.turn(PUSH)
+        if self.conversation.phase != PUSH:
+            self.conversation.turn(PUSH)
         has_rows = blocks[-1] in self._buckets
         header = PushHeader(
             trainer=self._sender.trainer,
@@ -221,8 +249,8 @@ class ShardClient:
                 del parts
                 if said == STEP_END:
                     return
-                if self.probe.phase == PUSH and stream.is_answered:
-                    self.probe.turn(WAIT)
+                if self.conversation.phase == PUSH and stream.is_answered:
+                    self.conversation.turn(WAIT)
 
     def _messages_of(
         self, run: Run, bases: Mapping[int, int], wanted: Collection[int] | None, outgoing: Outgoing
@@ -261,8 +289,8 @@ class ShardClient:
         if outcome == Outcome.PARTLY_APPLIED:
             joined.answered(blocks, outcome, having=data.tobytes())
         elif data:
-            if self.probe.phase == WAIT:
-                self.probe.turn(PULL)
+            if self.conversation.phase == WAIT:
+                self.conversation.turn(PULL)
             if rows is not None:
                 rows.take(self._index, blocks, version, data)
             joined.answered(blocks, outcome, version)
@@ -306,8 +334,8 @@ class ShardClient:
             run = self._run_of.get(blocks[0])
             if run is None or self._run_of.get(blocks[-1]) != run:
                 raise MessageError(f"pserver {self._index} sent {blocks}, which are not its own")
-            if data and self.probe.phase == WAIT:
-                self.probe.turn(PULL)
+            if data and self.conversation.phase == WAIT:
+                self.conversation.turn(PULL)
             if outcome == Outcome.PARTLY_APPLIED:
                 transfer.answered(blocks, outcome, having=data[: len(data) // len(blocks)].tobytes())
             elif data:

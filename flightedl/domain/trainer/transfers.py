@@ -81,7 +81,7 @@ class KeepWaiting:
 
 
 Verdict = Over | Refused | AskAgain | KeepWaiting
-_OVER = Over()
+OVER = Over()
 
 
 class ShardTransfer:
@@ -174,14 +174,14 @@ class ShardTransfer:
     def ended(self) -> Verdict:
         """The call is through; what was not answered for takes longer."""
         if self.is_over:
-            return _OVER
+            return OVER
         return KeepWaiting(f"pserver {self.index}: the other trainers' gradients of this round")
 
     def failed(self, error: FlightedlError) -> Verdict:
         """The call failed, or nobody holds the index. What was answered before counts."""
         if not is_transient(error):
             return Refused(error)
-        return _OVER if self.is_over else AskAgain(error)
+        return OVER if self.is_over else AskAgain(error)
 
 
 class Transfer:

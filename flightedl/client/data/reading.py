@@ -1,0 +1,105 @@
+"""Reading of tasks: batches of one task, its first batches before the task is given, and reports of what went wrong.
+
+The master decides the order of records, because it depends on the epoch: this trainer's own declaration may name a seed
+that does not count yet.
+
+Tasks of the next epoch are promised before they are given, and read early. Nothing of that reaches the user's code
+before the task is given, so early reading changes nothing but the time. What cannot be read early is read again, and
+reported, when the task is given.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from msgspec.structs import replace
+
+from flightedl.domain.trainer.feed import AssignedTask
+from flightedl.formats.chunks import chunks_from_rows
+from flightedl.formats.dataset_spec import DatasetSpec
+from flightedl.formats.reader import ReadCounts, read_task
+from flightedl.messages.tasks import Assignment
+from flightedl.ports import Files
+
+_log = logging.getLogger(__name__)
+_LIBRARY = Path(__file__).resolve().parents[2]
+_LINES_LIMIT = 8
+
+#: Reads the batches of a task, in order.
+ReadTask = Callable[[AssignedTask], Iterator[pa.RecordBatch]]
+
+
+def batches_of(files: Files, task: AssignedTask, spec: DatasetSpec, **more: Any) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of a task in their order; ``more`` as of ``read_task``."""
+    a = task.assignment
+    chunks = chunks_from_rows(a.chunks)
+    return read_task(files, chunks, spec, a.seed, a.epoch, a.task, a.first_batch, a.end_batch, **more)
+
+
+def telling(
+    read: Callable[[ReadCounts], Iterator[pa.RecordBatch]], tell: Callable[[int], None]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of ``read``, which skips corrupt records; log each, and ``tell`` their number as they come."""
+    counts = ReadCounts()
+    told_records, told_sentences = 0, 0
+    for batch in read(counts):
+        if counts.corrupt_records > told_records:
+            tell(counts.corrupt_records - told_records)
+            for sentence in counts.sentences[told_sentences:]:
+                _log.warning("skipped: %s", sentence)
+            told_records, told_sentences = counts.corrupt_records, len(counts.sentences)
+        yield batch
+
+
+class EarlyReads:
+    """The early reads of one reader. Not thread-safe.
+
+    Args:
+        read: Reads a task.
+        limit: Number of batches of a task that are read early.
+    """
+
+    def __init__(self, read: ReadTask, limit: int) -> None:
+        self._read = read
+        self._limit = limit
+        #: Promised tasks of one epoch, with their first batches and an iterator of the others.
+        self._begun: list[tuple[Assignment, list[pa.RecordBatch], Iterator[pa.RecordBatch]]] = []
+
+    def begin(self, promised: Assignment) -> None:
+        """Read the first batches of a task that will probably be given."""
+        self._begun = [each for each in self._begun if each[0].epoch == promised.epoch]
+        batches = self._read(AssignedTask(promised))
+        try:
+            first = list(islice(batches, self._limit))
+        except Exception:  # noqa: BLE001 - whatever it is, it comes again and is reported when the task is given
+            return
+        self._begun.append((promised, first, batches))
+
+    def batches(self, task: AssignedTask) -> Iterator[pa.RecordBatch]:
+        """Yield all batches of a task that was given."""
+        given = replace(task.assignment, attempt=0)
+        found = next((each for each in self._begun if each[0] == given), None)
+        self._begun = [each for each in self._begun if each is not found and each[0].epoch >= given.epoch]
+        return self._read(task) if found is None else chain(found[1], found[2])
+
+
+def place_of(error: BaseException) -> str:
+    """Return where the user's code raised, so that errors at different batches can be told to be the same one.
+
+    The place names the error's class and the lines that led to it, innermost last, by files' names without their
+    directories. It leaves out the error's text, which may name the record.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    of_user = [frame for frame in frames if not _is_ours(Path(frame.filename))] or list(frames)
+    lines = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in of_user[-_LINES_LIMIT:]]
+    return f"{type(error).__name__} at {' > '.join(lines)}"[:500]
+
+
+def _is_ours(path: Path) -> bool:
+    return _LIBRARY in path.parents and _LIBRARY / "examples" not in path.parents

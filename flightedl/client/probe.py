@@ -1,0 +1,128 @@
+"""Where the time of a trainer's loop goes: waiting for data, in the script, or with the parameter servers.
+
+Time with the parameter servers has three phases. A gradient is *pushed* until each pserver has answered for all of it.
+The trainer then *waits* until values come, which in synchronous mode is when the other members of the round have
+pushed. From the first values on it *pulls*. Values that come with the answers to a push cost no time of their own: in
+asynchronous mode, and where a round of small values closes within two milliseconds.
+
+Each fact is noted once and read by all that report it. The user's thread turns from one activity to the next
+(:class:`StepProbe`); the thread that converses with a pserver notes the phases (:class:`Conversation`). The progress
+report and the metrics page take the sums, a tracer gets the phases, and ``waiting.Waits`` sees which pserver has not
+answered for a long time. An activity counts when it is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from threading import get_ident
+from typing import TYPE_CHECKING
+
+from flightedl.process import tracing
+
+if TYPE_CHECKING:
+    from flightedl.client.waiting import Waiting
+
+#: Activities of the loop. "data": it waits for the next batch, or to be a member. "script": the user's code works.
+DATA, SCRIPT = "data", "script"
+#: Activities with the parameter servers, and phases of a conversation with one of them.
+PUSH, WAIT, PULL = "push", "wait", "pull"
+
+
+class Conversation:
+    """The phases of conversations with one pserver, one conversation at a time. One thread writes.
+
+    Args:
+        index: Index of the pserver.
+        now: The process's clock, in seconds.
+    """
+
+    __slots__ = ("_now", "_since", "asked_at", "phase", "seconds", "thread", "waiting", "whom")
+
+    def __init__(self, index: int, now: Callable[[], float]) -> None:
+        self._now = now
+        self._since = 0.0
+        #: Name of the pserver, for people.
+        self.whom = f"pserver {index}"
+        #: PUSH, WAIT or PULL; empty between conversations.
+        self.phase = ""
+        #: Seconds of each phase of the newest conversation.
+        self.seconds: dict[str, float] = {}
+        #: When the conversation's first request began; None if it has ended, or none is under way.
+        self.asked_at: float | None = None
+        #: The thread that converses.
+        self.thread = 0
+        #: The wait that tells the user about the first request, if it takes long.
+        self.waiting: Waiting | None = None
+
+    def begin(self, phase: str) -> None:
+        """Begin a conversation in ``phase``."""
+        self.seconds = {}
+        self.thread = get_ident()
+        self.phase = phase
+        self._since = self.asked_at = self._now()
+
+    def turn(self, phase: str) -> None:
+        """Account the time since the last turn to the present phase, and begin another."""
+        now, before = self._now(), self.phase
+        self.seconds[before] = self.seconds.get(before, 0.0) + now - self._since
+        if tracing.tracer is not None:
+            tracing.past(before, self._since, now)
+        self.phase, self._since = phase, now
+
+
+class StepProbe:
+    """Seconds of each activity of one trainer's loop. The user's thread writes, and one other thread takes.
+
+    Args:
+        now: The process's clock, in seconds.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._since = now()
+        #: The present activity; empty if it is none that counts.
+        self.doing = ""
+        #: Seconds since the loop began. One thread writes them, so that no lock is needed.
+        self._seconds: dict[str, float] = {}
+        #: The conversations with the pservers, by index.
+        self.conversations: list[Conversation] = []
+        #: Seconds that were taken.
+        self._taken: dict[str, float] = {}
+
+    def turn(self, what: str) -> str:
+        """Account the time since the last turn to the present activity, and begin another; return the one before."""
+        now, before = self._now(), self.doing
+        if before:
+            self._seconds[before] = self._seconds.get(before, 0.0) + now - self._since
+        self.doing, self._since = what, now
+        return before
+
+    def transferred(self, then: str) -> None:
+        """End a PUSH activity, and begin ``then``.
+
+        Its waits and pulls are those of the conversation that took longest: the loop goes on when the last one is over.
+        """
+        all_of_them = self.conversations
+        longest = all_of_them[0] if len(all_of_them) == 1 else max(all_of_them, key=_total_s)
+        now, seconds = self._now(), self._seconds
+        pushing_s = now - self._since
+        for phase, spent_s in longest.seconds.items():
+            if phase != PUSH:
+                seconds[phase] = seconds.get(phase, 0.0) + spent_s
+                pushing_s -= spent_s
+        seconds[PUSH] = seconds.get(PUSH, 0.0) + pushing_s
+        self.doing, self._since = then, now
+
+    def take(self) -> dict[str, float]:
+        """Return the seconds of each activity since the last call."""
+        total, taken = self._seconds.copy(), self._taken
+        self._taken = total
+        return {what: more for what, seconds in total.items() if (more := seconds - taken.get(what, 0.0))}
+
+    def give_back(self, seconds: Mapping[str, float]) -> None:
+        """Return seconds to the next ``take``, because they could not be reported."""
+        self._taken = {what: taken - seconds.get(what, 0.0) for what, taken in self._taken.items()}
+
+
+def _total_s(conversation: Conversation) -> float:
+    return sum(conversation.seconds.values())
