@@ -135,6 +135,7 @@ class PserverFlight:
     def _step(self, _: bytes, exchange: Exchange, call: Call) -> None:
         stream = StepStream(
             exchange,
+            call,
             self._clock,
             self._service.meter,
             lambda: self._service.store,

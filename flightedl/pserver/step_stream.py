@@ -1,42 +1,35 @@
-"""A trainer's stream of steps as the pserver sees it: messages come and leave, by TCP or in memory that both sides map.
+"""The pserver's end of a trainer's stream of steps (``rpc.channel``).
 
-What a message means is not known here (``steps``, ``flight``), and what carries it is known nowhere else. A trainer on
-the same host asks for shared memory before its first step (``rpc.same_host``); from then on either side puts a
-message's values there where they are worth it and have room, and sends them where not; and a line carries whatever is
-small enough (``rpc.line``). By TCP a trainer may write small messages whole in their metadata, and is then answered so.
+What a message means is not known here (``steps``, ``flight``). A trainer on the same host asks for shared memory before
+its first step (``rpc.same_host``). By TCP a trainer may write small messages whole in their metadata, and is then
+answered so.
 
-Values that come are copied before anybody looks at them: the trainer could change them between the check and the use.
-The same pass says whether they are finite.
-Values that leave are lent where they lie (``spans``), until the trainer has taken them: what changes them meanwhile
-moves them first. What a trainer does not take, it has a few MiB of, and gets copies of the rest. A stream that ends,
-because its trainer was silent for too long, say, ends what it has lent; before anything of that changes, the memory
-says so, and a trainer that still reads there finds it out and asks again.
+Values that come by memory are copied before anybody looks at them: the trainer could change them between the check and
+the use. The same pass says whether they are finite.
+Values that leave are lent where they lie (``spans``) until the trainer has taken them: whatever changes them before
+moves them first. A trainer that does not take its values has a few MiB of them, and gets copies of the rest. A stream
+that ends, for example because its trainer was silent for too long, ends what it has lent. Before any of it changes, the
+memory says so, and a trainer that still reads there finds out and asks again.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 import pyarrow as pa
 
-from flightedl.errors import MessageError
+from flightedl.errors import DeadlineError, MessageError
 from flightedl.kernels.compiled import finite_copy
 from flightedl.ports import Clock
 from flightedl.process.shared_memory import SharedMemory
 from flightedl.pserver.meter import Meter
-from flightedl.rpc.line import Line
+from flightedl.rpc.channel import Channel, Received, ValuesMessage
+from flightedl.rpc.routes import Call
 from flightedl.rpc.same_host import NotSharedError, SharedPair, is_share_request, refuse_to_share, share
-from flightedl.rpc.streams import Exchange
-from flightedl.wire.parts import (
-    STEP_SCHEMA,
-    Place,
-    ReceivedBlocks,
-    batch_of,
-    decode_message,
-    encode_message,
-    place_of,
-)
+from flightedl.rpc.streams import BrokenOffError, Exchange
+from flightedl.wire.parts import STEP_SCHEMA, Place, decode_message, place_of
 from flightedl.wire.rows import OutgoingBlocks
 from flightedl.wire.shared_values import CopyingInbox, Outbox
 
@@ -46,31 +39,46 @@ _log = logging.getLogger(__name__)
 _PATIENCE_S = 0.1
 _POLL_S = 0.00005
 
-Received = tuple[list[ReceivedBlocks], bytes]
 
-
-class StepStream:
+class StepStream(Channel):
     """Both directions of one stream; end it when its handler returns.
 
     Args:
         exchange: The stream.
+        call: Of the stream.
         clock: For waits.
         meter: Counts streams.
         store: Gives the memory in which the values lie, if they lie in one.
         shares_memory: Whether values may lie in memory that the trainer maps.
     """
 
+    __slots__ = (
+        "_call",
+        "_clock",
+        "_has_asked",
+        "_member",
+        "_meter",
+        "_pair",
+        "_shares_memory",
+        "_store",
+        "_stream",
+        "_taken",
+    )
+
     def __init__(
         self,
         exchange: Exchange,
+        call: Call,
         clock: Clock,
         meter: Meter,
         store: Callable[[], SharedMemory | None],
         *,
         shares_memory: bool,
     ) -> None:
+        super().__init__(exchange, is_inline=False)
+        self._stream = exchange
+        self._call = call
         self._store = store
-        self._exchange = exchange
         self._clock = clock
         self._meter = meter
         self._shares_memory = shares_memory
@@ -78,18 +86,12 @@ class StepStream:
         #: Whose stream it is, as its newest step says.
         self._member = 0
         self._pair: SharedPair | None = None
-        #: Carries what is small.
-        self._line: Line | None = None
-        self._inbox: CopyingInbox | None = None
-        self._outbox: Outbox | None = None
-        #: Whether small messages travel whole in their metadata, because the trainer's do.
-        self._is_inline = False
         #: Messages of the outbox that the trainer said to have taken.
         self._taken = 0
 
     def begin(self) -> None:
         """Announce what the answers look like."""
-        self._exchange.begin(STEP_SCHEMA)
+        self._stream.begin(STEP_SCHEMA)
         self._meter.stream(1)
 
     def end(self) -> None:
@@ -117,7 +119,7 @@ class StepStream:
             FlightedlError: it is unsound or damaged.
         """
         while True:
-            message = self._exchange.read_at_rest(self._line)
+            message = self._stream.at_rest(self._in_time)
             if message is None:
                 return None
             batch, packed = message
@@ -126,11 +128,11 @@ class StepStream:
             if self._has_asked or packed is None or not is_share_request(packed):
                 raise MessageError("a step begins with a message that has values and a header")
             self._has_asked = True
-            self._share(packed)
+            self._share_if_possible(packed)
 
     def read(self) -> Received | None:
         """The next message of a step; None: none comes."""
-        message = self._exchange.read() if self._line is None else self._exchange.read_by(self._line)
+        message = self._in_time()
         if message is None or (message[0] is None and place_of(message[1]) is Place.BATCH):
             return None
         return self._decoded(*message)
@@ -151,20 +153,17 @@ class StepStream:
                 self._note_taken()
             if may_wait:
                 self._have_room(sum(piece.size_bytes for piece in pieces))
-        message = encode_message(pieces, attached, checksums=checksums, outbox=self._outbox, inline=self._is_inline)
-        self._send(message.values, message.header, message.size_bytes)
+        self._post(*self._encoded(pieces, attached, checksums=checksums))
 
     def write_word(self, word: bytes) -> None:
         """Send a word without values."""
-        self._send(None, word, 0)
+        self._post(None, word, 0)
 
-    def _send(self, values: Sequence[memoryview] | None, header: bytes, size_bytes: int) -> None:
-        if self._line is not None and self._exchange.write_by(self._line, values, header, size_bytes):
-            return
-        if values is None:
-            self._exchange.write_metadata(header)
-        else:
-            self._exchange.write(batch_of(values), header)
+    def _in_time(self) -> ValuesMessage | None:
+        message = self._next()
+        if self._call.is_late:
+            raise self._too_late()
+        return message
 
     def _decoded(self, batch: pa.RecordBatch | memoryview | None, packed: bytes | None) -> Received:
         # This message mostly changes what earlier answers lent: in place, if nobody reads it any more.
@@ -172,22 +171,33 @@ class StepStream:
             self._note_taken()
         if batch is None and self._line is None and not self._is_inline:
             self._is_inline = place_of(packed) is Place.HEADER
-        return decode_message(batch, packed, self._exchange.columns, self._inbox)
+        return decode_message(batch, packed, self._stream.columns, self._inbox)
 
-    def _share(self, request: bytes) -> None:
+    def _share_if_possible(self, request: bytes) -> None:
         if not self._shares_memory:
-            refuse_to_share(self._exchange, "the pserver has same_host=never")
+            refuse_to_share(self._stream, "the pserver has same_host=never")
             return
         try:
-            self._pair = share(self._exchange, request, self._clock, self._store())
+            pair = share(self._stream, request, self._clock, self._store())
         except NotSharedError as error:
             _log.debug("values of a trainer travel by TCP: %s", error)
             return
-        self._line = self._pair.line
-        self._inbox = CopyingInbox(self._pair.other.values, finite_copy())
-        store = self._pair.store
-        self._outbox = Outbox(self._pair.own.values, store=None if store is None else store.values)
+        self._pair = pair
+        store = None if pair.store is None else pair.store.values
+        self._share(pair.line, Outbox(pair.own.values, store=store), CopyingInbox(pair.other.values, finite_copy()))
         self._meter.stream(0, shared=1)
+
+    def _is_over(self) -> bool:
+        call = self._call
+        return call.is_late or call.closing.is_set() or call.is_cancelled()
+
+    def _line_ended(self) -> NoReturn:
+        if self._call.is_late:
+            raise self._too_late()
+        raise BrokenOffError("the client has ended the line beside the stream")
+
+    def _too_late(self) -> DeadlineError:
+        return DeadlineError(f"{self._call.verb}: the time for this stream is over")
 
     def _have_room(self, size_bytes: int) -> None:
         assert self._outbox is not None

@@ -38,6 +38,8 @@ LIMIT_BYTES = 64 << 10
 AHEAD_BYTES = 80 << 10
 #: For so long it is waited without a look at whether there is still a reason to.
 _LOOK_MS = 100
+_TIME = Struct("@ll")
+_NO_DATA: tuple[()] = ()
 _ALIGNMENT_BYTES = 64
 _END = Struct("<IB")
 #: Limit of the values and the header of a message that goes by a line.
@@ -55,14 +57,15 @@ class Line:
         connection: A Unix socket that keeps messages apart; closed with the line.
     """
 
-    __slots__ = ("_buffer", "_connection", "_memory", "_readable", "_writable")
+    __slots__ = ("_buffer", "_connection", "_memory", "_writable")
 
     def __init__(self, connection: socket.socket) -> None:
-        # With a time limit of its own, it would take no more while a quarter of what the kernel may keep is there.
-        connection.setblocking(False)
+        # The kernel waits for messages. It does not wait for room: a socket with a time limit would take no more while
+        # a quarter of what it may keep is there.
+        connection.setblocking(True)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIME.pack(0, _LOOK_MS * 1000))
         self._connection = connection
-        self._readable, self._writable = select.poll(), select.poll()
-        self._readable.register(connection, select.POLLIN)
+        self._writable = select.poll()
         self._writable.register(connection, select.POLLOUT)
         # One byte more than it may have, by which a longer one is known.
         raw = np.empty(LIMIT_BYTES + 1 + _ALIGNMENT_BYTES, np.uint8)
@@ -82,7 +85,7 @@ class Line:
             parts = (*values, header, _END.pack(len(header), _WITH_VALUES))
         while True:
             try:
-                self._connection.sendmsg(parts)
+                self._connection.sendmsg(parts, _NO_DATA, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 if not self._writable.poll(_LOOK_MS) and is_over():
                     return False
@@ -99,13 +102,15 @@ class Line:
         Raises:
             MessageError: it is not one.
         """
-        while not self._readable.poll(_LOOK_MS):
-            if is_over():
+        while True:
+            try:
+                size_bytes = self._connection.recv_into(self._buffer)
+                break
+            except BlockingIOError:
+                if is_over():
+                    return None
+            except OSError:
                 return None
-        try:
-            size_bytes = self._connection.recv_into(self._buffer)
-        except OSError:
-            return None
         if not size_bytes:
             return None
         stop = size_bytes - _END.size

@@ -9,7 +9,7 @@ from flightedl.errors import MessageError
 from flightedl.ports import Clock
 from flightedl.rpc.client import Connection
 from flightedl.rpc.identity import sealed, unsealed
-from flightedl.rpc.reuse import ReusableExchange
+from flightedl.rpc.reuse import HeldStream, ReusableExchange
 from flightedl.rpc.routes import NO_COLUMNS
 
 
@@ -22,7 +22,7 @@ class RequestStream:
     """
 
     def __init__(self, verb: str, clock: Clock) -> None:
-        self._kept = ReusableExchange(verb, NO_COLUMNS, clock)
+        self._kept = ReusableExchange(verb, NO_COLUMNS, clock, HeldStream)
 
     @property
     def is_open(self) -> bool:

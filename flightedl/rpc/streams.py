@@ -11,6 +11,7 @@ Batches are views of network memory, read-only and at any address; copy what out
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -18,16 +19,16 @@ from flightedl.errors import DeadlineError, MessageError, UnavailableError, Usag
 from flightedl.rpc.arrow_flight import flight
 from flightedl.rpc.errors import FOREIGN_ERRORS, shortened
 from flightedl.rpc.identity import unsealed
-from flightedl.rpc.line import SMALL_BYTES, Line
+from flightedl.rpc.line import Line
 from flightedl.rpc.routes import Call, Message
 from flightedl.rpc.validation import BatchLimits, Tally, check_schema, is_commit_record
 
-#: Values as they came, by the stream or by a line; None: there are none and cannot be; and what was said with them.
-ValuesMessage = tuple[pa.RecordBatch | memoryview | None, bytes | None]
+_Result = TypeVar("_Result")
+
 _USED_TOO_LATE = "a stream was used after its handler returned"
 
 
-class _BrokenOffError(MessageError):
+class BrokenOffError(MessageError):
     """The client is gone, or ended its writing without a commit record."""
 
 
@@ -95,7 +96,7 @@ class _Upload:
         if call.is_late:
             raise DeadlineError(f"{call.verb}: the time for this stream is over")
         if chunk is None:
-            raise _BrokenOffError("the upload broke off before its commit record; nothing of it counts")
+            raise BrokenOffError("the upload broke off before its commit record; nothing of it counts")
         batch, metadata = chunk.data, chunk.app_metadata
         if batch is not None:
             self.columns = self._tally.take(batch)
@@ -163,7 +164,7 @@ class Exchange(_Upload):
     """Both directions of a stream. One thread reads, and one, perhaps the same, writes.
 
     A client that writes more than a few MiB without reading the answers, to a handler that answers as it reads, stops
-    both for ever but for the deadline: see ``lock_step``.
+    both for ever but for the deadline: see ``client.model.step_channel``.
     """
 
     __slots__ = ("_line", "_writer")
@@ -188,13 +189,14 @@ class Exchange(_Upload):
         """Announce the schema of the answers; once, before the first ``write``."""
         self._write(lambda writer: writer.begin(schema))
 
-    def read_at_rest(self, line: Line | None = None) -> ValuesMessage | None:
-        """The message that begins the next request of a stream that carries many; None: the client wants nothing more.
+    def read_at_rest(self) -> Message | None:
+        """Return the message that begins the next request, see ``at_rest``."""
+        return self.at_rest(self.read)
+
+    def at_rest(self, read: Callable[[], _Result | None]) -> _Result | None:
+        """Read the message that begins the stream's next request; None if the client wants no more.
 
         Nothing is under way meanwhile, so the client may as well be gone, or the stream's time be over.
-
-        Args:
-            line: That the stream has beside it.
 
         Raises:
             MessageError: unsound batch.
@@ -202,37 +204,12 @@ class Exchange(_Upload):
         call = self._call
         call.is_resting = True
         try:
-            return self.read() if line is None else self.read_by(line)
-        except (_BrokenOffError, DeadlineError):
+            return read()
+        except (BrokenOffError, DeadlineError):
             self.is_complete = True
             return None
         finally:
             call.is_resting = False
-
-    def read_by(self, line: Line) -> ValuesMessage | None:
-        """As ``read``, of a stream that has a line beside it; values that came by that are there instead of a batch."""
-        message = line.receive(self._is_over)
-        if self._call.is_late:
-            raise DeadlineError(f"{self._call.verb}: the time for this stream is over")
-        if message is None:
-            raise _BrokenOffError("the client has ended the line beside the stream")
-        return self.read() if message[0] is None and not message[1] else message
-
-    def write_by(self, line: Line, values: Sequence[memoryview] | None, header: bytes, size_bytes: int) -> bool:
-        """Send a message by the line; False: it is too big, and comes by the stream.
-
-        Raises:
-            UnavailableError: the client is gone.
-        """
-        is_small = size_bytes + len(header) <= SMALL_BYTES
-        if not (line.send(values, header, self._is_over) if is_small else line.send(None, b"", self._is_over)):
-            raise UnavailableError("the client has ended the line beside the stream")
-        return is_small
-
-    def _is_over(self) -> bool:
-        """Whether nothing is to be waited for at a line."""
-        call = self._call
-        return call.is_late or call.closing.is_set() or call.is_cancelled()
 
     def read_request(self) -> bytes | None:
         """The next request of a stream that carries many, each a message of metadata alone; None: as ``read_at_rest``.
@@ -249,7 +226,13 @@ class Exchange(_Upload):
             raise MessageError(f"{self._call.verb}: a request on an open stream is metadata alone")
         return unsealed(request)
 
-    def write(self, batch: pa.RecordBatch, metadata: bytes | None = None) -> None:
+    def write(
+        self,
+        batch: pa.RecordBatch,
+        metadata: bytes | None = None,
+        *,
+        size_bytes: int | None = None,  # noqa: ARG002 - a client counts what it sends
+    ) -> None:
         """Send a batch. It may still be on its way when this returns, but its memory is no longer needed.
 
         Raises:
@@ -292,8 +275,8 @@ class Exchange(_Upload):
             self._call.is_writing = False
 
 
-def _unreadable(error: BaseException) -> _BrokenOffError:
-    return _BrokenOffError(f"the stream cannot be read: {shortened(str(error), 200)}")
+def _unreadable(error: BaseException) -> BrokenOffError:
+    return BrokenOffError(f"the stream cannot be read: {shortened(str(error), 200)}")
 
 
 def _unwritable(error: BaseException) -> UnavailableError:

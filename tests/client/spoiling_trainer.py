@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from flightedl.adapters.clock import SystemClock
-from flightedl.client.model.step_channel import StepChannel, StepStream
+from flightedl.client.model.step_channel import StepChannel
 from flightedl.errors import GradientError
 from flightedl.messages.base import encode
 from flightedl.messages.parameters import BatchIdentity, PushHeader
@@ -76,8 +76,7 @@ def main(options: dict[str, Any]) -> None:
         )
         pieces = [OutgoingBlocks(range(n, n + 1), 0, 0, np.ones(size, np.float32), ()) for n, size in blocks]
         try:
-            with channel.use(connection, timeout_s=10.0) as stream:
-                _step(stream, pieces, encode(header), spoiler)
+            _step(channel, connection, pieces, encode(header), spoiler)
             taken += 1
         except GradientError:
             refused += 1
@@ -90,12 +89,20 @@ def main(options: dict[str, Any]) -> None:
     print(json.dumps({"taken": taken, "refused": refused, "writes": spoiler.writes}))
 
 
-def _step(stream: StepStream, pieces: list[OutgoingBlocks], request: bytes, spoiler: Spoiler) -> None:
-    assert stream._shared is not None, "values travel by TCP"
-    spoiler.memory = stream._shared.pair.own.values
-    for _, said in stream.converse([pieces], request, checksums=False, ahead=2):
-        if said == STEP_END:
-            return
+def _step(
+    channel: StepChannel, connection: Connection, pieces: list[OutgoingBlocks], request: bytes, spoiler: Spoiler
+) -> None:
+    stream = channel.begin(connection, timeout_s=10.0)
+    try:
+        assert stream._pair is not None, "values travel by TCP"
+        spoiler.memory = stream._pair.own.values
+        stream.send(pieces, request, checksums=False)
+        while stream.receive()[1] != STEP_END:
+            pass
+    except BaseException as error:
+        channel.end(stream, error)
+        raise
+    channel.end(stream)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ CLOCK = SystemClock()
 def main(options: dict[str, Any]) -> None:
     """Step as far as to the first answer."""
     connection = Connection(options["address"], expected=ServerIdentity(**options["identity"]), shares_memory=True)
-    channel = StepChannel(0, CLOCK, step_bytes=0)
+    channel = StepChannel(0, CLOCK, step_bytes=0, ahead=2)
     header = PushHeader(
         trainer="t1",
         generation=1,
@@ -39,18 +39,22 @@ def main(options: dict[str, Any]) -> None:
         pull=True,
     )
     pieces = [[OutgoingBlocks(range(n, n + 1), 0, 0, np.ones(size, np.float32), ())] for n, size in options["blocks"]]
-    with channel.use(connection, timeout_s=60.0) as stream:
-        assert stream._shared is not None
-        store = stream._shared.pair.store
-        assert store is not None
-        answers = stream.converse(pieces, encode(header), checksums=False, ahead=2)
-        parts, _ = next(answers)
-        values = np.frombuffer(parts[0].data, np.float32)
-        assert np.shares_memory(values, store.values)
-        print(values.nbytes, flush=True)
-        sys.stdin.readline()
-        print(json.dumps([sorted(set(values.tolist())), stream._shared.pair.other.is_over]), flush=True)
-        sys.stdin.readline()
+    stream = channel.begin(connection, timeout_s=60.0)
+    assert stream._pair is not None
+    store = stream._pair.store
+    assert store is not None
+    request = encode(header)
+    for message in pieces:
+        if not stream.is_full:
+            stream.send(message, request, checksums=False)
+            request = b""
+    parts, _ = stream.receive()
+    values = np.frombuffer(parts[0].data, np.float32)
+    assert np.shares_memory(values, store.values)
+    print(values.nbytes, flush=True)
+    sys.stdin.readline()
+    print(json.dumps([sorted(set(values.tolist())), stream._pair.other.is_over]), flush=True)
+    sys.stdin.readline()
 
 
 if __name__ == "__main__":

@@ -309,13 +309,16 @@ def _converse(cluster: Cluster, values: np.ndarray, numbers: range, rows: int) -
     channel = StepChannel(0, CLOCK, step_bytes=values.nbytes)
     header = encode(cluster.header(1, rows=rows))
     message = [OutgoingBlocks(numbers, 0, 0, values, ())]
+    stream = channel.begin(cluster.connections[0], timeout_s=10.0)
     try:
-        with channel.use(cluster.connections[0], timeout_s=10.0) as stream:
-            for _parts, said in stream.converse([message], header, checksums=False, ahead=2):
-                if said == STEP_END:
-                    return
-    finally:
-        channel.close_idle()
+        stream.send(message, header, checksums=False)
+        while stream.receive()[1] != STEP_END:
+            pass
+    except BaseException as error:
+        channel.end(stream, error)
+        raise
+    channel.end(stream)
+    channel.close_idle()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -439,8 +442,8 @@ def test_a_trainer_that_says_to_have_taken_anything_hurts_only_itself() -> None:
         def lie() -> None:
             while not stop:
                 held = one.parameters._shards[0]._channel._kept._held
-                if held is not None and held.greeted._shared is not None:
-                    held.greeted._shared.pair.own._taken[0] = chance.randrange(1 << 64)
+                if held is not None and held._pair is not None:
+                    held._pair.own._taken[0] = chance.randrange(1 << 64)
                 del held
                 time.sleep(0.001)
 
@@ -486,21 +489,25 @@ def test_what_is_lent_stays_as_it_is_until_it_is_taken() -> None:
         channel = StepChannel(0, CLOCK, step_bytes=0)
         header = encode(cluster.header(1, rows=len(blocks)))
         lent, batch = 0, 2
-        with channel.use(cluster.connections[0], timeout_s=10.0) as stream:
-            for parts, said in stream.converse(pieces, header, checksums=False, ahead=2):
-                for _ in range(2):
-                    before = [np.frombuffer(part.data, np.float32).copy() for part in parts]
-                    _push_ones(cluster, batch)
-                    batch += 1
-                    for part, was in zip(parts, before, strict=True):
-                        now = np.frombuffer(part.data, np.float32)
-                        assert np.array_equal(now, was)
-                        assert len(set(now.tolist())) == 1
-                        lent += np.shares_memory(now, stream._shared.pair.store.values)
-                stream.require_lent()
-                del parts, part, now
-                if said == STEP_END:
-                    break
+        stream, said, request = channel.begin(cluster.connections[0], timeout_s=10.0), b"", header
+        while said != STEP_END:
+            while pieces and not stream.is_full:
+                stream.send(pieces.pop(0), request, checksums=False)
+                request = b""
+            parts, said = stream.receive()
+            for _ in range(2):
+                before = [np.frombuffer(part.data, np.float32).copy() for part in parts]
+                _push_ones(cluster, batch)
+                batch += 1
+                for part, was in zip(parts, before, strict=True):
+                    now = np.frombuffer(part.data, np.float32)
+                    assert np.array_equal(now, was)
+                    assert len(set(now.tolist())) == 1
+                    lent += np.shares_memory(now, stream._pair.store.values)
+            stream.require_lent()
+            del parts, part, now
+        channel.end(stream)
+        del stream
         channel.close_idle()
         assert lent, "values are lent where they lie"
         for block in shard.blocks():
@@ -547,16 +554,20 @@ def test_a_trainer_that_never_takes_anything_is_lent_no_more_than_the_limit() ->
                 for place in [cluster.plan.block(number)]
             ]
             header = encode(cluster.header(batch, rows=len(pieces)))
-            with channel.use(cluster.connections[0], timeout_s=10.0) as stream:
-                for parts, said in stream.converse(pieces, header, checksums=False, ahead=2):
-                    stream._shared.pair.own._taken[0] = 0
-                    for part in parts:
-                        assert (np.frombuffer(part.data, np.float32) == -batch).all()
-                        values = np.frombuffer(part.data, np.uint8)
-                        lent += values.nbytes * np.shares_memory(values, stream._shared.pair.store.values)
-                    del parts, part, values
-                    if said == STEP_END:
-                        break
+            stream, said = channel.begin(cluster.connections[0], timeout_s=10.0), b""
+            while said != STEP_END:
+                while pieces and not stream.is_full:
+                    stream.send(pieces.pop(0), header, checksums=False)
+                    header = b""
+                parts, said = stream.receive()
+                stream._pair.own._taken[0] = 0
+                for part in parts:
+                    assert (np.frombuffer(part.data, np.float32) == -batch).all()
+                    values = np.frombuffer(part.data, np.uint8)
+                    lent += values.nbytes * np.shares_memory(values, stream._pair.store.values)
+                del parts, part, values
+            channel.end(stream)
+            del stream
             assert lent <= shared_values.UNTAKEN_LIMIT_BYTES + (1 << 22)
         assert lent
         channel.close_idle()

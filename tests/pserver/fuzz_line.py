@@ -89,7 +89,7 @@ class _Target:
             cancelled=lambda: True,
         )
         exchange = Exchange(None, None, STEP_SCHEMA, self.call, BatchLimits())  # type: ignore[arg-type]
-        self.stream = StepStream(exchange, _CLOCK, self.shard.meter, lambda: None, shares_memory=True)
+        self.stream = StepStream(exchange, self.call, _CLOCK, self.shard.meter, lambda: None, shares_memory=True)
         self.line = self.stream._line = Line(mine)
 
     def end(self) -> None:

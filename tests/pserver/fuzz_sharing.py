@@ -171,7 +171,7 @@ class Wire:
     def write_metadata(self, packed: bytes) -> None:
         self.sent.append(packed)
 
-    def write(self, _batch: object, packed: bytes) -> None:
+    def write(self, _batch: object, packed: bytes, **_: object) -> None:
         """There was no room in memory."""
         self.sent.append(packed[:0])
 
@@ -189,7 +189,7 @@ class Speaker:
         self.outbox = Outbox(other.values, 0)
         self.inbox = Inbox(self.theirs.values, _read_only(shard.store))
         self.wire = Wire()
-        self.stream = StepStream(self.wire, _CLOCK, Meter(), lambda: shard.store, shares_memory=True)  # type: ignore[arg-type]
+        self.stream = StepStream(self.wire, None, _CLOCK, Meter(), lambda: shard.store, shares_memory=True)  # type: ignore[arg-type]
         self.stream.begin()
         received = SharedMemory.received(os.dup(other.descriptor()), nonce)
         self.stream._pair = SharedPair(own, received, None, shard.store)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from flightedl.errors import DamagedError, FencedError, FlightedlError, MessageE
 from flightedl.messages.base import encode
 from flightedl.messages.parameters import Outcome
 from flightedl.rpc.client_streams import ClientExchange
-from flightedl.rpc.reuse import ReusableExchange
+from flightedl.rpc.reuse import HeldStream, ReusableExchange
 from flightedl.wire.parts import STEP_END, STEP_SCHEMA, decode_message
 from flightedl.wire.rows import OutgoingBlocks
 
@@ -24,7 +24,7 @@ from ..wire.encoded import encode_parts
 from .fuzz import SIZES
 
 
-class Counted(ReusableExchange):
+class Counted(ReusableExchange[HeldStream]):
     """Counts the streams that it opens."""
 
     opened = 0
@@ -42,7 +42,7 @@ class Stepper:
         self.server = self.cluster.servers[0]
         self.shard = self.cluster.shards[0]
         self.connection = self.cluster.connections[0]
-        self.kept = Counted("step", STEP_SCHEMA, CLOCK)
+        self.kept = Counted("step", STEP_SCHEMA, CLOCK, HeldStream)
         self.batch = 0
 
     def header(self, **wrong: object) -> bytes:

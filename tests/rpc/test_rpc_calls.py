@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pytest
 
-from flightedl.errors import OutcomeUnknownError, UsageError
+from flightedl.errors import UsageError
 from flightedl.rpc import Connection, FlightServer, PutRoute, Routes
-from flightedl.rpc.lock_step import LOCK_STEP_LIMIT_BYTES, StreamCarrier, lock_step
-from flightedl.rpc.validation import BatchLimits, Tally
 
 from .rpc_support import (
     BATCH,
@@ -85,56 +82,6 @@ def test_exchange_answers_each_message(connection: Connection) -> None:
         assert exchange.read() == (BATCH, None)
         assert exchange.read() is None
         assert exchange.read() is None
-
-
-def _as_it_is(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The carrier's messages are batches already."""
-    return batch
-
-
-def test_lock_step_answers_in_order(connection: Connection) -> None:
-    batches = [make_batch(rows, 1 << 10) for rows in range(1, 40)]
-    sent: list[int] = []
-
-    def messages() -> Iterator[tuple[pa.RecordBatch, bytes, int]]:
-        for number, batch in enumerate(batches):
-            sent.append(number)
-            yield batch, str(number).encode(), batch.nbytes
-
-    with connection.exchange(b'{"verb": "mirror"}', SCHEMA, timeout_s=TIMEOUT_S) as exchange:
-        answers = lock_step(StreamCarrier(exchange, _as_it_is), messages(), ahead=3)
-        for number, batch in enumerate(batches):
-            assert next(answers) == (batch, str(number).encode())
-            assert len(sent) == min(number + 3, len(batches)), "no more than three were ahead, and no fewer"
-
-
-def test_lock_step_sends_alone_what_could_stop_both_sides_for_ever(connection: Connection) -> None:
-    sizes = [1, 1, LOCK_STEP_LIMIT_BYTES, LOCK_STEP_LIMIT_BYTES // 2, LOCK_STEP_LIMIT_BYTES // 2 + 1, 1]
-    sent: list[int] = []
-
-    def messages() -> Iterator[tuple[pa.RecordBatch, bytes, int]]:
-        for size_bytes in sizes:
-            sent.append(size_bytes)
-            yield BATCH, None, size_bytes
-
-    with connection.exchange(b'{"verb": "mirror"}', SCHEMA, timeout_s=TIMEOUT_S) as exchange:
-        answers = lock_step(StreamCarrier(exchange, _as_it_is), messages(), ahead=9)
-        ahead = []
-        for _ in sizes:
-            next(answers)
-            ahead.append(len(sent))
-    assert ahead == [3, 3, 4, 5, 6, 6]
-
-
-def test_lock_step_does_not_take_an_early_end_for_the_last_answer(connection: Connection) -> None:
-    with connection.exchange(b'{"verb": "mirror"}', SCHEMA, timeout_s=TIMEOUT_S) as exchange:
-        message = BATCH, None, Tally(SCHEMA, BatchLimits()).add(BATCH)
-        answers = lock_step(StreamCarrier(exchange, _as_it_is), [message], ahead=1)
-        assert next(answers) == (BATCH, None)
-        exchange.write(BATCH)
-        exchange.done_writing()
-        with pytest.raises(OutcomeUnknownError, match="before it had answered everything"):
-            list(answers)
 
 
 def test_info_names_endpoints(connection: Connection) -> None:

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from flightedl.client.connections import Servers
 from flightedl.client.model.outgoing import Outgoing, Run, at_one_version
-from flightedl.client.model.step_channel import StepChannel
+from flightedl.client.model.step_channel import LOCK_STEP_LIMIT_BYTES, StepChannel
 from flightedl.client.model.values import ModelValues
 from flightedl.client.probe import PULL, PUSH, WAIT, Conversation
 from flightedl.client.tables.traffic import RowMessages
@@ -43,7 +43,6 @@ from flightedl.messages.parameters import LookupHeader, Outcome, PullTicket, Pus
 from flightedl.ports import Clock
 from flightedl.process import tracing
 from flightedl.rpc.client import Connection
-from flightedl.rpc.lock_step import LOCK_STEP_LIMIT_BYTES
 from flightedl.wire.parts import PARTS_LIMIT, STEP_END, ReceivedBlocks, parts_of
 from flightedl.wire.rows import OutgoingBlocks, decode_batch
 
@@ -112,10 +111,9 @@ class ShardClient:
         self._waiting = waiting
         sizes = [model.values.sent_bytes(run) for run in runs]
         largest = max(sizes, default=1)
-        #: Messages written ahead of the answers read: two at least.
-        self._window = max(2, LOCK_STEP_LIMIT_BYTES // max(largest, 1))
+        window = max(2, LOCK_STEP_LIMIT_BYTES // max(largest, 1))
         #: Steps follow each other on it.
-        self._channel = StepChannel(index, clock, step_bytes=sum(sizes))
+        self._channel = StepChannel(index, clock, step_bytes=sum(sizes), ahead=window)
         #: Where the time of the newest transfer went.
         self.conversation = Conversation(index, clock.now)
 
@@ -243,14 +241,30 @@ class ShardClient:
             rows.begin(self._index)
         joined = JoinedAnswers(self._buckets, transfer) if self._buckets else None
         checksums = connection.has_checksums
-        with self._channel.use(connection, timeout_s=_STREAM_S) as stream:
-            for parts, said in stream.converse(messages, request, checksums=checksums, ahead=self._window):
-                self._take(parts, transfer, stream.require_lent, joined, rows)
-                del parts
+        stream = self._channel.begin(connection, timeout_s=_STREAM_S)
+        try:
+            if not isinstance(messages, list) or len(messages) > 1:
+                messages = stream.joined(messages)
+            said = b""
+            for pieces in messages:
+                stream.send(pieces, request, checksums=checksums)
+                request = b""
+                while stream.is_full and said != STEP_END:
+                    parts, said = stream.receive()
+                    self._take(parts, transfer, stream.require_lent, joined, rows)
+                    del parts
                 if said == STEP_END:
-                    return
+                    break
+            while said != STEP_END:
                 if self.conversation.phase == PUSH and stream.is_answered:
                     self.conversation.turn(WAIT)
+                parts, said = stream.receive()
+                self._take(parts, transfer, stream.require_lent, joined, rows)
+                del parts
+        except BaseException as error:
+            self._channel.end(stream, error)
+            raise
+        self._channel.end(stream)
 
     def _messages_of(
         self, run: Run, bases: Mapping[int, int], wanted: Collection[int] | None, outgoing: Outgoing

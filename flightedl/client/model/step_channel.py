@@ -1,12 +1,12 @@
-"""Channel for the messages of steps to one pserver: a stream that stays open, and memory that both sides map.
+"""Channel for the messages of steps to one pserver: a stream that stays open from step to step (``rpc.channel``).
 
-A stream to a pserver on the same host shares memory from its first message on (``rpc.same_host``). Values for which
-there is room lie in that memory, and messages only say where; small messages travel by a line beside the stream
-(``rpc.lock_step`` moves both). Where memory cannot be shared, the reason is logged once and values travel by TCP: those
-of small messages in their metadata, others in record batches.
+A stream to a pserver on the same host shares memory, and gets a line, before its first step (``rpc.same_host``). If
+memory cannot be shared, the reason is logged once and values travel by TCP.
 
-In lock-step an answer says that the pserver has what the message brought, so the message's memory is free. The memory
-of an answer is free when the next answer is asked for; a counter in the memory says so.
+Messages go in lock-step, a few of them ahead of their answers. This keeps data in the processor's cache, and neither
+side can wait for the other for ever: the bytes of unanswered messages are limited, and a message above the limit
+travels alone. An answer says that the pserver has what the message brought, so the message's memory is free. The memory
+of an answer is free when the next answer is received; a counter in the memory says so.
 """
 
 from __future__ import annotations
@@ -14,126 +14,204 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import TracebackType
-from typing import Self
+from typing import NoReturn
 
-from flightedl.errors import UnavailableError
+from flightedl.errors import OutcomeUnknownError, UnavailableError
 from flightedl.ports import Clock
+from flightedl.rpc.channel import Channel, Received
 from flightedl.rpc.client import Connection
 from flightedl.rpc.client_streams import ClientExchange
-from flightedl.rpc.lock_step import Carrier, LineCarrier, StreamCarrier, lock_step
-from flightedl.rpc.reuse import HeldStream, ReusableExchange
+from flightedl.rpc.line import AHEAD_BYTES, SMALL_BYTES
+from flightedl.rpc.reuse import ReusableExchange
 from flightedl.rpc.same_host import NotSharedError, SharedPair, ask_to_share
-from flightedl.wire.parts import (
-    PARTS_LIMIT,
-    STEP_SCHEMA,
-    EncodedMessage,
-    Place,
-    ReceivedBlocks,
-    batch_of,
-    decode_message,
-    encode_message,
-    place_of,
-)
+from flightedl.wire.parts import PARTS_LIMIT, STEP_SCHEMA, EncodedMessage, Place, decode_message, place_of
 from flightedl.wire.rows import OutgoingBlocks
 from flightedl.wire.shared_values import Inbox, Outbox
 
 _log = logging.getLogger(__name__)
 
-#: Limit of the values of several messages that travel as one, where they are in memory: a message costs time.
+#: Limit of the unanswered messages' bytes on the stream. Windows of 8 MiB and more have been seen to stop both sides
+#: for ever, though not on every machine; windows up to 6 MiB never.
+LOCK_STEP_LIMIT_BYTES = 4 << 20
+#: The kernel's share of a message that travels by a line.
+_OVERHEAD_BYTES = 1 << 10
+#: Limit of the values of several messages that travel as one, if they are in memory: each message costs time.
 _JOINED_BYTES = 4 << 20
-#: Least number of messages of a step then: both sides are to work on different ones.
+#: Least number of messages of a step then, so that both sides work at the same time.
 _MESSAGES = 2
 
 
-class _Shared:
-    """The memory of one stream, from the trainer's side."""
-
-    def __init__(self, pair: SharedPair) -> None:
-        self.pair = pair
-        self.outbox = Outbox(pair.own.values)
-        self.inbox = Inbox(pair.other.values, None if pair.store is None else pair.store.values)
-
-
 class StepChannel:
-    """The way to one pserver. For one thread at a time.
+    """The way to one pserver.
+
+    ``begin`` returns the open stream for one step, and ``close_idle`` lets go of it, see ``ReusableExchange``.
 
     Args:
         index: Of the pserver, for people.
         clock: For the time of streams.
         step_bytes: Bytes of the values of a step.
+        ahead: Maximum number of unanswered messages.
     """
 
-    def __init__(self, index: int, clock: Clock, *, step_bytes: int) -> None:
+    def __init__(self, index: int, clock: Clock, *, step_bytes: int, ahead: int = 2) -> None:
         self._joined_bytes = min(_JOINED_BYTES, step_bytes // _MESSAGES)
+        self._ahead = ahead
         self._index = index
         self._clock = clock
         self._kept = ReusableExchange("step", STEP_SCHEMA, clock, self._opened)
         #: The newest connection whose server shares no memory.
         self._unshared: Connection | None = None
+        self.begin = self._kept.begin
+        self.close_idle = self._kept.close_idle
 
-    def close_idle(self) -> None:
-        """Let go of the stream."""
-        self._kept.close_idle()
+    def end(self, stream: StepStream, error: BaseException | None = None) -> None:
+        """Take back a stream whose step was answered completely, or end the stream of a step that failed."""
+        stream.rest(error)
+        self._kept.end(stream, error)
 
-    def use(self, connection: Connection, *, timeout_s: float) -> StepStream:
-        """Return the open stream, for one request in a ``with`` block; see ``ReusableExchange.use``."""
-        held = self._kept.begin(connection, timeout_s=timeout_s)
-        stream: StepStream = held.greeted
-        stream.lent = held, self._kept.end
-        return stream
-
-    def _opened(self, connection: Connection, exchange: ClientExchange) -> StepStream:
+    def _opened(self, connection: Connection, exchange: ClientExchange, old_at: float, ends_at: float) -> StepStream:
+        stream = StepStream(connection, exchange, old_at, ends_at, self._clock.now, self._ahead)
         if connection.shares_memory and self._unshared is not connection:
             try:
-                pair = ask_to_share(exchange)
+                stream.share(ask_to_share(exchange), self._joined_bytes)
             except NotSharedError as error:
                 self._unshared = connection
                 _log.debug("values from and to pserver %d travel by TCP: %s", self._index, error)
-            else:
-                carrier = LineCarrier(pair.line, exchange, self._clock, batch_of)
-                return StepStream(exchange, carrier, _Shared(pair), self._joined_bytes)
-        return StepStream(exchange, StreamCarrier(exchange, batch_of))
+        return stream
 
 
-class StepStream:
-    """An open stream that carries one request, answered completely, after the other.
+class StepStream(Channel):
+    """The client's end of an open stream, which carries one step, answered completely, after the other.
+
+    For each step: ``send`` its messages, ``receive`` answers while it ``is_full``, and then until the last one.
 
     Args:
+        connection: The pserver's.
         exchange: The Flight stream.
-        carrier: Moves its messages.
-        shared: Memory of both sides; None if there is none.
-        joined_bytes: Limit of the values of several messages that travel as one, where they are in memory.
+        old_at: Instant after which it takes no more steps.
+        ends_at: Instant at which the stream's time is over.
+        now: The process's clock.
+        ahead: Maximum number of unanswered messages.
     """
 
+    __slots__ = (
+        "_ahead",
+        "_by_line",
+        "_by_stream",
+        "_is_borrowing",
+        "_joined_bytes",
+        "_now",
+        "_pair",
+        "_pending",
+        "_unanswered",
+        "connection",
+        "ends_at",
+        "exchange",
+        "old_at",
+    )
+
     def __init__(
-        self, exchange: ClientExchange, carrier: Carrier, shared: _Shared | None = None, joined_bytes: int = 0
+        self,
+        connection: Connection,
+        exchange: ClientExchange,
+        old_at: float,
+        ends_at: float,
+        now: Callable[[], float],
+        ahead: int,
     ) -> None:
-        self._joined_bytes = joined_bytes
-        self._exchange = exchange
-        self._carrier = carrier
-        self._shared = shared
-        #: For each unanswered message: True if its values are in memory.
-        self._unanswered: deque[bool] = deque()
-        #: True while a request has messages that were not sent.
-        self._is_sending = False
-        #: While a request is under way; None between requests, so that the held stream and this do not keep each other.
-        self.lent: tuple[HeldStream, Callable[[HeldStream, BaseException | None], None]] | None = None
+        super().__init__(exchange, is_inline=True)
+        self.connection = connection
+        self.exchange = exchange
+        self.old_at = old_at
+        self.ends_at = ends_at
+        self._now = now
+        self._ahead = ahead
+        self._joined_bytes = 0
+        self._pair: SharedPair | None = None
+        #: For each unanswered message: its bytes on the line and on the stream, and True if its values are in memory.
+        self._unanswered: deque[tuple[int, int, bool]] = deque()
+        self._by_line = self._by_stream = 0
+        #: An encoded message that waits until others are answered.
+        self._pending: tuple[EncodedMessage, int, int] | None = None
         #: True if the newest answer's values lie in the pserver's memory.
         self._is_borrowing = False
 
-    def __enter__(self) -> Self:
-        return self
+    def share(self, pair: SharedPair, joined_bytes: int) -> None:
+        """Use memory of both sides from now on.
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        if error is not None:
-            # Whoever keeps the error keeps the frames that it went through, and they have this: let go of the memory.
-            self._shared = None
-        assert self.lent is not None, "use() lends the stream"
-        (held, give_back), self.lent = self.lent, None
-        give_back(held, error)
+        Args:
+            pair: The memory, and the line.
+            joined_bytes: Limit of the values of several messages that travel as one.
+        """
+        self._pair = pair
+        self._joined_bytes = joined_bytes
+        self._is_inline = False
+        store = None if pair.store is None else pair.store.values
+        self._share(pair.line, Outbox(pair.own.values), Inbox(pair.other.values, store))
+
+    @property
+    def is_full(self) -> bool:
+        """True if an answer has to be received before anything more can be sent."""
+        return self._pending is not None or len(self._unanswered) >= self._ahead
+
+    @property
+    def is_answered(self) -> bool:
+        """True if all messages that were sent are answered."""
+        return not self._unanswered
+
+    def send(self, pieces: Sequence[OutgoingBlocks], attached: bytes = b"", *, checksums: bool) -> None:
+        """Send a message, or keep it until the answers that are received make room for it.
+
+        Args:
+            pieces: What it brings.
+            attached: The step's request, with its first message.
+            checksums: True if the values carry checksums.
+        """
+        message = self._encoded(pieces, attached, checksums=checksums)
+        values, header, size_bytes = message
+        if self._line is None:
+            by_line, by_stream = 0, size_bytes
+        elif size_bytes + len(header) <= SMALL_BYTES:
+            by_line, by_stream = _OVERHEAD_BYTES + size_bytes + len(header), 0
+        else:
+            by_line, by_stream = _OVERHEAD_BYTES, size_bytes
+        if self._unanswered and not self._has_room(by_line, by_stream):
+            self._pending = message, by_line, by_stream
+            return
+        self._unanswered.append((by_line, by_stream, values is None))
+        self._by_line += by_line
+        self._by_stream += by_stream
+        self._post(values, header, size_bytes)
+
+    def receive(self) -> Received:
+        """Return the next answer's parts, and what is attached to them. Drop the values of the one before it first.
+
+        Raises:
+            FlightedlError: the server's error.
+            OutcomeUnknownError: the server ended the stream before the step was answered completely.
+        """
+        if self._is_borrowing:
+            self._give_back()
+        message = self._next()
+        if message is None:
+            # Raises the reason.
+            self.exchange.answer()
+            raise AssertionError("unreachable")
+        if self._unanswered:
+            by_line, by_stream, is_in_memory = self._unanswered.popleft()
+            self._by_line -= by_line
+            self._by_stream -= by_stream
+            if is_in_memory and self._outbox is not None:
+                self._outbox.taken(1)
+            if self._pending is not None:
+                self._post_pending()
+        batch, packed = message
+        if batch is None:
+            place = place_of(packed)
+            if place is Place.BATCH:
+                return [], packed or b""
+            self._is_borrowing = place is Place.MEMORY
+        return decode_message(batch, packed, self.exchange.columns, self._inbox)
 
     def require_lent(self) -> None:
         """Check values that were copied out of the pserver's memory, before they count.
@@ -141,81 +219,57 @@ class StepStream:
         Raises:
             UnavailableError: the pserver has ended the stream in the meantime, and may have changed them.
         """
-        if self._is_borrowing and self._shared is not None and self._shared.pair.other.is_over:
+        if self._is_borrowing and self._pair is not None and self._pair.other.is_over:
             raise UnavailableError("the stream ended while values were read: they may be of two versions")
 
-    @property
-    def is_answered(self) -> bool:
-        """True if all messages of the request were sent and answered."""
-        return not self._unanswered and not self._is_sending
+    def joined(self, messages: Iterable[Sequence[OutgoingBlocks]]) -> Iterable[Sequence[OutgoingBlocks]]:
+        """Join messages of a step if their values travel by memory, where each message costs more than its bytes."""
+        return messages if self._pair is None else _joined(messages, self._joined_bytes)
 
-    def converse(
-        self,
-        messages: Iterable[Sequence[OutgoingBlocks]],
-        request: bytes,
-        *,
-        checksums: bool,
-        ahead: int,
-    ) -> Iterator[tuple[list[ReceivedBlocks], bytes]]:
-        """Send messages, the first of which brings the request, and receive answers in lock-step.
+    def rest(self, error: BaseException | None = None) -> None:
+        """End a step, which failed if there is an error."""
+        if error is not None:
+            # The error may be kept, and with it the frames that it went through and this: let go of the memory.
+            self._pair = self._outbox = self._inbox = None
+            self._is_borrowing = False
+        elif self._is_borrowing:
+            self._give_back()
+        if self._unanswered:
+            # The server ended the step before it had heard all of it.
+            self._unanswered.clear()
+            self._pending, self._by_line, self._by_stream = None, 0, 0
 
-        Drop an answer's values before you ask for the next one.
+    def _has_room(self, by_line: int, by_stream: int) -> bool:
+        return self._by_line + by_line <= AHEAD_BYTES and self._by_stream + by_stream <= LOCK_STEP_LIMIT_BYTES
 
-        Args:
-            messages: Made when they are about to be sent.
-            request: Of the step.
-            checksums: Whether values carry any.
-            ahead: Maximum number of unanswered messages.
+    def _post_pending(self) -> None:
+        assert self._pending is not None
+        message, by_line, by_stream = self._pending
+        if self._unanswered and not self._has_room(by_line, by_stream):
+            return
+        self._pending = None
+        self._unanswered.append((by_line, by_stream, message.values is None))
+        self._by_line += by_line
+        self._by_stream += by_stream
+        self._post(*message)
 
-        Yields:
-            The answer's parts, and what is attached to them.
-        """
-        self._unanswered.clear()
-        if isinstance(messages, list) and len(messages) == 1:
-            sent: Iterable[EncodedMessage] = (self._encoded(messages[0], request, checksums=checksums),)
-        else:
-            sent = self._all_encoded(messages, request, checksums=checksums)
-        for batch, packed in lock_step(self._carrier, sent, ahead=ahead):
-            shared = self._shared
-            if self._unanswered and self._unanswered.popleft() and shared is not None:
-                shared.outbox.taken(1)
-            place = Place.BATCH if batch is not None else place_of(packed)
-            self._is_borrowing = place is Place.MEMORY
-            if batch is None and place is Place.BATCH:
-                yield [], packed or b""
-            elif not self._is_borrowing:
-                yield decode_message(batch, packed, self._exchange.columns)
-            else:
-                try:
-                    yield decode_message(None, packed, inbox=None if shared is None else shared.inbox)
-                finally:
-                    # Also if the caller asks for nothing more, because this was the last answer.
-                    if shared is not None:
-                        shared.pair.own.taken += 1
-            # The next answer should land in this one's memory, while that is in the processor's cache.
-            del batch, shared
+    def _give_back(self) -> None:
+        """Say that the newest answer's values were taken."""
+        self._is_borrowing = False
+        assert self._pair is not None, "values were read from its memory"
+        self._pair.own.taken += 1
 
-    def _encoded(self, pieces: Sequence[OutgoingBlocks], request: bytes, *, checksums: bool) -> EncodedMessage:
-        shared = self._shared
-        outbox = None if shared is None else shared.outbox
-        message = encode_message(pieces, request, checksums=checksums, outbox=outbox, inline=shared is None)
-        self._unanswered.append(shared is not None and message.values is None)
-        return message
+    def _is_over(self) -> bool:
+        return self._now() > self.ends_at
 
-    def _all_encoded(
-        self, messages: Iterable[Sequence[OutgoingBlocks]], request: bytes, *, checksums: bool
-    ) -> Iterator[EncodedMessage]:
-        self._is_sending = True
-        if self._shared is not None:
-            messages = _joined(messages, self._joined_bytes)
-        for pieces in messages:
-            yield self._encoded(pieces, request, checksums=checksums)
-            request = b""
-        self._is_sending = False
+    def _line_ended(self) -> NoReturn:
+        # The server's error, or what became of the stream.
+        self.exchange.answer()
+        raise OutcomeUnknownError("the server has ended the line, and goes on with the stream")
 
 
 def _joined(messages: Iterable[Sequence[OutgoingBlocks]], limit_bytes: int) -> Iterator[Sequence[OutgoingBlocks]]:
-    """Several messages in one as long as they have no more bytes than that: each costs time of its own."""
+    """Join messages up to a limit of bytes."""
     joined: list[OutgoingBlocks] = []
     total_bytes = 0
     for pieces in messages:

@@ -1,0 +1,106 @@
+"""Channel: one end of an open stream whose messages are parts with values, whatever carries them.
+
+Two carriers:
+
+* The Flight stream. Small messages travel in metadata alone, if the peer sends such messages, and others in batches.
+* A line (``rpc.line``) and memory that both sides map (``wire.shared_values``), between two processes of one host.
+  Values lie in that memory if they are worth it and there is room, and messages say only where. The line carries every
+  small message, and announces each large one, which then comes by the stream.
+
+The client's end and the server's end are subclasses: they differ in what the end of a line means, and in how they know
+that the peer has taken the values in their memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NoReturn, Protocol
+
+import pyarrow as pa
+
+from flightedl.rpc.line import SMALL_BYTES, Line
+from flightedl.rpc.routes import Message
+from flightedl.wire.parts import EncodedMessage, ReceivedBlocks, batch_of, encode_message
+from flightedl.wire.rows import OutgoingBlocks
+from flightedl.wire.shared_values import Inbox, Outbox
+
+#: Values as they came, by the stream or by a line, None if the message cannot have any; and metadata.
+ValuesMessage = tuple[pa.RecordBatch | memoryview | None, bytes | None]
+#: Parts of a message, and the bytes that are attached to them.
+Received = tuple[list[ReceivedBlocks], bytes]
+
+
+class MessageStream(Protocol):
+    """One end of a Flight stream in both directions."""
+
+    columns: Sequence[pa.Array]
+
+    def read(self) -> Message | None:
+        """Return the next message, or None if the peer sends no more."""
+        ...
+
+    def write(self, batch: pa.RecordBatch, metadata: bytes | None = None, *, size_bytes: int | None = None) -> object:
+        """Send a batch with metadata."""
+        ...
+
+    def write_metadata(self, metadata: bytes) -> None:
+        """Send metadata alone."""
+        ...
+
+
+class Channel:
+    """One end of a stream. For one thread at a time.
+
+    Args:
+        exchange: The Flight stream.
+        is_inline: True if small messages travel in metadata alone, where nothing is shared.
+    """
+
+    __slots__ = ("_exchange", "_inbox", "_is_inline", "_line", "_outbox")
+
+    def __init__(self, exchange: MessageStream, *, is_inline: bool) -> None:
+        self._exchange = exchange
+        self._is_inline = is_inline
+        self._line: Line | None = None
+        self._outbox: Outbox | None = None
+        self._inbox: Inbox | None = None
+
+    def _share(self, line: Line, outbox: Outbox, inbox: Inbox) -> None:
+        """Use a line and memory from now on."""
+        self._line, self._outbox, self._inbox = line, outbox, inbox
+
+    def _encoded(self, pieces: Sequence[OutgoingBlocks], attached: bytes, *, checksums: bool) -> EncodedMessage:
+        """Encode a message; its values are in the outbox afterwards, if they are worth it and there is room."""
+        return encode_message(pieces, attached, checksums=checksums, outbox=self._outbox, inline=self._is_inline)
+
+    def _post(self, values: Sequence[memoryview] | None, header: bytes, size_bytes: int) -> None:
+        """Send an encoded message, or metadata alone."""
+        line = self._line
+        if line is not None:
+            is_small = size_bytes + len(header) <= SMALL_BYTES
+            if not (line.send(values, header, self._is_over) if is_small else line.send(None, b"", self._is_over)):
+                self._line_ended()
+            if is_small:
+                return
+        if values is None:
+            self._exchange.write_metadata(header)
+        else:
+            self._exchange.write(batch_of(values), header, size_bytes=size_bytes)
+
+    def _next(self) -> ValuesMessage | None:
+        """Return the next message as it came, or None if the peer sends no more."""
+        line = self._line
+        if line is None:
+            return self._exchange.read()
+        message = line.receive(self._is_over)
+        if message is None:
+            self._line_ended()
+        return self._exchange.read() if message[0] is None and not message[1] else message
+
+    def _is_over(self) -> bool:
+        """Return True if there is no point in waiting at the line any longer."""
+        raise NotImplementedError
+
+    def _line_ended(self) -> NoReturn:
+        """Raise the reason for which the line has ended, or is not waited for any longer."""
+        raise NotImplementedError

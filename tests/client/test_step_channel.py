@@ -1,0 +1,229 @@
+"""Messages of steps, whatever carries them: in order, in lock-step, and waited for only while there is a reason to."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.client.model import step_channel
+from flightedl.client.model.step_channel import LOCK_STEP_LIMIT_BYTES, StepChannel, StepStream
+from flightedl.errors import DeadlineError, FencedError, FlightedlError, OutcomeUnknownError
+from flightedl.pserver.meter import Meter
+from flightedl.pserver.step_stream import StepStream as PserverStream
+from flightedl.rpc import Call, Connection, Exchange, ExchangeRoute, FlightServer, Routes, ServerIdentity
+from flightedl.rpc.line import LIMIT_BYTES
+from flightedl.wire.parts import STEP_SCHEMA, encode_message
+from flightedl.wire.rows import OutgoingBlocks
+from flightedl.wire.shared_values import Outbox
+
+CLOCK = SystemClock()
+
+
+def _message(number: int, size: int) -> list[OutgoingBlocks]:
+    values = np.full(size, number % 256, np.uint8) if size else None
+    return [OutgoingBlocks(range(number, number + 1), 0, 0, values, ())]
+
+
+class Answering:
+    """A stream whose server answers each message by its number, as soon as it is asked."""
+
+    columns = ()
+    timeout_s = 10.0
+
+    def __init__(self) -> None:
+        self.sent: list[int] = []
+        self.answers: deque[bytes] = deque()
+
+    def write(self, batch: pa.RecordBatch, metadata: bytes, *, size_bytes: int) -> None:
+        self.sent.append(size_bytes)
+        self.answers.append(encode_message(_message(len(self.sent), 0), inline=True).header)
+
+    def write_metadata(self, metadata: bytes) -> None:
+        self.write(None, metadata, size_bytes=0)
+
+    def read(self) -> tuple[None, bytes] | None:
+        return (None, self.answers.popleft()) if self.answers else None
+
+    def answer(self) -> object:
+        raise OutcomeUnknownError("the server ended the stream before it had answered everything")
+
+
+def _by_stream(exchange: Answering, ahead: int) -> StepStream:
+    return StepStream(None, exchange, 0.0, 10.0, lambda: 0.0, ahead)  # type: ignore[arg-type]
+
+
+def _lock_step(stream: StepStream, messages: Sequence[Sequence[OutgoingBlocks]]) -> Iterator[int]:
+    """Send the messages; the number of each answer."""
+    for pieces in messages:
+        stream.send(pieces, checksums=False)
+        while stream.is_full:
+            yield stream.receive()[0][0].blocks.start
+    while not stream.is_answered:
+        yield stream.receive()[0][0].blocks.start
+
+
+def test_no_more_messages_are_ahead_than_may_be_and_no_fewer() -> None:
+    exchange = Answering()
+    for number in _lock_step(_by_stream(exchange, 3), [_message(n, 100_000) for n in range(39)]):
+        assert len(exchange.sent) == min(number + 2, 39)
+    assert len(exchange.sent) == 39
+
+
+def test_what_could_stop_both_sides_for_ever_is_sent_alone() -> None:
+    half = LOCK_STEP_LIMIT_BYTES // 2
+    sizes = [70_000, 70_000, LOCK_STEP_LIMIT_BYTES, half, half + 1, 70_000]
+    exchange = Answering()
+    answers = _lock_step(_by_stream(exchange, 9), [_message(n, size) for n, size in enumerate(sizes)])
+    ahead = [len(exchange.sent) for _ in answers]
+    assert ahead == [2, 3, 4, 5, 6, 6], "the big one left when the two before it were answered"
+    assert exchange.sent == sizes
+
+
+def test_an_early_end_is_not_taken_for_the_last_answer() -> None:
+    exchange = Answering()
+    stream = _by_stream(exchange, 2)
+    stream.send(_message(0, 5), checksums=False)
+    stream.receive()
+    with pytest.raises(OutcomeUnknownError, match="before it had answered everything"):
+        stream.receive()
+
+
+class Echo:
+    """A server whose handler answers as it is told to."""
+
+    def __init__(self) -> None:
+        self.error: FlightedlError | None = None
+        #: Answers after which the error comes.
+        self.after = 0
+        self.is_silent = threading.Event()
+        self.ended = threading.Event()
+
+    def routes(self) -> Routes:
+        return Routes(exchanges={"step": ExchangeRoute(STEP_SCHEMA, self._step)})
+
+    def _step(self, _: bytes, exchange: Exchange, call: Call) -> None:
+        stream = PserverStream(exchange, call, CLOCK, Meter(), lambda: None, shares_memory=True)
+        stream.begin()
+        try:
+            while (received := stream.request()) is not None:
+                if self.error is not None and not self.after:
+                    raise self.error
+                self.after -= 1
+                if not self.is_silent.is_set():
+                    (part,), attached = received
+                    values = np.frombuffer(part.data, np.uint8) if part.data else None
+                    stream.write([OutgoingBlocks(part.blocks, 0, 0, values, ())], attached, checksums=False)
+        finally:
+            stream.end()
+            self.ended.set()
+
+
+@pytest.fixture
+def echo() -> Echo:
+    return Echo()
+
+
+@pytest.fixture
+def server(echo: Echo) -> Iterator[FlightServer]:
+    server = FlightServer(echo.routes(), ServerIdentity("j", "pserver", 0, 1), clock=CLOCK)
+    server.start_serving(ServerIdentity("j", "pserver", 0, 1))
+    yield server
+    assert server.stop(grace_s=0.2)
+
+
+@pytest.fixture(params=["line", "stream"])
+def connection(request: pytest.FixtureRequest, server: FlightServer) -> Iterator[Connection]:
+    if request.param == "line" and sys.platform != "linux":
+        pytest.skip("lines are offered on Linux only")
+    with Connection(server.address, shares_memory=request.param == "line") as connection:
+        yield connection
+
+
+def _ask(connection: Connection, sizes: Sequence[int], timeout_s: float = 10.0, ahead: int = 100) -> Iterator[int]:
+    """The size of each answer's values."""
+    channel = StepChannel(0, CLOCK, step_bytes=0, ahead=ahead)
+    stream = channel.begin(connection, timeout_s=timeout_s)
+    assert (stream._pair is not None) == connection.shares_memory
+    left = list(enumerate(sizes))
+    try:
+        for number in range(len(sizes)):
+            while left and not stream.is_full:
+                place, size = left.pop(0)
+                stream.send(_message(place, size), b"%d" % place, checksums=False)
+            (part,), attached = stream.receive()
+            assert (part.blocks.start, attached) == (number, b"%d" % number)
+            assert set(part.data) <= {number % 256}
+            yield len(part.data)
+    except BaseException as error:
+        channel.end(stream, error)
+        raise
+    channel.end(stream)
+    channel.close_idle()
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_big_messages_among_small_ones_keep_their_order(
+    connection: Connection, echo: Echo, monkeypatch: pytest.MonkeyPatch, has_room: bool
+) -> None:
+    if not has_room:
+        monkeypatch.setattr(Outbox, "put", lambda *_: None)
+    sizes = [0, 5, LIMIT_BYTES - 7, LIMIT_BYTES, 1 << 20, 3, 1 << 20, *[60_000] * 5, *[10] * 200, 2 << 20, 4]
+    assert list(_ask(connection, sizes)) == sizes
+    assert echo.ended.wait(5.0), "the line ends with the stream"
+
+
+@pytest.mark.parametrize("after", [0, 1, 3])
+def test_the_servers_error_is_heard_on_the_stream(connection: Connection, echo: Echo, after: int) -> None:
+    echo.error, echo.after = FencedError("the lease is over"), after
+    with pytest.raises(FencedError, match="the lease is over"):
+        list(_ask(connection, [5] * 9, ahead=2))
+    assert echo.ended.wait(5.0)
+
+
+def test_the_streams_time_is_the_lines(connection: Connection, echo: Echo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flightedl.rpc.reuse._LIFETIME_S", 0.1)
+    echo.is_silent.set()
+    began = time.monotonic()
+    with pytest.raises(DeadlineError):
+        list(_ask(connection, [5], timeout_s=0.4))
+    assert time.monotonic() - began < 3.0
+    assert echo.ended.wait(5.0)
+
+
+def test_a_connection_whose_calls_end_ends_its_streams(connection: Connection, echo: Echo) -> None:
+    echo.is_silent.set()
+    strike = threading.Timer(0.2, connection.abort_calls)
+    strike.start()
+    began = time.monotonic()
+    with pytest.raises(FlightedlError):
+        list(_ask(connection, [5]))
+    assert time.monotonic() - began < 3.0
+    strike.join()
+    assert echo.ended.wait(5.0)
+
+
+def test_a_server_that_stops_does_not_wait_for_who_rests(
+    connection: Connection, server: FlightServer, echo: Echo
+) -> None:
+    answers = _ask(connection, [5, 5], ahead=1)
+    next(answers)
+    began = time.monotonic()
+    assert server.stop(grace_s=5.0)
+    assert time.monotonic() - began < 2.0
+    assert echo.ended.is_set()
+    with pytest.raises(FlightedlError):
+        list(answers)
+
+
+def test_messages_of_a_step_are_joined_up_to_a_limit() -> None:
+    messages = [_message(n, 10) for n in range(7)]
+    joined = [[piece.blocks.start for piece in pieces] for pieces in step_channel._joined(messages, 30)]
+    assert joined == [[0, 1, 2], [3, 4, 5], [6]]
