@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from flightedl.adapters.clock import SystemClock
-from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.config import CommonSettings, settings
 from flightedl.domain.scaling.marginal import MarginalScaling, ScalingLimits
 from flightedl.errors import UsageError
@@ -79,7 +78,7 @@ def autoscale(
     values = settings(CommonSettings, etcd=etcd, job=job, tls_dir=tls_dir)
     clock, stop = SystemClock(), threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    with JobStatus(EtcdAccess.of(values), values.job, clock, values.tls_dir) as asked:
+    with JobStatus(values, clock) as asked:
         scaling.run(
             cluster_of(given),
             values.job,

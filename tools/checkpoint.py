@@ -10,7 +10,6 @@ from urllib.parse import quote
 import click
 
 from flightedl.adapters.clock import SystemClock
-from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.adapters.storage import open_storage
 from flightedl.config import CommonSettings, require_job_name, settings
 from flightedl.coordination.checkpoint_places import export_model, export_table
@@ -103,7 +102,7 @@ def save(timeout_s: float, **options: Any) -> int:
     values = settings(CommonSettings, **options)
     clock = SystemClock()
     ticket: int | None = None
-    with JobStatus(EtcdAccess.of(values), values.job, clock, values.tls_dir) as job:
+    with JobStatus(values, clock) as job:
 
         def ask(left_s: float) -> CheckpointReply:
             nonlocal ticket

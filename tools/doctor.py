@@ -10,7 +10,6 @@ import click
 import msgspec
 
 from flightedl.adapters.clock import SystemClock
-from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.config import DoctorSettings, settings
 from flightedl.domain.diagnosis.findings import Finding, Severity, Wait
 from flightedl.domain.diagnosis.observations import Observations
@@ -39,7 +38,7 @@ def doctor(as_json: bool, report: Path | None, **options: Any) -> int:
     why. With the URL of the checkpoints it tries these out, too. Exit code 1: something keeps the job from going on.
     """
     values = settings(DoctorSettings, **options)
-    own = Doctor(EtcdAccess.of(values), values.job, SystemClock(), values.tls_dir, values.checkpoint)
+    own = Doctor(values, SystemClock())
     seen, found = own.explain(own.look(with_stacks=report is not None))
     if as_json:
         click.echo(msgspec.json.encode({"job": seen.job, "findings": found, "waits": waits(seen)}))

@@ -10,7 +10,6 @@ import click
 import msgspec
 
 from flightedl.adapters.clock import SystemClock
-from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.config import CommonSettings, settings
 from flightedl.errors import FlightedlError
 from flightedl.launch.status import JobStatus
@@ -38,7 +37,7 @@ def events(follow: bool, as_json: bool, **options: Any) -> None:
     """
     values = settings(CommonSettings, **options)
     clock = SystemClock()
-    with JobStatus(EtcdAccess.of(values), values.job, clock, values.tls_dir) as job:
+    with JobStatus(values, clock) as job:
         for event in _followed(job, clock) if follow else _asked(job, EventsRequest()).events:
             click.echo(msgspec.json.encode(event) if as_json else line(event))
 

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import click
 
 from flightedl.adapters.clock import SystemClock
-from flightedl.adapters.etcd import EtcdCoordinator
-from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.config import CommonSettings, settings
-from flightedl.coordination.keys import JobKeys
 from flightedl.launch import former
-from flightedl.launch.liveness import Liveness
-from flightedl.launch.status import is_master_answering, tool_connector
+from flightedl.launch.naming import liveness_of
 
 
 @click.command()
@@ -27,18 +21,12 @@ def forget(job: str, etcd: str | None, yes: bool) -> None:
     of the same name at the same URL asks for --resume.
     """
     chosen = settings(CommonSettings, job=job, etcd=etcd)
-    keys, clock = JobKeys(chosen.job), SystemClock()
-    connector = tool_connector(chosen.tls_dir)
-    with contextlib.closing(EtcdCoordinator(EtcdAccess.of(chosen), clock=clock)) as coordinator:
-        Liveness(
-            coordinator,
-            keys,
-            clock,
-            lambda record: is_master_answering(record, job, connector),
-            lambda sentence: click.echo(f"flightedl: {sentence}", err=True),
-        ).require_gone()
-        known = former.former_job(coordinator, keys)
+    with liveness_of(
+        chosen, SystemClock(), lambda sentence: click.echo(f"flightedl: {sentence}", err=True)
+    ) as liveness:
+        liveness.require_gone()
+        known = former.former_job(liveness.coordinator, liveness.keys)
         if known is not None and known.finished_epochs is None and not yes:
             click.confirm(f"job {job} has not finished: forget where it stands?", abort=True)
-        former.forget(coordinator, keys)
+        former.forget(liveness.coordinator, liveness.keys)
     click.echo(f"job {job} is forgotten")

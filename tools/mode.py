@@ -9,7 +9,6 @@ import click
 import msgspec
 
 from flightedl.adapters.clock import SystemClock
-from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.config import CommonSettings, settings
 from flightedl.domain.consistency.modes import Async, Bounded, Mode, Sync
 from flightedl.errors import EXIT_FAILED, UsageError
@@ -46,7 +45,7 @@ def mode(kind: str | None, timeout_s: float, as_json: bool, **options: Any) -> i
     wanted = _wanted(kind, {name: value for name, value in given.items() if value is not None})
     values = settings(CommonSettings, **options)
     clock, tagged = SystemClock(), None if wanted is None else wanted.to_json()
-    with JobStatus(EtcdAccess.of(values), values.job, clock, values.tls_dir) as job:
+    with JobStatus(values, clock) as job:
 
         def ask(left_s: float) -> ModeReply:
             request = ModeRequest(mode=tagged, wait_s=min(left_s / 2, _WAIT_S) if wanted else 0.0)

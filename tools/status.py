@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.table import Table
 
 from flightedl.adapters.clock import SystemClock
-from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.config import CommonSettings, settings
 from flightedl.domain.diagnosis.profile import in_words
 from flightedl.launch.failed import alarms_of, joined, place_of, skipped_of
@@ -34,7 +33,7 @@ def status(as_json: bool, **options: Any) -> None:
     Its processes with their generations, the epoch, the tasks by state, the versions of the parameters.
     """
     values = settings(CommonSettings, **options)
-    with JobStatus(EtcdAccess.of(values), values.job, SystemClock(), values.tls_dir) as job:
+    with JobStatus(values, SystemClock()) as job:
         reply = job.read(_TIMEOUT_S)
     if as_json:
         click.echo(msgspec.json.encode(reply))

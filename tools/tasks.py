@@ -9,7 +9,6 @@ import msgspec
 from rich.table import Table
 
 from flightedl.adapters.clock import SystemClock
-from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.config import CommonSettings, settings
 from flightedl.errors import UsageError
 from flightedl.launch.failed import joined, place_of
@@ -126,4 +125,4 @@ def _change(
 
 def _job(options: dict[str, Any]) -> JobStatus:
     values = settings(CommonSettings, **options)
-    return JobStatus(EtcdAccess.of(values), values.job, SystemClock(), values.tls_dir)
+    return JobStatus(values, SystemClock())

@@ -15,7 +15,6 @@ from rich.table import Table
 from rich.text import Text
 
 from flightedl.adapters.clock import SystemClock
-from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.config import CommonSettings, settings
 from flightedl.domain.diagnosis.profile import in_words
 from flightedl.errors import FlightedlError
@@ -47,7 +46,7 @@ def top(**options: Any) -> None:
     clock = SystemClock()
     console = Console(highlight=False)
     view = View()
-    with JobStatus(EtcdAccess.of(values), values.job, clock, values.tls_dir) as job:
+    with JobStatus(values, clock) as job:
         # An error at first is the command's; later the view shows it, and asks again.
         view.ask(job)
         if not console.is_terminal:

@@ -1,41 +1,73 @@
 """The layout of a job's keys in etcd, in one place.
 
-What the processes of job J have to know of each other lies under ``/flightedl/J/``, which all of them watch. Keys that
+Keys that the processes of job J know of each other by lie under ``/flightedl/J/``, which all of them watch. Keys that
 name a process (``launcher``, ``master/*``, ``ps/<index>``, ``trainers/<id>``) are leased and vanish with it; facts of
 the whole job are not leased.
 
-What only a master's successor reads lies under ``/flightedl-state/J/``: it is written at every dispatch, and would
-otherwise be sent by etcd to everybody who watches.
+Keys that only a master's successor reads lie under ``/flightedl-state/J/``: the master writes them at every dispatch,
+and etcd would otherwise send them to every process that watches.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from flightedl.ports import Coordinator
+
+_ALL_JOBS = "/flightedl/"
 
 
-@dataclass(frozen=True, slots=True)
 class JobKeys:
     """The keys of one job.
 
-    Attributes:
+    Args:
         job_name: The job's name, already validated by the settings.
     """
 
-    job_name: str
-
-    @property
-    def prefix(self) -> str:
-        """All keys of the job that its processes watch start with it."""
-        return f"/flightedl/{self.job_name}/"
-
-    @property
-    def state_prefix(self) -> str:
-        """All keys of the job that only masters read start with it."""
-        return f"/flightedl-state/{self.job_name}/"
+    def __init__(self, job_name: str) -> None:
+        self.job_name = job_name
+        #: Of all keys that the job's processes watch.
+        self.prefix = prefix = f"{_ALL_JOBS}{job_name}/"
+        #: Of all keys that only masters read.
+        self.state_prefix = state = f"/flightedl-state/{job_name}/"
+        #: The etcd on which the job's state was begun, and the job's life; a ``HistoryRecord``.
+        self.history = f"{prefix}history"
+        #: Held by the active master; its create_revision is the master's generation.
+        self.master_lock = f"{prefix}master/lock"
+        #: A ``ServerRecord`` that carries the lock's generation.
+        self.master_address = f"{prefix}master/addr"
+        #: Held by the process that starts the whole job (``flightedl run``); a ``ServerRecord`` without an address.
+        self.launcher = f"{prefix}launcher"
+        #: Number of pservers of the job, in decimal.
+        self.ps_desired = f"{prefix}ps_desired"
+        #: Prefix of all pservers.
+        self.pservers = f"{prefix}ps/"
+        #: Prefix of all trainers.
+        self.trainers = f"{prefix}trainers/"
+        #: The declaration: parameters, dataset, mode.
+        self.job = f"{prefix}job"
+        #: The trainer that gives the parameters their first values, and whether it has done so.
+        self.init_params = f"{prefix}init_params"
+        #: Prefix of the names that exactly one trainer gets.
+        self.once = f"{prefix}once/"
+        #: The newest complete checkpoint.
+        self.checkpoint_latest = f"{prefix}checkpoint/latest"
+        #: The queue's state. Only the master writes it, like all keys below.
+        self.task_queues = f"{state}task_queues"
+        #: The quarantined tasks. They change rarely, while ``task_queues`` changes with every dispatch.
+        self.task_failures = f"{state}task_failures"
+        #: Prefix of the files that joined a followed dataset.
+        self.arrivals = f"{state}arrivals/"
+        #: A ``StopRecord``, written when a trainer ends the job before all of its data has been trained.
+        self.stopped = f"{state}stopped"
+        #: The evaluations, with their queues and sums.
+        self.evaluations = f"{state}evaluations"
+        #: The membership view.
+        self.membership = f"{state}membership"
+        #: The process of each pserver that the queue's account counts on; written together with the queue.
+        self.pserver_recovery = f"{state}pserver_recovery"
 
     @property
     def of_state(self) -> dict[str, str]:
-        """The keys of what a master goes on from, by the names that ``domain.master`` gives its values."""
+        """The keys that a master goes on from, by the names that ``domain.master`` gives their values."""
         return {
             "declaration": self.job,
             "queue": self.task_queues,
@@ -47,123 +79,35 @@ class JobKeys:
             "stopped": self.stopped,
         }
 
-    @property
-    def history(self) -> str:
-        """On which etcd the job's state was begun, and in which life of the job; a ``HistoryRecord``."""
-        return self.prefix + "history"
-
-    @property
-    def master_lock(self) -> str:
-        """Held by the active master; its create_revision is the master's generation."""
-        return self.prefix + "master/lock"
-
-    @property
-    def master_address(self) -> str:
-        """A ``ServerRecord`` that carries the lock's generation."""
-        return self.prefix + "master/addr"
-
-    @property
-    def launcher(self) -> str:
-        """Held by whoever starts the whole job (``flightedl run``); a ``ServerRecord`` without an address."""
-        return self.prefix + "launcher"
-
-    @property
-    def ps_desired(self) -> str:
-        """How many pservers the job has, in decimal."""
-        return self.prefix + "ps_desired"
-
-    @property
-    def pservers(self) -> str:
-        """Prefix of all pservers."""
-        return self.prefix + "ps/"
-
     def pserver(self, index: int) -> str:
-        """Held by the pserver of this index; a ``ServerRecord``."""
+        """Key held by the pserver of this index; a ``ServerRecord``."""
         return f"{self.pservers}{index}"
 
     def pserver_index(self, key: str) -> int | None:
-        """The index that a pserver's key names; None for any other key."""
+        """Return the index in a pserver's key, or None for any other key."""
         text = key.removeprefix(self.pservers)
         is_index = text != key and text.isascii() and text.isdigit() and (text == "0" or text[0] != "0")
         return int(text) if is_index else None
 
-    @property
-    def trainers(self) -> str:
-        """Prefix of all trainers."""
-        return self.prefix + "trainers/"
-
     def trainer(self, trainer: str) -> str:
-        """Held by this trainer; a ``TrainerRecord``."""
+        """Key held by this trainer; a ``TrainerRecord``."""
         return self.trainers + trainer
 
     def trainer_id(self, key: str) -> str | None:
-        """The id that a trainer's key names; None for any other key."""
+        """Return the id in a trainer's key, or None for any other key."""
         text = key.removeprefix(self.trainers)
         return text if text and text != key else None
 
-    @property
-    def job(self) -> str:
-        """The declaration: parameters, dataset, mode."""
-        return self.prefix + "job"
-
-    @property
-    def init_params(self) -> str:
-        """Key that names the trainer which gives the parameters their first values, and says when it is done."""
-        return self.prefix + "init_params"
-
-    @property
-    def task_queues(self) -> str:
-        """The queue's state, written by the master only."""
-        return f"{self.state_prefix}task_queues"
-
-    @property
-    def task_failures(self) -> str:
-        """Key of the quarantined tasks. It changes rarely, while ``task_queues`` changes with every dispatch."""
-        return f"{self.state_prefix}task_failures"
-
-    @property
-    def arrivals(self) -> str:
-        """Prefix of the files that joined a followed dataset."""
-        return f"{self.state_prefix}arrivals/"
-
     def arrival(self, number: int) -> str:
-        """An ``ArrivalRecord``, written once, by the master, together with the queue that has its tasks."""
+        """Key of an ``ArrivalRecord``, written once, together with the queue that has its tasks."""
         return f"{self.arrivals}{number:08d}"
 
-    @property
-    def stopped(self) -> str:
-        """A ``StopRecord``, written when a trainer ends the job before all of its data has been trained."""
-        return f"{self.state_prefix}stopped"
-
-    @property
-    def evaluations(self) -> str:
-        """Key of the evaluations, with their queues and sums. Only the master writes it."""
-        return f"{self.state_prefix}evaluations"
-
-    @property
-    def membership(self) -> str:
-        """The membership view, written by the master only."""
-        return f"{self.state_prefix}membership"
-
-    @property
-    def pserver_recovery(self) -> str:
-        """Which process of each pserver is taken into the queue's account; written together with the queue."""
-        return f"{self.state_prefix}pserver_recovery"
-
-    def checkpoint(self, index: int) -> str:
-        """Key of the checkpoint that the pserver of this index stored last."""
-        return f"{self.prefix}checkpoints/{index}"
-
     def save(self, url: str) -> str:
-        """The newest request of trainers to write the model to this URL."""
+        """Key of the trainers' newest request to write the model to this URL."""
         return f"{self.prefix}saves/{url}"
 
-    @property
-    def once(self) -> str:
-        """Prefix of the names that exactly one trainer gets."""
-        return self.prefix + "once/"
 
-    @property
-    def checkpoint_latest(self) -> str:
-        """The newest complete checkpoint."""
-        return self.prefix + "checkpoint/latest"
+def jobs_in(coordinator: Coordinator) -> list[str]:
+    """Return the names of all jobs that have a key."""
+    keys = [entry.key for entry in coordinator.list(_ALL_JOBS).entries]
+    return sorted({key.removeprefix(_ALL_JOBS).partition("/")[0] for key in keys})

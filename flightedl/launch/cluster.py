@@ -17,6 +17,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -26,10 +27,9 @@ from flightedl.errors import FlightedlError, JobFailedError, UnavailableError, U
 from flightedl.launch.etcd import EmbeddedEtcd
 from flightedl.launch.forking import ForkServer, fork_server
 from flightedl.launch.lease_cleaner import LeaseCleaner
-from flightedl.launch.naming import JobName
-from flightedl.launch.places import LOGS, directory_of, free_port, make_directory
+from flightedl.launch.places import LOGS, directory_of, free_ports, make_directory
 from flightedl.launch.policy import Account, Limits, Role, Slot
-from flightedl.launch.processes import Children
+from flightedl.launch.processes import Child, Children
 from flightedl.launch.programs import Programs, TrainerProgram
 from flightedl.launch.supervisor import OnEvent, Outcome, ProcessView, Starter, Supervisor, explain
 from flightedl.ports import Storage
@@ -40,26 +40,27 @@ if TYPE_CHECKING:
 
 _STATUS_POLL_S = 0.1
 _STATUS_TIMEOUT_S = 2.0
+_NOT_STARTED = "the cluster was not started: use it in a `with` block"
 
 
 class LocalCluster:
     """etcd, one master and some pservers on this machine.
 
     Args:
-        pservers: how many parameter servers; 0: none, for trainers that only share data.
-        job: the job's name; with ``etcd`` it tells several jobs apart.
+        pservers: Number of parameter servers; 0 for trainers that only share data.
+        job: The job's name; with ``etcd`` it tells several jobs apart.
         checkpoint: URL for checkpoints and the dataset's index; None: none are kept.
-        etcd: ``host:port`` of a running etcd to use; None: one of the cluster's own.
-        output_dir: where logs (``logs/``) and what the script saves go; None: a temporary directory.
-        trainers: the program to run as trainers beside the servers; None: no trainers.
-        standby: start one more master and one more pserver, which take over from one that dies at once, without the
+        etcd: ``host:port`` of a running etcd to use; None starts one for the cluster.
+        output_dir: Directory of logs (``logs/``) and of what the script saves; None: a temporary directory.
+        trainers: Program to run as trainers beside the servers; None: no trainers.
+        standby: Start one more master and one more pserver, which take over at once from one that dies, without the
             time that starting takes.
-        record: directory in which every process records what happens to it, for ``flightedl replay``; None: nothing is.
-        page: whether the master serves a web page of the job, at ``page_url``.
-        limits: when the supervisor gives up.
-        on_event: is told in one sentence about each process that ends or is replaced.
-        forks: a fork server that imports already, which the caller ends after the cluster; None: it has one of its own.
-        more: further settings of all processes, such as ``lease_ttl_s``.
+        record: Directory in which every process records what happens to it, for ``flightedl replay``; None: no records.
+        page: Serve a web page of the job by the master, at ``page_url``.
+        limits: When the supervisor gives up.
+        on_event: Receives one sentence about each process that ends or is replaced.
+        forks: A fork server that imports already, which the caller ends after the cluster; None starts one.
+        more: Further settings of all processes, such as ``lease_ttl_s``.
 
     Raises:
         UsageError: a setting is wrong, or there is no etcd program.
@@ -84,28 +85,24 @@ class LocalCluster:
     ) -> None:
         if record is not None:
             more["record"] = str(directory_of(record, "record"))
-        page_port = free_port() if page else 0
-        #: Where a browser finds the job's page, once there is a master; empty: there is none.
+        page_port = free_ports(1)[0] if page else 0
+        #: URL of the job's page, which answers once there is a master; empty without a page.
         self.page_url = f"http://127.0.0.1:{page_port}/" if page else ""
-        self._programs = Programs(
-            job, pservers, checkpoint, etcd, trainers, standby=standby, page_port=page_port, more=more
-        )
+        self._programs = Programs(job, pservers, checkpoint, etcd, trainers, standby, page_port, more)
         self.job = job
         self.pservers = pservers
-        self._has_own_etcd = etcd is None
         self._output_dir = None if output_dir is None else directory_of(output_dir)
         self._limits = limits
-        self._on_event = on_event
+        self._say: OnEvent = on_event or (lambda _: None)
         self._forks = forks
         self._clock = SystemClock()
-        self._name = JobName(job, self._programs, self._clock, on_event or (lambda _: None))
-        #: Whether the leases of processes that are seen to end are ended at once; else they run their time, as on a
+        #: True: end the leases of processes at once when they are seen to end. False: leases run their time, as on a
         #: cluster where nobody sees it.
         self.revokes_leases = True
         self._resources: contextlib.ExitStack | None = None
         self._supervisor: Supervisor | None = None
         self._storage: Storage | None = None
-        #: What ``connect`` gave.
+        #: Sessions that ``connect`` made.
         self._sessions: list[Job] = []
         self._directory: Path | None = self._output_dir
 
@@ -113,16 +110,16 @@ class LocalCluster:
 
     @property
     def etcd_address(self) -> str:
-        """``host:port`` of the job's etcd; known once it was started."""
+        """``host:port`` of the job's etcd. Known once the cluster was started."""
         if self._programs.etcd_address is None:
-            raise UsageError("the cluster was not started: use it in a `with` block")
+            raise UsageError(_NOT_STARTED)
         return self._programs.etcd_address
 
     @property
     def directory(self) -> Path:
-        """Where logs and results go; known once it was started."""
+        """Directory of logs and results. Known once the cluster was started."""
         if self._directory is None:
-            raise UsageError("the cluster was not started: use it in a `with` block")
+            raise UsageError(_NOT_STARTED)
         return self._directory
 
     @property
@@ -131,43 +128,43 @@ class LocalCluster:
         return self._running().processes()
 
     def pid(self, role: str, index: int = 0) -> int | None:
-        """The pid of one process now; None: it is being replaced or has finished."""
-        child = self._running().child(Slot(Role(role), index))
+        """Return the pid of one process. None if it is being replaced or has finished."""
+        child = self._child(role, index)
         return None if child is None else child.pid
 
     def kill(self, role: str, index: int = 0, number: signal.Signals = signal.SIGKILL) -> int:
-        """Send a signal to one process; its pid.
+        """Send a signal to one process, and return its pid.
 
         Raises:
             UnavailableError: no process is there at the moment.
         """
-        child = self._running().child(Slot(Role(role), index))
+        child = self._child(role, index)
         if child is None:
             raise UnavailableError(f"no {role} {index} runs at the moment")
         child.send(number)
         return child.pid
 
     def outcome(self, timeout_s: float = 0.0) -> Outcome | None:
-        """How the job ended, or None while it runs after ``timeout_s``."""
+        """Return how the job ended, or None while it runs after ``timeout_s``."""
         return self._running().outcome(timeout_s)
 
     def status(self) -> JobStatus:
-        """Asks the master how the job stands; close it after use."""
+        """Return a connection that asks the master for the job's status. Close it after use."""
         # Takes as long to import as etcd to start, and is not needed until processes are started.
         from flightedl.launch.status import JobStatus
 
-        return JobStatus(self._programs.etcd(), self.job, self._clock, self._programs.tls_dir)
+        return JobStatus(self._programs.common, self._clock)
 
     # Life
 
     def start(self, *, ready_s: float | None = 60.0, is_unwanted: Callable[[], bool] = lambda: False) -> Self:
         """Start everything and wait until the master and all pservers are there.
 
-        What a former job of this name has left in etcd is waited for first (``liveness``).
+        Leases that a former job of this name has left in etcd are waited for first (``liveness``).
 
         Args:
-            ready_s: how long to wait for that; None: return as soon as the processes are started.
-            is_unwanted: asked during the wait for a former job; nothing is started when it says so.
+            ready_s: Time limit of the wait; None: return as soon as the processes are started.
+            is_unwanted: Asked while waiting for a former job; True cancels the start.
 
         Raises:
             JobFailedError: a process ended for good; has its last lines.
@@ -176,8 +173,9 @@ class LocalCluster:
         if self._resources is not None:
             raise UsageError("the cluster runs already")
         self._require_places()
+        programs = self._programs
         with contextlib.ExitStack() as stack:
-            forks = self._forks or stack.enter_context(fork_server(self._programs.trainer_count))
+            forks = self._forks or stack.enter_context(fork_server(programs.trainer_count))
             if self._output_dir is None:
                 self._directory = Path(tempfile.mkdtemp(prefix="flightedl-local-"))
                 stack.callback(shutil.rmtree, self._directory, ignore_errors=True)
@@ -185,26 +183,29 @@ class LocalCluster:
             if self._output_dir is None:
                 children.adopt_directory(self.directory)
             starters: dict[Slot, Starter] = {}
-            if not self._has_own_etcd:
-                if not self._name.claim(stack, self._storage, is_unwanted):
+            if not programs.has_own_etcd:
+                from flightedl.launch.naming import claim
+
+                chosen = programs.master_settings()
+                if not claim(stack, chosen, self._storage, self._clock, self._say, is_unwanted):
                     return self
             else:
                 etcd = EmbeddedEtcd(children)
                 stack.callback(etcd.close)
-                if etcd.warning and self._on_event is not None:
-                    self._on_event(etcd.warning)
+                if etcd.warning:
+                    self._say(etcd.warning)
                 first = etcd.start()
-                self._programs.etcd_address = etcd.address
+                programs.etcd_address = etcd.address
                 starters[Slot(Role.ETCD, 0)] = lambda count: first if count == 1 else etcd.start_again()
-            starters |= self._programs.starters(children, self.directory, forks)
-            cleaner = LeaseCleaner(self._programs.etcd(), self.job, self._clock)
+            starters |= programs.starters(children, self.directory, forks)
+            cleaner = LeaseCleaner(programs.common, self._clock)
             stack.callback(cleaner.close)
             self._supervisor = Supervisor(
                 children,
                 starters,
                 self._clock,
                 self._limits,
-                self._on_event,
+                self._say,
                 lambda pid: cleaner.revoke_for(pid) if self.revokes_leases else None,
                 self._account,
             )
@@ -238,7 +239,7 @@ class LocalCluster:
         The session ends with the cluster, if not before.
 
         Args:
-            fresh: Begin the job from nothing, with servers that are started again, where it was begun before.
+            fresh: Begin the job from nothing, with servers that are started again, if it was begun before.
             **arguments: As of ``fe.connect``.
 
         Raises:
@@ -260,21 +261,28 @@ class LocalCluster:
         return session
 
     def _why_over(self) -> str:
-        """Why the servers will not come back; empty: they may."""
+        """Say why the servers will not come back. Empty if they may."""
         outcome = self._running().outcome()
         return "" if outcome is None or not outcome.exit_code else explain(outcome)
 
     def _begin_from_nothing(self) -> None:
-        if not self._name.is_used():
-            return
+        from flightedl.launch.former import forget
+        from flightedl.launch.naming import liveness_of
+
+        looking = partial(liveness_of, self._programs.common, self._clock, self._say)
+        with looking() as liveness:
+            if liveness.coordinator.get(liveness.keys.job) is None:
+                return
         if self._storage is not None:
             raise UsageError(
                 f"job {self.job} cannot begin from nothing, because {self._storage.url} has its checkpoints: "
                 "give fe.local another checkpoint= or job="
             )
         self.stop()
-        if not self._has_own_etcd:
-            self._name.free()
+        if not self._programs.has_own_etcd:
+            with looking() as liveness:
+                liveness.require_gone()
+                forget(liveness.coordinator, liveness.keys)
         self.start()
 
     def __enter__(self) -> Self:
@@ -284,10 +292,10 @@ class LocalCluster:
         self.stop()
 
     def _require_places(self) -> None:
-        """Find out before anything is started whether there is a place for what the job writes.
+        """Make sure, before anything is started, that the job can write its files.
 
         Raises:
-            UsageError: there is none.
+            UsageError: a directory cannot be made, or the storage cannot be reached.
         """
         if self._output_dir is not None:
             make_directory(self._output_dir / LOGS)
@@ -301,7 +309,6 @@ class LocalCluster:
             raise UsageError(f"no checkpoints can be kept: {error}") from None
 
     def _account(self) -> Account | None:
-        """How the job stands, as the policy asks it; None: that is not known."""
         from flightedl.launch.status import account_of
 
         with self.status() as status:
@@ -309,8 +316,11 @@ class LocalCluster:
 
     def _running(self) -> Supervisor:
         if self._supervisor is None:
-            raise UsageError("the cluster was not started: use it in a `with` block")
+            raise UsageError(_NOT_STARTED)
         return self._supervisor
+
+    def _child(self, role: str, index: int) -> Child | None:
+        return self._running().child(Slot(Role(role), index))
 
     def _wait_until_ready(self, timeout_s: float) -> None:
         deadline = self._clock.now() + timeout_s

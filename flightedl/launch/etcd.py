@@ -17,7 +17,6 @@ import importlib.util
 import os
 import re
 import shutil
-import socket
 import subprocess
 import tempfile
 import threading
@@ -27,6 +26,7 @@ from typing import Self
 
 from flightedl.config import child_environment
 from flightedl.errors import UnavailableError, UsageError
+from flightedl.launch.places import free_ports
 from flightedl.launch.policy import describe_exit
 from flightedl.launch.processes import Child, Children
 from flightedl.process.importing import install_command
@@ -93,18 +93,6 @@ def _etcd_of_wheel() -> str | None:
 def _is_program(path: str) -> bool:
     with Path(path).open("rb") as file:
         return file.read(2) != b"#!"
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of the loopback address that nobody listens on at this moment."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind((_HOST, 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 class EmbeddedEtcd:

@@ -1,26 +1,26 @@
-"""The process from which the processes of a job are forked, so that what all of them import is imported once.
+"""The process from which the processes of a job are forked, so that their common modules are imported once.
 
-Five processes that each import for a second are what a small job on two cores would else begin with, and what is killed
-would be missing for a second more. ``forking`` starts this one, and asks it for one process after the other.
+A small job on two cores would otherwise begin with five processes that each import for a second, and a replacement
+would take a second more. ``forking`` starts this process, and asks it for one process after the other.
 
-Theory of operation. Forking is safe here because nothing of gRPC's, Flight's or etcd's has been made yet: modules are
-imported, and machine code is loaded, no more. It begins to import when it starts, in the order in which processes will
-be asked for, and looks for requests between two modules: so a master and trainers already work while pservers' compiler
-is loaded. Where there are two cores, the launcher starts a second process like this one, from which pservers are forked
-and which loads that compiler in the meantime.
+Theory of operation. Forking is safe here because modules are imported and machine code is loaded, no more: gRPC, Flight
+and etcd's client have no objects and no threads yet. The process imports in the order in which processes will be asked
+for, and looks for requests between two modules, so a master and trainers already work while the pservers' compiler is
+loaded. On two cores or more, the launcher starts a second such process for the pservers, which loads the compiler in
+the meantime.
 
-A child is forked twice, and its parent ends at once: so the kernel gives it to the launcher, which had itself made the
-*subreaper* of what it starts. From then on it is the launcher's child like any other: it waits for it, and the child
-dies with it.
+A child is forked twice, and its parent ends at once, so the kernel gives it to the launcher, which has made itself the
+*subreaper* of its descendants. From then on the child is the launcher's like any other: the launcher waits for it, and
+it dies with the launcher. The launcher is a subreaper only while it waits for an answer, because the user's program may
+have descendants that look for another parent.
 
-A child leads a session and a process group of its own. It has the environment and the directory that it was given, its
-output goes to the pipe that came with the request, and it is named by its own command line where ``ps`` shows it.
+A child leads a session and a process group of its own. It has the environment and the directory of the request, its
+output goes to the pipe that came with the request, and ``ps`` shows its own command line.
 
-The launcher is a subreaper only while it waits for an answer: a program's user may have descendants that look for
-another parent. This process ends with the launcher, whose end of the socket closes.
+This process ends with the launcher, whose end of the socket closes.
 
-Not guaranteed: that libraries which read their environment when they are loaded see that of the child. The launcher
-starts this process with what matters then: the tuning of the allocator and of gRPC, and the number of BLAS's threads.
+Not guaranteed: libraries that read their environment when they are loaded do not see that of the child. The launcher
+starts this process with the variables that matter then: for the allocator, gRPC, and the number of BLAS's threads.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from typing import NamedTuple
 from flightedl.config import replace_environment
 from flightedl.process.tuning import leave_out_pandas_and_scipy, let_pandas_wait
 
-#: Its last argument: room for a child's command line.
+#: Last argument of this process, which leaves room for a child's command line.
 PADDING = "-" * 512
-#: Of a request and of its answer: a number.
+#: Size of a number in a request and in its answer.
 NUMBER_BYTES = 8
-#: What a kind of process imports, in parts; first what all of them do. Not what it runs as ``__main__``.
+#: Kind of process -> modules that it imports beside the one that it runs as ``__main__``.
 _IMPORTS = {
     "master": (
         "pyarrow.flight",
@@ -65,27 +65,27 @@ _LOOK_S = 0.0005
 
 
 class Request(NamedTuple):
-    """A process that is asked for."""
+    """A process that the launcher asks for."""
 
-    #: Of ``_IMPORTS``, or a module's dotted name; any other imports nothing before.
+    #: A key of ``_IMPORTS``, or a module's dotted name; any other kind imports nothing before.
     kind: str
-    #: That is run as ``__main__``, and its arguments.
+    #: The module to run as ``__main__``, and its arguments.
     module: str
     arguments: list[str]
     environment: dict[str, str]
-    #: Where it begins; empty: where this process did.
+    #: Its working directory; empty: that of this process.
     directory: str
-    #: Whose child it becomes.
+    #: Pid of its parent.
     launcher: int
 
 
 def main() -> None:
-    """Answer requests until there are no more; in a child: be what was asked for."""
+    """Answer requests until there are no more. In a child, run the module of the request."""
     serve(socket.socket(fileno=0), sys.argv[1:-1])
 
 
 def serve(connection: socket.socket, kinds: Sequence[str]) -> None:
-    """Answer the requests that come, ready for those of some kinds; returns in a child when that has done its work."""
+    """Answer requests, with the imports of some kinds done. In a child, return when its module has ended."""
     gc.disable()
     for kind in kinds:
         _get_ready(kind, connection)
@@ -96,7 +96,7 @@ def serve(connection: socket.socket, kinds: Sequence[str]) -> None:
             connection.close()
             _belong_to(request.launcher)
             _become(request, file)
-            # What others have imported of it is not what it is when it runs.
+            # It runs anew as ``__main__``, even if another module has imported it.
             sys.modules.pop(request.module, None)
             runpy.run_module(request.module, run_name="__main__", alter_sys=True)
             return
@@ -105,7 +105,7 @@ def serve(connection: socket.socket, kinds: Sequence[str]) -> None:
 
 
 def _received(connection: socket.socket) -> tuple[Request, int] | None:
-    """A request, and the file that came with it; None: the launcher wants no more, or is gone."""
+    """Return a request and the descriptor that came with it. None if the launcher has closed its end."""
     head, files, _, _ = socket.recv_fds(connection, NUMBER_BYTES, 1)
     if len(head) < NUMBER_BYTES:
         return None
@@ -118,7 +118,7 @@ def _received(connection: socket.socket) -> tuple[Request, int] | None:
 
 
 def _get_ready(kind: str, connection: socket.socket | None) -> None:
-    """Import what processes of this kind need, and load what takes long; stop where a request comes meanwhile."""
+    """Import the modules of a kind, and load the kernels of a pserver. Stop early if a request comes."""
     with _without_pandas_and_scipy():
         for name in _IMPORTS.get(kind, (kind,) if "." in kind else ()):
             if connection is not None and select.select([connection], [], [], 0)[0]:
@@ -129,13 +129,13 @@ def _get_ready(kind: str, connection: socket.socket | None) -> None:
 
             # The first of all kernels takes 40 ms, the others 2.
             block_kernels("float32")
-    # What is there is there for good: a collection would only write to pages that children share.
+    # These objects stay: a collection would only write to pages that children share.
     gc.freeze()
 
 
 @contextlib.contextmanager
 def _without_pandas_and_scipy() -> Iterator[None]:
-    """No module that is imported here loads them, as of ``leave_out_pandas_and_scipy``; a trainer may use them."""
+    """Keep the modules that are imported here from loading pandas and scipy. A trainer may still import them."""
     before = list(sys.meta_path)
     leave_out_pandas_and_scipy()
     try:
@@ -145,7 +145,7 @@ def _without_pandas_and_scipy() -> Iterator[None]:
 
 
 def _forked() -> int:
-    """The pid of a child whose parent is the launcher; 0 in that child."""
+    """Return the pid of a child whose parent is the launcher, or 0 in that child."""
     reading, writing = os.pipe()
     between = os.fork()
     if between == 0:
@@ -176,14 +176,14 @@ def _belong_to(launcher: int) -> None:
 
 
 def _become(request: Request, output: int) -> None:
-    """Be the process that was asked for, in all but its code."""
+    """Take over the environment, directory, output and name of the process that was asked for."""
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
     replace_environment(request.environment)
     if request.directory:
-        # As of a program started with ``-m``, modules are looked for there first.
+        # As in a program started with ``-m``, modules are looked for there first.
         sys.path[0] = request.directory
         with contextlib.suppress(OSError):
             os.chdir(request.directory)
@@ -193,18 +193,18 @@ def _become(request: Request, output: int) -> None:
     if request.kind == "trainer":
         let_pandas_wait()
     if (random := sys.modules.get("numpy.random")) is not None:
-        # Else all children would draw the same numbers.
+        # All children would draw the same numbers otherwise.
         random.seed()
     gc.enable()
 
 
 def show(command: Sequence[str]) -> None:
-    """Write a command line where ``ps`` reads that of this process, over the one that it has."""
+    """Write a command line over this process's own one, where ``ps`` reads it."""
     text = "\0".join(command).encode()
     with contextlib.suppress(OSError, ValueError, IndexError):
         with open("/proc/self/stat", "rb") as file:  # noqa: PTH123 - before anything is imported for it
             fields = file.read().rpartition(b")")[2].split()
-        # Of proc(5): arg_start and arg_end, the 48th and 49th field; the first one here is the third.
+        # arg_start and arg_end of proc(5), the 48th and 49th field; the first one here is the third.
         start, end = int(fields[45]), int(fields[46])
         if start and end - start > len(PADDING):
             ctypes.memmove(start, text[: end - start - 1].ljust(end - start, b"\0"), end - start)

@@ -1,6 +1,6 @@
-"""The launcher's side of ``fork_server``: processes that are there at once, because what they import is imported.
+"""The launcher's side of ``fork_server``: processes that start at once, because their imports are already done.
 
-On Linux alone. Where anything about it fails, the process is started as a program, as everywhere else: the caller gets
+On Linux alone. If anything about it fails, the process is started as a program, as everywhere else: the caller gets
 None. The fork server lives as long as the job, so that a process that is killed has a successor within milliseconds.
 """
 
@@ -25,36 +25,32 @@ from flightedl.launch.fork_server import NUMBER_BYTES, PADDING, Request
 _PR_SET_CHILD_SUBREAPER = 36
 #: Imports may take long on a starved machine; the processes would take as long.
 _FIRST_ANSWER_S = 120.0
-#: For a process like one that was made before. A fork server that somebody has frozen delays what is to be replaced by
-#: so much, once.
+#: For a process like one that was made before. A frozen fork server delays a replacement by this long, once.
 _ANSWER_S = 10.0
-#: What libraries and the interpreter read while they are loaded: a process for which that differs is a program.
+#: Prefixes of variables that libraries and the interpreter read while they are loaded. A process for which one differs
+#: is started as a program.
 _READ_AT_LOAD = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "GRPC_", "ARROW_", "NUMBA_", "LC_", "LANG")
 
-#: Whether this process is a subreaper is one fact of it, whatever it has of fork servers.
+#: Being a subreaper is a property of the whole process, which may have several fork servers.
 _adopting = threading.Lock()
 
 
 class ForkedProcess:
-    """Child made by the fork server, with the part of ``subprocess.Popen`` that launchers use.
-
-    Args:
-        pid: Of the process, a child of this one.
-    """
+    """Child made by the fork server, with the part of ``subprocess.Popen`` that launchers use."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        #: The end of the pipe of its output that is read; None: its output goes elsewhere.
+        #: Reading end of the pipe of its output. None if its output goes elsewhere.
         self.stdout: IO[bytes] | None = None
         self.returncode: int | None = None
 
     def wait(self) -> int:
-        """Its exit code, minus the signal's number; as ``subprocess.Popen.wait``."""
+        """Return its exit code, or minus the signal's number, as ``subprocess.Popen.wait``."""
         if self.returncode is None:
             try:
                 self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
             except ChildProcessError:
-                # Somebody else in this program waits for whatever ends.
+                # Another part of this program waits for every child that ends.
                 self.returncode = 0
         return self.returncode
 
@@ -63,8 +59,8 @@ class ForkServer:
     """A process from which others are forked. Use it in a ``with`` block; thread-safe.
 
     Args:
-        environment: That it is started with: what libraries read while they are loaded.
-        kinds: Of the processes that will be asked for, in order: what these need is imported meanwhile.
+        environment: Its variables; libraries read some of them while they are loaded.
+        kinds: Kinds of processes that will be asked for, in order. Their modules are imported meanwhile.
         apart: Kinds of processes for which a second fork server imports at the same time.
     """
 
@@ -73,12 +69,12 @@ class ForkServer:
         self._socket: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._read_at_load = _read_at_load(environment)
-        #: Kinds of which it has made processes.
+        #: Kinds of processes that it has made.
         self._made: set[str] = set()
         self._second = ForkServer(environment, apart) if apart else None
         self._apart = tuple(apart)
         if sys.platform.startswith("linux"):
-            ours, theirs = socket.socketpair()
+            self._socket, theirs = socket.socketpair()
             with theirs:
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", "flightedl.launch.fork_server", *kinds, PADDING],
@@ -88,17 +84,16 @@ class ForkServer:
                     env={"PYTHONUNBUFFERED": "1", **environment},
                     start_new_session=True,
                 )
-            self._socket = ours
 
     def start(
         self, kind: str, module: str, arguments: Sequence[str], environment: Mapping[str, str]
     ) -> ForkedProcess | None:
-        """A process that runs ``python -m module arguments``; None: start it as a program.
+        """Fork a process that runs ``python -m module arguments``. None if it has to be started as a program.
 
         Args:
-            kind: "master", "pserver" or "trainer": what is imported before.
-            module: What it runs.
-            arguments: Of it.
+            kind: "master", "pserver" or "trainer", which says what is imported before.
+            module: The module to run.
+            arguments: The module's arguments.
             environment: All of its environment variables.
         """
         reading, writing = os.pipe()
@@ -121,37 +116,34 @@ class ForkServer:
         environment: Mapping[str, str],
         directory: str = "",
     ) -> ForkedProcess | None:
-        """As ``start``, but its output goes where a descriptor leads, and it may begin in another directory."""
+        """As ``start``, with a descriptor for its output, and in a directory if one is given."""
         if _read_at_load(environment) != self._read_at_load:
             return None
+        if self._second is not None and kind in self._apart:
+            return self._second.start_into(output, kind, module, arguments, environment, directory)
         own = {"PYTHONUNBUFFERED": "1", **environment}
         request = Request(kind, module, list(arguments), own, directory or _directory(), os.getpid())
         with self._lock:
-            if self._second is not None and kind in self._apart:
-                return self._second.start_into(output, kind, module, arguments, environment, directory)
             if self._socket is None:
                 return None
             self._socket.settimeout(_ANSWER_S if kind in self._made else _FIRST_ANSWER_S)
             if pid := _adopted(self._socket, json.dumps(request).encode(), output):
                 self._made.add(kind)
                 return ForkedProcess(pid)
-            self._close()
+            self.close()
             return None
 
     def close(self) -> None:
-        """There are no more requests."""
+        """End the fork server, and the second one."""
         with self._lock:
-            self._close()
-
-    def _close(self) -> None:
-        if self._second is not None:
-            self._second.close()
-        if self._socket is not None:
-            self._socket.close()
-        if self._process is not None:
-            os.kill(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-        self._socket = self._process = None
+            if self._second is not None:
+                self._second.close()
+            if self._socket is not None:
+                self._socket.close()
+            if self._process is not None:
+                os.kill(self._process.pid, signal.SIGKILL)
+                self._process.wait()
+            self._socket = self._process = None
 
     def __enter__(self) -> Self:
         return self
@@ -161,10 +153,10 @@ class ForkServer:
 
 
 def fork_server(trainers: int) -> ForkServer:
-    """For a job with so many trainers, each of which gets its share of the cores."""
+    """Start a fork server for a job with this many trainers, each of which gets its share of the cores."""
     cores = available_cores()
     kinds = ("master", *(("trainer",) if trainers else ()))
-    # Pservers' compiler takes as long as all the rest.
+    # The compiler of pservers takes as long to import as all the rest.
     others = ("pserver",)
     environment = child_environment(**thread_environment(trainers or 1, cores))
     return ForkServer(environment, kinds, others) if cores > 1 else ForkServer(environment, (*kinds, *others))
@@ -185,7 +177,7 @@ def _directory() -> str:
 
 
 def _adopted(connection: socket.socket, body: bytes, output: int) -> int:
-    """The pid of the child that the fork server has made for this process; 0: there is none."""
+    """Return the pid of the child that the fork server made for this process, or 0 if it made none."""
     with _adopting:
         if not _adopt(wanted=True):
             return 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from flightedl.coordination.keys import JobKeys
+from flightedl.coordination.keys import JobKeys, jobs_in
 from flightedl.domain.checkpoint.manifest import candidates, manifest_name
 from flightedl.domain.checkpoint.pointer import latest_of
 from flightedl.domain.queue.storage import is_over
@@ -22,7 +22,6 @@ from flightedl.ports import Absent, Coordinator, CreatedAt, Delete, Entry, Stora
 #: Of one transaction.
 _OPERATIONS_LIMIT = 100
 _SHOWN = 10
-_ALL_JOBS = "/flightedl/"
 
 
 class FormerJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,7 +106,7 @@ def forget(coordinator: Coordinator, keys: JobKeys) -> int:
     """
     entries = _entries(coordinator, keys)
     if not entries:
-        others = sorted({entry.key.split("/")[2] for entry in coordinator.list(_ALL_JOBS).entries} - {keys.job_name})
+        others = [name for name in jobs_in(coordinator) if name != keys.job_name]
         known = f"it has {', '.join(others[:_SHOWN])}" if others else "it has no job"
         raise NotFoundError(f"etcd has nothing of a job named {keys.job_name}: {known}")
     if any(names_process(entry, keys) for entry in entries):

@@ -1,10 +1,11 @@
 """Ends the leases of processes that are known to be dead, so that their successors need not wait for them.
 
-Who starts processes sees them end. What such a process held in etcd (its pserver's index, its trainer's key, the
-master's lock and address) names its host and pid; it is deleted in a transaction that names the key's generation, so
-nothing of a successor can be hit. A process that is only frozen or cut off is not dead, and its lease runs its time.
+The process that starts others sees them end. The keys that such a process held in etcd (its pserver's index, its
+trainer's key, the master's lock and address) name its host and pid. Each is deleted in a transaction that names the
+key's generation, so a successor's key cannot be hit. A process that is only frozen or cut off is not dead, and its
+lease runs its time.
 
-The work has a thread of its own: etcd may be the one that died.
+The work has a thread of its own: etcd may be the process that died.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import socket
 import threading
 
 from flightedl.adapters.etcd_access import EtcdAccess
+from flightedl.config import CommonSettings
 from flightedl.coordination.keys import JobKeys
 from flightedl.errors import FlightedlError
 from flightedl.launch.liveness import holder_of
@@ -24,17 +26,15 @@ _GIVE_UP_S = 10.0
 
 
 class LeaseCleaner:
-    """Deletes what the dead held. Thread-safe.
+    """Deletes the keys of dead processes. Thread-safe.
 
     Args:
-        etcd: How etcd is reached.
-        job: The job's name.
-        clock: Paces.
+        chosen: Name the job and its etcd.
+        clock: Paces the retries.
     """
 
-    def __init__(self, etcd: EtcdAccess, job: str, clock: Clock) -> None:
-        self._etcd = etcd
-        self._prefix = JobKeys(job).prefix
+    def __init__(self, chosen: CommonSettings, clock: Clock) -> None:
+        self._chosen = chosen
         self._clock = clock
         self._dead: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._is_closing = False
@@ -42,11 +42,11 @@ class LeaseCleaner:
         self._thread.start()
 
     def revoke_for(self, pid: int) -> None:
-        """This process of this machine has ended."""
+        """Delete the keys of a process of this machine that has ended."""
         self._dead.put(pid)
 
     def close(self) -> None:
-        """Stop; leases that are left run their time."""
+        """Stop. Remaining leases run their time."""
         self._is_closing = True
         self._dead.put(None)
         self._thread.join(3.0)
@@ -59,17 +59,17 @@ class LeaseCleaner:
                     # Takes long to import, and is not needed before a process has ended.
                     from flightedl.adapters.etcd import EtcdCoordinator
 
-                    coordinator = EtcdCoordinator(self._etcd, clock=self._clock)
+                    coordinator = EtcdCoordinator(EtcdAccess.of(self._chosen), clock=self._clock)
                 self._revoke(coordinator, pid)
         finally:
             if coordinator is not None:
                 coordinator.close()
 
     def _revoke(self, coordinator: Coordinator, pid: int) -> None:
-        deadline = self._clock.now() + _GIVE_UP_S
+        prefix, deadline = JobKeys(self._chosen.job).prefix, self._clock.now() + _GIVE_UP_S
         while not self._is_closing and self._clock.now() < deadline:
             try:
-                for entry in coordinator.list(self._prefix).entries:
+                for entry in coordinator.list(prefix).entries:
                     if _is_held_by(entry, pid):
                         coordinator.transact([CreatedAt(entry.key, entry.create_revision)], [Delete(entry.key)])
             except FlightedlError:
@@ -79,7 +79,5 @@ class LeaseCleaner:
 
 
 def _is_held_by(entry: Entry, pid: int) -> bool:
-    if not entry.lease_id:
-        return False
-    holder = holder_of(entry)
+    holder = holder_of(entry) if entry.lease_id else None
     return holder is not None and holder.pid == pid and socket.gethostname() in {holder.name, holder.host}

@@ -23,6 +23,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -33,7 +34,7 @@ from flightedl.errors import UsageError
 from flightedl.messages.decoding import from_json
 from flightedl.ports import Absent, Clock, Coordinator, Entry, Listing
 
-#: Asks whether the master of this record answers.
+#: True if the master of this record answers.
 IsAnswering = Callable[[ServerRecord], bool]
 
 _POLL_S = 0.2
@@ -46,47 +47,34 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
     address: str = ""
     pid: int = 0
-    #: Of a server: its host.
+    #: Host of a server.
     name: str = ""
-    #: Of a trainer.
+    #: Host of a trainer.
     host: str = ""
 
 
+@dataclass(frozen=True, slots=True)
 class Liveness:
-    """Looks at one job.
+    """Looks at one job."""
 
-    Args:
-        coordinator: etcd as it is, not as the job counts.
-        keys: The job's.
-        clock: Measures how long leases live on.
-        is_answering: Asks a master.
-        say: Receives a sentence that says what is waited for.
-        is_unwanted: Whether to stop waiting.
-    """
-
-    def __init__(
-        self,
-        coordinator: Coordinator,
-        keys: JobKeys,
-        clock: Clock,
-        is_answering: IsAnswering,
-        say: Callable[[str], None] = lambda _: None,
-        is_unwanted: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self._coordinator = coordinator
-        self._keys = keys
-        self._clock = clock
-        self._is_answering = is_answering
-        self._say = say
-        self._is_unwanted = is_unwanted
+    #: etcd as it is, not as the job counts its revisions.
+    coordinator: Coordinator
+    keys: JobKeys
+    #: Measures how long leases live on.
+    clock: Clock
+    is_answering: IsAnswering
+    #: Receives a sentence about the leases that are waited for.
+    say: Callable[[str], None] = lambda _: None
+    #: True ends the wait.
+    is_unwanted: Callable[[], bool] = lambda: False
 
     def claim_name(self, ttl_s: float) -> HeldKey | None:
-        """Become the one who starts this job, when nobody runs it; None: that was not wanted any more.
+        """Claim the right to start this job once nobody runs it. None if the wait was cancelled.
 
         Raises:
             UsageError: the job runs, or somebody else starts it.
         """
-        keys = self._keys
+        keys = self.keys
         starting = {keys.launcher, keys.master_lock, keys.master_address}
         record = msgspec.json.encode(ServerRecord(address="", name=socket.gethostname(), pid=os.getpid()))
         while True:
@@ -95,10 +83,10 @@ class Liveness:
                     f"a job named {keys.job_name} is already running ({who}): "
                     f"choose another name (--job), or wait for it to end"
                 )
-            if self._is_unwanted():
+            if self.is_unwanted():
                 return None
             free = Absent(keys.master_lock)
-            held = HeldKey.claim(self._coordinator, self._clock, keys.launcher, record, ttl_s, also_when=[free])
+            held = HeldKey.claim(self.coordinator, self.clock, keys.launcher, record, ttl_s, also_when=[free])
             if held is not None:
                 return held
 
@@ -109,45 +97,45 @@ class Liveness:
             UsageError: the job runs.
         """
         own = None if held is None else held.key
-        if who := self._who_runs(lambda entry: entry.key != own and names_process(entry, self._keys)):
-            raise UsageError(f"job {self._keys.job_name} runs ({who}): stop it first")
+        if who := self._who_runs(lambda entry: entry.key != own and names_process(entry, self.keys)):
+            raise UsageError(f"job {self.keys.job_name} runs ({who}): stop it first")
 
     def _who_runs(self, is_meant: Callable[[Entry], bool]) -> str:
         """Describe a process that proves that the job runs. Empty if there is none, or if the wait was cancelled."""
         first: Listing | None = None
         ends_at, asked = 0.0, 0
-        while not self._is_unwanted():
-            listing = self._coordinator.list(self._keys.prefix)
+        while not self.is_unwanted():
+            listing = self.coordinator.list(self.keys.prefix)
             left = [entry for entry in listing.entries if is_meant(entry)]
             if not left:
                 return ""
-            address = next((entry for entry in left if entry.key == self._keys.master_address), None)
+            address = next((entry for entry in left if entry.key == self.keys.master_address), None)
             if address is not None and address.mod_revision != asked:
                 asked = address.mod_revision
                 record = from_json(address.value, ServerRecord)
-                if self._is_answering(record):
+                if self.is_answering(record):
                     return f"its master is at {record.address}"
             if first is None:
                 first, limit_s = listing, self._limit_s(left)
-                ends_at = self._clock.now() + limit_s
-                self._say(
-                    f"etcd still has leases of job {self._keys.job_name}, but no master of it answers: "
+                ends_at = self.clock.now() + limit_s
+                self.say(
+                    f"etcd still has leases of job {self.keys.job_name}, but no master of it answers: "
                     f"waiting for them to end, at most {limit_s:.0f} s"
                 )
             writing = [entry for entry in left if entry.mod_revision > first.revision]
-            if writing or self._clock.now() >= ends_at:
+            if writing or self.clock.now() >= ends_at:
                 return self._described(writing or left)
-            self._clock.sleep(_POLL_S)
+            self.clock.sleep(_POLL_S)
         return ""
 
     def _limit_s(self, entries: Sequence[Entry]) -> float:
         leases = {entry.lease_id for entry in entries}
-        return max(self._coordinator.lease_ttl_s(lease) or 0.0 for lease in leases) + _SLACK_S
+        return max(self.coordinator.lease_ttl_s(lease) or 0.0 for lease in leases) + _SLACK_S
 
     def _described(self, entries: Sequence[Entry]) -> str:
-        entry = next((entry for entry in entries if entry.key == self._keys.master_address), entries[0])
+        entry = next((entry for entry in entries if entry.key == self.keys.master_address), entries[0])
         holder = holder_of(entry) or Holder()
-        if holder.address and entry.key == self._keys.master_address:
+        if holder.address and entry.key == self.keys.master_address:
             return f"its master is at {holder.address}, which does not answer from here"
         return f"process {holder.pid} on {holder.host or holder.name or 'some machine'} holds {entry.key} in etcd"
 

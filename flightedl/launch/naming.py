@@ -1,101 +1,69 @@
-"""A job's name in an etcd that others use, too: who may start a job of this name, and what becomes of its former one.
+"""A job's name in an etcd that other jobs use, too: its claim, and its liveness.
 
-Whoever starts the job holds its name for as long as it runs (``liveness``). A former job that is over is forgotten, one
-that was stopped is resumed (``former``).
+The process that starts a job holds the job's name for as long as the job runs (``liveness``). A former job of the same
+name that is over is forgotten; one that was stopped is resumed (``former``).
+
+A job with an etcd of its own is the first job of it and needs none of this, so ``cluster`` imports it late.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
-from flightedl.config import Resume
+from flightedl.adapters.etcd import EtcdCoordinator
+from flightedl.adapters.etcd_access import EtcdAccess
+from flightedl.config import CommonSettings, MasterSettings, Resume
 from flightedl.coordination.keys import JobKeys
-from flightedl.launch.programs import Programs
-from flightedl.ports import Clock, Coordinator, Storage
+from flightedl.launch.former import forget, former_job, require_startable
+from flightedl.launch.liveness import Liveness
+from flightedl.launch.status import is_master_answering, tool_connector
+from flightedl.ports import Clock, Storage
 
-if TYPE_CHECKING:
-    from flightedl.adapters.etcd import EtcdCoordinator
-    from flightedl.launch.liveness import Liveness
+Say = Callable[[str], None]
 
 
-class JobName:
-    """The name of one job.
-
-    A job with an etcd of its own, of which it is the first job, never asks: what it takes is imported when it does.
-
-    Args:
-        job: It.
-        programs: Of the job.
-        clock: Measures how long leases live on.
-        tell: Is told in one sentence what is waited for.
-    """
-
-    def __init__(self, job: str, programs: Programs, clock: Clock, tell: Callable[[str], None]) -> None:
-        self._job = job
-        self._keys = JobKeys(job)
-        self._programs = programs
-        self._clock = clock
-        self._tell = tell
-
-    def claim(self, stack: contextlib.ExitStack, storage: Storage | None, is_unwanted: Callable[[], bool]) -> bool:
-        """Become the one who starts this job, until ``stack`` is closed; False: that is not wanted any more.
-
-        Raises:
-            UsageError: the job runs, or its former one has to be resumed in another way.
-        """
-        from flightedl.launch.former import forget, former_job, require_startable
-
-        chosen = self._programs.master_settings()
-        coordinator = stack.enter_context(self._coordinator())
-        liveness = self._liveness(coordinator, is_unwanted)
-        held = liveness.claim_name(chosen.lease_ttl_s)
-        if held is None:
-            return False
-        stack.callback(held.release)
-        former = former_job(coordinator, self._keys)
-        require_startable(former, chosen.etcd, storage, resume=chosen.resume is not Resume.NEVER)
-        if former is not None and former.is_over:
-            # All of it is in its last checkpoint.
-            liveness.require_gone(held)
-            if is_unwanted():
-                return False
-            forget(coordinator, self._keys)
-        return True
-
-    def is_used(self) -> bool:
-        """True if a job of this name was begun."""
-        with self._coordinator() as coordinator:
-            return coordinator.get(self._keys.job) is not None
-
-    def free(self) -> None:
-        """Forget a job whose processes have ended.
-
-        Raises:
-            UsageError: it runs.
-        """
-        from flightedl.launch.former import forget
-
-        with self._coordinator() as coordinator:
-            self._liveness(coordinator, lambda: False).require_gone()
-            forget(coordinator, self._keys)
-
-    def _coordinator(self) -> contextlib.closing[EtcdCoordinator]:
-        from flightedl.adapters.etcd import EtcdCoordinator
-
-        return contextlib.closing(EtcdCoordinator(self._programs.etcd(), clock=self._clock))
-
-    def _liveness(self, coordinator: Coordinator, is_unwanted: Callable[[], bool]) -> Liveness:
-        from flightedl.launch.liveness import Liveness
-        from flightedl.launch.status import is_master_answering, tool_connector
-
-        connector = tool_connector(self._programs.tls_dir)
-        return Liveness(
+@contextlib.contextmanager
+def liveness_of(
+    chosen: CommonSettings, clock: Clock, say: Say, is_unwanted: Callable[[], bool] = lambda: False
+) -> Iterator[Liveness]:
+    """Connect to the etcd that the settings name, and look at their job there. Arguments as of ``Liveness``."""
+    connector = tool_connector(chosen.tls_dir)
+    with contextlib.closing(EtcdCoordinator(EtcdAccess.of(chosen), clock=clock)) as coordinator:
+        yield Liveness(
             coordinator,
-            self._keys,
-            self._clock,
-            lambda record: is_master_answering(record, self._job, connector),
-            self._tell,
+            JobKeys(chosen.job),
+            clock,
+            lambda record: is_master_answering(record, chosen.job, connector),
+            say,
             is_unwanted,
         )
+
+
+def claim(
+    stack: contextlib.ExitStack,
+    chosen: MasterSettings,
+    storage: Storage | None,
+    clock: Clock,
+    say: Say,
+    is_unwanted: Callable[[], bool],
+) -> bool:
+    """Hold the job's name until ``stack`` is closed. False if the start was cancelled meanwhile.
+
+    Raises:
+        UsageError: the job runs, or its former one has to be resumed in another way.
+    """
+    liveness = stack.enter_context(liveness_of(chosen, clock, say, is_unwanted))
+    held = liveness.claim_name(chosen.lease_ttl_s)
+    if held is None:
+        return False
+    stack.callback(held.release)
+    former = former_job(liveness.coordinator, liveness.keys)
+    require_startable(former, chosen.etcd, storage, resume=chosen.resume is not Resume.NEVER)
+    if former is not None and former.is_over:
+        # All of it is in its last checkpoint.
+        liveness.require_gone(held)
+        if is_unwanted():
+            return False
+        forget(liveness.coordinator, liveness.keys)
+    return True

@@ -1,7 +1,8 @@
-"""Directories of a job's results and logs, and a port for its page."""
+"""Directories of a job's results and logs, and free ports."""
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,13 @@ from flightedl.errors import UsageError
 LOGS = "logs"
 
 
-def free_port() -> int:
-    """A port of loopback that nobody has now, and that somebody else may have by the time it is used."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+def free_ports(count: int) -> list[int]:
+    """Return ports of loopback that are free now. Another process may take one before it is used."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
 
 
 def make_directory(directory: Path) -> None:
@@ -33,7 +37,7 @@ def make_directory(directory: Path) -> None:
 
 
 def directory_of(value: Any, name: str = "output_dir") -> Path:
-    """A directory that a user has given, absolute.
+    """Return the absolute path of a directory that a user has given.
 
     Raises:
         UsageError: it is no path.

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.adapters.etcd_access import EtcdAccess
+from flightedl.config import CommonSettings
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.records import ServerRecord
 from flightedl.errors import DeadlineError, FencedError, FlightedlError, NotFoundError, UnavailableError
@@ -65,17 +66,15 @@ class JobStatus:
     """How one job stands. Thread-safe; one caller at a time is served.
 
     Args:
-        etcd: how etcd is reached.
-        job: the job's name.
-        clock: the process's clock.
-        tls_dir: directory with an admin's or a reader's certificate; empty: plain text.
+        chosen: Name the job, its etcd, and the directory with an admin's or a reader's certificate.
+        clock: The process's clock.
     """
 
-    def __init__(self, etcd: EtcdAccess, job: str, clock: Clock, tls_dir: str = "") -> None:
-        self._job = job
-        self._etcd = etcd.endpoints
-        self._coordinator = EtcdCoordinator(etcd, clock=clock)
-        self._connector = tool_connector(tls_dir)
+    def __init__(self, chosen: CommonSettings, clock: Clock) -> None:
+        self._job = chosen.job
+        self._etcd = chosen.etcd
+        self._coordinator = EtcdCoordinator(EtcdAccess.of(chosen), clock=clock)
+        self._connector = tool_connector(chosen.tls_dir)
         self._lock = threading.Lock()
         self._known: tuple[ServerRecord, Connection] | None = None
 

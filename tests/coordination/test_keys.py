@@ -19,7 +19,6 @@ def test_the_layout_is_the_documented_one() -> None:
         KEYS.trainer("t-1"): "trainers/t-1",
         KEYS.job: "job",
         KEYS.init_params: "init_params",
-        KEYS.checkpoint(2): "checkpoints/2",
         KEYS.checkpoint_latest: "checkpoint/latest",
     }
     assert all(key == KEYS.prefix + name for key, name in names.items())

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from flightedl.adapters.clock import SystemClock
-from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.config import CommonSettings
 from flightedl.errors import FlightedlError
 from flightedl.examples.ledger import CLOCKS, PARAMETERS, batches_of, findings
@@ -76,12 +75,8 @@ def test_pservers_and_masters_are_replaced_one_after_the_other_and_every_record_
             time.sleep(0.05)
 
     certificates = tmp_path / "reader"
-    asked = JobStatus(
-        EtcdAccess.of(CommonSettings(etcd=own_etcd.address)),
-        "ledger",
-        SystemClock(),
-        _certificates(cluster, certificates),
-    )
+    chosen = CommonSettings(etcd=own_etcd.address, job="ledger", tls_dir=_certificates(cluster, certificates))
+    asked = JobStatus(chosen, SystemClock())
 
     def done() -> int:
         try:

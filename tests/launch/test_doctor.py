@@ -14,7 +14,7 @@ import pytest
 
 import flightedl as fe
 from flightedl.adapters.clock import SystemClock
-from flightedl.adapters.etcd_access import EtcdAccess
+from flightedl.config import DoctorSettings
 from flightedl.domain.diagnosis.findings import Cause, Finding
 from flightedl.domain.diagnosis.observations import Observations
 from flightedl.domain.diagnosis.trainers import waits
@@ -66,7 +66,7 @@ with fe.connect() as job:
 
 
 def doctor(etcd: str, job: str) -> Doctor:
-    return Doctor(EtcdAccess(etcd), job, SystemClock())
+    return Doctor(DoctorSettings(etcd=etcd, job=job), SystemClock())
 
 
 def until_found(own: Doctor, cause: Cause, text: str = "") -> tuple[Observations, Finding]:

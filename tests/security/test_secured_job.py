@@ -17,6 +17,7 @@ import flightedl as fe
 from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.adapters.etcd_access import EtcdAccess
+from flightedl.config import CommonSettings
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.records import ServerRecord
 from flightedl.errors import AuthenticationError
@@ -103,8 +104,13 @@ def test_certificates_are_renewed_while_the_job_runs(tmp_path: Path) -> None:
         )
         with cluster:
             wait_for(lambda: batches_of(cluster) >= 5)
-            access = EtcdAccess(etcd.address, str(certificates / "etcd"))
-            with JobStatus(access, "secured", SystemClock(), str(certificates / "reader")) as status:
+            chosen = CommonSettings(
+                etcd=etcd.address,
+                job="secured",
+                etcd_tls_dir=str(certificates / "etcd"),
+                tls_dir=str(certificates / "reader"),
+            )
+            with JobStatus(chosen, SystemClock()) as status:
                 assert status.read(5.0).job == "secured"
                 with pytest.raises(AuthenticationError, match="checkpoint is not for members of the role reader"):
                     status.checkpoint(CheckpointRequest(), 5.0)

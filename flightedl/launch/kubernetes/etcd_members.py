@@ -85,7 +85,7 @@ def _members(job: ClusterJob) -> Object:
         "template": template,
         "volumeClaimTemplates": [{"metadata": {"name": "data"}, "spec": claim}],
     }
-    return make(job, "StatefulSet", job.name(COMPONENT), COMPONENT, version="apps/v1", spec=spec)
+    return make(job, "StatefulSet", job.name(COMPONENT), COMPONENT, spec=spec)
 
 
 def _arguments(job: ClusterJob) -> list[str]:

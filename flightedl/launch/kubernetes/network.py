@@ -81,4 +81,4 @@ def _policy(job: ClusterJob, name: str, selected: dict[str, str], **ways: list[A
         "policyTypes": [way.capitalize() for way in ways],
         **{way: rules for way, rules in ways.items() if rules},
     }
-    return make(job, "NetworkPolicy", job.name(name), version="networking.k8s.io/v1", spec=spec)
+    return make(job, "NetworkPolicy", job.name(name), spec=spec)

@@ -32,9 +32,9 @@ from flightedl.launch.kubernetes.pods import (
     code_of,
     common_variables,
     config_map,
+    deployment,
     disruption_budget,
     failure_policy,
-    labels,
     make,
     pod,
     ports,
@@ -115,7 +115,7 @@ def _trainers(job: ClusterJob) -> Object:
         "podFailurePolicy": failure_policy("trainer", ("Ignore", ignored), ("FailJob", failing)),
         "template": template,
     }
-    found = make(job, "Job", job.name("trainer"), "trainer", version="batch/v1", spec=spec)
+    found = make(job, "Job", job.name("trainer"), "trainer", spec=spec)
     if job.queue:
         found["metadata"]["labels"][QUEUE] = job.queue
     return found
@@ -149,32 +149,20 @@ def _servers(job: ClusterJob, role: str, replicas: int) -> list[Object]:
         },
         certificates="server",
     )
-    spec = {
-        "replicas": replicas,
-        "minReadySeconds": job.settled_s,
-        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
-        "selector": {"matchLabels": labels(job, role)},
-        "template": template,
-    }
-    deployment = make(job, "Deployment", job.name(role), role, version="apps/v1", spec=spec)
-    return [deployment, disruption_budget(job, role)]
+    strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
+    made = deployment(job, role, template, replicas=replicas, minReadySeconds=job.settled_s, strategy=strategy)
+    return [made, disruption_budget(job, role)]
 
 
 def _autoscaler(job: ClusterJob, scaling: Scaling) -> list[Object]:
     component = "autoscaler"
-    name, group = job.name(component), "rbac.authorization.k8s.io"
+    name = job.name(component)
     of_jobs = {"apiGroups": ["batch"], "resources": ["jobs"], "resourceNames": [job.name("trainer")]}
     rules = [of_jobs | {"verbs": ["get", "patch"]}, {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}]
-    role = make(job, "Role", name, component, version=f"{group}/v1", rules=rules)
-    binding = make(
-        job,
-        "RoleBinding",
-        name,
-        component,
-        version=f"{group}/v1",
-        roleRef={"apiGroup": group, "kind": "Role", "name": name},
-        subjects=[{"kind": "ServiceAccount", "name": name}],
-    )
+    role = make(job, "Role", name, component, rules=rules)
+    referred = {"apiGroup": role["apiVersion"].partition("/")[0], "kind": "Role", "name": name}
+    subjects = [{"kind": "ServiceAccount", "name": name}]
+    binding = make(job, "RoleBinding", name, component, roleRef=referred, subjects=subjects)
     arguments = [
         "autoscale",
         f"--min={scaling.minimum}",
@@ -196,12 +184,6 @@ def _autoscaler(job: ClusterJob, scaling: Scaling) -> list[Object]:
         certificates="reader",
     )
     template["spec"] |= {"serviceAccountName": name, "automountServiceAccountToken": True}
-    spec = {
-        "replicas": 1,
-        # Two of them would not agree.
-        "strategy": {"type": "Recreate"},
-        "selector": {"matchLabels": labels(job, component)},
-        "template": template,
-    }
-    deployment = make(job, "Deployment", name, component, version="apps/v1", spec=spec)
-    return [account(job, name, component), role, binding, deployment]
+    # Two of them would not agree.
+    made = deployment(job, component, template, replicas=1, strategy={"type": "Recreate"})
+    return [account(job, name, component), role, binding, made]

@@ -53,4 +53,4 @@ def render(job: ClusterJob) -> list[Object]:
         "template": template,
     }
     code = [config_map(job, job.name("code"), job.code)] if job.code else []
-    return [make(job, "Job", job.job, COMPONENT, version="batch/v1", spec=spec), account(job, job.job), *code]
+    return [make(job, "Job", job.job, COMPONENT, spec=spec), account(job, job.job), *code]

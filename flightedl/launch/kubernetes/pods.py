@@ -15,6 +15,14 @@ from flightedl.launch.kubernetes.views import labels_of
 
 Object = dict[str, Any]
 
+#: Kind -> version of the API that has it; any other is of v1.
+_VERSIONS = {
+    **dict.fromkeys(("Deployment", "StatefulSet"), "apps/v1"),
+    **dict.fromkeys(("Role", "RoleBinding"), "rbac.authorization.k8s.io/v1"),
+    "Job": "batch/v1",
+    "NetworkPolicy": "networking.k8s.io/v1",
+    "PodDisruptionBudget": "policy/v1",
+}
 #: Number of the image's user, as the cluster wants it.
 USER = 10001
 
@@ -24,13 +32,23 @@ def labels(job: ClusterJob, component: str = "") -> dict[str, str]:
     return labels_of(job.job, component)
 
 
-def make(
-    job: ClusterJob, kind: str, name: str, component: str = "", /, *, version: str = "v1", **fields: Any
-) -> Object:
+def make(job: ClusterJob, kind: str, name: str, component: str = "", /, **fields: Any) -> Object:
     """Return an object of a job. ``fields``: its spec, or its other fields."""
     marks = {"app.kubernetes.io/part-of": "flightedl", "app.kubernetes.io/managed-by": "flightedl"}
     metadata = {"name": name, "labels": labels(job, component) | marks}
-    return {"apiVersion": version, "kind": kind, "metadata": metadata, **fields}
+    return {"apiVersion": _VERSIONS.get(kind, "v1"), "kind": kind, "metadata": metadata, **fields}
+
+
+def deployment(job: ClusterJob, component: str, template: Object, **spec: Any) -> Object:
+    """Return a Deployment of pods of this template."""
+    spec |= {"selector": {"matchLabels": labels(job, component)}, "template": template}
+    return make(job, "Deployment", job.name(component), component, spec=spec)
+
+
+def disruption_budget(job: ClusterJob, component: str) -> Object:
+    """Let drained machines evict one pod of a component at a time, each when the last one's successor is ready."""
+    spec = {"maxUnavailable": 1, "selector": {"matchLabels": labels(job, component)}}
+    return make(job, "PodDisruptionBudget", job.name(component), component, spec=spec)
 
 
 def account(job: ClusterJob, name: str, component: str = "") -> Object:
@@ -180,9 +198,3 @@ def spread(job: ClusterJob, component: str) -> list[Object]:
             "labelSelector": {"matchLabels": labels(job, component)},
         }
     ]
-
-
-def disruption_budget(job: ClusterJob, component: str) -> Object:
-    """Let drained machines evict one pod of a component at a time, each when the last one's successor is ready."""
-    spec = {"maxUnavailable": 1, "selector": {"matchLabels": labels(job, component)}}
-    return make(job, "PodDisruptionBudget", job.name(component), component, version="policy/v1", spec=spec)
