@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from flightedl.coordination.records import ServerRecord, TrainerRecord
 from flightedl.domain.consistency.membership import Membership
 from flightedl.domain.master.core import MasterCore
@@ -57,7 +59,7 @@ def describe(
     desired = len(pservers)
     waiting_for = _waiting_for(declaration, queue, records, desired, trainers, indexing)
     is_done = core.is_over and core.ending.may_end
-    counts = TaskCounts() if queue is None else _task_counts(queue)
+    counts = TaskCounts() if queue is None else msgspec.convert(queue.counts(), TaskCounts, from_attributes=True)
     dataset = declaration.dataset
     model = declaration.model
     return StatusReply(
@@ -69,7 +71,7 @@ def describe(
         tasks=counts,
         failed=[]
         if queue is None or indexed is None
-        else [failed_piece(each, indexed, queue.seed_of(each.epoch)) for each in queue.failed()],
+        else [failed_piece(each, indexed, queue.seed_of(each.epoch)) for each in queue.failed.details],
         records=0 if queue is None or indexed is None else records_trained(queue, indexed),
         raised=progress.raised(now),
         evaluations=core.evaluations.status(),
@@ -169,22 +171,6 @@ def records_trained(queue: TaskQueue, dataset: IndexedDataset) -> int:
     failed = (counts.failed_batches + counts.dropped_batches) * dataset.layout.batch_size
     failed //= dataset.layout.steps_per_batch
     return max(int((queue.epoch + in_epoch) * dataset.layout.record_count) - failed, 0)
-
-
-def _task_counts(queue: TaskQueue) -> TaskCounts:
-    counts = queue.counts()
-    return TaskCounts(
-        todo=counts.todo,
-        pending=counts.pending,
-        done=counts.done,
-        failed=counts.failed,
-        total=counts.total,
-        copies=counts.copies,
-        attempts=counts.attempts,
-        failed_batches=counts.failed_batches,
-        forgotten=counts.forgotten,
-        dropped_batches=counts.dropped_batches,
-    )
 
 
 def _server(

@@ -87,7 +87,7 @@ def test_what_trainers_held_when_the_job_was_stopped_is_not_held_against_it(make
     other = resumed(job, make_job)
     successor = other.start_master()
     assert successor.state.core.work.queue.holders() == {}
-    assert successor.state.core.work.queue._state.waiting.runs == [(0, 0, 2, 0)], "they never failed"
+    assert successor.state.core.work.queue.waiting.runs == [(0, 0, 2, 0)], "they never failed"
     back = other.start_pserver(0, pserver.done)
     b = other.start_trainer("b")
     assert len(successor.do_all("b", b, [back])) == TASKS

@@ -40,7 +40,7 @@ def test_records_of_failed_work_are_not_counted() -> None:
     assert records_trained(queue, dataset) == 10
     while not queue.epoch:
         do()
-    (failed,) = queue.failed()
+    (failed,) = queue.failed.details
     assert (failed.first_batch, failed.end_batch) == (1, 2)
     assert records_trained(queue, dataset) == 35
     queue.drop_failed(FailedSelector())

@@ -208,6 +208,6 @@ def test_a_trainer_that_registers_again_at_once_loses_what_it_held(make_job: Mak
         again = job.start_trainer("a")
     eventually(lambda: state.core.trainers.get("a") == again)
     assert not holds(master, "a")
-    assert state.core.work.queue._state.waiting.runs == [(0, 0, 1, 0)], "it lives: its work is not to blame"
+    assert state.core.work.queue.waiting.runs == [(0, 0, 1, 0)], "it lives: its work is not to blame"
     done = master.do_all("b", b, pservers)
     assert sorted(each.task for each in done) == list(range(TASKS))

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping
 from flightedl.domain.queue.fair_share import HOLDING_CEILING
 from flightedl.domain.queue.tasks import TaskQueue
 from flightedl.domain.queue.values import AlreadyDone, Effects, EpochsDone, Finished, TaskGiven
-from flightedl.domain.queue.values import Assignment as Given
 from flightedl.errors import FencedError
 from flightedl.messages.tasks import Assignment, FailedTask, FinishedTask, ReturnedTask, TasksTicket
 
@@ -128,24 +127,12 @@ class Work:
                     retry_after_s = _STOPPED_RETRY_S if self.queue.is_stopped else answer.retry_after_s
                 break
             known.add(answer.assignment.attempt)
-            given.append(self._told(answer.assignment))
+            given.append(answer.assignment)
         return given, "given" if given else outcome, retry_after_s
-
-    def _told(self, assignment: Given) -> Assignment:
-        return Assignment(
-            epoch=assignment.epoch,
-            position=assignment.position,
-            task=assignment.task,
-            attempt=assignment.attempt,
-            first_batch=assignment.first_batch,
-            end_batch=assignment.end_batch,
-            batch_count=assignment.batch_count,
-            seed=self.queue.seed_of(assignment.epoch),
-        )
 
     def promise(self, trainer: str) -> list[Assignment]:
         """What a trainer may read of the next epoch, as this one has nothing for it."""
-        return [] if self.queue.is_stopped else [self._told(each) for each in self.queue.promise(trainer)]
+        return [] if self.queue.is_stopped else list(self.queue.promise(trainer))
 
     def trainer_gone(self, trainer: str, now: float, *, is_graceful: bool = False) -> None:
         """What a trainer held that is gone goes back; ``is_graceful``: it did not die."""

@@ -28,7 +28,7 @@ def reopen(state: QueueState, epoch: int, tasks: Stretches, parts: Mapping[int, 
     """Reopen what is done of ``tasks`` and ``parts``, see ``TaskQueue.reopen``."""
     wanted, batches = _checked(state, epoch, tasks, parts)
     positions = state.order(epoch).positions(wanted).within(0, state.begun(epoch))
-    blocked = _occupied(state, epoch)
+    blocked = state.incomplete_positions(epoch)
     for position in sorted(blocked):
         if position in positions:
             batches[position] = IntervalSet([(0, state.batch_count(epoch, position))])
@@ -80,7 +80,7 @@ def _checked(
     state: QueueState, epoch: int, tasks: Stretches, parts: Mapping[int, Stretches]
 ) -> tuple[IntervalSet, dict[int, IntervalSet]]:
     """(tasks, position -> batches of begun tasks) that are meant."""
-    size = state.size(epoch)
+    size = state.epoch_size(epoch)
     try:
         wanted = IntervalSet(tasks)
         stretches = {task: IntervalSet(batches) for task, batches in parts.items()}
@@ -101,13 +101,6 @@ def _checked(
         if position < state.begun(epoch):
             found[position] = batches
     return wanted, found
-
-
-def _occupied(state: QueueState, epoch: int) -> set[int]:
-    """Positions of ``epoch`` of which batches are out, wait one by one, failed or were dropped."""
-    places = [*state.pending.places(), *state.failed.failed.places(), *state.failed.dropped.places()]
-    places += [(piece.epoch, piece.position) for piece in state.waiting.pieces]
-    return {position for place, position in places if place == epoch}
 
 
 def _reopen_batches(state: QueueState, epoch: int, position: int, wanted: IntervalSet) -> int:

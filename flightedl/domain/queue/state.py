@@ -10,16 +10,19 @@ The invariants, which ``check`` asserts after every event in the tests:
 
 from __future__ import annotations
 
+import itertools
+
 from flightedl.domain.exactly_once.intervals import IntervalSet
 from flightedl.domain.queue.ahead import Promises
 from flightedl.domain.queue.clock import WorkClock
 from flightedl.domain.queue.failed import FailedPieces
 from flightedl.domain.queue.order import EpochOrder, EpochSizes, order_of
-from flightedl.domain.queue.pending import PendingPieces
+from flightedl.domain.queue.pending import Pending, PendingPieces
 from flightedl.domain.queue.seeds import EpochSeeds
-from flightedl.domain.queue.values import Counts, QueueSettings, TaskBatches
+from flightedl.domain.queue.values import BatchRange, Counts, QueueSettings, TaskBatches
 from flightedl.domain.queue.waiting import WaitingPieces
 from flightedl.errors import UsageError
+from flightedl.messages.tasks import Assignment
 
 
 class QueueState:
@@ -86,13 +89,42 @@ class QueueState:
         """The dispatch order of an epoch; NotFoundError when it is forgotten."""
         return order_of(*self.sizes.find(epoch), self.seeds.find(epoch), epoch)
 
-    def size(self, epoch: int) -> int:
-        """How many tasks an epoch has."""
+    @property
+    def task_count(self) -> int:
+        return self.sizes.task_count
+
+    def epoch_size(self, epoch: int) -> int:
+        """Return how many tasks an epoch has that has begun; NotFoundError when it is forgotten."""
         return self.sizes.find(epoch)[1]
+
+    def seed_of(self, epoch: int) -> int | None:
+        """Return what shuffles the tasks of an epoch, and the records within each; None: nothing does."""
+        return self.seeds.find(epoch)
+
+    def assignment(self, pending: Pending, attempt: int) -> Assignment:
+        """Return a piece as the trainer that holds it under ``attempt`` is told it."""
+        return self._assignment(pending.piece, pending.task, attempt)
+
+    def _assignment(self, piece: BatchRange, task: int, attempt: int) -> Assignment:
+        return Assignment(
+            epoch=piece.epoch,
+            position=piece.position,
+            task=task,
+            attempt=attempt,
+            first_batch=piece.first_batch,
+            end_batch=piece.end_batch,
+            batch_count=piece.batch_count,
+            seed=self.seed_of(piece.epoch),
+        )
 
     def begun(self, epoch: int) -> int:
         """Positions of an epoch below this were handed out."""
-        return self.cursor if epoch == self.epoch else self.size(epoch)
+        return self.cursor if epoch == self.epoch else self.epoch_size(epoch)
+
+    @property
+    def begun_epochs(self) -> int:
+        """Epochs 0 to this, exclusive, have begun."""
+        return self.epoch if self.is_past_last else self.epoch + 1
 
     @property
     def first_unbegun_epoch(self) -> int:
@@ -101,7 +133,7 @@ class QueueState:
 
     def todo(self, epoch: int) -> int:
         """How many whole tasks of an epoch nobody holds, but for suspicious ones. O(1)."""
-        return self.size(epoch) - self.begun(epoch) + self.waiting.count_whole(epoch)
+        return self.epoch_size(epoch) - self.begun(epoch) + self.waiting.count_whole(epoch)
 
     def next_order(self) -> EpochOrder | None:
         """The order of the epoch after the current one, which has not begun; None: there is none, or it may change."""
@@ -162,6 +194,46 @@ class QueueState:
             return None if self.is_past_last else self.epoch
         return min(lowest, self.epoch)
 
+    @property
+    def is_done(self) -> bool:
+        """Whether every task of every epoch is done or failed."""
+        return self.is_past_last and self.lowest_open_epoch is None
+
+    @property
+    def is_over(self) -> bool:
+        """True if nothing has to be done any more: all of it is done, or the job was stopped and nothing is due."""
+        return self.next_epoch is None
+
+    @property
+    def is_growing(self) -> bool:
+        """Whether tasks may still join."""
+        return not self.growth_ended
+
+    @property
+    def has_more(self) -> bool:
+        """Whether something of the epoch, or of one before, waits to be handed out; or all epochs are through."""
+        if self.is_past_last or self.cursor < self.epoch_size(self.epoch):
+            return True
+        return self.waiting.lowest_epoch is not None
+
+    def should_end_now(self, now: float) -> bool:
+        """Whether nothing is left of the epoch but what runs, all of which takes as long by now as the last task did.
+
+        Less than half a batch may be missing. O(trainers).
+        """
+        now = self.clock.at(now)
+        last_s = self.last_s
+        if last_s is None or self.has_more:
+            return False
+        if any(len(backlog.pieces) > 1 for backlog in self.pending.backlogs().values()):
+            return False
+        for holder, pending in self.pending.running():
+            piece = pending.piece
+            expected_s = last_s * (piece.size - 0.5) / piece.batch_count
+            if holder.since_s is None or now - holder.since_s < expected_s:
+                return False
+        return True
+
     def settled(self, epoch: int, position: int) -> None:
         """The task at a position is done or failed."""
         if epoch in self.due:
@@ -172,18 +244,57 @@ class QueueState:
     @property
     def is_complete(self) -> bool:
         """Whether the current epoch may end: nothing of it or of an earlier one is left, and nothing may join it."""
-        if self.is_past_last or self.cursor < self.size(self.epoch) or self.lowest_open_epoch is not None:
+        if self.is_past_last or self.cursor < self.epoch_size(self.epoch) or self.lowest_open_epoch is not None:
             return False
-        return self.growth_ended or (self.size(self.epoch) > 0 and not self.is_last)
+        return self.growth_ended or (self.epoch_size(self.epoch) > 0 and not self.is_last)
+
+    # who holds what
+
+    def holders(self) -> dict[str, tuple[Assignment, ...]]:
+        """What each trainer holds, first what runs; trainers that hold nothing are left out."""
+        return {
+            trainer: tuple(self.assignment(held, attempt) for attempt, held in backlog.pieces.items())
+            for trainer, backlog in self.pending.backlogs().items()
+        }
+
+    def longest_running(self, count: int, now: float) -> list[tuple[str, BatchRange, int, float]]:
+        """Return (trainer, piece, task, seconds) of the ``count`` pieces that have run longest."""
+        now = self.clock.at(now)
+        return [
+            (holder.trainer, pending.piece, pending.task, now - (holder.since_s or 0.0))
+            for holder, pending in itertools.islice(self.pending.running(), count)
+        ]
+
+    def held_count(self, trainer: str) -> int:
+        """Return how many pieces a trainer holds; O(1)."""
+        return len(self.pending.held_by(trainer))
+
+    def holds(self, trainer: str) -> bool:
+        """Whether a trainer holds anything; O(1)."""
+        return bool(self.pending.held_by(trainer))
+
+    def is_current(self, trainer: str, attempt: int, generation: int = 0) -> bool:
+        """Whether this registration of a trainer holds a piece under this attempt; O(1)."""
+        return self.pending.is_holder(trainer, generation, attempt)
+
+    def registrations(self) -> dict[str, int]:
+        """The generation of each trainer that holds anything."""
+        return {trainer: backlog.generation for trainer, backlog in self.pending.backlogs().items()}
 
     # what people ask
+
+    def unfinished(self, limit: int) -> list[tuple[int, int]]:
+        """(epoch, task) of up to ``limit`` tasks that keep a stopped job from its end."""
+        due = ((epoch, at) for epoch, positions in self.due.items() for run in positions for at in range(*run))
+        places = {*itertools.islice(due, limit), *self.pending.places()}
+        return [(epoch, self.order(epoch).at(position)) for epoch, position in sorted(places)[:limit]]
 
     def counts(self) -> Counts:
         """Tasks of the current epoch, or of the last one when all are done, by state. O(open and failed pieces)."""
         epoch = self.epoch
         if self.settings.epochs is not None:
             epoch = min(epoch, self.settings.epochs - 1)
-        size, begun = self.size(epoch), self.begun(epoch)
+        size, begun = self.epoch_size(epoch), self.begun(epoch)
         pending = {position for place, position in self.pending.places() if place == epoch}
         parts = {(piece.epoch, piece.position) for piece in self.waiting.pieces}
         waiting = {position for place, position in parts if place == epoch} - pending
@@ -208,7 +319,16 @@ class QueueState:
         )
 
     def batches(self, epoch: int, task: int) -> TaskBatches:
-        """The batches of one task of one begun epoch by state."""
+        """Return the batches of one task of one begun epoch by state.
+
+        Raises:
+            UsageError: there is no such epoch or task yet.
+            NotFoundError: the epoch is too long ago.
+        """
+        self.require_begun(epoch)
+        size = self.epoch_size(epoch)
+        if not 0 <= task < size:
+            raise UsageError(f"there is no task {task} in epoch {epoch + 1}: it has {size} tasks")
         position = self.order(epoch).position_of(task)
         count = self.batch_count(epoch, position)
         if position >= self.begun(epoch):
@@ -219,6 +339,22 @@ class QueueState:
         for batches in (waiting, pending, failed, dropped):
             done.difference_update(batches)
         return TaskBatches(tuple(waiting), tuple(pending), tuple(done), tuple(failed), tuple(dropped))
+
+    def require_begun(self, epoch: int) -> None:
+        """Raise UsageError unless an epoch has begun."""
+        if not 0 <= epoch < self.begun_epochs:
+            raise UsageError(f"epoch {epoch + 1} has not begun")
+
+    def incomplete_positions(self, epoch: int) -> set[int]:
+        """Return the positions of an epoch's tasks of which batches are out, wait one by one, failed or were let go."""
+        places = [*self.pending.places(), *self.failed.failed.places(), *self.failed.dropped.places()]
+        places += [(piece.epoch, piece.position) for piece in self.waiting.pieces]
+        return {position for place, position in places if place == epoch}
+
+    def incomplete(self, epoch: int) -> IntervalSet:
+        """Return the tasks of a begun epoch that are incomplete in that way; NotFoundError when it is forgotten."""
+        order = self.order(epoch)
+        return IntervalSet.of(order.at(position) for position in self.incomplete_positions(epoch))
 
     def open_batches(self, epoch: int, position: int) -> tuple[IntervalSet, IntervalSet]:
         """(what waits, what is out and not done) of the task at a position that was handed out."""
@@ -234,7 +370,7 @@ class QueueState:
     def check(self) -> None:
         """Assert every invariant."""
         assert self.settings.epochs is None or self.epoch <= self.settings.epochs
-        assert 0 <= self.cursor <= self.size(self.epoch)
+        assert 0 <= self.cursor <= self.epoch_size(self.epoch)
         assert not self.is_complete, "a complete epoch has ended"
         assert self.growth_ended or self.settings.follow
         self.pending.check()

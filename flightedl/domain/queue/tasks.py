@@ -44,7 +44,6 @@ decides whether to accept a report before it gets here.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
@@ -57,9 +56,7 @@ from flightedl.domain.queue.pending import Holder, Pending
 from flightedl.domain.queue.state import QueueState
 from flightedl.domain.queue.values import (
     AlreadyDone,
-    Assignment,
     BatchRange,
-    Counts,
     Effect,
     Effects,
     EpochFinished,
@@ -71,10 +68,10 @@ from flightedl.domain.queue.values import (
     NoTaskNow,
     Quarantined,
     QueueSettings,
-    TaskBatches,
     TaskGiven,
 )
 from flightedl.errors import CorruptError, FencedError, JobFailedError, NotFoundError, UsageError
+from flightedl.messages.tasks import Assignment
 
 SUSPECTS_LIMIT = 16
 #: So many pieces of a backlog may be at fault when its trainer dies: the one that runs, and the one that is read ahead.
@@ -86,13 +83,10 @@ _COPY_AFTER_S = 0.05
 _RETRY_CEILING_S = 1.0
 
 
-class TaskQueue:
+class TaskQueue(QueueState):
     """The queue of one dataset; see the module's rules. Not thread-safe."""
 
-    __slots__ = ("_state",)
-
-    def __init__(self, settings: QueueSettings) -> None:
-        self._state = QueueState(settings)
+    __slots__ = ()
 
     # --- trainers ask and report ---
 
@@ -120,29 +114,29 @@ class TaskQueue:
             FencedError: another registration of this trainer holds work; see ``trainer_gone``.
             JobFailedError: too much has failed; nothing is handed out any more.
         """
-        state, now = self._state, self._time(now)
-        backlog = state.pending.backlog_of(trainer)
+        now = self._time(now)
+        backlog = self.pending.backlog_of(trainer)
         held = backlog.pieces
         if held and backlog.generation != generation:
             raise FencedError(f"what generation {backlog.generation} of trainer {trainer} held was not taken back yet")
         if known is not None:
             for attempt, pending in held.items():
                 if attempt not in known:
-                    return TaskGiven(_assignment(pending, attempt), is_copy=len(pending.holders) > 1)
-        if (epoch := state.next_epoch) is None:
+                    return TaskGiven(self.assignment(pending, attempt), is_copy=len(pending.holders) > 1)
+        if (epoch := self.next_epoch) is None:
             return EpochsDone()
         self._refuse_when_broken(epoch)
-        limit = state.settings.attempts_limit
+        limit = self.settings.attempts_limit
         if len(held) >= holding_limit or any(pending.piece.failures >= limit for pending in held.values()):
             return NoTaskNow(_RETRY_CEILING_S)
-        sharers = max(trainer_count, state.pending.trainer_count)
-        if not may_hold_more(backlog, state.todo(epoch), len(state.pending), sharers, state.average_s):
+        sharers = max(trainer_count, self.pending.trainer_count)
+        if not may_hold_more(backlog, self.todo(epoch), len(self.pending), sharers, self.average_s):
             return NoTaskNow(_RETRY_CEILING_S)
         piece = self._take(epoch, trainer, is_idle=not held)
         if piece is not None:
-            task = state.order(epoch).at(piece.position)
-            pending = state.pending.hand_out(piece, task, self._new_holder(trainer, generation), now)
-            return TaskGiven(_assignment(pending, pending.holders[0].attempt))
+            task = self.order(epoch).at(piece.position)
+            pending = self.pending.hand_out(piece, task, self._new_holder(trainer, generation), now)
+            return TaskGiven(self.assignment(pending, pending.holders[0].attempt))
         return self._copy_or_none(trainer, generation, epoch, now, is_idle=not held)
 
     def promise(self, trainer: str) -> tuple[Assignment, ...]:
@@ -150,16 +144,15 @@ class TaskQueue:
 
         Attempts are 0: it holds nothing of that.
         """
-        state = self._state
-        if state.cursor < state.size(state.epoch) or state.waiting.lowest_epoch is not None:
+        if self.cursor < self.epoch_size(self.epoch) or self.waiting.lowest_epoch is not None:
             return ()
-        if (order := state.next_order()) is None:
+        if (order := self.next_order()) is None:
             return ()
         promised: list[Assignment] = []
-        for position in state.promises.make(trainer, state.epoch + 1, order.size):
+        for position in self.promises.make(trainer, self.epoch + 1, order.size):
             task = order.at(position)
-            count = state.batches_of(task)
-            promised.append(Assignment(state.epoch + 1, position, task, 0, count, attempt=0, batch_count=count))
+            piece = BatchRange(self.epoch + 1, position, 0, count := self.batches_of(task), count)
+            promised.append(self._assignment(piece, task, attempt=0))
         return tuple(promised)
 
     def finish(
@@ -170,14 +163,14 @@ class TaskQueue:
         Raises:
             FencedError: the attempt is no longer current, and the work is not done.
         """
-        state, now = self._state, self._time(now)
+        now = self._time(now)
         pending = self._held(trainer, generation, epoch, position, attempt)
         if pending is None:
             return AlreadyDone()
         self._note_duration(pending, attempt, now)
         attempts = [holder.attempt for holder in pending.holders]
-        state.pending.close(pending, now)
-        state.finished_parts.setdefault((epoch, position), []).extend(attempts)
+        self.pending.close(pending, now)
+        self.finished_parts.setdefault((epoch, position), []).extend(attempts)
         return Finished(self._settle(epoch, position))
 
     def note_done(
@@ -187,17 +180,17 @@ class TaskQueue:
 
         Does nothing where pservers or an evaluation say what counts, or if the attempt is no longer current.
         """
-        state, now = self._state, self._time(now)
-        if state.settings.is_deduplicated or not state.pending.is_holder(trainer, generation, attempt):
+        now = self._time(now)
+        if self.settings.is_deduplicated or not self.pending.is_holder(trainer, generation, attempt):
             return
-        pending = state.pending.held_by(trainer)[attempt]
+        pending = self.pending.held_by(trainer)[attempt]
         piece = pending.piece
         known = pending.done.copy()
         known.update(IntervalSet(done).within(piece.first_batch, piece.end_batch))
         if known != pending.done:
-            state.pending.set_done(pending, known)
-            state.pending.progressed(trainer, now)
-            state.revision += 1
+            self.pending.set_done(pending, known)
+            self.pending.progressed(trainer, now)
+            self.revision += 1
 
     def fail(
         self,
@@ -238,7 +231,7 @@ class TaskQueue:
         What it may have been at is counted as failed, unless the trainer left in good order.
         """
         now = self._time(now)
-        self._state.promises.forget(trainer)
+        self.promises.forget(trainer)
         return self._lose_all(trainer, now, "its trainer died or lost its lease", 0 if is_graceful else _BEGUN_COUNT)
 
     def tick(self, now: float, *, is_held_up: bool = False, progressed: Iterable[str] = ()) -> Effects:
@@ -247,15 +240,14 @@ class TaskQueue:
         Clocks stop while ``is_held_up``: no piece can run, as a pserver is away. ``progressed`` are the trainers that
         have finished a batch since the last call.
         """
-        state = self._state
-        state.clock.go(now, is_stopped=is_held_up)
+        self.clock.go(now, is_stopped=is_held_up)
         now = self._time(now)
         for trainer in progressed:
-            state.pending.progressed(trainer, now)
+            self.pending.progressed(trainer, now)
         effects: list[Effect] = []
-        for holder, pending in tuple(state.pending.running()):
+        for holder, pending in tuple(self.pending.running()):
             if reason := self._overdue(holder, now):
-                effects.append(Expired(holder.trainer, _assignment(pending, holder.attempt), reason))
+                effects.append(Expired(holder.trainer, self.assignment(pending, holder.attempt), reason))
                 effects += self._lose_all(holder.trainer, now, reason, 1)
         return tuple(effects)
 
@@ -278,13 +270,13 @@ class TaskQueue:
             UsageError: the epoch has not begun, or there is no such task or batch.
             NotFoundError: the epoch is too long ago.
         """
-        self._check_epoch(epoch)
-        return reopening.reopen(self._state, epoch, tasks, parts or {})
+        self.require_begun(epoch)
+        return reopening.reopen(self, epoch, tasks, parts or {})
 
     def stop(self) -> None:
         """Begin nothing new: what is neither out nor due stays undone."""
-        self._state.is_stopped = True
-        self._state.revision += 1
+        self.is_stopped = True
+        self.revision += 1
 
     def claim(self, epoch: int, tasks: Iterable[int]) -> int:
         """Have tasks of a begun epoch finished before a stopped job ends.
@@ -292,40 +284,34 @@ class TaskQueue:
         Returns:
             How many of them wait and were not due before.
         """
-        state, order = self._state, self._state.order(epoch)
+        order = self.order(epoch)
         count = 0
         for position in sorted(order.position_of(task) for task in tasks):
-            if epoch == state.epoch and position >= state.cursor:
+            if epoch == self.epoch and position >= self.cursor:
                 # An older state of the queue does not know that it was handed out.
-                state.waiting.put_run(epoch, state.cursor, position + 1, 0)
-                state.cursor = position + 1
-            if state.waiting.at(epoch, position):
-                count += state.due.setdefault(epoch, IntervalSet()).add(position, position + 1)
-        state.revision += bool(count)
+                self.waiting.put_run(epoch, self.cursor, position + 1, 0)
+                self.cursor = position + 1
+            if self.waiting.at(epoch, position):
+                count += self.due.setdefault(epoch, IntervalSet()).add(position, position + 1)
+        self.revision += bool(count)
         return count
 
     def is_due(self, epoch: int, position: int) -> bool:
         """True if the task at a position has to be finished before a stopped job ends."""
-        return position in self._state.due.get(epoch, ())
-
-    @property
-    def settings(self) -> QueueSettings:
-        """Of the dataset as it is now."""
-        return self._state.settings
+        return position in self.due.get(epoch, ())
 
     def deduplicate(self) -> None:
         """From now on a batch that is done twice counts once: trainers have declared a model.
 
         A batch then counts as done when pservers have it, so what trainers said of their pieces before is forgotten.
         """
-        state = self._state
-        if state.settings.is_deduplicated:
+        if self.settings.is_deduplicated:
             return
-        state.settings = replace(state.settings, is_deduplicated=True)
-        for pending in state.pending:
+        self.settings = replace(self.settings, is_deduplicated=True)
+        for pending in self.pending:
             if pending.done:
-                state.pending.set_done(pending, IntervalSet())
-                state.revision += 1
+                self.pending.set_done(pending, IntervalSet())
+                self.revision += 1
 
     def grow(self, task_count: int, batch_counts: Callable[[int], int] | None = None) -> None:
         """The dataset has ``task_count`` tasks now. They join the current epoch at its end, and all later ones.
@@ -337,32 +323,30 @@ class TaskQueue:
         Raises:
             UsageError: fewer than before, or the dataset is not followed, or all epochs are done.
         """
-        state = self._state
-        known = state.sizes.task_count
+        known = self.sizes.task_count
         if task_count < known:
             raise UsageError(
                 f"the dataset had {known} tasks and now has {task_count}: files of a running job must stay"
             )
         if task_count == known:
             return
-        if state.growth_ended or state.is_past_last:
+        if self.growth_ended or self.is_past_last:
             raise UsageError(
                 "tasks can be added only to a dataset that is followed, and before its last epoch has ended"
             )
-        state.settings = replace(
-            state.settings, task_count=task_count, batch_counts=batch_counts or state.settings.batch_counts
+        self.settings = replace(
+            self.settings, task_count=task_count, batch_counts=batch_counts or self.settings.batch_counts
         )
-        state.sizes.grow(state.epoch, task_count, is_begun=state.cursor > 0)
+        self.sizes.grow(self.epoch, task_count, is_begun=self.cursor > 0)
         self._forget_sizes()
-        state.revision += 1
+        self.revision += 1
 
     def end_growth(self) -> Effects:
         """No more tasks will join a followed dataset: the last epoch may end."""
-        state = self._state
-        if state.growth_ended:
+        if self.growth_ended:
             return ()
-        state.growth_ended = True
-        state.revision += 1
+        self.growth_ended = True
+        self.revision += 1
         return self._advance()
 
     def retry_failed(self, selector: FailedSelector) -> int:
@@ -371,14 +355,13 @@ class TaskQueue:
         Raises:
             NotFoundError: nothing quarantined is meant.
         """
-        state = self._state
         count = 0
         for (epoch, position), first, end in self._selected(selector):
-            batch_count = state.batch_count(epoch, position)
-            state.failed.release((epoch, position), first, end)
-            state.waiting.put(BatchRange(epoch, position, first, end, batch_count))
+            batch_count = self.batch_count(epoch, position)
+            self.failed.release((epoch, position), first, end)
+            self.waiting.put(BatchRange(epoch, position, first, end, batch_count))
             count += end - first
-        state.revision += 1
+        self.revision += 1
         return count
 
     def drop_failed(self, selector: FailedSelector) -> int:
@@ -389,195 +372,16 @@ class TaskQueue:
         """
         count = 0
         for place, first, end in self._selected(selector):
-            self._state.failed.drop(place, first, end)
+            self.failed.drop(place, first, end)
             count += end - first
-        self._state.revision += 1
+        self.revision += 1
         return count
-
-    # --- questions ---
-
-    @property
-    def revision(self) -> int:
-        """Rises with every change of what is stored."""
-        return self._state.revision
-
-    @property
-    def epoch(self) -> int:
-        """The current epoch; the number of epochs when all are done."""
-        return self._state.epoch
-
-    @property
-    def task_count(self) -> int:
-        """Tasks there are now."""
-        return self._state.sizes.task_count
-
-    def epoch_size(self, epoch: int) -> int:
-        """How many tasks an epoch that has begun has.
-
-        Raises:
-            NotFoundError: the epoch is too long ago.
-        """
-        return self._state.size(epoch)
-
-    def seed_of(self, epoch: int) -> int | None:
-        """What the tasks of an epoch, and the records within each, are shuffled by; None: by nothing."""
-        return self._state.seeds.find(epoch)
-
-    @property
-    def first_unbegun_epoch(self) -> int:
-        """Of this epoch nothing was handed out, nor of any after it."""
-        return self._state.first_unbegun_epoch
-
-    @property
-    def begun_epochs(self) -> int:
-        """Epochs 0 to this, exclusive, have begun."""
-        state = self._state
-        return state.epoch if state.is_past_last else state.epoch + 1
-
-    @property
-    def is_done(self) -> bool:
-        """Whether every task of every epoch is done or failed."""
-        return self._state.is_past_last and self._state.lowest_open_epoch is None
-
-    @property
-    def is_over(self) -> bool:
-        """True if nothing has to be done any more: all of it is done, or the job was stopped and nothing is due."""
-        return self._state.next_epoch is None
-
-    @property
-    def is_stopped(self) -> bool:
-        """True after ``stop``."""
-        return self._state.is_stopped
-
-    def unfinished(self, limit: int) -> list[tuple[int, int]]:
-        """(epoch, task) of up to ``limit`` tasks that keep a stopped job from its end."""
-        state = self._state
-        due = ((epoch, at) for epoch, positions in state.due.items() for run in positions for at in range(*run))
-        places = {*itertools.islice(due, limit), *state.pending.places()}
-        return [(epoch, state.order(epoch).at(position)) for epoch, position in sorted(places)[:limit]]
-
-    @property
-    def is_growing(self) -> bool:
-        """Whether tasks may still join."""
-        return not self._state.growth_ended
-
-    @property
-    def has_more(self) -> bool:
-        """Whether something of the epoch, or of one before, waits to be handed out; or all epochs are through."""
-        state = self._state
-        if state.is_past_last or state.cursor < state.size(state.epoch):
-            return True
-        return state.waiting.lowest_epoch is not None
-
-    def should_end_now(self, now: float) -> bool:
-        """Whether nothing is left of the epoch but what runs, all of which takes as long by now as the last task did.
-
-        Less than half a batch may be missing. O(trainers).
-        """
-        state, now = self._state, self._state.clock.at(now)
-        last_s = state.last_s
-        if last_s is None or self.has_more:
-            return False
-        if any(len(backlog.pieces) > 1 for backlog in state.pending.backlogs().values()):
-            return False
-        for holder, pending in state.pending.running():
-            piece = pending.piece
-            expected_s = last_s * (piece.size - 0.5) / piece.batch_count
-            if holder.since_s is None or now - holder.since_s < expected_s:
-                return False
-        return True
-
-    @property
-    def timeout_s(self) -> float:
-        """Seconds that a piece may run, or may make no progress while ``_limiting_average_s`` is None."""
-        settings, average_s = self._state.settings, self._limiting_average_s
-        if average_s is None:
-            return settings.stuck_after_s
-        return max(settings.timeout_factor * average_s, settings.timeout_floor_s)
-
-    @property
-    def _limiting_average_s(self) -> float | None:
-        """Average duration of tasks, which limits how long a piece may run; None if only a lack of progress does."""
-        return self._state.average_s if self._state.settings.is_deduplicated else None
-
-    @property
-    def average_s(self) -> float | None:
-        """Moving average of how long whole tasks run; None: none finished yet."""
-        return self._state.average_s
-
-    def counts(self) -> Counts:
-        """Tasks of the current epoch by state, and more; O(open and failed pieces)."""
-        return self._state.counts()
-
-    def holders(self) -> dict[str, tuple[Assignment, ...]]:
-        """What each trainer holds, first what runs; trainers that hold nothing are left out."""
-        return {
-            trainer: tuple(_assignment(held, attempt) for attempt, held in backlog.pieces.items())
-            for trainer, backlog in self._state.pending.backlogs().items()
-        }
-
-    def longest_running(self, count: int, now: float) -> list[tuple[str, BatchRange, int, float]]:
-        """Return (trainer, piece, task, seconds) of the ``count`` pieces that have run longest."""
-        now = self._state.clock.at(now)
-        return [
-            (holder.trainer, pending.piece, pending.task, now - (holder.since_s or 0.0))
-            for holder, pending in itertools.islice(self._state.pending.running(), count)
-        ]
-
-    def held_count(self, trainer: str) -> int:
-        """How many pieces a trainer holds; O(1)."""
-        return len(self._state.pending.held_by(trainer))
-
-    def holds(self, trainer: str) -> bool:
-        """Whether a trainer holds anything; O(1)."""
-        return bool(self._state.pending.held_by(trainer))
-
-    def is_current(self, trainer: str, attempt: int, generation: int = 0) -> bool:
-        """Whether this registration of a trainer holds a piece under this attempt; O(1)."""
-        return self._state.pending.is_holder(trainer, generation, attempt)
-
-    def registrations(self) -> dict[str, int]:
-        """The generation of each trainer that holds anything."""
-        return {trainer: backlog.generation for trainer, backlog in self._state.pending.backlogs().items()}
-
-    def batches(self, epoch: int, task: int) -> TaskBatches:
-        """The batches of one task of one begun epoch by state.
-
-        Raises:
-            UsageError: there is no such epoch or task yet.
-            NotFoundError: the epoch is too long ago.
-        """
-        self._check_epoch(epoch)
-        if not 0 <= task < self._state.size(epoch):
-            raise UsageError(f"there is no task {task} in epoch {epoch + 1}: it has {self._state.size(epoch)} tasks")
-        return self._state.batches(epoch, task)
-
-    def failed(self) -> tuple[FailedPiece, ...]:
-        """The newest quarantined pieces with their errors, oldest first."""
-        return tuple(self._state.failed.details)
-
-    def incomplete(self, epoch: int) -> IntervalSet:
-        """Tasks of a begun epoch with quarantined batches, also such as were let go, or cut into parts that are open.
-
-        Raises:
-            NotFoundError: the epoch is too long ago.
-        """
-        state = self._state
-        places = {*state.failed.failed.places(), *state.failed.dropped.places(), *state.pending.places()}
-        places.update((piece.epoch, piece.position) for piece in state.waiting.pieces)
-        order = state.order(epoch)
-        found = sorted(order.at(position) for place, position in places if place == epoch)
-        return IntervalSet((task, task + 1) for task in found)
-
-    def check(self) -> None:
-        """Assert every invariant."""
-        self._state.check()
 
     # --- storage ---
 
     def encode(self) -> bytes:
         """Everything as one JSON document; see ``encode_parts`` for the one that stays small when much has failed."""
-        return storage.encode(self._state)
+        return storage.encode(self)
 
     def encode_parts(self) -> tuple[bytes, bytes]:
         """(dispatch, failures): two documents to be written in one transaction.
@@ -585,7 +389,7 @@ class TaskQueue:
         The first changes with every dispatch and stays below 4 kB + 200 B for each live trainer. The second has the
         same bytes as before unless something was quarantined, retried or dropped, or a dataset has grown many times.
         """
-        return storage.encode_parts(self._state)
+        return storage.encode_parts(self)
 
     @classmethod
     def decode(
@@ -608,7 +412,7 @@ class TaskQueue:
             UsageError: they are of another dataset, seed or shuffle, or of a later epoch than there are to be.
         """
         queue = cls(settings)
-        storage.restore(queue._state, data, failures, may_reseed=may_reseed)
+        storage.restore(queue, data, failures, may_reseed=may_reseed)
         # More epochs than before can make an epoch end that was the last one and waited for more tasks.
         queue._advance()
         try:
@@ -619,15 +423,28 @@ class TaskQueue:
 
     # --- decisions ---
 
+    @property
+    def timeout_s(self) -> float:
+        """Seconds that a piece may run, or may make no progress while ``_limiting_average_s`` is None."""
+        settings, average_s = self.settings, self._limiting_average_s
+        if average_s is None:
+            return settings.stuck_after_s
+        return max(settings.timeout_factor * average_s, settings.timeout_floor_s)
+
+    @property
+    def _limiting_average_s(self) -> float | None:
+        """Average duration of tasks, which limits how long a piece may run; None if only a lack of progress does."""
+        return self.average_s if self.settings.is_deduplicated else None
+
     def _time(self, now: float) -> float:
         """Return the work clock's time, by which the clocks of pieces start that stand."""
-        at = self._state.clock.at(now)
-        self._state.pending.start_clocks(at)
+        at = self.clock.at(now)
+        self.pending.start_clocks(at)
         return at
 
     def _overdue(self, holder: Holder, now: float) -> str:
         """Return why a piece goes back, with the settings that decide it; empty if the piece may run on."""
-        settings, average_s, limit_s = self._state.settings, self._limiting_average_s, self.timeout_s
+        settings, average_s, limit_s = self.settings, self._limiting_average_s, self.timeout_s
         since_s = holder.progress_s if average_s is None else holder.since_s
         assert since_s is not None, "its clock goes"
         if (ran_s := now - since_s) <= limit_s:
@@ -642,24 +459,23 @@ class TaskQueue:
 
     def _take(self, epoch: int, trainer: str, is_idle: bool) -> BatchRange | None:
         """Take the next piece of ``epoch`` for a trainer out of its table."""
-        state = self._state
-        if state.is_stopped:
-            return state.waiting.take_of(epoch, state.due.get(epoch, IntervalSet()), has_suspects=is_idle)
-        if state.waiting.suspect_count(epoch) >= SUSPECTS_LIMIT:
-            return state.waiting.take_suspect(epoch) if is_idle else None
+        if self.is_stopped:
+            return self.waiting.take_of(epoch, self.due.get(epoch, IntervalSet()), has_suspects=is_idle)
+        if self.waiting.suspect_count(epoch) >= SUSPECTS_LIMIT:
+            return self.waiting.take_suspect(epoch) if is_idle else None
         piece: BatchRange | None = None
-        if (position := state.promises.next_of(trainer, epoch)) is not None:
-            piece = state.waiting.take_whole(epoch, position)
-        has_new = epoch == state.epoch and not state.is_past_last and state.cursor < state.size(epoch)
+        if (position := self.promises.next_of(trainer, epoch)) is not None:
+            piece = self.waiting.take_whole(epoch, position)
+        has_new = epoch == self.epoch and not self.is_past_last and self.cursor < self.epoch_size(epoch)
         if piece is None:
-            piece = state.waiting.take_ready(epoch, state.promises.others(epoch) if has_new else ())
+            piece = self.waiting.take_ready(epoch, self.promises.others(epoch) if has_new else ())
         if piece is None and has_new:
-            batch_count = state.batch_count(epoch, state.cursor)
-            piece = BatchRange(epoch, state.cursor, 0, batch_count, batch_count)
-            state.cursor += 1
+            batch_count = self.batch_count(epoch, self.cursor)
+            piece = BatchRange(epoch, self.cursor, 0, batch_count, batch_count)
+            self.cursor += 1
         if piece is not None:
             return piece
-        return state.waiting.take_suspect(epoch) if is_idle else None
+        return self.waiting.take_suspect(epoch) if is_idle else None
 
     def _copy_or_none(
         self, trainer: str, generation: int, epoch: int, now: float, is_idle: bool
@@ -668,34 +484,33 @@ class TaskQueue:
 
         Only idle trainers get one, so nobody gets a copy of its own piece.
         """
-        state = self._state
-        if not is_idle or state.is_stopped or not state.settings.is_deduplicated:
+        if not is_idle or self.is_stopped or not self.settings.is_deduplicated:
             return NoTaskNow(_RETRY_CEILING_S)
-        limit = state.settings.attempts_limit
-        if (waiting := state.pending.copyable_waiting(epoch, limit)) is not None:
+        limit = self.settings.attempts_limit
+        if (waiting := self.pending.copyable_waiting(epoch, limit)) is not None:
             return self._give_copy(self._new_holder(trainer, generation), waiting, now)
-        found = state.pending.copyable_running(epoch, limit)
-        if found is None or state.average_s is None:
+        found = self.pending.copyable_running(epoch, limit)
+        if found is None or self.average_s is None:
             return NoTaskNow(_RETRY_CEILING_S)
         running, since_s = found
-        wait_s = since_s + state.average_s + _COPY_AFTER_S - now
+        wait_s = since_s + self.average_s + _COPY_AFTER_S - now
         if wait_s >= 0:
             return NoTaskNow(min(max(wait_s, _RETRY_FLOOR_S), _RETRY_CEILING_S))
         return self._give_copy(self._new_holder(trainer, generation), running, now)
 
     def _give_copy(self, holder: Holder, pending: Pending, now: float) -> TaskGiven:
-        self._state.pending.add_holder(pending, holder, now)
-        self._state.copies += 1
-        return TaskGiven(_assignment(pending, holder.attempt), is_copy=True)
+        self.pending.add_holder(pending, holder, now)
+        self.copies += 1
+        return TaskGiven(self.assignment(pending, holder.attempt), is_copy=True)
 
     def _new_holder(self, trainer: str, generation: int) -> Holder:
-        holder = Holder(trainer, self._state.next_attempt, generation)
-        self._state.next_attempt += 1
-        self._state.revision += 1
+        holder = Holder(trainer, self.next_attempt, generation)
+        self.next_attempt += 1
+        self.revision += 1
         return holder
 
     def _refuse_when_broken(self, epoch: int) -> None:
-        failed, limit = self._state.failed, self._state.settings.failed_limit
+        failed, limit = self.failed, self.settings.failed_limit
         if (count := failed.failed.in_epoch(epoch)) > limit:
             last = f"; the last one: {failed.details[-1].error}" if failed.details else ""
             raise JobFailedError(
@@ -705,44 +520,42 @@ class TaskQueue:
 
     def _held(self, trainer: str, generation: int, epoch: int, position: int, attempt: int) -> Pending | None:
         """The piece that a report is about; None: it was done before."""
-        state = self._state
-        pending = state.pending.find(attempt)
+        pending = self.pending.find(attempt)
         if pending is not None:
             piece = pending.piece
-            is_holder = state.pending.is_holder(trainer, generation, attempt)
+            is_holder = self.pending.is_holder(trainer, generation, attempt)
             if not is_holder or (piece.epoch, piece.position) != (epoch, position):
                 raise FencedError(f"attempt {attempt} is not of {trainer} at position {position} of epoch {epoch + 1}")
             return pending
         place = (epoch, position)
-        if attempt in state.finished_parts.get(place, ()):
+        if attempt in self.finished_parts.get(place, ()):
             return None
-        is_begun = epoch <= state.epoch and position < state.begun(epoch)
-        if attempt >= state.next_attempt or not is_begun or state.pending.at(*place) or state.waiting.at(*place):
+        is_begun = epoch <= self.epoch and position < self.begun(epoch)
+        if attempt >= self.next_attempt or not is_begun or self.pending.at(*place) or self.waiting.at(*place):
             raise FencedError(f"attempt {attempt} is no longer current: drop what is left of that task")
         return None
 
     def _lose_all(self, trainer: str, now: float, error: str, blamed_count: int) -> Effects:
         """A trainer finishes nothing of its backlog, of which the first so many may be to blame."""
         effects: list[Effect] = []
-        for number, (attempt, pending) in enumerate(tuple(self._state.pending.held_by(trainer).items())):
+        for number, (attempt, pending) in enumerate(tuple(self.pending.held_by(trainer).items())):
             effects += self._lose(pending, attempt, now, error if number < blamed_count else None)
         return tuple(effects)
 
     def _lose(self, pending: Pending, attempt: int, now: float, error: str | None, batch: int | None = None) -> Effects:
         """A holder does not finish its piece; ``error`` None: it is not to blame."""
-        state = self._state
-        state.revision += 1
+        self.revision += 1
         trainer = pending.holder(attempt).trainer
-        state.pending.drop_holder(pending, attempt, now, failed=error is not None)
+        self.pending.drop_holder(pending, attempt, now, failed=error is not None)
         if pending.holders:
             return ()
         if error is None:
             parts: tuple[BatchRange, ...] = (pending.piece,)
         else:
-            parts = after_failure(pending.piece, batch, state.settings.attempts_limit, state.settings.confirmations)
+            parts = after_failure(pending.piece, batch, self.settings.attempts_limit, self.settings.confirmations)
         for part in parts:
             for first, end in pending.done.gaps(part.first_batch, part.end_batch):
-                state.waiting.put(replace(part, first_batch=first, end_batch=end))
+                self.waiting.put(replace(part, first_batch=first, end_batch=end))
         if pending.done.size == pending.piece.size:
             return self._settle(pending.piece.epoch, pending.piece.position)
         return () if parts else self._quarantine(pending, trainer, error or "")
@@ -759,63 +572,53 @@ class TaskQueue:
             trainer=trainer,
             error=shortened(error),
         )
-        self._state.failed.quarantine(failed)
+        self.failed.quarantine(failed)
         return (Quarantined(failed), *self._settle(piece.epoch, piece.position))
 
     def _settle(self, epoch: int, position: int) -> Effects:
         """A piece was closed: end what it was the last one of."""
-        state = self._state
-        state.revision += 1
-        if not state.pending.at(epoch, position) and not state.waiting.at(epoch, position):
-            state.finished_parts.pop((epoch, position), None)
-            state.settled(epoch, position)
+        self.revision += 1
+        if not self.pending.at(epoch, position) and not self.waiting.at(epoch, position):
+            self.finished_parts.pop((epoch, position), None)
+            self.settled(epoch, position)
         effects: Effects = ()
-        if epoch < state.epoch and not state.is_open(epoch):
+        if epoch < self.epoch and not self.is_open(epoch):
             effects = (EpochFinished(epoch),)
         return effects + self._advance()
 
     def _advance(self) -> Effects:
-        state = self._state
-        if not state.is_complete:
+        if not self.is_complete:
             return ()
-        finished = EpochFinished(state.epoch)
-        state.epoch += 1
-        state.cursor = 0
-        state.sizes.begin(state.epoch)
-        if count := state.promises.count(state.epoch):
-            state.waiting.put_run(state.epoch, 0, count, 0)
-            state.cursor = count
+        finished = EpochFinished(self.epoch)
+        self.epoch += 1
+        self.cursor = 0
+        self.sizes.begin(self.epoch)
+        if count := self.promises.count(self.epoch):
+            self.waiting.put_run(self.epoch, 0, count, 0)
+            self.cursor = count
         self._forget_sizes()
         return (finished,)
 
     def _forget_sizes(self) -> None:
-        state = self._state
-        needed_epoch = state.epoch if state.lowest_open_epoch is None else min(state.lowest_open_epoch, state.epoch)
-        if state.sizes.put_away(needed_epoch):
-            state.failed.serial += 1  # They are stored together.
-        state.failed.forget_before(state.sizes.oldest_epoch)
+        needed_epoch = self.epoch if self.lowest_open_epoch is None else min(self.lowest_open_epoch, self.epoch)
+        if self.sizes.put_away(needed_epoch):
+            self.failed.serial += 1  # They are stored together.
+        self.failed.forget_before(self.sizes.oldest_epoch)
 
     def _note_duration(self, pending: Pending, attempt: int, now: float) -> None:
-        state = self._state
         holder = pending.holder(attempt)
         # None at all: of several pieces reported at once, it is not known how long each took.
         duration_s = 0.0 if holder.since_s is None else now - holder.since_s
         if duration_s <= 0 or not holder.is_timed or not pending.piece.is_whole:
             return
-        state.last_s = duration_s
-        state.average_count = min(state.average_count + 1, _AVERAGED_COUNT)
-        before_s = state.average_s or 0.0
-        state.average_s = before_s + (duration_s - before_s) / state.average_count
-
-    def _check_epoch(self, epoch: int) -> None:
-        state = self._state
-        if not 0 <= epoch <= state.epoch or (epoch == state.epoch and state.is_past_last):
-            raise UsageError(f"epoch {epoch + 1} has not begun")
+        self.last_s = duration_s
+        self.average_count = min(self.average_count + 1, _AVERAGED_COUNT)
+        before_s = self.average_s or 0.0
+        self.average_s = before_s + (duration_s - before_s) / self.average_count
 
     def _selected(self, selector: FailedSelector) -> list[tuple[tuple[int, int], int, int]]:
-        state = self._state
-        epochs = () if selector.task is None else state.failed.failed.epochs()
-        order = {epoch: state.order(epoch) for epoch in epochs}
+        epochs = () if selector.task is None else self.failed.failed.epochs()
+        order = {epoch: self.order(epoch) for epoch in epochs}
 
         def is_meant(place: tuple[int, int]) -> bool:
             epoch, position = place
@@ -823,20 +626,7 @@ class TaskQueue:
                 return False
             return selector.task is None or order[epoch].at(position) == selector.task
 
-        found = state.failed.select(is_meant, selector.batch)
+        found = self.failed.select(is_meant, selector.batch)
         if not found:
             raise NotFoundError("no failed task is meant by that: see which ones there are in the status")
         return found
-
-
-def _assignment(pending: Pending, attempt: int) -> Assignment:
-    piece = pending.piece
-    return Assignment(
-        epoch=piece.epoch,
-        position=piece.position,
-        task=pending.task,
-        first_batch=piece.first_batch,
-        end_batch=piece.end_batch,
-        attempt=attempt,
-        batch_count=piece.batch_count,
-    )

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from flightedl.errors import UsageError
+from flightedl.messages.status import TaskCounts
+from flightedl.messages.tasks import Assignment
 
 _SEED_MASK = (1 << 64) - 1
 
@@ -90,19 +92,6 @@ class BatchRange:
     def size(self) -> int:
         """Number of batches."""
         return self.end_batch - self.first_batch
-
-
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """A piece of work in a trainer's hands. ``attempt`` is unique over the life of the queue."""
-
-    epoch: int
-    position: int
-    task: int
-    first_batch: int
-    end_batch: int
-    attempt: int
-    batch_count: int
 
 
 # --- answers ---
@@ -188,32 +177,17 @@ class Finished:
 # --- views ---
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
+class Counts(TaskCounts, frozen=True, kw_only=True):
     """Tasks of the current epoch by state; todo + pending + done + failed = total.
 
     A narrowed task counts once: as pending, else todo, else failed, else done, by the first that any piece of it is.
     """
 
     epoch: int
-    todo: int
-    pending: int
-    done: int
-    failed: int
-    total: int
     #: Of ``todo``: those that were handed out before.
     retries: int
     #: Tasks of earlier epochs that were reopened and are not done again yet.
     reopened: int
-    #: Copies handed out since the job began.
-    copies: int
-    #: Quarantined batches of all epochs that are still listed.
-    failed_batches: int
-    #: Quarantined stretches of earlier epochs that are no longer listed, and dropped ones.
-    forgotten: int
-    dropped_batches: int
-    #: Pieces handed out since the job began.
-    attempts: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,7 +155,7 @@ class Account:
 
     def _note_done(self, master: Master, queue: TaskQueue, report: FinishedTask) -> None:
         """What counts as done does so when it is stored."""
-        lives, place = self._cluster.lives, (report.epoch, queue._state.order(report.epoch).at(report.position))  # noqa: SLF001
+        lives, place = self._cluster.lives, (report.epoch, queue.order(report.epoch).at(report.position))
         done = IntervalSet(queue.batches(*place).done)
 
         def stored() -> None:
@@ -400,4 +400,4 @@ class Account:
 
 def _done_at(queue: TaskQueue, report: FinishedTask) -> object:
     """Which batches of the reported task are done."""
-    return queue.batches(report.epoch, queue._state.order(report.epoch).at(report.position)).done  # noqa: SLF001
+    return queue.batches(report.epoch, queue.order(report.epoch).at(report.position)).done

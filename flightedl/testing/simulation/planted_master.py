@@ -25,7 +25,7 @@ MASTER_BUGS: dict[str, Planted] = {
             f"{_QUEUE}finish",
             "pending = self._held(trainer, generation, epoch, position, attempt)",
             """
-            there = [] if state.pending.find(attempt) is not None else list(state.pending.at(epoch, position))
+            there = [] if self.pending.find(attempt) is not None else list(self.pending.at(epoch, position))
             pending = there[0] if there else self._held(trainer, generation, epoch, position, attempt)
             attempt = pending.holders[0].attempt if there else attempt
             """,
@@ -157,17 +157,17 @@ MASTER_BUGS: dict[str, Planted] = {
     ),
     "what is promised counts as done": bug(
         "the tasks that trainers were promised of the next epoch are not handed out when it begins",
-        drops(f"{_QUEUE}_advance", "state.waiting.put_run(state.epoch, 0, count, 0)"),
+        drops(f"{_QUEUE}_advance", "self.waiting.put_run(self.epoch, 0, count, 0)"),
     ),
     "a promise is kept twice": bug(
         "a task that a trainer was promised waits for others after it was given",
         rewrites(
             f"{_QUEUE}_take",
-            "piece = state.waiting.take_whole(epoch, position)",
+            "piece = self.waiting.take_whole(epoch, position)",
             """
-            piece = state.waiting.take_whole(epoch, position)
+            piece = self.waiting.take_whole(epoch, position)
             if piece is not None:
-                state.waiting.put_run(epoch, position, position + 1, piece.failures)
+                self.waiting.put_run(epoch, position, position + 1, piece.failures)
             """,
         ),
     ),
@@ -201,7 +201,7 @@ MASTER_BUGS: dict[str, Planted] = {
             f"{_QUEUE}_take",
             "if piece is not None:",
             """
-            if piece and any(e < epoch and at == piece.position for (e, at), _ in state.failed.failed):
+            if piece and any(e < epoch and at == piece.position for (e, at), _ in self.failed.failed):
                 return self._take(epoch, trainer, is_idle)
             if piece is not None:
             """,
@@ -231,7 +231,7 @@ MASTER_BUGS: dict[str, Planted] = {
             "now = self._time(now)",
             """
             now = self._time(now)
-            for attempt, pending in tuple(self._state.pending.held_by(trainer).items())[1:]:
+            for attempt, pending in tuple(self.pending.held_by(trainer).items())[1:]:
                 place, generation = pending.piece, self.registrations()[trainer]
                 self.finish(trainer, place.epoch, place.position, attempt, now, generation=generation)
             """,

@@ -136,7 +136,7 @@ def test_only_who_is_known_to_have_died_is_blamed(alive, is_graceful, has_failed
     take(work, 1)
     assert not work.forget_the_dead({"a": A}, 0.0)
     assert work.forget_the_dead(alive, 0.0, is_graceful=is_graceful)
-    assert bool(work.queue.failed()) == has_failed
+    assert bool(work.queue.failed.details) == has_failed
 
 
 def test_what_is_out_for_too_long_is_told(work: Work) -> None:

@@ -146,7 +146,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
     def is_alone(self, attempt, epoch):
         """Whether nobody has a copy of an unsuspicious piece."""
         _, assignment = self.out[attempt]
-        failures = self.queue._state.pending.find(attempt).piece.failures
+        failures = self.queue.pending.find(attempt).piece.failures
         return (
             assignment.epoch == epoch
             and len(self.holders_of(assignment)) == 1
@@ -381,7 +381,14 @@ class QueueAgainstModel(RuleBasedStateMachine):
 
     def figures(self):
         queue = self.queue
-        return queue.counts(), queue.failed(), queue.revision, queue.average_s, queue.timeout_s, queue.task_count
+        return (
+            queue.counts(),
+            tuple(queue.failed.details),
+            queue.revision,
+            queue.average_s,
+            queue.timeout_s,
+            queue.task_count,
+        )
 
     @rule(epoch=st.integers(0, 3), position=st.integers(0, 15), attempt=st.integers(0, 400))
     def nonsense(self, epoch, position, attempt):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from flightedl.domain.queue.tasks import TaskQueue
 from flightedl.domain.queue.values import Assignment, NoTaskNow, QueueSettings, TaskGiven

@@ -40,7 +40,7 @@ def test_nobody_holds_more_rows_than_are_stored_in_200_bytes(wants, chooses, tas
     """Trainers ask as the feed does, finish in their order, and some die; whatever they do, the state stays small."""
     settings = QueueSettings(task_count=1_000_000, batch_counts=lambda _: 1000, shuffle=True, epochs=None)
     queue = TaskQueue(settings)
-    queue._state.epoch, queue._state.cursor, queue._state.next_attempt = 100, 900_000, 10**9
+    queue.epoch, queue.cursor, queue.next_attempt = 100, 900_000, 10**9
     names = [f"trainer-{number:05d}.worker-7f9c4b5d8-xk2lp.namespace" for number in range(len(wants))]
     for now, (number, kind) in enumerate(chooses):
         now_s = now * task_s
@@ -54,7 +54,7 @@ def test_nobody_holds_more_rows_than_are_stored_in_200_bytes(wants, chooses, tas
         for _ in range(count_to_ask_for(wants[index], queue.held_count(name))):
             if not isinstance(queue.request(name, now_s, HOLDING_CEILING, trainer_count=len(names)), TaskGiven):
                 break
-        assert len(queue._state.pending.backlog_of(name).rows) <= 4
+        assert len(queue.pending.backlog_of(name).rows) <= 4
     queue.check()
     assert len(queue.encode_parts()[0]) < 4096 + 200 * len(names)
     assert TaskQueue.decode(queue.encode(), settings).holders() == queue.holders()

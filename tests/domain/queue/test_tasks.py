@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from flightedl.domain.exactly_once.intervals import IntervalSet
 from flightedl.domain.queue.permutation import KeyedPermutation, key_of
@@ -102,7 +103,7 @@ def test_the_registration_that_holds_work_is_stored(make):
     queue = make(3)
     held = take(queue, generation=5)
     take(queue, "b", generation=9)
-    restored = TaskQueue.decode(queue.encode(), queue._state.settings)
+    restored = TaskQueue.decode(queue.encode(), queue.settings)
     assert restored.registrations() == {"a": 5, "b": 9}
     with pytest.raises(FencedError):
         restored.finish("a", held.epoch, held.position, held.attempt, 0.0, generation=6)
@@ -203,7 +204,7 @@ def test_revision_rises_with_changes_only(make):
     queue.request("b", 0.0)
     queue.tick(1.0)
     with pytest.raises(FencedError):
-        finish(queue, replace(assignment, attempt=77))
+        finish(queue, structs.replace(assignment, attempt=77))
     assert queue.revision == revisions[0]
     finish(queue, assignment)
     assert queue.revision > revisions[0]
@@ -228,10 +229,10 @@ def test_reports_of_what_is_not_held_are_refused(make):
     before = queue.encode()
     for trainer, wrong in [
         ("b", mine),
-        ("a", replace(mine, epoch=1)),
-        ("a", replace(mine, position=1)),
-        ("a", replace(mine, attempt=2)),
-        ("a", replace(mine, attempt=0)),
+        ("a", structs.replace(mine, epoch=1)),
+        ("a", structs.replace(mine, position=1)),
+        ("a", structs.replace(mine, attempt=2)),
+        ("a", structs.replace(mine, attempt=0)),
     ]:
         for report in (finish, fail, give_back):
             with pytest.raises(FencedError):
@@ -456,7 +457,7 @@ def test_only_what_a_dead_trainer_may_have_begun_is_blamed(make):
     again = [take(queue, "b", holding_limit=6) for _ in range(6)]
     assert [each.task for each in again] == [each.task for each in held[3:]]
     run(queue, "c")
-    assert {piece.task for piece in queue._state.waiting.pieces} == set(), "c did the suspects, alone"
+    assert {piece.task for piece in queue.waiting.pieces} == set(), "c did the suspects, alone"
 
 
 def test_a_piece_that_was_finished_elsewhere_makes_way_for_the_next(make):
@@ -509,7 +510,7 @@ def test_pieces_given_at_once_are_one_row_of_the_stored_state(make):
         take(queue, holding_limit=64)
     before = len(queue.encode_parts()[0])
     finish(queue, queue.holders()["a"][0])
-    assert queue._state.pending.backlog_of("a").rows == [[0, 1, 39, 0, 2]]
+    assert queue.pending.backlog_of("a").rows == [[0, 1, 39, 0, 2]]
     assert abs(len(queue.encode_parts()[0]) - before) < 5
     settings = QueueSettings(task_count=1000, batch_counts=four)
     assert TaskQueue.decode(queue.encode(), settings).holders() == queue.holders()
@@ -730,11 +731,11 @@ def test_a_known_failing_batch_is_cut_out(make):
     it = take(queue)
     assert stretch(it) == (2, 3)
     assert fail(queue, it, error="bad record", batch=2) == (
-        Quarantined(queue.failed()[0]),
+        Quarantined(queue.failed.details[0]),
         EpochFinished(0),
     )
 
-    piece = queue.failed()[0]
+    piece = queue.failed.details[0]
     assert (piece.epoch, piece.task, piece.first_batch, piece.end_batch, piece.attempts) == (0, 0, 2, 3, 3)
     assert (piece.trainer, piece.error) == ("a", "bad record")
     assert queue.is_done
@@ -775,7 +776,7 @@ def test_a_record_that_kills_trainers_convicts_no_other(make):
         elif held:
             finish(queue, held[0], trainer)
         queue.check()
-    failed = {(piece.epoch, piece.task, piece.first_batch, piece.end_batch) for piece in queue.failed()}
+    failed = {(piece.epoch, piece.task, piece.first_batch, piece.end_batch) for piece in queue.failed.details}
     assert failed == {(epoch, task, batch, batch + 1) for epoch in range(2) for task, batch in poison}
     assert deaths <= 2 * len(poison) * (3 + 3 + 2)
 
@@ -805,8 +806,11 @@ def test_many_suspects_come_before_new_tasks(make):
 def test_errors_are_kept_short_and_valid(make):
     queue = make(1, batch_counts=lambda _: 1, attempts_limit=1, confirmations=0)
     fail(queue, take(queue), error="\ud800" + "x" * 5000)
-    assert queue.failed()[0].error == "?" + "x" * 198 + "…"
-    assert TaskQueue.decode(queue.encode(), QueueSettings(task_count=1, batch_counts=four)).failed() == queue.failed()
+    assert queue.failed.details[0].error == "?" + "x" * 198 + "…"
+    assert (
+        TaskQueue.decode(queue.encode(), QueueSettings(task_count=1, batch_counts=four)).failed.details
+        == queue.failed.details
+    )
 
 
 def test_failed_batches_can_be_retried_or_dropped(make):
@@ -820,7 +824,7 @@ def test_failed_batches_can_be_retried_or_dropped(make):
     assert queue.drop_failed(FailedSelector(task=2)) == 1
     assert queue.retry_failed(FailedSelector(epoch=0, task=1)) == 1
 
-    assert [piece.task for piece in queue.failed()] == [0]
+    assert [piece.task for piece in queue.failed.details] == [0]
     assert not queue.is_done
     assert finish(queue, take(queue)) == Finished((EpochFinished(0),))
     counts = queue.counts()
@@ -851,7 +855,7 @@ def test_failures_of_old_epochs_are_forgotten_first(make):
     for _ in range(20):
         assignment = take(queue)
         finish(queue, assignment) if assignment.task else fail(queue, assignment)
-    assert [piece.epoch for piece in queue.failed()] == [7, 8, 9]
+    assert [piece.epoch for piece in queue.failed.details] == [7, 8, 9]
     assert queue.counts().forgotten == 7
 
 
@@ -977,8 +981,8 @@ def test_impossible_reopenings_are_refused(make, epoch, tasks, parts):
 def test_a_million_reopened_tasks_stay_small():
     settings = QueueSettings(task_count=1_000_000, batch_counts=four, epochs=2, shuffle=True, seed=1)
     queue = TaskQueue(settings)
-    queue._state.epoch = 1
-    queue._state.cursor = 500_000
+    queue.epoch = 1
+    queue.cursor = 500_000
     queue.check()
 
     # A pserver came back with what was done at position 300,000 of this epoch.
@@ -997,7 +1001,7 @@ def test_a_million_reopened_tasks_stay_small():
 
     # Arbitrary tasks: a few more are reopened than asked for.
     again = TaskQueue(settings)
-    again._state.epoch = 1
+    again.epoch = 1
     assert again.reopen(0, [(task, task + 1) for task in range(0, 1_000_000, 5000)]) == 200
     counts = again.counts()
     assert 200 < counts.reopened < 1_000_000
@@ -1080,7 +1084,7 @@ def test_a_dataset_that_is_not_followed_does_not_grow(make):
 
 def test_an_epoch_without_tasks_waits_for_the_first_one(make):
     queue = make(0, follow=True, epochs=None)
-    again = TaskQueue.decode(queue.encode(), queue._state.settings)
+    again = TaskQueue.decode(queue.encode(), queue.settings)
     assert (again.epoch, again.revision) == (0, 0)
     again.grow(1)
     assert run(again, count=3) == [(epoch, 0, 0, 4) for epoch in range(3)]
@@ -1152,7 +1156,7 @@ def test_the_stored_state_is_small_at_a_million_tasks(trainers):
         task_count=1_000_000, batch_counts=lambda _: 1000, shuffle=True, epochs=None, attempts_limit=2, follow=True
     )
     queue = TaskQueue(settings)
-    queue._state.epoch, queue._state.cursor = 100, 900_000
+    queue.epoch, queue.cursor = 100, 900_000
     chance = random.Random(trainers)
     largest = 0
     given = {}
@@ -1217,8 +1221,8 @@ def test_failures_are_stored_apart(make):
 
     settings = QueueSettings(task_count=500, batch_counts=lambda _: 1, attempts_limit=1, confirmations=0)
     restored = TaskQueue.decode(next_dispatch, settings, failures)
-    assert restored.failed() == queue.failed()
-    assert len(restored.failed()) == 100
+    assert restored.failed.details == queue.failed.details
+    assert len(restored.failed.details) == 100
     assert restored.counts() == queue.counts()
     fail(queue, take(queue))
     with pytest.raises(CorruptError, match="not of the same moment"):
