@@ -17,11 +17,11 @@ from flightedl.domain.checkpoint import manifest as manifests
 from flightedl.domain.checkpoint.manifest import Manifest, manifest_name
 from flightedl.domain.checkpoint.values import MovePointer, Sweep, WriteManifest
 from flightedl.domain.master.effects import StoreWork
-from flightedl.domain.master.events import CheckpointAsked, ManifestFailed, ManifestWritten, PointerStored
+from flightedl.domain.master.events import ManifestFailed, ManifestWritten, PointerStored
 from flightedl.errors import FlightedlError, NotReadyError
 from flightedl.master.state import JobState
 from flightedl.messages.base import encode
-from flightedl.messages.checkpoints import CheckpointReply, CheckpointRequest
+from flightedl.messages.checkpoints import CheckpointRequest
 from flightedl.messages.declarations import JobDeclaration
 from flightedl.ports import Storage
 from flightedl.process import tracing
@@ -59,16 +59,6 @@ class CheckpointStore:
         """Carry this out, after all before it."""
         self._work.put(work)
 
-    def order(self, request: CheckpointRequest) -> CheckpointReply:
-        """Order a checkpoint of what there is now, or wait for one ordered before.
-
-        Raises:
-            UsageError: the job keeps no checkpoints.
-            NotReadyError: there is no model yet.
-        """
-        reply: CheckpointReply = self._state.ask(lambda call: CheckpointAsked(call, request), request.wait_s)
-        return reply
-
     def drain(self, timeout_s: float, may_go_on: Callable[[], bool]) -> None:
         """This master was told to end: make a last checkpoint, if everybody is still there to do it."""
         state = self._state
@@ -84,7 +74,7 @@ class CheckpointStore:
             wait_s = min(remaining, _DRAIN_SLICE_S)
             request = CheckpointRequest(ticket=ticket, reason="the master is about to end", wait_s=wait_s)
             try:
-                reply = state.ask(lambda call, request=request: CheckpointAsked(call, request, is_last=True), wait_s)  # type: ignore[misc]
+                reply = state.ask(request, is_last=True)
             except NotReadyError:
                 return
             ticket = reply.ticket

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from flightedl.domain.consistency.modes import Mode
 from flightedl.domain.master.effects import Undeclared
-from flightedl.domain.master.events import DatasetDeclared, ModelDeclared, ModelPlanned
+from flightedl.domain.master.events import ModelPlanned
 from flightedl.domain.model.declared import parameters_of, tables_of
 from flightedl.domain.model.optimizers import Optimizer
 from flightedl.domain.model.sharding import plan_for
@@ -39,11 +37,10 @@ class Declaring:
             NotReadyError: the index is being built, or etcd cannot be written; ask again.
             UsageError: a job that was resumed is in a later epoch already.
         """
-        ask = partial(self._state.ask, partial(DatasetDeclared, declared=declared))
-        reply: DeclaredDataset | Undeclared = ask()
+        reply: DeclaredDataset | Undeclared = self._state.ask(declared)
         if isinstance(reply, Undeclared):
             self._state.begin_dataset(self._indexing.index(declared))
-            reply = ask()
+            reply = self._state.ask(declared)
         assert isinstance(reply, DeclaredDataset), "a dataset whose tasks are known is declared"
         self._growing.begin()
         return reply
@@ -56,11 +53,10 @@ class Declaring:
             DeclarationError: the job has another model.
             NotReadyError: etcd cannot be written; ask again.
         """
-        ask = partial(self._state.ask, partial(ModelDeclared, declared=declared))
-        reply: DeclaredModel | Undeclared = ask()
+        reply: DeclaredModel | Undeclared = self._state.ask(declared)
         if isinstance(reply, Undeclared):
             self._state.apply(self._planned(declared))
-            reply = ask()
+            reply = self._state.ask(declared)
         assert isinstance(reply, DeclaredModel), "a model that has a plan is declared"
         return reply
 

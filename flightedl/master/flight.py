@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
@@ -16,6 +17,7 @@ from flightedl.messages.parameters import PullTicket
 from flightedl.messages.status import EventsRequest, StacksReply, StacksRequest
 from flightedl.messages.tasks import (
     Assignment,
+    DroppedTasksRequest,
     EndGrowthRequest,
     FailedTasksRequest,
     JoinRequest,
@@ -61,24 +63,18 @@ class MasterFlight:
                     self._service.declaring.dataset(decode(body, DatasetDeclaration))
                 ),
                 "declare_model": lambda body, _: encode(self._service.declaring.model(decode(body, ModelDeclaration))),
-                "join": lambda body, _: encode(self._service.tasks.join(decode(body, JoinRequest))),
-                "set_mode": lambda body, _: encode(self._service.tasks.change_mode(self._meant(body, ModeRequest))),
+                "join": lambda body, _: encode(self._service.ask(decode(body, JoinRequest))),
+                "set_mode": self._asks(ModeRequest),
                 "log": self._log,
-                "checkpoint": lambda body, _: encode(
-                    self._service.checkpoints.order(self._meant(body, CheckpointRequest))
-                ),
+                "checkpoint": self._asks(CheckpointRequest),
                 "save_model": lambda body, _: encode(self._service.exports.ask(decode(body, SaveModelRequest))),
                 "declare_evaluation": lambda body, _: encode(
                     self._service.tasks.declare_evaluation(decode(body, EvaluationDeclaration))
                 ),
                 "end_growth": self._end_growth,
-                "stop": self._stop,
-                "retry_failed": lambda body, _: encode(
-                    self._service.tasks.retry_failed(self._meant(body, FailedTasksRequest))
-                ),
-                "drop_failed": lambda body, _: encode(
-                    self._service.tasks.drop_failed(self._meant(body, FailedTasksRequest))
-                ),
+                "stop": self._asks(StopRequest),
+                "retry_failed": self._asks(FailedTasksRequest),
+                "drop_failed": self._asks(DroppedTasksRequest),
                 "status": lambda _body, _: encode(self._service.status()),
                 "stacks": self._stacks,
                 "events": lambda body, call: encode(self._service.events(decode(body, EventsRequest), call.closing)),
@@ -102,9 +98,14 @@ class MasterFlight:
         self._service.growing.end(self._meant(body, EndGrowthRequest))
         return b"{}"
 
-    def _stop(self, body: bytes, _: Call) -> bytes:
-        self._service.tasks.stop(self._meant(body, StopRequest))
-        return b"{}"
+    def _asks(self, kind: type[_Changing]) -> Callable[[bytes, Call], bytes]:
+        """Return the action that puts a request to the core which changes the job."""
+
+        def ask(body: bytes, _: Call) -> bytes:
+            request: Any = self._meant(body, kind)
+            return encode(self._service.ask(request))
+
+        return ask
 
     def _meant(self, body: bytes, kind: type[_Changing]) -> _Changing:
         """Decode a request that changes the job, and make sure that the sender means this job.

@@ -10,13 +10,10 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from typing import TypeVar
-
-import msgspec
 
 from flightedl.coordination.directory import Directory
 from flightedl.domain.master import events
-from flightedl.domain.master.effects import ControlCall, Effect, NothingToSay
+from flightedl.domain.master.effects import ControlCall, ControlRequest, Done, Effect, NothingToSay
 from flightedl.errors import FlightedlError, MessageError, NotReadyError
 from flightedl.master.state import JobState
 from flightedl.messages.base import decode, encode
@@ -44,8 +41,6 @@ _QUICK_CALL_S = 5.0
 _RETRY_S = 0.1
 _NOT_READY_S = 0.05
 _STATUS_S = 1.0
-
-Reply = TypeVar("Reply", bound=msgspec.Struct)
 
 
 class PserverLinks:
@@ -165,7 +160,7 @@ class PserverLink:
                     self._ask_status(connection)
                 raise
             self._state.apply(answered)
-            if isinstance(answered, events.AppliedAnswered):
+            if isinstance(answered.reply, AppliedReply):
                 # Nobody may ask for anything for a long time: what it lacks is to be done again by a successor, too.
                 self._state.store()
             if call.pause_s:
@@ -183,50 +178,44 @@ class PserverLink:
         (call,) = [each for each in found if isinstance(each, ControlCall | NothingToSay)]
         return call
 
-    def _say(self, call: ControlCall, connection: Connection) -> events.Event:
-        """Say it; what has happened then.
+    def _say(self, call: ControlCall, connection: Connection) -> events.Answered:
+        """Say it; the answer.
 
         Raises:
             FlightedlError: it is not known to have been heard.
         """
-        index, generation, request = call.index, call.generation, call.request
+        request, told = call.request, (call.index, call.generation, call.request)
         try:
             self._state.wait_durable(call.revision)
-            match request:
-                case ViewRequest():
-                    view = self._ask("view", request, connection, ViewReply, _QUICK_CALL_S)
-                    return events.ViewAnswered(index, generation, view)
-                case AppliedRequest():
-                    applied = self._ask("applied", request, connection, AppliedReply, _CALL_S)
-                    return events.AppliedAnswered(index, generation, call.audit, applied)
-                case SnapshotRequest():
-                    with tracing.lasting("checkpoint", request.number):
-                        snapshot = self._ask("snapshot", request, connection, SnapshotReply, _CALL_S)
-                    return events.SnapshotAnswered(index, generation, snapshot)
-                case SealRequest():
-                    self._seal(request, connection)
-                    return events.SealAnswered(index, generation, request.epochs[-1][0] + 1)
-                case ReloadRequest():
-                    connection.action("reload", encode(request), timeout_s=_CALL_S)
-                    return events.ReloadAnswered(index, generation)
+            return events.Answered(*told, self._ask(request, connection), call.audit)
         except Exception:
             if isinstance(request, ViewRequest):
                 self._state.clock.sleep(_RETRY_S)
-                self._state.apply(events.ViewLost(index, generation, request.serial))
+                self._state.apply(events.Answered(*told, None))
             raise
 
-    def _ask(
-        self, verb: str, request: msgspec.Struct, connection: Connection, kind: type[Reply], timeout_s: float
-    ) -> Reply:
-        return decode(connection.action(verb, encode(request), timeout_s=timeout_s), kind)
+    def _ask(self, request: ControlRequest, connection: Connection) -> ViewReply | AppliedReply | SnapshotReply | Done:
+        def ask(verb: str, timeout_s: float = _CALL_S) -> bytes:
+            return connection.action(verb, encode(request), timeout_s=timeout_s)
 
-    def _seal(self, request: SealRequest, connection: Connection) -> None:
-        try:
-            connection.action("seal", encode(request), timeout_s=_CALL_S)
-        except MessageError as error:
-            # It costs memory, and nothing else.
-            first, last = request.epochs[0][0], request.epochs[-1][0]
-            _log.warning("pserver %d does not close epochs %d to %d: %s", self._index, first, last, error)
+        match request:
+            case ViewRequest():
+                return decode(ask("view", _QUICK_CALL_S), ViewReply)
+            case AppliedRequest():
+                return decode(ask("applied"), AppliedReply)
+            case SnapshotRequest(number=number):
+                with tracing.lasting("checkpoint", number):
+                    return decode(ask("snapshot"), SnapshotReply)
+            case SealRequest(epochs=epochs):
+                try:
+                    ask("seal")
+                except MessageError as error:
+                    # It costs memory, and nothing else.
+                    first, last = epochs[0][0], epochs[-1][0]
+                    _log.warning("pserver %d does not close epochs %d to %d: %s", self._index, first, last, error)
+            case ReloadRequest():
+                ask("reload")
+        return Done()
 
     def _connect(self, address: str, generation: int) -> Connection:
         if self._connection is not None:

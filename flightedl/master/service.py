@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from flightedl.config import MasterSettings
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.keys import JobKeys
 from flightedl.domain.master import effects as out
-from flightedl.domain.master.events import LeasesSeen, StatusTold, TimePassed
+from flightedl.domain.master.events import LeasesSeen, Request, StatusTold, TimePassed
 from flightedl.errors import FencedError, NotFoundError, NotReadyError
 from flightedl.master.beginning import delete_election
 from flightedl.master.checkpointing import CheckpointStore
@@ -96,7 +97,7 @@ class MasterService:
         self.declaring = Declaring(state, self.growing, self._indexing)
         self.checkpoints = CheckpointStore(checkpoints, state, chosen.job)
         self.tasks = Tasks(state)
-        self.exports = ModelExports(checkpoints, chosen.job, self.checkpoints.order, held.require, clock)
+        self.exports = ModelExports(checkpoints, chosen.job, state.ask, held.require, clock)
 
     def start(self, recovered: RecoveredState) -> None:
         """Go on from what the predecessor left, and begin to write and to talk to pservers.
@@ -128,6 +129,10 @@ class MasterService:
         self.checkpoints.close()
         self._state.close()
         self._indexing.close()
+
+    def ask(self, request: Request) -> Any:
+        """Return the answer of the core to a request that needs nothing else; it is durable by then."""
+        return self._state.ask(request)
 
     def _carry(self, effect: out.Effect) -> None:
         """What the core wants to be done outside."""

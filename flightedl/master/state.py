@@ -22,19 +22,12 @@ from flightedl.domain.master import effects as out
 from flightedl.domain.master.core import MasterCore
 from flightedl.domain.master.effects import Kind
 from flightedl.domain.master.events import (
-    CheckpointAsked,
-    DatasetDeclared,
+    Asked,
     DatasetIndexed,
-    EvaluationDeclared,
     Event,
-    FailedWorkAsked,
     FilesJoined,
-    JoinAsked,
-    ModeAsked,
-    ModelDeclared,
-    StopAsked,
+    Request,
     WaitEnded,
-    WorkAsked,
 )
 from flightedl.domain.master.state import CoreSettings, StoredState
 from flightedl.domain.queue.values import Effect as QueueEffect
@@ -50,6 +43,16 @@ from flightedl.master.journal import Journal
 from flightedl.master.metrics import REQUEST_SECONDS
 from flightedl.master.progress import JobProgress
 from flightedl.messages.base import encode
+from flightedl.messages.checkpoints import CheckpointRequest
+from flightedl.messages.declarations import DatasetDeclaration, EvaluationDeclaration, ModelDeclaration
+from flightedl.messages.tasks import (
+    DroppedTasksRequest,
+    FailedTasksRequest,
+    JoinRequest,
+    ModeRequest,
+    StopRequest,
+    TasksTicket,
+)
 from flightedl.ports import Clock, Coordinator, Instruments, NoInstruments
 from flightedl.recording.recorded import recorded
 from flightedl.recording.writer import Recorder
@@ -65,15 +68,16 @@ _LOOK_S = 0.5
 
 #: What a request is called among the figures.
 _REQUESTS: Mapping[type, str] = {
-    WorkAsked: "work",
-    JoinAsked: "join",
-    ModeAsked: "mode",
-    CheckpointAsked: "checkpoint",
-    FailedWorkAsked: "failed_work",
-    StopAsked: "stop",
-    ModelDeclared: "model",
-    DatasetDeclared: "dataset",
-    EvaluationDeclared: "evaluation",
+    TasksTicket: "work",
+    JoinRequest: "join",
+    ModeRequest: "mode",
+    CheckpointRequest: "checkpoint",
+    FailedTasksRequest: "failed_work",
+    DroppedTasksRequest: "failed_work",
+    StopRequest: "stop",
+    ModelDeclaration: "model",
+    DatasetDeclaration: "dataset",
+    EvaluationDeclaration: "evaluation",
 }
 
 #: Where the core's effects go that are not answers.
@@ -197,8 +201,10 @@ class JobState:
             then()
         self._carry_out(effects, carry)
 
-    def ask(self, event_of: Callable[[int], Event], wait_s: float = 0.0, closing: threading.Event | None = None) -> Any:
-        """The answer to a request, which is stored before this returns. Called without the lock.
+    def ask(self, request: Request, closing: threading.Event | None = None, *, is_last: bool = False) -> Any:
+        """Return the answer to a request, which is stored by then. Called without the lock.
+
+        It waits for as long as the request says, if that says anything. ``is_last``: as in ``Asked``.
 
         Raises:
             FlightedlError: the answer is an error.
@@ -209,11 +215,11 @@ class JobState:
             self._call_count += 1
             call = self._call_count
             self._slots[call] = slot
-        event, began = event_of(call), self.clock.now()
+        began = self.clock.now()
         try:
-            self.apply(event)
+            self.apply(Asked(call, request, is_last))
             is_answered_at_once = slot.is_answered.is_set()
-            deadline = self.clock.now() + wait_s
+            deadline = self.clock.now() + getattr(request, "wait_s", 0.0)
             while not slot.is_answered.is_set() and not (closing is not None and closing.is_set()):
                 remaining = deadline - self.clock.now()
                 if remaining <= 0 or slot.is_answered.wait(min(remaining, _LOOK_S)):
@@ -230,7 +236,7 @@ class JobState:
             raise slot.reply
         self.wait_durable(slot.revision)
         if is_answered_at_once:
-            self.instruments.observe(REQUEST_SECONDS, self.clock.now() - began, _REQUESTS.get(type(event), ""))
+            self.instruments.observe(REQUEST_SECONDS, self.clock.now() - began, _REQUESTS[type(request)])
         return slot.reply
 
     def _carry_out(self, effects: list[out.Effect], carry: Carry | None = None) -> None:

@@ -7,32 +7,13 @@ of.
 from __future__ import annotations
 
 import threading
-from functools import partial
 
 from flightedl.domain.master.effects import Kind, Undeclared
-from flightedl.domain.master.events import (
-    EvaluationDeclared,
-    EvaluationIndexed,
-    FailedWorkAsked,
-    JoinAsked,
-    ModeAsked,
-    StopAsked,
-    WorkAsked,
-)
+from flightedl.domain.master.events import EvaluationIndexed
 from flightedl.formats.chunks import Chunk
 from flightedl.master.state import JobState
 from flightedl.messages.declarations import DeclaredDataset, EvaluationDeclaration
-from flightedl.messages.tasks import (
-    FailedTasksReply,
-    FailedTasksRequest,
-    JoinReply,
-    JoinRequest,
-    ModeReply,
-    ModeRequest,
-    StopRequest,
-    TasksReply,
-    TasksTicket,
-)
+from flightedl.messages.tasks import TasksReply, TasksTicket
 
 #: What a trainer is told, and the chunks of each assignment, and of each that it may read ahead.
 Work = tuple[TasksReply, list[list[Chunk]], list[list[Chunk]]]
@@ -68,43 +49,13 @@ class Tasks:
                 at = "" if report.batch is None else f" batch={report.batch}"
                 text = f"work failed epoch={report.epoch + 1}{at} place={report.place or '-'}: {report.error}"
                 state.journal.add(Kind.WORK_FAILED, ticket.trainer, text, is_warning=True)
-        reply: TasksReply = state.ask(lambda call: WorkAsked(call, ticket), ticket.wait_s, closing)
+        reply: TasksReply = state.ask(ticket, closing)
         dataset = state.dataset
         assert dataset is not None or not reply.assignments, "tasks are of a dataset"
         if dataset is None:
             return reply, [], []
         chunks_of = dataset.layout.chunks_of
         return reply, [chunks_of(each.task) for each in reply.assignments], [chunks_of(a.task) for a in reply.ahead]
-
-    def join(self, request: JoinRequest) -> JoinReply:
-        """Make the trainer a member; answers 0 while the pservers have not agreed.
-
-        Raises:
-            UnregisteredError: the trainer's lease has ended, or ended while it waited.
-            NotReadyError: there is no model yet, or etcd cannot be written.
-        """
-        reply: JoinReply = self._state.ask(lambda call: JoinAsked(call, request), request.wait_s)
-        return reply
-
-    def change_mode(self, request: ModeRequest) -> ModeReply:
-        """Change the mode, and wait for the pservers to agree on where; durable before it returns.
-
-        Raises:
-            UsageError: it is no mode.
-            NotReadyError: there is no model yet, or etcd cannot be written.
-            JobFailedError: the job is done.
-        """
-        reply: ModeReply = self._state.ask(lambda call: ModeAsked(call, request), request.wait_s)
-        return reply
-
-    def stop(self, request: StopRequest) -> None:
-        """Stop handing out training data, because a trainer ends the job. Durable before it returns.
-
-        Raises:
-            UnregisteredError: the trainer's lease has ended.
-            NotReadyError: etcd cannot be written.
-        """
-        self._state.ask(lambda call: StopAsked(call, request))
 
     def declare_evaluation(self, request: EvaluationDeclaration) -> DeclaredDataset:
         """First declaration of a name wins.
@@ -114,16 +65,10 @@ class Tasks:
             DeclarationError: the evaluation of this name has another dataset.
             NotReadyError: the index is being built; ask again.
         """
-
-        def ask() -> DeclaredDataset | Undeclared:
-            event_of = partial(EvaluationDeclared, name=request.name, declared=request.dataset, life=request.life)
-            reply: DeclaredDataset | Undeclared = self._state.ask(event_of)
-            return reply
-
-        reply = ask()
+        reply: DeclaredDataset | Undeclared = self._state.ask(request)
         if isinstance(reply, Undeclared):
             self._begin_evaluation(request.name, request)
-            reply = ask()
+            reply = self._state.ask(request)
         assert isinstance(reply, DeclaredDataset), "what was begun is declared"
         return reply
 
@@ -142,27 +87,9 @@ class Tasks:
         if found is not None and has_to_begin:
             self._begin_evaluation(found.name, found.declared)
         dataset = state.evaluation_datasets.dataset(ticket.evaluation)
-        reply: TasksReply = state.ask(lambda call: WorkAsked(call, ticket))
+        reply: TasksReply = state.ask(ticket)
         if dataset is None:
             return reply, [], []
         if reply.outcome == "epochs_done":
             state.evaluation_datasets.forget(ticket.evaluation)
         return reply, [dataset.layout.chunks_of(each.task) for each in reply.assignments], []
-
-    def retry_failed(self, request: FailedTasksRequest) -> FailedTasksReply:
-        """Make quarantined batches todo again; durable before it returns.
-
-        Raises:
-            NotFoundError: nothing quarantined is meant.
-        """
-        reply: FailedTasksReply = self._state.ask(lambda call: FailedWorkAsked(call, request, is_dropped=False))
-        return reply
-
-    def drop_failed(self, request: FailedTasksRequest) -> FailedTasksReply:
-        """Let quarantined batches go; durable before it returns.
-
-        Raises:
-            NotFoundError: nothing quarantined is meant.
-        """
-        reply: FailedTasksReply = self._state.ask(lambda call: FailedWorkAsked(call, request, is_dropped=True))
-        return reply

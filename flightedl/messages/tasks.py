@@ -240,6 +240,10 @@ class FailedTasksRequest(OfJob, frozen=True, kw_only=True):
     batch: Natural | None = None
 
 
+class DroppedTasksRequest(FailedTasksRequest, frozen=True, kw_only=True):
+    """Which quarantined batches are let go."""
+
+
 class FailedTasksReply(Reply, frozen=True, kw_only=True):
     """How many batches it was about."""
 

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from flightedl.errors import CorruptError
-from flightedl.recording.arguments import Memory, effects_of, read, written, written_event
+from flightedl.recording.arguments import Memory, effects_of, read, read_event, written, written_event
 from flightedl.recording.cores import APPLY, BY_CLASS, CORES, Kind
 from flightedl.recording.values import AGAIN, by_name, decode
 from flightedl.recording.writer import CoreRecorder, Recorder
@@ -187,7 +187,7 @@ class CorePlayer:
     def _event(self, name: str, event: msgspec.Raw, at: float) -> dict[str, Any]:
         method = self._kind.core.apply
         first, *more = _parameters(method)
-        return {first: decode(event, _events(self._kind.core)[name])} | dict.fromkeys(more, at)
+        return {first: read_event(_events(self._kind.core)[name], event, self._memory)} | dict.fromkeys(more, at)
 
     def _arguments(self, method: Callable[..., Any], event: msgspec.Raw, at: float) -> dict[str, Any]:
         hints = typing.get_type_hints(method)

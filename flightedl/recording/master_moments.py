@@ -23,10 +23,12 @@ class MasterMoments(Core):
             yield self.moment("leads", JOB)
         elif name == "LeasesSeen":
             yield from self._leases(event)
-        elif name == "WorkAsked":
-            yield from self._reported(event["call"], event["ticket"])
-        elif name == "JoinAsked":
-            self._callers[event["call"]] = event["request"]["trainer"], ""
+        elif name == "Asked":
+            ((kind, request),) = event["request"].items()
+            if kind == "TasksTicket":
+                yield from self._reported(event["call"], request)
+            elif kind == "JoinRequest":
+                self._callers[event["call"]] = request["trainer"], ""
         for each in effects:
             ((kind, effect),) = each.items()
             yield from self._effect(kind, effect)

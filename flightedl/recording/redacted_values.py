@@ -16,8 +16,9 @@ from flightedl.domain.master import events
 from flightedl.domain.master.state import StoredState
 from flightedl.domain.queue.values import Quarantined
 from flightedl.domain.trainer.feed import Ask
-from flightedl.messages.declarations import DeclaredDataset, JobDeclaration
+from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset, EvaluationDeclaration, JobDeclaration
 from flightedl.messages.decoding import builtins_from_json, made_alone
+from flightedl.messages.tasks import TasksTicket
 from flightedl.recording.redaction import text_without, url_without, value_without
 from flightedl.recording.values import builtins
 
@@ -28,15 +29,10 @@ _REPLACED: dict[str, Callable[[Any], Any]] = {
     "place": text_without,
     "filter": lambda given: given and [[column, how, value_without(value)] for column, how, value in given],
 }
-_PRIVATE = (
-    events.DatasetDeclared,
-    events.DatasetIndexed,
-    events.EvaluationDeclared,
-    events.EvaluationIndexed,
-)
+_PRIVATE = (events.DatasetIndexed, events.EvaluationIndexed)
 
 
-_SOMETIMES_PRIVATE = frozenset({events.WorkAsked, Ask, out.QueueNews, out.Answer, *_PRIVATE})
+_SOMETIMES_PRIVATE = frozenset({events.Asked, Ask, out.QueueNews, out.Answer, *_PRIVATE})
 
 
 def is_sometimes_private(kind: type) -> bool:
@@ -46,8 +42,10 @@ def is_sometimes_private(kind: type) -> bool:
 
 def _is_private(value: object) -> bool:
     match value:
-        case events.WorkAsked(_, ticket):
+        case events.Asked(_, TasksTicket() as ticket):
             return bool(ticket.failed)
+        case events.Asked(_, request):
+            return isinstance(request, DatasetDeclaration | EvaluationDeclaration)
         case Ask(reports):
             return bool(reports.failed)
         case out.QueueNews(_, effect):

@@ -105,6 +105,11 @@ def is_written_whole(kind: Any) -> bool:
     return _has_fields(kind) and not _fields(kind)[1]
 
 
+def open_fields(kind: Any) -> tuple[str, ...]:
+    """Return the fields of a class that are written under the names of their values' classes."""
+    return _fields(kind)[1]
+
+
 @functools.cache
 def _fields(kind: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(fields that are written as they are, fields that may hold sets or values of several classes)."""

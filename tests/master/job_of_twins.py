@@ -284,7 +284,7 @@ class Master:
 
     def join(self, trainer: str, generation: int, wait_s: float = 0.0) -> int:
         """The member's number; 0: it is none yet."""
-        return self.service.tasks.join(JoinRequest(trainer=trainer, generation=generation, wait_s=wait_s)).member
+        return self.service.ask(JoinRequest(trainer=trainer, generation=generation, wait_s=wait_s)).member
 
     def join_at_last(self, trainer: str, generation: int) -> int:
         """The member's number, as soon as the master is ready for it and the trainer is a member."""

@@ -63,7 +63,7 @@ class Master(LoneMaster):
         return self.service.tasks.exchange(ticket, threading.Event())[0]
 
     def join(self, trainer: str, generation: int, wait_s: float) -> int:
-        return self.service.tasks.join(JoinRequest(trainer=trainer, generation=generation, wait_s=wait_s)).member
+        return self.service.ask(JoinRequest(trainer=trainer, generation=generation, wait_s=wait_s)).member
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def beside() -> Iterator[ThreadPoolExecutor]:
 def waits(future: Future[Result], master: Master) -> None:
     """Returns when the call has had its first look and waits for a change."""
     state = master.service._state
-    eventually(lambda: future.done() or state.core.requests.waiting_count == 1)
+    eventually(lambda: future.done() or len(state.core.requests._waiting) == 1)
     assert not future.done()
 
 
@@ -231,7 +231,7 @@ def test_the_answer_to_a_join_is_about_the_work_that_was_asked_about(master: Mas
 
     def ask(attempt: int) -> bool:
         request = JoinRequest(trainer="a", generation=generation, attempt=attempt, wait_s=0.0)
-        return master.service.tasks.join(request).holds_work
+        return master.service.ask(request).holds_work
 
     assert not ask(first.attempt)
     assert ask(second.attempt)
@@ -242,7 +242,7 @@ def test_a_stopped_job_stays_stopped_under_the_next_master(
 ) -> None:
     generation = trainers.live("a")
     (held, *_) = until_ready(lambda: master.work("a", generation)).assignments
-    master.service.tasks.stop(StopRequest(trainer="a", generation=generation, reason="a test"))
+    master.service.ask(StopRequest(trainer="a", generation=generation, reason="a test"))
     successor = start()
     trainers.die("a")
     other = trainers.live("b")

@@ -16,7 +16,7 @@ from flightedl.adapters.clock import SystemClock
 from flightedl.config import MasterSettings
 from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.keys import JobKeys
-from flightedl.domain.master.events import LeasesSeen, WorkAsked
+from flightedl.domain.master.events import LeasesSeen
 from flightedl.domain.retries import Patience
 from flightedl.errors import DataError, NotReadyError, UnavailableError, UsageError
 from flightedl.master.declaring import Declaring
@@ -82,7 +82,7 @@ class Master:
 
     def _ask(self, **more: Any) -> Assignment | None:
         ticket = TasksTicket(trainer="t", generation=1, wait_s=0.0, **more)
-        reply = self.state.ask(lambda call: WorkAsked(call, ticket))
+        reply = self.state.ask(ticket)
         return reply.assignments[0] if reply.assignments else None
 
     def take(self) -> int | None:

@@ -85,10 +85,10 @@ def test_a_job_with_a_loss_that_cannot_be_made_good_fails(
     state = master.state
     eventually(lambda: not state.core.pservers.present)
 
-    def forgotten(_self: TaskQueue, epoch: int) -> int:
-        raise NotFoundError(f"epoch {epoch} is too long ago")
+    def forgotten(*_: object) -> None:
+        raise NotFoundError("epoch 0 is too long ago")
 
-    monkeypatch.setattr(TaskQueue, "epoch_size", forgotten)
+    monkeypatch.setattr("flightedl.domain.recovery.replay.tasks_to_reopen", forgotten)
     job.start_pserver(0)
     eventually(lambda: state.core.pservers.refusal)
     with pytest.raises(JobFailedError, match="pserver 0 came back from no checkpoint"):

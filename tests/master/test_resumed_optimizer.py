@@ -174,7 +174,7 @@ def test_a_master_that_dies_before_it_could_store_them_leaves_the_choice(make_jo
 def test_the_mode_may_be_changed_before_the_model_is_declared(make_job: MakeJob) -> None:
     job = make_job()
     master = resumed(job)
-    master.service.tasks.change_mode(ModeRequest(mode={"kind": "Async"}, wait_s=0.0))
+    master.service.ask(ModeRequest(mode={"kind": "Async"}, wait_s=0.0))
     reply = master.service.declaring.model(model_of(SGD(lr=0.5)))
     assert reply.present_mode["kind"] == "Async"
 
@@ -182,7 +182,7 @@ def test_the_mode_may_be_changed_before_the_model_is_declared(make_job: MakeJob)
 def test_a_model_that_nobody_has_declared_is_not_saved(make_job: MakeJob) -> None:
     master = resumed(make_job())
     with pytest.raises(NotReadyError, match="no trainer has declared the model"):
-        master.service.checkpoints.order(CheckpointRequest(reason="a test", wait_s=0.0))
+        master.service.ask(CheckpointRequest(reason="a test", wait_s=0.0))
 
 
 def test_a_job_that_is_done_ends_without_a_trainer_that_declares_the_model(make_job: MakeJob) -> None:

@@ -23,12 +23,12 @@ MakeJob = Callable[..., Job]
 
 def saved(job: Job, master: Master) -> int:
     """A checkpoint of what there is now is complete; its number."""
-    first = master.service.checkpoints.order(CheckpointRequest(reason="a test", wait_s=0.0))
+    first = master.service.ask(CheckpointRequest(reason="a test", wait_s=0.0))
 
     def is_complete() -> bool:
         master.service.tick()
         request = CheckpointRequest(ticket=first.ticket, reason="a test", wait_s=0.0)
-        return master.service.checkpoints.order(request).complete
+        return master.service.ask(request).complete
 
     eventually(is_complete)
     assert job.storage is not None

@@ -94,7 +94,7 @@ def test_a_stopped_job_ends_after_its_last_checkpoint_also_under_the_next_master
     a = job.start_trainer("a")
     done = master.take("a", a)
     pserver.take(done)
-    master.service.tasks.stop(StopRequest(trainer="a", generation=a, reason="a test"))
+    master.service.ask(StopRequest(trainer="a", generation=a, reason="a test"))
     assert master.work("a", a, holding=[done.attempt]).outcome == "none_now", "what it has begun is finished first"
     master.report("a", a, done, by=[pserver.generation])
     eventually(lambda: master.says_done("a", a))

@@ -51,20 +51,19 @@ def test_a_text_is_its_class_and_a_digest_and_stays_that() -> None:
 
 def test_what_a_script_raised_is_not_told() -> None:
     failed = FailedTask(epoch=0, position=0, attempt=1, error=SECRET, batch=None, place=SECRET)
-    assert SECRET not in line(events.WorkAsked(1, TasksTicket(trainer="a", generation=1, failed=[failed])))
+    assert SECRET not in line(events.Asked(1, TasksTicket(trainer="a", generation=1, failed=[failed])))
     piece = FailedPiece(0, 0, 0, 0, 1, 3, "a", SECRET)
     assert SECRET not in line(out.QueueNews("", Quarantined(piece)))
 
 
 def test_declared_data_is_told_without_secrets() -> None:
     declared = DatasetDeclaration(urls=[f"https://host/a?token={SECRET}"], batch_size=1, filter=[("user", "=", SECRET)])
-    assert SECRET not in line(events.DatasetDeclared(1, declared))
+    assert SECRET not in line(events.Asked(1, declared))
     reply = DeclaredDataset(index_hash="i", task_count=1, record_count=1, schema="", declaration=declared)
     assert SECRET not in line(out.Answer(1, reply, 0))
-    again = msgspec.convert(
-        json.loads(line(events.DatasetDeclared(1, declared)))["DatasetDeclared"]["declared"], DatasetDeclaration
-    )
-    assert line(events.DatasetDeclared(1, again)) == line(events.DatasetDeclared(1, declared))
+    told = json.loads(line(events.Asked(1, declared)))["Asked"]["request"]["DatasetDeclaration"]
+    again = msgspec.convert(told, DatasetDeclaration)
+    assert line(events.Asked(1, again)) == line(events.Asked(1, declared))
 
 
 def test_what_a_predecessor_left_is_told_without_secrets() -> None:
@@ -74,9 +73,9 @@ def test_what_a_predecessor_left_is_told_without_secrets() -> None:
     settings = CoreSettings(generation=1, pserver_count=1, keeps_checkpoints=False)
     core = MasterCore(settings, 0.0, StoredState(declaration=JobDeclaration(dataset=reply)), tasks)
     core.apply(events.LeasesSeen({"a": 1}, {}, 1), 0.0)
-    core.apply(events.WorkAsked(1, TasksTicket(trainer="a", generation=1, want=1)), 0.0)
+    core.apply(events.Asked(1, TasksTicket(trainer="a", generation=1, want=1)), 0.0)
     failed = FailedTask(epoch=0, position=0, attempt=1, error=SECRET, batch=None)
-    core.apply(events.WorkAsked(2, TasksTicket(trainer="a", generation=1, want=0, failed=[failed])), 0.0)
+    core.apply(events.Asked(2, TasksTicket(trainer="a", generation=1, want=0, failed=[failed])), 0.0)
     core.apply(events.EvaluationIndexed("e", reply, tasks), 0.0)
     encoded = core.encode()
     stored = StoredState(

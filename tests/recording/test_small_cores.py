@@ -13,7 +13,7 @@ from flightedl.domain.checkpoint.snapshot import PserverSnapshots
 from flightedl.domain.checkpoint.values import OrderNumber, SnapshotCommand
 from flightedl.domain.consistency.modes import Async
 from flightedl.domain.master.core import MasterCore
-from flightedl.domain.master.events import ManifestFailed, SnapshotAnswered
+from flightedl.domain.master.events import Answered, ManifestFailed
 from flightedl.domain.master.state import CoreSettings
 from flightedl.domain.pserver import life_values as happens
 from flightedl.domain.pserver.life import PserverLife
@@ -26,7 +26,7 @@ from flightedl.domain.trainer.membership import TrainerMembership
 from flightedl.domain.trainer.readings import REJECTION_LIMIT, HandOut, NeedItem, ReadBatch, TaskEnd, Unreadable
 from flightedl.domain.trainer.steps import carried_out
 from flightedl.errors import BegunAnewError, GradientError, NotReadyError, UnavailableError
-from flightedl.messages.control import SnapshotReply
+from flightedl.messages.control import SnapshotReply, SnapshotRequest
 from flightedl.messages.declarations import DeclaredModel, ModelDeclaration
 from flightedl.messages.tasks import TasksReply
 from flightedl.recording.reader import recordings_in
@@ -204,6 +204,7 @@ class TestWhatNamesPlaces:
         settings = CoreSettings(generation=1, pserver_count=1, keeps_checkpoints=True)
         core = recorded(recorder("master"), {}, MasterCore, settings, 0.0)
         core.apply(ManifestFailed(1, SECRET), 0.0)
+        order = SnapshotRequest(plan_hash="p", master_generation=1, number=1, serial=1, name="a")
         reply = SnapshotReply(master_generation=1, number=1, serial=1, state="failed", reason=SECRET)
-        core.apply(SnapshotAnswered(0, 7, reply), 0.0)
+        core.apply(Answered(0, 7, order, reply), 0.0)
         self.assert_left_out(tmp_path)

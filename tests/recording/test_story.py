@@ -144,7 +144,7 @@ def test_a_task_whose_trainer_dies_is_done_by_another_one(tmp_path: Path) -> Non
     feed = recorded(run.recorder("trainer"), {"trainer": "b", "evaluation": ""}, Feed, 0.0)
     master(events.LeasesSeen({"a": 1, "b": 1, "c": 1}, {0: 7}, 1))
     run.at(101)
-    (reply,) = master(events.WorkAsked(1, ticket("a", want=1)))
+    (reply,) = master(events.Asked(1, ticket("a", want=1)))
     (given,) = reply.assignments
     pserver.view(1, ("a", 1, 0), ("b", 2, 0))
     run.at(102)
@@ -153,7 +153,7 @@ def test_a_task_whose_trainer_dies_is_done_by_another_one(tmp_path: Path) -> Non
     master(events.LeasesSeen({"b": 1, "c": 1}, {0: 7}, 2))
     run.at(103.5)
     master(events.LeasesSeen({"b": 1}, {0: 7}, 2))
-    (reply,) = master(events.WorkAsked(2, ticket("b", want=1)))
+    (reply,) = master(events.Asked(2, ticket("b", want=1)))
     run.at(104)
     ask = feed.next_step(run.clocks[-1].now())
     feed.answered(ask, reply, run.clocks[-1].now())  # type: ignore[arg-type]
@@ -166,7 +166,7 @@ def test_a_task_whose_trainer_dies_is_done_by_another_one(tmp_path: Path) -> Non
     run.at(107)
     attempt = task.assignment.attempt
     done = FinishedTask(epoch=0, position=given.position, attempt=attempt, pservers=[7])
-    master(events.WorkAsked(3, ticket("b", want=0, finished=[done])))
+    master(events.Asked(3, ticket("b", want=0, finished=[done])))
     run.check()
     name = f"1/{given.task}"
     told = run.told("batch", f"{name}/0")
@@ -231,10 +231,10 @@ def test_what_is_handed_back_is_told(tmp_path: Path) -> None:
     run = Run(tmp_path)
     master = master_of(run)
     master(events.LeasesSeen({"a": 1}, {}, 1))
-    (reply,) = master(events.WorkAsked(1, ticket("a", want=2)))
+    (reply,) = master(events.Asked(1, ticket("a", want=2)))
     given = reply.assignments[0]
     back = ReturnedTask(epoch=0, position=given.position, attempt=given.attempt)
-    master(events.WorkAsked(2, ticket("a", want=0, returned=[back])))
+    master(events.Asked(2, ticket("a", want=0, returned=[back])))
     assert f"hears of a that attempt {given.attempt} is handed back" in run.told("task", f"1/{given.task}")[-1]
 
 

@@ -14,10 +14,11 @@ from flightedl.domain.master import events
 from flightedl.domain.pserver import life_values
 from flightedl.domain.queue.values import EpochFinished, QueueSettings
 from flightedl.errors import CorruptError, JobFailedError
-from flightedl.messages.control import AppliedReply
+from flightedl.messages.control import AppliedReply, AppliedRequest
 from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset
 from flightedl.messages.tasks import FinishedTask, TasksTicket
-from flightedl.recording.values import BatchCounts, decode, encode, tagged, with_counts
+from flightedl.recording.arguments import Memory, read_event
+from flightedl.recording.values import BatchCounts, encode, tagged, with_counts
 
 DECLARED = DeclaredDataset(
     index_hash="i",
@@ -34,7 +35,7 @@ def written(value: object) -> object:
 
 def again(event: object) -> object:
     (fields,) = msgspec.json.decode(encode(tagged(event)), type=dict[str, msgspec.Raw]).values()
-    return decode(fields, type(event))
+    return read_event(type(event), fields, Memory())
 
 
 @pytest.mark.parametrize(
@@ -42,13 +43,13 @@ def again(event: object) -> object:
     [
         events.TimePassed(),
         events.LeasesSeen({"b": 2, "a": 1}, {1: 3, 0: 4}, 9),
-        events.WorkAsked(
+        events.Asked(
             3,
             TasksTicket(
                 trainer="a", generation=1, finished=[FinishedTask(epoch=0, position=1, attempt=2, pservers=[5])]
             ),
         ),
-        events.AppliedAnswered(0, 7, None, AppliedReply(summary=b"\x00\xff")),
+        events.Answered(0, 7, AppliedRequest(plan_hash="p"), AppliedReply(summary=b"\x00\xff")),
         events.StatusTold([None]),
         life_values.Seen(life_values.Facts(loadable=range(2, 5), rejected=frozenset({3}))),
         life_values.CaughtUp(None),
@@ -68,7 +69,7 @@ def test_the_order_of_a_mapping_is_kept() -> None:
 def test_every_event_can_be_read() -> None:
     for kind in (*typing.get_args(events.Event), *typing.get_args(life_values.Event)):
         with pytest.raises(CorruptError):
-            decode(b'"no event"', kind)
+            read_event(kind, msgspec.Raw(b'"no event"'), Memory())
 
 
 def test_values_of_several_classes_say_which_one_they_are() -> None:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Collection
 
 from flightedl.domain.master import effects as out
 from flightedl.domain.master import events
 from flightedl.domain.master.state import MasterState
 from flightedl.domain.master.vigil import Vigil
-from flightedl.messages.control import AppliedRequest, ReloadRequest, SealRequest
+from flightedl.messages.control import (
+    AppliedReply,
+    AppliedRequest,
+    ReloadRequest,
+    SealRequest,
+    SnapshotReply,
+    ViewReply,
+    ViewRequest,
+)
 
 #: How soon a pserver is asked again that is not settled, and one that makes a snapshot.
 _POLL_S = 0.05
@@ -29,16 +36,6 @@ class PserverControl:
         self._vigil = Vigil(self._trainers_of)
         #: pserver index -> how much had been done again when it was asked what it has.
         self._repeated_when_asked: dict[int, int] = {}
-        self.handlers: Mapping[type, Callable[[Any], None]] = {
-            events.ControlAsked: self._control_asked,
-            events.ViewAnswered: self._view_answered,
-            events.ViewLost: self._view_lost,
-            events.AppliedAnswered: self._applied_answered,
-            events.SealAnswered: lambda e: state.pservers.sealed(e.index, e.generation, e.end_epoch),
-            events.ReloadAnswered: lambda _: None,
-            events.SnapshotAnswered: self._snapshot_answered,
-            events.StatusTold: self._status_told,
-        }
 
     def _trainers_of(self, members: Collection[int]) -> list[str]:
         known = () if self._state.members is None else self._state.members.membership.members
@@ -57,7 +54,7 @@ class PserverControl:
         for index, generation in self._state.pservers.present.items():
             self.look_at(index, generation)
 
-    def _control_asked(self, event: events.ControlAsked) -> None:
+    def asked(self, event: events.ControlAsked) -> None:
         state = self._state
         state.outbox.effects.append(self._next_control_call(event.index, event.generation))
 
@@ -85,19 +82,22 @@ class PserverControl:
             return out.ControlCall(index, generation, order, pause_s=_POLL_S, revision=state.revision)
         return out.NothingToSay(index, generation, pause_s)
 
-    def _view_answered(self, event: events.ViewAnswered) -> None:
-        state = self._state
-        if state.members is not None:
-            state.members.view_answered(event.index, event.generation, event.reply)
+    def answered(self, event: events.Answered) -> None:
+        state, index, generation = self._state, event.index, event.generation
+        match event.request, event.reply:
+            case ViewRequest(), ViewReply() as view if state.members is not None:
+                state.members.view_answered(index, generation, view)
+            case ViewRequest(serial=serial), None if state.members is not None:
+                state.members.view_lost(index, generation, serial)
+            case _, AppliedReply() as applied:
+                self._applied(index, generation, event.audit, applied)
+            case _, SnapshotReply() as snapshot:
+                state.checkpointing.answered(index, generation, snapshot, state.now)
+            case SealRequest(epochs=epochs), out.Done():
+                state.pservers.sealed(index, generation, epochs[-1][0] + 1)
 
-    def _view_lost(self, event: events.ViewLost) -> None:
+    def _applied(self, index: int, generation: int, audit: int | None, reply: AppliedReply) -> None:
         state = self._state
-        if state.members is not None:
-            state.members.view_lost(event.index, event.generation, event.serial)
-
-    def _applied_answered(self, event: events.AppliedAnswered) -> None:
-        state = self._state
-        index, generation, reply = event.index, event.generation, event.reply
         checkpoints = state.checkpointing.checkpoints
         if reply.lacks_election is not None:
             state.pservers.ask_again(index, state.now + _LACKING_S)
@@ -112,12 +112,12 @@ class PserverControl:
                 state.outbox.effects.append(out.DeleteElection(step, state.revision))
             return
         repeated = 0 if state.work is None else state.work.repeated_count
-        if event.audit is not None and repeated != self._repeated_when_asked.get(index):
+        if audit is not None and repeated != self._repeated_when_asked.get(index):
             # What was done again meanwhile is not in an answer that is older: the pserver is asked once more.
             return
         queue = None if state.work is None else state.work.queue
         before = state.revision
-        if state.pservers.answered(index, generation, event.audit, reply, queue):
+        if state.pservers.answered(index, generation, audit, reply, queue):
             checkpoints.rejected(reply.rejected)
         if state.revision != before:
             state.ending.lost()
@@ -126,11 +126,7 @@ class PserverControl:
         # Who waits for the end of the job may have waited for this answer.
         state.outbox.is_stirred = True
 
-    def _snapshot_answered(self, event: events.SnapshotAnswered) -> None:
-        state = self._state
-        state.checkpointing.answered(event.index, event.generation, event.reply, state.now)
-
-    def _status_told(self, event: events.StatusTold) -> None:
+    def status_told(self, event: events.StatusTold) -> None:
         state = self._state
         known = [each for each in event.replies if each is not None]
         state.pservers.highest_version = max((each.highest_version for each in known), default=0)

@@ -46,18 +46,25 @@ class MasterCore(MasterState):
         super().__init__(settings, now, stored, tasks)
         self._is_resumed = stored.is_resumed
         self._has_seen_leases = False
-        self.requests = Requests(self)
+        declaring = Declaring(self)
+        self.requests = Requests(self, declaring)
         self._control = PserverControl(self)
-        self._declaring = Declaring(self)
         self._handlers: Mapping[type, Callable[[Any], None]] = {
             events.TimePassed: self._time_passed,
             events.LeasesSeen: self._leases_seen,
             events.ManifestWritten: self._manifest_written,
             events.ManifestFailed: self._manifest_failed,
             events.PointerStored: self._pointer_stored,
-            **self._declaring.handlers,
-            **self.requests.handlers,
-            **self._control.handlers,
+            events.Asked: self.requests.asked,
+            events.WaitEnded: self.requests.wait_ended,
+            events.DatasetIndexed: declaring.dataset_indexed,
+            events.FilesJoined: declaring.files_joined,
+            events.GrowthEnded: declaring.growth_ended,
+            events.ModelPlanned: declaring.model_planned,
+            events.EvaluationIndexed: declaring.evaluation_indexed,
+            events.ControlAsked: self._control.asked,
+            events.Answered: self._control.answered,
+            events.StatusTold: self._control.status_told,
         }
 
     def apply(self, event: events.Event, now: float) -> list[out.Effect]:

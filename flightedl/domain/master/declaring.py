@@ -12,9 +12,8 @@ job goes on: how many epochs there are, how those are shuffled that have not beg
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
 from functools import partial
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -24,9 +23,13 @@ from flightedl.domain.master.differences import require_same, require_same_slots
 from flightedl.domain.master.state import MasterState
 from flightedl.domain.model.declared import tables_of
 from flightedl.domain.model.optimizers import Optimizer
-from flightedl.errors import FlightedlError
-from flightedl.messages.base import Reply
-from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset, DeclaredModel, ModelDeclaration
+from flightedl.messages.declarations import (
+    DatasetDeclaration,
+    DeclaredDataset,
+    DeclaredModel,
+    EvaluationDeclaration,
+    ModelDeclaration,
+)
 
 #: What a job that goes on from a checkpoint may declare otherwise of its data.
 _MAY_DIFFER = ("epochs", "shuffle", "seed")
@@ -44,31 +47,10 @@ class Declaring:
 
     def __init__(self, state: MasterState) -> None:
         self._state = state
-        self.handlers: Mapping[type, Callable[[Any], None]] = {
-            events.DatasetDeclared: lambda e: self._answer(e.call, self._dataset, e.declared),
-            events.DatasetIndexed: self._dataset_indexed,
-            events.FilesJoined: self._files_joined,
-            events.GrowthEnded: self._growth_ended,
-            events.ModelDeclared: lambda e: self._answer(e.call, self._model, e.declared),
-            events.ModelPlanned: self._model_planned,
-            events.EvaluationDeclared: lambda e: self._answer(
-                e.call, partial(self._evaluation, e.name, e.life), e.declared
-            ),
-            events.EvaluationIndexed: self._evaluation_indexed,
-        }
-
-    def _answer(self, call: int, declare: Callable[[Any], Reply | None], declared: Any) -> None:
-        state = self._state
-        try:
-            reply = declare(declared)
-        except FlightedlError as error:
-            state.outbox.effects.append(out.Answer(call, error, 0))
-        else:
-            state.outbox.effects.append(out.Answer(call, reply or out.Undeclared(), state.revision))
 
     # the training data
 
-    def _dataset(self, declared: DatasetDeclaration) -> DeclaredDataset | None:
+    def dataset(self, declared: DatasetDeclaration) -> DeclaredDataset | None:
         state = self._state
         known = state.declaration.dataset
         if known is not None and state.declaration.is_resumed:
@@ -106,7 +88,7 @@ class Declaring:
             text = "order changed shuffle=%s seed=%d first_epoch=%d"
             state.outbox.note(out.Kind.DECLARED, "", text, now.shuffle, now.seed, first_epoch)
 
-    def _dataset_indexed(self, event: events.DatasetIndexed) -> None:
+    def dataset_indexed(self, event: events.DatasetIndexed) -> None:
         state = self._state
         if state.declaration.dataset is None:
             state.begin_training(event.tasks, None, None)
@@ -115,13 +97,13 @@ class Declaring:
             tasks, records = event.reply.task_count, event.reply.record_count
             state.outbox.note(out.Kind.DECLARED, "", "dataset declared tasks=%d records=%d", tasks, records)
 
-    def _files_joined(self, event: events.FilesJoined) -> None:
+    def files_joined(self, event: events.FilesJoined) -> None:
         assert self._state.work is not None, "a dataset grows after it was declared"
         self._state.work.queue.grow(event.task_count, event.batch_counts)
         self._state.touch()
         self._state.outbox.note(out.Kind.DECLARED, "", "files joined the dataset tasks=%d", event.task_count)
 
-    def _growth_ended(self, event: events.GrowthEnded) -> None:
+    def growth_ended(self, event: events.GrowthEnded) -> None:
         state = self._state
         assert state.work is not None, "a dataset that grows has a queue"
         if event.left_out:
@@ -137,7 +119,7 @@ class Declaring:
 
     # the model
 
-    def _model(self, declared: ModelDeclaration) -> DeclaredModel | None:
+    def model(self, declared: ModelDeclaration) -> DeclaredModel | None:
         known = self._state.declaration.model
         if known is None:
             return None
@@ -174,7 +156,7 @@ class Declaring:
         if before != now:
             self._state.outbox.note(out.Kind.DECLARED, "", "%s changed before=%s now=%s", what, before, now)
 
-    def _model_planned(self, event: events.ModelPlanned) -> None:
+    def model_planned(self, event: events.ModelPlanned) -> None:
         state = self._state
         if state.declaration.model is not None:
             return
@@ -188,16 +170,16 @@ class Declaring:
 
     # evaluations
 
-    def _evaluation(self, name: str, life: int, declared: DatasetDeclaration) -> DeclaredDataset | None:
-        if self._state.evaluations.enter(life):
+    def evaluation(self, declared: EvaluationDeclaration) -> DeclaredDataset | None:
+        if self._state.evaluations.enter(declared.life):
             self._state.touch()
-        found = self._state.evaluations.known(name)
+        found = self._state.evaluations.known(declared.name)
         if found is None:
             return None
-        require_same(f"dataset of the evaluation {name!r}", found.declared.declaration, declared)
+        require_same(f"dataset of the evaluation {declared.name!r}", found.declared.declaration, declared.dataset)
         return found.declared
 
-    def _evaluation_indexed(self, event: events.EvaluationIndexed) -> None:
+    def evaluation_indexed(self, event: events.EvaluationIndexed) -> None:
         """Begin it, or go on with it; nothing when it runs."""
         state = self._state
         state.evaluations.begin(event.name, event.reply, event.tasks, state.trainers, state.now)

@@ -9,12 +9,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from flightedl.domain.master.effects import ControlRequest, Done
 from flightedl.domain.queue.values import QueueSettings
 from flightedl.messages.checkpoints import CheckpointRequest
 from flightedl.messages.control import AppliedReply, SnapshotReply, ViewReply
-from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset, ModelDeclaration
+from flightedl.messages.declarations import (
+    DatasetDeclaration,
+    DeclaredDataset,
+    EvaluationDeclaration,
+    ModelDeclaration,
+)
 from flightedl.messages.status import PserverStatusReply
-from flightedl.messages.tasks import FailedTasksRequest, JoinRequest, ModeRequest, StopRequest, TasksTicket
+from flightedl.messages.tasks import (
+    DroppedTasksRequest,
+    FailedTasksRequest,
+    JoinRequest,
+    ModeRequest,
+    StopRequest,
+    TasksTicket,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +47,40 @@ class LeasesSeen:
     revision: int
 
 
-# --- declarations ---
+# --- requests ---
+
+#: Trainers and people ask this. The first declaration of each kind wins.
+Request = (
+    TasksTicket
+    | JoinRequest
+    | ModeRequest
+    | CheckpointRequest
+    | FailedTasksRequest
+    | DroppedTasksRequest
+    | StopRequest
+    | DatasetDeclaration
+    | ModelDeclaration
+    | EvaluationDeclaration
+)
 
 
 @dataclass(frozen=True, slots=True)
-class DatasetDeclared:
-    """A trainer declares the training data."""
+class Asked:
+    """Somebody asks. ``is_last``: a checkpoint is waited for until the store has failed again and again."""
 
     call: int
-    declared: DatasetDeclaration
+    request: Request
+    is_last: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WaitEnded:
+    """The time of a request is up: it is answered now, with what there is."""
+
+    call: int
+
+
+# --- consequences of declarations ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +111,6 @@ class GrowthEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelDeclared:
-    """A trainer declares the model."""
-
-    call: int
-    declared: ModelDeclaration
-
-
-@dataclass(frozen=True, slots=True)
 class ModelPlanned:
     """How a declared model, which is valid, lies on the pservers. It becomes the job's, unless there is one."""
 
@@ -90,82 +120,12 @@ class ModelPlanned:
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluationDeclared:
-    """A trainer wants to take part in an evaluation."""
-
-    call: int
-    name: str
-    declared: DatasetDeclaration
-    life: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class EvaluationIndexed:
     """The tasks of an evaluation are known: it begins, or goes on where a predecessor left it."""
 
     name: str
     reply: DeclaredDataset
     tasks: QueueSettings
-
-
-# --- requests ---
-
-
-@dataclass(frozen=True, slots=True)
-class WorkAsked:
-    """A trainer reports, and asks for work."""
-
-    call: int
-    ticket: TasksTicket
-
-
-@dataclass(frozen=True, slots=True)
-class JoinAsked:
-    """A trainer that holds work asks to be waited for."""
-
-    call: int
-    request: JoinRequest
-
-
-@dataclass(frozen=True, slots=True)
-class ModeAsked:
-    """Somebody asks for another consistency mode, or how far a change of it is."""
-
-    call: int
-    request: ModeRequest
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointAsked:
-    """Somebody asks for a checkpoint, or how far one is. ``is_last``: the store's failures end the wait for it."""
-
-    call: int
-    request: CheckpointRequest
-    is_last: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class FailedWorkAsked:
-    """Somebody wants quarantined batches to be done again, or let go."""
-
-    call: int
-    request: FailedTasksRequest
-    is_dropped: bool
-
-
-@dataclass(frozen=True, slots=True)
-class StopAsked:
-    """A trainer ends the job before all of its data was trained."""
-
-    call: int
-    request: StopRequest
-
-
-@dataclass(frozen=True, slots=True)
-class WaitEnded:
-    """The time of a request is up: it is answered now, with what there is."""
-
-    call: int
 
 
 # --- pservers ---
@@ -180,57 +140,22 @@ class ControlAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class ViewAnswered:
-    """A pserver's answer to a view."""
+class Answered:
+    """A pserver has answered a ``ControlCall``.
+
+    Args:
+        index: As in the call.
+        generation: As in the call.
+        request: As in the call.
+        reply: None: the call may not have arrived; only views are reported as lost.
+        audit: As in the call.
+    """
 
     index: int
     generation: int
-    reply: ViewReply
-
-
-@dataclass(frozen=True, slots=True)
-class ViewLost:
-    """A view may not have arrived."""
-
-    index: int
-    generation: int
-    serial: int
-
-
-@dataclass(frozen=True, slots=True)
-class AppliedAnswered:
-    """What a pserver has. ``audit``: as in the ``ControlCall`` that asked."""
-
-    index: int
-    generation: int
-    audit: int | None
-    reply: AppliedReply
-
-
-@dataclass(frozen=True, slots=True)
-class SealAnswered:
-    """A pserver knows how many tasks the epochs below ``end_epoch`` have, or refuses to."""
-
-    index: int
-    generation: int
-    end_epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class ReloadAnswered:
-    """A pserver has heard that it has to end and come back."""
-
-    index: int
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotAnswered:
-    """How far a pserver is with its part of a checkpoint."""
-
-    index: int
-    generation: int
-    reply: SnapshotReply
+    request: ControlRequest
+    reply: ViewReply | AppliedReply | SnapshotReply | Done | None
+    audit: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,28 +194,15 @@ class PointerStored:
 Event = (
     TimePassed
     | LeasesSeen
-    | DatasetDeclared
+    | Asked
+    | WaitEnded
     | DatasetIndexed
     | FilesJoined
     | GrowthEnded
-    | ModelDeclared
     | ModelPlanned
-    | EvaluationDeclared
     | EvaluationIndexed
-    | WorkAsked
-    | JoinAsked
-    | ModeAsked
-    | CheckpointAsked
-    | FailedWorkAsked
-    | StopAsked
-    | WaitEnded
     | ControlAsked
-    | ViewAnswered
-    | ViewLost
-    | AppliedAnswered
-    | SealAnswered
-    | ReloadAnswered
-    | SnapshotAnswered
+    | Answered
     | StatusTold
     | ManifestWritten
     | ManifestFailed

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from flightedl.domain.consistency.modes import Mode
 from flightedl.domain.master import effects as out
 from flightedl.domain.master import events
+from flightedl.domain.master.declaring import Declaring
 from flightedl.domain.master.epoch_ends import EpochEnds
 from flightedl.domain.master.members import Members
 from flightedl.domain.master.state import MasterState
@@ -23,14 +24,20 @@ from flightedl.domain.master.work import Work
 from flightedl.domain.queue.values import FailedSelector
 from flightedl.errors import FlightedlError, JobFailedError, NotReadyError, UnregisteredError, UsageError
 from flightedl.messages.base import Sender
-from flightedl.messages.checkpoints import CheckpointReply
+from flightedl.messages.checkpoints import CheckpointReply, CheckpointRequest
+from flightedl.messages.declarations import DatasetDeclaration, EvaluationDeclaration, ModelDeclaration
 from flightedl.messages.tasks import (
     MOMENT_S,
     Assignment,
+    DroppedTasksRequest,
     FailedTasksReply,
+    FailedTasksRequest,
     JoinReply,
+    JoinRequest,
+    ModeRequest,
     ReturnedTask,
     StopRecord,
+    StopRequest,
     TasksReply,
     TasksTicket,
 )
@@ -43,12 +50,16 @@ _MARGIN = 2
 _NOT_ALL = "the other trainers, to begin the epoch together (deterministic=True)"
 
 
+#: Takes whether a request's time is up, and gives the answer or None.
+_Look = Callable[[bool], msgspec.Struct | None]
+
+
 @dataclass(slots=True)
 class _Waiting:
-    """A request that is not answered yet; ``look`` takes whether its time is up, and gives the answer or None."""
+    """A request that is not answered yet."""
 
     call: int
-    look: Callable[[bool], msgspec.Struct | None]
+    look: _Look
 
 
 class Requests:
@@ -56,26 +67,33 @@ class Requests:
 
     Args:
         state: Of the master.
+        declaring: Takes declarations.
     """
 
-    def __init__(self, state: MasterState) -> None:
+    def __init__(self, state: MasterState, declaring: Declaring) -> None:
         self._state = state
         self._waiting: dict[int, _Waiting] = {}
         self._epoch_ends = EpochEnds()
-        self.handlers: Mapping[type, Callable[[Any], None]] = {
-            events.WorkAsked: self._work_asked,
-            events.JoinAsked: self._join_asked,
-            events.ModeAsked: self._mode_asked,
-            events.CheckpointAsked: self._checkpoint_asked,
-            events.FailedWorkAsked: self._failed_work_asked,
-            events.StopAsked: self._stop_asked,
-            events.WaitEnded: self._wait_ended,
+        self._looks: Mapping[type, Callable[[Any], _Look]] = {
+            TasksTicket: self._work,
+            JoinRequest: self._join,
+            ModeRequest: self._mode,
+            FailedTasksRequest: self._failed_work,
+            DroppedTasksRequest: self._failed_work,
+            StopRequest: self._stop,
+            DatasetDeclaration: lambda declared: lambda _: declaring.dataset(declared) or out.Undeclared(),
+            ModelDeclaration: lambda declared: lambda _: declaring.model(declared) or out.Undeclared(),
+            EvaluationDeclaration: lambda declared: lambda _: declaring.evaluation(declared) or out.Undeclared(),
         }
 
-    @property
-    def waiting_count(self) -> int:
-        """How many requests are not answered yet."""
-        return len(self._waiting)
+    def asked(self, event: events.Asked) -> None:
+        """Answer a request, or let it wait."""
+        request = event.request
+        if isinstance(request, CheckpointRequest):
+            look = self._checkpoint(request, may_give_up=event.is_last)
+        else:
+            look = self._looks[type(request)](request)
+        self._look_at(_Waiting(event.call, look), is_last=False)
 
     def trainer_gone(self, trainer: str) -> None:
         """A trainer's lease has ended; what waits of it is answered when it is looked at."""
@@ -101,12 +119,11 @@ class Requests:
             revision = 0 if isinstance(reply, FlightedlError) else state.revision
             state.outbox.effects.append(out.Answer(waiting.call, reply, revision))
 
-    def _wait_ended(self, event: events.WaitEnded) -> None:
+    def wait_ended(self, event: events.WaitEnded) -> None:
         if event.call in self._waiting:
             self._look_at(self._waiting[event.call], is_last=True)
 
-    def _work_asked(self, event: events.WorkAsked) -> None:
-        ticket = event.ticket
+    def _work(self, ticket: TasksTicket) -> _Look:
         lost: list[ReturnedTask] | None = None
 
         def look(is_last: bool) -> TasksReply | None:
@@ -118,7 +135,7 @@ class Requests:
             lost = self._take_reports(work, ticket) if lost is None else lost
             return self._work_reply(work, ticket, lost, is_last=is_last or not ticket.wait_s)
 
-        self._look_at(_Waiting(event.call, look), is_last=False)
+        return look
 
     def _training_work(self, ticket: TasksTicket) -> Work:
         state = self._state
@@ -269,9 +286,8 @@ class Requests:
             failed=found.failed,
         )
 
-    def _join_asked(self, event: events.JoinAsked) -> None:
+    def _join(self, request: JoinRequest) -> _Look:
         state = self._state
-        request = event.request
 
         def look(is_last: bool) -> JoinReply | None:
             self.require_trainer(request)
@@ -288,7 +304,7 @@ class Requests:
                 return None
             return JoinReply(member=0, waiting_for=members.membership.waiting_for(request.trainer) or _NOT_ALL)
 
-        self._look_at(_Waiting(event.call, look), is_last=False)
+        return look
 
     def _holds_work(self, trainer: str, generation: int, attempt: int | None) -> bool:
         state = self._state
@@ -307,7 +323,7 @@ class Requests:
             joins = state.schedule.joins(state.work.queue, trainer, generation, state.trainers, state.now)
             members.perform(members.membership.join_together(joins))
 
-    def _mode_asked(self, event: events.ModeAsked) -> None:
+    def _mode(self, request: ModeRequest) -> _Look:
         state = self._state
         is_proposed = False
 
@@ -318,7 +334,7 @@ class Requests:
             if members is None:
                 raise NotReadyError("no trainer has declared the model yet: give job.parameters the mode to begin with")
             assert model is not None, "who is a member works on a model"
-            mode = None if event.request.mode is None else Mode.from_json(event.request.mode)
+            mode = None if request.mode is None else Mode.from_json(request.mode)
             if mode is not None and mode != members.membership.mode and not is_proposed:
                 if state.is_over:
                     raise JobFailedError("all epochs are done: there is no round left to change the mode at")
@@ -327,15 +343,14 @@ class Requests:
                 state.declaration = replace(state.declaration, model=replace(model, mode=mode.to_json()))
                 members.switch(mode)
             is_proposed = True
-            if members.membership.late_to_switch and not is_last and event.request.wait_s:
+            if members.membership.late_to_switch and not is_last and request.wait_s:
                 return None
             return members.mode_reply()
 
-        self._look_at(_Waiting(event.call, look), is_last=False)
+        return look
 
-    def _checkpoint_asked(self, event: events.CheckpointAsked) -> None:
+    def _checkpoint(self, request: CheckpointRequest, *, may_give_up: bool) -> _Look:
         state = self._state
-        request = event.request
         ticket = request.ticket
 
         def look(is_last: bool) -> CheckpointReply | None:
@@ -346,46 +361,45 @@ class Requests:
                 raise UsageError("this job keeps no checkpoints: start it with --checkpoint URL")
             if state.declaration.model is None or state.has_former_model:
                 raise NotReadyError("no trainer has declared the model yet")
-            if ticket is None and event.is_last:
+            if ticket is None and may_give_up:
                 # The one at the end of the job will have everything.
                 ticket = state.ending.final_ticket
             if ticket is None:
-                if event.is_last:
+                if may_give_up:
                     ticket = checkpoints.request_last(request.reason)
                 else:
                     ticket = checkpoints.request(request.reason, is_waited_for=True)
                 state.tick_checkpoints()
             is_complete = checkpoints.is_satisfied(ticket)
-            is_hopeless = event.is_last and checkpoints.is_over(ticket)
+            is_hopeless = may_give_up and checkpoints.is_over(ticket)
             if not (is_complete or is_hopeless or is_last) and request.wait_s:
                 return None
             return CheckpointReply(
                 ticket=ticket, complete=is_complete, latest=checkpointing.latest, trouble=checkpoints.trouble
             )
 
-        self._look_at(_Waiting(event.call, look), is_last=False)
+        return look
 
-    def _failed_work_asked(self, event: events.FailedWorkAsked) -> None:
+    def _failed_work(self, request: FailedTasksRequest) -> _Look:
         state = self._state
 
         def look(_: bool) -> FailedTasksReply:
             if state.work is None:
                 raise NotReadyError("no trainer has declared the dataset yet")
-            request, queue = event.request, state.work.queue
-            change = queue.drop_failed if event.is_dropped else queue.retry_failed
+            queue = state.work.queue
+            change = queue.drop_failed if isinstance(request, DroppedTasksRequest) else queue.retry_failed
             count = change(FailedSelector(request.epoch, request.task, request.batch))
             text = "failed tasks were changed by hand batches=%d request=%s"
             state.outbox.note(out.Kind.CHANGED_BY_HAND, "", text, count, request)
             state.touch()
             return FailedTasksReply(batches=count)
 
-        self._look_at(_Waiting(event.call, look), is_last=False)
+        return look
 
-    def _stop_asked(self, event: events.StopAsked) -> None:
+    def _stop(self, request: StopRequest) -> _Look:
         state = self._state
 
         def look(_: bool) -> msgspec.Struct:
-            request = event.request
             self.require_trainer(request)
             if not state.is_stopped:
                 text = "trainer %s stops the job: %s"
@@ -397,7 +411,7 @@ class Requests:
                 state.touch()
             return out.Done()
 
-        self._look_at(_Waiting(event.call, look), is_last=False)
+        return look
 
     def require_trainer(self, sender: Sender) -> None:
         """Only a trainer whose lease is alive may hold work, or be waited for.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from flightedl.domain.master import effects as out
 from flightedl.domain.master import events
 from flightedl.errors import FlightedlError
-from flightedl.messages.control import AppliedReply, SealRequest, SnapshotReply, ViewReply, ViewRequest
+from flightedl.messages.control import AppliedReply, SnapshotReply, ViewReply, ViewRequest
 from flightedl.messages.status import PserverStatusReply
 from flightedl.testing.simulation.world import Violation
 
@@ -107,7 +107,7 @@ class PserverLink:
 
         def failed() -> None:
             if isinstance(call.request, ViewRequest):
-                lost = events.ViewLost(call.index, call.generation, call.request.serial)
+                lost = events.Answered(call.index, call.generation, call.request, None)
                 self._master.later(_RETRY_S, lambda: self._master.apply(lost))
             over(_RETRY_S)
 
@@ -115,7 +115,8 @@ class PserverLink:
             if isinstance(reply, FlightedlError):
                 failed()
             elif self._master.is_held():
-                self._heard(call, reply)
+                heard = reply if isinstance(reply, ViewReply | AppliedReply | SnapshotReply) else out.Done()
+                self._master.apply(events.Answered(call.index, call.generation, call.request, heard, call.audit))
                 over(call.pause_s)
 
         # What is not waited for any more is not heard either.
@@ -128,14 +129,3 @@ class PserverLink:
             lambda: failed() if self._token == token else None,
             timeout_s=_CALL_S,
         )
-
-    def _heard(self, call: out.ControlCall, reply: Any) -> None:
-        index, generation = call.index, call.generation
-        if isinstance(reply, ViewReply):
-            self._master.apply(events.ViewAnswered(index, generation, reply))
-        elif isinstance(reply, AppliedReply):
-            self._master.apply(events.AppliedAnswered(index, generation, call.audit, reply))
-        elif isinstance(reply, SnapshotReply):
-            self._master.apply(events.SnapshotAnswered(index, generation, reply))
-        elif isinstance(call.request, SealRequest):
-            self._master.apply(events.SealAnswered(index, generation, call.request.epochs[-1][0] + 1))

@@ -8,8 +8,6 @@ impossible.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flightedl.domain.consistency.modes import Mode
@@ -22,6 +20,7 @@ from flightedl.domain.queue.values import Effect, Expired, Quarantined
 from flightedl.domain.recovery.lives import name_in
 from flightedl.errors import FlightedlError, NotReadyError
 from flightedl.messages.checkpoints import CheckpointRequest
+from flightedl.messages.declarations import EvaluationDeclaration
 from flightedl.messages.tasks import (
     JoinReply,
     JoinRequest,
@@ -182,14 +181,17 @@ class Master(Process):
             self.cluster.account.told_member(self, reply.member)
         self.after_stored(revision, lambda: answer(reply))
 
-    def _ask(self, event_of: Callable[[int], events.Event], wait_s: float, reply: Reply) -> None:
-        """A request; the answer goes to ``reply``."""
+    def _ask(self, request: events.Request, reply: Reply, *, is_last: bool = False) -> None:
+        """Put a request to the core; its answer goes to ``reply``."""
         self._call_count += 1
         call = self._call_count
         self._calls[call] = reply
-        self.apply(event_of(call))
+        self.apply(events.Asked(call, request, is_last))
         if call in self._calls:
-            self.later(wait_s, lambda: self.apply(events.WaitEnded(call)) if call in self._calls else None)
+            self.later(
+                getattr(request, "wait_s", 0.0),
+                lambda: self.apply(events.WaitEnded(call)) if call in self._calls else None,
+            )
 
     # stored
 
@@ -313,7 +315,7 @@ class Master(Process):
         """A trainer ends the job, if one is registered."""
         for trainer, generation in sorted(self.core.trainers.items())[:1]:
             request = StopRequest(trainer=trainer, generation=generation, reason="the simulation")
-            self._ask(partial(events.StopAsked, request=request), 0.0, lambda _: None)
+            self._ask(request, lambda _: None)
 
     def told_to_end(self) -> None:
         """SIGTERM: make a last checkpoint, if that is possible within some time."""
@@ -330,7 +332,7 @@ class Master(Process):
             else:
                 self.later(0.1, lambda: self._drain(reply.ticket))
 
-        self._ask(lambda call: events.CheckpointAsked(call, request, is_last=True), request.wait_s, heard)
+        self._ask(request, heard, is_last=True)
 
     # the model
 
@@ -366,7 +368,7 @@ class Master(Process):
                     self.cluster.account.told_done(self, answered.pservers)
             reply(answered)
 
-        self._ask(lambda call: events.WorkAsked(call, ticket), ticket.wait_s, answer)
+        self._ask(ticket, answer)
 
     def declare_evaluation(self, wanted: tuple[str, int], reply: Reply) -> None:
         """The first declaration of a name begins it; answers when that is stored, or the error that refuses it."""
@@ -376,19 +378,17 @@ class Master(Process):
             reply(refusal)
             return
         name, life = wanted
-        declared = self.cluster.shape.declared_evaluation().declaration
-
-        def ask(reply: Reply) -> None:
-            self._ask(lambda call: events.EvaluationDeclared(call, name, declared, life), 0.0, reply)
+        dataset = self.cluster.shape.declared_evaluation().declaration
+        declared = EvaluationDeclaration(name=name, dataset=dataset, life=life)
 
         def begin(answered: Any) -> None:
             if isinstance(answered, out.Undeclared):
                 self._begin_evaluation(name)
-                ask(reply)
+                self._ask(declared, reply)
             else:
                 reply(answered)
 
-        ask(begin)
+        self._ask(declared, begin)
 
     def _begin_evaluation(self, name: str) -> None:
         """Index its data, if a predecessor or nobody has: at once, here."""
@@ -403,13 +403,13 @@ class Master(Process):
         if (refusal := self._refusal()) is not None:
             reply(refusal)
             return
-        self._ask(lambda call: events.JoinAsked(call, request), request.wait_s, reply)
+        self._ask(request, reply)
 
     def change_mode(self, mode: Mode) -> None:
         """Somebody wants another mode."""
         self.world.note("somebody asks {} for the mode {}", self.name, mode)
         request = ModeRequest(mode=mode.to_json(), wait_s=0.0)
-        self._ask(lambda call: events.ModeAsked(call, request), 0.0, lambda _: None)
+        self._ask(request, lambda _: None)
 
 
 class Text:

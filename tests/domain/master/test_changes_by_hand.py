@@ -28,7 +28,7 @@ def by_hand(effects: list[out.Effect]) -> list[out.Note]:
 
 def asked(bench: Bench, mode: Any) -> tuple[list[out.Note], Any]:
     bench.calls += 1
-    effects = bench.apply(events.ModeAsked(bench.calls, ModeRequest(mode=mode, wait_s=0.0)))
+    effects = bench.apply(events.Asked(bench.calls, ModeRequest(mode=mode, wait_s=0.0)))
     return by_hand(effects), bench.reply(bench.calls)
 
 
@@ -62,7 +62,7 @@ def test_another_mode_is_proposed_once_and_whom_it_waits_for_is_told() -> None:
 
 def test_without_a_model_there_is_no_mode_to_change() -> None:
     core = MasterCore(CoreSettings(generation=5, pserver_count=1), 0.0)
-    (answer,) = core.apply(events.ModeAsked(1, ModeRequest(mode=Async().to_json())), 0.0)
+    (answer,) = core.apply(events.Asked(1, ModeRequest(mode=Async().to_json())), 0.0)
     assert isinstance(answer, out.Answer)
     assert isinstance(answer.reply, NotReadyError)
 
@@ -78,7 +78,7 @@ def test_after_a_failure_of_the_store_the_last_checkpoint_is_tried_at_once(is_la
     bench.apply(events.TimePassed())
     bench.serve()
     bench.apply(events.ManifestFailed(1, "no space"))
-    effects = bench.apply(events.CheckpointAsked(1, CheckpointRequest(wait_s=2.0), is_last))
+    effects = bench.apply(events.Asked(1, CheckpointRequest(wait_s=2.0), is_last))
     assert [each.work for each in effects if isinstance(each, out.StoreWork)] == [WriteManifest(1)] * is_last
     assert 1 not in bench.answers, "it is waited for"
 

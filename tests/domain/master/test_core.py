@@ -69,9 +69,9 @@ class Bench:
     def see(self, trainers: dict[str, int], pservers: dict[int, int], revision: int = 100) -> list[out.Effect]:
         return self.apply(events.LeasesSeen(trainers, pservers, revision))
 
-    def call(self, kind: Any, *arguments: Any) -> int:
+    def call(self, request: events.Request) -> int:
         self.calls += 1
-        self.apply(kind(self.calls, *arguments))
+        self.apply(events.Asked(self.calls, request))
         return self.calls
 
     def reply(self, call: int) -> Any:
@@ -81,7 +81,7 @@ class Bench:
 
     def ask(self, trainer: str = "a", generation: int = A, wait_s: float = 0.0, **more: Any) -> int:
         ticket = TasksTicket(trainer=trainer, generation=generation, wait_s=wait_s, **more)
-        return self.call(events.WorkAsked, ticket)
+        return self.call(ticket)
 
     def take(self, trainer: str = "a", generation: int = A) -> Assignment:
         (given,) = self.reply(self.ask(trainer, generation)).assignments
@@ -89,7 +89,7 @@ class Bench:
 
     def join(self, trainer: str = "a", generation: int = A, wait_s: float = 2.0, attempt: int | None = None) -> int:
         request = JoinRequest(trainer=trainer, generation=generation, wait_s=wait_s, attempt=attempt)
-        return self.call(events.JoinAsked, request)
+        return self.call(request)
 
     def finish(self, *done: Assignment, by: int = PSERVER, **more: Any) -> TasksReply:
         reports = [
@@ -109,7 +109,7 @@ class Bench:
 
     def applied(self, call: out.ControlCall, generation: int = PSERVER, **done: Any) -> list[out.Effect]:
         reply = AppliedReply(summary=AppliedSummary(**done).encode())
-        return self.apply(events.AppliedAnswered(0, generation, call.audit, reply))
+        return self.apply(events.Answered(0, generation, call.request, reply, call.audit))
 
     def serve(self, generation: int = PSERVER, **done: Any) -> list[Any]:
         """Answer all that there is to say to the pserver now; the requests."""
@@ -120,11 +120,11 @@ class Bench:
                 case AppliedRequest():
                     self.applied(call, generation, **done)
                 case ViewRequest(serial=serial):
-                    self.apply(events.ViewAnswered(0, generation, ViewReply(serial=serial)))
-                case SealRequest(epochs=epochs):
-                    self.apply(events.SealAnswered(0, generation, epochs[-1][0] + 1))
+                    self.apply(events.Answered(0, generation, call.request, ViewReply(serial=serial)))
+                case SealRequest():
+                    self.apply(events.Answered(0, generation, call.request, out.Done()))
                 case SnapshotRequest():
-                    self.apply(events.SnapshotAnswered(0, generation, written(call.request)))
+                    self.apply(events.Answered(0, generation, call.request, written(call.request)))
                 case _:
                     break
         return said
@@ -216,7 +216,7 @@ def test_a_report_counts_only_by_the_pserver_that_is_there() -> None:
 def test_before_there_is_a_dataset_there_is_no_work() -> None:
     core = MasterCore(CoreSettings(generation=MASTER, pserver_count=1), 0.0)
     core.apply(events.LeasesSeen({"a": A}, {}, 100), 0.0)
-    (answer,) = core.apply(events.WorkAsked(1, TasksTicket(trainer="a", generation=A)), 0.0)
+    (answer,) = core.apply(events.Asked(1, TasksTicket(trainer="a", generation=A)), 0.0)
     assert isinstance(answer, out.Answer)
     assert isinstance(answer.reply, NotReadyError)
 
@@ -225,7 +225,7 @@ def test_a_stopped_job_ends_with_what_has_begun() -> None:
     bench = Bench(tasks=4)
     bench.serve()
     done = bench.take()
-    stopping = bench.call(events.StopAsked, StopRequest(trainer="a", generation=A, reason="a test"))
+    stopping = bench.call(StopRequest(trainer="a", generation=A, reason="a test"))
     assert isinstance(bench.reply(stopping), out.Done)
     assert bench.answers[stopping].revision == bench.core.revision
     assert bench.reply(bench.ask("b", B)).outcome == "none_now"
@@ -368,7 +368,7 @@ def test_a_trainer_is_a_member_when_every_pserver_has_the_view() -> None:
     assert isinstance(call.request, ViewRequest)
     assert [each.trainer for each in call.request.members] == ["a"]
     assert call.revision == bench.core.revision, "a successor knows of every member that a pserver may have admitted"
-    bench.apply(events.ViewAnswered(0, PSERVER, ViewReply(serial=call.request.serial)))
+    bench.apply(events.Answered(0, PSERVER, call.request, ViewReply(serial=call.request.serial)))
     assert bench.reply(joining).member == call.request.members[0].member
     assert bench.answers[joining].revision == bench.core.revision
 
@@ -402,7 +402,7 @@ def test_a_lost_view_is_sent_again() -> None:
     first = bench.control()
     assert isinstance(first, out.ControlCall)
     assert isinstance(bench.control(), out.NothingToSay), "one answer is waited for at a time"
-    bench.apply(events.ViewLost(0, PSERVER, first.request.serial))  # type: ignore[union-attr]
+    bench.apply(events.Answered(0, PSERVER, first.request, None))  # type: ignore[union-attr]
     again = bench.control()
     assert isinstance(again, out.ControlCall)
     assert isinstance(again.request, ViewRequest)
@@ -411,7 +411,7 @@ def test_a_lost_view_is_sent_again() -> None:
 def test_a_change_of_the_mode_is_answered_when_all_have_it() -> None:
     bench = Bench()
     bench.serve()
-    asking = bench.call(events.ModeAsked, ModeRequest(mode=Async().to_json(), wait_s=2.0))
+    asking = bench.call(ModeRequest(mode=Async().to_json(), wait_s=2.0))
     assert asking not in bench.answers
     bench.serve()
     assert bench.reply(asking).is_agreed
@@ -468,9 +468,9 @@ def core_that_sends_pserver_1_back(mode: Mode) -> MasterCore:
     )
     core.apply(events.LeasesSeen({}, {0: 1, 1: 2}, 100), 0.0)
     for index, generation in ((0, 1), (1, 2)):
-        core.apply(events.AppliedAnswered(index, generation, None, LOADED), 0.0)
+        core.apply(events.Answered(index, generation, AppliedRequest(plan_hash=""), LOADED), 0.0)
     core.apply(events.LeasesSeen({}, {0: 9, 1: 2}, 100), 0.0)
-    core.apply(events.AppliedAnswered(0, 9, None, LOADED), 0.0)
+    core.apply(events.Answered(0, 9, AppliedRequest(plan_hash=""), LOADED), 0.0)
     return core
 
 
@@ -486,7 +486,7 @@ def test_a_process_told_to_go_back_has_no_part_in_a_checkpoint() -> None:
     core.apply(events.TimePassed(), 1.0)
     assert core.checkpointing.checkpoints.under_way is None, "it would save what is about to be given up"
     core.apply(events.LeasesSeen({}, {0: 9, 1: 10}, 100), 2.0)
-    core.apply(events.AppliedAnswered(1, 10, None, LOADED), 2.0)
+    core.apply(events.Answered(1, 10, AppliedRequest(plan_hash=""), LOADED), 2.0)
     core.apply(events.TimePassed(), 3.0)
     assert core.checkpointing.checkpoints.under_way is not None
 
@@ -508,7 +508,7 @@ def test_a_process_that_lacks_its_values_makes_the_model_begin_again_when_all_do
     call = bench.control()
     assert isinstance(call, out.ControlCall)
     lacks = AppliedReply(summary=AppliedSummary().encode(), lacks_election=3)
-    effects = bench.apply(events.AppliedAnswered(0, PSERVER, None, lacks))
+    effects = bench.apply(events.Answered(0, PSERVER, AppliedRequest(plan_hash=""), lacks))
     (deletion,) = [each for each in effects if isinstance(each, out.DeleteElection)]
     assert (deletion.step.election, dict(deletion.step.generations)) == (3, {0: PSERVER})
     assert deletion.revision == bench.core.revision, "that nobody is settled is stored first"
@@ -629,12 +629,12 @@ def test_a_checkpoint_is_made_after_so_many_tasks() -> None:
 def test_the_manifest_is_written_when_all_have_written_their_files() -> None:
     bench = Bench(keeps_checkpoints=True)
     bench.serve()
-    asking = bench.call(events.CheckpointAsked, CheckpointRequest(wait_s=2.0))
+    asking = bench.call(CheckpointRequest(wait_s=2.0))
     order = bench.control()
     assert isinstance(order, out.ControlCall)
     assert isinstance(order.request, SnapshotRequest)
     assert order.pause_s > 0, "the same request asks how far it is"
-    effects = bench.apply(events.SnapshotAnswered(0, PSERVER, written(order.request)))
+    effects = bench.apply(events.Answered(0, PSERVER, order.request, written(order.request)))
     assert [each.work for each in effects if isinstance(each, out.StoreWork)] == [WriteManifest(1)]
     assert asking not in bench.answers
     bench.apply(events.ManifestWritten(1, "c"))
@@ -645,7 +645,7 @@ def test_the_manifest_is_written_when_all_have_written_their_files() -> None:
 def test_a_manifest_that_could_not_be_written_is_told_as_trouble() -> None:
     bench = Bench(keeps_checkpoints=True)
     bench.serve()
-    asking = bench.call(events.CheckpointAsked, CheckpointRequest(wait_s=2.0))
+    asking = bench.call(CheckpointRequest(wait_s=2.0))
     bench.serve()
     bench.apply(events.ManifestFailed(1, "no space"))
     bench.apply(events.WaitEnded(asking))
@@ -656,7 +656,7 @@ def test_a_manifest_that_could_not_be_written_is_told_as_trouble() -> None:
 def test_a_job_without_a_place_for_them_keeps_no_checkpoints() -> None:
     bench = Bench()
     bench.serve()
-    assert isinstance(bench.reply(bench.call(events.CheckpointAsked, CheckpointRequest())), UsageError)
+    assert isinstance(bench.reply(bench.call(CheckpointRequest())), UsageError)
     assert "checkpoints" not in bench.core.encode()
 
 
@@ -705,7 +705,7 @@ def test_a_successor_goes_on_from_what_is_stored() -> None:
     successor = successor_of(bench, QueueSettings(3, lambda _: 1))
     successor.apply(events.LeasesSeen({"a": A}, {0: PSERVER}, 100), 0.0)
     ticket = TasksTicket(trainer="a", generation=A, want=1, wait_s=0.0)
-    (answer,) = [each for each in successor.apply(events.WorkAsked(1, ticket), 0.0) if isinstance(each, out.Answer)]
+    (answer,) = [each for each in successor.apply(events.Asked(1, ticket), 0.0) if isinstance(each, out.Answer)]
     assert [each.attempt for each in answer.reply.assignments] == [held.attempt], "told again, since it was not listed"
     successor.check()
 
@@ -716,5 +716,5 @@ def test_those_who_died_while_nobody_led_lose_their_work() -> None:
     successor = successor_of(bench, QueueSettings(1, lambda _: 1))
     successor.apply(events.LeasesSeen({"b": B}, {}, 100), 0.0)
     ticket = TasksTicket(trainer="b", generation=B, want=1, wait_s=0.0)
-    (answer,) = [each for each in successor.apply(events.WorkAsked(1, ticket), 0.0) if isinstance(each, out.Answer)]
+    (answer,) = [each for each in successor.apply(events.Asked(1, ticket), 0.0) if isinstance(each, out.Answer)]
     assert len(answer.reply.assignments) == 1

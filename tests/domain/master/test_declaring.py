@@ -19,6 +19,7 @@ from flightedl.messages.declarations import (
     DatasetDeclaration,
     DeclaredDataset,
     DeclaredModel,
+    EvaluationDeclaration,
     JobDeclaration,
     ModelDeclaration,
     ParameterDeclaration,
@@ -52,9 +53,9 @@ def notes(effects: list[out.Effect]) -> list[str]:
 
 def test_a_dataset_is_declared_when_its_tasks_are_known() -> None:
     core = core_of()
-    assert isinstance(reply(core, events.DatasetDeclared(1, DATA)), out.Undeclared)
+    assert isinstance(reply(core, events.Asked(1, DATA)), out.Undeclared)
     core.apply(events.DatasetIndexed(REPLY, TASKS), 0.0)
-    assert reply(core, events.DatasetDeclared(2, DATA)) is REPLY
+    assert reply(core, events.Asked(2, DATA)) is REPLY
     assert core.work is not None
     assert core.work.queue.counts().total == 2
 
@@ -66,7 +67,7 @@ def test_the_first_dataset_counts() -> None:
     other = replace(DATA, urls=["/e/*"])
     core.apply(events.DatasetIndexed(replace(REPLY, declaration=other), TASKS), 0.0)
     assert core.revision == revision
-    refused = reply(core, events.DatasetDeclared(1, other))
+    refused = reply(core, events.Asked(1, other))
     assert isinstance(refused, DeclarationError)
     assert "/e/*" in str(refused)
 
@@ -83,10 +84,10 @@ def resumed() -> MasterCore:
 def test_a_resumed_job_takes_the_first_order_since() -> None:
     core = resumed()
     again = replace(DATA, seed=2, epochs=3)
-    assert reply(core, events.DatasetDeclared(1, again)).declaration is again
+    assert reply(core, events.Asked(1, again)).declaration is again
     assert core.work is not None
     assert core.work.queue.settings.epochs == 3
-    assert isinstance(reply(core, events.DatasetDeclared(2, DATA)), DeclarationError)
+    assert isinstance(reply(core, events.Asked(2, DATA)), DeclarationError)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +99,7 @@ def test_a_resumed_job_takes_the_first_order_since() -> None:
     ],
 )
 def test_what_a_resumed_job_has_changed_is_noted(again: DatasetDeclaration, said: list[str]) -> None:
-    assert notes(resumed().apply(events.DatasetDeclared(1, again), 0.0)) == said
+    assert notes(resumed().apply(events.Asked(1, again), 0.0)) == said
 
 
 def test_a_dataset_grows_and_its_growth_ends() -> None:
@@ -135,7 +136,7 @@ def test_only_a_declared_model_lets_a_task_be_out_twice() -> None:
         stored = StoredState(declaration=JobDeclaration(model=model), queue=queue, failures=failures)
         successor = core_of(stored, TASKS)
         assert deduplicates(successor) != is_former
-        reply(successor, events.ModelDeclared(1, MODEL))
+        reply(successor, events.Asked(1, MODEL))
         assert deduplicates(successor)
 
 
@@ -148,12 +149,12 @@ def test_a_model_may_be_declared_before_the_dataset() -> None:
 
 def test_a_model_is_declared_when_it_has_a_plan() -> None:
     core = core_of()
-    assert isinstance(reply(core, events.ModelDeclared(1, MODEL)), out.Undeclared)
+    assert isinstance(reply(core, events.Asked(1, MODEL)), out.Undeclared)
     assert core.members is None
     said = notes(core.apply(events.ModelPlanned(MODEL, "p", 1), 0.0))
     assert said == ["model declared parameters=%d blocks=%d tables=%d"]
     assert core.members is not None
-    declared = reply(core, events.ModelDeclared(2, MODEL))
+    declared = reply(core, events.Asked(2, MODEL))
     assert (declared.declaration, declared.plan_hash, declared.pservers) == (MODEL, "p", 1)
     assert not notes(core.apply(events.ModelPlanned(replace(MODEL, mode=Async().to_json()), "q", 1), 0.0))
     assert core.plan_hash == "p"
@@ -163,9 +164,9 @@ def test_a_resumed_model_may_have_other_settings_of_its_optimizer() -> None:
     former = DeclaredModel(declaration=MODEL, pservers=1, plan_hash="p", is_former=True)
     core = core_of(StoredState(declaration=JobDeclaration(model=former)))
     adam = replace(MODEL, optimizer=Adam(lr=0.1).to_json())
-    assert isinstance(reply(core, events.ModelDeclared(1, adam)), DeclarationError)
+    assert isinstance(reply(core, events.Asked(1, adam)), DeclarationError)
     slower = replace(MODEL, optimizer=SGD(lr=0.01).to_json())
-    effects = core.apply(events.ModelDeclared(2, slower), 0.0)
+    effects = core.apply(events.Asked(2, slower), 0.0)
     (answer,) = [each for each in effects if isinstance(each, out.Answer)]
     assert len(notes(effects)) == 1
     assert isinstance(answer.reply, DeclaredModel)
@@ -176,15 +177,15 @@ def test_a_resumed_model_may_have_other_settings_of_its_optimizer() -> None:
 def test_a_resumed_model_that_stays_as_it_is_is_nothing_to_note() -> None:
     former = DeclaredModel(declaration=MODEL, pservers=1, plan_hash="p", is_former=True)
     core = core_of(StoredState(declaration=JobDeclaration(model=former)))
-    assert not notes(core.apply(events.ModelDeclared(1, MODEL), 0.0))
+    assert not notes(core.apply(events.Asked(1, MODEL), 0.0))
     assert not core.has_former_model
 
 
 def test_an_evaluation_is_declared_when_its_tasks_are_known() -> None:
     core = core_of()
-    assert isinstance(reply(core, events.EvaluationDeclared(1, "e", DATA)), out.Undeclared)
+    assert isinstance(reply(core, events.Asked(1, EvaluationDeclaration(name="e", dataset=DATA))), out.Undeclared)
     core.apply(events.EvaluationIndexed("e", REPLY, TASKS), 0.0)
-    assert reply(core, events.EvaluationDeclared(2, "e", DATA)) is REPLY
-    refused = reply(core, events.EvaluationDeclared(3, "e", replace(DATA, batch_size=5)))
+    assert reply(core, events.Asked(2, EvaluationDeclaration(name="e", dataset=DATA))) is REPLY
+    refused = reply(core, events.Asked(3, EvaluationDeclaration(name="e", dataset=replace(DATA, batch_size=5))))
     assert isinstance(refused, DeclarationError)
     assert "evaluation 'e'" in str(refused)

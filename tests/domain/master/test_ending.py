@@ -12,7 +12,7 @@ from flightedl.domain.queue.tasks import TaskQueue
 from flightedl.domain.queue.values import QueueSettings, TaskGiven
 from flightedl.domain.recovery.replay import AppliedSummary
 from flightedl.errors import UsageError
-from flightedl.messages.control import AppliedReply
+from flightedl.messages.control import AppliedReply, AppliedRequest
 from flightedl.messages.tasks import StopRequest
 
 from .test_core import PSERVER, A, B, Bench
@@ -26,7 +26,7 @@ def stopped_after_a_loss() -> Bench:
     bench.see({"a": A, "b": B}, {0: PSERVER + 1})
     bench.now += 1.0
     bench.serve(PSERVER + 1)
-    bench.call(events.StopAsked, StopRequest(trainer="a", generation=A, reason="a test"))
+    bench.call(StopRequest(trainer="a", generation=A, reason="a test"))
     return bench
 
 
@@ -76,7 +76,7 @@ def test_a_stopped_job_waits_for_its_pservers() -> None:
     bench = Bench(tasks=4)
     bench.serve()
     bench.finish(bench.take())
-    bench.call(events.StopAsked, StopRequest(trainer="a", generation=A, reason="a test"))
+    bench.call(StopRequest(trainer="a", generation=A, reason="a test"))
     bench.see({}, {})
     assert not bench.core.ending.may_end
     bench.now += ALONE_S + 0.1
@@ -137,5 +137,5 @@ def test_a_model_that_begins_anew_begins_with_the_first_epoch() -> None:
     bench.see({"a": A, "b": B}, {0: PSERVER + 1})
     bench.now += 1.0
     lost = AppliedReply(summary=AppliedSummary().encode(), lacks_election=5)
-    bench.apply(events.AppliedAnswered(0, PSERVER + 1, None, lost))
+    bench.apply(events.Answered(0, PSERVER + 1, AppliedRequest(plan_hash=""), lost))
     assert bench.take().epoch == 0, "also before a pserver has said what it has"

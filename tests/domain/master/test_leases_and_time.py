@@ -11,7 +11,7 @@ from flightedl.domain.master.core import MasterCore
 from flightedl.domain.master.state import CoreSettings, StoredState
 from flightedl.domain.queue.values import Expired, QueueSettings
 from flightedl.errors import NotFoundError, NotReadyError
-from flightedl.messages.tasks import FailedTask, FailedTasksRequest, TasksTicket
+from flightedl.messages.tasks import DroppedTasksRequest, FailedTask, FailedTasksRequest, TasksTicket
 
 from .test_core import MASTER, PSERVER, A, B, Bench, declaration_in
 
@@ -56,7 +56,7 @@ def test_nobody_waits_for_pservers_of_a_job_without_a_model() -> None:
     settings = CoreSettings(generation=MASTER, pserver_count=1, keeps_checkpoints=False)
     core = MasterCore(settings, 0.0, StoredState(), QueueSettings(1, lambda _: 1))
     core.apply(events.LeasesSeen({"a": A}, {}, 100), 0.0)
-    core.apply(events.WorkAsked(1, TasksTicket(trainer="a", generation=A)), 0.0)
+    core.apply(events.Asked(1, TasksTicket(trainer="a", generation=A)), 0.0)
     core.apply(events.TimePassed(), 1.0)
     assert any(isinstance(each, out.QueueNews) for each in core.apply(events.TimePassed(), 10_000.0))
 
@@ -149,19 +149,19 @@ def test_a_deterministic_epoch_begins_with_all_trainers_at_one_round() -> None:
 @pytest.mark.parametrize("is_dropped", [True, False])
 def test_quarantined_batches_are_dropped_or_done_again(is_dropped: bool) -> None:
     bench = Bench(tasks=1)
-    request = FailedTasksRequest(task=0)
-    assert isinstance(bench.reply(bench.call(events.FailedWorkAsked, request, is_dropped)), NotFoundError)
+    request = DroppedTasksRequest(task=0) if is_dropped else FailedTasksRequest(task=0)
+    assert isinstance(bench.reply(bench.call(request)), NotFoundError)
     for _ in range(5):
         held = bench.take()
         failed = FailedTask(epoch=0, position=held.position, attempt=held.attempt, error="broken")
         bench.ask(failed=[failed], want=0)
     before = bench.core.revision
-    assert bench.reply(bench.call(events.FailedWorkAsked, request, is_dropped)).batches == 1
+    assert bench.reply(bench.call(request)).batches == 1
     assert bench.core.revision > before
     assert bench.core.work is not None
     counts = bench.core.work.queue.counts()
     assert (counts.failed_batches, counts.dropped_batches) == (0, int(is_dropped))
     empty = MasterCore(CoreSettings(generation=MASTER, pserver_count=1), 0.0)
-    (answer,) = empty.apply(events.FailedWorkAsked(1, request, is_dropped), 0.0)
+    (answer,) = empty.apply(events.Asked(1, request), 0.0)
     assert isinstance(answer, out.Answer)
     assert isinstance(answer.reply, NotReadyError)

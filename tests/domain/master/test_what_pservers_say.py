@@ -11,7 +11,7 @@ from flightedl.domain.master import events
 from flightedl.domain.master.core import MasterCore
 from flightedl.domain.master.state import CoreSettings
 from flightedl.domain.recovery.replay import AppliedSummary
-from flightedl.messages.control import AppliedReply, SnapshotRequest, ViewRequest
+from flightedl.messages.control import AppliedReply, AppliedRequest, SnapshotRequest, ViewRequest
 from flightedl.messages.declarations import ModelDeclaration
 from flightedl.messages.status import PserverStatusReply
 
@@ -61,13 +61,13 @@ def lacking() -> AppliedReply:
 def test_the_model_does_not_begin_again_for_a_pserver_beyond_the_count() -> None:
     bench = Bench()
     bench.see({"a": A, "b": B}, {0: PSERVER, 1: BEYOND})
-    effects = bench.apply(events.AppliedAnswered(1, BEYOND, None, lacking()))
+    effects = bench.apply(events.Answered(1, BEYOND, AppliedRequest(plan_hash=""), lacking()))
     assert not any(isinstance(each, out.DeleteElection) for each in effects)
 
 
 def test_that_values_are_lost_is_noted_once() -> None:
     bench = Bench()
-    first, again = (bench.apply(events.AppliedAnswered(0, PSERVER, None, lacking())) for _ in range(2))
+    first, again = (bench.apply(events.Answered(0, PSERVER, AppliedRequest(plan_hash=""), lacking())) for _ in range(2))
     assert [len(notes(effects, out.Kind.VALUES_LOST)) for effects in (first, again)] == [1, 0]
 
 
@@ -107,7 +107,9 @@ def test_an_audit_that_finds_nothing_changes_nothing() -> None:
 def test_only_the_process_that_is_there_takes_part_in_checkpoints(generation: int) -> None:
     bench = Bench(keeps_checkpoints=True)
     bench.see({"a": A, "b": B}, {0: PSERVER + 1})
-    bench.apply(events.AppliedAnswered(0, generation, None, AppliedReply(summary=AppliedSummary().encode())))
+    bench.apply(
+        events.Answered(0, generation, AppliedRequest(plan_hash=""), AppliedReply(summary=AppliedSummary().encode()))
+    )
     bench.apply(events.TimePassed())
     assert (bench.core.checkpointing.checkpoints.under_way is not None) == (generation == PSERVER + 1)
 
