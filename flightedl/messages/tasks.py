@@ -26,24 +26,26 @@ MOMENT_S = 0.03
 Metrics = Annotated[dict[Name, tuple[float, float]], msgspec.Meta(max_length=METRICS_LIMIT)]
 
 
-class FinishedTask(Request, frozen=True, kw_only=True):
-    """A piece of work whose every batch is acknowledged by every pserver of the generations given."""
+class OfPiece(Request, frozen=True, kw_only=True):
+    """Names a piece of work that was handed out."""
 
     epoch: Natural
     position: Natural
     attempt: Natural
+
+
+class FinishedTask(OfPiece, frozen=True, kw_only=True):
+    """A piece of work whose every batch is acknowledged by every pserver of the generations given."""
+
     #: By index, the oldest generation of each pserver that acknowledged a batch of this piece; 0: it holds no blocks.
     pservers: list[Natural] = []
     #: Evaluations only: name -> [weighted sum, weight] over the piece.
     metrics: Metrics = {}
 
 
-class FailedTask(Request, frozen=True, kw_only=True):
+class FailedTask(OfPiece, frozen=True, kw_only=True):
     """A piece of work that the trainer could not do."""
 
-    epoch: Natural
-    position: Natural
-    attempt: Natural
     error: Text
     #: The batch at which it failed, where known.
     batch: Natural | None = None
@@ -51,12 +53,8 @@ class FailedTask(Request, frozen=True, kw_only=True):
     place: Text = ""
 
 
-class ReturnedTask(Request, frozen=True, kw_only=True):
+class ReturnedTask(OfPiece, frozen=True, kw_only=True):
     """A piece of work handed back unharmed, as a trainer does that leaves."""
-
-    epoch: Natural
-    position: Natural
-    attempt: Natural
 
 
 class DoneBatches(Request, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
 """Events and effects as JSON, and events back from it.
 
-A value is written under the name of its class, ``{"WorkAsked": {...}}``, and so is a value within it wherever the field
+A value is written under the name of its class, ``{"Asked": {...}}``, and so is a value within it wherever the field
 may hold values of several classes. Events are read by their classes; effects are never read: those of a replay are
 written the same way, and compared.
 
