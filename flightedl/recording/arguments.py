@@ -38,16 +38,7 @@ from flightedl.messages.control import (
 )
 from flightedl.messages.tasks import StopRequest
 from flightedl.recording.redacted_values import is_sometimes_private, redacted, stored_without
-from flightedl.recording.values import (
-    PLAIN,
-    assignment_of,
-    by_name,
-    decode,
-    is_written_whole,
-    open_fields,
-    tagged,
-    with_counts,
-)
+from flightedl.recording.values import PLAIN, assignment_of, by_name, decode, is_written_whole, tagged, with_counts
 
 Hide = Callable[[str], str]
 
@@ -242,15 +233,6 @@ def _error(raw: msgspec.Raw, _: Memory) -> BaseException:
     if isinstance(kind, type) and issubclass(kind, FlightedlError):
         return kind(known.text)
     return UnavailableError(known.text) if known.is_transient else JobFailedError(known.text)
-
-
-def read_event(kind: Any, raw: msgspec.Raw, memory: Memory) -> Any:
-    """Read an event of a core with ``apply``."""
-    if not (tagged_fields := open_fields(kind)):
-        return decode(raw, kind)
-    hints = typing.get_type_hints(kind)
-    fields = decode(raw, dict[str, msgspec.Raw]).items()
-    return kind(**{n: read(hints[n], v, memory) if n in tagged_fields else decode(v, hints[n]) for n, v in fields})
 
 
 def effects_of(result: Any) -> list[object]:

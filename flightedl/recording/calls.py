@@ -21,9 +21,9 @@ from typing import Any
 import msgspec
 
 from flightedl.errors import CorruptError
-from flightedl.recording.arguments import Memory, effects_of, read, read_event, written, written_event
+from flightedl.recording.arguments import Memory, effects_of, read, written, written_event
 from flightedl.recording.cores import APPLY, BY_CLASS, CORES, Kind
-from flightedl.recording.values import AGAIN, by_name, decode
+from flightedl.recording.values import AGAIN, by_name, decode, fields_of
 from flightedl.recording.writer import CoreRecorder, Recorder
 
 BEGUN = "Begun"
@@ -195,6 +195,14 @@ class CorePlayer:
         fields.pop("about", None)
         found = {name: read(hints[name], value, self._memory) for name, value in fields.items() if name in hints}
         return found | ({"now": at} if "now" in hints else {})
+
+
+def read_event(kind: Any, event: msgspec.Raw, memory: Memory) -> Any:
+    """Read an event of a core with ``apply``."""
+    if not (tagged := fields_of(kind)[1]):
+        return decode(event, kind)
+    hints, fields = typing.get_type_hints(kind), decode(event, _Fields).items()
+    return kind(**{n: read(hints[n], v, memory) if n in tagged else decode(v, hints[n]) for n, v in fields})
 
 
 @functools.cache

@@ -29,10 +29,9 @@ _REPLACED: dict[str, Callable[[Any], Any]] = {
     "place": text_without,
     "filter": lambda given: given and [[column, how, value_without(value)] for column, how, value in given],
 }
-_PRIVATE = (events.DatasetIndexed, events.EvaluationIndexed)
-
-
-_SOMETIMES_PRIVATE = frozenset({events.Asked, Ask, out.QueueNews, out.Answer, *_PRIVATE})
+_SOMETIMES_PRIVATE = frozenset(
+    {events.Asked, events.DatasetIndexed, events.EvaluationIndexed, Ask, out.QueueNews, out.Answer}
+)
 
 
 def is_sometimes_private(kind: type) -> bool:
@@ -42,25 +41,21 @@ def is_sometimes_private(kind: type) -> bool:
 
 def _is_private(value: object) -> bool:
     match value:
-        case events.Asked(_, TasksTicket() as ticket):
-            return bool(ticket.failed)
+        case events.Asked(_, TasksTicket() as reports) | Ask(reports):
+            return bool(reports.failed)
         case events.Asked(_, request):
             return isinstance(request, DatasetDeclaration | EvaluationDeclaration)
-        case Ask(reports):
-            return bool(reports.failed)
         case out.QueueNews(_, effect):
             return isinstance(effect, Quarantined)
         case out.Answer(_, reply):
             return isinstance(reply, DeclaredDataset)
         case _:
-            return isinstance(value, _PRIVATE)
+            return type(value) in _SOMETIMES_PRIVATE
 
 
 def redacted(value: object, written: object) -> object:
     """What is written of an event or effect, without what it should not tell."""
-    if type(value) not in _SOMETIMES_PRIVATE or not _is_private(value):
-        return written
-    return _without(builtins(written))
+    return _without(builtins(written)) if _is_private(value) else written
 
 
 def _without(tree: Any) -> Any:

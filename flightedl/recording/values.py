@@ -86,14 +86,11 @@ def tagged(value: object) -> object:
     if not _has_fields(type(value)):
         return value
     kind: Any = type(value)
-    plain, open_fields = _fields(kind)
+    plain, open_fields = fields_of(kind)
     if not open_fields:
         return {kind.__name__: value}
     fields = {name: getattr(value, name) for name in plain}
     return {kind.__name__: fields | {name: tagged(getattr(value, name)) for name in open_fields}}
-
-
-_SETS = (set, frozenset)
 
 
 def _has_fields(kind: Any) -> bool:
@@ -102,20 +99,17 @@ def _has_fields(kind: Any) -> bool:
 
 def is_written_whole(kind: Any) -> bool:
     """True if values of this class are written unchanged, under the class name."""
-    return _has_fields(kind) and not _fields(kind)[1]
-
-
-def open_fields(kind: Any) -> tuple[str, ...]:
-    """Return the fields of a class that are written under the names of their values' classes."""
-    return _fields(kind)[1]
+    return _has_fields(kind) and not fields_of(kind)[1]
 
 
 @functools.cache
-def _fields(kind: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def fields_of(kind: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(fields that are written as they are, fields that may hold sets or values of several classes)."""
     hints = typing.get_type_hints(kind)
     names = kind.__struct_fields__ if issubclass(kind, msgspec.Struct) else [f.name for f in dataclasses.fields(kind)]
-    is_open = {name: len(_classes(hints[name])) > 1 or typing.get_origin(hints[name]) in _SETS for name in names}
+    is_open = {
+        name: len(_classes(hints[name])) > 1 or typing.get_origin(hints[name]) in {set, frozenset} for name in names
+    }
     return tuple(n for n in names if not is_open[n]), tuple(n for n in names if is_open[n])
 
 

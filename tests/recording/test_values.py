@@ -17,7 +17,8 @@ from flightedl.errors import CorruptError, JobFailedError
 from flightedl.messages.control import AppliedReply, AppliedRequest
 from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset
 from flightedl.messages.tasks import FinishedTask, TasksTicket
-from flightedl.recording.arguments import Memory, read_event
+from flightedl.recording.arguments import Memory
+from flightedl.recording.calls import read_event
 from flightedl.recording.values import BatchCounts, encode, tagged, with_counts
 
 DECLARED = DeclaredDataset(
