@@ -29,14 +29,12 @@ _REPLACED: dict[str, Callable[[Any], Any]] = {
     "place": text_without,
     "filter": lambda given: given and [[column, how, value_without(value)] for column, how, value in given],
 }
-_SOMETIMES_PRIVATE = frozenset(
-    {events.Asked, events.DatasetIndexed, events.EvaluationIndexed, Ask, out.QueueNews, out.Answer}
-)
+_PRIVATE = frozenset({events.Asked, events.DatasetIndexed, events.EvaluationIndexed, Ask, out.QueueNews, out.Answer})
 
 
 def is_sometimes_private(kind: type) -> bool:
     """Whether some values of a class have texts that are left out."""
-    return kind in _SOMETIMES_PRIVATE
+    return kind in _PRIVATE
 
 
 def _is_private(value: object) -> bool:
@@ -50,7 +48,7 @@ def _is_private(value: object) -> bool:
         case out.Answer(_, reply):
             return isinstance(reply, DeclaredDataset)
         case _:
-            return type(value) in _SOMETIMES_PRIVATE
+            return type(value) in _PRIVATE
 
 
 def redacted(value: object, written: object) -> object:
