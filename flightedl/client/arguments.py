@@ -14,11 +14,16 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from flightedl.domain.model.parameters import STORAGE_DTYPES
 from flightedl.domain.model.settings import Limits, checked
 from flightedl.errors import UsageError
 from flightedl.formats.declared import absolute_url
+from flightedl.kernels.half_precision import array_dtype
 from flightedl.messages.declarations import DatasetDeclaration
+
+Array = npt.NDArray[np.generic]
 
 _AT_LEAST_ONE = Limits(at_least=1)
 _NOT_NEGATIVE = Limits(at_least=0)
@@ -155,3 +160,33 @@ def _kind(value: Any) -> str:
         return "None"
     name = type(value).__name__
     return f"an {name}" if name[:1].lower() in "aeiou" or name == "ndarray" else f"a {name}"
+
+
+def declared_arrays(
+    initial: Mapping[str, npt.ArrayLike], dtypes: Mapping[str, str | type[np.generic]]
+) -> dict[str, Array]:
+    """Return a model's first values, contiguous, each of the dtype that it is declared with.
+
+    Raises:
+        UsageError: they are not given by name, are no arrays, or a dtype is none of those that parameters can have, or
+            is given for a parameter that there is not.
+    """
+    by_name("parameters", initial, '{"w": array}')
+    by_name("dtypes", dtypes, '{"w": "float32"}')
+    if unknown := sorted(dtypes.keys() - initial.keys()):
+        raise UsageError(f"dtypes names {unknown[0]!r:.80}, but there is no such parameter")
+    values: dict[str, Array] = {}
+    for name, value in initial.items():
+        try:
+            array = np.asarray(value, order="C")
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UsageError(f"parameter {name!r:.80} is no array: {error!s:.160}") from None
+        given = dtypes.get(name, array.dtype.name)
+        wanted = np.dtype(given).name if isinstance(given, type) else given
+        if wanted not in STORAGE_DTYPES:
+            raise UsageError(
+                f"parameter {name!r:.80} has dtype {wanted!r:.40}: make it one of {', '.join(STORAGE_DTYPES)}"
+            )
+        with np.errstate(over="ignore"):
+            values[name] = array.astype(array_dtype(wanted), copy=False)
+    return values

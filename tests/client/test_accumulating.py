@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from flightedl.client.model.accumulation import GradientSums
+from flightedl.client.model.kept import GradientSums
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.sums import BatchSums
 from flightedl.messages.tasks import Assignment

@@ -11,9 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flightedl.client.arguments import by_name, dataset_declaration, function_of, metrics_of, name_of, url_of
-from flightedl.client.model.declared import declared_arrays
-from flightedl.client.model.gradients import GradientCheck
+from flightedl.client.arguments import (
+    by_name,
+    dataset_declaration,
+    declared_arrays,
+    function_of,
+    metrics_of,
+    name_of,
+    url_of,
+)
+from flightedl.client.model.step_plan import StepPlans
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import plan_for, runs_of
 from flightedl.errors import GradientError, UsageError
@@ -137,7 +144,7 @@ def test_a_dtype_may_be_numpys_type() -> None:
 def test_wrong_gradients_are_one_sentence(gradients: Any, text: str) -> None:
     plan = plan_for([ParameterSpec("w", (3,), "float64")], 1)
     with ThreadPoolExecutor(1) as pool:
-        check = GradientCheck(plan, [runs_of(plan, 0)], {"w": np.dtype(np.float64)}, "", None, pool)
+        plans = StepPlans(plan, [runs_of(plan, 0)], {"w": np.dtype(np.float64)}, "", None, pool)
         with pytest.raises(GradientError) as caught:
-            check.flattened(gradients, "batch 0")
+            plans.sound(gradients, "batch 0")
     assert text in str(caught.value)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flightedl.client.model.gradients import GradientCheck, converted
+from flightedl.client.model.step_plan import Piece, StepPlans, converted
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import plan_shards, runs_of
 from flightedl.errors import GradientError
@@ -21,11 +21,11 @@ _SMALL = ("a", "b", "c")
 
 
 @pytest.fixture
-def check() -> Iterator[GradientCheck]:
+def plans() -> Iterator[StepPlans]:
     specs = [ParameterSpec(name, shape) for name, shape in _SHAPES.items()]
     plan = plan_shards(specs, 1)
     with ThreadPoolExecutor(1) as pool:
-        yield GradientCheck(plan, [runs_of(plan, 0)], dict.fromkeys(_SHAPES, np.dtype(np.float32)), "", None, pool)
+        yield StepPlans(plan, [runs_of(plan, 0)], dict.fromkeys(_SHAPES, np.dtype(np.float32)), "", None, pool)
 
 
 def gradients(*names: str) -> dict[str, Any]:
@@ -37,40 +37,36 @@ def flat(given: dict[str, Any], *names: str) -> list[float]:
     return np.concatenate([np.ravel(given[name]) for name in names]).tolist()
 
 
-def test_small_gradients_are_put_together_and_big_ones_stay_where_they_are(check: GradientCheck) -> None:
+def test_small_gradients_are_put_together_and_big_ones_stay_where_they_are(plans: StepPlans) -> None:
     given = gradients("z", *_SMALL)
     given["a"] = np.asfortranarray(given["a"])
-    arrays, together = check.ready(given, "batch 0")
-    assert [line.tolist() for line in together.values()] == [flat(given, *_SMALL)]
-    assert list(arrays) == ["z"]
-    assert arrays["z"] is given["z"]
+    together, big = plans.sound(given, "batch 0").lines
+    assert together.tolist() == flat(given, *_SMALL)
+    assert np.shares_memory(big, given["z"])
 
 
-def test_the_same_memory_holds_them_the_next_time(check: GradientCheck) -> None:
-    _, before = check.ready(gradients(*_SMALL), "batch 0")
+def test_the_same_memory_holds_them_the_next_time(plans: StepPlans) -> None:
+    (before,) = plans.sound(gradients(*_SMALL), "batch 0").lines
     again = {name: np.asarray(2 * value) for name, value in gradients(*_SMALL).items()}
-    arrays, after = check.ready(again, "batch 1")
-    assert not arrays
-    assert [line.tolist() for line in after.values()] == [flat(again, *_SMALL)]
-    assert [line.ctypes.data for line in before.values()] == [line.ctypes.data for line in after.values()]
+    (after,) = plans.sound(again, "batch 1").lines
+    assert after.tolist() == flat(again, *_SMALL)
+    assert before.ctypes.data == after.ctypes.data
 
 
-def _check_of_one(pool: ThreadPoolExecutor, dtype: type[np.generic]) -> GradientCheck:
+def _plans_of_one(pool: ThreadPoolExecutor, dtype: type[np.generic]) -> StepPlans:
     plan = plan_shards([ParameterSpec("w", (13, 50), np.dtype(dtype).name)], 1)
-    return GradientCheck(plan, [runs_of(plan, 0)], {"w": np.dtype(dtype)}, "", None, pool)
+    return StepPlans(plan, [runs_of(plan, 0)], {"w": np.dtype(dtype)}, "", None, pool)
 
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_small_one_alone_stays_where_it_is_and_is_looked_at_wholly(dtype: type[np.generic]) -> None:
     with ThreadPoolExecutor(1) as pool:
-        check = _check_of_one(pool, dtype)
+        plans = _plans_of_one(pool, dtype)
         # The sum of the largest ones' squares is infinite.
         largest = np.full((13, 50), np.finfo(dtype).max, dtype)
         for given in (largest, np.asfortranarray(np.arange(650, dtype=dtype).reshape(13, 50))):
-            arrays, together = check.ready({"w": given}, "batch 0")
-            (line,) = together.values()
-            assert not arrays
+            (line,) = plans.sound({"w": given}, "batch 0").lines
             assert line.tolist() == given.ravel().tolist()
             assert np.shares_memory(line, given) == given.flags.c_contiguous
         for place in ((0, 0), (12, 49)):
@@ -78,25 +74,31 @@ def test_a_small_one_alone_stays_where_it_is_and_is_looked_at_wholly(dtype: type
                 given = np.zeros((13, 50), dtype)
                 given[place] = value
                 with pytest.raises(GradientError, match="gradient of 'w' has NaN or infinity in batch 0"):
-                    check.ready({"w": given}, "batch 0")
+                    plans.sound({"w": given}, "batch 0")
         with pytest.raises(GradientError, match="gradient of 'w' is int32"):
-            check.ready({"w": np.zeros((13, 50), np.int32)}, "batch 0")
+            plans.sound({"w": np.zeros((13, 50), np.int32)}, "batch 0")
         with pytest.raises(GradientError, match=r"gradient of 'w' has shape \(650,\)"):
-            check.ready({"w": np.zeros(650, dtype)}, "batch 0")
+            plans.sound({"w": np.zeros(650, dtype)}, "batch 0")
 
 
 @pytest.mark.parametrize("names", [(), ("b",), ("a", "c"), ("z", "b")])
-def test_where_one_is_missing_each_is_sent_for_itself(check: GradientCheck, names: tuple[str, ...]) -> None:
+def test_where_one_is_missing_between_them_each_is_sent_for_itself(plans: StepPlans, names: tuple[str, ...]) -> None:
     given = gradients(*names)
-    arrays, together = check.ready(given, "batch 0")
-    assert not together
-    assert {name: array.tolist() for name, array in arrays.items()} == {name: flat(given, name) for name in names}
+    sent = plans.sound(given, "batch 0")
+    assert [line.tolist() for line in sent.lines] == [flat(given, name) for name in sorted(names)]
 
 
-def test_what_is_no_array_of_numpy_is_taken_for_one(check: GradientCheck) -> None:
+def test_neighbours_travel_together_where_others_are_missing(plans: StepPlans) -> None:
+    given = gradients("b", "c")
+    sent = plans.sound(given, "batch 0")
+    assert [line.tolist() for line in sent.lines] == [flat(given, "b", "c")]
+    assert sent.plan.pieces[0][0] == [Piece(range(1), None, None), Piece(range(1, 3), 0, None)]
+    assert {line for run in sent.plan.pieces[0][1:] for _, line, _ in run} == {None}, "the others only arrive"
+
+
+def test_what_is_no_array_of_numpy_is_taken_for_one(plans: StepPlans) -> None:
     given = gradients("a", "b") | {"c": np.float32(7)}
-    _, together = check.ready(given, "batch 0")
-    assert [line.tolist() for line in together.values()] == [flat(given, *_SMALL)]
+    assert [line.tolist() for line in plans.sound(given, "batch 0").lines] == [flat(given, *_SMALL)]
 
 
 @pytest.mark.parametrize(
@@ -114,20 +116,20 @@ def test_what_is_no_array_of_numpy_is_taken_for_one(check: GradientCheck) -> Non
         ("d", np.zeros(5, np.float32), "there is no parameter 'd'"),
     ],
 )
-def test_what_is_wrong_with_one_of_many_is_said(check: GradientCheck, name: str, value: object, wrong: str) -> None:
+def test_what_is_wrong_with_one_of_many_is_said(plans: StepPlans, name: str, value: object, wrong: str) -> None:
     with pytest.raises(GradientError, match=wrong):
-        check.ready(gradients(*_SMALL) | {name: value}, "batch 0")
+        plans.sound(gradients(*_SMALL) | {name: value}, "batch 0")
 
 
 @pytest.mark.parametrize("other", ["float64", "float16", "bfloat16", ">f4"])
-def test_other_floats_are_converted_and_the_rest_stays_where_it_is(check: GradientCheck, other: str) -> None:
+def test_other_floats_are_converted_and_the_rest_stays_where_it_is(plans: StepPlans, other: str) -> None:
     given = gradients("z", *_SMALL)
     given["a"] = given["a"].astype(array_dtype(other))
-    arrays, together = check.ready(given, "batch 0")
-    assert arrays["z"] is given["z"]
+    together, big = plans.sound(given, "batch 0").lines
+    assert np.shares_memory(big, given["z"])
     expected = given | {"a": given["a"].astype(np.float32)}
-    assert [line.dtype for line in together.values()] == [np.float32]
-    assert [line.tolist() for line in together.values()] == [flat(expected, *_SMALL)]
+    assert together.dtype == np.float32
+    assert together.tolist() == flat(expected, *_SMALL)
 
 
 #: 1 + 2^-24 is half-way between two float32, 1 + 2^-8 between two bfloat16, 1 + 2^-11 between two float16.
@@ -152,13 +154,13 @@ def test_what_is_beyond_a_narrower_type_is_refused(dtype: str, value: float) -> 
         converted(np.array([0.0, value]), array_dtype(dtype), "'b'", "batch 0")
 
 
-def test_lengths_that_are_exchanged_are_noticed(check: GradientCheck) -> None:
+def test_lengths_that_are_exchanged_are_noticed(plans: StepPlans) -> None:
     given = gradients(*_SMALL)
     given["a"], given["b"] = np.zeros(5, np.float32), np.zeros((4, 3), np.float32)
     with pytest.raises(GradientError, match="gradient of 'a' has shape"):
-        check.ready(given, "batch 0")
+        plans.sound(given, "batch 0")
 
 
-def test_gradients_without_names_are_refused(check: GradientCheck) -> None:
+def test_gradients_without_names_are_refused(plans: StepPlans) -> None:
     with pytest.raises(GradientError, match="must be given by name"):
-        check.ready([np.zeros(5, np.float32)], "batch 0")  # type: ignore[arg-type]
+        plans.sound([np.zeros(5, np.float32)], "batch 0")  # type: ignore[arg-type]

@@ -6,8 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from flightedl.client.model.declared import declared_arrays
-from flightedl.client.model.feedback import ErrorFeedback
+from flightedl.client.arguments import declared_arrays
+from flightedl.client.model.kept import ErrorFeedback
 from flightedl.domain.consistency.modes import Async, Sync
 from flightedl.domain.model.optimizers import SGD
 from flightedl.domain.model.sharding import Block

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
-from flightedl.client.model.declared import declared_arrays
+from flightedl.client.arguments import declared_arrays
 from flightedl.client.model.parameters import Parameters
 from flightedl.client.model.trees import tree_of
 from flightedl.client.tables.table import Table

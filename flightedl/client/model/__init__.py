@@ -2,10 +2,10 @@
 
 * ``job_model`` is what a session has of it, from its declaration to files of it.
 * ``trees`` takes nested models apart, by name, and puts them together again.
-* ``declared`` makes its first arrays, ``election`` chooses whose values they are.
-* ``parameters`` is what the user calls: ``gradients`` checks what is pushed, ``accumulation`` adds up the gradients of
-  several batches, ``feedback`` keeps what 16 bits round off, ``outgoing`` says how they lie in messages, ``values`` is
-  where the model lies, unless it is lent (``lending``). What a call sends and asks for is decided in
+* ``election`` chooses whose first values it gets.
+* ``parameters`` is what the user calls: ``step_plan`` checks gradients and lays them out as they travel,
+  ``kept`` adds up the gradients of several batches and keeps what 16 bits round off, ``values`` is where the model
+  lies, unless it is lent (``lending``). What a call sends and asks for is decided in
   ``domain.trainer.steps``, and carried out with a ``shard_client`` for each pserver, over a ``step_channel``.
 * ``loading`` reads values from a file or a checkpoint; ``saving`` has one trainer write them.
 """

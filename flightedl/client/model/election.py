@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from flightedl.client.connections import SLICE_S, Servers
-from flightedl.client.model.declared import sendable
 from flightedl.client.registration import Registration
 from flightedl.client.waiting import Pauses, Waiting
 from flightedl.coordination.directory import Directory
@@ -27,6 +26,7 @@ from flightedl.domain.trainer.first_values import (
     WaitFor,
 )
 from flightedl.errors import FlightedlError
+from flightedl.kernels.half_precision import ITEM_BYTES
 from flightedl.messages.base import decode, encode
 from flightedl.messages.declarations import ElectionRecord
 from flightedl.messages.parameters import InitHeader, InitReply
@@ -143,7 +143,7 @@ class _Driver:
         plan = self._plan
         blocks = [plan.block(number) for number in plan.blocks_of(index).tolist()]
         slices = [
-            sendable(self._values[plan.parameters[b.parameter].name]).reshape(-1)[b.start : b.stop] for b in blocks
+            _sendable(self._values[plan.parameters[b.parameter].name]).reshape(-1)[b.start : b.stop] for b in blocks
         ]
         header = InitHeader(
             trainer=self._registration.trainer,
@@ -173,3 +173,8 @@ class _Driver:
 def _candidate(entry: Entry) -> Candidate:
     record = decode(entry.value, ElectionRecord)
     return Candidate(record.trainer, record.done, entry.create_revision, entry.mod_revision)
+
+
+def _sendable(array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+    """Return an array that Arrow takes: 16-bit floats are sent as their bits."""
+    return array.view(np.uint16) if array.dtype.itemsize == ITEM_BYTES else array

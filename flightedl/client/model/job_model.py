@@ -12,8 +12,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from flightedl.adapters.storage import FsspecFiles, without_credentials
+from flightedl.client.arguments import declared_arrays
 from flightedl.client.connections import SLICE_S, persistently
-from flightedl.client.model.declared import declared_arrays
 from flightedl.client.model.election import elect_and_initialize
 from flightedl.client.model.parameters import Parameters
 from flightedl.client.model.saving import ModelSaves

@@ -16,12 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from flightedl.client.connections import Servers
-from flightedl.client.model.accumulation import GradientSums
-from flightedl.client.model.feedback import ErrorFeedback
-from flightedl.client.model.gradients import GradientCheck
+from flightedl.client.model.kept import ErrorFeedback, GradientSums
 from flightedl.client.model.lending import Show
-from flightedl.client.model.outgoing import Outgoing
 from flightedl.client.model.shard_client import Model, Sender, ShardClient
+from flightedl.client.model.step_plan import Outgoing, StepPlans
 from flightedl.client.model.trees import Tree
 from flightedl.client.model.values import ModelValues
 from flightedl.client.probe import PUSH, StepProbe
@@ -44,7 +42,6 @@ if TYPE_CHECKING:
     from flightedl.kernels.compiled import HalfKernels
 
 Array = npt.NDArray[np.generic]
-_NOTHING = Outgoing()
 _NO_GRADIENTS: Mapping[str, npt.ArrayLike] = MappingProxyType({})
 
 
@@ -127,7 +124,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             for index, shard_runs in enumerate(runs)
         ]
         self._pool = ThreadPoolExecutor(plan.pserver_count, "flightedl-parameters")
-        self._check = GradientCheck(plan, runs, self._values.dtypes, wire, clip_norm, self._pool, unclipped)
+        self._plans = StepPlans(plan, runs, self._values.dtypes, wire, clip_norm, self._pool, unclipped, self._feedback)
         self._sums = GradientSums()
         #: What is pushed when, and what is pulled.
         blocks = [
@@ -136,7 +133,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         ]
         self.steps = steps(blocks, scope.membership, mode)
         #: The gradients of the push that is under way.
-        self._outgoing = _NOTHING
+        self._outgoing = self._plans.nothing
         self._listener: Listener | None = None
         self._probe = probe or StepProbe(clock.now)
         self._probe.conversations[:] = [shard.conversation for shard in self._shards]
@@ -151,7 +148,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         except KeyError:
             if name in self._ranges:
                 self._require_kept()
-            raise KeyError(self._check.unknown(name)) from None
+            raise KeyError(self._plans.unknown(name)) from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._ranges)
@@ -259,7 +256,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         chosen = [names] if isinstance(names, str) else list(names)
         for name in chosen:
             if name not in self._ranges:
-                raise UsageError(self._check.unknown(name))
+                raise UsageError(self._plans.unknown(name))
         return [number for name in chosen for number in self._ranges[name]]
 
     # what whoever keeps a copy of the values calls
@@ -345,14 +342,15 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         """Pull all blocks: as a member at or above its first round, else at whatever version they are."""
         self.run(self.steps.refresh())
 
-    def run(self, step: Next, outgoing: Outgoing = _NOTHING) -> None:
+    def run(self, step: Next, outgoing: Outgoing | None = None) -> None:
         """Do what the core says, which is about this trainer's gradients."""
         if not isinstance(step, Done):
-            self._outgoing = outgoing
+            if outgoing is not None:
+                self._outgoing = outgoing
             try:
                 step = self._last(step)
             finally:
-                self._outgoing = _NOTHING
+                self._outgoing = self._plans.nothing
         if step.error is not None:
             raise step.error
         if self._values.lending is not None:
@@ -411,24 +409,22 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         steps = self.steps
         if self._tree is not None and gradients is not _NO_GRADIENTS:
             gradients = self._tree.flattened(gradients)
-        if steps.sums is None and self._feedback is None and not self._check.clips:
-            arrays, together = self._check.ready(gradients, current)
-        else:
-            arrays = self._check.flattened(gradients, current)
-            together = self._check.require_sound(arrays, current)
+        outgoing = self._plans.sound(gradients, current)
         current.has_gradient = True
         if current.must_repeat:
             return
         if steps.sums is not None:
-            weight = steps.add(current, arrays.keys())
-            self._sums.add(steps.sums.identity, arrays, weight)
+            names = outgoing.plan.names
+            weight = steps.add(current, names)
+            self._sums.add(steps.sums.identity, dict(zip(names, outgoing.arrays, strict=True)), weight)
             if is_complete:
                 self._add_rows(current)
                 self.run(steps.step(current))
             return
         if current.answered:
             self._require_first(gradients, current)
-        outgoing = self._as_sent(arrays, together)
+        if self._plans.encodes:
+            outgoing = self._plans.encoded(outgoing)
         self.run(steps.step(current) if is_complete else steps.push(current, self._blocks_of(gradients)), outgoing)
 
     def _places_of(self, name: str) -> list[Block]:
@@ -462,23 +458,10 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
 
     def _sum(self, taken: TakeSum) -> Outgoing:
         """The gradients of a sum, ready to be sent."""
-        arrays = self._check.clipped(self._sums.take(taken.identity, taken.divisors))
-        together = self._check.require_sound(arrays, f"the sum of {1 + len(taken.together.further)} batches")
+        arrays = self._plans.clipped(self._sums.take(taken.identity, taken.divisors))
+        outgoing = self._plans.sound(arrays, f"the sum of {1 + len(taken.together.further)} batches")
         rows = self.rows.of_sum(taken.identity, taken.divisors)
-        return self._as_sent(arrays, together, is_clipped=True)._replace(rows=rows)
-
-    def _as_sent(
-        self, arrays: dict[str, Array], together: Mapping[int, Array], *, is_clipped: bool = False
-    ) -> Outgoing:
-        """The gradients as they are sent.
-
-        Raises:
-            GradientError: beyond what 16 bits can say; nothing was sent.
-        """
-        sent = arrays if is_clipped else self._check.clipped(arrays)
-        if self._feedback is not None:
-            return Outgoing(self._feedback.encode(sent))
-        return Outgoing(sent, together) if sent is arrays else Outgoing(sent)
+        return self._plans.encoded(outgoing, is_clipped=True)._replace(rows=rows)
 
     def _transfer(self, transfer: Transfer) -> None:
         """All pservers in parallel."""

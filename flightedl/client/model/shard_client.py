@@ -18,8 +18,8 @@ from itertools import chain
 from typing import Protocol
 
 from flightedl.client.connections import Servers
-from flightedl.client.model.outgoing import Outgoing, Run, at_one_version
 from flightedl.client.model.step_channel import LOCK_STEP_LIMIT_BYTES, StepChannel
+from flightedl.client.model.step_plan import Outgoing, Piece, at_one_version
 from flightedl.client.model.values import ModelValues
 from flightedl.client.probe import PULL, PUSH, WAIT, Conversation
 from flightedl.client.tables.traffic import RowMessages
@@ -100,7 +100,6 @@ class ShardClient:
         clock: Clock,
     ) -> None:
         self._index = index
-        self._runs = [Run.of(model.plan, run, model.blocks) for run in runs]
         #: Block -> number of its run, by rising block.
         self._run_of = {number: run for run, blocks in enumerate(runs) for number in blocks}
         self._model = model
@@ -218,11 +217,12 @@ class ShardClient:
         numbers = blocks[:-1] if has_rows else blocks
         wanted = None if len(numbers) == len(self._run_of) else frozenset(numbers)
         messages: Iterable[Sequence[OutgoingBlocks]]
-        if len(self._runs) == 1:
+        runs = outgoing.plan.pieces[self._index]
+        if len(runs) == 1:
             # Nearly always one message, and it is known to be one then.
-            messages = self._messages_of(self._runs[0], push.bases, wanted, outgoing)
+            messages = self._messages_of(runs[0], push.bases, wanted, outgoing)
         else:
-            messages = chain.from_iterable(self._messages_of(run, push.bases, wanted, outgoing) for run in self._runs)
+            messages = chain.from_iterable(self._messages_of(run, push.bases, wanted, outgoing) for run in runs)
         if has_rows:
             rows = self._rows_pushed(push.bases[blocks[-1]], outgoing.rows, pull=whole.pull_after_push)
             messages = chain(messages, [[rows]])
@@ -267,13 +267,22 @@ class ShardClient:
         self._channel.end(stream)
 
     def _messages_of(
-        self, run: Run, bases: Mapping[int, int], wanted: Collection[int] | None, outgoing: Outgoing
+        self, run: Sequence[Piece], bases: Mapping[int, int], wanted: Collection[int] | None, outgoing: Outgoing
     ) -> list[list[OutgoingBlocks]]:
         """Return the messages with the blocks of a run; only the ``wanted`` blocks unless that is None."""
         pieces: list[OutgoingBlocks] = []
-        for blocks, gradient in outgoing.of(run):
+        values = self._model.values
+        for blocks, number, elements in run:
+            gradient = None if number is None else outgoing.lines[number]
+            if elements is not None and gradient is not None:
+                gradient = gradient[elements]
+            if wanted is None and len(set(map(bases.__getitem__, blocks))) == 1:
+                if gradient is not None and values.shortens:
+                    gradient = values.outgoing(gradient, blocks, blocks)
+                pieces.append(OutgoingBlocks(blocks, bases[blocks.start], Outcome.NONE, gradient, ()))
+                continue
             for part in at_one_version(blocks, bases, wanted):
-                sent = self._model.values.outgoing(gradient, blocks, part)
+                sent = None if gradient is None else values.outgoing(gradient, blocks, part)
                 pieces.append(OutgoingBlocks(part, bases[part.start], Outcome.NONE, sent, ()))
         return [pieces[start : start + PARTS_LIMIT] for start in range(0, len(pieces), PARTS_LIMIT)]
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from flightedl.client.model.lending import Lending, Show
 from flightedl.domain.model.sharding import ALIGNMENT_BYTES, Block, ShardPlan
 from flightedl.errors import MessageError
-from flightedl.kernels.half_precision import ITEM_BYTES, array_dtype
+from flightedl.kernels.half_precision import array_dtype
 from flightedl.wire.shared_values import copy_past_cache
 
 if TYPE_CHECKING:
@@ -122,18 +122,20 @@ class ModelValues:
             lending.show(name, self._blocks[mine[0]].start, data[place - first : end - first], self.dtypes[name])
             place = end
 
-    def outgoing(self, gradient: Array | None, blocks: range, part: range) -> Array | None:
-        """The gradient of some of the neighbouring blocks that it is of, as it is sent; None: there is none."""
-        if gradient is None:
-            return None
+    @property
+    def shortens(self) -> bool:
+        """True if some elements travel as 16-bit floats though they are longer."""
+        return self._half is not None
+
+    def outgoing(self, gradient: Array, blocks: range, part: range) -> Array:
+        """Return the ``part`` of neighbouring blocks' (n,) gradient as it is sent."""
         if part != blocks:
             bounds, item_bytes = self._bounds, self.nbytes(blocks) // gradient.size
             first = bounds[blocks[0]][0]
             start, end = bounds[part[0]][0] - first, bounds[part[-1]][1] - first
             gradient = gradient[start // item_bytes : end // item_bytes]
         if self._half is None or gradient.dtype != np.float32:
-            # Arrow knows the bits only of some 16-bit floats.
-            return gradient.view(np.uint16) if gradient.dtype.itemsize == ITEM_BYTES else gradient
+            return gradient
         bits = np.empty(gradient.size, np.uint16)
         self._half.to_half(cast("npt.NDArray[np.float32]", gradient), bits)
         return bits

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from flightedl.client.arguments import url_of
-from flightedl.client.model.gradients import converted
+from flightedl.client.model.step_plan import converted
 from flightedl.client.tables.bags import Bags
 from flightedl.client.tables.ids import FoundIds, Ids, found_ids, plain_ids
 from flightedl.client.tables.requests import DistinctIds, first_not_finite

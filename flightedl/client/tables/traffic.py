@@ -241,7 +241,7 @@ def _together(found: Sequence[tuple[Ids, Floats]]) -> tuple[Ids, Floats]:
 
 
 class RowSums:
-    """The gradients of rows of several batches, added up until they are pushed as one (``model.accumulation``)."""
+    """The gradients of rows of several batches, added up until they are pushed as one (``model.kept``)."""
 
     def __init__(self, plan: ShardPlan) -> None:
         self._identity: object = None

@@ -1,0 +1,404 @@
+"""Plans of pushes: where the gradients of certain parameters travel, and what is checked before anything is sent.
+
+A loop pushes the same parameters step after step, so the names are looked at once: a :class:`StepPlan` knows the shapes
+and dtypes of their gradients, which of them travel together, and which blocks each message brings. With it a step takes
+one pass: gradients that are as declared are recognized without Python for each of them, those that travel together are
+put next to each other, and every line is checked for values that are not finite. Gradients that are not as declared are
+converted first, or rejected with an error that names the parameter. Nothing was sent by then.
+
+Big gradients are sent from the user's memory. Small ones travel many to a message; they are put together before the
+check, because a check of a thousand small arrays takes longer than sending them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from flightedl.client.model.kept import ErrorFeedback
+from flightedl.client.tables.traffic import RowMessages
+from flightedl.domain.model.parameters import STORAGE_DTYPES
+from flightedl.domain.model.sharding import ShardPlan
+from flightedl.errors import GradientError
+from flightedl.kernels.half_precision import ITEM_BYTES, is_finite, largest, too_large
+
+Array = npt.NDArray[np.generic]
+
+#: Arrays from here on are checked by two threads. Handing half over takes as long as reading 3 MB.
+_BIG_BYTES = 16 << 20
+_FEW_ELEMENTS = 4096
+#: Number of plans that are kept.
+_PLANS_LIMIT = 1024
+_ARRAYS = {np.ndarray}
+_SHAPE, _DTYPE = attrgetter("shape"), attrgetter("dtype")
+#: Without the Python that the methods of arrays have.
+_all = np.logical_and.reduce
+_square: Any = np.vdot
+
+
+@dataclass(frozen=True, slots=True)
+class _Declared:
+    """A parameter's declaration, as its gradients have to follow it."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    #: Kind of 16-bit floats in which the gradient is declared or travels; empty if neither.
+    kind: str
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+class _Stretch(NamedTuple):
+    """Neighbouring blocks of one parameter in a run."""
+
+    name: str
+    blocks: range
+    #: Place of the blocks in the flat gradient.
+    elements: slice
+
+
+class Line(NamedTuple):
+    """Gradients that lie next to each other while they travel."""
+
+    #: Places of their names in the plan.
+    first: int
+    stop: int
+    kind: str
+    #: The least value that is too large to travel.
+    limit: float
+    #: Memory in which several gradients are put together; None for a single one, which stays where it is.
+    memory: Array | None
+
+
+class Piece(NamedTuple):
+    """Neighbouring blocks of a run that have one line's gradients, or none."""
+
+    blocks: range
+    #: Number of the line; None if the blocks get no gradient, only the batch's arrival.
+    line: int | None
+    #: The blocks' place in the line; None if they are the whole line.
+    elements: slice | None
+
+
+class StepPlan:
+    """The way of the gradients of certain parameters.
+
+    Args:
+        names: The parameters, in declared order.
+        declared: Declarations of all parameters.
+        runs: Stretches of each pserver's runs.
+    """
+
+    def __init__(
+        self, names: Sequence[str], declared: Mapping[str, _Declared], runs: Sequence[Sequence[Sequence[_Stretch]]]
+    ) -> None:
+        self.names = names
+        self.shapes = [declared[name].shape for name in names]
+        self.dtypes = [declared[name].dtype for name in names]
+        self._declared = declared
+        self._places = {name: place for place, name in enumerate(names)}
+        self.lines: list[Line] = []
+        #: Parameter -> number of its line.
+        self._line_of: dict[str, int] = {}
+        #: Pserver -> run -> pieces.
+        self.pieces = [[self._pieces_of(run) for run in shard_runs] for shard_runs in runs]
+
+    def _pieces_of(self, run: Sequence[_Stretch]) -> list[Piece]:
+        pieces: list[Piece] = []
+        is_joining = False
+        for name, blocks, elements in run:
+            place, before = self._places.get(name), pieces[-1] if pieces else None
+            if place is None:
+                line, part, is_whole = None, None, False
+            else:
+                size = self._declared[name].size
+                is_whole = elements.stop - elements.start == size
+                part = None if is_whole else elements
+                # A gradient of a few elements is copied sooner than it is looked at in another way.
+                is_whole = is_whole and (len(run) > 1 or size < _FEW_ELEMENTS)
+                line = self._joined_to(before, place) if is_joining and is_whole else self._line(name, place)
+            if before is not None and before.line == line and (line is None or (is_joining and is_whole)):
+                pieces[-1] = before._replace(blocks=range(before.blocks.start, blocks.stop))
+            else:
+                pieces.append(Piece(blocks, line, part))
+            is_joining = is_whole
+        return pieces
+
+    def _line(self, name: str, place: int) -> int:
+        number = self._line_of.get(name)
+        if number is None:
+            kind = self._declared[name].kind
+            number = self._line_of[name] = len(self.lines)
+            self.lines.append(Line(place, place + 1, kind, too_large(kind), None))
+        return number
+
+    def _joined_to(self, before: Piece | None, place: int) -> int:
+        """Add the parameter of this place to the line of the piece before it."""
+        assert before is not None
+        assert before.line is not None
+        line = self.lines[before.line]
+        stop = place + 1
+        size = sum(math.prod(shape) for shape in self.shapes[line.first : stop])
+        self.lines[before.line] = line._replace(stop=stop, memory=np.empty(size, self.dtypes[place]))
+        return before.line
+
+    def laid_out(self, arrays: Sequence[Array]) -> list[Array]:
+        """Return the (n,) lines of gradients that are as declared; several together hold until the next call.
+
+        16-bit floats are returned as their bits: Arrow knows the bits only of some.
+        """
+        found: list[Array] = []
+        for first, stop, _, _, memory in self.lines:
+            if memory is None:
+                array = arrays[first]
+                line = (array if array.flags.c_contiguous else np.ascontiguousarray(array)).reshape(-1)
+            elif memory.dtype == arrays[first].dtype:
+                line = np.concatenate(arrays[first:stop], axis=None, out=memory, casting="no")
+            else:
+                line = np.concatenate(arrays[first:stop], axis=None)
+            found.append(line.view(np.uint16) if line.dtype.itemsize == ITEM_BYTES else line)
+        return found
+
+
+class Outgoing(NamedTuple):
+    """The gradients of one push. Encoded once: messages that are sent again have the same bytes."""
+
+    plan: StepPlan
+    #: The plan's lines.
+    lines: Sequence[Array]
+    #: Rows of tables, pushed and looked up.
+    rows: RowMessages | None = None
+    #: The gradients as declared, in the order of the plan's names.
+    arrays: Sequence[Array] = ()
+
+
+class StepPlans:
+    """Plans of one model's pushes, and the checks of its gradients.
+
+    Args:
+        plan: Where every block lies.
+        runs: Runs of each pserver's blocks, see ``runs_of``.
+        dtypes: Dtype of each parameter's array.
+        wire: How float32 elements travel, see ``kernels.half_precision``.
+        clip_norm: Gradients whose global norm is above it are scaled down to it; None: never.
+        pool: Lends a second thread.
+        unclipped: Parameters to which ``clip_norm`` does not apply.
+        feedback: Encodes gradients together with the rests of earlier ones; None if there are no rests.
+    """
+
+    def __init__(
+        self,
+        plan: ShardPlan,
+        runs: Sequence[Sequence[range]],
+        dtypes: Mapping[str, np.dtype[Any]],
+        wire: str,
+        clip_norm: float | None,
+        pool: ThreadPoolExecutor,
+        unclipped: Collection[str] = (),
+        feedback: ErrorFeedback | None = None,
+    ) -> None:
+        self._unclipped = frozenset(unclipped)
+        self._clip_norm = clip_norm
+        self._pool = pool
+        self._feedback = feedback
+        self._declared = {
+            spec.name: _Declared(
+                tuple(spec.shape), dtypes[spec.name], spec.short_kind or (wire if spec.dtype == "float32" else "")
+            )
+            for spec in plan.parameters
+        }
+        self._runs = [[list(_stretches(plan, run)) for run in shard_runs] for shard_runs in runs]
+        self._plans: dict[frozenset[str], StepPlan] = {}
+        self._newest = self._plan_of(())
+        #: Gradients are changed before they are sent.
+        self.encodes = clip_norm is not None or feedback is not None
+        #: A push without gradients.
+        self.nothing = Outgoing(self._newest, ())
+
+    def _plan_of(self, names: Collection[str]) -> StepPlan:
+        key = frozenset(names)
+        plan = self._plans.get(key)
+        if plan is None:
+            if len(self._plans) >= _PLANS_LIMIT:
+                self._plans.clear()
+            plan = StepPlan([name for name in self._declared if name in key], self._declared, self._runs)
+            self._plans[key] = plan
+        return plan
+
+    def unknown(self, name: str) -> str:
+        """Return the error for a name that no parameter has."""
+        return f"there is no parameter {name!r:.80}; declared are {', '.join(sorted(self._declared))}"
+
+    def encoded(self, outgoing: Outgoing, *, is_clipped: bool = False) -> Outgoing:
+        """Return the gradients as they are sent: clipped, unless they are already, and with the rests of earlier ones.
+
+        Raises:
+            GradientError: a gradient with its rest is beyond what 16 bits can say. Nothing was sent.
+        """
+        plan, lines, rows, arrays = outgoing
+        gradients: Mapping[str, Array] = dict(zip(plan.names, arrays, strict=True))
+        if not is_clipped:
+            scaled = self.clipped(gradients)
+            if scaled is not gradients:
+                gradients, lines = scaled, plan.laid_out(list(scaled.values()))
+        if self._feedback is not None:
+            encoded = self._feedback.encode({name: np.ravel(array) for name, array in gradients.items()})
+            lines = plan.laid_out(list(encoded.values()))
+        return Outgoing(plan, lines, rows, ())
+
+    def clipped(self, gradients: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Return the gradients, scaled if their global norm is above ``clip_norm``; else the same object."""
+        if self._clip_norm is None:
+            return gradients
+        norms = {name: _square_sum(array) for name, array in gradients.items() if name not in self._unclipped}
+        norm = math.sqrt(sum(norms.values()))
+        if norm <= self._clip_norm:
+            return gradients
+        factor = self._clip_norm / norm
+        return {
+            name: np.asarray(_wide(array) * factor, array.dtype) if name in norms else array
+            for name, array in gradients.items()
+        }
+
+    def sound(self, gradients: Mapping[str, npt.ArrayLike], where: object) -> Outgoing:
+        """Return the gradients, ready to be sent as they are; ``encoded`` follows if ``encodes``.
+
+        Args:
+            gradients: Gradients by name, of the parameters' shapes.
+            where: The batch, for people.
+
+        Raises:
+            GradientError: not given by name, an unknown name, no array, of another shape, as of ``converted``, or not
+                finite, also as they travel.
+        """
+        plan = self._newest
+        arrays: Sequence[Any] | None
+        try:
+            arrays = list(map(gradients.__getitem__, plan.names)) if len(gradients) == len(plan.names) else None
+        except (AttributeError, KeyError, TypeError):
+            arrays = None
+        if (
+            arrays is None
+            or not set(map(type, arrays)) <= _ARRAYS
+            or list(map(_SHAPE, arrays)) != plan.shapes
+            or list(map(_DTYPE, arrays)) != plan.dtypes
+        ):
+            plan, arrays = self._as_declared(gradients, where)
+        lines = plan.laid_out(arrays)
+        for line, (first, stop, kind, limit, _) in zip(lines, plan.lines, strict=True):
+            if line.size < _FEW_ELEMENTS and math.isinf(limit) and not kind:
+                # Setting the error state costs more than this pass, which does not look at it, as ``dot`` does.
+                if math.isfinite(_square(line, line)) or _all(np.isfinite(line)):
+                    continue
+            elif self._is_within(line, kind, limit):
+                continue
+            raise _unsound(plan.names[first:stop], arrays[first:stop], kind, where)
+        return Outgoing(plan, lines, None, arrays)
+
+    def _as_declared(self, gradients: Mapping[str, npt.ArrayLike], where: object) -> tuple[StepPlan, list[Array]]:
+        """Return a plan for these names, and the gradients converted to the declared dtypes, in its order."""
+        if not isinstance(gradients, Mapping):
+            raise GradientError(
+                f"gradients must be given by name, such as {{{next(iter(self._declared))!r}: array}}, "
+                f"not as {type(gradients).__name__}"
+            )
+        found: dict[str, Array] = {}
+        for name, value in gradients.items():
+            declared = self._declared.get(name)
+            if declared is None:
+                raise GradientError(self.unknown(name))
+            try:
+                array = np.asarray(value)
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise GradientError(f"the gradient of {name!r} is no array: {error!s:.160}") from None
+            if array.shape != declared.shape:
+                raise GradientError(f"the gradient of {name!r} has shape {array.shape}, the parameter {declared.shape}")
+            found[name] = (
+                array if array.dtype == declared.dtype else converted(array, declared.dtype, repr(name), where)
+            )
+        self._newest = plan = self._plan_of(found)
+        return plan, [found[name] for name in plan.names]
+
+    def _is_within(self, line: Array, kind: str, limit: float) -> bool:
+        """True if all elements can travel. Two threads read a big line: one core's way to memory limits the pass."""
+        if line.dtype == np.uint16:
+            return is_finite(line.view(np.uint16), kind)
+        if line.nbytes < _BIG_BYTES:
+            return _is_within(line, limit)
+        half = line.size // 2
+        second = self._pool.submit(_is_within, line[half:], limit)
+        return _is_within(line[:half], limit) & second.result()
+
+
+def at_one_version(blocks: range, bases: Mapping[int, int], wanted: Collection[int] | None) -> list[range]:
+    """Return stretches of neighbours with the same base version; only of the ``wanted`` blocks unless that is None."""
+    numbers = [number for number in blocks if wanted is None or number in wanted]
+    stretches = groupby(enumerate(numbers), lambda pair: (pair[1] - pair[0], bases[pair[1]]))
+    return [range(found[0][1], found[-1][1] + 1) for _, neighbours in stretches if (found := list(neighbours))]
+
+
+def converted(array: Array, dtype: np.dtype[Any], what: str, where: object) -> Array:
+    """Return a gradient in another float type: exact in a wider type, rounded to nearest even in a narrower type.
+
+    Raises:
+        GradientError: it is not of floats, or a finite element is beyond the range of ``dtype``.
+    """
+    if array.dtype.name not in STORAGE_DTYPES:
+        raise GradientError(
+            f"the gradient of {what} is {array.dtype} in {where}, but must be one of {', '.join(STORAGE_DTYPES)}"
+        )
+    with np.errstate(over="ignore"):
+        found = array.astype(dtype)
+    if (np.isinf(found) & np.isfinite(array)).any():
+        raise _beyond(what, dtype.name, where)
+    return found
+
+
+def _unsound(names: Sequence[str], arrays: Sequence[Array], kind: str, where: object) -> GradientError:
+    """Return the error for the first of some gradients that cannot be sent."""
+    for name, array in zip(names, arrays, strict=True):
+        if not np.isfinite(array).all():
+            return GradientError(f"the gradient of {name!r} has NaN or infinity in {where}; nothing of it was pushed")
+        if kind and array.dtype.itemsize != ITEM_BYTES and (np.abs(array) >= too_large(kind)).any():
+            return _beyond(repr(name), kind, where)
+    raise AssertionError("one of them is not sound")
+
+
+def _beyond(what: str, kind: str, where: object) -> GradientError:
+    return GradientError(
+        f"the gradient of {what} is beyond {largest(kind):g} in {where}, the largest that {kind} can say; "
+        "nothing of it was pushed: scale the loss down"
+    )
+
+
+def _stretches(plan: ShardPlan, run: range) -> Iterator[_Stretch]:
+    for parameter, found in groupby(map(plan.block, run), lambda block: block.parameter):
+        blocks = list(found)
+        numbers = range(blocks[0].number, blocks[-1].number + 1)
+        yield _Stretch(plan.parameters[parameter].name, numbers, slice(blocks[0].start, blocks[-1].stop))
+
+
+def _square_sum(array: Array) -> float:
+    return float(np.square(_wide(array), dtype=np.float64).sum())
+
+
+def _wide(array: Array) -> npt.NDArray[Any]:
+    """Return 16-bit floats as float32, others as they are."""
+    return array.astype(np.float32) if array.dtype.itemsize == ITEM_BYTES else array
+
+
+def _is_within(flat: Array, limit: float) -> bool:
+    """True if all elements are finite and below a limit: one fast pass, an exact one only where that is not enough."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        squares = float(np.dot(flat, flat))
+        return (math.isfinite(squares) and squares < limit * limit) or bool((np.abs(flat) < limit).all())
