@@ -30,7 +30,7 @@ from flightedl.domain.model.sharding import ShardPlan, plan_shards
 from flightedl.messages.control import ViewMemberMessage, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, PushHeader
 from flightedl.pserver.restoring import load_newest
-from flightedl.pserver.shard import ShardState
+from flightedl.pserver.shard import Shard
 from flightedl.pserver.snapshots import Snapshots
 from flightedl.wire.rows import Rows
 
@@ -41,7 +41,7 @@ _SNAPSHOTS = 5
 class Pusher:
     """Pushes all blocks of a shard one batch after the other, as a trainer's stream does, and times each push."""
 
-    def __init__(self, shard: ShardState, plan: ShardPlan) -> None:
+    def __init__(self, shard: Shard, plan: ShardPlan) -> None:
         self._shard = shard
         sizes = [4 * plan.block(number).size for number in shard.numbers]
         self._offsets = [0, *itertools.accumulate(sizes)]
@@ -135,8 +135,8 @@ def main(mb: str = "1024") -> None:
     written: list[float] = []
     with tempfile.TemporaryDirectory(prefix="flightedl-bench-") as directory:
         storage = open_storage(directory)
-        shard = ShardState(plan, 0, Adam(lr=1e-3), Async())
-        snapshots = Snapshots(shard, storage, _JOB, 0, 1, 1, clock)
+        shard = Shard(plan, 0, Adam(lr=1e-3), Async())
+        snapshots = Snapshots(shard.copying, storage, _JOB, 0, 1, 1, clock)
         snapshots.prepare()
         file = None
         with Pusher(shard, plan) as pusher:

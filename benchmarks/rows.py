@@ -18,7 +18,7 @@ import numpy.typing as npt
 from flightedl.domain.model.initial import Uniform
 from flightedl.domain.tables.optimizers import RowAdagrad
 from flightedl.domain.tables.spec import TableSpec
-from flightedl.pserver.rows.store import RowCut, RowStore, TableGradients
+from flightedl.pserver.rows.tables import RowCut, RowTables, TableGradients
 from flightedl_tools.bench.processes import resident_bytes
 from flightedl_tools.bench.sides import print_table, ratio
 from flightedl_tools.bench.table_work import EPS, RATE, skewed
@@ -49,17 +49,17 @@ class NumpyRows:
         self.values[ids] -= RATE * gradients / (np.sqrt(total) + EPS)[:, None]
 
 
-def new_store(dim: int) -> RowStore:
+def new_store(dim: int) -> RowTables:
     """One table, all buckets."""
-    return RowStore([TableSpec("bench", dim, RowAdagrad(lr=RATE, eps=EPS), Uniform(0.01))], range(1024))
+    return RowTables([TableSpec("bench", dim, RowAdagrad(lr=RATE, eps=EPS), Uniform(0.01))], range(1024))
 
 
-def push(store: RowStore, ids: npt.NDArray[np.uint64], gradients: Floats) -> None:
+def push(store: RowTables, ids: npt.NDArray[np.uint64], gradients: Floats) -> None:
     """Update rows, or make them."""
     store.update([TableGradients(0, ids, gradients)], version=1, epoch=0, number=0)
 
 
-def fill(store: RowStore, start: int, stop: int, dim: int) -> list[tuple[float, float]]:
+def fill(store: RowTables, start: int, stop: int, dim: int) -> list[tuple[float, float]]:
     """Make rows of these ids, a few thousand a push; the pushes' seconds, and those on the processor."""
     gradients = np.full((FILL, dim), 0.01, np.float32)
     seconds = []
@@ -114,7 +114,7 @@ def print_speed(rows: int, dim: int, counts: tuple[int, ...] = COUNTS) -> None:
     print_table("million rows a second of one pserver, medians of alternated calls", columns, found)
 
 
-def step_s(store: RowStore, rows: int, dim: int) -> float:
+def step_s(store: RowTables, rows: int, dim: int) -> float:
     """Return the median seconds of reading and updating rows."""
     gradients, out = np.full((FILL, dim), 0.01, np.float32), np.empty((FILL, dim), np.float32)
     seconds = []
@@ -125,7 +125,7 @@ def step_s(store: RowStore, rows: int, dim: int) -> float:
     return statistics.median(seconds)
 
 
-def begin(store: RowStore, *, is_base: bool) -> tuple[float, RowCut]:
+def begin(store: RowTables, *, is_base: bool) -> tuple[float, RowCut]:
     """Begin a cut, and return how long that takes."""
     begun = time.perf_counter()
     cut = store.begin_cut(1, 0, file="base" if is_base else "increment", after="" if is_base else "base")

@@ -170,7 +170,9 @@ class Update:
         for slot in slots:
             if slot.size != size:
                 raise ValueError("values and slots must have the same length")
-        rate = self.optimizer.rate_at(version) * rate_factor
+        # A plain number in nearly every job; only schedules are asked.
+        rate: float = getattr(self.optimizer, "lr")  # noqa: B009 - every concrete optimizer has it
+        rate = (rate if isinstance(rate, float) else self.optimizer.rate_at(version)) * rate_factor
         if rate == 0 and isinstance(self.optimizer, Ftrl):
             if after_piece is not None:
                 after_piece(values)
@@ -180,15 +182,17 @@ class Update:
             given = iter(slots)
             arrays = [next(given) if used else None for used in self.slots_used]
         scalars = self.scalars(self.optimizer, rate, version + 1)
+        if after_piece is None:
+            self.code(values, gradient, *arrays, scale, self.clip, self.decay, *scalars)
+            return
         # LAMB needs norms of the whole.
-        length = size if after_piece is None or self.loop is kernels_rules.lamb else _PIECE
+        length = size if self.loop is kernels_rules.lamb else _PIECE
         for start in range(0, size, max(length, 1)):
             piece = slice(start, start + length)
             part = values[piece]
             parts = [None if array is None else array[piece] for array in arrays]
             self.code(part, gradient[piece], *parts, scale, self.clip, self.decay, *scalars)
-            if after_piece is not None:
-                after_piece(part)
+            after_piece(part)
 
 
 def kernel_for(optimizer: Optimizer, dtype: str) -> Update:

@@ -135,7 +135,7 @@ _CORRECTIONS_LIMIT = 1 << 18
 
 
 class RowPush(NamedTuple):
-    """What all rows of an update have in common, see ``RowStore.update``."""
+    """What all rows of an update have in common, see ``RowTables.update``."""
 
     version: int
     epoch: int
@@ -170,7 +170,7 @@ class RowUpdate:
         *,
         is_beside: bool,
     ) -> int:
-        """Update the rows that there are; see ``RowStore.update``.
+        """Update the rows that there are; see ``RowTables.update``.
 
         Args:
             handles: Of all tables.

@@ -1,4 +1,4 @@
-"""From a shard plan to spans: neighbouring blocks in arrays that one kernel call can update, and the rows of tables."""
+"""From a shard plan to spans: neighbouring blocks in arrays that one kernel call can update."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ from flightedl.domain.tables.spec import TableSpec
 from flightedl.kernels.compiled import Update, block_kernels, half_kernels, kernel_for
 from flightedl.kernels.compiled_rows import all_row_kernels, row_kernel, row_update
 from flightedl.pserver.arena import Arena
-from flightedl.pserver.rows.memory import RowMemory
-from flightedl.pserver.rows.span import RowSpan
-from flightedl.pserver.rows.store import RowStore
 from flightedl.pserver.spans import ArraySpan
 
 
@@ -40,13 +37,13 @@ def spans_of(plan: ShardPlan, index: int, optimizer: Optimizer, wire: str, arena
             if update is None:
                 update = kernel_for(rule, dtype)
                 updates[rule, dtype] = update
-            sizes = [plan.block(number).size for number in numbers]
-            total = sum(sizes)
+            places = [plan.block(number) for number in numbers]
+            total = sum(place.size for place in places)
             spans.append(
                 ArraySpan(
                     numbers,
                     range(local, local + len(numbers)),
-                    sizes,
+                    places,
                     arena.allocate(total, dtype, is_values=True),
                     [arena.allocate(total, dtype, slot.initial) for slot in rule.slots],
                     update,
@@ -58,23 +55,6 @@ def spans_of(plan: ShardPlan, index: int, optimizer: Optimizer, wire: str, arena
             )
             local += len(numbers)
     return spans
-
-
-def rows_of(plan: ShardPlan, index: int, local_start: int, memory: RowMemory) -> list[RowSpan]:
-    """The span of a pserver's buckets, if it has any, without rows.
-
-    Args:
-        plan: Where every bucket lies.
-        index: Of the pserver.
-        local_start: Position of the first of them on this pserver.
-        memory: Bounds what rows may have.
-    """
-    numbers, first = plan.buckets_of(index), plan.block_count
-    if not numbers:
-        return []
-    local = range(local_start, local_start + len(numbers))
-    store = RowStore(plan.tables, range(numbers.start - first, numbers.stop - first), memory)
-    return [RowSpan(numbers, local, first, store, threading.Lock())]
 
 
 def kernels_of(

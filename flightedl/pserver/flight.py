@@ -237,11 +237,11 @@ class PserverFlight:
 
         request = decode(ticket, TableTicket)
         shard = self._service.shard(request.plan_hash)
-        if request.table >= len(shard.tables):
+        if request.table >= len(shard.rows.tables):
             raise MessageError(f"there is no table {request.table}")
         if self._service.keeps_checkpoints:
             raise UsageError("this job keeps checkpoints: its tables are exported from one, by the master")
-        spec = shard.tables[request.table]
+        spec = shard.rows.tables[request.table]
         batches = batches_of(spec, shard.all_rows(request.table), has_slots=request.slots)
         return Outgoing(schema_of(spec, has_slots=request.slots), ((batch, None) for batch in batches))
 

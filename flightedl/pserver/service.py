@@ -3,7 +3,7 @@
 Theory of operation. The life decides, under one lock that is held for little else: no block is touched and nothing is
 waited for under it. What the directory says is read and told under it, so that nothing older is told later. Effects
 that take long (to build, to load, to wait, to ask etcd) are done one after the other by a thread of their own;
-meanwhile everybody is answered "not ready". What is pushed and pulled goes to the ``ShardState`` directly, once the
+meanwhile everybody is answered "not ready". What is pushed and pulled goes to the ``Shard`` directly, once the
 life lets it.
 """
 
@@ -56,7 +56,7 @@ from flightedl.process.startup_memory import release_startup_memory
 from flightedl.pserver.building import kernels_of
 from flightedl.pserver.meter import Meter
 from flightedl.pserver.restoring import load_newest
-from flightedl.pserver.shard import ShardState
+from flightedl.pserver.shard import Shard
 from flightedl.pserver.snapshots import Snapshots
 from flightedl.pserver.turns import Turns
 from flightedl.recording.recorded import recorded
@@ -125,7 +125,7 @@ class PserverService:
         self._turns = Turns(self._is_closing)
         self._specs: list[ParameterSpec] = []
         self._plan: ShardPlan | None = None
-        self._shard: ShardState | None = None
+        self._shard: Shard | None = None
         self._snapshots: Snapshots | None = None
         self._is_prepared = False
         #: Held while kernels are loaded, which the builder and the thread of ``prepare`` do.
@@ -317,7 +317,7 @@ class PserverService:
         assert self._plan is not None, "the plan comes first"
         self._load_kernels(model)
         with self._turns.turn():
-            self._shard = shard = ShardState(
+            self._shard = shard = Shard(
                 self._plan,
                 self._life.index,
                 Optimizer.from_json(model.declaration.optimizer),
@@ -332,7 +332,7 @@ class PserverService:
             )
         release_startup_memory()
         self._snapshots = Snapshots(
-            shard,
+            shard.copying,
             self._storage,
             self._keys.job_name,
             self._life.index,
@@ -396,14 +396,14 @@ class PserverService:
 
     # what trainers ask
 
-    def shard(self, plan_hash: str) -> ShardState:
+    def shard(self, plan_hash: str) -> Shard:
         """The shard, to push to and pull from."""
         if not self._life.is_serving:
             self.look()
         self._life.require_values(plan_hash)
         return self._blocks()
 
-    def shard_for_init(self, plan_hash: str, election: int) -> ShardState | None:
+    def shard_for_init(self, plan_hash: str, election: int) -> Shard | None:
         """The shard, to give it first values; None: it has values already, so those that come are not taken."""
         if not self._life.is_visible:
             self.look()
@@ -421,9 +421,9 @@ class PserverService:
         self._apply(happens.FirstValuesCame(election, count))
         return self._life.first_value_count(election, count), shard.block_count
 
-    def _load_first_rows(self, shard: ShardState) -> None:
+    def _load_first_rows(self, shard: Shard) -> None:
         """Once: who sends first values again waits for it."""
-        if not any(table.first_rows for table in shard.tables):
+        if not any(table.first_rows for table in shard.rows.tables):
             return
         # Few jobs begin with rows, and what reads Parquet takes a while to import.
         from flightedl.pserver.rows.first import load_first_rows
@@ -432,7 +432,7 @@ class PserverService:
             if self._has_first_rows:
                 return
             try:
-                for span in shard.row_spans():
+                for span in shard.rows.distinct():
                     span.begin_restore()
                     load_first_rows(span, self._files, self._clock)
             except UsageError as error:
@@ -440,7 +440,7 @@ class PserverService:
                 raise
             self._has_first_rows = True
 
-    def _blocks(self) -> ShardState:
+    def _blocks(self) -> Shard:
         assert self._shard is not None, "the life knows of blocks that are not there"
         return self._shard
 
@@ -514,7 +514,7 @@ class PserverService:
     def store(self) -> SharedMemory | None:
         """Memory in which the values lie and that trainers may map; None: there is none."""
         shard = self._shard
-        return None if shard is None else shard.store
+        return None if shard is None else shard.memory
 
     def status(self) -> PserverStatusReply:
         """What this pserver says of itself."""
@@ -556,6 +556,6 @@ class PserverService:
         )
 
 
-def _counts_of(shard: ShardState) -> list[TableCounts]:
-    pairs = zip(shard.tables, shard.row_counts(), strict=True)
+def _counts_of(shard: Shard) -> list[TableCounts]:
+    pairs = zip(shard.rows.tables, shard.rows.counts(), strict=True)
     return [TableCounts(name=table.name, **dataclasses.asdict(counts)) for table, counts in pairs]

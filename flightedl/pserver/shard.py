@@ -1,53 +1,76 @@
-"""What a pserver's blocks are asked, and what ``domain.pserver.blocks`` decides about it, carried out with arrays.
+"""The requests to a pserver's blocks: ``domain.pserver.blocks`` decides about them, the stores carry that out.
 
 Rules:
 
-* A span of the protocol has its arrays here (see ``spans``), and a lock. Under it: get all memory that a push may take,
-  let the protocol decide, carry its effects out. What fails between the decision and the last effect is the end of
-  this shard (see ``soundness``).
-* Nothing is touched before a row was checked (see ``incoming``): a block of this shard, the right number of bytes,
-  finite.
+* A span of the protocol has its values in a store (``dense``, ``rows``), and a lock. Under it: get all memory that a
+  push may take, let the protocol decide, carry its effects out. A failure between the decision and the last effect is
+  the end of this shard (see ``soundness``).
+* Nothing is touched before a part was checked: a block of this shard, the right number of bytes, finite.
 * A version that has been reached wakes all waiters once per message (see ``changes``), not once per block.
-* Values leave as they lie in memory, lent under the span's lock: what a reader gets is one version, never a mixture.
+* Values leave as they lie in memory, lent under the span's lock: a reader gets one version, never a mixture.
 * A view changes all blocks at once, under all their locks.
 
-Lock order: spans by rising number, then what they share, then the changes. No lock is held while waiting or sending.
+``held`` says in which order locks are taken.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from flightedl.domain.checkpoint.values import OrderNumber, SnapshotCommand
 from flightedl.domain.consistency.modes import Mode
 from flightedl.domain.consistency.rounds_values import Pull
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.model.optimizers import Optimizer
 from flightedl.domain.model.sharding import ShardPlan
-from flightedl.domain.pserver.block_values import Needs, Push, Split
+from flightedl.domain.pserver.block_values import AddGradient, BlocksDue, CopyBlocks, Effect, Needs, Push, Split, Update
 from flightedl.domain.pserver.block_values import Pushed as Decided
 from flightedl.domain.pserver.blocks import around
 from flightedl.errors import BusyError, FencedError, MessageError
+from flightedl.formats.row_batches import TABLE, WAITING, StoredRows
+from flightedl.formats.shard_files import StoredBlock
 from flightedl.messages.control import ViewReply, ViewRequest
 from flightedl.messages.parameters import Outcome, PushHeader
-from flightedl.pserver.incoming import IncomingValues
+from flightedl.process.shared_memory import SharedMemory
+from flightedl.pserver.changes import Changes
+from flightedl.pserver.copying import Copying
+from flightedl.pserver.dense import DenseStore
+from flightedl.pserver.held import Held
 from flightedl.pserver.meter import Meter
-from flightedl.pserver.shard_rows import Pushed, ShardRows, Wanted
-from flightedl.pserver.spans import ArraySpan
+from flightedl.pserver.rows.store import RowStore
+from flightedl.pserver.rows.stored import CutRows
+from flightedl.pserver.rows.values import NO_ROWS, TableRows
+from flightedl.pserver.soundness import Soundness
+from flightedl.pserver.spans import ArraySpan, BlockArrays
+from flightedl.pserver.stores import Pushed, Stored, Wanted, split_span
 from flightedl.recording.writer import Recorder
 from flightedl.wire.parts import ReceivedBlocks, parts_of
 from flightedl.wire.rows import OutgoingBlocks, Row, Rows
 
-Array = npt.NDArray[np.generic]
+_NO_FILE = SnapshotCommand(OrderNumber(0, 0, 0), None, "")
+_UPDATE = Needs(has_update=True)
 
 
-class ShardState(ShardRows):
-    """The blocks of one pserver, and what they are asked. Thread-safe.
+class Shard:
+    """The blocks of one pserver. Thread-safe.
 
-    Args: as ``HeldBlocks``, and
+    Args:
+        plan: Places of all blocks.
+        index: Of the pserver.
+        optimizer: Of the model.
+        mode: That the blocks begin in.
+        wire: "bfloat16" or "float16" where float32 elements travel as such.
+        on_lost: Called with the reason when the blocks do not belong together any more; ends the process.
+        recorder: Records what happens to the blocks; None: nothing does.
+        generation: Of the pserver's process, for recordings.
         meter: Takes the figures of what happens; None: one that only this shard has.
+        row_bytes: Memory that rows may have; 0: what is there.
+        shares_memory: Values lie in memory that trainers of the same host map.
     """
 
     def __init__(
@@ -65,35 +88,81 @@ class ShardState(ShardRows):
         *,
         shares_memory: bool = False,
     ) -> None:
-        found = Meter() if meter is None else meter
-        super().__init__(
-            plan,
-            index,
-            optimizer,
-            mode,
-            wire,
-            on_lost,
-            recorder,
-            generation,
-            found,
-            row_bytes,
-            shares_memory=shares_memory,
-        )
-        self._incoming = IncomingValues(plan)
-        #: Of the plan: from this position on there are buckets.
+        self.plan_hash = plan.hash
+        self.meter = Meter() if meter is None else meter
+        self.changes = Changes()
+        self._index = index
+        self.dense = DenseStore(plan, index, optimizer, wire, shares_memory=shares_memory)
+        self.rows = RowStore(plan, index, len(self.dense.numbers), row_bytes)
+        self._soundness = Soundness(on_lost)
+        #: Of the plan: from this number on there are buckets.
         self._first_bucket = plan.block_count
+        self._held = Held(
+            self.dense, self.rows, self._first_bucket, mode, self._soundness, recorder, (index, generation)
+        )
+        self._protocol, self._deciding = self._held.protocol, self._held.deciding
+        self.copying = Copying(self._held, plan.hash)
+        #: Held by the one export that reads all rows.
+        self._reading = threading.Lock()
+
+    # figures
+
+    @property
+    def memory(self) -> SharedMemory | None:
+        """The memory of the values, if trainers of the same host map it."""
+        return self.dense.memory
+
+    @property
+    def numbers(self) -> list[int]:
+        """The blocks' numbers, rising; without buckets."""
+        return self.dense.numbers
+
+    @property
+    def block_count(self) -> int:
+        """Number of blocks, without buckets."""
+        return len(self.dense.numbers)
+
+    @property
+    def size_bytes_total(self) -> int:
+        """Bytes of values, slots and accumulators, and of rows."""
+        return self.dense.size_bytes + self.rows.size_bytes
+
+    def blocks(self) -> list[BlockArrays]:
+        """Return every block with its state, as it lies in memory; for a caller who knows that nobody pushes."""
+        spans = dict.fromkeys(self.dense.spans.values())
+        states = [(span, self._protocol.span(span.numbers.start)) for span in spans]
+        return [block for span, state in states for block in span.blocks(state.rounds, state.updates)]
+
+    def version_range(self) -> tuple[int, int]:
+        """Lowest and highest version."""
+        return self._protocol.version_range()
+
+    def waits_for(self) -> tuple[int, list[int]]:
+        """Return the lowest version at which others wait, and the members that they wait for; none if nobody waits."""
+        waits: list[tuple[int, list[int]]] = []
+        for span in self._held.spans():
+            with span.lock:
+                rounds = self._protocol.span(span.numbers.start).rounds
+                if members := rounds.holds_up():
+                    waits.append((rounds.version, members))
+        return min(waits, default=(0, []))
+
+    def require_plan(self, plan_hash: str) -> None:
+        """Raise FencedError unless the sender means this shard's plan."""
+        if self.plan_hash != plan_hash:
+            raise FencedError("the shard plan is another one: read the job's declaration again")
 
     # first values
 
     def initialize(self, election: int, row: Row) -> None:
-        """First values of a block; a newer election's replace an older one's.
+        """Take first values of a block; a newer election's replace an older one's.
 
         Raises:
             MessageError: not a block of this pserver, or of another size.
             GradientError: not finite.
         """
-        values = self._incoming.first_values(self._span(row.block), row)
-        with self._locked(row.block) as span:
+        values = self.dense.first_values(row)
+        with self._held.locked(row.block) as span:
             place = span.detach_for_write()[span.part(row.block)]
             with self._deciding:
                 is_taken = self._protocol.initialize(row.block, election)
@@ -110,14 +179,14 @@ class ShardState(ShardRows):
         """Take the parts of one message, one after the other. A part is mostly a span: nothing is done per block then.
 
         Returns:
-            What became of them; the same part again is answered, never applied again.
+            The answer to each; the same part again is answered, never applied again.
 
         Raises:
             MessageError: a foreign block, a wrong size, or a base version from the future; a sum of several batches in
                 another mode than async. Parts before it were taken.
             GradientError: not finite; likewise.
         """
-        if len(parts) > 1 and sum(len(part.blocks) for part in parts) > self.block_count + len(self.buckets):
+        if len(parts) > 1 and sum(len(part.blocks) for part in parts) > self.block_count + len(self.rows.numbers):
             raise MessageError("a message names more blocks than there are")
         began = self.meter.now()
         push = Push.of(header)
@@ -125,12 +194,13 @@ class ShardState(ShardRows):
         for part in parts:
             blocks, version, _, data, is_finite = part
             if blocks.start >= self._first_bucket:
-                found.extend(self.push_to_rows(push, part, header.pull))
+                found.extend(self._push_rows(push, part, header))
                 continue
-            span = self._span(blocks.start)
+            span = self.dense.spans.get(blocks.start)
             pushed = None
-            if blocks == span.numbers and (len(data) == span.offsets[-1] or not data):
-                pushed = self._push(push, span, version, data, header, is_finite=is_finite)
+            if span is not None and blocks == span.numbers and (len(data) == span.offsets[-1] or not data):
+                gradient = self.dense.gradient(span, blocks, data, is_finite=is_finite) if data else None
+                pushed = self._push(push, span, version, gradient, header, has_gradient=gradient is not None)
             if pushed is not None:
                 found.append(pushed)
             else:
@@ -141,132 +211,116 @@ class ShardState(ShardRows):
         return found
 
     def push_rows(self, header: PushHeader, rows: Rows) -> list[Pushed]:
-        """The same with the rows of a plain push, as any Flight client can send it."""
+        """As ``push``, with the rows of a plain push, as any Flight client can send it."""
         for place, number in enumerate(rows.blocks):
-            size_bytes = rows.offsets[place + 1] - rows.offsets[place]
-            if size_bytes and size_bytes != self._sent_bytes(range(number, number + 1)):
-                raise self._wrong_size(range(number, number + 1), size_bytes)
+            self.dense.require_size(range(number, number + 1), rows.offsets[place + 1] - rows.offsets[place])
         return self.push(header, list(parts_of(rows)))
 
-    def _push_by_span(self, push: Push, part: ReceivedBlocks, header: PushHeader) -> Iterator[Pushed]:
-        """A part that is not just one span; spans that it has only some blocks of are split."""
-        blocks, version, _, data, is_finite = part
-        if data and len(data) != self._sent_bytes(blocks):
-            raise self._wrong_size(blocks, len(data))
-        number = blocks.start
-        while number < blocks.stop:
-            span = self._span(number)
-            stop = min(span.numbers.stop, blocks.stop)
-            size_bytes = self._sent_bytes(range(number, stop)) if data else 0
-            if number > span.numbers.start or stop < span.numbers.stop:
-                if data:
-                    self._incoming.gradient(span, range(number, stop), data[:size_bytes], is_finite=is_finite)
-                with span.lock, self._soundness:
-                    if not span.is_split:
-                        with self._deciding:
-                            parts = around(span.numbers, range(number, stop))
-                            split = self._protocol.split(span.numbers.start, parts)
-                        self._split(split, self._protocol.version(number))
-                continue
-            pushed = self._push(push, span, version, data[:size_bytes], header, is_finite=is_finite)
+    def _push_rows(self, push: Push, part: ReceivedBlocks, header: PushHeader) -> Iterator[Pushed]:
+        """Take a part that is of all buckets."""
+        for span, received in self.rows.by_span(self.rows.pushed(part)):
+            has_gradient = len(received.gradients) > 0
+            pushed = self._push(
+                push, span, part.version, received, header, has_gradient=has_gradient, asked=received.wanted
+            )
             if pushed is not None:
                 yield pushed
-                number, data = stop, data[size_bytes:]
 
-    def _sent_bytes(self, blocks: range) -> int:
-        """Of the values of neighbouring blocks. MessageError: one of them does not lie here."""
-        size_bytes, number = 0, blocks.start
+    def _push_by_span(self, push: Push, part: ReceivedBlocks, header: PushHeader) -> Iterator[Pushed]:
+        """Take a part that is not just one span; spans that it has only some blocks of are split."""
+        blocks, version, _, data, is_finite = part
+        self.dense.require_size(blocks, len(data))
+        number = blocks.start
         while number < blocks.stop:
-            span = self._span(number)
-            first, stop = span.numbers.start, min(span.numbers.stop, blocks.stop)
-            size_bytes += span.offsets[stop - first] - span.offsets[number - first]
-            number = stop
-        return size_bytes
+            span = self.dense.span(number)
+            numbers = range(number, min(span.numbers.stop, blocks.stop))
+            size_bytes = self.dense.sent_bytes(numbers) if data else 0
+            gradient = None
+            if data:
+                gradient = self.dense.gradient(span, numbers, data[:size_bytes], is_finite=is_finite)
+            if numbers != span.numbers:
+                self._split_around(span, numbers)
+                continue
+            pushed = self._push(push, span, version, gradient, header, has_gradient=gradient is not None)
+            if pushed is not None:
+                yield pushed
+                number, data = numbers.stop, data[size_bytes:]
 
-    def _wrong_size(self, blocks: range, size_bytes: int) -> MessageError:
-        named = f"block {blocks.start} of {self._incoming.name_of(blocks.start)!r}"
-        more = f" and {len(blocks) - 1} behind it have" if len(blocks) > 1 else " has"
-        return MessageError(f"{named}{more} {self._sent_bytes(blocks)} bytes, not {size_bytes}")
+    def _split_around(self, span: ArraySpan, numbers: range) -> None:
+        """Give some blocks of a span one of their own."""
+        with span.lock, self._soundness:
+            if not span.is_split:
+                with self._deciding:
+                    split = self._protocol.split(span.numbers.start, around(span.numbers, numbers))
+                self._split(split)
+
+    def _split(self, split: Split) -> None:
+        split_span(self._held.store(split.span), split, self._protocol.version(split.span))
 
     def _push(
-        self, push: Push, span: ArraySpan, base_version: int, data: memoryview, header: PushHeader, *, is_finite: bool
+        self,
+        push: Push,
+        span: Any,
+        base_version: int,
+        received: Any,
+        header: PushHeader,
+        *,
+        has_gradient: bool,
+        asked: TableRows = NO_ROWS,
     ) -> Pushed | None:
-        """All blocks of a span; None: it was split meanwhile."""
-        gradient = self._incoming.gradient(span, span.numbers, data, is_finite=is_finite) if len(data) else None
-        protocol, first, has_gradient = self._protocol, span.numbers.start, gradient is not None
-        has_checksum = header.pull and header.checksums
+        """Push to all blocks of a span; None if it was split meanwhile."""
+        protocol, first = self._protocol, span.numbers.start
         with span.lock:
             if self._soundness.lost_because:
                 self._soundness.require()
             if span.is_split:
                 return None
-            with self._deciding:
-                needs = protocol.prepare(first, push, base_version, has_gradient=has_gradient)
-            kept = self._get_ready(span, needs, gradient)
+            needs = _UPDATE
+            if protocol.needs_preparing:
+                with self._deciding:
+                    needs = protocol.prepare(first, push, base_version, has_gradient=has_gradient)
+                self._carry_out(span, needs.copies)
+            try:
+                received = span.get_ready(needs, received)
+            except MemoryError:
+                name = self._held.store(first).name_of(first)
+                raise BusyError(
+                    f"pserver {self._index} has no memory left for a gradient of {name}: "
+                    "give it more, or the job more pservers"
+                ) from None
             try:
                 with self._deciding:
                     decided = protocol.push(first, push, base_version, has_gradient=has_gradient)
                 if isinstance(decided, Split):
-                    self._split(decided, protocol.version(first))
+                    self._split(decided)
                     return None
-                self._carry_out(span, decided.effects, gradient if kept is None else kept, has_checksum=has_checksum)
+                self._carry_out(span, decided.effects, received, has_checksum=header.pull and header.checksums)
             except BaseException as error:
                 self._soundness.broke_off(error)
                 raise
-            if decided.is_news:
-                self.changes.has_news = True
-            pushed = self._answer(span, decided, header.pull)
-            if not span.local.start and decided.effects:
+            self.changes.has_news |= decided.is_news
+            if decided.effects and not span.local.start:
                 self.meter.updates(decided.effects, base_version, push.member)
-        return pushed
+            if header.pull and decided.is_ready:
+                is_for_many = protocol.is_synchronous
+                piece = span.piece(span.numbers, decided.version, decided.outcome, asked, is_for_many=is_for_many)
+                return Pushed(piece, None)
+            return _answer(span, decided, asked, pull=header.pull)
 
-    def _get_ready(self, span: ArraySpan, needs: Needs, gradient: Array | None) -> Array | None:
-        """Have all memory that a push may take, before it is taken; the span's lock is held.
-
-        Returns:
-            The gradient, where it is to be kept until the round closes.
-
-        Raises:
-            BusyError: there is none.
-        """
-        copies, has_update, has_sum, is_kept = needs
-        try:
-            for copy in copies:
-                self._copy(span, copy)
-            if has_update:
-                span.detach_for_write()
-            if has_sum:
-                span.have_accumulator()
-            if is_kept and gradient is not None:
-                return span.copy_of(gradient)
-        except MemoryError:
-            name = self._incoming.name_of(span.numbers.start)
-            raise BusyError(
-                f"pserver {self._index} has no memory left for a gradient of {name!r}: "
-                "give it more, or the job more pservers"
-            ) from None
-        return None
-
-    def _answer(self, span: ArraySpan, decided: Decided, pull: bool) -> Pushed:
-        """What became of a push to all blocks of a span, with the values that follow it if they can leave."""
-        numbers, outcome = span.numbers, decided.outcome
-        if outcome is Outcome.PARTLY_APPLIED:
-            bits, count = decided.having, len(numbers)
-            offsets = list(range(0, (count + 1) * len(bits), len(bits)))
-            return Pushed(
-                OutgoingBlocks(numbers, decided.version, outcome, np.frombuffer(bits * count, np.uint8), offsets), None
-            )
-        if pull and decided.is_ready:
-            return Pushed(
-                span.piece(numbers, decided.version, outcome, is_for_many=self._protocol.is_synchronous), None
-            )
-        wanted = Wanted(numbers, decided.follows) if pull and decided.follows is not None else None
-        return Pushed(OutgoingBlocks(numbers, decided.version, outcome, None, span.offsets), wanted)
+    def _carry_out(
+        self, span: Any, effects: Sequence[Effect], received: Any = None, *, has_checksum: bool = False
+    ) -> None:
+        """Do what the protocol decided; the span's lock is held."""
+        for effect in effects:
+            if isinstance(effect, Update | AddGradient):
+                span.carry_out(effect, received, has_checksum=has_checksum)
+            elif isinstance(effect, CopyBlocks | BlocksDue):
+                self.copying.carry_out(span, effect)
 
     # pulls
 
     def wanted(self, blocks: Iterable[int], min_versions: Sequence[int]) -> list[Wanted]:
-        """The blocks, neighbours of one span and one version together.
+        """Return the blocks, neighbours of one span and one version together.
 
         Args:
             blocks: Numbers; rising ones are found together.
@@ -278,7 +332,7 @@ class ShardState(ShardRows):
         found: list[Wanted] = []
         last: ArraySpan | None = None
         for place, number in enumerate(blocks):
-            span = self._span(number)
+            span = self.dense.span(number)
             version = min_versions[place if len(min_versions) > 1 else 0]
             if span is last and found[-1].blocks.stop == number and found[-1].min_version == version:
                 found[-1] = Wanted(range(found[-1].blocks.start, number + 1), version)
@@ -287,52 +341,83 @@ class ShardState(ShardRows):
             last = span
         return found
 
+    def lookup(self, part: ReceivedBlocks) -> Wanted:
+        """Return the rows that a lookup asks for, at or above a version.
+
+        Raises:
+            MessageError: not all buckets of this pserver, or a damaged request.
+        """
+        return Wanted(part.blocks, part.version, self.rows.asked(part).wanted)
+
     def read(self, wanted: Wanted, member: int) -> tuple[list[OutgoingBlocks], list[Wanted]]:
-        """What is there of the wanted blocks, and what is not yet there.
+        """Return the wanted values that are there, and the wanted blocks that are not there yet.
 
         Outcome NOT_MEMBER: the membership is gone, and there are no values.
         """
-        if wanted.blocks.start >= self._first_bucket:
-            return self.read_rows(wanted, member)
         pieces: list[OutgoingBlocks] = []
         rest: list[Wanted] = []
+        protocol = self._protocol
         number, end, version = wanted.blocks.start, wanted.blocks.stop, wanted.min_version
         while number < end:
-            with self._locked(number) as span:
+            with self._held.locked(number) as span:
                 numbers = range(number, min(span.numbers.stop, end))
-                state = self._protocol.pull(number, member, version)
+                rows = wanted.rows if numbers == wanted.blocks else span.within(numbers, wanted.rows)
+                state, present = protocol.pull(number, member, version), protocol.version(number)
                 if state is Pull.WAIT:
-                    rest.append(Wanted(numbers, version))
+                    rest.append(Wanted(numbers, version, rows))
                 elif state is Pull.NOT_MEMBER:
-                    present = self._protocol.version(number)
                     pieces.append(OutgoingBlocks(numbers, present, Outcome.NOT_MEMBER, None, ()))
                 else:
-                    present, is_for_many = self._protocol.version(number), self._protocol.is_synchronous
-                    pieces.append(span.piece(numbers, present, Outcome.NONE, is_for_many=is_for_many))
+                    is_for_many = protocol.is_synchronous
+                    pieces.append(span.piece(numbers, present, Outcome.NONE, rows, is_for_many=is_for_many))
             number = numbers.stop
         return pieces, rest
+
+    def all_rows(self, table: int) -> Iterator[StoredRows]:
+        """Yield the rows of a table as they are when the first of them are taken.
+
+        Raises:
+            BusyError: Another caller reads a table, or there is no memory for what changes meanwhile; try again.
+        """
+        if not self._reading.acquire(blocking=False):
+            raise BusyError(f"pserver {self._index} is being read for another export")
+        cuts: list[CutRows] = []
+        try:
+            for span in self.rows.distinct():
+                with span.lock:
+                    self._soundness.require()
+                    cuts.append(CutRows(span, self._protocol.version(span.numbers.start), 0, _NO_FILE, is_base=True))
+            for rows in chain.from_iterable(cut.stored() for cut in cuts):
+                if rows.table == table and rows.kind not in {TABLE, WAITING}:
+                    yield rows
+        except MemoryError:
+            raise BusyError(f"pserver {self._index} has no memory left to export a table") from None
+        finally:
+            for cut in cuts:
+                cut.drop()
+            self._reading.release()
 
     # views
 
     @property
     def members(self) -> list[int]:
-        """Whom the blocks know."""
+        """Members that the blocks know."""
         return self._protocol.members
 
     def set_members(self, request: ViewRequest) -> ViewReply:
         """Take over a view, in all blocks at once."""
-        with self._all_locks(), self._soundness:
+        with self._held.all_locked(), self._soundness:
             with self._deciding:
                 taken = self._protocol.take_view(request)
             for first, effects in taken.effects:
-                self._carry_out(self._spans[first], effects)
+                self._carry_out(self._held.span(first), effects)
             self.changes.has_news = True
         return taken.reply
 
-    # what is applied
+    # applied batches
 
     def seal(self, epochs: Sequence[tuple[int, int]]) -> None:
-        """(epoch, tasks) of epochs that get no more tasks, see ``AppliedBatches.seal``.
+        """Tell (epoch, tasks) of epochs that get no more tasks, see ``AppliedBatches.seal``.
 
         Raises:
             MessageError: the epoch has more tasks than that.
@@ -341,12 +426,49 @@ class ShardState(ShardRows):
             self._protocol.seal(epochs)
 
     def applied(self) -> AppliedBatches:
-        """What is applied now: a copy."""
+        """Return a copy of the applied sets."""
         self._soundness.require()
         with self._deciding:
             return self._protocol.applied()
 
-    def require_plan(self, plan_hash: str) -> None:
-        """Raise FencedError unless the sender means this shard's plan."""
-        if self.plan_hash != plan_hash:
-            raise FencedError("the shard plan is another one: read the job's declaration again")
+    # checkpoints that are restored, before anybody uses the shard
+
+    def begin_restore(self) -> None:
+        """Forget what was restored so far: it was of a checkpoint that is damaged."""
+        self.dense.begin_restore()
+        self.rows.begin_restore()
+
+    def restore(self, stored: Stored) -> None:
+        """Take over a record of a checkpoint.
+
+        Raises:
+            CorruptError: it is of other blocks, tables or optimizers.
+        """
+        if isinstance(stored, StoredBlock):
+            self.dense.restore(stored)
+        else:
+            self.rows.restore(stored)
+
+    def restored(self, applied: AppliedBatches) -> None:
+        """Complete what was restored; ``applied`` are the sets of all blocks.
+
+        Raises:
+            CorruptError: blocks are missing.
+        """
+        for split in self._protocol.restore(applied, {**self.dense.restored, **self.rows.restored}):
+            split_span(self._held.store(split.span), split, 0)
+        self.rows.finish_restore()
+
+
+def _answer(span: Any, decided: Decided, asked: TableRows, *, pull: bool) -> Pushed:
+    """Return the answer to a push to all blocks of a span, of which no values leave now."""
+    numbers, version, outcome, offsets = span.numbers, decided.version, decided.outcome, span.offsets
+    if outcome is Outcome.PARTLY_APPLIED:
+        bits, count = decided.having, len(numbers) if offsets else 1
+        starts = list(range(0, (count + 1) * len(bits), len(bits))) if offsets else ()
+        return Pushed(OutgoingBlocks(numbers, version, outcome, np.frombuffer(bits * count, np.uint8), starts), None)
+    wanted = None
+    if pull and decided.follows is not None:
+        # What was received is gone when the round closes.
+        wanted = Wanted(numbers, decided.follows, asked.copy() if len(asked) else asked)
+    return Pushed(OutgoingBlocks(numbers, version, outcome, None, offsets), wanted)

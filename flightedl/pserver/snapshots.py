@@ -34,6 +34,7 @@ from flightedl.domain.checkpoint.snapshot import PserverSnapshots
 from flightedl.domain.checkpoint.values import OrderNumber, SnapshotCommand, SnapshotProgress
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.model.sharding import Block
+from flightedl.domain.pserver.block_values import CopyBlocks
 from flightedl.errors import FlightedlError, UnavailableError
 from flightedl.formats.shard_files import ShardHeader, StoredBlock, write_shard
 from flightedl.ports import Clock, Storage
@@ -50,22 +51,6 @@ _WAIT_SLICE_S = 0.2
 _LEAD = 4
 Array = npt.NDArray[np.generic]
 _Stored = TypeVar("_Stored")
-
-
-class CopiedBlock(Protocol):
-    """What is copied of a block; the lock of its span is held meanwhile."""
-
-    @property
-    def place(self) -> Block: ...
-
-    @property
-    def local(self) -> int: ...
-
-    @property
-    def values(self) -> Array: ...
-
-    @property
-    def slots(self) -> Sequence[Array]: ...
 
 
 class CopyMemory:
@@ -140,19 +125,22 @@ class SnapshotCopier:
                 self._due[local] = 1
             self._changed.notify_all()
 
-    def copy(self, block: CopiedBlock, version: int, updates: int, *, lead: int = _LEAD) -> None:
-        """Copy a block, as the protocol says; the lock of its span is held.
+    def copy(
+        self, place: Block, copy: CopyBlocks, local: int, arrays: Sequence[Array], lead: int | None = None
+    ) -> None:
+        """Copy a block as the protocol says; the lock of its span is held.
 
         Args:
-            block: As it is now.
-            version: That its copy has.
-            updates: Of the optimizer, so far.
-            lead: So many blocks behind it are left to a push that is coming to them at once.
+            place: Of the block in its parameter.
+            copy: The decision.
+            local: Position of the block.
+            arrays: Values and slots as they are now.
+            lead: Blocks behind this one that are left to a push which is coming to them; None: the usual number.
         """
-        local, place = block.local, block.place
-        values, *slots = self._memory.copy(local, [block.values, *block.slots])
+        lead = _LEAD if lead is None else lead
+        values, *slots = self._memory.copy(local, arrays)
         self._blocks[local] = StoredBlock(
-            place.number, place.parameter, place.start, place.stop, version, updates, values, tuple(slots)
+            place.number, place.parameter, place.start, place.stop, copy.version, copy.updates, values, tuple(slots)
         )
         with self._changed:
             self._due[local] = 0
@@ -218,38 +206,42 @@ class SnapshotCopier:
 
 
 class CopiedShard(Protocol):
-    """What snapshots need of a shard."""
+    """The part of a shard that snapshots need."""
 
     plan_hash: str
 
     @property
-    def numbers(self) -> list[int]: ...
+    def numbers(self) -> list[int]:
+        """Of the blocks, rising; without buckets."""
+        ...
 
     @property
-    def slot_count(self) -> int: ...
+    def slot_count(self) -> int:
+        """The most slots of any block."""
+        ...
 
-    def begin_copies(self, begin: Callable[[Sequence[int], int], SnapshotCopier | None]) -> None:
+    def begin(self, begin: Callable[[Sequence[int], int], SnapshotCopier | None]) -> None:
         """Call ``begin(versions, highest open round)`` under all locks; keep its copies."""
         ...
 
     def has_changes_since(self, file: str) -> bool:
-        """Whether all rows know what has changed since the cut that this file was made of; under all locks."""
+        """Return True if all rows know what has changed since this file's cut; under all locks."""
         ...
 
-    def copy_due_blocks(self, copies: SnapshotCopier) -> None:
-        """Copy every block that is due now, each under its lock, as long as they are not dropped."""
+    def copy_due(self, copies: SnapshotCopier) -> None:
+        """Copy every block that is due now, each under its lock, as long as the copies are not dropped."""
         ...
 
-    def visit(self, look: Callable[[CopiedBlock], None]) -> None:
-        """Show every block, each under its lock."""
+    def copied_arrays(self) -> Sequence[tuple[int, int, int, np.dtype[np.generic]]]:
+        """Return (position, number of the array, elements, dtype) of each array that a copy of all blocks has."""
         ...
 
-    def end_copies(self, copies: SnapshotCopier) -> AppliedBatches | None:
-        """What is applied to complete copies; marks are no longer noted. None: they were dropped."""
+    def end(self, copies: SnapshotCopier) -> AppliedBatches | None:
+        """Return the applied sets of complete copies, and note no more marks; None if the copies were dropped."""
         ...
 
-    def drop_copies(self, copies: SnapshotCopier) -> None:
-        """These are not wanted any more."""
+    def drop(self, copies: SnapshotCopier) -> None:
+        """Copy nothing more for these."""
         ...
 
 
@@ -257,7 +249,7 @@ class Snapshots:
     """Carries out a master's orders for one shard. Thread-safe.
 
     Args:
-        shard: The blocks.
+        shard: The copies of its blocks.
         storage: Where files go; None: this pserver was given none.
         job: The job's name.
         index: Of this pserver.
@@ -297,15 +289,8 @@ class Snapshots:
     def prepare(self) -> None:
         """Have the memory of the copies ready before they are wanted; takes a while, and nobody waits for it."""
         if self._storage is not None:
-            sizes: list[tuple[int, int, int, np.dtype[np.generic]]] = []
-            self._shard.visit(
-                lambda block: sizes.extend(
-                    (block.local, place, array.size, array.dtype)
-                    for place, array in enumerate((block.values, *block.slots))
-                )
-            )
-            for size in sizes:
-                self._memory.reserve(*size)
+            for array in self._shard.copied_arrays():
+                self._memory.reserve(*array)
 
     def order(self, order: SnapshotCommand) -> SnapshotProgress:
         """Take an order, unless it is known or old; how far the newest one is."""
@@ -323,7 +308,7 @@ class Snapshots:
         with self._lock:
             progress = self._state.progress
         if progress is None or order.order.is_newer_than(progress.order):
-            self._shard.begin_copies(begin)
+            self._shard.begin(begin)
         if taken:
             copies = taken[0]
             Background(
@@ -349,7 +334,7 @@ class Snapshots:
         with tracing.span("checkpoint.copy", pserver=self._index):
             applied = self._copy(order, copies)
         if applied is None:
-            self._shard.drop_copies(copies)
+            self._shard.drop(copies)
             copies.drop_rows()
             return None
         with tracing.span("checkpoint.write", pserver=self._index):
@@ -359,7 +344,7 @@ class Snapshots:
         if isinstance(outcome, FlightedlError):
             with self._lock:
                 self._state.failed(order, str(outcome))
-            self._shard.drop_copies(copies)
+            self._shard.drop(copies)
             copies.drop_rows()
         elif outcome is not None:
             with self._lock:
@@ -371,9 +356,9 @@ class Snapshots:
         while not copies.wait(_WAIT_SLICE_S):
             if not self._is_wanted(order.order):
                 return None
-            self._shard.copy_due_blocks(copies)
+            self._shard.copy_due(copies)
         self.copied_s = self._clock.now() - began
-        applied = self._shard.end_copies(copies)
+        applied = self._shard.end(copies)
         with self._lock:
             return applied if applied is not None and self._state.taken(order.order) else None
 

@@ -19,6 +19,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -26,12 +27,14 @@ import numpy.typing as npt
 from flightedl.domain.consistency.rounds import BlockRounds
 from flightedl.domain.exactly_once.batches import Batch
 from flightedl.domain.model.sharding import Block
-from flightedl.domain.pserver.block_values import AddGradient, SpanPlace, Update
+from flightedl.domain.pserver.block_values import AddGradient, CopyBlocks, Needs, SpanPlace, Update
 from flightedl.kernels.compiled import BlockKernels, half_kernels
 from flightedl.kernels.compiled import Update as UpdateKernel
 from flightedl.kernels.half_precision import item_bytes
 from flightedl.messages.parameters import Outcome
 from flightedl.pserver.arena import Arena
+from flightedl.pserver.rows.values import NO_ROWS, TableRows
+from flightedl.pserver.snapshots import SnapshotCopier
 from flightedl.wire.rows import Checksums, OutgoingBlocks, RunningChecksum
 
 Array = npt.NDArray[np.generic]
@@ -39,7 +42,7 @@ Array = npt.NDArray[np.generic]
 
 @dataclass(frozen=True, slots=True)
 class BlockArrays:
-    """One block of a span, to be copied: views of the span's arrays."""
+    """One block with its state: views of the span's arrays."""
 
     place: Block
     local: int
@@ -55,7 +58,7 @@ class ArraySpan(SpanPlace):
     Args:
         numbers: Block numbers, neighbours.
         local: Their places among the blocks of this pserver, neighbours too.
-        sizes: Elements of each block.
+        places: Of the blocks in their parameters.
         values: (n,) values of all blocks, one after the other.
         slots: The optimizer's arrays, likewise.
         update: The optimizer's kernel.
@@ -76,6 +79,7 @@ class ArraySpan(SpanPlace):
         "kernels",
         "lock",
         "offsets",
+        "places",
         "slots",
         "update",
         "values",
@@ -86,7 +90,7 @@ class ArraySpan(SpanPlace):
         self,
         numbers: range,
         local: range,
-        sizes: Sequence[int],
+        places: Sequence[Block],
         values: Array,
         slots: Sequence[Array],
         update: UpdateKernel,
@@ -96,8 +100,9 @@ class ArraySpan(SpanPlace):
         wire: str = "",
     ) -> None:
         super().__init__(numbers, local)
+        self.places = places
         #: Where each block starts, in elements, and the last one ends.
-        self.bounds: list[int] = [0, *np.cumsum(sizes).tolist()]
+        self.bounds: list[int] = [0, *accumulate(place.size for place in places)]
         self.wire = wire if values.dtype == np.float32 else ""
         element_bytes = item_bytes(wire, values.dtype.name)
         #: The same in bytes of the wire.
@@ -119,12 +124,13 @@ class ArraySpan(SpanPlace):
         #: Of the present values as they are sent, once they are known.
         self._checksums = Checksums()
 
-    def block(self, place: Block, rounds: BlockRounds, updates: int) -> BlockArrays:
-        """One of the blocks, with its state."""
-        at = self.part(place.number)
-        local = self.local[place.number - self.numbers.start]
-        slots = [slot[at] for slot in self.slots]
-        return BlockArrays(place, local, rounds, updates, self.values[at], slots)
+    def blocks(self, rounds: BlockRounds, updates: int) -> list[BlockArrays]:
+        """Return the blocks with their arrays and state."""
+        return [
+            BlockArrays(place, local, rounds, updates, self.values[at], [slot[at] for slot in self.slots])
+            for place, local in zip(self.places, self.local, strict=True)
+            for at in (self.part(place.number),)
+        ]
 
     def part(self, number: int) -> slice:
         """Where a block lies in the arrays."""
@@ -140,33 +146,43 @@ class ArraySpan(SpanPlace):
         return [offset - start for offset in self.offsets[first : first + len(numbers) + 1]]
 
     def borrow(self, numbers: range) -> Array:
-        """The values of some neighbouring blocks, (n,), which stay as they are while the result is alive."""
+        """Return the values of neighbouring blocks, (n,), which stay as they are while the result is alive."""
         first = self.numbers.start
         view = self.values[self.bounds[numbers.start - first] : self.bounds[numbers.stop - first]]
         view.flags.writeable = False
         self._lent.append(weakref.ref(view))
         return view
 
-    def piece(self, numbers: range, version: int, outcome: Outcome, *, is_for_many: bool) -> OutgoingBlocks:
-        """Rows with the values of some neighbouring blocks.
+    def piece(
+        self, numbers: range, version: int, outcome: Outcome, wanted: TableRows = NO_ROWS, *, is_for_many: bool = False
+    ) -> OutgoingBlocks:
+        """Return neighbouring blocks with their values, to be sent.
 
         Args:
             numbers: Of the blocks.
             version: That the values have.
-            outcome: Of the rows.
-            is_for_many: Others will want this version, too: whatever is made of it is kept for them until it changes.
+            outcome: Of the blocks.
+            wanted: Of no concern here.
+            is_for_many: Others will want this version, too: what is made of it is kept for them until it changes.
         """
+        del wanted
         if numbers != self.numbers:
             return OutgoingBlocks(numbers, version, outcome, self._outgoing(numbers), self.offsets_of(numbers))
         values = self._sent
         if values is None:
-            values = self._outgoing(numbers) if self.wire else self.borrow(numbers)
+            if self.wire:
+                values = self._outgoing(numbers)
+            else:
+                # As ``borrow``, without a call: each small push comes here.
+                values = self.values[:]
+                values.flags.writeable = False
+                self._lent.append(weakref.ref(values))
         if is_for_many:
             self._sent = values
         return OutgoingBlocks(numbers, version, outcome, values, self.offsets, self._checksums)
 
     def _outgoing(self, numbers: range) -> Array:
-        """The values of some neighbouring blocks as they are sent: lent, or shortened to 16 bits."""
+        """Return the values of neighbouring blocks as they are sent: lent, or shortened to 16 bits."""
         lent = self.borrow(numbers)
         if not self.wire:
             return lent
@@ -183,16 +199,16 @@ class ArraySpan(SpanPlace):
         return wide
 
     def detach_for_write(self) -> Array:
-        """The values, where they may be changed: nobody reads this memory any more."""
+        """Return the values where they may be changed: nobody reads this memory any more."""
         self._sent, self._checksums = None, Checksums()
-        if self._lent:
-            alive = [lent for lent in self._lent if lent() is not None]
-            if alive:
-                self.values = self._arena.move(self.values, alive)
-            self._lent = []
+        for lent in self._lent:
+            if lent() is not None:
+                self.values = self._arena.move(self.values, [each for each in self._lent if each() is not None])
+                break
+        self._lent = []
         return self.values
 
-    def parts(self, into: Sequence[range]) -> list[ArraySpan]:
+    def parts(self, into: Sequence[range], _version: int = 0) -> list[ArraySpan]:
         """A span for each stretch of blocks, with its part of the arrays."""
         parts = []
         for numbers in into:
@@ -202,7 +218,7 @@ class ArraySpan(SpanPlace):
             part = ArraySpan(
                 numbers,
                 self.local_of(numbers),
-                np.diff(bounds).tolist(),
+                self.places[first:stop],
                 self.values[at],
                 [slot[at] for slot in self.slots],
                 self.update,
@@ -229,16 +245,21 @@ class ArraySpan(SpanPlace):
         add = self.kernels.accumulate_first if is_first else self.kernels.accumulate
         add(self.have_accumulator(), gradient, weight)
 
-    def copy_of(self, gradient: Array) -> Array:
-        """A copy that may be kept when the message is gone."""
-        return self._arena.copy(gradient)
+    def get_ready(self, needs: Needs, gradient: Array | None) -> Array | None:
+        """Have all memory that a push may take; return the gradient, copied if it is kept until its round closes."""
+        _, has_update, has_sum, is_kept = needs
+        if has_update:
+            self.detach_for_write()
+        if has_sum:
+            self.have_accumulator()
+        return self._arena.copy(gradient) if is_kept and gradient is not None else gradient
 
-    def carry_out(self, effect: AddGradient | Update, gradient: Array | None, *, has_checksum: bool) -> None:
-        """Change the values as the protocol says.
+    def carry_out(self, effect: AddGradient | Update, gradient: Array | None, *, has_checksum: bool = False) -> None:
+        """Change the values as the protocol decided.
 
         Args:
-            effect: What to do.
-            gradient: (n,) of all blocks, finite; None: none was pushed.
+            effect: The decision.
+            gradient: (n,) of all blocks, finite; None if none was pushed.
             has_checksum: New values are about to be sent with their checksum.
         """
         if isinstance(effect, AddGradient):
@@ -252,7 +273,15 @@ class ArraySpan(SpanPlace):
             self._add_kept()
             gradient = self.accumulator
         assert gradient is not None, "there is nothing to update from"
-        self.run_optimizer(gradient, effect.number, effect.scale, effect.rate_factor, has_checksum=has_checksum)
+        if self._lent:
+            self.detach_for_write()
+        update, values = self.update, self.values
+        if has_checksum and not self.wire:
+            checksum = RunningChecksum()
+            update(values, gradient, self.slots, effect.number, effect.scale, effect.rate_factor, checksum.update)
+            self._checksums.whole = checksum.intdigest()
+        else:
+            update(values, gradient, self.slots, effect.number, effect.scale, effect.rate_factor)
 
     def _add_kept(self) -> None:
         """Add up what was kept."""
@@ -260,25 +289,16 @@ class ArraySpan(SpanPlace):
             self.accumulate(gradient, weight, is_first=number == 0)
         self.contributions.clear()
 
-    def run_optimizer(
-        self, gradient: Array, number: int, scale: float = 1.0, rate_factor: float = 1.0, *, has_checksum: bool = False
-    ) -> None:
-        """One update of all blocks, from a finite gradient (n,).
+    def within(self, _numbers: range, wanted: TableRows) -> TableRows:
+        """Blocks have no rows."""
+        return wanted
 
-        Args:
-            gradient: Or a sum of some.
-            number: Updates before this one.
-            scale: What the gradient is multiplied by.
-            rate_factor: What the learning rate is multiplied by.
-            has_checksum: The new values' checksum is wanted soon, so it is made along the way.
-        """
-        values = self.detach_for_write()
-        if has_checksum and not self.wire:
-            checksum = RunningChecksum()
-            self.update(values, gradient, self.slots, number, scale, rate_factor, checksum.update)
-            self._checksums.whole = checksum.intdigest()
-        else:
-            self.update(values, gradient, self.slots, number, scale, rate_factor)
+    def cut(self, copies: SnapshotCopier, copy: CopyBlocks, lead: int | None = None) -> None:
+        """Copy blocks for a cut, before they change; ``lead`` as for ``SnapshotCopier.copy``."""
+        for local in copy.local:
+            place = self.places[local - self.local.start]
+            at = self.part(place.number)
+            copies.copy(place, copy, local, [self.values[at], *(slot[at] for slot in self.slots)], lead)
 
 
 def _batch_of(contribution: tuple[Batch, float, Array]) -> Batch:

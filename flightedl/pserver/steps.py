@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from flightedl.errors import MessageError
 from flightedl.messages.parameters import PushHeader
 from flightedl.ports import Clock
-from flightedl.pserver.shard import ShardState
-from flightedl.pserver.shard_rows import Wanted
+from flightedl.pserver.shard import Shard
+from flightedl.pserver.stores import Wanted
 from flightedl.wire.parts import ReceivedBlocks
 from flightedl.wire.rows import TARGET_BYTES, OutgoingBlocks
 
@@ -36,7 +36,7 @@ class StepSession:
         header: What the trainer asks for.
     """
 
-    def __init__(self, shard: ShardState, header: PushHeader) -> None:
+    def __init__(self, shard: Shard, header: PushHeader) -> None:
         self._shard = shard
         self._header = header
         self._left = header.rows
@@ -67,7 +67,7 @@ class StepSession:
             soon, because a message of their own costs time.
 
         Raises:
-            FlightedlError: as ``ShardState.push``; MessageError: more came than was announced.
+            FlightedlError: as ``Shard.push``; MessageError: more came than was announced.
         """
         shard, left, received_bytes = self._shard, self._left, 0
         for part in parts:
@@ -133,7 +133,7 @@ class StepSession:
 
 
 def awaited_values(
-    shard: ShardState, member: int, waiting: deque[Wanted], clock: Clock, deadline: float
+    shard: Shard, member: int, waiting: deque[Wanted], clock: Clock, deadline: float
 ) -> Iterator[list[OutgoingBlocks]]:
     """Values as their versions are reached, a message's worth at a time, until the deadline.
 

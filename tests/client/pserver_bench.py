@@ -25,7 +25,7 @@ from flightedl.messages.tasks import Assignment
 from flightedl.process.shared_memory import SharedMemory
 from flightedl.pserver.flight import PserverFlight
 from flightedl.pserver.meter import Meter
-from flightedl.pserver.shard import ShardState
+from flightedl.pserver.shard import Shard
 from flightedl.rpc import Connection, FlightServer, ServerIdentity
 from flightedl.wire.rows import Row
 
@@ -36,15 +36,15 @@ CLOCK = SystemClock()
 class OneShard:
     """What the verbs ask a pserver's service for, once it serves."""
 
-    state: ShardState
+    state: Shard
     has_lease: bool = True
     meter: Meter = field(default_factory=Meter)
 
-    def shard(self, plan_hash: str) -> ShardState:
+    def shard(self, plan_hash: str) -> Shard:
         self.state.require_plan(plan_hash)
         return self.state
 
-    def shard_for_init(self, plan_hash: str, election: int) -> ShardState:
+    def shard_for_init(self, plan_hash: str, election: int) -> Shard:
         return self.shard(plan_hash)
 
     def first_values_came(self, election: int) -> tuple[int, int]:
@@ -52,7 +52,7 @@ class OneShard:
 
     @property
     def store(self) -> SharedMemory | None:
-        return self.state.store
+        return self.state.memory
 
     def require_lease(self) -> None:
         if not self.has_lease:
@@ -123,7 +123,7 @@ class Cluster:
         ]
         self.optimizer = optimizer or SGD(lr=1.0)
         self.plan: ShardPlan = plan_shards(self.specs, pservers, tables=tables)
-        self.shards: list[ShardState] = []
+        self.shards: list[Shard] = []
         self.services: list[OneShard] = []
         #: Also those that were replaced.
         self.servers: list[FlightServer] = []
@@ -138,7 +138,7 @@ class Cluster:
 
     def _started(self, index: int, generation: int) -> tuple[int, Connection]:
         """A process with the first values."""
-        shard = ShardState(self.plan, index, self.optimizer, self.mode, self.wire, shares_memory=self.shares_memory)
+        shard = Shard(self.plan, index, self.optimizer, self.mode, self.wire, shares_memory=self.shares_memory)
         for number in shard.numbers:
             shard.initialize(1, Row(number, 0, memoryview(self._first_values(number)).cast("B")))
         identity = ServerIdentity("bench", "pserver", index, generation)

@@ -479,7 +479,7 @@ def _push_ones(cluster: Cluster, batch: int) -> None:
 def test_what_is_lent_stays_as_it_is_until_it_is_taken() -> None:
     with Cluster({"w": (2_000_000,)}, Async(), members=2) as cluster:
         (shard,) = cluster.shards
-        assert shard.store is not None
+        assert shard.memory is not None
         blocks = shard.blocks()
         values = np.ones(2_000_000, np.float32)
         pieces = []

@@ -38,8 +38,8 @@ from flightedl.kernels.compiled import finite_copy
 from flightedl.messages.base import decode, encode
 from flightedl.messages.control import ViewMemberMessage, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, Outcome, PullTicket, PushHeader
-from flightedl.pserver.shard import ShardState
-from flightedl.pserver.shard_rows import Pushed, Wanted
+from flightedl.pserver.shard import Shard
+from flightedl.pserver.stores import Pushed, Wanted
 from flightedl.rpc.validation import BatchLimits, Tally, check_schema
 from flightedl.wire.parts import STEP_SCHEMA, Place, decode_message, place_of
 from flightedl.wire.rows import PUSH_SCHEMA, OutgoingBlocks, decode_batch, encode_rows
@@ -65,7 +65,7 @@ class Target:
     def __init__(self, mode: Mode) -> None:
         specs = [ParameterSpec(f"p{i}", (size,)) for i, size in enumerate(SIZES)]
         self.plan: ShardPlan = plan_shards(specs, 1)
-        self.shard = ShardState(self.plan, 0, SGD(lr=1.0), mode)
+        self.shard = Shard(self.plan, 0, SGD(lr=1.0), mode)
         members = [HOSTILE, CORRECT] if isinstance(mode, Sync) else [HOSTILE]
         self.shard.set_members(
             ViewRequest(

@@ -32,7 +32,7 @@ from flightedl.messages.parameters import BatchIdentity, PushHeader
 from flightedl.ports import NoInstruments
 from flightedl.pserver.flight import PserverFlight
 from flightedl.pserver.meter import Meter
-from flightedl.pserver.shard import ShardState
+from flightedl.pserver.shard import Shard
 from flightedl.pserver.step_stream import StepStream
 from flightedl.rpc.identity import Caller
 from flightedl.rpc.line import LIMIT_BYTES, Line
@@ -49,11 +49,11 @@ _SIZES = (20, 15, 30)
 class _Service:
     """What the verbs ask a pserver's service for."""
 
-    def __init__(self, shard: ShardState) -> None:
+    def __init__(self, shard: Shard) -> None:
         self._shard = shard
         self.meter = shard.meter
 
-    def shard(self, plan_hash: str) -> ShardState:
+    def shard(self, plan_hash: str) -> Shard:
         self._shard.require_plan(plan_hash)
         return self._shard
 
@@ -66,7 +66,7 @@ class _Target:
 
     def __init__(self) -> None:
         self.plan = plan_shards([ParameterSpec(f"p{i}", (size,)) for i, size in enumerate(_SIZES)], 1)
-        self.shard = ShardState(self.plan, 0, SGD(lr=1.0), Async(), meter=Meter(NoInstruments()))
+        self.shard = Shard(self.plan, 0, SGD(lr=1.0), Async(), meter=Meter(NoInstruments()))
         member = ViewMemberMessage(trainer="t1", generation=1, member=1, first_round=0)
         self.shard.set_members(ViewRequest(plan_hash=self.plan.hash, master_generation=1, serial=1, members=[member]))
         self.flight = PserverFlight(_Service(self.shard), _CLOCK)  # type: ignore[arg-type]

@@ -41,7 +41,7 @@ from flightedl.messages.control import ViewMemberMessage, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, PushHeader
 from flightedl.process.shared_memory import NONCE_BYTES, SIZE_BYTES, SharedMemory
 from flightedl.pserver.meter import Meter
-from flightedl.pserver.shard import ShardState
+from flightedl.pserver.shard import Shard
 from flightedl.pserver.step_stream import StepStream
 from flightedl.pserver.steps import StepSession
 from flightedl.rpc import same_host
@@ -179,22 +179,22 @@ class Wire:
 class Speaker:
     """One trainer of the same host, and the pserver's end of its stream."""
 
-    def __init__(self, shard: ShardState, member: int) -> None:
-        assert shard.store is not None
+    def __init__(self, shard: Shard, member: int) -> None:
+        assert shard.memory is not None
         self.shard, self.member = shard, member
         nonce = secrets.token_bytes(NONCE_BYTES)
         own, other = SharedMemory.create(nonce), SharedMemory.create(nonce)
         self.theirs = SharedMemory.received(os.dup(own.descriptor()), nonce)
         self.mine = other
         self.outbox = Outbox(other.values, 0)
-        self.inbox = Inbox(self.theirs.values, _read_only(shard.store))
+        self.inbox = Inbox(self.theirs.values, _read_only(shard.memory))
         self.wire = Wire()
-        self.stream = StepStream(self.wire, None, _CLOCK, Meter(), lambda: shard.store, shares_memory=True)  # type: ignore[arg-type]
+        self.stream = StepStream(self.wire, None, _CLOCK, Meter(), lambda: shard.memory, shares_memory=True)  # type: ignore[arg-type]
         self.stream.begin()
         received = SharedMemory.received(os.dup(other.descriptor()), nonce)
-        self.stream._pair = SharedPair(own, received, None, shard.store)  # type: ignore[arg-type]
+        self.stream._pair = SharedPair(own, received, None, shard.memory)  # type: ignore[arg-type]
         self.stream._inbox = CopyingInbox(received.values, finite_copy())
-        self.stream._outbox = Outbox(own.values, 0, shard.store.values)
+        self.stream._outbox = Outbox(own.values, 0, shard.memory.values)
         #: What it was lent and has not taken: the values as they lie there, and as they were.
         self.lent: deque[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = deque()
         #: Messages whose values these are.
@@ -241,7 +241,7 @@ class Lending:
         self.chance = random.Random(seed)
         specs = [ParameterSpec(f"p{i}", (size,)) for i, size in enumerate(self.SIZES)]
         self.plan = plan_shards(specs, 1)
-        self.shard = ShardState(self.plan, 0, SGD(lr=1.0), Async(), shares_memory=True)
+        self.shard = Shard(self.plan, 0, SGD(lr=1.0), Async(), shares_memory=True)
         members = [ViewMemberMessage(trainer=f"t{m}", generation=m, member=m, first_round=0) for m in (1, 2)]
         self.shard.set_members(ViewRequest(plan_hash=self.plan.hash, master_generation=1, serial=1, members=members))
         self.batch = 0

@@ -25,7 +25,7 @@ def _chain(job: str) -> tuple[Cluster, Files, Rows]:
     cluster = Cluster(2)
     for pserver in cluster.pservers:
         pserver.snapshots = Snapshots(
-            pserver.shard, cluster.storage, job, pserver.index, 2, 10 + pserver.index, SystemClock()
+            pserver.shard.copying, cluster.storage, job, pserver.index, 2, 10 + pserver.index, SystemClock()
         )
     files: Files = {}
     rows: Rows = {}

@@ -71,7 +71,7 @@ def test_the_fuzzer_notices_when_what_is_lent_is_changed(monkeypatch: pytest.Mon
 def test_the_fuzzer_notices_what_it_is_there_for(mode: str) -> None:
     target = Target(MODES[mode])
     target.require_healthy()
-    target.shard.spans()[0].values[0] += 0.5
+    target.shard.dense.span(0).values[0] += 0.5
     with pytest.raises((AssertionError, ValueError)):
         target.check()
 

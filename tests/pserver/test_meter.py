@@ -11,7 +11,7 @@ from flightedl.domain.model.sharding import plan_shards
 from flightedl.messages.control import ViewMemberMessage, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, PushHeader
 from flightedl.pserver.meter import ROUND_SECONDS, STALENESS, Meter
-from flightedl.pserver.shard import ShardState
+from flightedl.pserver.shard import Shard
 from flightedl.testing.memory_instruments import MemoryInstruments
 from flightedl.wire.rows import Row, Rows
 
@@ -26,7 +26,7 @@ class Measured:
         self.now = 0.0
         self.meter = Meter(self.instruments, lambda: self.now)
         plan = plan_shards([ParameterSpec("w", (4,))], 1)
-        self.shard = ShardState(plan, 0, SGD(lr=1.0), mode, meter=self.meter)
+        self.shard = Shard(plan, 0, SGD(lr=1.0), mode, meter=self.meter)
         self.shard.initialize(1, Row(0, 0, VALUES))
         members = [ViewMemberMessage(trainer=f"t{m}", generation=m, member=m, first_round=0) for m in (1, 2)]
         self.shard.set_members(ViewRequest(plan_hash="p", master_generation=1, serial=1, members=members))

@@ -22,7 +22,7 @@ from flightedl.messages.declarations import DeclaredModel, JobDeclaration, Model
 from flightedl.ports import Entry, Put
 from flightedl.pserver import service
 from flightedl.pserver.main import PserverProcess
-from flightedl.pserver.shard import ShardState
+from flightedl.pserver.shard import Shard
 from flightedl.testing.contracts.coordinator import eventually
 from flightedl.testing.memory import MemoryCoordinator
 
@@ -111,13 +111,13 @@ def test_it_gives_its_index_up_when_it_is_told_to_end(running: Running) -> None:
 def test_it_ends_for_a_successor_when_its_blocks_do_not_belong_together(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[ShardState] = []
+    made: list[Shard] = []
 
-    def make(*arguments: Any, **more: object) -> ShardState:
-        made.append(ShardState(*arguments, **more))
+    def make(*arguments: Any, **more: object) -> Shard:
+        made.append(Shard(*arguments, **more))
         return made[0]
 
-    monkeypatch.setattr(service, "ShardState", make)
+    monkeypatch.setattr(service, "Shard", make)
     running.declare()
     eventually(lambda: made, 30.0)
     with pytest.raises(ZeroDivisionError), made[0]._soundness:

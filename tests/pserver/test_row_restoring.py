@@ -16,12 +16,9 @@ from flightedl.domain.tables.evict import Evict
 from flightedl.domain.tables.optimizers import RowAdam
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.formats.row_batches import StoredRows, StoredRowSpan
-from flightedl.pserver.building import rows_of
-from flightedl.pserver.rows.memory import RowMemory
-from flightedl.pserver.rows.restoring import RestoredRows
-from flightedl.pserver.rows.span import RowSpan
-from flightedl.pserver.rows.store import TableGradients
+from flightedl.pserver.rows.store import RowStore
 from flightedl.pserver.rows.stored import CutRows
+from flightedl.pserver.rows.tables import TableGradients
 
 IDS = np.arange(12, dtype=np.uint64)
 EVICTIONS = [
@@ -47,25 +44,24 @@ class Rows:
 
     def __init__(self, spec: TableSpec, count: int) -> None:
         self.plan: ShardPlan = plan_for([ParameterSpec("w", (10,))], count, 1, [spec])
-        self.spans: list[RowSpan] = [
-            span for index in range(count) for span in rows_of(self.plan, index, 0, RowMemory())
-        ]
+        self.stores = [RowStore(self.plan, index, 0) for index in range(count)]
+        self.spans = [span for store in self.stores for span in store.distinct()]
 
     def push(self, ids: set[int], gradient: float, version: int, epoch: int) -> None:
         for span in self.spans:
             span.epoch = epoch
             own = np.array(sorted(ids), np.uint64)
-            own = own[[not span.store.check(0, own[place : place + 1]) for place in range(own.size)]]
+            own = own[[not span.rows.check(0, own[place : place + 1]) for place in range(own.size)]]
             gradients = np.full((own.size, 2), gradient, np.float32)
             push = [TableGradients(0, own, gradients)]
-            span.store.update(push, version=version, epoch=epoch, number=version - 1)
+            span.rows.update(push, version=version, epoch=epoch, number=version - 1)
 
     def read(self, version: int, epoch: int) -> dict[int, list[float]]:
         found = {}
         for span in self.spans:
             for row_id in IDS:
                 one, out = np.array([row_id], np.uint64), np.empty((1, 2), np.float32)
-                if not span.store.check(0, one) and span.store.read(0, one, version, epoch, out):
+                if not span.rows.check(0, one) and span.rows.read(0, one, version, epoch, out):
                     found[int(row_id)] = out[0].tolist()
         return found
 
@@ -121,13 +117,12 @@ def chains_of(old: Rows, steps: list[tuple[set[int], float, int, str]]) -> list[
 
 
 def restore(new: Rows, chains: list[Chain]) -> None:
-    for one in new.spans:
-        restored = RestoredRows(one)
-        restored.begin()
+    for store in new.stores:
+        store.begin_restore()
         for chain in chains:
             for place, (saved, stored) in enumerate(chain):
                 if place == len(chain) - 1:
-                    restored.take(saved)
+                    store.restore(saved)
                 for rows in stored:
-                    restored.take(rows)
-        restored.finish([one])
+                    store.restore(rows)
+        store.finish_restore()

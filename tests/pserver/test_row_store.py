@@ -23,7 +23,7 @@ from flightedl.errors import UnavailableError
 from flightedl.pserver.rows import norms, threads
 from flightedl.pserver.rows.layout import new_table
 from flightedl.pserver.rows.memory import RowMemory, available_bytes, machine_bytes
-from flightedl.pserver.rows.store import RowChunk, RowCut, RowStore, TableGradients
+from flightedl.pserver.rows.tables import RowChunk, RowCut, RowTables, TableGradients
 
 SPEC = TableSpec("t", 2, SGD(1.0))
 #: Of which the tests take ids: small ones, the highest, and some that fall into one line of the index.
@@ -46,19 +46,19 @@ def ones(count: int, dim: int = 2) -> np.ndarray:
     return np.ones((count, dim), np.float32)
 
 
-def push(store: RowStore, version: int, *numbers: int, epoch: int = 0) -> None:
+def push(store: RowTables, version: int, *numbers: int, epoch: int = 0) -> None:
     gradients = ones(len(numbers), store.specs[0].dim)
     store.update([TableGradients(0, ids(*numbers), gradients)], version=version, epoch=epoch, number=version - 1)
 
 
-def cut_of(store: RowStore, version: int, epoch: int = 0, *, is_base: bool = True) -> RowCut:
+def cut_of(store: RowTables, version: int, epoch: int = 0, *, is_base: bool = True) -> RowCut:
     """A base, or an increment on the cut before it."""
     newest = store._changes._newest
     file = str(1 + int(newest or 0))
     return store.begin_cut(version, epoch, file=file, after="" if is_base else newest)
 
 
-def content(store: RowStore, version: int, epoch: int = 0, *, is_base: bool = True) -> dict[int, list[float]]:
+def content(store: RowTables, version: int, epoch: int = 0, *, is_base: bool = True) -> dict[int, list[float]]:
     return values_of(chunks_of(cut_of(store, version, epoch, is_base=is_base)))
 
 
@@ -93,7 +93,7 @@ class Pair:
 
     def __init__(self, spec: TableSpec) -> None:
         self.spec = spec
-        self.store = RowStore([spec], range(1024))
+        self.store = RowTables([spec], range(1024))
         self.reference = ReferenceTable(spec)
         self.version = self.number = self.epoch = 0
         self.random = np.random.default_rng(0)
@@ -138,7 +138,7 @@ class Pair:
     def restore(self) -> None:
         """Go on with what a base and its increments have."""
         self.cut()
-        self.store = RowStore([self.spec], range(1024))
+        self.store = RowTables([self.spec], range(1024))
         for chunks, cut in self.chain:
             self.store.restore_removed(0, cut.tables[0].removed)
             for chunk in chunks:
@@ -205,7 +205,7 @@ def test_every_rule_is_the_one_of_the_reference(optimizer: Optimizer) -> None:
 def test_first_values_are_those_of_the_reference(init: Any, dim: int) -> None:
     spec = TableSpec("t", dim, SGD(0.1), init, seed=9)
     out = np.empty((len(IDS), dim), np.float32)
-    assert RowStore([spec], range(1024)).read(0, ids(*IDS), 0, 0, out) == 0
+    assert RowTables([spec], range(1024)).read(0, ids(*IDS), 0, 0, out) == 0
     expected = [init.first_values(spec.key, number, dim) for number in IDS]
     np.testing.assert_array_equal(out, np.array(expected, np.float32))
 
@@ -213,7 +213,7 @@ def test_first_values_are_those_of_the_reference(init: Any, dim: int) -> None:
 def test_unknown_ids_may_read_as_zeros() -> None:
     out = ones(2)
     for unknown in ("zero", "error"):
-        store = RowStore([TableSpec("t", 2, SGD(1.0), Uniform(1.0), unknown=unknown)], range(1024))
+        store = RowTables([TableSpec("t", 2, SGD(1.0), Uniform(1.0), unknown=unknown)], range(1024))
         push(store, 1, 5)
         assert store.read(0, ids(4, 5), 1, 0, out) == 1
         assert out[0].tolist() == [0, 0]
@@ -221,14 +221,14 @@ def test_unknown_ids_may_read_as_zeros() -> None:
 
 
 def test_a_round_is_applied_once_and_split_among_stores_by_a_cut() -> None:
-    store = RowStore([SPEC], range(1024))
+    store = RowTables([SPEC], range(1024))
     store.add([TableGradients(0, ids(9), ones(1))], Batch(0, 0, 0), 2.0, is_first=True)
     store.add([TableGradients(0, ids(1, 2), ones(2))], Batch(0, 0, 0), 2.0, is_first=True)
     store.add([TableGradients(0, ids(2, 3), ones(2))], Batch(0, 0, 1), 1.0, is_first=False)
     store.update_round(version=1, epoch=0, number=0, scale=0.5)
     store.update_round(version=2, epoch=0, number=1)
     cut = store.begin_cut(2, 0, is_base=True)
-    halves = [RowStore([SPEC], range(512)), RowStore([SPEC], range(512, 1024))]
+    halves = [RowTables([SPEC], range(512)), RowTables([SPEC], range(512, 1024))]
     for chunk in chunks_of(cut):
         for half in halves:
             half.restore(chunk)
@@ -242,7 +242,7 @@ def test_a_deterministic_round_has_the_same_bits_whoever_comes_first() -> None:
     found = []
     parts = [(Batch(0, 0, n), np.full((1, 2), value, np.float32)) for n, value in enumerate((1e8, 1.0, -1e8))]
     for order in (parts, parts[::-1]):
-        store = RowStore([SPEC], range(1024))
+        store = RowTables([SPEC], range(1024))
         for place, (batch, gradients) in enumerate(order):
             store.add([TableGradients(0, ids(1), gradients)], batch, 1.0, is_first=not place)
         store.update_round(version=1, epoch=0, number=0, scale={0: 1.0}, is_ordered=True)
@@ -261,7 +261,7 @@ def test_a_cut_has_what_was_there_when_it_began(
     before: list[list[int]], after: list[tuple[list[int], int]], is_base: bool, evict: Evict | None
 ) -> None:
     spec = TableSpec("t", 2, SGD(1.0), evict=evict)
-    store, twin = RowStore([spec], range(1024)), RowStore([spec], range(1024))
+    store, twin = RowTables([spec], range(1024)), RowTables([spec], range(1024))
     for version, numbers in enumerate(before, 1):
         for one in (store, twin):
             push(one, version, *numbers)
@@ -283,7 +283,7 @@ def test_a_cut_has_what_was_there_when_it_began(
 
 
 def test_an_increment_has_what_changed_and_what_a_dropped_one_had() -> None:
-    store = RowStore([SPEC], range(1024))
+    store = RowTables([SPEC], range(1024))
     push(store, 1, *range(20))
     assert len(content(store, 1)) == 20
     push(store, 2, 3, 50)
@@ -319,7 +319,7 @@ def test_a_table_without_memory_has_an_index(words: int) -> None:
 def test_norms_are_looked_at_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(norms, "TOGETHER", 64)
     monkeypatch.setattr(norms, "A_CUT", 100)
-    store = RowStore([TableSpec("t", 2, SGD(1.0), evict=Evict(norm_below=1.5))], range(1024))
+    store = RowTables([TableSpec("t", 2, SGD(1.0), evict=Evict(norm_below=1.5))], range(1024))
     push(store, 1, *range(1000))
     left = []
     for version in range(1, 10):
@@ -334,7 +334,7 @@ def test_norms_are_looked_at_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_row_that_was_removed_and_came_back_is_in_the_increment() -> None:
     spec = TableSpec("t", 2, SGD(1.0), evict=Evict(norm_below=0.5))
-    store, other = RowStore([spec], range(1024)), RowStore([spec], range(1024))
+    store, other = RowTables([spec], range(1024)), RowTables([spec], range(1024))
     push(store, 1, 1, 2)
     base = store.begin_cut(1, 0, file="base")
     found = [(base, chunks_of(base))]
@@ -354,7 +354,7 @@ def test_a_row_that_was_removed_and_came_back_is_in_the_increment() -> None:
 
 def test_ids_that_wait_are_in_a_cut_and_are_counted_on() -> None:
     spec = TableSpec("t", 2, SGD(1.0), admit_after=2)
-    store, other = RowStore([spec], range(1024)), RowStore([spec], range(1024))
+    store, other = RowTables([spec], range(1024)), RowTables([spec], range(1024))
     push(store, 1, 1, 2)
     push(store, 2, 2)
     for chunk in chunks_of(store.begin_cut(2, 0, is_base=True)):
@@ -368,12 +368,12 @@ def test_ids_that_wait_are_in_a_cut_and_are_counted_on() -> None:
 
 def test_a_sketch_admits_no_id_too_late() -> None:
     spec = TableSpec("t", 2, SGD(1.0), admit_after=3, admission="sketch", sketch_bytes=1 << 12)
-    store = RowStore([spec], range(1024))
+    store = RowTables([spec], range(1024))
     for version in (1, 2):
         push(store, version, *range(100))
     assert store.counts(0).rows < 5
     cut = store.begin_cut(2, 0, is_base=True)
-    other = RowStore([spec], range(1024))
+    other = RowTables([spec], range(1024))
     other.restore_table(0, cut.tables[0])
     for one in (store, other):
         push(one, 3, *range(100))
@@ -381,7 +381,7 @@ def test_a_sketch_admits_no_id_too_late() -> None:
 
 
 def test_the_index_grows_row_by_row() -> None:
-    store = RowStore([TableSpec("t", 1, SGD(1.0), evict=Evict(unused_versions=1))], range(1024))
+    store = RowTables([TableSpec("t", 1, SGD(1.0), evict=Evict(unused_versions=1))], range(1024))
     numbers = np.random.default_rng(0).permutation(60_000).astype(np.uint64)
     out = np.empty((numbers.size, 1), np.float32)
     for version, some in enumerate(np.split(numbers, 3), 1):
@@ -396,7 +396,7 @@ def test_the_index_grows_row_by_row() -> None:
 
 
 def test_a_full_store_refuses_new_rows_and_updates_the_others() -> None:
-    store = RowStore([TableSpec("t", 16, SGD(1.0))], range(1024), RowMemory(1 << 20))
+    store = RowTables([TableSpec("t", 16, SGD(1.0))], range(1024), RowMemory(1 << 20))
     for version in range(1, 31):
         push(store, version, *range(1000 * version, 1000 * version + 1000), 7)
     counts = store.counts(0)
@@ -409,7 +409,7 @@ def test_a_full_store_refuses_new_rows_and_updates_the_others() -> None:
 def test_a_machine_that_has_no_more_memory_gets_no_new_rows() -> None:
     left = [3 << 30]
     memory = RowMemory(available=lambda: left[0])
-    store = RowStore([TableSpec("t", 16, SGD(1.0))], range(1024), memory)
+    store = RowTables([TableSpec("t", 16, SGD(1.0))], range(1024), memory)
     push(store, 1, *range(1000))
     assert store.counts(0).rows == 1000
     assert memory.taken_bytes == store.size_bytes
@@ -426,7 +426,7 @@ def test_a_machine_that_has_no_more_memory_gets_no_new_rows() -> None:
 
 def test_what_is_restored_is_not_bounded() -> None:
     spec = TableSpec("t", 16, SGD(1.0))
-    store, small = RowStore([spec], range(1024)), RowStore([spec], range(1024), RowMemory(1000))
+    store, small = RowTables([spec], range(1024)), RowTables([spec], range(1024), RowMemory(1000))
     push(store, 1, *range(2000))
     for chunk in chunks_of(store.begin_cut(1, 0)):
         small.restore(chunk)
@@ -453,7 +453,7 @@ def test_two_threads_do_what_one_does(dtype: Any, monkeypatch: pytest.MonkeyPatc
     for split_at in (1 << 30, 200):
         monkeypatch.setattr(threads, "SPLIT_AT", split_at)
         assert threads.is_split(1000) == (split_at == 200)
-        store = RowStore([TableSpec("t", 4, RowAdagrad(lr=0.1), init=Uniform(0.1), dtype=dtype)], range(BUCKETS))
+        store = RowTables([TableSpec("t", 4, RowAdagrad(lr=0.1), init=Uniform(0.1), dtype=dtype)], range(BUCKETS))
         cut, chunks = None, []
         for number, (ids, values) in enumerate(zip(steps, gradients, strict=True)):
             push = [TableGradients(0, ids, values)]
@@ -476,7 +476,7 @@ def test_two_threads_do_what_one_does(dtype: Any, monkeypatch: pytest.MonkeyPatc
 
 def test_tables_share_the_memory_and_keep_apart() -> None:
     specs = [TableSpec(name, dim, SGD(1.0)) for name, dim in (("a", 16), ("b", 1))]
-    store = RowStore(specs, range(1024), RowMemory(1 << 20))
+    store = RowTables(specs, range(1024), RowMemory(1 << 20))
     for version in range(1, 31):
         numbers = np.arange(1000 * version, 1000 * version + 1000, dtype=np.uint64)
         both = [TableGradients(table, numbers, ones(1000, specs[table].dim)) for table in (0, 1)]
@@ -492,7 +492,7 @@ def test_tables_share_the_memory_and_keep_apart() -> None:
 
 def test_rows_go_by_the_memory_declared() -> None:
     spec = TableSpec("t", 16, SGD(1.0), evict=Evict(max_bytes=100 * 19 * 4))
-    store, reference = RowStore([spec], range(1024)), ReferenceTable(spec)
+    store, reference = RowTables([spec], range(1024)), ReferenceTable(spec)
     for version in range(1, 9):
         push(store, version, *range(30 * version, 30 * version + 30))
         gradients = dict.fromkeys(range(30 * version, 30 * version + 30), [1.0] * 16)
@@ -502,7 +502,7 @@ def test_rows_go_by_the_memory_declared() -> None:
 
 
 def test_pushes_are_checked() -> None:
-    store = RowStore([SPEC], range(512))
+    store = RowTables([SPEC], range(512))
     inside = [n for n in range(100) if not store.check(0, ids(n))]
     assert 30 < len(inside) < 70
     assert store.check(0, ids(*inside), ones(len(inside))) == ""
@@ -515,7 +515,7 @@ def test_pushes_are_checked() -> None:
 
 
 def test_gradients_may_lie_anywhere() -> None:
-    store = RowStore([SPEC], range(1024))
+    store = RowTables([SPEC], range(1024))
     raw = b"x" + ids(1, 2).tobytes() + ones(2).tobytes()
     numbers, gradients = np.frombuffer(raw, np.uint64, 2, 1), np.frombuffer(raw, np.float32, 4, 17).reshape(2, 2)
     assert store.check(0, numbers, gradients) == ""
@@ -531,7 +531,7 @@ def test_rounding_is_the_same_again_and_unbiased(dtype: Any, dim: int) -> None:
     small = np.full((4000, dim), -(2.0**-12), np.float32)
     found = []
     for seed in (1, 1, 2):
-        store = RowStore([spec], range(1024))
+        store = RowTables([spec], range(1024))
         for version in (1, 2):
             push_ = [TableGradients(0, numbers, small)]
             store.update(push_, version=version, epoch=0, number=0, seed=seed * 100 + version)
@@ -546,7 +546,7 @@ def test_rounding_is_the_same_again_and_unbiased(dtype: Any, dim: int) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_rounding_to_nearest_loses_what_is_small(dtype: Any) -> None:
     spec = TableSpec("t", 3, SGD(1.0), Constant(1.0), dtype, "nearest")
-    store, other = RowStore([spec], range(1024)), RowStore([spec], range(1024))
+    store, other = RowTables([spec], range(1024)), RowTables([spec], range(1024))
     gradients = np.array([[-(2.0**-13), 1.0, -70_000.0], [1 - 2.0**-20, 1.0, 0.0]], np.float32)
     store.update([TableGradients(0, ids(1, 2), gradients)], version=1, epoch=0, number=0)
     for chunk in chunks_of(store.begin_cut(1, 0, is_base=True)):
@@ -559,7 +559,7 @@ def test_rounding_to_nearest_loses_what_is_small(dtype: Any) -> None:
 
 
 def test_a_cut_whose_place_another_takes_fails_and_does_not_end_as_if_it_had_everything() -> None:
-    store = RowStore([SPEC], range(1024))
+    store = RowTables([SPEC], range(1024))
     push(store, 1, *range(20))
     old = store.begin_cut(1, 0)
     new = store.begin_cut(1, 0, is_base=True)

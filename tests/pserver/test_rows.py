@@ -40,10 +40,10 @@ from flightedl.pserver.building import kernels_of
 from flightedl.pserver.restoring import load_newest
 from flightedl.pserver.rows.first import load_first_rows
 from flightedl.pserver.rows.memory import RowMemory
-from flightedl.pserver.rows.store import RowStore, TableGradients
-from flightedl.pserver.shard import ShardState
-from flightedl.pserver.shard_rows import Pushed
+from flightedl.pserver.rows.tables import RowTables, TableGradients
+from flightedl.pserver.shard import Shard
 from flightedl.pserver.snapshots import Snapshots
+from flightedl.pserver.stores import Pushed
 from flightedl.testing.contracts.coordinator import eventually
 from flightedl.testing.memory import MemoryStorage
 from flightedl.wire.parts import ReceivedBlocks
@@ -65,8 +65,8 @@ class Pserver:
     def __init__(self, storage: MemoryStorage, mode: Mode, index: int = 0, count: int = 1) -> None:
         self.plan = plan_for(SPECS, count, 1, TABLES)
         self.index, self.storage = index, storage
-        self.shard = ShardState(self.plan, index, SGD(lr=1.0), mode, on_lost=pytest.fail)
-        self.snapshots = Snapshots(self.shard, storage, "j", index, count, 10 + index, SystemClock())
+        self.shard = Shard(self.plan, index, SGD(lr=1.0), mode, on_lost=pytest.fail)
+        self.snapshots = Snapshots(self.shard.copying, storage, "j", index, count, 10 + index, SystemClock())
         self.view(1, 0)
 
     def view(self, serial: int, first_round: int) -> None:
@@ -101,14 +101,14 @@ class Pserver:
             rows=1024,
         )
         data = memoryview(encode_sections(sections).tobytes())
-        return self.shard.push(header, [ReceivedBlocks(self.shard.buckets, base, 0, data)])
+        return self.shard.push(header, [ReceivedBlocks(self.shard.rows.numbers, base, 0, data)])
 
     def read(self, table: int) -> np.ndarray:
         """The rows of the ids that lie here, by all spans of buckets."""
         rows = RowMessages(self.plan, {}, lookup := Lookup(self.plan, {table: DistinctIds(IDS)}))
         asked = rows.asked(self.index)
         assert asked is not None
-        wanted = self.shard.lookup(ReceivedBlocks(self.shard.buckets, 0, 0, memoryview(asked)))
+        wanted = self.shard.lookup(ReceivedBlocks(self.shard.rows.numbers, 0, 0, memoryview(asked)))
         pieces, rest = self.shard.read(wanted, 0)
         assert not rest
         for piece in pieces:
@@ -218,14 +218,14 @@ def test_rows_are_restored_on_another_number_of_pservers_also_of_different_histo
     for index in range(after):
         new = Pserver(storage, Async(), index, after)
         assert new.restore() == 1
-        versions = {new.shard._protocol.version(span.numbers.start) for span in new.shard.row_spans()}
+        versions = {new.shard._protocol.version(span.numbers.start) for span in new.shard.rows.distinct()}
         assert versions <= {1, 2}
-        assert len(new.shard.row_spans()) == len(versions), "split only where histories differ"
+        assert len(new.shard.rows.distinct()) == len(versions), "split only where histories differ"
         new.check()
         outcomes = {one.piece.outcome for one in new.push(1, base=1)}
         assert outcomes <= {Outcome.ACCEPTED, Outcome.ALREADY_APPLIED}
         require(new, 2)
-        assert sum(counts.rows for counts in new.shard.row_counts()) == sum(len(new.mine(t)) for t in range(3))
+        assert sum(counts.rows for counts in new.shard.rows.counts()) == sum(len(new.mine(t)) for t in range(3))
 
 
 class Cluster:
@@ -288,12 +288,12 @@ def test_a_base_and_increments_are_restored_also_where_one_came_to_nothing(befor
     assert {tuple(link.number for link in file.links) for file in files} == {(1, 3)}
     assert max(file.row_bytes for file in files) < min(file.links[0].row_bytes for file in files) / 2
     expected = cluster.rows()
-    counts = [[counts.rows for counts in pserver.shard.row_counts()] for pserver in cluster.pservers]
+    counts = [[counts.rows for counts in pserver.shard.rows.counts()] for pserver in cluster.pservers]
     cluster.push(4)
     restored = cluster.restored(after)
     assert cluster.numbers == {4}
     assert rows_of(restored) == expected
-    found = [[counts.rows for counts in pserver.shard.row_counts()] for pserver in restored]
+    found = [[counts.rows for counts in pserver.shard.rows.counts()] for pserver in restored]
     assert np.sum(found, axis=0).tolist() == np.sum(counts, axis=0).tolist()
     for pserver in restored:
         pserver.push(4, base=4)
@@ -324,18 +324,18 @@ def test_the_rows_of_a_chain_are_exported_as_they_are() -> None:
 
 def test_a_table_begins_with_the_rows_of_a_file(tmp_path: Path) -> None:
     first = Pserver(MemoryStorage(), Async(), 0, 2)
-    span = first.shard.row_spans()[0]
+    span = first.shard.rows.distinct()[0]
     path = tmp_path / "rows.parquet"
     values = np.arange(600, dtype=np.float32).reshape(300, 2)
     columns = {"id": IDS.view(np.int64), "values": pa.FixedSizeListArray.from_arrays(values.reshape(-1), 2)}
     pq.write_table(pa.table(columns), path)
-    span.store.specs[0] = replace(TABLES[0], first_rows=str(path))
+    span.rows.specs[0] = replace(TABLES[0], first_rows=str(path))
     load_first_rows(span, FsspecFiles(), SystemClock())
     np.testing.assert_array_equal(first.read(0), values[first.mine(0).astype(np.int64)])
-    assert [counts.rows for counts in first.shard.row_counts()] == [len(first.mine(0)), 0, 0]
+    assert [counts.rows for counts in first.shard.rows.counts()] == [len(first.mine(0)), 0, 0]
     first.push(0)
     np.testing.assert_array_equal(first.read(0), values[first.mine(0).astype(np.int64)] + 1)
-    span.store.memory = RowMemory(100)
+    span.rows.memory = RowMemory(100)
     with pytest.raises(UsageError, match="no memory for all rows"):
         load_first_rows(span, FsspecFiles(), SystemClock())
 
@@ -357,7 +357,7 @@ def test_where_a_file_of_the_chain_is_damaged_nothing_of_it_stays() -> None:
     restored = cluster.restored(1)
     assert cluster.numbers == {1}
     assert rows_of(restored) == expected
-    assert restored[0].shard.row_counts()[2].rows == 0, "admitted by the second push, of which nothing is there"
+    assert restored[0].shard.rows.counts()[2].rows == 0, "admitted by the second push, of which nothing is there"
 
 
 def test_a_restored_pserver_begins_with_a_base() -> None:
@@ -365,10 +365,10 @@ def test_a_restored_pserver_begins_with_a_base() -> None:
     cluster.push(0)
     (file,) = cluster.checkpoint(1)
     cluster.pservers = cluster.restored(1)
-    assert not cluster.pservers[0].shard.has_changes_since(file.name)
+    assert not cluster.pservers[0].shard.copying.has_changes_since(file.name)
     (file,) = cluster.checkpoint(2)
     assert not file.links
-    assert cluster.pservers[0].shard.has_changes_since(file.name)
+    assert cluster.pservers[0].shard.copying.has_changes_since(file.name)
 
 
 def test_what_changes_while_a_checkpoint_is_written_is_not_in_it() -> None:
@@ -446,7 +446,7 @@ def test_no_kernel_is_loaded_after_those_that_are_loaded_ahead(tmp_path: Path) -
     test_a_base_and_increments_are_restored_also_where_one_came_to_nothing(2, 1)
     test_a_table_begins_with_the_rows_of_a_file(tmp_path)
     test_a_push_may_want_rows_and_gets_them_when_its_round_is_over()
-    store = RowStore(evicted, range(1024))
+    store = RowTables(evicted, range(1024))
     for version in range(1, 5):
         for table in range(len(evicted)):
             gradients = TableGradients(table, IDS, np.ones((len(IDS), 2), np.float32))
@@ -456,5 +456,5 @@ def test_no_kernel_is_loaded_after_those_that_are_loaded_ahead(tmp_path: Path) -
     while cut.next_rows() is not None:
         pass
     plan = plan_for(parameters, 1)
-    ShardState(plan, 0, SGD(lr=1.0), Async(), "float16", on_lost=pytest.fail)
+    Shard(plan, 0, SGD(lr=1.0), Async(), "float16", on_lost=pytest.fail)
     assert loaded_kernels() == before

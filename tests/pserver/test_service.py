@@ -213,7 +213,7 @@ def test_the_model_of_a_job_that_is_resumed_is_waited_for_until_a_trainer_has_de
             served.await_blocks(30.0)
             served.send("view", orders(PLAN.hash)["view"])
             shard = served.service.shard_for_init(PLAN.hash, 1)
-            (span,) = shard.spans()
+            (span,) = set(shard.dense.spans.values())
             span.update(span.values, np.ones(4, np.float32), span.slots, 0, 1.0, 1.0)
             assert span.values.tolist() == [-0.5] * 4
         finally:

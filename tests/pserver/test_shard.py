@@ -15,8 +15,8 @@ from flightedl.domain.model.sharding import plan_shards
 from flightedl.errors import GradientError, MessageError
 from flightedl.messages.control import ViewMemberMessage, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
-from flightedl.pserver.shard import ShardState
-from flightedl.pserver.shard_rows import Wanted
+from flightedl.pserver.shard import Shard
+from flightedl.pserver.stores import Wanted
 from flightedl.wire.rows import OutgoingBlocks, Row, Rows
 
 SIZE = 16
@@ -27,7 +27,7 @@ class Bench:
 
     def __init__(self, mode: Mode) -> None:
         plan = plan_shards([ParameterSpec("w", (SIZE,))], 1)
-        self.shard = ShardState(plan, 0, SGD(lr=1.0), mode)
+        self.shard = Shard(plan, 0, SGD(lr=1.0), mode)
         self.serial = 0
         self.shard.initialize(1, Row(0, 0, memoryview(np.zeros(SIZE, np.float32)).cast("B")))
 
@@ -294,11 +294,11 @@ class TestChangesOfTheMode:
 
 def test_numbers_behind_16_bit_floats_are_looked_at_whatever_is_known_of_their_message() -> None:
     specs = [ParameterSpec("a", (3,)), ParameterSpec("b", (4,), "float64")]
-    shard = ShardState(plan_shards(specs, 1), 0, SGD(lr=1.0), Async(), "bfloat16")
-    (number,) = (each for each in shard.numbers if shard._span(each).values.dtype == np.float64)
+    shard = Shard(plan_shards(specs, 1), 0, SGD(lr=1.0), Async(), "bfloat16")
+    (number,) = (each for each in shard.numbers if shard.dense.span(each).values.dtype == np.float64)
     message = np.zeros(6 + 4 * 8, np.uint8)
     message[6:] = np.array([1.0, np.nan, 1.0, 1.0]).view(np.uint8)
     assert np.isfinite(message[:36].view(np.float32)).all(), "its words look so"
-    span = shard._span(number)
+    span = shard.dense.span(number)
     with pytest.raises(GradientError, match="'b' has NaN"):
-        shard._incoming.gradient(span, span.numbers, message[6:].data, is_finite=True)
+        shard.dense.gradient(span, span.numbers, message[6:].data, is_finite=True)

@@ -6,7 +6,6 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ from flightedl.domain.exactly_once.batches import Batch
 from flightedl.domain.model.optimizers import Momentum
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import ShardPlan, plan_for
-from flightedl.domain.pserver.block_values import Needs
+from flightedl.domain.pserver.block_values import CopyBlocks
 from flightedl.errors import UnavailableError
 from flightedl.formats.shard_files import StoredBlock
 from flightedl.kernels.half_precision import shortened
@@ -28,7 +27,7 @@ from flightedl.messages.control import ViewMemberMessage, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
 from flightedl.ports import StoredFile
 from flightedl.pserver.restoring import load_newest
-from flightedl.pserver.shard import ShardState
+from flightedl.pserver.shard import Shard
 from flightedl.pserver.snapshots import _LEAD, CopyMemory, SnapshotCopier, Snapshots
 from flightedl.pserver.spans import ArraySpan
 from flightedl.testing.memory import MemoryStorage
@@ -57,8 +56,8 @@ class Pserver:
         self.plan: ShardPlan = plan_for(self.specs, count, cut_for)
         self.index = index
         self.storage = storage
-        self.shard = ShardState(self.plan, index, Momentum(lr=1.0, momentum=momentum), mode, on_lost=on_lost)
-        self.snapshots = Snapshots(self.shard, storage, JOB, index, count, 10 + index, SystemClock())
+        self.shard = Shard(self.plan, index, Momentum(lr=1.0, momentum=momentum), mode, on_lost=on_lost)
+        self.snapshots = Snapshots(self.shard.copying, storage, JOB, index, count, 10 + index, SystemClock())
         self.serial = 0
         self.view(1, first_round=0)
 
@@ -290,17 +289,20 @@ def test_of_16_bit_parameters_the_master_copy_is_kept(dtype: str) -> None:
 def test_a_push_goes_on_while_complete_copies_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that writes takes the copies away between the protocol's decision and the push's copy."""
     pserver = Pserver(MemoryStorage(), Async())
-    get_ready = pserver.shard._get_ready
+    carry_out = pserver.shard.copying.carry_out
+    dropped: list[object] = []
 
-    def dropped(span: ArraySpan, needs: Needs, gradient: Any) -> Any:
-        assert needs.copies
-        pserver.shard.drop_copies(snapshot.copies)
-        return get_ready(span, needs, gradient)
+    def drop(span: ArraySpan, effect: CopyBlocks) -> None:
+        assert isinstance(effect, CopyBlocks)
+        dropped.append(effect)
+        pserver.shard.copying.drop(snapshot.copies)
+        carry_out(span, effect)
 
     snapshot = ByHand(pserver)
-    monkeypatch.setattr(pserver.shard, "_get_ready", dropped)
+    monkeypatch.setattr(pserver.shard.copying, "carry_out", drop)
     pserver.push_some(0, range(1))
     monkeypatch.undo()
+    assert dropped
     pserver.push(0)
     assert pserver.has(0) == {True}
 
@@ -325,18 +327,18 @@ class ByHand:
             self.copies = SnapshotCopier(len(versions), self.memory, command, replaces=old)
             return self.copies
 
-        pserver.shard.begin_copies(begin)
+        pserver.shard.copying.begin(begin)
 
     def copy_one(self) -> int | None:
         """What the thread does next."""
         local = self.copies.next_due()
         if local is not None:
-            self.pserver.shard.copy_one(self.copies, local)
+            self.pserver.shard.copying.copy_one(self.copies, local)
         return local
 
     def end(self) -> tuple[list[StoredBlock], AppliedBatches]:
         assert self.copies.is_complete.is_set()
-        applied = self.pserver.shard.end_copies(self.copies)
+        applied = self.pserver.shard.copying.end(self.copies)
         assert applied is not None
         return self.copies.take_blocks(), applied
 
@@ -376,9 +378,9 @@ def test_copies_that_were_replaced_do_not_touch_their_successors_memory() -> Non
     pserver = Pserver(MemoryStorage(), Async())
     old = ByHand(pserver)
     new = ByHand(pserver, replaces=old)
-    pserver.shard.copy_due_blocks(new.copies)
+    pserver.shard.copying.copy_due(new.copies)
     pserver.push(0)
-    pserver.shard.copy_due_blocks(old.copies)
+    pserver.shard.copying.copy_due(old.copies)
     assert not old.copies.is_complete.is_set()
     blocks, applied = new.end()
     assert {value for block in blocks for value in block.values.tolist()} == {0.0}
@@ -391,8 +393,8 @@ def test_copies_beside_a_checkpoint_s_take_nothing_from_it() -> None:
     pserver.push(0)
     second = ByHand(pserver)
     pserver.push(1)
-    pserver.shard.copy_due_blocks(first.copies)
-    pserver.shard.copy_due_blocks(second.copies)
+    pserver.shard.copying.copy_due(first.copies)
+    pserver.shard.copying.copy_due(second.copies)
     for snapshot, has, value in ((first, [False, False], 0.0), (second, [True, False], None)):
         blocks, applied = snapshot.end()
         assert [applied.has(0, Batch(0, 0, number)) for number in (0, 1)] == has
@@ -467,15 +469,15 @@ def test_copies_taken_while_others_push_hold_exactly_what_they_say() -> None:
     storage = MemoryStorage()
     plan = plan_for(SPECS, 1)
     pserver = Pserver(storage, Async())
-    pserver.shard = shard = ShardState(plan, 0, Momentum(lr=1.0, momentum=0.0), Async())
-    pserver.snapshots = Snapshots(shard, storage, JOB, 0, 1, 10, SystemClock())
+    pserver.shard = shard = Shard(plan, 0, Momentum(lr=1.0, momentum=0.0), Async())
+    pserver.snapshots = Snapshots(shard.copying, storage, JOB, 0, 1, 10, SystemClock())
     pserver.view(1, first_round=0)
     thread = threading.Thread(target=lambda: [pserver.push(batch) for batch in range(100)])
     thread.start()
     for number in range(1, 12):
         publish(storage, number, plan, pserver.checkpoint(number))
         other = Pserver(storage, Async())
-        other.shard = ShardState(plan, 0, Momentum(lr=1.0, momentum=0.0), Async())
+        other.shard = Shard(plan, 0, Momentum(lr=1.0, momentum=0.0), Async())
         assert other.restore() == number
         for block in other.shard.blocks():
             applied = other.shard._protocol._applied

@@ -11,11 +11,12 @@ from flightedl.domain.consistency.modes import Async, Mode, Sync
 from flightedl.domain.model.optimizers import LAMB, SGD, Adam, Optimizer
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import block_limit, plan_shards, runs_of
+from flightedl.domain.pserver.block_values import Update
 from flightedl.errors import GradientError, MessageError
 from flightedl.messages.control import ViewMemberMessage, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
-from flightedl.pserver.shard import ShardState
-from flightedl.pserver.shard_rows import Wanted
+from flightedl.pserver.shard import Shard
+from flightedl.pserver.stores import Wanted
 from flightedl.wire.parts import decode_message
 from flightedl.wire.rows import OutgoingBlocks, Row, Rows, decode_batch, encode_pieces, encode_rows
 
@@ -32,7 +33,7 @@ class Bench:
 
     def __init__(self, mode: Mode, optimizer: Optimizer | None = None, wire: str = "") -> None:
         plan = plan_shards([ParameterSpec(f"p{i}", (SIZE,)) for i in ALL], 1)
-        self.shard = ShardState(plan, 0, optimizer or SGD(lr=1.0), mode, wire)
+        self.shard = Shard(plan, 0, optimizer or SGD(lr=1.0), mode, wire)
         for number in ALL:
             zeros = memoryview(np.zeros(SIZE, np.float32)).cast("B")
             self.shard.initialize(1, Row(number, 0, zeros))
@@ -127,7 +128,7 @@ def test_rows_of_different_bases_are_taken_apart() -> None:
 
 def test_what_was_lent_never_changes_and_costs_a_copy_only_while_it_is_read() -> None:
     bench = Bench(Async())
-    (span,) = bench.shard.spans()
+    (span,) = set(bench.shard.dense.spans.values())
     bench.push(1, 0)
     memory = span.values
     (lent,), _ = bench.shard.read(Wanted(ALL, 0), 0)
@@ -197,8 +198,8 @@ def test_a_message_may_carry_values_for_some_blocks_and_arrivals_for_others() ->
 
 
 def test_blocks_whose_settings_or_norms_differ_are_no_span() -> None:
-    assert len(Bench(Async(), Adam(overrides={"p3": {"lr": 0.1}})).shard.spans()) == 3
-    assert len(Bench(Async(), LAMB(lr=0.1)).shard.spans()) == COUNT
+    assert len(set(Bench(Async(), Adam(overrides={"p3": {"lr": 0.1}})).shard.dense.spans.values())) == 3
+    assert len(set(Bench(Async(), LAMB(lr=0.1)).shard.dense.spans.values())) == COUNT
 
 
 def test_contributions_are_added_in_the_order_of_their_batches() -> None:
@@ -230,7 +231,7 @@ def test_every_block_is_in_one_run_and_runs_fit_a_message(pservers: int) -> None
 @pytest.mark.parametrize("wire", ["", "bfloat16"])
 def test_one_version_is_encoded_once_for_all_readers_and_anew_after_it_changed(wire: str) -> None:
     bench = Bench(Sync(), wire=wire)
-    span = bench.shard.spans()[0]
+    span = bench.shard.dense.span(0)
     first = span.piece(span.numbers, bench.shard.version_range()[0], Outcome.NONE, is_for_many=True)
     second = span.piece(span.numbers, bench.shard.version_range()[0], Outcome.NONE, is_for_many=True)
     assert second.values is first.values
@@ -239,12 +240,12 @@ def test_one_version_is_encoded_once_for_all_readers_and_anew_after_it_changed(w
     assert second.checksums.rows is not None
     assert encode_parts([first]) == encode_parts([second])
     assert second.checksums.whole is not None
-    span.run_optimizer(np.ones(span.values.size, np.float32), 0)
+    span.carry_out(Update(0, 1, 0, [], is_of_round=False), np.ones(span.values.size, np.float32))
     third = span.piece(span.numbers, bench.shard.version_range()[0], Outcome.NONE, is_for_many=True)
     assert not np.array_equal(third.values, first.values)
     assert not encode_pieces([third]).column(2).equals(encode_pieces([first]).column(2))
     decode_batch(encode_pieces([third]))
     decode_message(*encode_parts([third]))[0]
     del first, second, third
-    span.run_optimizer(np.ones(span.values.size, np.float32), 0)
+    span.carry_out(Update(0, 1, 0, [], is_of_round=False), np.ones(span.values.size, np.float32))
     assert span._sent is None

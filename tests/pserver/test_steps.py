@@ -15,9 +15,9 @@ from flightedl.domain.model.sharding import plan_shards
 from flightedl.errors import MessageError
 from flightedl.messages.control import ViewMemberMessage, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
-from flightedl.pserver.shard import ShardState
-from flightedl.pserver.shard_rows import Wanted
+from flightedl.pserver.shard import Shard
 from flightedl.pserver.steps import StepSession, awaited_values
+from flightedl.pserver.stores import Wanted
 from flightedl.testing.clock import FakeClock
 from flightedl.wire.parts import ReceivedBlocks
 from flightedl.wire.rows import OutgoingBlocks
@@ -30,7 +30,7 @@ class Bench:
 
     def __init__(self, mode: Mode, *members: int) -> None:
         plan = plan_shards([ParameterSpec(f"p{i}", (SIZE,)) for i in range(COUNT)], 1)
-        self.shard = ShardState(plan, 0, LAMB(lr=0.1), mode)
+        self.shard = Shard(plan, 0, LAMB(lr=0.1), mode)
         self.clock = FakeClock()
         known = [ViewMemberMessage(trainer=f"t{m}", generation=m, member=m, first_round=0) for m in members]
         self.shard.set_members(ViewRequest(plan_hash="p", master_generation=1, serial=1, members=known))

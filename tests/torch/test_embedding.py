@@ -238,7 +238,7 @@ def test_reading_makes_no_row_and_no_parameter(way: str, bench: TorchBench) -> N
 
 
 def rows_made(bench: TorchBench) -> int:
-    return sum(counts.rows for shard in bench.cluster.shards for counts in shard.row_counts())
+    return sum(counts.rows for shard in bench.cluster.shards for counts in shard.rows.counts())
 
 
 def test_training_makes_the_rows_that_got_a_gradient(bench: TorchBench) -> None:

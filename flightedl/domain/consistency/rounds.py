@@ -214,13 +214,35 @@ class BlockRounds:
         first = self.members.get(member)
         if first is None:
             return _NOT_MEMBER
-        if not self._is_sync:
-            return self._arrive_unsynchronized(member, base_version, weight, already_applied, step)
         version = self.version
-        if base_version > version:
-            raise MessageError(f"base version {base_version} is in the future: the open round is {version}")
-        if base_version < version or first > version:
-            return self._arrive_late(member, base_version, weight, already_applied, (batch, batch_count))
+        if self._is_sync:
+            if base_version > version:
+                raise MessageError(f"base version {base_version} is in the future: the open round is {version}")
+            if base_version < version or first > version:
+                return self._arrive_late(member, base_version, weight, already_applied, (batch, batch_count))
+            return self._arrive_in_time(member, weight, already_applied, (batch, batch_count), further)
+        if base_version > version and not already_applied:
+            return Stale(version)
+        if self._staleness is not None and (clock := first + step) > self._clocks[member]:
+            self._clocks[member] = clock
+            if already_applied:
+                return _ARRIVED
+        if already_applied:
+            return _REPEATED
+        if not weight:
+            return _ARRIVED
+        self.version += 1
+        return Apply(version - base_version)
+
+    def _arrive_in_time(
+        self,
+        member: int,
+        weight: float,
+        already_applied: bool,
+        batch: tuple[Batch, int],
+        further: Sequence[tuple[Batch, int]],
+    ) -> Arrival:
+        """Bring a batch to the open round."""
         has_arrived = member in self._arrived
         if has_arrived:
             if already_applied:
@@ -231,7 +253,7 @@ class BlockRounds:
         if already_applied or not weight:
             return _ARRIVED
         self._held += further
-        return self._contribute(member, weight, (batch, batch_count))
+        return self._contribute(member, weight, batch)
 
     def _contribute(self, member: int, weight: float, batch: tuple[Batch, int]) -> Accumulate:
         contributors = self._contributors
@@ -252,23 +274,6 @@ class BlockRounds:
         if not weight:
             return _ARRIVED
         return Accumulate(self._contribute(member, weight, batch).is_first, is_late=True)
-
-    def _arrive_unsynchronized(
-        self, member: int, base_version: int, weight: float, already_applied: bool, step: int
-    ) -> Arrival:
-        if base_version > self.version and not already_applied:
-            return Stale(self.version)
-        if self._staleness is not None and (clock := self.members[member] + step) > self._clocks[member]:
-            self._clocks[member] = clock
-            if already_applied:
-                return _ARRIVED
-        if already_applied:
-            return _REPEATED
-        if not weight:
-            return _ARRIVED
-        staleness = self.version - base_version
-        self.version += 1
-        return Apply(staleness)
 
     # pulls
 

@@ -26,7 +26,7 @@ from operator import and_, itemgetter
 import msgspec
 import numpy as np
 
-from flightedl.domain.exactly_once.batches import MAX_BATCHES_PER_TASK, MAX_TASKS, Batch
+from flightedl.domain.exactly_once.batches import MAX_TASKS, Batch
 from flightedl.domain.exactly_once.cohorts import Cohort, CohortRecord, differing
 from flightedl.errors import CorruptError, MessageError
 from flightedl.messages.decoding import from_msgpack
@@ -74,7 +74,7 @@ class AppliedBatches:
         """
         masks = self._masks_of(blocks)
         for cohort, _ in masks:
-            self._allow(cohort, batch, batch_count)
+            cohort.require_possible(batch, batch_count)
         return sum(cohort.add(batch, batch_count, mask).bit_count() for cohort, mask in masks)
 
     def mark_together(self, blocks: Sequence[int], batches: Sequence[tuple[Batch, int]]) -> list[int]:
@@ -90,12 +90,23 @@ class AppliedBatches:
         Raises:
             MessageError: as ``mark``, or a batch is named twice; nothing was done.
         """
-        if len(batches) > 1 and len(set(map(itemgetter(0), batches))) != len(batches):
+        masks = (self._masks.get(blocks) if isinstance(blocks, range) else None) or self._masks_of(blocks)
+        if len(batches) == len(masks) == 1:
+            # Nearly every push: one call does all of it.
+            ((cohort, mask),), ((batch, batch_count),) = masks, batches
+            new = cohort.add(batch, batch_count, mask)
+            if new and new != mask:
+                cohort.remove(batch, batch_count, new)
+            return [(mask ^ new).bit_count()]
+        return self._mark_sum(masks, batches)
+
+    @staticmethod
+    def _mark_sum(masks: Sequence[tuple[Cohort, int]], batches: Sequence[tuple[Batch, int]]) -> list[int]:
+        if len(set(map(itemgetter(0), batches))) != len(batches):
             raise MessageError("a sum names a batch twice")
-        masks = self._masks_of(blocks)
         for cohort, _ in masks:
             for batch, batch_count in batches:
-                self._allow(cohort, batch, batch_count)
+                cohort.require_possible(batch, batch_count)
         marked: list[tuple[Cohort, Batch, int, int]] = []
         having: list[int] = []
         for batch, batch_count in batches:
@@ -314,15 +325,3 @@ class AppliedBatches:
             cohort.check()
             bits = [bit for of, bit in zip(self._of, self._bits, strict=True) if of is cohort]
             assert sorted(bits) == [1 << i for i in range(cohort.block_count)], "blocks and bits of a cohort differ"
-
-    @staticmethod
-    def _allow(cohort: Cohort, batch: Batch, batch_count: int) -> None:
-        number, task, position = batch
-        if not 0 <= position < batch_count <= MAX_BATCHES_PER_TASK or not 0 <= task < MAX_TASKS or number < 0:
-            raise MessageError(f"{batch} cannot be one of {batch_count} batches of a task")
-        epoch = cohort.epochs.get(number)
-        task_count = cohort.finished.get(number, 0) if epoch is None else epoch.task_count
-        if task_count and task >= task_count:
-            raise MessageError(f"{batch}: the epoch has {task_count} tasks only")
-        if epoch is not None and (flight := epoch.tasks.get(task)) is not None and flight.batch_count != batch_count:
-            raise MessageError(f"{batch}: the task has {flight.batch_count} batches, not {batch_count}")

@@ -14,7 +14,8 @@ from operator import and_, or_
 import msgspec
 import numpy as np
 
-from flightedl.domain.exactly_once.batches import MAX_BATCHES_PER_TASK, Batch
+from flightedl.domain.exactly_once.batches import MAX_BATCHES_PER_TASK, MAX_TASKS, Batch
+from flightedl.errors import MessageError
 
 
 class _Task:
@@ -107,19 +108,34 @@ class Cohort:
             return 0
         return self.full if flight.has_all(position) else flight.partial.get(position, 0)
 
-    def add(self, batch: Batch, batch_count: int, blocks: int) -> int:
-        """Give the batch to the blocks of a mask; returns the mask of those that did not have it."""
+    def require_possible(self, batch: Batch, batch_count: int) -> None:
+        """Raise MessageError unless this can be a batch of a task of ``batch_count`` batches."""
         number, task, position = batch
-        if number in self.finished:
-            return 0
+        if not 0 <= position < batch_count <= MAX_BATCHES_PER_TASK or not 0 <= task < MAX_TASKS or number < 0:
+            raise MessageError(f"{batch} cannot be one of {batch_count} batches of a task")
         epoch = self.epochs.get(number)
-        if epoch is None:
-            epoch = self.epochs[number] = _Epoch()
-        elif epoch.is_done(task):
-            return 0
-        flight = epoch.tasks.get(task)
-        if flight is None:
+        task_count = self.finished.get(number, 0) if epoch is None else epoch.task_count
+        if task_count and task >= task_count:
+            raise MessageError(f"{batch}: the epoch has {task_count} tasks only")
+        if epoch is not None and (flight := epoch.tasks.get(task)) is not None and flight.batch_count != batch_count:
+            raise MessageError(f"{batch}: the task has {flight.batch_count} batches, not {batch_count}")
+
+    def add(self, batch: Batch, batch_count: int, blocks: int) -> int:
+        """Give the batch to the blocks of a mask; return the mask of those that did not have it.
+
+        Raises:
+            MessageError: as ``require_possible``; nothing was done.
+        """
+        number, task, position = batch
+        epoch = self.epochs.get(number)
+        flight = None if epoch is None else epoch.tasks.get(task)
+        if flight is None or flight.batch_count != batch_count or not 0 <= position < batch_count:
+            self.require_possible(batch, batch_count)
+            if number in self.finished or (epoch is not None and epoch.is_done(task)):
+                return 0
+            epoch = self.epochs.setdefault(number, _Epoch()) if epoch is None else epoch
             flight = epoch.tasks[task] = _Task(batch_count)
+        assert epoch is not None, "a task in flight is of an epoch"
         if flight.complete[position >> 3] & (1 << (position & 7)):
             return 0
         before = flight.partial.get(position, 0)

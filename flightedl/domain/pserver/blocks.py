@@ -10,7 +10,8 @@ caller, in the same spans: it carries out each ``Split`` before it asks anything
 **A push** of one span:
 
 1. ``prepare`` returns what has to be done before: blocks that a cut still has to copy are copied before they change,
-   and all memory is got. What may fail fails here, and nothing has happened.
+   and all memory is got. What may fail fails here, and nothing has happened. Unless the protocol ``needs_preparing``,
+   a push needs nothing but what an update takes.
 2. ``push`` decides. A stranger is refused. The batches are marked as applied if the blocks have none of them; if the
    blocks have all, their sender only arrives; if they have some of a sum's, nothing is taken. The rounds say what
    becomes of a batch that is new; where they refuse it, its marks are taken back. What is full closes.
@@ -112,6 +113,8 @@ class BlockProtocol:
         self._span_of = {number: span for span in self.spans for number in span.numbers}
         self._applied = AppliedBatches(len(self._span_of))
         self._view = PserverView(mode)
+        #: (member, trainer, generation) of everybody in the view.
+        self._senders: frozenset[tuple[int, str, int]] = frozenset()
         self._first_values = FirstValues()
         self._is_restored = False
         #: By number, the cuts whose blocks are being copied.
@@ -122,6 +125,8 @@ class BlockProtocol:
     def _set_mode(self, mode: Mode) -> None:
         self.mode = mode
         self.is_synchronous = isinstance(mode, Sync)
+        #: No pull waits for anything.
+        self._is_free = isinstance(mode, Async)
         self._is_mean = isinstance(mode, Sync) and mode.reduce == "mean"
         self._is_deterministic = isinstance(mode, Sync) and mode.deterministic
         self._scales_by_staleness = isinstance(mode, Async) and mode.staleness_scaled
@@ -133,6 +138,11 @@ class BlockProtocol:
         )
 
     # what there is
+
+    @property
+    def needs_preparing(self) -> bool:
+        """True if a push may need more than an update does: see ``prepare``."""
+        return self.is_synchronous or bool(self._cuts)
 
     @property
     def block_count(self) -> int:
@@ -203,8 +213,8 @@ class BlockProtocol:
     # pushes
 
     def prepare(self, first: int, push: Push, base_version: int, *, has_gradient: bool) -> Needs:
-        """What has to be done before ``push``; nothing is taken yet."""
-        if not self._view.is_member(push.member, push.trainer, push.generation):
+        """Return what has to be done before ``push``; nothing is taken yet."""
+        if (push.member, push.trainer, push.generation) not in self._senders:
             return _NOTHING_NEEDED
         span = self._span_of[first]
         has_update = span.rounds.may_update(push.member, base_version)
@@ -214,11 +224,11 @@ class BlockProtocol:
         return needs
 
     def push(self, first: int, push: Push, base_version: int, *, has_gradient: bool) -> Pushed | Split:
-        """A push to all blocks of a span.
+        """Push to all blocks of a span.
 
         Returns:
-            What became of it; the same again is answered, never applied again. ``Split``: its blocks differ; push to
-            each part.
+            The answer; the same again is answered, never applied again. ``Split`` if the blocks differ: push to each
+            part.
 
         Raises:
             MessageError: a base version from the future; a sum of several batches in a mode that has none; a batch
@@ -226,15 +236,19 @@ class BlockProtocol:
         """
         span = self._span_of[first]
         rounds, batches = span.rounds, push.batches
-        if not self._view.is_member(push.member, push.trainer, push.generation):
+        if (push.member, push.trainer, push.generation) not in self._senders:
             return Pushed(Outcome.NOT_MEMBER, rounds.version)
         if len(batches) > 1 and not self._takes_sums:
             raise MessageError("the mode takes no sums of several batches: push each batch for itself")
-        is_new = self._mark(span, batches)
-        if is_new is None:
-            return self.split(first, self._alike(span))
-        if isinstance(is_new, bytes):
-            return self._refuse_sum(span, push, base_version, is_new)
+        having = self._applied.mark_together(span.local, batches)
+        is_new = not any(having)
+        if not is_new:
+            if any(0 < count < len(span.local) for count in having):
+                return self.split(first, self._alike(span))
+            if not all(having):
+                return self._refuse_sum(span, push, base_version, having_bits(map(bool, having)))
+        for cut in self._cuts.values() if is_new else ():
+            cut.marked(span.local, batches)
         weight = (push.weight if self._is_mean else 1.0) if has_gradient else 0.0
         arrival = self._arrive(span, push, base_version, weight, is_new=is_new)
         effects: list[Effect] = []
@@ -243,11 +257,13 @@ class BlockProtocol:
         outcome = _OUTCOMES[type(arrival)]
         if outcome is Outcome.ACCEPTED and not is_new:
             outcome = Outcome.ALREADY_APPLIED
-        if outcome in ANSWERED:
-            follows = self.mode.version_after(base_version)
-            is_ready = rounds.pull(push.member, follows) is Pull.READY
-            return Pushed(outcome, rounds.version, effects, b"", follows, is_ready, is_news)
-        return Pushed(outcome, rounds.version, effects, is_news=is_news)
+        if outcome not in ANSWERED:
+            return Pushed(outcome, rounds.version, effects, is_news=is_news)
+        if self._is_free:
+            return Pushed(outcome, rounds.version, effects, b"", 0, is_ready=True, is_news=is_news)
+        follows = self.mode.version_after(base_version)
+        is_ready = rounds.pull(push.member, follows) is Pull.READY
+        return Pushed(outcome, rounds.version, effects, b"", follows, is_ready, is_news)
 
     def _refuse_sum(self, span: BlockSpan, push: Push, base_version: int, having: bytes) -> Pushed:
         """Take nothing of a sum of which the blocks have some batches.
@@ -263,22 +279,6 @@ class BlockProtocol:
         is_news = self._close_rounds(span, effects)
         return Pushed(Outcome.PARTLY_APPLIED, span.rounds.version, effects, having, is_news=is_news)
 
-    def _mark(self, span: BlockSpan, batches: Batches) -> bool | bytes | None:
-        """Mark the batches as applied, if no block has any of them.
-
-        Returns:
-            False: all blocks have all. None: blocks differ. Bytes: which ones all blocks have.
-        """
-        local = span.local
-        having = self._applied.mark_together(local, batches)
-        if not any(having):
-            for cut in self._cuts.values():
-                cut.marked(local, batches)
-            return True
-        if any(0 < count < len(local) for count in having):
-            return None
-        return False if all(having) else having_bits(map(bool, having))
-
     def _alike(self, span: BlockSpan) -> list[range]:
         """The blocks of a span in neighbours that have the same batches."""
         shift = span.numbers.start - span.local.start
@@ -291,7 +291,7 @@ class BlockProtocol:
 
     def _arrive(self, span: BlockSpan, push: Push, base_version: int, weight: float, *, is_new: bool) -> Arrival:
         """Let the marked batches arrive, or take their marks back."""
-        batch, batch_count = push.batches[0]
+        (batch, batch_count), *further = push.batches
         keep = False
         try:
             arrival = span.rounds.arrive(
@@ -302,7 +302,7 @@ class BlockProtocol:
                 batch=batch,
                 batch_count=batch_count,
                 step=push.step,
-                further=push.batches[1:],
+                further=further,
             )
             keep = not isinstance(arrival, Stale | NotMember)
         finally:
@@ -311,10 +311,8 @@ class BlockProtocol:
         return arrival
 
     def _take(self, span: BlockSpan, push: Push, arrival: Arrival, weight: float, effects: list[Effect]) -> None:
-        """What an arrival does with its gradient."""
-        if isinstance(arrival, Accumulate):
-            effects.append(AddGradient(push.batches[0][0], weight, arrival.is_first, self._is_deterministic))
-        elif isinstance(arrival, Apply):
+        """Add what an arrival does with its gradient to ``effects``."""
+        if isinstance(arrival, Apply):
             version = span.rounds.version
             rate_factor = 1.0 / (1.0 + arrival.staleness) if self._scales_by_staleness else 1.0
             effects.append(
@@ -323,6 +321,8 @@ class BlockProtocol:
             span.updates += 1
             if self._cuts:
                 self._note_due(span, effects)
+        elif isinstance(arrival, Accumulate):
+            effects.append(AddGradient(push.batches[0][0], weight, arrival.is_first, self._is_deterministic))
 
     # rounds
 
@@ -381,6 +381,7 @@ class BlockProtocol:
             effects.append((span.numbers.start, found))
         if verdict.switch is not None:
             self._set_mode(verdict.switch)
+        self._senders = frozenset((m.member_id, m.trainer, m.trainer_generation) for m in self._view.members)
         # A mode begins at a round that no block has reached, whoever is a member.
         highest = self.version_range()[1] if verdict.refuses_mode else self.highest_open_round()
         return ViewTaken(verdict, verdict.reply(request.serial, highest), effects)

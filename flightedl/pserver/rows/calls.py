@@ -43,7 +43,7 @@ class RowCalls:
         self._gather = row_kernel(rows.gather)
 
     def read(self, wanted: TableRows, version: int, epoch: int, out: Floats) -> Numbers:
-        """The rows into ``out``, flat; see ``RowStore.read``.
+        """The rows into ``out``, flat; see ``RowTables.read``.
 
         Returns:
             (n,): how many ids of each table had a row.

@@ -15,7 +15,7 @@ from flightedl.errors import UsageError
 from flightedl.formats.table_files import FileRows, as_kept, read_table_file
 from flightedl.ports import Clock, Files
 from flightedl.pserver.rows.span import RowSpan
-from flightedl.pserver.rows.store import RowChunk
+from flightedl.pserver.rows.tables import RowChunk
 from flightedl.pserver.rows.values import slots_of_new_rows
 
 _log = logging.getLogger(__name__)
@@ -30,23 +30,23 @@ def load_first_rows(span: RowSpan, files: Files, clock: Clock) -> None:
         DataError: a file cannot be read, or has no rows for its table.
         UsageError: there is no memory for them.
     """
-    for number, spec in enumerate(span.store.specs):
+    for number, spec in enumerate(span.rows.specs):
         if not spec.first_rows:
             continue
         began, count = clock.now(), 0
         for rows in read_table_file(files, spec.first_rows, spec):
             with span.lock:
                 count += len(rows.ids)
-                if span.store.memory.room_bytes() < len(rows.ids) * spec.row_words * _WORD_BYTES:
+                if span.rows.memory.room_bytes() < len(rows.ids) * spec.row_words * _WORD_BYTES:
                     raise UsageError(
                         f"table {spec.name!r}: there is no memory for all rows of {spec.first_rows}: have more "
                         "pservers, or give them more (--table-memory-mb)"
                     )
-                span.store.restore(_chunk(number, spec, rows))
+                span.rows.restore(_chunk(number, spec, rows))
         _log.info(
             "table begins with rows table=%s rows=%d seconds=%.3f",
             spec.name,
-            span.store.counts(number).rows,
+            span.rows.counts(number).rows,
             clock.now() - began,
         )
 

@@ -1,12 +1,12 @@
 """The rows of embedding tables on one pserver, as a span of the block protocol: its positions are buckets.
 
 Every batch covers the span wholly, so what it costs depends neither on the number of buckets nor on that of tables.
-What is kept of the rows, and how they are found and updated, is the store's business (``store``); here is when.
+What is kept of the rows, and how they are found and updated, is the business of ``tables``; here is when.
 
 In a mean each table is divided by the weight of the batches that pushed to it, wherever their ids lie, as each block of
 a parameter is by the weight of those that had a gradient for it. So a mean does not depend on the number of pservers.
 
-Everything here belongs to the thread that holds ``lock``. Spans that came from one share its lock, and have stores of
+Everything here belongs to the thread that holds ``lock``. Spans that came from one share its lock, and have tables of
 their own.
 """
 
@@ -19,12 +19,13 @@ from typing import NamedTuple
 import numpy as np
 
 from flightedl.domain.exactly_once.batches import Batch
-from flightedl.domain.pserver.block_values import AddGradient, Needs, SpanPlace, Update
+from flightedl.domain.pserver.block_values import AddGradient, CopyBlocks, Needs, SpanPlace, Update
 from flightedl.domain.tables.reference import batch_seed
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.messages.parameters import Outcome
-from flightedl.pserver.rows.store import RowCut, RowStore, TableRows
+from flightedl.pserver.rows.tables import RowCut, RowTables, TableRows
 from flightedl.pserver.rows.values import NO_ROWS, Numbers
+from flightedl.pserver.snapshots import SnapshotCopier
 from flightedl.wire.rows import OutgoingBlocks
 from flightedl.wire.table_rows import NOTHING, Ids, Kind, Section, encode_sections, new_payload
 
@@ -52,27 +53,30 @@ class RowSpan(SpanPlace):
         numbers: Of the buckets, as positions of the plan.
         local: Their positions on this pserver.
         first_bucket: Number of the plan's first bucket.
-        store: Of the rows.
+        rows: Of the tables.
         lock: Held around everything.
     """
 
-    __slots__ = ("_first", "_kept", "_weights", "epoch", "lock", "store")
+    #: Buckets have no fixed places in a message.
+    offsets: Sequence[int] = ()
+
+    __slots__ = ("_first", "_kept", "_weights", "epoch", "lock", "rows")
 
     def __init__(
         self,
         numbers: range,
         local: range,
         first_bucket: int,
-        store: RowStore,
+        rows: RowTables,
         lock: threading.Lock,
     ) -> None:
         super().__init__(numbers, local)
-        self.store = store
+        self.rows = rows
         self.lock = lock
         #: The highest of the batches in the rows.
         self.epoch = 0
         self._first = first_bucket
-        #: The open round's contributions, which the store has too.
+        #: The open round's contributions, which the tables have too.
         self._kept: list[tuple[AddGradient, ReceivedRows]] = []
         #: Table -> weight of the open round's batches that pushed to it.
         self._weights: dict[int, float] = {}
@@ -87,27 +91,31 @@ class RowSpan(SpanPlace):
         return range(numbers.start - self._first, numbers.stop - self._first)
 
     def parts(self, into: Sequence[range], version: int) -> list[RowSpan]:
-        """A span for each stretch of buckets, with a store of its own and the rows of this version."""
-        specs = self.store.specs
+        """A span for each stretch of buckets, with tables of its own and the rows of this version."""
+        specs = self.rows.specs
         parts = []
         for numbers in into:
-            store = RowStore(specs, self.buckets_of(numbers), self.store.memory)
-            part = RowSpan(numbers, self.local_of(numbers), self._first, store, self.lock)
+            rows = RowTables(specs, self.buckets_of(numbers), self.rows.memory)
+            part = RowSpan(numbers, self.local_of(numbers), self._first, rows, self.lock)
             part.epoch = self.epoch
             parts.append(part)
         cut = self.begin_cut(version)
         while (chunk := cut.next_rows()) is not None:
             for part in parts:
-                part.store.restore(chunk)
+                part.rows.restore(chunk)
         for number, table in enumerate(cut.tables):
             for part in parts:
-                part.store.restore_table(number, table)
-                part.store.restore_oldest(number, table.oldest)
-        self.store.close()
+                part.rows.restore_table(number, table)
+                part.rows.restore_oldest(number, table.oldest)
+        self.rows.close()
         for part in parts:
             for effect, received in self._kept:
                 part.carry_out(effect, received.within(part.buckets, specs))
         return parts
+
+    def within(self, numbers: range, wanted: TableRows) -> TableRows:
+        """Return those of the rows that lie in these buckets."""
+        return wanted.within(self.buckets_of(numbers), self.rows.specs)
 
     # pushes
 
@@ -117,8 +125,11 @@ class RowSpan(SpanPlace):
             return received._replace(gradients=received.gradients.copy())
         return received
 
-    def carry_out(self, effect: AddGradient | Update, received: ReceivedRows | None) -> None:
+    def carry_out(
+        self, effect: AddGradient | Update, received: ReceivedRows | None, *, has_checksum: bool = False
+    ) -> None:
         """Change rows as the protocol says; ``received``: what was pushed, None: nothing."""
+        del has_checksum
         if isinstance(effect, AddGradient):
             assert received is not None, "what has no gradient is not added"
             self._add(effect, received)
@@ -128,7 +139,7 @@ class RowSpan(SpanPlace):
             self._update_of_round(effect)
             return
         assert received is not None, "there is nothing to update from"
-        self.store.update(
+        self.rows.update(
             received.gradients,
             version=effect.to_version,
             epoch=self.epoch,
@@ -145,13 +156,13 @@ class RowSpan(SpanPlace):
         self._kept.append((effect, received))
         for table in received.gradients.tables.tolist():
             self._weights[table] = self._weights.get(table, 0.0) + effect.weight
-        self.store.add(received.gradients, effect.batch, effect.weight, is_first=effect.is_first)
+        self.rows.add(received.gradients, effect.batch, effect.weight, is_first=effect.is_first)
 
     def _update_of_round(self, effect: Update) -> None:
         is_ordered = any(added.is_ordered for added, _ in self._kept)
         scales = {table: 1.0 / weight if weight else 0.0 for table, weight in self._weights.items()}
         self._kept.clear()
-        self.store.update_round(
+        self.rows.update_round(
             version=effect.to_version,
             epoch=self.epoch,
             number=effect.number,
@@ -163,31 +174,34 @@ class RowSpan(SpanPlace):
 
     # what leaves
 
-    def piece(self, version: int, outcome: Outcome, wanted: TableRows = NO_ROWS) -> OutgoingBlocks:
-        """The present version, with the rows that are wanted as they are now."""
+    def piece(
+        self, numbers: range, version: int, outcome: Outcome, wanted: TableRows = NO_ROWS, *, is_for_many: bool = False
+    ) -> OutgoingBlocks:
+        """Return the present version, with the rows that are wanted as they are now."""
+        del is_for_many
         if not len(wanted):
-            return OutgoingBlocks(self.numbers, version, outcome, NOTHING, ())
+            return OutgoingBlocks(numbers, version, outcome, NOTHING, ())
         kinds = np.full(len(wanted), Kind.ROWS, np.int64)
         payload, sections = new_payload(kinds, wanted.tables, wanted.dims, wanted.counts)
-        found = self.store.read_all(wanted, version, self.epoch, sections.values)
+        found = self.rows.read_all(wanted, version, self.epoch, sections.values)
         if unknown := list(self._unknown_of(version, wanted, found)):
             payload = encode_sections([*sections, *unknown])
-        return OutgoingBlocks(self.numbers, version, outcome, payload, ())
+        return OutgoingBlocks(numbers, version, outcome, payload, ())
 
     def _unknown_of(self, version: int, wanted: TableRows, found: Numbers) -> Iterator[Section]:
         """Ids that have no row, of tables where that is an error; ``found``: how many of each table have one."""
         is_lacking = found < wanted.counts
         for place, one in enumerate(wanted) if is_lacking.any() else ():
-            if is_lacking[place] and self.store.specs[one.table].unknown == "error":
+            if is_lacking[place] and self.rows.specs[one.table].unknown == "error":
                 yield Section(Kind.UNKNOWN, one.table, self._unknown(version, one.table, one.ids))
 
     def _unknown(self, version: int, table: int, ids: Ids) -> Ids:
         """The first few of the ids that have no row."""
-        value = np.empty((1, self.store.specs[table].dim), np.float32)
+        value = np.empty((1, self.rows.specs[table].dim), np.float32)
         found: list[int] = []
         for place in range(len(ids)):
             one = ids[place : place + 1]
-            if not self.store.read(table, one, version, self.epoch, value):
+            if not self.rows.read(table, one, version, self.epoch, value):
                 found.append(int(one[0]))
             if len(found) == _NAMED_UNKNOWN:
                 break
@@ -195,14 +209,19 @@ class RowSpan(SpanPlace):
 
     # checkpoints
 
+    def cut(self, copies: SnapshotCopier, copy: CopyBlocks, lead: int | None = None) -> None:
+        """Cut all rows at once: they are copied behind whatever changes them."""
+        del lead
+        copies.copy_rows(self, copy.version, copy.updates)
+
     def begin_cut(self, version: int, *, file: str = "", after: str = "", is_base: bool = True) -> RowCut:
-        """What is there now, at a version, to be read behind whatever changes it; see ``RowStore.begin_cut``."""
-        return self.store.begin_cut(version, self.epoch, file=file, after=after, is_base=is_base)
+        """What is there now, at a version, to be read behind whatever changes it; see ``RowTables.begin_cut``."""
+        return self.rows.begin_cut(version, self.epoch, file=file, after=after, is_base=is_base)
 
     def begin_restore(self) -> None:
         """Forget all rows: those of a checkpoint come, and what came before of another one does not count."""
-        self.store.close()
-        self.store = RowStore(self.store.specs, self.buckets, self.store.memory)
+        self.rows.close()
+        self.rows = RowTables(self.rows.specs, self.buckets, self.rows.memory)
         self.epoch = 0
 
 

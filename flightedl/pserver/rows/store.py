@@ -1,339 +1,149 @@
-"""The rows of embedding tables that lie in one span of buckets: reads, updates, rounds, cuts.
+"""The store of embedding tables: the rows of a pserver's buckets, in spans, and the checks of what comes.
 
-What becomes of a row is said in ``flightedl.domain.tables.reference``; this is the same, fast and in little memory. A
-store is for buckets of one history: where a pserver's buckets differ in that, each range has a store of its own.
-
-Ids are (n,) uint64, contiguous, without repetitions within a call (``check``), and in the store's buckets. ``version``
-is the span's, see the reference; ``epoch`` the highest of all batches applied to the span so far.
-
-**Rounds.** Contributions are kept as they came (``add``), not copied: whoever adds them leaves them alone. When the
-round closes, they are summed by id, in the order of arrival, or of the batches, and the sum is applied like a push.
-
-**Cuts.** ``begin_cut`` is instantaneous: the cut's content is what exists then, wherever its reading has got to. It is
-read in chunks (``RowCut.next_rows``), each of which takes a millisecond or two; a row that changes before it was read
-is set aside first. A cut has everything (a *base*) or what has changed since the cut that some file was made of (an
-*increment*, see ``domain.checkpoint.changes``): whoever reads a base and its increments drops before each of these what
-it names as removed, takes the last of each row, and drops what does not exist by the last cut's ``oldest``, version and
-epoch.
-
-**Memory** is bounded (``memory``): beyond that no new rows are made. Their gradients are dropped and counted as
-``refused``; reads of them give what ``unknown`` says. Rows that are there are updated on.
-
-Not thread-safe: the lock of the span is held around every call but ``check``, here and of ``RowCut``. Calls release the
-GIL.
+What a message says about rows is about all buckets of the pserver; where they are several spans, since they came from
+files of different histories, each span answers for its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 
-import numpy as np
-
-from flightedl.domain.checkpoint.changes import ChangesSince
-from flightedl.domain.exactly_once.batches import Batch
-from flightedl.domain.tables.placement import BUCKETS, buckets_of
+from flightedl.domain.model.sharding import ShardPlan
+from flightedl.domain.tables.restoring import TakenSpans
 from flightedl.domain.tables.spec import TableSpec
-from flightedl.kernels import row_rules, rows
-from flightedl.kernels.compiled import block_kernels
-from flightedl.kernels.compiled_rows import RowPush, row_kernel
-from flightedl.kernels.plain import index_size
-from flightedl.kernels.row_handles import HANDLE_SIZE
-from flightedl.pserver.rows.calls import RowCalls
-from flightedl.pserver.rows.cut import RowChanges, RowCut, changes_of, merged
-from flightedl.pserver.rows.memory import ADDRESS_BYTES, RowMemory, machine_bytes
-from flightedl.pserver.rows.table import RowTable
-from flightedl.pserver.rows.values import (
-    CutTable,
-    Floats,
-    Ids,
-    Numbers,
-    RowChunk,
-    RowCounts,
-    TableGradients,
-    TableRows,
-)
-
-__all__ = ["CutTable", "RowChunk", "RowCounts", "RowCut", "RowStore", "TableGradients", "TableRows"]
-
-
-@dataclass(slots=True)
-class _Contribution:
-    batch: Batch
-    weight: float
-    push: TableRows
+from flightedl.errors import CorruptError, MessageError
+from flightedl.formats.row_batches import TABLE, StoredRows, StoredRowSpan
+from flightedl.pserver.rows.incoming import IncomingRows
+from flightedl.pserver.rows.memory import RowMemory
+from flightedl.pserver.rows.span import ReceivedRows, RowSpan
+from flightedl.pserver.rows.stored import chunk_of
+from flightedl.pserver.rows.tables import CutTable, RowTables
+from flightedl.pserver.rows.values import RowCounts
+from flightedl.wire.parts import ReceivedBlocks
 
 
 class RowStore:
-    """The rows of all tables in a range of buckets.
+    """The rows of all tables in one pserver's buckets.
 
     Args:
-        specs: The tables, by number.
-        buckets: Of the span.
-        memory: Bounds what is held, but not what a cut sets aside, nor what is restored.
+        plan: Places of all buckets.
+        index: Of the pserver.
+        local_start: Position of the first bucket on this pserver.
+        row_bytes: Memory that rows may have; 0: what is there.
     """
 
-    def __init__(self, specs: Sequence[TableSpec], buckets: range, memory: RowMemory | None = None) -> None:
-        self.specs = list(specs)
-        self.buckets = buckets
-        self.memory = RowMemory() if memory is None else memory
-        each = min(machine_bytes(), ADDRESS_BYTES // max(1, len(self.specs)))
-        handles = np.zeros((len(self.specs), HANDLE_SIZE), np.int64)
-        self._tables = [
-            RowTable(spec, number, len(buckets), each, handles[number]) for number, spec in enumerate(self.specs)
-        ]
-        self._calls = RowCalls(self._tables, handles)
-        self._ages = [table.ages for table in self._tables]
-        #: Of the newest push.
-        self._epoch = 0
-        #: Ids read by table, and those that had a row.
-        self._reads, self._hits = np.zeros((2, len(self.specs)), np.int64)
-        self._size_bytes = 0
-        self._note_size()
-        self._round: list[_Contribution] = []
-        self._cut: RowCut | None = None
-        self._changes: ChangesSince[RowChanges] = ChangesSince(merged)
+    def __init__(self, plan: ShardPlan, index: int, local_start: int, row_bytes: int = 0) -> None:
+        #: By number.
+        self.tables: Sequence[TableSpec] = plan.tables
+        #: Numbers of the buckets, behind those of all blocks.
+        self.numbers = plan.buckets_of(index)
+        self._incoming = IncomingRows(plan, index)
+        self.spans: dict[int, RowSpan] = {}
+        if self.numbers:
+            first = plan.block_count
+            buckets = range(self.numbers.start - first, self.numbers.stop - first)
+            rows = RowTables(plan.tables, buckets, RowMemory(row_bytes))
+            local = range(local_start, local_start + len(self.numbers))
+            self.spans = dict.fromkeys(self.numbers, RowSpan(self.numbers, local, first, rows, threading.Lock()))
+        self._taken: TakenSpans[CutTable] = TakenSpans()
 
-    def check(self, table: int, ids: Ids, gradients: Floats | None = None) -> str:
-        """Why these cannot be read, or pushed; empty: nothing is wrong with them."""
-        if not 0 <= table < len(self.specs):
-            return f"there is no table of number {table}"
-        spec = self.specs[table]
-        seen = np.empty(index_size(ids.size), np.uint64)
-        found = row_kernel(rows.problem)(ids, spec.salt, self.buckets.start, self.buckets.stop, seen)
-        if found:
-            return f"table {spec.name!r}: an id " + ("is there twice" if found == 1 else "does not lie on this pserver")
-        if gradients is not None and gradients.shape != (ids.size, spec.dim):
-            return f"table {spec.name!r}: gradients have the shape {gradients.shape}, not {(ids.size, spec.dim)}"
-        if gradients is not None and not block_kernels("float32").all_finite(gradients.reshape(-1)):
-            return f"table {spec.name!r}: a gradient is not finite"
-        return ""
-
-    def read(self, table: int, ids: Ids, version: int, epoch: int, out: Floats) -> int:
-        """The rows of (n,) ids into ``out``, (n, dim) float32; what has no row as ``spec.unknown`` says.
-
-        Returns:
-            How many ids had a row. With ``unknown`` "error" those that had none are zeros.
-        """
-        wanted = TableRows.of([TableGradients(table, ids, np.empty((0, self.specs[table].dim), np.float32))])
-        return int(self.read_all(wanted, version, epoch, out.reshape(-1))[0])
-
-    def read_all(self, wanted: TableRows, version: int, epoch: int, out: Floats) -> Numbers:
-        """The same of some tables, to where ``value_starts`` says; of each how many ids had a row."""
-        found = self._calls.read(wanted, version, epoch, out)
-        self._reads[wanted.tables] += wanted.counts
-        self._hits[wanted.tables] += found
-        return found
-
-    def update(
-        self,
-        push: TableRows | Sequence[TableGradients],
-        *,
-        version: int,
-        epoch: int,
-        number: int,
-        scale: float | Mapping[int, float] = 1.0,
-        rate_factor: float = 1.0,
-        seed: int = 0,
-    ) -> None:
-        """Apply gradients, each table at most once.
-
-        Args:
-            push: By table.
-            version: That this update makes.
-            epoch: The highest of all batches applied so far, these included.
-            number: Updates of the span before this one.
-            scale: The gradients are multiplied by it; or by table, of each in the push.
-            rate_factor: The learning rate is multiplied by it.
-            seed: Of stochastic rounding: ``batch_seed`` of the batch.
-        """
-        pushed = push if isinstance(push, TableRows) else TableRows.of(push)
-        common = RowPush(version, epoch, number, rate_factor, seed)
-        self._epoch = epoch
-        for table, gradients, missing in self._calls.update(pushed, common, scale):
-            self._make(table, gradients, common, missing, scale)
-        for table, count in zip(pushed.tables.tolist(), pushed.counts.tolist(), strict=True):
-            if self._ages[table]:
-                self._tables[table].grow_older(version, epoch, count)
-
-    def _make(
-        self,
-        table: RowTable,
-        push: TableGradients,
-        common: RowPush,
-        missing: Numbers,
-        scale: float | Mapping[int, float],
-    ) -> None:
-        """Make rows, as far as they are admitted and there is room, and update them."""
-        before = table.size_bytes
-        made = table.make(push.ids, common, missing, self.memory.room_bytes())
-        if made.size:
-            new = TableRows.of([TableGradients(push.table, push.ids[made], push.gradients[made])])
-            none = list(self._calls.update(new, common, scale))
-            assert not none, "they were made just now"
-        taken = table.size_bytes - before
-        self._size_bytes += taken
-        self.memory.taken_bytes += taken
-
-    def add(self, push: TableRows | Sequence[TableGradients], batch: Batch, weight: float, *, is_first: bool) -> None:
-        """Keep a contribution to the open round.
-
-        Args:
-            push: By table. Kept, not copied.
-            batch: Whose gradients they are.
-            weight: They are multiplied by it.
-            is_first: What was kept before is of an older round: drop it.
-        """
-        if is_first:
-            self._round.clear()
-        pushed = push if isinstance(push, TableRows) else TableRows.of(push)
-        self._round.append(_Contribution(batch, weight, pushed))
-
-    def update_round(
-        self,
-        *,
-        version: int,
-        epoch: int,
-        number: int,
-        scale: float | Mapping[int, float] = 1.0,
-        rate_factor: float = 1.0,
-        seed: int = 0,
-        is_ordered: bool = False,
-    ) -> None:
-        """Apply the sum of all contributions to the open round.
-
-        Args:
-            version: That this update makes.
-            epoch: The highest of all batches applied so far.
-            number: Updates of the span before this one.
-            scale: Or by table, of each that somebody pushed to: a mean is that of the batches that did.
-            rate_factor: The learning rate is multiplied by it.
-            seed: Of stochastic rounding.
-            is_ordered: Add up in the order of the batches, not of arrival.
-        """
-        contributions, self._round = self._round, []
-        if not contributions:
-            return
-        if is_ordered:
-            contributions.sort(key=lambda one: one.batch)
-        push, weights = _summed(contributions, self.specs)
-        by = scale if isinstance(scale, Mapping) else dict.fromkeys(weights, scale)
-        self.update(
-            push,
-            version=version,
-            epoch=epoch,
-            number=number,
-            scale={table: by[table] * weight for table, weight in weights.items()},
-            rate_factor=rate_factor,
-            seed=seed,
-        )
-
-    def counts(self, table: int) -> RowCounts:
-        """Figures of a table."""
-        counts = self._tables[table].counts(self._epoch)
-        return replace(counts, reads=int(self._reads[table]), hits=int(self._hits[table]))
+    def distinct(self) -> list[RowSpan]:
+        """Return the spans as they are now."""
+        return list(dict.fromkeys(self.spans.values()))
 
     @property
     def size_bytes(self) -> int:
-        """Memory of all tables."""
-        return sum(table.size_bytes for table in self._tables)
+        """Memory of all rows."""
+        return sum(span.rows.size_bytes for span in self.distinct())
 
-    def _note_size(self) -> None:
-        before, self._size_bytes = self._size_bytes, self.size_bytes
-        self.memory.taken_bytes += self._size_bytes - before
+    def name_of(self, number: int) -> str:
+        del number
+        return "rows"
 
-    def close(self) -> None:
-        """Nobody uses it any more: its memory is given back with it."""
-        self.memory.taken_bytes -= self._size_bytes
-        self._size_bytes = 0
+    def counts(self) -> list[RowCounts]:
+        """Return the figures of each table, by number."""
+        found = []
+        for number in range(len(self.tables)):
+            counts = []
+            for span in self.distinct():
+                with span.lock:
+                    counts.append(span.rows.counts(number))
+            names = [field.name for field in fields(RowCounts)]
+            found.append(RowCounts(**{name: sum(getattr(count, name) for count in counts) for name in names}))
+        return found
 
     def knows(self, file: str) -> bool:
-        """Whether there can be an increment on this file."""
-        return self._changes.knows(file)
+        """Return True if all rows know what has changed since the cut that this file was made of."""
+        spans = self.distinct()
+        return bool(spans) and all(span.rows.knows(file) for span in spans)
 
-    def begin_cut(self, version: int, epoch: int, *, file: str = "", after: str = "", is_base: bool = False) -> RowCut:
-        """Cut what is there now, to be read from now on; a cut that is still being read fails.
+    # what comes
 
-        Args:
-            version: Of the span.
-            epoch: The highest of all batches applied so far.
-            file: That is made of it, by which later cuts may name it.
-            after: The newest file that counts; a cut has what has changed since, and everything where that is unknown.
-            is_base: It has everything in any case.
+    def asked(self, part: ReceivedBlocks) -> ReceivedRows:
+        """Return the ids of a lookup. Errors as ``pushed``."""
+        self._require_all(part.blocks)
+        return self._incoming.asked(part.data)
+
+    def pushed(self, part: ReceivedBlocks) -> ReceivedRows:
+        """Return the content of a push.
 
         Raises:
-            MemoryError: there is none for what the cut may have to set aside; no cut is made.
+            MessageError: not of all buckets; damaged, of an unknown table, of foreign ids, or of one id twice.
+            GradientError: NaN or infinity.
         """
-        if self._cut is not None:
-            self._cut.displace()
-        removed = [table.remove_small(version, epoch) for table in self._tables]
-        changes = self._changes.cut(file, after, changes_of(self._tables, removed))
-        self._cut = RowCut(self._tables, version, epoch, None if is_base else changes)
-        return self._cut
+        self._require_all(part.blocks)
+        return self._incoming.pushed(part.data)
 
-    def restore(self, chunk: RowChunk) -> None:
-        """Take rows over, before anybody has seen the store; ids of other buckets are left out.
+    def _require_all(self, blocks: range) -> None:
+        if blocks != self.numbers:
+            raise MessageError(f"the buckets of a pserver, {self.numbers} here, come together, and not {blocks}")
 
-        Those of a base come first, then those of its increments: a row that is there already is replaced. They count as
-        changed, so the next cut should be a base.
-        """
-        found = buckets_of(chunk.ids, self.specs[chunk.table].salt)
-        is_own = (found >= self.buckets.start) & (found < self.buckets.stop)
-        if not is_own.all():
-            columns = (np.ascontiguousarray(column[is_own]) for column in chunk[2:])
-            chunk = RowChunk(chunk.table, chunk.is_waiting, *columns)
-        self._tables[chunk.table].restore(chunk)
-        self._note_size()
+    def by_span(self, received: ReceivedRows) -> Iterator[tuple[RowSpan, ReceivedRows]]:
+        """Yield each span with its part of what came for all buckets; a span that is split meanwhile comes again."""
+        number = self.numbers.start
+        while number < self.numbers.stop:
+            span = self.spans[number]
+            yield span, received if span.numbers == self.numbers else received.within(span.buckets, self.tables)
+            if not span.is_split:
+                number = span.numbers.stop
 
-    def restore_removed(self, table: int, removed: Ids) -> None:
-        """Remove what an increment says was removed, before its rows are restored."""
-        self._tables[table].remove(removed)
+    # from checkpoints
 
-    def restore_table(self, table: int, cut: CutTable, buckets: range = range(BUCKETS)) -> None:
-        """Remove what had expired at a cut, after its rows and those that it is built on were restored.
+    def begin_restore(self) -> None:
+        self._taken.clear()
+        for span in self.distinct():
+            span.begin_restore()
 
-        Args:
-            table: Its number.
-            cut: What it said of this table.
-            buckets: Of the store that the cut is of.
-        """
-        self._tables[table].restore_table(cut, buckets)
+    @property
+    def restored(self) -> Mapping[int, tuple[int, int]]:
+        """Number -> (version, updates), of buckets that were restored."""
+        return self._taken.positions
 
-    def restore_oldest(self, table: int, oldest: int) -> None:
-        """Rows of lower versions do not exist, in none of the cuts that were restored."""
-        self._tables[table].restore_oldest(oldest)
+    def restore(self, stored: StoredRows | StoredRowSpan) -> None:
+        """Take over a record of a checkpoint; rows of other pservers' buckets are left out."""
+        if not self.spans:
+            raise CorruptError("a file has rows of tables, and the job has none")
+        (span,) = self.distinct()
+        if isinstance(stored, StoredRowSpan):
+            self._taken.span(stored.numbers, span.numbers, stored.version, stored.updates, stored.epoch)
+        elif stored.table >= len(self.tables):
+            raise CorruptError(f"there is no table of number {stored.table}")
+        elif stored.kind == TABLE:
+            span.rows.restore_removed(stored.table, stored.ids)
+            found = CutTable(stored.oldest, 0, stored.ids, stored.values)  # type: ignore[arg-type]
+            self._taken.table(stored.span, stored.table, stored.oldest, found)
+        elif len(stored.ids):
+            span.rows.restore(chunk_of(self.tables[stored.table], stored))
 
-
-def _summed(contributions: Sequence[_Contribution], specs: Sequence[TableSpec]) -> tuple[TableRows, dict[int, float]]:
-    """The sum of contributions by table and id, and by table what it has to be multiplied by.
-
-    What comes once is as it came: its weight is a factor.
-    """
-    first = contributions[0]
-    if len(contributions) == 1:
-        return first.push, dict.fromkeys(first.push.tables.tolist(), first.weight)
-    by_table: dict[int, list[tuple[float, TableGradients]]] = {}
-    for one in contributions:
-        for part in one.push:
-            by_table.setdefault(part.table, []).append((one.weight, part))
-    sums: list[TableGradients] = []
-    weights: dict[int, float] = {}
-    for table, parts in sorted(by_table.items()):
-        if len(parts) == 1:
-            ((weights[table], part),) = parts
-            sums.append(part)
-        else:
-            weights[table] = 1.0
-            sums.append(TableGradients(table, *_combined(parts, specs[table].dim)))
-    return TableRows.of(sums), weights
-
-
-def _combined(parts: Sequence[tuple[float, TableGradients]], dim: int) -> tuple[Ids, Floats]:
-    """The weighted sum of contributions, by id."""
-    most = sum(part.ids.size for _, part in parts)
-    index = np.full(index_size(most), -1, np.int64)
-    unique, sums = np.empty(most, np.uint64), np.empty((most, dim), np.float32)
-    count = 0
-    for weight, part in parts:
-        count = row_kernel(row_rules.combine)(part.ids, part.gradients, weight, index, unique, sums, count)
-    return unique[:count], sums[:count]
+    def finish_restore(self) -> None:
+        """Remove what had expired at the cuts that were restored."""
+        for span in self.distinct():
+            span.epoch = self._taken.epoch_of(span.numbers)
+            for table, spec in enumerate(self.tables):
+                oldest_epoch = spec.oldest_epoch(span.epoch)
+                for numbers, cut in self._taken.cuts_of(table, span.numbers):
+                    buckets = span.buckets_of(numbers)
+                    span.rows.restore_table(table, replace(cut, oldest_epoch=oldest_epoch), buckets)
+                span.rows.restore_oldest(table, self._taken.oldest_of(table, span.numbers))

@@ -1,4 +1,4 @@
-"""The rows of a span on their way into a file: what was cut of them, read behind whatever changes them."""
+"""Rows of a span on their way to a file and from it: what was cut of them is read behind whatever changes them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Protocol
 import numpy as np
 
 from flightedl.domain.checkpoint.values import SnapshotCommand
+from flightedl.domain.tables.spec import TableSpec
+from flightedl.errors import CorruptError
 from flightedl.formats.row_batches import ROWS_OF, TABLE, WAITING, StoredRows, StoredRowSpan
-from flightedl.pserver.rows.store import RowCut
+from flightedl.pserver.rows.tables import RowChunk, RowCut
 
 
 class CopiedSpan(Protocol):
@@ -29,7 +31,7 @@ class CopiedSpan(Protocol):
     def lock(self) -> threading.Lock: ...
 
     def begin_cut(self, version: int, *, file: str, after: str, is_base: bool) -> RowCut:
-        """What is there now, to be read behind whatever changes it; see ``RowStore.begin_cut``."""
+        """What is there now, to be read behind whatever changes it; see ``RowTables.begin_cut``."""
         ...
 
 
@@ -100,3 +102,24 @@ class CutRows:
         """They are not wanted any more."""
         with self._lock:
             self._cut.drop()
+
+
+def chunk_of(spec: TableSpec, stored: StoredRows) -> RowChunk:
+    """Return rows of a file as a store takes them.
+
+    Raises:
+        CorruptError: they are of another table or optimizer.
+    """
+    is_waiting = stored.kind == WAITING
+    dtype = np.dtype(np.float32 if spec.dtype == "float32" else np.uint16)
+    values, slots = stored.values, stored.slots
+    if not is_waiting and (
+        values.shape[1:] != (spec.dim,)
+        or values.dtype != dtype
+        or (slots.shape[1] if slots.size else 0) != spec.slot_count
+    ):
+        raise CorruptError(f"rows of table {spec.name!r} are not those of this job's table and optimizer")
+    if not slots.size:
+        slots = np.empty((len(stored.ids), 0), np.float32)
+    history = (stored.updates, stored.versions, stored.epochs)
+    return RowChunk(stored.table, is_waiting, stored.ids, *history, slots, values)  # type: ignore[arg-type]

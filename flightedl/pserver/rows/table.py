@@ -197,7 +197,7 @@ class RowTable:
         return size_of(self.rows) + size_of(self.waiting) + self.sketch.nbytes
 
     def counts(self, epoch: int) -> RowCounts:
-        """See ``RowStore.counts``; ``epoch``: of the newest push."""
+        """See ``RowTables.counts``; ``epoch``: of the newest push."""
         state, waiting = self.rows.state, self.waiting.state
         live = int(state[row_records.USED])
         if self.rows.by_version.size:

@@ -44,13 +44,13 @@ PSERVER_BUGS: dict[str, Planted] = {
         "a batch is marked as applied in the block beside it",
         swaps(
             f"{_APPLIED}mark_together",
-            "self._masks_of(blocks)",
+            "(self._masks.get(blocks) if isinstance(blocks, range) else None) or self._masks_of(blocks)",
             "self._masks_of(sorted({max(block - 1, 0) for block in blocks}))",
         ),
     ),
     "no dedupe": bug(
         "a pserver applies a batch that it has already",
-        swaps(f"{_BLOCKS}_mark", "return False if all(having)", "return True if all(having)"),
+        swaps(f"{_BLOCKS}push", "is_new = not any(having)", "is_new = not any(having) or all(having)"),
     ),
     "apply before check": bug(
         "a pserver applies a gradient before it looks at who sent it",
@@ -84,22 +84,22 @@ PSERVER_BUGS: dict[str, Planted] = {
     "sums are taken twice": bug(
         "a block that has some batches of a sum takes the sum all the same",
         rewrites(
-            f"{_BLOCKS}_mark",
-            "return False if all(having) else having_bits(map(bool, having))",
+            f"{_BLOCKS}push",
+            "return self._refuse_sum(span, push, base_version, having_bits(map(bool, having)))",
             """
-            for batch, batch_count in () if all(having) else batches:
-                self._applied.mark(local, batch, batch_count)
-            return not all(having)
+            for batch, batch_count in batches:
+                self._applied.mark(span.local, batch, batch_count)
+            is_new = True
             """,
         ),
     ),
     "only the first of a sum is marked": bug(
         "a block takes a sum and does not note all of its batches",
-        swaps(f"{_BLOCKS}_mark", "mark_together(local, batches)", "mark_together(local, batches[:1])"),
+        swaps(f"{_BLOCKS}push", "mark_together(span.local, batches)", "mark_together(span.local, batches[:1])"),
     ),
     "a refusal names no batch": bug(
         "a block that refuses a sum says that it has all of its batches",
-        swaps(f"{_BLOCKS}push", "base_version, is_new)", 'base_version, b"\\xff" * len(is_new))'),
+        swaps(f"{_BLOCKS}push", "having_bits(map(bool, having))", 'b"\\xff" * len(having_bits(map(bool, having)))'),
     ),
     "a mode begins anywhere": bug(
         "pservers change the mode without agreeing on a round",
@@ -153,7 +153,11 @@ PSERVER_BUGS: dict[str, Planted] = {
     ),
     "marked in the first block": bug(
         "a batch is marked in the first of the blocks that it is pushed to",
-        swaps(f"{_APPLIED}mark_together", "self._masks_of(blocks)", "self._masks_of(blocks[:1])"),
+        swaps(
+            f"{_APPLIED}mark_together",
+            "(self._masks.get(blocks) if isinstance(blocks, range) else None) or self._masks_of(blocks)",
+            "self._masks_of(blocks[:1])",
+        ),
     ),
     "an epoch collapses too early": bug(
         "an epoch counts as applied as a whole while a task of it is not",
@@ -203,7 +207,7 @@ PSERVER_BUGS: dict[str, Planted] = {
     "repeated weights count": bug(
         "a batch that a block has already adds its weight to the divisor of the round",
         rewrites(
-            f"{_ROUNDS}arrive",
+            f"{_ROUNDS}_arrive_in_time",
             "if already_applied or not weight:",
             """
             if already_applied and self._contributors:
@@ -239,7 +243,7 @@ PSERVER_BUGS: dict[str, Planted] = {
     ),
     "its own update makes it stale": bug(
         "the update that a gradient makes counts among those that it did not see",
-        swaps(f"{_ROUNDS}_arrive_unsynchronized", "self.version - base_version", "self.version - base_version + 1"),
+        swaps(f"{_ROUNDS}arrive", "Apply(version - base_version)", "Apply(version - base_version + 1)"),
     ),
     "the first step again": bug(
         "the optimizer counts its steps from the beginning after a checkpoint was loaded",

@@ -1,0 +1,113 @@
+"""Copies of a shard's blocks for cuts: made when the protocol says so, each block under the lock of its span.
+
+Several cuts may be under way. Each has a ``SnapshotCopier``, which brings the memory of its copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from flightedl.domain.exactly_once.applied import AppliedBatches
+from flightedl.domain.pserver.block_values import BlocksDue, CopyBlocks
+from flightedl.pserver.held import Held
+from flightedl.pserver.snapshots import SnapshotCopier
+
+
+class Copying:
+    """The cuts under way of one pserver. Thread-safe.
+
+    Args:
+        held: The blocks.
+        plan_hash: Of their plan.
+    """
+
+    def __init__(self, held: Held, plan_hash: str) -> None:
+        self.plan_hash = plan_hash
+        self._held = held
+        #: By number of the cut.
+        self._copies: dict[int, SnapshotCopier] = {}
+
+    @property
+    def numbers(self) -> list[int]:
+        """Of the blocks, rising; without buckets."""
+        return self._held.dense.numbers
+
+    @property
+    def slot_count(self) -> int:
+        """The most slots of any block."""
+        return self._held.dense.slot_count
+
+    def copied_arrays(self) -> Sequence[tuple[int, int, int, np.dtype[np.generic]]]:
+        """As ``DenseStore.copied_arrays``."""
+        return self._held.dense.copied_arrays()
+
+    def has_changes_since(self, file: str) -> bool:
+        """Return True if all rows know what has changed since this file's cut; under all locks."""
+        return self._held.rows.knows(file)
+
+    def begin(self, begin: Callable[[Sequence[int], int], SnapshotCopier | None]) -> None:
+        """Let ``begin`` decide, under all locks, whether blocks are to be copied from now on."""
+        held = self._held
+        with held.all_locked():
+            copies = begin(held.protocol.versions(), held.protocol.highest_open_round())
+            if copies is not None:
+                with held.deciding:
+                    if copies.replaces is not None:
+                        self._drop(copies.replaces)
+                        copies.replaces = None
+                    copies.cut, due = held.protocol.begin_cut(copies.at_round)
+                    self._copies[copies.cut] = copies
+                copies.note_due(due)
+
+    def carry_out(self, span: Any, effect: CopyBlocks | BlocksDue) -> None:
+        """Do what the protocol decided about a span for a cut; the span's lock is held."""
+        # The copies may be complete, and dropped by the thread that writes them, at any moment.
+        copies = self._copies.get(effect.cut)
+        if copies is None:
+            return
+        if isinstance(effect, BlocksDue):
+            copies.note_due(effect.local)
+            return
+        try:
+            span.cut(copies, effect)
+        except MemoryError:
+            # Training goes on without them.
+            self.drop(copies)
+            copies.give_up("there is no memory for the copies of its blocks and rows")
+
+    def copy_due(self, copies: SnapshotCopier) -> None:
+        """Copy every block that is due now, unless these copies were dropped."""
+        self._held.soundness.require()
+        while (local := copies.next_due()) is not None:
+            if not self.copy_one(copies, local):
+                return
+
+    def copy_one(self, copies: SnapshotCopier, local: int) -> bool:
+        """Copy a block unless it was copied since; False if these copies were dropped."""
+        held = self._held
+        own = held.dense.numbers
+        number = own[local] if local < len(own) else held.rows.numbers[local - len(own)]
+        with held.locked(number) as span:
+            with held.deciding:
+                copy = held.protocol.copy(copies.cut, number)
+            if copy is not None:
+                span.cut(copies, copy, lead=0)
+            return self._copies.get(copies.cut) is copies
+
+    def end(self, copies: SnapshotCopier) -> AppliedBatches | None:
+        """Return what is applied to complete copies; None if they were dropped."""
+        with self._held.deciding:
+            self._copies.pop(copies.cut, None)
+            return None if self._held.soundness.is_lost else self._held.protocol.end_cut(copies.cut)
+
+    def drop(self, copies: SnapshotCopier) -> None:
+        """Copy nothing more for these."""
+        with self._held.deciding:
+            self._drop(copies)
+
+    def _drop(self, copies: SnapshotCopier) -> None:
+        self._copies.pop(copies.cut, None)
+        self._held.protocol.drop_cut(copies.cut)

@@ -1,0 +1,152 @@
+"""The interface between a shard and its two stores: ``dense`` for parameters, ``rows.store`` for tables.
+
+A shard decides, under the lock of a span, and its stores carry that out. A *span* holds neighbouring blocks, or
+buckets, with the same history so far. A store splits a span where the protocol of the blocks has split its own, and
+never joins spans again. The number of a block says which store it lies in.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, Self
+
+from flightedl.domain.pserver.block_values import AddGradient, CopyBlocks, Needs, Split, Update
+from flightedl.formats.row_batches import StoredRows, StoredRowSpan
+from flightedl.formats.shard_files import StoredBlock
+from flightedl.messages.parameters import Outcome
+from flightedl.pserver.rows.values import NO_ROWS, TableRows
+from flightedl.pserver.snapshots import SnapshotCopier
+from flightedl.wire.rows import OutgoingBlocks
+
+#: A record of a checkpoint's file.
+Stored = StoredBlock | StoredRows | StoredRowSpan
+
+
+class Wanted(NamedTuple):
+    """Neighbouring blocks whose values somebody waits for, at or above a version."""
+
+    blocks: range
+    min_version: int
+    #: Of buckets: the rows that are wanted with the version.
+    rows: TableRows = NO_ROWS
+
+
+class Pushed(NamedTuple):
+    """The answer to a push of neighbouring blocks, and the values that are still to follow."""
+
+    piece: OutgoingBlocks
+    wanted: Wanted | None
+
+
+class Span(Protocol):
+    """Values of neighbouring blocks with the same history. The holder of ``lock`` calls its methods."""
+
+    numbers: range
+    local: range
+    is_split: bool
+    lock: threading.Lock
+
+    @property
+    def offsets(self) -> Sequence[int]:
+        """Bytes of the wire where each block starts and the last one ends; empty for buckets."""
+        ...
+
+    def get_ready(self, needs: Needs, received: Any) -> Any:
+        """Have all memory that a push may take; return ``received``, copied if it outlives the message.
+
+        Raises:
+            MemoryError: nothing was done.
+        """
+        ...
+
+    def carry_out(self, effect: AddGradient | Update, received: Any, *, has_checksum: bool = False) -> None:
+        """Change the values as the protocol decided.
+
+        Args:
+            effect: The decision.
+            received: The checked content of the push; None if no push led to the effect.
+            has_checksum: New values are about to be sent with their checksum.
+        """
+        ...
+
+    def piece(
+        self, numbers: range, version: int, outcome: Outcome, wanted: TableRows = NO_ROWS, *, is_for_many: bool = False
+    ) -> OutgoingBlocks:
+        """Return values of some of the blocks, to be sent.
+
+        Args:
+            numbers: Of the blocks.
+            version: That the values have.
+            outcome: Of the blocks.
+            wanted: The rows to be sent, of buckets.
+            is_for_many: Others will want this version, too: it is kept for them until it changes.
+        """
+        ...
+
+    def within(self, numbers: range, wanted: TableRows) -> TableRows:
+        """Return those of the rows that lie in these buckets."""
+        ...
+
+    def cut(self, copies: SnapshotCopier, copy: CopyBlocks, lead: int | None = None) -> None:
+        """Copy blocks for a cut, before they change; ``lead`` as for ``SnapshotCopier.copy``.
+
+        Raises:
+            MemoryError: the copies are incomplete.
+        """
+        ...
+
+    def parts(self, into: Sequence[range], version: int) -> list[Self]:
+        """Return a span for each stretch of blocks, with its part of the values, which have this version."""
+        ...
+
+
+class Store(Protocol):
+    """The spans of one kind. Each holds its own lock; the parts of a span share it."""
+
+    #: Number of a block -> its span. May be split at any moment unless its lock is held.
+    spans: dict[int, Any]
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory of the values and of all that belongs to them."""
+        ...
+
+    def name_of(self, number: int) -> str:
+        """Return the name of a block, for messages to users."""
+        ...
+
+    def begin_restore(self) -> None:
+        """Forget what was restored so far: it was of a checkpoint that is damaged."""
+        ...
+
+    def restore(self, stored: Any) -> None:
+        """Take over a record of a checkpoint before anybody uses the store.
+
+        Raises:
+            CorruptError: it is of other blocks, tables or optimizers.
+        """
+        ...
+
+    @property
+    def restored(self) -> Mapping[int, tuple[int, int]]:
+        """Number -> (version, updates), of blocks that were restored."""
+        ...
+
+    def finish_restore(self) -> None:
+        """Complete what needs all records of a checkpoint; the spans are split by then."""
+        ...
+
+
+def split_span(store: Store, split: Split, version: int) -> None:
+    """Split a span as the protocol has split its own, which has this version; its lock is held."""
+    if len(split.into) > 1:
+        span = store.spans[split.span]
+        parts = span.parts(split.into, version)
+        span.is_split = True
+        store.spans.update((number, part) for part in parts for number in part.numbers)
+
+
+def distinct(store: Store) -> list[Any]:
+    """Return all spans of a store as they are now, by position."""
+    return list(dict.fromkeys(store.spans.values()))
