@@ -5,11 +5,11 @@ Map:
 * ``main`` wires one process and takes an index; ``service`` is the event loop of the lifecycle in ``domain.pserver``
 * ``flight`` turns verbs into calls, ``steps`` is a trainer's step, and ``step_stream`` carries its messages
 * ``shard``: the requests to the blocks; what they mean is decided by ``domain.pserver.blocks``
-* ``stores``: the interface of the two stores: ``dense`` for parameters (``building`` makes its arrays, ``spans`` updates
-  many small blocks at once, ``arena`` allocates memory), and the package ``rows`` for embedding tables
+* ``stores``: the interface of the two stores: ``dense`` for parameters (``building`` makes its arrays, ``spans``
+  updates many small blocks at once, ``arena`` allocates memory), and the package ``rows`` for embedding tables
 * ``held``: stores, protocol and locks together; ``soundness`` finds out that they do not belong together any more
-* ``copying`` copies blocks for cuts, ``snapshots`` writes the copies to checkpoints, ``restoring`` loads one, for which
-  the pservers of a machine take ``turns``
+* ``copying`` copies blocks for cuts, each with a ``copier``; ``snapshots`` writes the copies to checkpoints;
+  ``restoring`` loads one, for which the pservers of a machine take ``turns``
 * ``changes`` wakes those who wait for a version; ``meter`` counts, and ``metrics`` are the figures for Prometheus
 
 A gradient's way: ``flight`` reads a message, ``wire.parts`` checks its checksum, and ``shard.push`` asks the store of

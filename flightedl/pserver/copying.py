@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.pserver.block_values import BlocksDue, CopyBlocks
+from flightedl.pserver.copier import SnapshotCopier
 from flightedl.pserver.held import Held
-from flightedl.pserver.snapshots import SnapshotCopier
 
 
 class Copying:
@@ -26,31 +24,13 @@ class Copying:
 
     def __init__(self, held: Held, plan_hash: str) -> None:
         self.plan_hash = plan_hash
-        self._held = held
+        self.held = held
         #: By number of the cut.
         self._copies: dict[int, SnapshotCopier] = {}
 
-    @property
-    def numbers(self) -> list[int]:
-        """Of the blocks, rising; without buckets."""
-        return self._held.dense.numbers
-
-    @property
-    def slot_count(self) -> int:
-        """The most slots of any block."""
-        return self._held.dense.slot_count
-
-    def copied_arrays(self) -> Sequence[tuple[int, int, int, np.dtype[np.generic]]]:
-        """As ``DenseStore.copied_arrays``."""
-        return self._held.dense.copied_arrays()
-
-    def has_changes_since(self, file: str) -> bool:
-        """Return True if all rows know what has changed since this file's cut; under all locks."""
-        return self._held.rows.knows(file)
-
     def begin(self, begin: Callable[[Sequence[int], int], SnapshotCopier | None]) -> None:
         """Let ``begin`` decide, under all locks, whether blocks are to be copied from now on."""
-        held = self._held
+        held = self.held
         with held.all_locked():
             copies = begin(held.protocol.versions(), held.protocol.highest_open_round())
             if copies is not None:
@@ -80,14 +60,14 @@ class Copying:
 
     def copy_due(self, copies: SnapshotCopier) -> None:
         """Copy every block that is due now, unless these copies were dropped."""
-        self._held.soundness.require()
+        self.held.soundness.require()
         while (local := copies.next_due()) is not None:
             if not self.copy_one(copies, local):
                 return
 
     def copy_one(self, copies: SnapshotCopier, local: int) -> bool:
         """Copy a block unless it was copied since; False if these copies were dropped."""
-        held = self._held
+        held = self.held
         own = held.dense.numbers
         number = own[local] if local < len(own) else held.rows.numbers[local - len(own)]
         with held.locked(number) as span:
@@ -99,15 +79,15 @@ class Copying:
 
     def end(self, copies: SnapshotCopier) -> AppliedBatches | None:
         """Return what is applied to complete copies; None if they were dropped."""
-        with self._held.deciding:
+        with self.held.deciding:
             self._copies.pop(copies.cut, None)
-            return None if self._held.soundness.is_lost else self._held.protocol.end_cut(copies.cut)
+            return None if self.held.soundness.is_lost else self.held.protocol.end_cut(copies.cut)
 
     def drop(self, copies: SnapshotCopier) -> None:
         """Copy nothing more for these."""
-        with self._held.deciding:
+        with self.held.deciding:
             self._drop(copies)
 
     def _drop(self, copies: SnapshotCopier) -> None:
         self._copies.pop(copies.cut, None)
-        self._held.protocol.drop_cut(copies.cut)
+        self.held.protocol.drop_cut(copies.cut)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from flightedl.domain.checkpoint.manifest import Skipped, manifest_name
 from flightedl.domain.exactly_once.applied import AppliedBatches
@@ -24,9 +23,8 @@ from flightedl.domain.pserver.search import (
 )
 from flightedl.errors import CorruptError, NotFoundError, UsageError
 from flightedl.formats.checkpoint_files import load_shard_blocks
-from flightedl.formats.row_batches import StoredRows, StoredRowSpan
-from flightedl.formats.shard_files import StoredBlock
 from flightedl.ports import Storage
+from flightedl.pserver.shard import Shard
 
 _log = logging.getLogger(__name__)
 
@@ -40,25 +38,13 @@ class Restored:
     skipped: tuple[Skipped, ...]
 
 
-class Restorable(Protocol):
-    """Blocks that nobody uses yet."""
-
-    def begin_restore(self) -> None:
-        """What was taken over so far is of a checkpoint that cannot be used."""
-        ...
-
-    def restore(self, stored: StoredBlock | StoredRows | StoredRowSpan) -> None:
-        """Overwrite a block's values, slots and version, or take rows over. CorruptError: it does not fit."""
-        ...
-
-
 def load_newest(
     storage: Storage,
     job: str,
     parameters: Sequence[ParameterSpec],
     plan: ShardPlan,
     index: int,
-    shard: Restorable,
+    shard: Shard,
     loadable: range | None = None,
     rejected: Container[int] = (),
 ) -> Restored:
@@ -70,7 +56,7 @@ def load_newest(
         parameters: As declared.
         plan: Where every block lies now.
         index: Of the pserver.
-        shard: Takes the blocks.
+        shard: Takes the blocks; nobody uses it yet.
         loadable: The numbers that etcd allows; None: all.
         rejected: Those of them that some pserver could not load.
 

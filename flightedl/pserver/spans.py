@@ -33,8 +33,8 @@ from flightedl.kernels.compiled import Update as UpdateKernel
 from flightedl.kernels.half_precision import item_bytes
 from flightedl.messages.parameters import Outcome
 from flightedl.pserver.arena import Arena
+from flightedl.pserver.copier import SnapshotCopier
 from flightedl.pserver.rows.values import NO_ROWS, TableRows
-from flightedl.pserver.snapshots import SnapshotCopier
 from flightedl.wire.rows import Checksums, OutgoingBlocks, RunningChecksum
 
 Array = npt.NDArray[np.generic]
@@ -156,15 +156,6 @@ class ArraySpan(SpanPlace):
     def piece(
         self, numbers: range, version: int, outcome: Outcome, wanted: TableRows = NO_ROWS, *, is_for_many: bool = False
     ) -> OutgoingBlocks:
-        """Return neighbouring blocks with their values, to be sent.
-
-        Args:
-            numbers: Of the blocks.
-            version: That the values have.
-            outcome: Of the blocks.
-            wanted: Of no concern here.
-            is_for_many: Others will want this version, too: what is made of it is kept for them until it changes.
-        """
         del wanted
         if numbers != self.numbers:
             return OutgoingBlocks(numbers, version, outcome, self._outgoing(numbers), self.offsets_of(numbers))
@@ -246,7 +237,6 @@ class ArraySpan(SpanPlace):
         add(self.have_accumulator(), gradient, weight)
 
     def get_ready(self, needs: Needs, gradient: Array | None) -> Array | None:
-        """Have all memory that a push may take; return the gradient, copied if it is kept until its round closes."""
         _, has_update, has_sum, is_kept = needs
         if has_update:
             self.detach_for_write()
@@ -255,13 +245,6 @@ class ArraySpan(SpanPlace):
         return self._arena.copy(gradient) if is_kept and gradient is not None else gradient
 
     def carry_out(self, effect: AddGradient | Update, gradient: Array | None, *, has_checksum: bool = False) -> None:
-        """Change the values as the protocol decided.
-
-        Args:
-            effect: The decision.
-            gradient: (n,) of all blocks, finite; None if none was pushed.
-            has_checksum: New values are about to be sent with their checksum.
-        """
         if isinstance(effect, AddGradient):
             assert gradient is not None, "what has no gradient is not added"
             if effect.is_ordered:
@@ -294,7 +277,6 @@ class ArraySpan(SpanPlace):
         return wanted
 
     def cut(self, copies: SnapshotCopier, copy: CopyBlocks, lead: int | None = None) -> None:
-        """Copy blocks for a cut, before they change; ``lead`` as for ``SnapshotCopier.copy``."""
         for local in copy.local:
             place = self.places[local - self.local.start]
             at = self.part(place.number)

@@ -15,8 +15,8 @@ from flightedl.domain.pserver.block_values import AddGradient, CopyBlocks, Needs
 from flightedl.formats.row_batches import StoredRows, StoredRowSpan
 from flightedl.formats.shard_files import StoredBlock
 from flightedl.messages.parameters import Outcome
+from flightedl.pserver.copier import SnapshotCopier
 from flightedl.pserver.rows.values import NO_ROWS, TableRows
-from flightedl.pserver.snapshots import SnapshotCopier
 from flightedl.wire.rows import OutgoingBlocks
 
 #: A record of a checkpoint's file.

@@ -11,7 +11,7 @@ from flightedl.errors import BusyError, FlightedlError, NotReadyError
 from flightedl.kernels.compiled import Update
 from flightedl.messages.parameters import Outcome
 from flightedl.pserver.arena import Arena
-from flightedl.pserver.snapshots import CopyMemory
+from flightedl.pserver.copier import CopyMemory
 from flightedl.pserver.stores import Wanted
 from flightedl.testing.faults import FaultPlan
 from flightedl.testing.memory import MemoryStorage

@@ -365,10 +365,10 @@ def test_a_restored_pserver_begins_with_a_base() -> None:
     cluster.push(0)
     (file,) = cluster.checkpoint(1)
     cluster.pservers = cluster.restored(1)
-    assert not cluster.pservers[0].shard.copying.has_changes_since(file.name)
+    assert not cluster.pservers[0].shard.rows.knows(file.name)
     (file,) = cluster.checkpoint(2)
     assert not file.links
-    assert cluster.pservers[0].shard.copying.has_changes_since(file.name)
+    assert cluster.pservers[0].shard.rows.knows(file.name)
 
 
 def test_what_changes_while_a_checkpoint_is_written_is_not_in_it() -> None:

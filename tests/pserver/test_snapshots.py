@@ -26,9 +26,10 @@ from flightedl.kernels.half_precision import shortened
 from flightedl.messages.control import ViewMemberMessage, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
 from flightedl.ports import StoredFile
+from flightedl.pserver.copier import _LEAD, CopyMemory, SnapshotCopier
 from flightedl.pserver.restoring import load_newest
 from flightedl.pserver.shard import Shard
-from flightedl.pserver.snapshots import _LEAD, CopyMemory, SnapshotCopier, Snapshots
+from flightedl.pserver.snapshots import Snapshots
 from flightedl.pserver.spans import ArraySpan
 from flightedl.testing.memory import MemoryStorage
 from flightedl.wire.rows import OutgoingBlocks, decode_batch, encode_rows

@@ -114,11 +114,6 @@ class PserverView:
         self._mode = view.mode
         return view.mode
 
-    def is_member(self, member_id: int, trainer: str, trainer_generation: int) -> bool:
-        """Whether this is the membership of this process."""
-        member = self._members.get(member_id)
-        return member is not None and (member.trainer, member.trainer_generation) == (trainer, trainer_generation)
-
     def consider(
         self, view: View, can_admit: Callable[[int], bool], can_switch: Callable[[int], bool] = lambda _: True
     ) -> ViewVerdict:

@@ -1,8 +1,12 @@
 """The rows of embedding tables on a parameter server.
 
-Map: ``incoming`` checks what a message says about rows, and ``span`` carries out what is decided about them. ``store``
-keeps the rows of all tables: ``table`` has those of one, in memory that ``layout`` makes and ``memory`` bounds;
-``calls`` reads and updates rows of all tables at once, on two cores (``threads``) where they are many; ``values`` goes
-in and out. ``cut`` is the content of a store at one moment, without the rows whose norm is too small (``norms``);
-``stored`` brings it to files, ``restoring`` takes it over from them, and ``first`` loads rows from a user's file.
+Map:
+
+* ``store`` has the spans of a pserver's buckets, ``incoming`` checks what a message says about rows, and ``span`` carries
+  out what is decided about them
+* ``tables`` keeps the rows of all tables: ``table`` has those of one, in memory that ``layout`` makes and ``memory``
+  bounds; ``calls`` reads and updates many tables at once, on two cores (``threads``) where rows are many; ``values`` go
+  in and out
+* ``cut`` is the content of the tables at one moment, without the rows whose norm is too small (``norms``)
+* ``stored`` brings a cut to files and back, and ``first`` loads rows from a user's file
 """

@@ -23,9 +23,9 @@ from flightedl.domain.pserver.block_values import AddGradient, CopyBlocks, Needs
 from flightedl.domain.tables.reference import batch_seed
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.messages.parameters import Outcome
+from flightedl.pserver.copier import SnapshotCopier
 from flightedl.pserver.rows.tables import RowCut, RowTables, TableRows
 from flightedl.pserver.rows.values import NO_ROWS, Numbers
-from flightedl.pserver.snapshots import SnapshotCopier
 from flightedl.wire.rows import OutgoingBlocks
 from flightedl.wire.table_rows import NOTHING, Ids, Kind, Section, encode_sections, new_payload
 
@@ -91,7 +91,6 @@ class RowSpan(SpanPlace):
         return range(numbers.start - self._first, numbers.stop - self._first)
 
     def parts(self, into: Sequence[range], version: int) -> list[RowSpan]:
-        """A span for each stretch of buckets, with tables of its own and the rows of this version."""
         specs = self.rows.specs
         parts = []
         for numbers in into:
@@ -114,13 +113,11 @@ class RowSpan(SpanPlace):
         return parts
 
     def within(self, numbers: range, wanted: TableRows) -> TableRows:
-        """Return those of the rows that lie in these buckets."""
         return wanted.within(self.buckets_of(numbers), self.rows.specs)
 
     # pushes
 
     def get_ready(self, needs: Needs, received: ReceivedRows) -> ReceivedRows:
-        """Have what a push takes before it is taken: a copy of what is kept until the round closes."""
         if needs.has_sum and len(received.gradients):
             return received._replace(gradients=received.gradients.copy())
         return received
@@ -128,7 +125,6 @@ class RowSpan(SpanPlace):
     def carry_out(
         self, effect: AddGradient | Update, received: ReceivedRows | None, *, has_checksum: bool = False
     ) -> None:
-        """Change rows as the protocol says; ``received``: what was pushed, None: nothing."""
         del has_checksum
         if isinstance(effect, AddGradient):
             assert received is not None, "what has no gradient is not added"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,27 +11,10 @@ from flightedl.domain.checkpoint.values import SnapshotCommand
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import CorruptError
 from flightedl.formats.row_batches import ROWS_OF, TABLE, WAITING, StoredRows, StoredRowSpan
-from flightedl.pserver.rows.tables import RowChunk, RowCut
+from flightedl.pserver.rows.tables import RowChunk
 
-
-class CopiedSpan(Protocol):
-    """What is copied of a span of rows; its lock is held meanwhile."""
-
-    @property
-    def numbers(self) -> range: ...
-
-    @property
-    def local(self) -> range: ...
-
-    @property
-    def epoch(self) -> int: ...
-
-    @property
-    def lock(self) -> threading.Lock: ...
-
-    def begin_cut(self, version: int, *, file: str, after: str, is_base: bool) -> RowCut:
-        """What is there now, to be read behind whatever changes it; see ``RowTables.begin_cut``."""
-        ...
+if TYPE_CHECKING:
+    from flightedl.pserver.rows.span import RowSpan
 
 
 class CutRows:
@@ -46,9 +28,7 @@ class CutRows:
         is_base: All rows are wanted, not those that changed.
     """
 
-    def __init__(
-        self, span: CopiedSpan, version: int, updates: int, command: SnapshotCommand, *, is_base: bool
-    ) -> None:
+    def __init__(self, span: RowSpan, version: int, updates: int, command: SnapshotCommand, *, is_base: bool) -> None:
         numbers = span.numbers
         self.span = StoredRowSpan(numbers.start, len(numbers), version, updates, span.epoch)
         self._lock = span.lock

@@ -376,9 +376,7 @@ def test_a_pserver_admits_whom_it_can_and_says_whom_not():
     assert [member.member_id for member in verdict.admit] == [11]
     assert verdict.refused == (12,)
     assert not verdict.accepted
-    assert pserver.is_member(11, "t11", 5)
-    assert not pserver.is_member(11, "t11", 6)
-    assert not pserver.is_member(12, "t12", 5)
+    assert [(m.member_id, m.trainer, m.trainer_generation) for m in pserver.members] == [(11, "t11", 5)]
 
 
 def test_known_members_are_kept_however_far_the_rounds_are():
