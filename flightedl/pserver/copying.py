@@ -26,7 +26,7 @@ class Copying:
         self.plan_hash = plan_hash
         self.held = held
         #: By number of the cut.
-        self._copies: dict[int, SnapshotCopier] = {}
+        self.under_way: dict[int, SnapshotCopier] = {}
 
     def begin(self, begin: Callable[[Sequence[int], int], SnapshotCopier | None]) -> None:
         """Let ``begin`` decide, under all locks, whether blocks are to be copied from now on."""
@@ -39,13 +39,13 @@ class Copying:
                         self._drop(copies.replaces)
                         copies.replaces = None
                     copies.cut, due = held.protocol.begin_cut(copies.at_round)
-                    self._copies[copies.cut] = copies
+                    self.under_way[copies.cut] = copies
                 copies.note_due(due)
 
     def carry_out(self, span: Any, effect: CopyBlocks | BlocksDue) -> None:
         """Do what the protocol decided about a span for a cut; the span's lock is held."""
         # The copies may be complete, and dropped by the thread that writes them, at any moment.
-        copies = self._copies.get(effect.cut)
+        copies = self.under_way.get(effect.cut)
         if copies is None:
             return
         if isinstance(effect, BlocksDue):
@@ -75,12 +75,12 @@ class Copying:
                 copy = held.protocol.copy(copies.cut, number)
             if copy is not None:
                 span.cut(copies, copy, lead=0)
-            return self._copies.get(copies.cut) is copies
+            return self.under_way.get(copies.cut) is copies
 
     def end(self, copies: SnapshotCopier) -> AppliedBatches | None:
         """Return what is applied to complete copies; None if they were dropped."""
         with self.held.deciding:
-            self._copies.pop(copies.cut, None)
+            self.under_way.pop(copies.cut, None)
             return None if self.held.soundness.is_lost else self.held.protocol.end_cut(copies.cut)
 
     def drop(self, copies: SnapshotCopier) -> None:
@@ -89,5 +89,5 @@ class Copying:
             self._drop(copies)
 
     def _drop(self, copies: SnapshotCopier) -> None:
-        self._copies.pop(copies.cut, None)
+        self.under_way.pop(copies.cut, None)
         self.held.protocol.drop_cut(copies.cut)

@@ -276,7 +276,7 @@ class Shard:
             if span.is_split:
                 return None
             needs = _UPDATE
-            if protocol.needs_preparing:
+            if protocol.is_synchronous or self.copying.under_way:
                 with self._deciding:
                     needs = protocol.prepare(first, push, base_version, has_gradient=has_gradient)
                 self._carry_out(span, needs.copies)

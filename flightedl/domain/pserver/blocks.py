@@ -10,8 +10,8 @@ caller, in the same spans: it carries out each ``Split`` before it asks anything
 **A push** of one span:
 
 1. ``prepare`` returns what has to be done before: blocks that a cut still has to copy are copied before they change,
-   and all memory is got. What may fail fails here, and nothing has happened. Unless the protocol ``needs_preparing``,
-   a push needs nothing but what an update takes.
+   and all memory is got. What may fail fails here, and nothing has happened. Unless the mode is
+   synchronous or a cut is under way, a push needs nothing but what an update takes.
 2. ``push`` decides. A stranger is refused. The batches are marked as applied if the blocks have none of them; if the
    blocks have all, their sender only arrives; if they have some of a sum's, nothing is taken. The rounds say what
    becomes of a batch that is new; where they refuse it, its marks are taken back. What is full closes.
@@ -138,11 +138,6 @@ class BlockProtocol:
         )
 
     # what there is
-
-    @property
-    def needs_preparing(self) -> bool:
-        """True if a push may need more than an update does: see ``prepare``."""
-        return self.is_synchronous or bool(self._cuts)
 
     @property
     def block_count(self) -> int:

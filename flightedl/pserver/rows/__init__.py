@@ -2,8 +2,8 @@
 
 Map:
 
-* ``store`` has the spans of a pserver's buckets, ``incoming`` checks what a message says about rows, and ``span`` carries
-  out what is decided about them
+* ``store`` has the spans of a pserver's buckets; ``incoming`` checks what a message says about rows
+* ``span`` carries out what is decided about rows
 * ``tables`` keeps the rows of all tables: ``table`` has those of one, in memory that ``layout`` makes and ``memory``
   bounds; ``calls`` reads and updates many tables at once, on two cores (``threads``) where rows are many; ``values`` go
   in and out
