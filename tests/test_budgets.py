@@ -18,9 +18,9 @@ ROOT = Path(flightedl.__file__).resolve().parent.parent
 
 #: Part -> (most lines of its Python files, lines planned, its directories, without packages that are parts themselves).
 BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
-    "domain": (18_470, 16_000, ("flightedl/domain",)),
+    "domain": (18_253, 16_000, ("flightedl/domain",)),
     "client, torch": (9_192, 8_000, ("flightedl/client", "flightedl/torch")),
-    "pserver, kernels": (9_040, 8_000, ("flightedl/pserver", "flightedl/kernels")),
+    "pserver, kernels": (9_038, 8_000, ("flightedl/pserver", "flightedl/kernels")),
     "rpc, wire, messages": (5_570, 4_500, ("flightedl/rpc", "flightedl/wire", "flightedl/messages")),
     "master, coordination, adapters, process": (
         8_320,
