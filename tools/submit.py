@@ -17,8 +17,7 @@ from flightedl.adapters.clock import SystemClock
 from flightedl.config import ENVIRONMENT_PREFIX, MasterSettings, PserverSettings, TrainerSettings
 from flightedl.errors import UsageError
 from flightedl.launch.kubernetes.etcd_members import certificate_hosts
-from flightedl.launch.kubernetes.objects import render
-from flightedl.launch.kubernetes.places import require_common_place
+from flightedl.launch.kubernetes.objects import render, require_common_place
 from flightedl.launch.kubernetes.secrets import make_secrets, secret_names
 from flightedl.launch.kubernetes.submitting import submit as submit_objects
 from flightedl.launch.kubernetes.values import CODE, ClusterJob, Resources, Scaling

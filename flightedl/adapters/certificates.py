@@ -1,19 +1,19 @@
 """A private authority for a job's certificates, made with the library ``cryptography``.
 
-What lies in a directory of certificates, for an authority and each role:
+A directory of certificates has these files, for an authority and each role:
 
-* ``ca.pem``: the authorities that members trust, the newest first. ``authority/key.pem`` is the newest one's private
-  key: whoever has it can make members. Only this module reads it; keep it off the machines of the job.
-* ``ROLE/ca.pem``, ``ROLE/cert.pem``, ``ROLE/key.pem``: what processes of that role need, and nothing else.
+* ``ca.pem``: the authorities that members trust, the newest first. ``authority/key.pem`` is the private key of the
+  newest one, which can make members. Only this module reads it; keep it off the machines of the job.
+* ``ROLE/ca.pem``, ``ROLE/cert.pem``, ``ROLE/key.pem``: the files that processes of that role need.
 
 Renewal replaces one file after the other. A process that reads in between finds a key that does not belong to the
-certificate, keeps what it had, and reads again at its next connection.
+certificate, keeps the files that it had, and reads again at its next connection.
 
-The authority is replaced in two steps, so that nobody meets a certificate that it does not trust: ``renew_authority``
-adds the new one to what is trusted, and once all processes have that, ``renew`` makes certificates by it. Authorities
-that are over are dropped then.
+The authority is replaced in two steps, so that no process meets a certificate that it does not trust:
+``renew_authority`` adds the new authority to the trusted ones, and once all processes trust it, ``renew`` makes
+certificates by it. Expired authorities are dropped then.
 
-Keys are elliptic (P-256), as all TLS libraries know them. Files of keys are readable by their owner only.
+Keys are elliptic (P-256), which all TLS libraries know. Files of keys are readable by their owner only.
 """
 
 from __future__ import annotations
@@ -118,15 +118,8 @@ def _new_authority(directory: Path, days: int, trusted: Iterable[x509.Certificat
         encipher_only=False,
         decipher_only=False,
     )
-    begins, ends = _span(days)
     certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(begins)
-        .not_valid_after(ends)
+        _builder(name, name, key, *_span(days))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -178,14 +171,9 @@ def _certificate(
             names.append(x509.IPAddress(ipaddress.ip_address(host)))
         except ValueError:
             names.append(x509.DNSName(host))
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"flightedl-{member.name}")])
     return (
-        x509.CertificateBuilder()
-        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"flightedl-{member.name}")]))
-        .issuer_name(authority.subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(begins)
-        .not_valid_after(ends)
+        _builder(name, authority.subject, key, begins, ends)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(
@@ -196,8 +184,16 @@ def _certificate(
     )
 
 
+def _builder(
+    name: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, begins: dt.datetime, ends: dt.datetime
+) -> x509.CertificateBuilder:
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(issuer).public_key(key.public_key())
+    builder = builder.serial_number(x509.random_serial_number())
+    return builder.not_valid_before(begins).not_valid_after(ends)
+
+
 def _span(days: int) -> tuple[dt.datetime, dt.datetime]:
-    """From when to when; a little before now, since clocks differ."""
+    """Return the begin and the end of a certificate's life. It begins a little before now, since clocks differ."""
     now = dt.datetime.now(dt.UTC)
     return now - _BACKDATED, now + dt.timedelta(days=days)
 

@@ -5,12 +5,12 @@ Rules:
 * A file is published whole or not at all. On the local file system: a temporary name in the same directory, fsync,
   rename, fsync of the directory. Elsewhere: everything is collected in a nameless temporary file of this machine first
   and uploaded when it is complete, because leaving ``with fs.open(path, "wb")`` by an exception commits the half file.
-* Nothing is answered from a listing cache, and correctness never rests on conditional puts.
-* S3 is told by the standard variables (``AWS_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID``, ...) where and who;
-  time limits and few retries make a dead server an error within seconds.
+* No listing comes from a cache, and correctness never rests on conditional puts.
+* S3 takes its endpoint and credentials from the standard variables (``AWS_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID``, ...).
+  Time limits and few retries make a dead server an error within seconds.
 * Messages name files, never credentials: user, password and query are cut out of URLs.
 
-Not guaranteed: that a publish whose reply was lost did not happen; names are fresh each time, so it does no harm. A
+Not guaranteed: a publish whose reply was lost may have happened; names are fresh each time, so it does no harm. A
 process that is killed while it writes locally leaves a hidden temporary file, which ``list`` does not show.
 """
 
@@ -205,20 +205,20 @@ class FsspecStorage:
             yield
         except FlightedlError:
             raise
+        except FileNotFoundError:
+            raise NotFoundError(f"there is no {place}") from None
+        except (FileExistsError, NotADirectoryError):
+            raise UsageError(f"{place} cannot be made, because a file is where a directory should be") from None
         except Exception as error:
-            if isinstance(error, FileNotFoundError):
-                raise NotFoundError(f"there is no {place}") from None
             if isinstance(error, OSError) and error.errno == errno.EBUSY:
                 raise _ReplacedError from error
-            if isinstance(error, FileExistsError | NotADirectoryError):
-                raise UsageError(f"{place} cannot be made, because a file is where a directory should be") from None
             if isinstance(error, PermissionError) or _lacks_credentials(error):
                 raise UsageError(f"no access to {place}: {_reason(error)}; check the credentials and rights") from None
             raise UnavailableError(f"{place} cannot be used at the moment: {_reason(error)}") from error
 
 
 class _ReplacedError(Exception):
-    """The file was replaced while it was read in several requests: what s3fs reports as EBUSY."""
+    """The file was replaced while it was read in several requests, which s3fs reports as EBUSY."""
 
 
 class FsspecFiles:
@@ -353,16 +353,16 @@ def _as_data_error(shown: str) -> Iterator[None]:
         yield
     except FlightedlError:
         raise
+    except FileNotFoundError:
+        raise DataError(f"there is no file {shown}: check the path") from None
+    except IsADirectoryError:
+        raise DataError(f"{shown} is a directory: name the files, as in {shown}/*.parquet") from None
     except Exception as error:
-        if isinstance(error, FileNotFoundError):
-            raise DataError(f"there is no file {shown}: check the path") from None
-        if isinstance(error, IsADirectoryError):
-            raise DataError(f"{shown} is a directory: name the files, as in {shown}/*.parquet") from None
-        if _lacks_credentials(error):
-            hint = _S3_CREDENTIALS if shown.startswith("s3") else "give every process of the job credentials"
+        if isinstance(error, PermissionError) or _lacks_credentials(error):
+            hint = "check the credentials and rights"
+            if _lacks_credentials(error):
+                hint = _S3_CREDENTIALS if shown.startswith("s3") else "give every process of the job credentials"
             raise DataError(f"no access to {shown}: {_reason(error)}; {hint}") from None
-        if isinstance(error, PermissionError):
-            raise DataError(f"no access to {shown}: {_reason(error)}; check the credentials and rights") from None
         if is_transient(error):
             raise UnavailableError(f"{shown} cannot be read at the moment: {_reason(error)}") from error
         raise DataError(f"{shown} cannot be read: {_reason(error)}") from error

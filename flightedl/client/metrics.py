@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, SupportsFloat
 
 from flightedl.config import TrainerSettings
-from flightedl.rpc.authentication import Role, place_of
+from flightedl.rpc.authentication import Role, pem_files_of
 
 if TYPE_CHECKING:
     from flightedl.process.metrics_page import Figures
@@ -59,17 +59,13 @@ def metrics_page(chosen: TrainerSettings, read: Callable[[], Figures]) -> contex
     """
     if not chosen.metrics_port:
         return contextlib.nullcontext()
-    from flightedl.adapters.pem_files import FILES
-    from flightedl.process.http_page import Answer, Asked, PatientPage, TlsFiles
+    from flightedl.process.http_page import Answer, Asked, HttpPage, patient_page
     from flightedl.process.metrics_page import Metrics
 
-    tls = None
-    if chosen.tls_dir:
-        place = place_of(chosen.tls_dir, Role.TRAINER)
-        tls = TlsFiles(*(str(place / name) for name in FILES))
     metrics = Metrics({"job": chosen.job, "role": "trainer", "index": chosen.process_name}, read)
 
     def answer(asked: Asked) -> Answer:
         return metrics.page(asked) if asked.path == "/metrics" else Answer(b"there is /metrics\n", status=404)
 
-    return contextlib.closing(PatientPage("metrics page", chosen.bind, chosen.metrics_port, answer, tls))
+    tls = pem_files_of(chosen.tls_dir, Role.TRAINER)
+    return patient_page(lambda: HttpPage("metrics page", chosen.bind, chosen.metrics_port, answer, tls))

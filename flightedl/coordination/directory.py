@@ -6,8 +6,8 @@ copy stays as it is (``trouble`` says why) and the watch is resumed later; when 
 between, everything is listed again. Subscribers then see all changes at once. When etcd turns out to have gone back,
 the copy is over (``require_followed``).
 
-Not guaranteed: that the copy is current. Whoever acts on it names the generation it found, and is refused if that is
-over.
+Not guaranteed: that the copy is current. A process that acts on it names the generation that it found, and is refused
+if that is over.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Self, TypeVar
 
@@ -30,6 +30,7 @@ from flightedl.ports import Clock, CompactedError, Coordinator, Entry, Watch, Wa
 _log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+Name = TypeVar("Name", int, str)
 Record = TypeVar("Record", ServerRecord, TrainerRecord)
 
 _WATCH_SLICE_S = 0.5
@@ -63,7 +64,7 @@ class Directory:
         self._thread = threading.Thread(target=self._follow, name="flightedl-directory", daemon=True)
 
     def start(self) -> Self:
-        """Begin to follow; returns at once. ``wait_until`` waits for what is needed."""
+        """Begin to follow. Returns at once; ``wait_until`` waits for what is needed."""
         self._thread.start()
         return self
 
@@ -92,16 +93,16 @@ class Directory:
 
     @property
     def trouble(self) -> str:
-        """Why etcd could not be asked the last time; empty when it could."""
+        """Reason why etcd could not be asked the last time. Empty if it could."""
         return self._trouble
 
     def require_followed(self) -> None:
-        """Raises why this copy will never be current again (RolledBackError, BegunAnewError), if there is a reason."""
+        """Raise RolledBackError or BegunAnewError if this copy will never be current again."""
         if self._over is not None:
             raise self._over
 
     def entry(self, key: str) -> Entry | None:
-        """One key as last seen; what lies under ``keys.state_prefix`` is not followed."""
+        """Return one key as last seen. Keys under ``keys.state_prefix`` are not followed."""
         return self._snapshot[0].get(key)
 
     def master(self) -> ServerRecord | None:
@@ -114,39 +115,24 @@ class Directory:
         entries = self._snapshot[0]
         known, found = self._known_pservers
         if known is not entries:
-            found = self._pservers_of(entries)
+            found = MappingProxyType(dict(sorted(_records(entries, self._keys.pserver_index, ServerRecord))))
             # Asked for by each step, and mostly the same.
             self._known_pservers = entries, found
         return found
 
-    def _pservers_of(self, entries: Mapping[str, Entry]) -> Mapping[int, ServerRecord]:
-        found: dict[int, ServerRecord] = {}
-        for key, entry in entries.items():
-            index = self._keys.pserver_index(key)
-            record = None if index is None else _decoded(entry, ServerRecord)
-            if index is not None and record is not None:
-                found[index] = msgspec.structs.replace(record, generation=entry.create_revision)
-        return MappingProxyType(dict(sorted(found.items())))
-
     def ps_desired(self) -> int | None:
-        """How many pservers the job has; None until the master said so."""
+        """Number of pservers of the job, or None until the master has written it."""
         found = self.entry(self._keys.ps_desired)
         return int(found.value) if found is not None and found.value.isdigit() else None
 
     def trainers(self) -> dict[str, TrainerRecord]:
         """The live trainers by id; ``generation`` is the create_revision of their key."""
-        found: dict[str, TrainerRecord] = {}
-        for key, entry in self._snapshot[0].items():
-            trainer = self._keys.trainer_id(key)
-            record = None if trainer is None else _decoded(entry, TrainerRecord)
-            if trainer is not None and record is not None:
-                found[trainer] = msgspec.structs.replace(record, generation=entry.create_revision)
-        return found
+        return dict(_records(self._snapshot[0], self._keys.trainer_id, TrainerRecord))
 
     def wait_until(self, predicate: Callable[[Directory], Result | None], timeout_s: float) -> Result | None:
-        """The first result of ``predicate`` that is not None, tried now and after each change; None at the end.
+        """Return the first result of ``predicate`` that is not None, tried now and after each change.
 
-        Returns early with None when the directory is closed.
+        None after ``timeout_s``, or when the directory is closed.
         """
         deadline = self._clock.now() + timeout_s
         while True:
@@ -160,7 +146,7 @@ class Directory:
                     self._condition.wait(left_s)
 
     def catch_up(self, key: str, timeout_s: float) -> bool:
-        """Ask etcd for a key, and wait until this copy knows it as it was then, or newer; whether it does in time.
+        """Ask etcd for a key, and wait until this copy is as new. False if that takes longer than ``timeout_s``.
 
         Raises:
             UnavailableError: etcd cannot be asked.
@@ -233,8 +219,18 @@ class Directory:
                 _log.exception("a subscriber of the directory failed")
 
 
+def _records(
+    entries: Mapping[str, Entry], name_in: Callable[[str], Name | None], kind: type[Record]
+) -> Iterator[tuple[Name, Record]]:
+    """Yield the records of all keys that name a process, with the generations of their keys."""
+    for key, entry in entries.items():
+        name = name_in(key)
+        if name is not None and (record := _decoded(entry, kind)) is not None:
+            yield name, msgspec.structs.replace(record, generation=entry.create_revision)
+
+
 def _decoded(entry: Entry, kind: type[Record]) -> Record | None:
-    """The record under a key; a value that is not one is left out, as if the process were not there."""
+    """Return the record under a key. None for any other value, as if the process were not there."""
     try:
         return from_json(entry.value, kind)
     except msgspec.DecodeError:

@@ -4,18 +4,18 @@ Rules:
 
 * The key's create_revision is its holder's *generation*. Every write under it is a transaction that is refused unless
   the key still has this create_revision; that, not the lease, is what makes a deposed holder harmless.
-* The holder stops by itself before others may start: it counts itself as lost when its last successful renewal was
+* The holder stops by itself before others may start: it counts the key as lost when its last successful renewal was
   *sent* more than two thirds of the granted time to live ago, by a clock that goes on while the process or its machine
-  stands still. Who was frozen finds itself lost at its first look, before it has spoken to etcd.
-* It renews six times in a time to live, so that an outage of etcd of up to half of one demotes nobody, whenever it
-  begins: the last renewal was sent a sixth of it ago at most.
-* Who has much to do before it is of use to anybody asks for a longer time to live first, and for the usual one when it
-  is done (``hold_for``): the key moves to another lease and keeps its create_revision. A busy machine can keep a
-  process from renewing for seconds, and one that ends for that is started again and makes the machine busier.
-* Lost is for ever. Whoever wants the key again claims it anew and gets another generation.
-* The renewal has a thread of its own and no lock is held while it waits for etcd.
+  stands still. A process that was frozen finds its key lost at its first look, before it has spoken to etcd.
+* It renews six times in a time to live. The last renewal was then sent at most a sixth of the time to live ago, so an
+  outage of etcd of up to half a time to live demotes no process, whenever it begins.
+* A process that takes long to start asks for a longer time to live first, and for the usual one when it is ready
+  (``hold_for``): the key moves to another lease and keeps its create_revision. A busy machine can keep a process from
+  renewing for seconds, and a process that ends for that is started again and makes the machine busier.
+* A lost key stays lost. A process that wants the key again claims it anew and gets another generation.
+* The renewal has a thread of its own and holds no lock while it waits for etcd.
 
-Not guaranteed: that nobody else holds the key at the instant ``is_held`` is looked at; only ``write`` knows.
+Not guaranteed: another process may hold the key at the instant at which ``is_held`` is read; only ``write`` knows.
 """
 
 from __future__ import annotations
@@ -52,8 +52,6 @@ _WATCH_SLICE_S = 0.5
 _UNREACHABLE_PAUSE_S = 0.2
 
 OnLost = Callable[[str], None]
-#: Operations done together with the claim; the function is told the lease's id.
-AlsoThen = Callable[[int], Sequence[Operation]] | Sequence[Operation]
 
 
 class HeldKey:
@@ -76,7 +74,7 @@ class HeldKey:
         self._coordinator = coordinator
         self._clock = clock
         self._lease = lease
-        #: The time to live that the key should have; None: it has it.
+        #: Time to live to change to, or None.
         self._wanted_ttl_s: float | None = None
         #: Leases that the key may have been moved to, by id.
         self._tried: dict[int, Lease] = {}
@@ -84,7 +82,7 @@ class HeldKey:
         self._lock = threading.Lock()
         #: When the last successful renewal (first: the grant) was sent.
         self._renewed_at = sent_at
-        #: Why the key is lost; empty while it is held. Never emptied again.
+        #: Reason of the loss; empty while the key is held. Never emptied again.
         self._lost_because = ""
         self._is_released = False
         #: Set when the renewal thread has nothing more to renew.
@@ -101,9 +99,8 @@ class HeldKey:
         ttl_s: float,
         on_lost: OnLost | None = None,
         also_when: Sequence[Condition] = (),
-        also_then: AlsoThen = (),
     ) -> HeldKey | None:
-        """Create ``key`` under a new lease, unless somebody holds it or ``also_when`` does not hold: then None.
+        """Create ``key`` under a new lease. None if another process holds it or ``also_when`` does not hold.
 
         Args:
             coordinator: Where the key lies.
@@ -112,19 +109,17 @@ class HeldKey:
             value: Its value.
             ttl_s: Time to live asked for; the granted one, ``.ttl_s``, may be longer.
             on_lost: Called once, with the reason, from the renewal thread, when the key is lost; not after
-                ``release``. Must not raise. None: the loss changes nothing.
+                ``release``. Must not raise. None if the loss changes nothing.
             also_when: Further conditions.
-            also_then: Further operations, done in the same transaction.
 
         Raises:
             UnavailableError: nothing was claimed; ask again.
         """
         sent_at = clock.now()
         lease = coordinator.grant(ttl_s)
-        operations = also_then(lease.id) if callable(also_then) else also_then
         generation: int | None = None
         try:
-            result = coordinator.transact([Absent(key), *also_when], [Put(key, value, lease.id), *operations])
+            result = coordinator.transact([Absent(key), *also_when], [Put(key, value, lease.id)])
             generation = result.revision if result.committed else None
         except OutcomeUnknownError as error:
             generation = _claimed_after_all(coordinator, key, lease.id)
@@ -152,30 +147,20 @@ class HeldKey:
         value: bytes,
         ttl_s: float,
         on_lost: OnLost | None = None,
-        also_when: Sequence[Condition] = (),
-        also_then: AlsoThen = (),
         *,
         stop: threading.Event,
     ) -> HeldKey | None:
-        """Wait until ``key`` is free and claim it, through outages of etcd. None when ``stop`` was set first.
-
-        ``also_when`` that does not hold is waited for as well, by asking again every half second.
-        """
-        waits_since_said = False
+        """Wait until ``key`` is free and claim it, through outages of etcd. None if ``stop`` was set first."""
+        has_warned = False
         while not stop.is_set():
             try:
                 _wait_until_free(coordinator, key, stop)
-                if stop.is_set():
-                    return None
-                held = cls.claim(coordinator, clock, key, value, ttl_s, on_lost, also_when, also_then)
-                if held is not None:
+                if not stop.is_set() and (held := cls.claim(coordinator, clock, key, value, ttl_s, on_lost)):
                     return held
-                if also_when:
-                    stop.wait(_WATCH_SLICE_S)
             except UnavailableError as error:
-                if not waits_since_said:
+                if not has_warned:
                     _log.warning("waiting to claim a key: %s key=%s", error, key)
-                waits_since_said = True
+                has_warned = True
                 stop.wait(_UNREACHABLE_PAUSE_S)
         return None
 
@@ -186,7 +171,7 @@ class HeldKey:
 
     @property
     def lost_because(self) -> str:
-        """Why the key is lost or released; empty while it is held."""
+        """Reason why the key is lost or released. Empty while it is held."""
         now = self._clock.now()
         with self._lock:
             age = now - self._renewed_at
@@ -196,7 +181,7 @@ class HeldKey:
 
     @property
     def slack_s(self) -> float:
-        """For how long this process may still act if no further renewal succeeds; 0: no longer."""
+        """Seconds for which this process may still act if no further renewal succeeds."""
         with self._lock:
             if self._lost_because:
                 return 0.0
@@ -225,7 +210,7 @@ class HeldKey:
         return result
 
     def require(self) -> None:
-        """Return when etcd says that this process holds the key; asks until it answers, or the key counts as lost.
+        """Return when etcd confirms that this process holds the key. Asks until etcd answers or the key is lost.
 
         Raises:
             FencedError: the key is lost.
@@ -239,11 +224,11 @@ class HeldKey:
                 return
 
     def has_lost(self) -> None:
-        """Somebody else found out that the lease has ended, before the next renewal would."""
+        """Mark the key as lost, because a caller found its lease ended before the next renewal did."""
         self._lose(f"the lease of {self.key} has ended")
 
     def hold_for(self, ttl_s: float) -> None:
-        """Hold the key, with whatever value it has, with another time to live from the next renewal on."""
+        """Change the time to live at the next renewal. The key keeps its value."""
         self._wanted_ttl_s = ttl_s
 
     def release(self) -> None:
@@ -258,7 +243,7 @@ class HeldKey:
                 lease.revoke()
 
     def _lose(self, reason: str) -> str:
-        """Mark as lost; returns the first reason."""
+        """Mark the key as lost, and return the first reason."""
         with self._lock:
             self._lost_because = self._lost_because or reason
             self._is_over.set()
@@ -278,7 +263,7 @@ class HeldKey:
                 self.has_lost()
             except FlightedlError as error:
                 if not trouble:
-                    # A loss that nobody wants to hear of changes nothing.
+                    # Without ``on_lost`` a loss changes nothing.
                     level = logging.INFO if self._on_lost is None else logging.WARNING
                     _log.log(level, "a lease could not be renewed: %s key=%s", error, self.key)
                 trouble = str(error)
@@ -307,7 +292,7 @@ class HeldKey:
             raise LeaseLostError(f"{self.key} was deleted by somebody else")
         lease = self._tried.get(found.lease_id)
         if lease is not None:
-            # An earlier try was carried out, though nobody said so.
+            # An earlier attempt succeeded, but its reply was lost.
             lease.renew()
         else:
             lease = self._coordinator.grant(ttl_s)
@@ -329,7 +314,7 @@ class HeldKey:
                 each.revoke()
 
     def _pause_s(self, *, is_troubled: bool) -> float:
-        """Until the next renewal, but never past the moment when the key counts as lost."""
+        """Return the seconds until the next renewal, at most until the key counts as lost."""
         with self._lock:
             if self._lost_because:
                 return 0.0
@@ -340,7 +325,7 @@ class HeldKey:
 
 
 def _claimed_after_all(coordinator: Coordinator, key: str, lease_id: int) -> int | None:
-    """The generation, when a claim of unknown outcome was carried out."""
+    """Return the generation if a claim of unknown outcome was carried out."""
     with contextlib.suppress(UnavailableError):
         found = coordinator.get(key)
         if found is not None and found.lease_id == lease_id:

@@ -1,8 +1,8 @@
 """Common part of master and pserver processes: settings, shutdown, the record with the process's address.
 
 A process ends for the first reason that it is given: a signal (exit code 0), a lost lease (75: start me again), a job
-that cannot go on, or an etcd that has gone back (3). Whatever error of ours comes out of it becomes one sentence and an
-exit code.
+that cannot go on, or an etcd that has gone back (3). A ``FlightedlError`` that reaches ``run_server`` becomes one
+sentence and an exit code.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import ClassVar, Generic, TypeVar
 
 import msgspec
@@ -25,7 +26,6 @@ from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.adapters.instruments import PrometheusInstruments
-from flightedl.adapters.pem_files import FILES
 from flightedl.adapters.telemetry import telemetry
 from flightedl.config import ServerSettings
 from flightedl.coordination.keeper import HeldKey
@@ -36,19 +36,19 @@ from flightedl.errors import EXIT_START_AGAIN, FlightedlError, exit_code_of
 from flightedl.ports import Clock, Instruments, Measure, NoInstruments
 from flightedl.process import log_format
 from flightedl.process import tuning as process_tuning
-from flightedl.process.health_page import PATHS, Health, HealthPage
-from flightedl.process.http_page import Answer, Asked, Handler, PatientPage, TlsFiles
+from flightedl.process.health_page import PATHS, Health
+from flightedl.process.http_page import Answer, Asked, Handler, HttpPage, patient_page
 from flightedl.process.metrics_page import Figure, Figures, Metrics
 from flightedl.recording.writer import Recorder, recording_process
-from flightedl.rpc.authentication import Role, place_of
+from flightedl.rpc.authentication import Role, pem_files_of
 
 Settings = TypeVar("Settings", bound=ServerSettings)
 
 
 class ServerProcess(abc.ABC, Generic[Settings]):
-    """One process. Subclasses say what it does between its start and its end."""
+    """One process. Subclasses implement what it does between its start and its end."""
 
-    #: For people.
+    #: Name of its kind, for people.
     role: ClassVar[str]
 
     def __init__(self, chosen: Settings) -> None:
@@ -59,9 +59,9 @@ class ServerProcess(abc.ABC, Generic[Settings]):
         self._exit_code = 0
         self._reason = ""
         self._health = Health(self._clock.now)
-        #: Records what happens to this process; None: nothing does.
+        #: Records what happens to this process, or None.
         self._recorder: Recorder | None = None
-        #: What the Prometheus page shows of what is measured.
+        #: Measures that the Prometheus page shows.
         self._registry = CollectorRegistry()
         self._measured: PrometheusInstruments | None = None
 
@@ -72,11 +72,11 @@ class ServerProcess(abc.ABC, Generic[Settings]):
             self._stop.set()
 
     def lost(self, what: str) -> None:
-        """Ask it to end because it has lost what it held."""
+        """Ask the process to end because it has lost its key."""
         self.end(EXIT_START_AGAIN, what)
 
     def run(self) -> int:
-        """Serve until told to end; returns the exit code."""
+        """Serve until told to end, and return the exit code."""
         signal.signal(signal.SIGTERM, lambda *_: self.end(0, "terminated"))
         signal.signal(signal.SIGINT, lambda *_: self.end(0, "interrupted"))
         coordinator = JobCoordinator(
@@ -94,10 +94,10 @@ class ServerProcess(abc.ABC, Generic[Settings]):
 
     @abc.abstractmethod
     def _serve(self, coordinator: JobCoordinator) -> int:
-        """Everything until the end; returns the exit code."""
+        """Run the process to completion and return its exit code."""
 
     def _instruments(self, index: int, measures: Iterable[Measure]) -> Instruments:
-        """What this process measures goes here, and onto its Prometheus page, if the settings want one."""
+        """Return instruments whose measures appear on the Prometheus page, if the settings want one."""
         if not self._settings.metrics_port:
             return NoInstruments()
         if self._measured is None:
@@ -108,33 +108,26 @@ class ServerProcess(abc.ABC, Generic[Settings]):
         return {"job": self._settings.job, "role": self.role, "index": str(index)}
 
     def _health_page(self) -> contextlib.AbstractContextManager[object]:
-        """The page for probes, if the settings want one; closed at the end of the ``with`` block."""
-        port = self._settings.health_port
-        return (
-            contextlib.closing(HealthPage(self._settings.bind, port, self._health))
-            if port
-            else contextlib.nullcontext()
-        )
+        """Serve the page for probes, if the settings want it, until the end of the ``with`` block."""
+        bind, port = self._settings.bind, self._settings.health_port
+        if not port:
+            return contextlib.nullcontext()
+        return contextlib.closing(HttpPage("health page", bind, port, self._health.page))
 
     def _pages(
         self, index: int, held: HeldKey, read: Callable[[], Figures], other: Handler | None = None
     ) -> contextlib.AbstractContextManager[object]:
         """Serve this process's HTTP pages, if the settings want them, until the end of the ``with`` block.
 
-        Figures for Prometheus, the answers to probes, and what ``other`` answers.
+        They are the figures for Prometheus, the answers to probes, and the pages of ``other``.
         """
-        port = self._settings.metrics_port
-        if not port:
+        if not self._settings.metrics_port:
             return contextlib.nullcontext()
 
         def read_all() -> Figures:
             slack = Figure("How long its lease is trusted without another renewal.", held.slack_s)
             return {**read(), "lease_slack_seconds": slack}
 
-        tls = None
-        if self._settings.tls_dir:
-            place = place_of(self._settings.tls_dir, Role.SERVER)
-            tls = TlsFiles(*(str(place / name) for name in FILES))
         metrics = Metrics(self._labels(index), read_all, self._registry)
 
         def answer(asked: Asked) -> Answer:
@@ -144,10 +137,11 @@ class ServerProcess(abc.ABC, Generic[Settings]):
                 return self._health.page(asked)
             return other(asked)
 
-        return contextlib.closing(PatientPage("metrics page", self._settings.bind, port, answer, tls))
+        chosen, tls = self._settings, pem_files_of(self._settings.tls_dir, Role.SERVER)
+        return patient_page(partial(HttpPage, "metrics page", chosen.bind, chosen.metrics_port, answer, tls))
 
     def _record(self, port: int = 0, generation: int = 0) -> bytes:
-        """Return the value of this process's key: its address (port 0: not yet known) and its identity."""
+        """Return the value of this process's key: its identity, and its address if the port is known."""
         address = f"{self._settings.advertise or self._settings.bind}:{port}" if port else ""
         return msgspec.json.encode(
             ServerRecord(
@@ -161,7 +155,7 @@ class ServerProcess(abc.ABC, Generic[Settings]):
 
 
 def run_server(process: type[ServerProcess[Settings]], chosen: Settings) -> int:
-    """Run a process of this kind in this one; returns the exit code."""
+    """Run a server of this kind in this process, and return its exit code."""
     process_tuning.apply()
     process_tuning.allow_many_connections()
     faulthandler.enable()

@@ -1,20 +1,18 @@
-"""Whole jobs on one machine: a real etcd, real server processes, trainers, and somebody who watches over them.
+"""Whole jobs on one machine: a real etcd, real server processes, trainers, and a supervisor; and jobs on Kubernetes.
 
-* ``processes``: children that cannot outlive their parent; ``orphan_reaper`` is the process that sees to it.
-* ``fork_server`` is the process from which the first processes of a job are forked, ``forking`` asks it.
-* ``etcd``: an etcd of the job's own. ``policy``: what to do when a process ends (pure). ``supervisor``: does it.
-* ``cluster``: ``fe.local()``, the servers without trainers, for notebooks and tests. ``programs``: what its processes
-  are, their settings and commands. ``naming``: who may start a job of a name. ``places``: where results and logs go.
-* ``run`` with ``progress``: ``flightedl run``, servers and trainers to the end of the job; ``pictures``: what it makes
-  of the values that scripts logged.
+* ``processes``: children that cannot outlive their parent. ``orphan_reaper``: the process that kills the last of them.
+* ``fork_server``: the process from which the processes of a job are forked. ``forking``: the launcher's side of it.
+* ``etcd``: an etcd of the job's own.
+* ``policy``: decisions about processes that end (pure). ``supervisor``: carries them out.
+* ``cluster``: ``fe.local()``, servers without trainers, for notebooks and tests. ``programs``: settings and commands
+  of its processes. ``places``: directories of results and logs, and free ports.
+* ``naming``: the claim of a job's name. ``liveness``: proofs that a job of a name runs. ``former``: the state that etcd
+  keeps of an earlier job, and how it is forgotten. ``lease_cleaner``: ends the leases of dead processes.
+* ``run``: ``flightedl run``, servers and trainers to the end of the job. ``progress``: its display. ``results``: its
+  curves and its last checkpoint.
 * ``trainer``: the outermost frame of a trainer process, around the user's script.
-* ``lease_cleaner``: ends the leases of processes that are known to be dead.
-* ``failed``: failed and skipped work in words.
-* ``verdict``: whether a job whose trainers ended well has done its work.
-* ``last_checkpoint``: the checkpoint that a job has left behind, in words.
-* ``former``: what etcd keeps of an earlier job of the same name, and how it is forgotten.
-* ``liveness``: whether a job runs whose leases are in etcd, and who may start it.
-* ``status``: asks a job's master how it stands. ``doctor``: asks everybody, and says what is wrong; ``probes``: what it
-  tries out itself.
-* ``kubernetes``: a job on Kubernetes. ``certificates``: which ones the members of a job have.
+* ``failed``: failed and skipped work in words. ``verdict``: the end of a job whose trainers ended well.
+* ``status``: requests to a job's master. ``doctor``: requests to all processes. ``probes``: its probes of storage, disk
+  and certificates.
+* ``kubernetes``: a job on Kubernetes. ``certificates``: the certificates of a job's members.
 """

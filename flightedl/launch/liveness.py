@@ -3,19 +3,19 @@
 A lease outlives its holder by its time to live. It gets another one whenever etcd starts, so an etcd that was restored
 from a backup has leases of processes that are long gone. A lease is therefore no proof. Rules:
 
-1. A master that answers at its recorded address, and is of this job and of the recorded generation, runs.
-2. Whoever writes a leased key after the first look runs.
-3. Whoever keeps a lease for longer than its time to live, counted from the first look, renews it, and so runs: on
-   another machine perhaps, where it cannot be asked from here. That nobody answers proves nothing for the same reason:
-   at ``127.0.0.1`` of this machine there is nobody, although the job runs on that other one.
-4. Otherwise the leases are waited for, and the job does not run when they have ended.
+1. The job runs if a master answers at its recorded address, and is of this job and of the recorded generation.
+2. The job runs if a process writes a leased key after the first look.
+3. The job runs if a lease lives for longer than its time to live, counted from the first look: a process renews it,
+   perhaps on another machine, where it cannot be reached from here. A master that does not answer proves nothing for
+   the same reason: its ``127.0.0.1`` may be that of another machine.
+4. Otherwise the launcher waits for the leases, and the job does not run when they have ended.
 
-A job is started by whoever holds ``launcher``, from before it starts anything to the end: of several that have waited
-for the same leases, or have found none, one starts. Trainers and pservers may wait for a master to come back, so their
-leases keep nobody from starting it.
+The launcher of a job holds the key ``launcher``, from before it starts anything to the end: of several launchers that
+have waited for the same leases, or have found none, one starts. Trainers and pservers may wait for a master to come
+back, so their leases keep no launcher from starting one.
 
-Not guaranteed: that the holder of ``launcher`` still has it when etcd was away for longer than its lease. By then the
-job has a master, or is about to have one again.
+Not guaranteed: the holder of ``launcher`` may lose it when etcd is away for longer than its lease. By then the job has
+a master, or is about to have one again.
 """
 
 from __future__ import annotations

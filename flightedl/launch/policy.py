@@ -1,30 +1,29 @@
-"""Restart policy for the processes of a job. Pure: events and the time they took in, decisions out.
+"""Restart policy for the processes of a job. Pure: ends of processes come in, decisions go out.
 
 Rules, by the way a process ended:
 
-* A *server* (etcd, master, pserver) should not end while the job runs: it is started again, the first time at once,
-  then after a delay that doubles, unless somebody else ended it. Too many short runs in a row, and the job is given up;
-  more of them are allowed where somebody else ended them.
-* A process that cannot be started at the moment is tried again like one that ended, after the same delays.
+* A *server* (etcd, master, pserver) should not end while the job runs. It is started again, the first time at once,
+  then after a delay that doubles, unless it was ended from outside. Too many short runs in a row end the job; the limit
+  is higher for runs that were ended from outside.
+* A process that cannot be started at the moment is tried again after the same delays.
 * A *trainer* that ended with 0 has finished. When all have, the job is done.
-* A trainer that was killed by a signal, or told to end by one (143), or ended with 75 ("start me again"), was no fault
-  of the user's script: a new one takes its place like a server's, with a larger limit.
-* A trainer that ended with any other code crashed in the user's script. It is tried once more; the job is given up when
-  the same slot crashes again, or when all slots have crashed: then it is the script, not the machine.
+* A trainer that was killed by a signal, or told to end by one (143), or ended with 75 ("start me again"), is not the
+  fault of the user's script: a new one takes its place like a server's, with a larger limit.
+* A trainer that ended with any other code crashed in the user's script. It is tried once more. The job is given up when
+  the same slot crashes again, or when all slots have crashed: then the script is at fault, not the machine.
 * A trainer that crashes *at its work* is different: a record may be poison, and the master narrows it down only as
-  trainers fail at it. So while the job has trained something and work was handed out since the slot's last crash,
-  crashes and short runs of a trainer are counted anew. ``crashes_while_training`` in a row without that end the job.
-  A master that does not answer, for the machine is busy or it is being replaced, is taken to say what it said last.
-* A record that is poison fails again when it is tried again. Where the script raises one error, at one place, at one
-  batch after another, and at none of them twice, it is the script: when there are more such batches than trainers, the
-  job is given up. So is one whose trainers crash ``crashes_without_failed`` times while no batch is found that is at
-  fault, whatever they say.
+  trainers fail at it. So once the job has trained something, work that was handed out since the slot's last crash
+  resets the slot's crashes and short runs. ``crashes_while_training`` in a row without new work end the job. If the
+  master does not answer, because the machine is busy or it is being replaced, its last account counts.
+* A poison record fails again when it is tried again. If the script raises one error, at one place, at one batch after
+  another, and at none of them twice, the script is at fault: the job is given up when there are more such batches than
+  trainers. So is a job whose trainers crash ``crashes_without_failed`` times while no batch is found to be at fault.
 * Exit code 2 (the input must be changed) and 3 (the job cannot go on) end the job at once: trying again cannot help.
 
-A process that stands still, because a signal stopped it, does not end: its lease does, and nobody would take its place.
-After ``frozen_s`` it counts as lost, like one whose probe fails on a cluster: it is killed and started again.
+A process that a signal has stopped does not end, but its lease does, and no process would take its place. After
+``frozen_s`` it counts as lost, like a pod whose probe fails: it is killed and started again.
 
-A run of ``long_run_s`` or more wipes the slot's record of short runs and crashes. ``restarts_limit`` bounds all
+A run of ``long_run_s`` or more clears the slot's record of short runs and crashes. ``restarts_limit`` bounds all
 restarts of a slot, whatever their reason.
 """
 
@@ -94,39 +93,39 @@ Decision = StartAgain | SlotFinished | AllFinished | GiveUp
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """How the job stands by its master's account."""
+    """A job's progress as its master reports it."""
 
-    #: Whether any batch was worked through.
+    #: True if any batch was worked through.
     has_trained: bool
     is_done: bool
-    #: How often work was handed out.
+    #: Number of assignments of work.
     attempts: int
     #: Tasks that were found to be at fault, and set aside.
     failed: int = 0
-    #: The most batches at which the script raised one and the same error, at each of them once, and what it says.
+    #: Most batches at which the script raised the same error, at each of them once, and that error.
     raised_once: int = 0
     error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When to give up, and how long to wait before starting again."""
+    """Limits of restarts, and delays before them."""
 
     #: Runs shorter than ``long_run_s`` in a row, before a server's slot is given up.
     server_short_runs: int = 4
-    #: The same for a trainer's, where no run ended by a crash of the script.
+    #: The same for a trainer's slot, if no run ended by a crash of the script.
     trainer_short_runs: int = 10
-    #: The same where the last run was ended from outside: by SIGKILL or SIGTERM, or because its lease was lost.
+    #: The same if the last run was ended from outside: by SIGKILL or SIGTERM, or because its lease was lost.
     ended_short_runs: int = 30
     crashes_of_a_slot: int = 2
     crashes_while_training: int = 5
-    #: More than it takes to narrow a task of a few thousand batches down, for each of two trainers.
+    #: More than it takes to bisect a task of a few thousand batches, for each of two trainers.
     crashes_without_failed: int = 40
     restarts_limit: int = 200
     long_run_s: float = 20.0
     first_delay_s: float = 0.25
     longest_delay_s: float = 5.0
-    #: How long a process may stand still; longer than leases live, so that whoever wakes in time goes on.
+    #: Most seconds that a process may stand still. Longer than leases live, so that one that wakes in time goes on.
     frozen_s: float = 30.0
 
 
@@ -135,15 +134,15 @@ class _Record:
     short_runs: int = 0
     crashes: int = 0
     restarts: int = 0
-    #: Whether its last process was ended by somebody else: there is nothing to wait for.
+    #: True if its last process was ended from outside, so that there is nothing to wait for.
     is_ended_from_outside: bool = False
     #: Attempts at its last crash.
     attempts: int = 0
-    #: Whether its trainer did all its work.
+    #: True if its trainer did all its work.
     is_finished: bool = False
 
 
-#: What a trainer ends with that hands back its work on SIGTERM.
+#: Exit code of a trainer that hands back its work on SIGTERM.
 EXIT_TERMINATED = 128 + signal.SIGTERM
 _ENDED_FROM_OUTSIDE = frozenset({-signal.SIGKILL, -signal.SIGTERM, EXIT_TERMINATED, EXIT_START_AGAIN})
 
@@ -155,9 +154,9 @@ class RestartPolicy:
     slots: Sequence[Slot]
     limits: Limits = Limits()
     _records: dict[Slot, _Record] = field(init=False)
-    #: The newest that was known.
+    #: The newest account.
     _account: Account | None = field(init=False, default=None)
-    #: Crashes of all trainers since a task was set aside, and how many of those there were.
+    #: Crashes of all trainers since a task was set aside, and the number of tasks set aside.
     _crashes: int = field(init=False, default=0)
     _failed: int = field(init=False, default=0)
 
@@ -165,9 +164,13 @@ class RestartPolicy:
         self._records = {slot: _Record() for slot in self.slots}
 
     def ended(self, slot: Slot, exit_code: int, ran_s: float, account: Account | None = None) -> tuple[Decision, ...]:
-        """The process in ``slot`` ended after ``ran_s`` seconds with ``exit_code`` (minus the signal's number).
+        """Decide after the process in ``slot`` ended with ``exit_code``, or minus the number of a signal.
 
-        ``account``: None when it is not known.
+        Args:
+            slot: Its slot.
+            exit_code: Its exit code.
+            ran_s: Seconds that it ran.
+            account: The master's account, or None if it is not known.
         """
         account = self._account = account or self._account
         record = self._records[slot]
@@ -191,7 +194,7 @@ class RestartPolicy:
         return (self._lost(slot, record, exit_code),)
 
     def not_started(self, slot: Slot, reason: str) -> Decision:
-        """A process for ``slot`` could not be started at the moment, because of the machine and not of the job."""
+        """Decide after a process could not be started at the moment, because of the machine and not of the job."""
         record = self._records[slot]
         record.is_ended_from_outside = False
         record.short_runs += 1
@@ -206,11 +209,15 @@ class RestartPolicy:
         trainers = self._of_trainers()
         return bool(trainers) and all(each.is_finished for each in trainers)
 
+    def is_finished(self, slot: Slot) -> bool:
+        """True if the slot's trainer did all its work."""
+        return self._records[slot].is_finished
+
     def _of_trainers(self) -> list[_Record]:
         return [record for slot, record in self._records.items() if slot.role is Role.TRAINER]
 
     def _crashed(self, slot: Slot, record: _Record, exit_code: int, account: Account | None) -> Decision:
-        """``account``: None also when nothing was trained yet."""
+        """``account`` is None also if nothing was trained yet."""
         record.crashes += 1
         is_training = account is not None and not account.is_done
         limit = self.limits.crashes_while_training if is_training else self.limits.crashes_of_a_slot

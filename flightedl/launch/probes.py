@@ -58,7 +58,7 @@ def _free_bytes(url: str) -> int | None:
 
 
 def disk_of(path: Path) -> tuple[int, int] | None:
-    """(free, all) bytes of the disk that it is on, or would be; None: that cannot be told."""
+    """Return free and total bytes of the disk of a path, which need not exist. None if they are unknown."""
     for place in (path.absolute(), *path.absolute().parents):
         try:
             usage = shutil.disk_usage(place)
@@ -84,7 +84,7 @@ def certificate_of(address: str, place: Path, server_name: str) -> ShownCertific
     except ssl.SSLCertVerificationError as error:
         return ShownCertificate(error=error.verify_message)
     except (OSError, ValueError):
-        # That it cannot be reached is told elsewhere.
+        # Another finding says that it cannot be reached.
         return ShownCertificate()
     ends = None if shown is None else shown.get("notAfter")
     return ShownCertificate(ends_s=float(ssl.cert_time_to_seconds(ends)) if isinstance(ends, str) else None)

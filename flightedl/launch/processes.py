@@ -6,9 +6,9 @@ independent reasons: the kernel kills each child with the *thread* that started 
 starts happen on one thread that lives as long as the :class:`Children`), and the reaper process kills all groups on
 its list when its input ends.
 
-Standard output and error of a child are one stream, read by one thread, written to the child's log file and handed
-to ``on_lines``: a line at once, many that come quickly together, so that a child that says much does not wait for who
-shows it. The last lines are kept, for messages about its end.
+Standard output and error of a child are one stream. One thread reads it, writes it to the child's log file and hands it
+to ``on_lines``: a single line at once, lines that come quickly together, so that a talkative child does not wait for
+the display. The last lines are kept, for messages about its end.
 
 Not guaranteed: a grandchild that makes a session of its own is not followed. The parent-death signal exists on Linux
 only; elsewhere the orphan reaper does all.
@@ -33,12 +33,12 @@ from flightedl.launch import orphan_reaper
 from flightedl.launch.forking import ForkedProcess
 from flightedl.launch.orphan_reaper import kill_group
 
-#: Takes the child's name and lines without their ends. Called from the child's reader thread; must not raise.
+#: Receives the child's name and lines without their ends. Called from the child's reader thread; must not raise.
 OnLines = Callable[[str, Sequence[str]], None]
 
 _LINE_LIMIT_BYTES = 64 * 1024
 _KEPT_LINES = 200
-#: Lines are handed on no more often. A pipe holds what a child says meanwhile.
+#: Seconds between two calls of ``on_lines`` at least. Meanwhile the pipe holds the output.
 _LINES_EVERY_S = 0.02
 _POLL_S = 0.02
 
@@ -76,7 +76,7 @@ class Child:
         return self._process.pid
 
     def poll(self) -> int | None:
-        """The exit code (minus the signal's number), or None while it runs.
+        """Return the exit code (minus the signal's number), or None while it runs.
 
         When the child is found ended, what is left of its group is killed and its output read to the end.
         """
@@ -125,9 +125,8 @@ class Child:
                 kill_group(self.pid)
 
     def tail(self, count: int = 40) -> tuple[str, ...]:
-        """Its last lines of output."""
-        lines = tuple(self._lines)
-        return lines[-count:]
+        """Return its last lines of output."""
+        return tuple(self._lines)[-count:]
 
     def _read(self) -> None:
         stream = self._process.stdout
@@ -147,7 +146,7 @@ class Child:
 
 
 def _lines(stream: IO[bytes]) -> Iterator[list[str]]:
-    """Lines of a stream as they come, those together that come at once."""
+    """Yield the lines of a stream as they come, several at a time if they come quickly."""
     pause = threading.Event()
     begun = b""
     while raw := stream.read1(_LINE_LIMIT_BYTES):  # type: ignore[attr-defined] # every stream with a buffer has it
@@ -162,7 +161,7 @@ def _lines(stream: IO[bytes]) -> Iterator[list[str]]:
 
 
 def _shown(line: bytes) -> str:
-    """Its text without its end; of a line redrawn with carriage returns only its last state."""
+    """Return a line's text without its end. Of a line redrawn with carriage returns, only the last state."""
     return line.decode("utf-8", errors="replace").rstrip("\r").rpartition("\r")[2]
 
 
@@ -170,8 +169,8 @@ class Children:
     """The children of one launcher. Thread-safe.
 
     Args:
-        log_directory: ``<name>.log`` of every child is written (appended) here; made when missing.
-        on_lines: receives every line of output of every child.
+        log_directory: Directory of the children's logs ``<name>.log``, which are appended to. Made if it is missing.
+        on_lines: Receives the output of every child.
     """
 
     def __init__(self, log_directory: Path, on_lines: OnLines | None = None) -> None:
@@ -203,11 +202,11 @@ class Children:
         """Start a program.
 
         Args:
-            name: what its log file and its lines are called.
-            command: program (an absolute path) and its arguments.
-            environment: all of its environment variables.
-            directory: where it starts; by default here.
-            on_lines: receives its output, in place of the receiver given to the constructor.
+            name: Name of its log file and of its lines.
+            command: Program (an absolute path) and its arguments.
+            environment: All of its environment variables.
+            directory: Its working directory; by default that of this process.
+            on_lines: Receives its output, in place of the receiver given to the constructor.
 
         Raises:
             UsageError: there is no such program.
@@ -230,13 +229,7 @@ class Children:
     def take(
         self, name: str, process: subprocess.Popen[bytes] | ForkedProcess, *, on_lines: OnLines | None = None
     ) -> Child:
-        """Have a process among the children that leads a process group, and whose output is a pipe.
-
-        Args:
-            name: as of ``start``.
-            process: a child of this process.
-            on_lines: as of ``start``.
-        """
+        """Adopt a child of this process that leads a process group, and whose output is a pipe. See ``start``."""
         self._tell(f"group {process.pid}")
         child = Child(name, process, self.log_directory / f"{name}.log", on_lines or self._on_lines)
         with self._lock:
@@ -253,7 +246,7 @@ class Children:
             self._tell(f"forget-group {child.pid}")
 
     def adopt_directory(self, directory: Path) -> None:
-        """Have a directory removed when the launcher ends, in whatever way."""
+        """Remove a directory when the launcher ends, in whatever way."""
         self._tell(f"directory {directory}")
 
     def remove_directory(self, directory: Path) -> None:
@@ -267,7 +260,7 @@ class Children:
         Args:
             children: The processes to end.
             grace_s: Time that they get to end by themselves.
-            is_hurried: Asked meanwhile; the grace time is over when it returns True.
+            is_hurried: Asked repeatedly. The grace time is over when it returns True.
         """
         for child in children:
             child.send(signal.SIGTERM)

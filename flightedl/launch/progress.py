@@ -5,9 +5,9 @@ Rules:
 * Lines of the trainers go through unchanged behind ``trainer-1 |``; the live display stays below them. A line of the
   form ``title: 40 %`` becomes a bar of the live display instead.
 * Plain output is one line of figures every few seconds, and at once when the epoch or what is waited for changes.
-* A job that starts waits for one thing after another, as it should: that is shown after ten seconds.
+* A job that starts waits for one thing after another. That is normal, so it is shown only after ten seconds.
 * If the reader of the output closes its end, as ``head`` does, the job is stopped (:class:`JobConsole`).
-* Nothing here decides anything: :class:`Figures` come in, text goes out.
+* The display decides nothing: :class:`Figures` come in, text goes out.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ _PERCENT_LINE = re.compile(r"(?P<title>\S.{0,80}?): +(?P<percent>\d{1,3}) ?%")
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """How the job stands: what the master says, and what the launcher sees."""
+    """Figures of a running job, from the master's status and from the launcher."""
 
     elapsed_s: float
-    #: None: the master was not reached yet.
+    #: None until the master was reached.
     status: StatusReply | None
     trainers_running: int
     trainers: int
     pservers: int
-    #: Why there is no status, or an outdated one.
+    #: Reason why there is no status, or an outdated one.
     trouble: str = ""
 
     @property
@@ -115,7 +115,7 @@ class Figures:
 
 
 def _tables_of(status: StatusReply) -> list[str]:
-    """How many rows there are: of each table where there are few."""
+    """Return the numbers of rows, for each table if there are few tables."""
     if len(status.tables) > _TABLES_SHOWN:
         return [f"{sum(table.rows for table in status.tables):,} rows in {len(status.tables)} tables"]
     return [f"{table.name} {table.rows:,} rows" for table in status.tables]
@@ -142,7 +142,7 @@ class JobConsole(Console):
 
 
 class Display:
-    """Place where a running job is shown. Thread-safe."""
+    """Display of a running job. Thread-safe."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -187,7 +187,7 @@ class PlainDisplay(Display):
 
 
 def plain_line(figures: Figures) -> str:
-    """All figures in one line."""
+    """Return all figures in one line."""
     parts: list[str] = [f"{figures.elapsed_s:.0f} s", f"epoch {figures.epoch}"]
     if figures.status is not None and figures.status.tasks.total:
         parts.append(f"tasks {figures.status.tasks.done}/{figures.status.tasks.total}")
@@ -246,7 +246,7 @@ class LiveDisplay(Display):
 
 
 def live_view(figures: Figures | None, steps: dict[tuple[str, str], int]) -> RenderableType:
-    """The live display: bars, figures, and what is waited for."""
+    """Return the live display: bars, figures, and what the job waits for."""
     bars = Table.grid(padding=(0, 1))
     for (name, title), percent in steps.items():
         bars.add_row(f"{name} {title}", ProgressBar(total=100, completed=percent, width=40), f"{percent} %")
@@ -270,7 +270,7 @@ def live_view(figures: Figures | None, steps: dict[tuple[str, str], int]) -> Ren
 
 
 def make_display(console: Console, clock: Clock) -> Display:
-    """The display that suits the console."""
+    """Return the display that suits the console."""
     return (
         LiveDisplay(console) if console.is_terminal and not console.is_dumb_terminal else PlainDisplay(console, clock)
     )
@@ -281,7 +281,7 @@ def _without_prefix(text: str) -> str:
 
 
 def _print(console: Console, *lines: str) -> None:
-    """Show lines, with the colours that they have; many at once cost little more than one."""
+    """Show lines with their colours. Many lines at once cost little more than one."""
     has_colours = any("\x1b" in line for line in lines)
     text = Text("\n").join(map(Text.from_ansi, lines)) if has_colours else Text("\n".join(lines))
     console.print(text, soft_wrap=True)

@@ -34,11 +34,11 @@ from flightedl.errors import EXIT_JOB_FAILED, FlightedlError, NotFoundError, Usa
 from flightedl.launch.cluster import LocalCluster
 from flightedl.launch.failed import failed_tasks, joined, place_of, skipped_of
 from flightedl.launch.forking import ForkServer
-from flightedl.launch.pictures import keep_curves
 from flightedl.launch.places import make_directory
 from flightedl.launch.policy import Role
 from flightedl.launch.programs import TrainerProgram
 from flightedl.launch.progress import Display, Figures, JobConsole, make_display
+from flightedl.launch.results import keep_curves, last_checkpoint
 from flightedl.launch.supervisor import Outcome
 from flightedl.launch.trainer import check_target
 from flightedl.launch.verdict import EXIT_INCOMPLETE, is_finished, is_last_word, verdict
@@ -51,13 +51,13 @@ if TYPE_CHECKING:
 _REFRESH_S = 0.25
 _STATUS_EVERY_S = 0.5
 _STATUS_TIMEOUT_S = 2.0
-#: Silence about an unreachable master until then: it starts like everybody else.
+#: Seconds for which an unreachable master is not mentioned, since it has to start first.
 _PATIENCE_S = 5.0
-#: How long the master may take for its last word, when every trainer has ended.
+#: Most seconds that the master takes for its last word, when every trainer has ended.
 _LAST_WORD_S = 10.0
-_LAST_CHECKPOINT = "after a last checkpoint, which may take {:g} s; a second signal ends the job at once"
-#: ... and how much longer where a trainer has stopped the job: it waits half of that for somebody to do what is left.
+#: The same in addition if a trainer has stopped the job: half of it the master waits for the rest to be done.
 _STOPPED_WORD_S = 60.0
+_LAST_CHECKPOINT = "after a last checkpoint, which may take {:g} s; a second signal ends the job at once"
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -70,38 +70,33 @@ class RunOptions:
     arguments: tuple[str, ...] = ()
     trainers: int = 1
     pservers: int = 1
-    #: Default: made of the target's name.
+    #: By default made of the target's name.
     job: str | None = None
     checkpoint: str | None = None
-    #: One master and one pserver more, which take over at once; None: where checkpoints are kept.
+    #: Start one more master and one more pserver, which take over at once. None: only if checkpoints are kept.
     standby: bool | None = None
-    #: Default: a new directory under ``runs/``.
+    #: By default a new directory under ``runs/``.
     output: Path | None = None
     etcd: str | None = None
-    #: Whether the master serves a web page of the job; never with certificates, which browsers do not have.
+    #: Serve a web page of the job; never with certificates, which browsers do not have.
     page: bool = True
-    #: The command that goes on from the checkpoints of this run; empty: nobody knows it.
+    #: The command that goes on from the checkpoints of this run; empty if unknown.
     resume_command: str = ""
-    #: That imports already, and ends after the job; None: one is started.
+    #: A fork server that imports already, and ends after the job; None starts one.
     forks: ForkServer | None = None
     #: Further settings of all processes.
     more: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _of_all(more: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that all processes have."""
-    return {name: value for name, value in more.items() if name in {"tls_dir", "integrity", "same_host"}}
-
-
 def job_name(target: str) -> str:
-    """A job's name made of a script's or module's: ``flightedl.examples.flights`` gives ``flights``."""
+    """Return a job's name made of a script's or module's: ``flightedl.examples.flights`` gives ``flights``."""
     last = Path(target).stem if target.endswith(".py") else target.rpartition("/")[2].rpartition(".")[2]
     name = re.sub(r"[^a-z0-9]+", "-", last.lower()).strip("-")[:63].strip("-")
     return name or "job"
 
 
 def new_output_directory(job: str, parent: Path) -> Path:
-    """The first of ``parent/job``, ``parent/job-2``, ... that does not exist, made."""
+    """Make and return the first of ``parent/job``, ``parent/job-2``, ... that does not exist."""
     make_directory(parent)
     number = 1
     while True:
@@ -119,7 +114,7 @@ def new_output_directory(job: str, parent: Path) -> Path:
 
 
 def run_job(options: RunOptions, console: Console) -> int:
-    """Run a whole job and show it; the exit code.
+    """Run a whole job and show it. Returns the exit code.
 
     Raises:
         UsageError: nothing was started, because something has to be changed first.
@@ -138,7 +133,7 @@ def run_job(options: RunOptions, console: Console) -> int:
         etcd=options.etcd,
         output_dir=options.output or new_output_directory(job, Path("runs")),
         trainers=program,
-        page=options.page and not settings(CommonSettings, **_of_all(options.more)).tls_dir,
+        page=options.page and not settings(CommonSettings, tls_dir=options.more.get("tls_dir")).tls_dir,
         on_event=display.event,
         forks=options.forks,
         **options.more,
@@ -157,7 +152,7 @@ def run_job(options: RunOptions, console: Console) -> int:
             stack.callback(poller.close)
             # Called first: a poller that waits for a reply must not delay the stop.
             stack.callback(cluster.stop)
-            outcome = _Watch(cluster, poller, display, clock, options.trainers).until_end(requests)
+            outcome = _watch(cluster, poller, display, clock, options.trainers, requests)
             if outcome.exit_code == 0:
                 poller.hear_last_word()
                 outcome = verdict(poller.status, keeps_checkpoints=bool(options.checkpoint))
@@ -177,8 +172,6 @@ def _resume_hint(options: RunOptions, job: str) -> str:
     """Say how a job whose processes have ended can be resumed; empty if it left no checkpoint."""
     if not options.checkpoint or not options.resume_command:
         return ""
-    from flightedl.launch.last_checkpoint import last_checkpoint
-
     saved = last_checkpoint(options.checkpoint, job)
     return f"{saved}; go on from it with: {options.resume_command}" if saved else ""
 
@@ -202,9 +195,9 @@ def _stop_requests(console: Console) -> Iterator[list[int]]:
 
 
 class _StatusPoller:
-    """Asks the master how the job stands, on a thread of its own, so that the display never waits.
+    """Asks the master for the job's status, on a thread of its own, so that the display never waits.
 
-    What it takes to ask is imported when the first answer is due: until then the job's processes need the processor.
+    The modules for it are imported when the first answer is due: until then the job's processes need the processor.
     """
 
     def __init__(self, cluster: LocalCluster, clock: Clock) -> None:
@@ -220,21 +213,21 @@ class _StatusPoller:
         self._thread.start()
 
     def refresh(self) -> StatusReply | None:
-        """Ask once, now; the newest answer that there is."""
+        """Ask once, now, and return the newest answer."""
         with self._lock:
             try:
                 self._job_status = self._job_status or self._cluster.status()
                 self.status = self._job_status.read(_STATUS_TIMEOUT_S)
                 self._trouble, self._read_at = "", self._clock.now()
             except NotFoundError:
-                # Every job begins so. Of a master that is replaced it is known that the next one is on its way.
+                # Every job begins so. A master that was there before has a successor on its way.
                 self._trouble = "" if self.status is None else "a new one takes over"
             except FlightedlError as error:
                 self._trouble = str(error)
             return self.status
 
     def hear_last_word(self) -> None:
-        """Ask until the master answers that nothing is left, as it does at once unless it is just being replaced."""
+        """Ask until the master answers that nothing is left, as it does at once unless it is being replaced."""
         deadline = self._clock.now() + _LAST_WORD_S
         self.status = None
         while True:
@@ -246,7 +239,7 @@ class _StatusPoller:
 
     @property
     def trouble(self) -> str:
-        """Why the figures are old; empty when they are not."""
+        """Reason why the status is old. Empty if it is not."""
         return self._trouble if self._clock.now() - self._read_at >= _PATIENCE_S else ""
 
     def _run(self) -> None:
@@ -261,35 +254,24 @@ class _StatusPoller:
             self._job_status.close()
 
 
-@dataclass(frozen=True, slots=True)
-class _Watch:
-    """Shows a running job."""
-
-    cluster: LocalCluster
-    poller: _StatusPoller
-    display: Display
-    clock: Clock
-    trainers: int
-
-    def until_end(self, requests: list[int]) -> Outcome:
-        """Show it until it ends or a signal asks to stop."""
-        started_at, hint = self.clock.now(), ""
-        while not requests:
-            outcome = self.cluster.outcome(_REFRESH_S)
-            if outcome is not None:
-                return outcome
-            status = self.poller.status
-            if status is not None and status.state == "failed":
-                return Outcome(EXIT_JOB_FAILED, status.error or "the job failed")
-            if status is not None and not hint and (hint := too_few_tasks(status, self.trainers)):
-                self.display.event(hint)
-            self.display.update(self._figures(self.clock.now() - started_at, status))
-        return Outcome(128 + requests[0], stop_reason(requests[0]))
-
-    def _figures(self, elapsed_s: float, status: StatusReply | None) -> Figures:
-        views = self.cluster.processes
-        running = sum(view.pid is not None for view in views if view.slot.role is Role.TRAINER)
-        return Figures(elapsed_s, status, running, self.trainers, self.cluster.pservers, self.poller.trouble)
+def _watch(
+    cluster: LocalCluster, poller: _StatusPoller, display: Display, clock: Clock, trainers: int, requests: list[int]
+) -> Outcome:
+    """Show a running job until it ends or a signal asks to stop it."""
+    started_at, hint = clock.now(), ""
+    while not requests:
+        outcome = cluster.outcome(_REFRESH_S)
+        if outcome is not None:
+            return outcome
+        status = poller.status
+        if status is not None and status.state == "failed":
+            return Outcome(EXIT_JOB_FAILED, status.error or "the job failed")
+        if status is not None and not hint and (hint := too_few_tasks(status, trainers)):
+            display.event(hint)
+        running = sum(view.pid is not None for view in cluster.processes if view.slot.role is Role.TRAINER)
+        elapsed_s = clock.now() - started_at
+        display.update(Figures(elapsed_s, status, running, trainers, cluster.pservers, poller.trouble))
+    return Outcome(128 + requests[0], stop_reason(requests[0]))
 
 
 def stop_reason(number: int) -> str:
@@ -307,7 +289,7 @@ def _report(
     directory: Path,
     resume: str,
 ) -> int:
-    """Print how the job ended; the exit code. ``resume`` says how a job that is not done goes on."""
+    """Print how the job ended, and how it can be resumed. Returns the exit code."""
     failed = 0 if status is None else failed_tasks(status)
     lines = list(summary(outcome, status, failed, wall_s, directory))
     if status is not None and (hint := advice(status.profile)):
@@ -348,7 +330,7 @@ def too_few_tasks(status: StatusReply, trainers: int) -> str:
 def summary(
     outcome: Outcome, status: StatusReply | None, failed: int, wall_s: float, directory: Path
 ) -> tuple[str, ...]:
-    """The last lines of a run: how long, how much, where."""
+    """Return the last lines of a run: duration, work done, and the directory of its files."""
     ended = "done" if outcome.exit_code in {0, EXIT_INCOMPLETE} else "ended"
     if outcome.exit_code == 0 and status is not None and status.is_stopped:
         ended = f"stopped by {status.stopped_by} ({status.stop_reason})"

@@ -1,7 +1,7 @@
-"""Asks a job's master how the job stands, or to do something about it.
+"""Sends requests of tools to a job's master.
 
-One call: look up the master's address in etcd, connect (or keep the connection while the address and generation stay),
-send the action. Nothing is retried here: the callers ask again anyway.
+A call looks up the master's address in etcd, connects (or keeps the connection while address and generation stay), and
+sends the action. It retries nothing: the callers ask again anyway.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from flightedl.rpc.identity import Caller, ServerIdentity
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 _ANSWER_TIMEOUT_S = 2.0
-#: What the policy decides rests on the account: a busy master is waited for, one that is gone refuses at once.
+#: Longer, because the restart policy needs the account. A busy master is waited for; one that is gone refuses at once.
 _ACCOUNT_TIMEOUT_S = 5.0
-#: Between two attempts; and what an attempt gets at least, so that one with no time at all is one look.
+#: Seconds between two attempts, and for an attempt at least, so that a timeout of 0 is one look.
 _PAUSE_S = 0.1
 _LAST_LOOK_S = 0.5
 
 
 def tool_connector(tls_dir: str) -> Connector:
-    """How the tools that look after a job connect to it: as an admin."""
+    """Return a connector that tools use, as an admin."""
     return Connector(Caller("tool", "status"), Role.ADMIN, tls_dir)
 
 
 def is_master_answering(
     record: ServerRecord, job: str, connector: Connector, timeout_s: float = _ANSWER_TIMEOUT_S
 ) -> bool:
-    """True if the very master of the record answers at its address in time."""
+    """True if the master of this record answers at its address in time."""
     try:
         with _connection(record, job, connector) as connection:
             connection.action("status", b"{}", timeout_s=timeout_s)
@@ -63,7 +63,7 @@ def _connection(record: ServerRecord, job: str, connector: Connector) -> Connect
 
 
 class JobStatus:
-    """How one job stands. Thread-safe; one caller at a time is served.
+    """Connection to the master of one job. Thread-safe; serves one caller at a time.
 
     Args:
         chosen: Name the job, its etcd, and the directory with an admin's or a reader's certificate.
@@ -79,12 +79,12 @@ class JobStatus:
         self._known: tuple[ServerRecord, Connection] | None = None
 
     def master(self) -> ServerRecord | None:
-        """The present master, None when there is none. UnavailableError: etcd does not answer."""
+        """Return the present master, or None. Raises UnavailableError if etcd does not answer."""
         entry = self._coordinator.get(JobKeys(self._job).master_address)
         return None if entry is None else from_json(entry.value, ServerRecord)
 
     def read(self, timeout_s: float) -> StatusReply:
-        """Ask the master how the job stands. Raises as ``ask`` does."""
+        """Return the job's status. Raises as ``ask`` does."""
         return self.ask("status", b"{}", StatusReply, timeout_s)
 
     def checkpoint(self, request: CheckpointRequest, timeout_s: float) -> CheckpointReply:
@@ -92,16 +92,16 @@ class JobStatus:
         return self.change("checkpoint", request, CheckpointReply, timeout_s)
 
     def change(self, verb: str, request: OfJob, kind: type[Answer], timeout_s: float) -> Answer:
-        """Have the master carry out a request that changes its job. Raises as ``ask`` does."""
+        """Send a request that changes the job. Raises as ``ask`` does."""
         return self.ask(verb, encode(replace(request, job=self._job)), kind, timeout_s)
 
     def ask(self, verb: str, body: bytes, kind: type[Answer], timeout_s: float) -> Answer:
-        """Have the master carry out an action.
+        """Send an action to the master.
 
         Raises:
             NotFoundError: no master of this job is registered in etcd.
             UnavailableError: etcd or the master does not answer.
-            FlightedlError: what the master answered.
+            FlightedlError: the master's answer is an error.
         """
         with self._lock:
             record = self.master()
@@ -144,7 +144,7 @@ def answered_within(
 ) -> Answer:
     """Repeat ``ask`` until its answer is enough or the time is up, and return the newest answer.
 
-    ``ask`` takes the seconds that are left, in which it has to return or raise.
+    ``ask`` gets the seconds that are left, in which it has to return or raise.
 
     Raises:
         UnavailableError: there was no answer in time; names the last trouble.
@@ -166,7 +166,7 @@ def answered_within(
 
 
 def account_of(status: JobStatus) -> Account | None:
-    """How the job stands, for the supervisor's policy; None: its master does not say."""
+    """Return the job's account for the restart policy. None if its master does not answer."""
     try:
         reply = status.read(_ACCOUNT_TIMEOUT_S)
     except FlightedlError:

@@ -1,9 +1,9 @@
-"""Watches the processes of a job and does what the policy decides.
+"""Watches the processes of a job and carries out the decisions of the policy.
 
-One thread polls all children, asks :class:`RestartPolicy` about each one that ended, starts what has to be started and,
-when the policy says so, ends with an :class:`Outcome`. It kills those that stand still for too long. It is the only
-place where processes are started once the job runs. It stops nothing else by itself: whoever waits for the outcome
-calls :meth:`Supervisor.stop`.
+One thread polls all children, asks :class:`RestartPolicy` about each one that ended, starts new ones and, when the
+policy gives up or all trainers have finished, ends with an :class:`Outcome`. It kills processes that stand still for
+too long. Once the job runs, no other thread starts processes. The supervisor stops nothing else by itself: the caller
+that waits for the outcome calls :meth:`Supervisor.stop`.
 
 Stopping goes by rank, trainers before servers before etcd, each rank with SIGTERM, a grace time, then SIGKILL. It takes
 at most five seconds, and ``drain_s`` more where servers get time to write a last checkpoint.
@@ -33,13 +33,13 @@ from flightedl.launch.policy import (
 from flightedl.launch.processes import Child, Children
 from flightedl.ports import Clock
 
-#: Starts a process; called from the supervisor's thread. Its argument counts the starts of the slot, from 1.
+#: Starts a process. Called from the supervisor's thread with the number of the slot's starts, from 1.
 Starter = Callable[[int], Child]
-#: Takes one sentence for people. Called from the supervisor's thread.
+#: Receives one sentence for people. Called from the supervisor's thread.
 OnEvent = Callable[[str], None]
 
 _POLL_S = 0.05
-#: What one look may add to the time for which a process has stood still.
+#: Most seconds that one look adds to the time for which a process has stood still.
 _LOOK_LIMIT_S = 1.0
 _STOP_RANKS: tuple[tuple[frozenset[Role], float], ...] = (
     (frozenset({Role.TRAINER}), 1.5),
@@ -50,8 +50,9 @@ _STOP_RANKS: tuple[tuple[frozenset[Role], float], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How the job ended. ``exit_code`` 0: every trainer did all its work."""
+    """End of a job."""
 
+    #: 0 if every trainer did all its work.
     exit_code: int
     reason: str = ""
     #: The process that shows why, and its last lines of output.
@@ -61,9 +62,10 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class ProcessView:
-    """One slot as it is now. ``pid`` None: nothing runs in it."""
+    """State of one slot."""
 
     slot: Slot
+    #: None if nothing runs in it.
     pid: int | None
     starts: int
     is_finished: bool
@@ -71,30 +73,27 @@ class ProcessView:
 
 @dataclass(slots=True)
 class _Place:
-    """State of one slot."""
-
     starter: Starter
     child: Child | None = None
     started_at: float = 0.0
     starts: int = 0
-    #: For how long the supervisor has seen it stand still.
+    #: Seconds for which the supervisor has seen its process stand still.
     frozen_s: float = 0.0
-    #: When the next process is due; None: none is.
+    #: Time at which the next process is due, or None.
     due_at: float | None = 0.0
-    is_finished: bool = False
 
 
 class Supervisor:
     """Keeps one process running in each slot. Thread-safe.
 
     Args:
-        children: starts processes and reaps them.
-        starters: how to fill each slot; they are first filled in this order.
-        clock: for delays and run times.
-        limits: when to give up.
-        on_event: is told about every end and every new start.
-        on_end: is told the pid of every process that has ended.
-        account: asks the master how the job stands, when a trainer ended; None: not known.
+        children: Start processes and reap them.
+        starters: Fill the slots, first in this order.
+        clock: Measures delays and run times.
+        limits: When to give up.
+        on_event: Receives a sentence about every end and every new start.
+        on_end: Receives the pid of every process that has ended.
+        account: Asks the master for the job's account when a trainer has ended.
     """
 
     def __init__(
@@ -133,7 +132,7 @@ class Supervisor:
         self._thread.start()
 
     def outcome(self, timeout_s: float = 0.0) -> Outcome | None:
-        """How the job ended, or None while it runs after ``timeout_s``."""
+        """Return how the job ended, or None while it runs after ``timeout_s``."""
         self._ended.wait(timeout_s)
         return self._outcome
 
@@ -148,12 +147,14 @@ class Supervisor:
         """All slots, in the order in which they were given."""
         with self._lock:
             return tuple(
-                ProcessView(slot, place.child.pid if place.child else None, place.starts, place.is_finished)
+                ProcessView(
+                    slot, place.child.pid if place.child else None, place.starts, self._policy.is_finished(slot)
+                )
                 for slot, place in self._places.items()
             )
 
     def child(self, slot: Slot) -> Child | None:
-        """The process in a slot, if one runs there. KeyError: no such slot."""
+        """Return the process in a slot, if one runs there. Raises KeyError if there is no such slot."""
         with self._lock:
             return self._places[slot].child
 
@@ -162,7 +163,7 @@ class Supervisor:
 
         Args:
             drain_s: Additional time for the servers to write a last checkpoint, which begins when no trainer is left.
-            is_hurried: Asked meanwhile; processes are killed without further delay when it returns True.
+            is_hurried: Asked repeatedly. Processes are killed without further delay when it returns True.
         """
         self._stopping.set()
         self._ended.set()
@@ -189,7 +190,7 @@ class Supervisor:
                 self.give_up(Outcome(EXIT_FAILED if code == EXIT_START_AGAIN else code, str(error)))
 
     def _step(self) -> None:
-        # A launcher that stood still itself saw nothing meanwhile.
+        # A launcher that stood still itself has not seen what the processes did.
         since_s = min(self._clock.now() - self._looked_at, _LOOK_LIMIT_S)
         self._looked_at = self._clock.now()
         for slot, place in self._places.items():
@@ -213,7 +214,7 @@ class Supervisor:
             self._on_event(f"{slot}: a new one runs (pid {child.pid})")
 
     def _fill_again(self, slot: Slot, place: _Place) -> None:
-        """Fill a slot; where the machine has no room for a process at the moment, the policy says what to do."""
+        """Fill a slot. If the machine has no room for a process at the moment, the policy decides what to do."""
         try:
             self._fill(slot, place)
         except (UnavailableError, OSError) as error:
@@ -243,7 +244,7 @@ class Supervisor:
             place.frozen_s = 0.0
 
     def _carry_out(self, decision: Decision, child: Child | None, code: int | None) -> None:
-        """``child`` None: none was there. ``code``: what it ended with."""
+        """Carry out a decision about a slot's last process, if there was one, and its exit code."""
         match decision:
             case StartAgain(slot, after_s, reason):
                 self._places[slot].due_at = self._clock.now() + after_s
@@ -251,8 +252,6 @@ class Supervisor:
                 ended = f"{slot} (pid {child.pid}) ended" if child is not None else f"{slot}"
                 self._on_event(f"{ended}: {reason}; a new one is started{delay}")
             case SlotFinished(slot):
-                with self._lock:
-                    self._places[slot].is_finished = True
                 self._on_event(f"{slot} has finished")
             case AllFinished():
                 self.give_up(Outcome(0))
@@ -264,9 +263,9 @@ class Supervisor:
 
 
 def relevant_lines(lines: Sequence[str]) -> tuple[str, ...]:
-    """Select those of a process's last lines of output that show why it ended.
+    """Select the last lines of a process's output that show why it ended.
 
-    Its last traceback; or what a server says last (``flightedl master: ...``), without its log; or the last few.
+    These are its last traceback, or a server's last sentence (``flightedl master: ...``), or the last few lines.
     """
     if lines and re.match(r"flightedl \w+: ", lines[-1]):
         return (lines[-1],)
@@ -275,5 +274,5 @@ def relevant_lines(lines: Sequence[str]) -> tuple[str, ...]:
 
 
 def explain(outcome: Outcome) -> str:
-    """An outcome as text: the reason, then the last lines of the process that shows it."""
+    """Return an outcome as text: the reason, then the last lines of the process that shows it."""
     return "\n".join([outcome.reason, *(f"  {outcome.slot} | {line}" for line in outcome.last_lines)])

@@ -1,7 +1,7 @@
 """Verdict on a job whose trainers have all ended with 0: is its work done? Pure.
 
-A script that ends with exit code 0 says only that nothing went wrong in it. What it left out is seen in the master's
-account: tasks that nobody did, a model that was never given a gradient, a checkpoint that was never written.
+A script that ends with exit code 0 says only that nothing went wrong in it. The master's status shows the rest: tasks
+that were not done, a model that never got a gradient, a checkpoint that was never written.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _OWN_MODELS = (
 
 
 def verdict(status: StatusReply | None, *, keeps_checkpoints: bool) -> Outcome:
-    """How a job ended whose trainers all ended with 0.
+    """Return how a job ended whose trainers all ended with 0.
 
     Args:
-        status: What the master said last; None: it did not answer.
-        keeps_checkpoints: Whether it was to.
+        status: The master's last status, or None if it did not answer.
+        keeps_checkpoints: True if the job should have written checkpoints.
     """
     if status is None:
         return Outcome(EXIT_FAILED, "every trainer has ended, but the master does not say whether all is done")
@@ -94,7 +94,7 @@ def _untrained(status: StatusReply) -> str:
 
 
 def _unsaved(status: StatusReply) -> str:
-    """Why what was trained is not saved; empty: it is."""
+    """Say why the trained model is not saved. Empty if it is."""
     if status.checkpoint_alarm:
         since = f"; the last one is {status.checkpoint}" if status.checkpoint else ", nor any before it"
         return f"all was trained, but its last checkpoint was not written: {status.checkpoint_alarm}{since}"

@@ -17,6 +17,7 @@ from flightedl.master.indexing import IndexedDataset
 from flightedl.master.progress import JobProgress, TrainerProgress
 from flightedl.messages.declarations import JobDeclaration
 from flightedl.messages.status import (
+    PserverFigures,
     PserverStatusReply,
     RunningPiece,
     ServerStatus,
@@ -185,25 +186,11 @@ def _server(
         address=record.address,
         generation=record.generation,
         state=said.state if not said.waiting_for else f"waiting for {said.waiting_for}",
-        blocks=said.blocks,
-        lowest_version=said.lowest_version,
-        highest_version=said.highest_version,
-        size_bytes=said.size_bytes,
         pid=record.pid,
-        refused_calls=said.refused_calls,
         waits_for=[]
         if membership is None
         else sorted(each.trainer for each in membership.members if each.member_id in said.waits_for),
-        waits_at=said.waits_at,
-        waits_s=said.waits_s,
-        plan_hash=said.plan_hash,
-        written_s=said.written_s,
-        written_bytes=said.written_bytes,
-        facts=said.facts,
-        received_bytes=said.received_bytes,
-        sent_bytes=said.sent_bytes,
-        streams=said.streams,
-        shared_streams=said.shared_streams,
+        **{name: getattr(said, name) for name in PserverFigures.__struct_fields__},
     )
 
 

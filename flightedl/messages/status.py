@@ -11,37 +11,43 @@ from flightedl.messages.hosts import HostFacts
 USUAL_REFUSALS = frozenset({"not_ready", "busy", "fenced", "replaced", "unregistered", "deadline", "unavailable"})
 
 
-class ServerStatus(Reply, frozen=True, kw_only=True):
+class PserverFigures(Reply, frozen=True, kw_only=True):
+    """Figures that a pserver reports, and its master passes on."""
+
+    blocks: int = 0
+    #: Lowest and highest version among its blocks.
+    lowest_version: int = 0
+    highest_version: int = 0
+    size_bytes: int = 0
+    #: Error code -> calls that ended so since the process began.
+    refused_calls: dict[str, int] = {}
+    #: Version at which others wait for trainers that have not pushed or are too far behind, and for how long.
+    waits_at: int = 0
+    waits_s: float = 0.0
+    #: Hash of the plan by which it has cut the model; empty if it has no blocks.
+    plan_hash: str = ""
+    #: Seconds of writing the newest snapshot, and bytes of its file.
+    written_s: float = 0.0
+    written_bytes: int = 0
+    facts: HostFacts | None = None
+    #: Bytes of values since the process began.
+    received_bytes: int = 0
+    sent_bytes: int = 0
+    #: Open streams of trainers, and those whose values lie in memory that both sides map.
+    streams: int = 0
+    shared_streams: int = 0
+
+
+class ServerStatus(PserverFigures, frozen=True, kw_only=True):
     """One server as the master sees it."""
 
     index: int
     address: str
     generation: int
     state: str
-    blocks: int = 0
-    #: Lowest and highest version among its blocks.
-    lowest_version: int = 0
-    highest_version: int = 0
-    size_bytes: int = 0
     pid: int = 0
-    #: Error code -> calls that the server refused since it began, as far as it was asked.
-    refused_calls: dict[str, int] = {}
-    #: Trainers that its rounds wait for, at this version and for how long.
+    #: Trainers that its rounds wait for.
     waits_for: list[str] = []
-    waits_at: int = 0
-    waits_s: float = 0.0
-    #: The plan by which it has cut the model; empty: it has no blocks.
-    plan_hash: str = ""
-    #: Of the newest snapshot: seconds of writing, bytes of its file.
-    written_s: float = 0.0
-    written_bytes: int = 0
-    facts: HostFacts | None = None
-    #: Bytes of values since it began.
-    received_bytes: int = 0
-    sent_bytes: int = 0
-    #: Streams of trainers that are open, and those whose values lie in memory that both sides map.
-    streams: int = 0
-    shared_streams: int = 0
 
 
 class TrainerStatus(Reply, frozen=True, kw_only=True):
@@ -301,44 +307,25 @@ class StacksReply(Reply, frozen=True, kw_only=True):
     text: str
 
 
-class PserverStatusReply(Reply, frozen=True, kw_only=True):
-    """What a pserver says of itself."""
+class PserverStatusReply(PserverFigures, frozen=True, kw_only=True):
+    """A pserver's answer about itself."""
 
     index: int
     state: str
-    blocks: int
-    lowest_version: int
-    highest_version: int
-    size_bytes: int
     #: Messages of pushes and steps since the process began.
     pushes: int
-    #: What became of the blocks that were pushed since then: ``Outcome`` in lower case -> how many.
+    #: Outcomes of the blocks that were pushed since then: ``Outcome`` in lower case -> how many.
     rows: dict[str, int]
     members: list[int]
     waiting_for: str = ""
-    #: Bytes of values since the process began.
-    received_bytes: int = 0
-    sent_bytes: int = 0
-    #: Streams of trainers that are open, and those whose values lie in memory that both sides map.
-    streams: int = 0
-    shared_streams: int = 0
-    #: Member that has a stream -> whether its values lie there.
+    #: Member that has a stream -> True if its values lie in memory that both sides map.
     shares_memory: dict[int, bool] = {}
-    #: Members for whom others wait at a version, and for how long: they have not pushed, or are too far behind.
-    waits_at: int = 0
+    #: Members for whom others wait.
     waits_for: list[int] = []
-    waits_s: float = 0.0
-    #: Of the newest snapshot: seconds of copying and of writing, bytes of its file.
+    #: Seconds of copying the newest snapshot.
     copied_s: float = 0.0
-    written_s: float = 0.0
-    written_bytes: int = 0
-    #: The plan by which it has cut the model; empty: it has no blocks.
-    plan_hash: str = ""
-    facts: HostFacts | None = None
-    #: It was told to end, and waits for a checkpoint.
+    #: True if it was told to end, and waits for a checkpoint.
     is_draining: bool = False
-    #: Error code -> calls that ended so since the process began.
-    refused_calls: dict[str, int] = {}
     tables: list[TableCounts] = []
-    #: Member -> updates that its newest gradients did not see, of those that are of no round.
+    #: Member -> updates that its newest gradients did not see, if they are of no round.
     staleness: dict[int, float] = {}

@@ -1,13 +1,13 @@
-"""A small HTTP server for what a process shows of itself: probes, figures, a page for people. Nothing can be ordered.
+"""A small HTTP server for the pages of a process: probes, figures, a page for people. It only reads.
 
-It bears strangers: few requests run at a time, silence ends a connection, and who comes beyond the limits is cut off.
-With certificates it answers members only. A stream, which goes on until its reader leaves, takes one of fewer places,
+It withstands strangers: few requests run at a time, silence ends a connection, and connections beyond the limits are
+cut off. With certificates it answers members only. Streams, which go on until their readers leave, have fewer places,
 so that readers of a page never keep a probe or Prometheus out.
 """
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import ipaddress
 import logging
 import socket
@@ -15,18 +15,19 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from flightedl.errors import UsageError
 
-#: Requests at the same time; who comes beyond them is cut off.
+#: Requests at the same time; further connections are cut off.
 _REQUESTS_LIMIT = 16
 _STREAMS_LIMIT = 8
 _SILENCE_S = 2.0
-#: How long closing may take.
+#: Most seconds that closing takes.
 _POLL_S = 0.1
-#: How often a port that is taken is tried again.
+#: Seconds between attempts to open a port that is taken.
 _AGAIN_S = 1.0
 
 _log = logging.getLogger(__name__)
@@ -34,19 +35,11 @@ _log = logging.getLogger(__name__)
 TEXT = "text/plain; charset=utf-8"
 
 
-class TlsFiles(NamedTuple):
-    """Paths of PEM files."""
-
-    ca: str
-    cert: str
-    key: str
-
-
 class Asked(NamedTuple):
     """A request."""
 
     path: str
-    #: What the reader takes, as its header says.
+    #: Formats that the reader takes, as its header says.
     accept: str
     #: Set when the server closes: streams end.
     closing: threading.Event
@@ -68,17 +61,19 @@ class HttpPage:
     """Answers on a port until it is closed.
 
     Args:
-        name: What it is, for the error.
+        name: Its name, for the error.
         bind: Numeric address.
-        port: 0: any free one.
+        port: 0 for any free one.
         answer: Called in a thread of the request.
-        tls: TLS, and only members may read; None: plain text.
+        tls: Paths of the authorities, the certificate and the key: TLS, for members only. None: plain text.
 
     Raises:
         UsageError: the port is taken, or the files cannot be used.
     """
 
-    def __init__(self, name: str, bind: str, port: int, answer: Handler, tls: TlsFiles | None = None) -> None:
+    def __init__(
+        self, name: str, bind: str, port: int, answer: Handler, tls: tuple[Path, Path, Path] | None = None
+    ) -> None:
         try:
             self._server = _Server((bind, port), answer, None if tls is None else _context(tls))
         except OSError as error:  # That of TLS is one as well.
@@ -97,47 +92,37 @@ class HttpPage:
         self._thread.join()
 
 
-class PatientPage:
-    """A page that is served as soon as its port is free; nobody waits for it.
+@contextlib.contextmanager
+def patient_page(open_page: Callable[[], HttpPage]) -> Iterator[None]:
+    """Serve a page inside the block, from when its port is free. Entering the block waits for nothing.
 
-    So a server goes on without one while another process, such as a predecessor that stands still, has the port.
-
-    Args: as of ``HttpPage``.
+    So a server goes on without a page while another process, such as a predecessor that stands still, has the port.
     """
+    closing = threading.Event()
+    with contextlib.ExitStack() as stack:
 
-    def __init__(self, name: str, bind: str, port: int, answer: Handler, tls: TlsFiles | None = None) -> None:
-        self._open = functools.partial(HttpPage, name, bind, port, answer, tls)
-        self._page: HttpPage | None = None
-        self._closing = threading.Event()
-        self._thread: threading.Thread | None = None
+        def keep_trying() -> None:
+            while not closing.wait(_AGAIN_S):
+                with contextlib.suppress(UsageError):
+                    stack.callback(open_page().close)
+                    return
+
         try:
-            self._page = self._open()
+            stack.callback(open_page().close)
         except UsageError as error:
             _log.warning("%s; it is tried again", error)
-            self._thread = threading.Thread(target=self._keep_trying, name="flightedl-http-port", daemon=True)
-            self._thread.start()
-
-    def close(self) -> None:
-        """Answer no more."""
-        self._closing.set()
-        if self._thread is not None:
-            self._thread.join()
-        if self._page is not None:
-            self._page.close()
-
-    def _keep_trying(self) -> None:
-        while not self._closing.wait(_AGAIN_S):
-            try:
-                self._page = self._open()
-            except UsageError:
-                continue
-            return
+            thread = threading.Thread(target=keep_trying, name="flightedl-http-port", daemon=True)
+            thread.start()
+            stack.callback(thread.join)
+        stack.callback(closing.set)
+        yield
 
 
-def _context(files: TlsFiles) -> ssl.SSLContext:
+def _context(tls: tuple[Path, Path, Path]) -> ssl.SSLContext:
+    ca, cert, key = tls
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(files.cert, files.key)
-    context.load_verify_locations(files.ca)
+    context.load_cert_chain(cert, key)
+    context.load_verify_locations(ca)
     context.verify_mode = ssl.CERT_REQUIRED
     return context
 

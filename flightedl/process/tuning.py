@@ -1,4 +1,4 @@
-"""Settings of the process that make Flight fast, for processes that no launcher started with them.
+"""Settings of the process that make Flight fast, for processes that no launcher started with these settings.
 
 Three things are set, all measured (64 MB push and pull on loopback: 0.48 -> 0.71 of the reference, normal scheduler):
 
@@ -9,18 +9,17 @@ Three things are set, all measured (64 MB push and pull on loopback: 0.48 -> 0.7
   environment before pyarrow.flight is imported: :mod:`flightedl.rpc.arrow_flight` sees to that.
 * One more experiment, for Flight's clients alone: their threads wait for their sockets themselves, as they did before
   gRPC's *event engine*, instead of being woken by another thread for each piece of a message (12 % less time). grpcio,
-  the client of etcd, brings a gRPC of its own that reads the same variable, and is not to have it: calls that etcd's
-  end breaks off are then of unknown outcome. So it is in the environment only while pyarrow's gRPC reads it.
+  the client of etcd, brings a gRPC of its own that reads the same variable and must not have this experiment: calls
+  that etcd breaks off would have an unknown outcome. So it is in the environment only while pyarrow's gRPC reads it.
 
-What ``tuned_environment`` says of big copies glibc reads before the program begins: only processes that were started
-with it have it.
+glibc reads the setting for big copies (``tuned_environment``) before the program begins, so only processes that were
+started with it have it.
 
 A server also does without some libraries (``leave_out_pandas_and_scipy``), a trainer until it asks for them
-(``let_pandas_wait``), and a pserver lets who runs go on
-(``let_others_go_on``).
+(``let_pandas_wait``), and a pserver does not interrupt running threads (``let_others_go_on``).
 
-What the environment already says is never overridden. Without glibc (macOS, musl) the allocator is left alone. The
-price is memory: a process gives back at most what exceeds 1 GiB of free heap.
+Variables that are already in the environment are never overridden. Without glibc (macOS, musl) the allocator is left
+alone. The price is memory: a process gives back only free heap beyond 1 GiB.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ import os
 import resource
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -50,24 +48,20 @@ _LEFT_OUT = _HEAVY | {"coverage"}
 _MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_TOP_PAD_": -2, "MALLOC_MMAP_THRESHOLD_": -3, "MALLOC_ARENA_MAX": -8}
 
 
-@dataclass(frozen=True, slots=True)
-class TuningReport:
-    """Result of :func:`apply`. False means that the platform or the import order did not allow it."""
+def apply() -> tuple[bool, bool]:
+    """Tune this process; call it first thing in ``main`` or ``connect``. Calling it again is harmless.
 
-    is_allocator_tuned: bool
-    is_grpc_tuned: bool
-
-
-def apply() -> TuningReport:
-    """Tune this process; call it first thing in ``main`` or ``connect``. Calling it again is harmless."""
-    report = TuningReport(is_allocator_tuned=_tune_allocator(), is_grpc_tuned=set_grpc_experiments())
+    Returns:
+        True if the allocator is tuned, and True if gRPC is. The platform or the import order may not allow it.
+    """
+    tuned = _tune_allocator(), set_grpc_experiments()
     if os.environ.get(GRPC_EXPERIMENTS) == tuned_environment()[GRPC_EXPERIMENTS]:
         _let_flight_read(_FOR_FLIGHT_ALONE)
-    return report
+    return tuned
 
 
 def allow_many_connections(wanted: int = 65_536) -> int:
-    """Let this process open so many files and sockets, as far as the system allows; returns how many it may.
+    """Raise the limit of open files and sockets as far as the system allows, and return the limit.
 
     The usual 1,024 are few for a server: each trainer has two connections, and a stranger may open some.
     """
@@ -86,10 +80,10 @@ class _LeftOut(MetaPathFinder):
 
 
 def leave_out_pandas_and_scipy() -> bool:
-    """Let pyarrow do without pandas, and numba without scipy, which they load wherever these are installed.
+    """Keep pyarrow from loading pandas and numba from loading scipy, which they do if these are installed.
 
-    pandas takes half a second of a server's start, and 30 MB, scipy 15 MB. Only for processes in which nobody uses
-    them. Call it before pyarrow makes an array; False: one of them is loaded already.
+    pandas takes half a second of a server's start, and 30 MB, scipy 15 MB. Only for processes that use neither. Call it
+    before pyarrow makes an array. False if one of them is already loaded.
     """
     if any(name in sys.modules for name in _HEAVY):
         return False
@@ -139,9 +133,9 @@ class _Telling(Loader):
 def let_pandas_wait() -> bool:
     """Let pyarrow do without pandas until the program itself imports it, or asks for a data frame.
 
-    pyarrow imports it, where it is installed, with the first array that it makes or reads, to see whether what it was
-    given is of pandas. Nothing can be before anybody has imported it, and half a second of a trainer's start is saved.
-    False: it is loaded already.
+    pyarrow imports pandas with the first array that it makes or reads, to see if the data is of pandas. It cannot be
+    before the program has imported pandas, so half a second of a trainer's start is saved. False if pandas is already
+    loaded.
     """
     if "pandas" in sys.modules:
         return False
@@ -159,13 +153,15 @@ def let_pandas_wait() -> bool:
 
 
 def let_others_go_on() -> bool:
-    """Ask Linux not to stop a running thread when one of this process wakes up (``SCHED_BATCH``).
+    """Ask Linux not to stop a running thread when a thread of this process wakes up (``SCHED_BATCH``).
 
-    A message that arrives would else interrupt who is at work on another one, whose data is in the cache. Measured with
-    64 MB: 5 % less time for a step. Threads that are started later inherit it. Who wakes up waits for a slice of a
-    busy processor's time at most, a few milliseconds: where others keep all processors busy, 5 % more time.
+    A message that arrives would otherwise interrupt a thread that works on another one, whose data is in the cache.
+    Measured with 64 MB: 5 % less time for a step. Threads that are started later inherit the policy. A thread that
+    wakes up waits at most for a slice of a busy processor's time, a few milliseconds: 5 % more time for a step if other
+    processes keep all processors busy.
 
-    False: not on Linux, not allowed, or the process was given a policy of its own.
+    Returns:
+        False if this is not Linux, if it is not allowed, or if the process was given a policy of its own.
     """
     try:
         if os.sched_getscheduler(0) != os.SCHED_OTHER:
@@ -177,7 +173,7 @@ def let_others_go_on() -> bool:
 
 
 def set_grpc_experiments() -> bool:
-    """Put gRPC's experiments into the environment; False when gRPC is loaded already without any."""
+    """Put gRPC's experiments into the environment. False if gRPC is already loaded without any."""
     if os.environ.get(GRPC_EXPERIMENTS):
         return True
     if "pyarrow._flight" in sys.modules:
@@ -187,7 +183,7 @@ def set_grpc_experiments() -> bool:
 
 
 def _let_flight_read(more: str) -> None:
-    """Have pyarrow's gRPC read its experiments now, with these besides; it does so when its first client is made."""
+    """Have pyarrow's gRPC read its experiments now, with ``more``, by making its first client."""
     usual = os.environ[GRPC_EXPERIMENTS]
     os.environ[GRPC_EXPERIMENTS] = f"{usual},{more}"
     try:

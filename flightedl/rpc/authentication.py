@@ -110,6 +110,14 @@ def place_of(directory: str, role: Role) -> Path:
     return own if own.is_dir() else Path(directory)
 
 
+def pem_files_of(directory: str, role: Role) -> tuple[Path, Path, Path] | None:
+    """Return the paths of a role's authorities, certificate and key. None without a directory."""
+    if not directory:
+        return None
+    ca, cert, key = (place_of(directory, role) / name for name in FILES)
+    return ca, cert, key
+
+
 def _read_pem(path: Path) -> bytes:
     data = read_file(path, "FLIGHTEDL_TLS_DIR")
     if b"-----BEGIN " not in data:

@@ -20,7 +20,7 @@ from flightedl.curves.tensorboard import EventFile
 from flightedl.curves.terminal import chart
 from flightedl.curves.vector import svg
 from flightedl.errors import DataError, NotFoundError, UsageError
-from flightedl.launch.pictures import keep_curves
+from flightedl.launch.results import keep_curves
 from flightedl.testing.clock import FakeClock
 from flightedl_tools.main import run_command_line
 

@@ -18,8 +18,7 @@ import yaml
 from flightedl.config import ENVIRONMENT_PREFIX, MasterSettings, PserverSettings, TrainerSettings, tuned_environment
 from flightedl.errors import UsageError
 from flightedl.launch.kubernetes import one_pod
-from flightedl.launch.kubernetes.objects import render
-from flightedl.launch.kubernetes.places import require_common_place
+from flightedl.launch.kubernetes.objects import render, require_common_place
 from flightedl.launch.kubernetes.values import ClusterJob, Resources, Scaling
 from flightedl_tools import manifests
 

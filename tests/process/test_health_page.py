@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from flightedl.errors import UsageError
-from flightedl.process.health_page import STANDS_STILL_S, Health, HealthPage
+from flightedl.process.health_page import STANDS_STILL_S, Health
+from flightedl.process.http_page import HttpPage
 from flightedl.testing.clock import FakeClock
 
 
@@ -48,8 +49,8 @@ def test_a_loop_that_stands_still_is_not_alive(health: Health, fake_clock: FakeC
 
 
 @pytest.fixture
-def page(health: Health) -> Iterator[HealthPage]:
-    with contextlib.closing(HealthPage("127.0.0.1", 0, health)) as served:
+def page(health: Health) -> Iterator[HttpPage]:
+    with contextlib.closing(HttpPage("health page", "127.0.0.1", 0, health.page)) as served:
         yield served
 
 
@@ -60,7 +61,7 @@ def get(port: int, path: str, method: str = "GET") -> tuple[int, str]:
         return reply.status, reply.read().decode()
 
 
-def test_the_page_answers_what_the_process_says(page: HealthPage, health: Health) -> None:
+def test_the_page_answers_what_the_process_says(page: HttpPage, health: Health) -> None:
     assert get(page.port, "/started") == (503, "starting\n")
     health.goes_round("it serves", is_ready=True)
     assert get(page.port, "/ready") == (200, "it serves\n")
@@ -68,7 +69,7 @@ def test_the_page_answers_what_the_process_says(page: HealthPage, health: Health
     assert get(page.port, "/ready", "POST")[0] == 501
 
 
-def test_many_silent_connections_take_no_more_threads_than_a_few(page: HealthPage) -> None:
+def test_many_silent_connections_take_no_more_threads_than_a_few(page: HttpPage) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(40):
             stack.enter_context(socket.create_connection(("127.0.0.1", page.port), timeout=5))
@@ -76,6 +77,6 @@ def test_many_silent_connections_take_no_more_threads_than_a_few(page: HealthPag
             get(page.port, "/live")
 
 
-def test_a_port_that_is_taken_is_one_sentence(page: HealthPage, health: Health) -> None:
+def test_a_port_that_is_taken_is_one_sentence(page: HttpPage, health: Health) -> None:
     with pytest.raises(UsageError, match="health page cannot be served"):
-        HealthPage("127.0.0.1", page.port, health)
+        HttpPage("health page", "127.0.0.1", page.port, health.page)

@@ -14,8 +14,9 @@ from flightedl.adapters.instruments import PrometheusInstruments
 from flightedl.errors import NotReadyError
 from flightedl.ports import Measure
 from flightedl.process import http_page
-from flightedl.process.http_page import HttpPage, PatientPage
+from flightedl.process.http_page import HttpPage, patient_page
 from flightedl.process.metrics_page import Figure, Figures, Metrics
+from flightedl.testing.contracts.coordinator import eventually
 from flightedl.testing.processes import free_port
 
 WAIT = Measure("wait_seconds", "Waits.", (0.1, 1.0))
@@ -101,11 +102,15 @@ def test_a_port_that_is_taken_is_tried_again(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(http_page, "_AGAIN_S", 0.01)
     metrics = Metrics(LABELS, dict)
     first = HttpPage("page", "127.0.0.1", 0, metrics.page)
-    second = PatientPage("page", "127.0.0.1", first.port, metrics.page)
-    with contextlib.closing(second):
-        assert second._page is None
+    opened: list[HttpPage] = []
+
+    def open_again() -> HttpPage:
+        opened.append(HttpPage("page", "127.0.0.1", first.port, metrics.page))
+        return opened[0]
+
+    with patient_page(open_again):
+        assert not opened
         first.close()
-        assert second._thread is not None
-        second._thread.join(5)
+        eventually(lambda: opened)
         with urllib.request.urlopen(f"http://127.0.0.1:{first.port}/metrics", timeout=5) as reply:
             assert reply.status == 200

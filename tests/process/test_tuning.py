@@ -29,8 +29,7 @@ def run(program: str, **environment: str) -> str:
 REPORT = """
 import os
 from flightedl.process import tuning as process_tuning
-report = process_tuning.apply()
-print(report.is_allocator_tuned, report.is_grpc_tuned, os.environ.get("GRPC_EXPERIMENTS"))
+print(*process_tuning.apply(), os.environ.get("GRPC_EXPERIMENTS"))
 """
 EXPERIMENTS = "tcp_frame_size_tuning,tcp_rcv_lowat"
 

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from flightedl.adapters.certificates import Member, create
-from flightedl.process.http_page import HttpPage, TlsFiles
+from flightedl.process.http_page import HttpPage
 from flightedl.process.metrics_page import Figure, Metrics
+from flightedl.rpc.authentication import Role, pem_files_of
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def port(places: Path) -> Iterator[int]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         free = int(listener.getsockname()[1])
     metrics = Metrics({"job": "demo"}, lambda: {"x": Figure("X.", 1.0)})
-    tls = TlsFiles(*(str(places / "server" / name) for name in ("ca.pem", "cert.pem", "key.pem")))
+    tls = pem_files_of(str(places), Role.SERVER)
     with contextlib.closing(HttpPage("page", "127.0.0.1", free, metrics.page, tls)):
         yield free
 

@@ -1,7 +1,7 @@
 """A job on Kubernetes: which objects it is made of, and how it is submitted, watched, scaled and ended.
 
-What is written here is the only source of the objects: ``flightedl submit`` applies what is rendered, the kustomize
-base and components in ``deploy/`` are written from it, and tests compare each overlay with it.
+This package is the only source of the objects: ``flightedl submit`` applies them, the kustomize base and components in
+``deploy/`` are written from it, and tests compare each overlay with it.
 
 Pure, values in and objects out:
 
@@ -10,7 +10,7 @@ Pure, values in and objects out:
 * ``pods``: building blocks of these objects, such as a pod with one container.
 * ``templates``: pod templates of users, merged into these pods.
 * ``etcd_members``: an etcd of the job's own. ``one_pod``: a whole job in one pod.
-* ``network``: network policies. ``places``: stores outside of the job.
+* ``network``: network policies.
 * ``views``: labels, and the state of a job by its objects on the cluster.
 
 With a cluster (``ports.Cluster``):

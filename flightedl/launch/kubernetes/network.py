@@ -1,14 +1,15 @@
 """Network policies of a job. They forbid every connection that is not named here.
 
-A stranger's request would be in a server's memory before it could be refused, so that TLS alone does not keep one from
-being troubled. A network that knows no policies ignores these objects.
+A stranger's request is in a server's memory before it can be refused, so TLS alone does not protect a server from
+strangers. A network without support for policies ignores these objects.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import Any
 
-from flightedl.launch.kubernetes.places import ports_of
 from flightedl.launch.kubernetes.pods import Object, labels, make
 from flightedl.launch.kubernetes.values import (
     ETCD_HEALTH_PORT,
@@ -19,12 +20,14 @@ from flightedl.launch.kubernetes.values import (
     ClusterJob,
 )
 
-#: Whose pods may read figures: the namespace of this name.
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_URL = re.compile(r"(?P<scheme>[a-z0-9+]+)://[^/?#]*?(:(?P<port>[0-9]{1,5}))?([/?#]|$)")
+#: Namespace whose pods may read the figures.
 _MONITORING = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
 
 
 def policies(job: ClusterJob) -> list[Object]:
-    """For all pods of a job."""
+    """Return the policies of all pods of a job."""
     members = {"podSelector": {"matchLabels": labels(job)}}
     found = [
         _policy(job, "deny", labels(job), ingress=[], egress=[]),
@@ -47,7 +50,7 @@ def policies(job: ClusterJob) -> list[Object]:
 
 
 def etcd_policy(job: ClusterJob) -> Object:
-    """For the members of an etcd of the job's own."""
+    """Return the policy of the members of the job's own etcd."""
     members = {"podSelector": {"matchLabels": labels(job)}}
     peers = {"podSelector": {"matchLabels": labels(job, "etcd")}}
     ingress = [
@@ -59,7 +62,7 @@ def etcd_policy(job: ClusterJob) -> Object:
 
 
 def _ways_out(job: ClusterJob) -> list[Object]:
-    """Names, each other, stores by HTTPS (also the cluster's API, for the autoscaler).
+    """Return the rules of outgoing connections: DNS, the job's pods, and stores (and the cluster's API) by HTTPS.
 
     The last rule is for the machine's own service, which has the credentials of its role in a cloud.
     """
@@ -69,6 +72,12 @@ def _ways_out(job: ClusterJob) -> list[Object]:
         {"ports": [_tcp(443), _tcp(6443)]},
         {"to": [{"ipBlock": {"cidr": "169.254.0.0/16"}}], "ports": [_tcp(80), _tcp(988)]},
     ]
+
+
+def ports_of(texts: Iterable[str]) -> set[int]:
+    """Return the ports of all texts that are URLs of HTTP, or of another scheme with a port."""
+    urls = filter(None, map(_URL.match, texts))
+    return {int(url["port"] or _DEFAULT_PORTS.get(url["scheme"], 0)) for url in urls} - {0}
 
 
 def _tcp(port: int) -> Object:

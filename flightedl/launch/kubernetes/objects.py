@@ -22,8 +22,9 @@ The autoscaler is a Deployment of one. It may read and change the trainers' Job,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import PurePosixPath
 
-from flightedl.errors import EXIT_JOB_FAILED, EXIT_START_AGAIN, EXIT_USAGE
+from flightedl.errors import EXIT_JOB_FAILED, EXIT_START_AGAIN, EXIT_USAGE, UsageError
 from flightedl.launch.kubernetes.etcd_members import etcd
 from flightedl.launch.kubernetes.network import etcd_policy, policies
 from flightedl.launch.kubernetes.pods import (
@@ -53,7 +54,7 @@ from flightedl.launch.kubernetes.values import (
     Resources,
     Scaling,
 )
-from flightedl.launch.kubernetes.views import QUEUE
+from flightedl.launch.kubernetes.views import QUEUE, component_of
 from flightedl.launch.policy import EXIT_TERMINATED
 
 #: Seconds after SIGTERM, beyond the drain, for closing on a busy machine.
@@ -89,6 +90,31 @@ def owned(objects: Sequence[Object], owner: Object, uid: str) -> list[Object]:
         "blockOwnerDeletion": False,
     }
     return [each | {"metadata": each["metadata"] | {"ownerReferences": [reference]}} for each in objects]
+
+
+def require_common_place(checkpoint: str, objects: Sequence[Object]) -> None:
+    """Check that checkpoints at a path would outlive the pods that write them.
+
+    Raises:
+        UsageError: a master or pserver has no volume at that path, or one that goes with its pod.
+    """
+    scheme, _, path = checkpoint.rpartition("://")
+    if scheme not in {"", "file", "local", "memory"} or not checkpoint:
+        return
+    for each in objects:
+        if each["kind"] == "Deployment" and component_of(each) in {"master", "pserver"}:
+            spec = each["spec"]["template"]["spec"]
+            lost = {volume["name"] for volume in spec["volumes"] if "emptyDir" in volume}
+            kept = [
+                mount["mountPath"]
+                for mount in spec["containers"][0]["volumeMounts"]
+                if mount["name"] not in lost and not mount.get("readOnly")
+            ]
+            if scheme == "memory" or not any(PurePosixPath(path).is_relative_to(mount) for mount in kept):
+                raise UsageError(
+                    f"checkpoints at {checkpoint} would be lost with each pod: name a store, such as s3://bucket/name, "
+                    "or a path on a volume of all masters and pservers (--volume CLAIM:PATH)"
+                )
 
 
 def _trainers(job: ClusterJob) -> Object:

@@ -1,6 +1,6 @@
-"""The loop that looks at a job and has trainers added and removed: what it sees, and what it does about it.
+"""The loop that looks at a job and has trainers added and removed.
 
-It keeps nothing: a loop that is started again begins from the count that is there, and measures again.
+It stores nothing: a loop that is started again begins from the present count, and measures again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Read = Callable[[], StatusReply]
 
 
 def look(cluster: Cluster, job: str, read: Read) -> Seen | None:
-    """How the job stands; None: it has ended.
+    """Return the figures that scaling decides on. None if the job has ended.
 
     Raises:
         FlightedlError: the cluster or the master does not answer.
@@ -62,7 +62,7 @@ def run(
             wish = scaling.look(seen, clock.now())
             said = _carry_out(cluster, job, seen, wish, say, said)
         except FlightedlError as error:
-            # Nothing is changed by one who does not see.
+            # Without figures nothing is changed.
             if str(error) != said:
                 say(str(error))
             said = str(error)

@@ -21,13 +21,13 @@ _DAYS = 365
 
 
 def secret_names(job: ClusterJob) -> list[str]:
-    """Those that pods of the job wait for."""
+    """Return the names of the Secrets that pods of the job wait for."""
     roles = [Role.SERVER, Role.TRAINER, *([Role.READER] if job.scaling else []), *([ETCD] if job.own_etcd else [])]
     return [job.name(role) for role in roles] if job.tls else []
 
 
 def make_secrets(job: ClusterJob) -> list[Object]:
-    """New certificates.
+    """Make new certificates, as Secrets.
 
     Raises:
         UsageError: the package that makes them is not installed.

@@ -1,9 +1,9 @@
 """Brings a job to a cluster, takes it away again, and changes how many trainers it has.
 
-The trainers' Job is created first, suspended and marked as incomplete: it owns everything else, whose owner has to
-exist before. The mark goes when everything is there, and the Job goes on, or gets the label of its queue, which then
-decides. A submission that fails or is interrupted deletes its Job, and the
-cluster then collects what the Job owned; a mark that stays tells the next submission that this one was killed.
+The trainers' Job is created first, suspended and marked as incomplete, because an owner has to exist before the
+objects that it owns. When everything is there, the mark is removed, and the Job is resumed or gets the label of its
+queue, which then decides. A submission that fails or is interrupted deletes its Job, and the cluster then collects the
+objects that the Job owned; a mark that stays tells the next submission that this one was killed.
 
 The cluster collects in the background, by UID: an object that is applied again under its old name may still be deleted.
 So a job begins when everything of its predecessor is gone.
@@ -22,9 +22,9 @@ from flightedl.launch.kubernetes.views import INSTANCE, QUEUE, JobView, labels_o
 from flightedl.ports import Clock, Cluster
 
 _POLL_S = 0.5
-#: How long the objects of a job may take to go: the longest grace period of its pods, and the collector.
+#: Most seconds until the objects of a job are gone: the longest grace period of its pods, and the collector.
 _GONE_S = 180.0
-#: How long another submission of the same name may take; after that it was killed.
+#: Most seconds that another submission of the same name takes; after that it counts as killed.
 _SUBMITTING_S = 15.0
 #: Annotation of a Job whose other objects are not all there.
 INCOMPLETE = "flightedl/incomplete"
@@ -70,7 +70,7 @@ def submit(cluster: Cluster, objects: Sequence[Object], clock: Clock) -> None:
 
 
 def _make_room(cluster: Cluster, job: str, clock: Clock) -> None:
-    """Remove what is left of a job of this name that has ended, or whose submission was killed.
+    """Remove the objects of a job of this name that has ended, or whose submission was killed.
 
     Raises:
         UsageError: the job runs, or has objects that no Job owns.
@@ -95,7 +95,7 @@ def _make_room(cluster: Cluster, job: str, clock: Clock) -> None:
 
 
 def scale(cluster: Cluster, job: str, trainers: int) -> JobView:
-    """Have so many trainers from now on; those that are too many hand back what they hold.
+    """Change the number of trainers. Trainers that have to go hand back their work.
 
     Raises:
         NotFoundError: there is no such job.
@@ -113,8 +113,8 @@ def cancel(cluster: Cluster, job: str, clock: Clock, *, at_once: bool = False) -
     Returns when all objects of the job are gone.
 
     Args:
-        cluster: Where it runs.
-        job: Its name.
+        cluster: The job's cluster.
+        job: The job's name.
         clock: Paces the waiting.
         at_once: Do not wait for a last checkpoint.
 
@@ -125,7 +125,7 @@ def cancel(cluster: Cluster, job: str, clock: Clock, *, at_once: bool = False) -
     if known is None and not cluster.list(kinds, labels_of(job)):
         raise _unknown(job)
     if known is not None and not at_once and not view_of(known).is_finished:
-        # It would see to it that there are trainers again.
+        # It would add trainers again.
         cluster.delete("Deployment", f"{job}-autoscaler")
         cluster.patch("Job", _name(job), {"spec": {"parallelism": 0}})
         _wait_for_the_end_of(cluster, job, "trainer", clock)
@@ -135,7 +135,7 @@ def cancel(cluster: Cluster, job: str, clock: Clock, *, at_once: bool = False) -
 
 
 def find(cluster: Cluster, job: str) -> JobView:
-    """The job of a name. NotFoundError: there is none."""
+    """Return the job of a name. Raises NotFoundError if there is none."""
     found = _job(cluster, job)
     if found is None:
         raise _unknown(job)
@@ -143,7 +143,7 @@ def find(cluster: Cluster, job: str) -> JobView:
 
 
 def _remove(cluster: Cluster, job: str, kinds: str, clock: Clock) -> None:
-    """Delete a job's Job and all objects that nobody owns, and wait until all objects are gone."""
+    """Delete a job's Job and all objects without an owner, and wait until all objects are gone."""
 
     def left() -> list[dict[str, Any]]:
         found = cluster.list(kinds, labels_of(job))

@@ -55,13 +55,13 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """That a loop in the cluster adds and removes trainers; see ``domain.scaling``."""
+    """Settings of the loop in the cluster that adds and removes trainers; see ``domain.scaling``."""
 
     minimum: int = 1
     maximum: int = 10
-    #: A further trainer has to bring this part of what the present ones bring on average.
+    #: Part of the present trainers' average rate that a further one has to bring.
     worth: float = 0.5
-    #: What one trainer costs in an hour, and what all of them may; 0: without a limit.
+    #: Cost of one trainer in an hour, and limit of the cost of all; 0: no limit.
     hourly_cost: float = 0.0
     hourly_limit: float = 0.0
 
@@ -83,15 +83,15 @@ class ClusterJob:
     spares: int = 1
     #: One leads, the others stand by.
     masters: int = 2
-    #: URL; empty: none are kept, and a pserver that dies begins the model again.
+    #: URL. Empty: no checkpoints are kept, and a pserver that dies begins the model again.
     checkpoint: str = ""
     #: Go on from the newest checkpoint: "true", "auto" (if there is one) or empty.
     resume: str = ""
-    #: host:port of an etcd that is there already; empty: one of the job's own with so many members (0: somebody else
-    #: adds it under the same name).
+    #: ``host:port`` of a running etcd. Empty: the job has an etcd of its own.
     etcd: str = ""
+    #: Members of the job's own etcd; 0 if another tool adds it under the same name.
     etcd_members: int = 1
-    #: Image of these members; empty: the job's for one member, which has Debian's etcd, else upstream's.
+    #: Image of these members. Empty: the job's image for one member, which has Debian's etcd, otherwise upstream's.
     etcd_image: str = ""
     #: Certificates from the Secrets JOB-server, JOB-trainer, JOB-reader and, for an etcd of its own, JOB-etcd.
     tls: bool = True
@@ -110,15 +110,15 @@ class ClusterJob:
     queue: str = ""
     #: Crashes of trainers until the job has failed.
     backoff_limit: int = 6
-    #: Seconds after which the job has failed; 0: it may take as long as it wants.
+    #: Seconds after which the job has failed; 0: no limit.
     deadline_s: int = 0
     #: Further settings of all processes, by variable.
     variables: Mapping[str, str] = field(default_factory=dict)
-    #: How long the finished job stays, with its servers, until it is removed.
+    #: Seconds for which the finished job stays, with its servers, until it is removed.
     keep_s: int = 600
-    #: After how long of SIGTERM a server ends at last, if a checkpoint takes so long.
+    #: Most seconds after SIGTERM that a server takes for a last checkpoint.
     drain_s: int = 30
-    #: How long a server has to be ready before the next one is replaced: a spare that takes an index shows by then.
+    #: Seconds for which a server has to be ready before the next one is replaced. A spare has taken an index by then.
     settled_s: int = 5
 
     def __post_init__(self) -> None:
@@ -146,7 +146,7 @@ class ClusterJob:
             raise UsageError("either with certificates or without them: not both")
 
     def name(self, part: str) -> str:
-        """The name of an object of this job."""
+        """Return the name of an object of this job."""
         return f"{self.job}-{part}"
 
     @property
@@ -165,7 +165,7 @@ class ClusterJob:
         return self.etcd or f"{self.name('etcd')}:{ETCD_PORT}"
 
     def settings(self) -> dict[str, str]:
-        """The variables that all processes share."""
+        """Return the variables that all processes share."""
         found: dict[str, Any] = {
             "FLIGHTEDL_ETCD": self.etcd_address,
             "FLIGHTEDL_JOB": self.job,
@@ -185,9 +185,9 @@ class ClusterJob:
         return {name: str(value) for name, value in found.items()} | dict(self.variables)
 
 
-#: Where each pod has the certificate of its role.
+#: Directory with the certificate of a pod's role.
 CERTIFICATES = "/etc/flightedl/certificates"
-#: Where the code of a ConfigMap is.
+#: Directory with the code of a ConfigMap.
 CODE = "/code"
-#: Where a process may write: the rest of its file system is read-only.
+#: Directory to which a process may write: the rest of its file system is read-only.
 WORK = "/work"

@@ -37,7 +37,7 @@ class JobView:
     active: int
     #: Pods of trainers that crashed.
     failed: int
-    #: Why it has ended as it has: "", "Complete", or a reason of failure with its message.
+    #: "Complete", or the reason of its failure with a message; empty while it runs.
     ended: str = ""
     is_failed: bool = False
     created_at: str = ""
@@ -51,7 +51,7 @@ class JobView:
 
     @property
     def state(self) -> str:
-        """In a word."""
+        """The state in a word."""
         if self.is_finished:
             return "failed" if self.is_failed else "done"
         if not self.wanted:
@@ -60,7 +60,7 @@ class JobView:
 
 
 def view_of(found: Object) -> JobView:
-    """A Job of trainers as a job."""
+    """Return the job that a Job of trainers stands for."""
     spec, status, metadata = found["spec"], found.get("status", {}), found["metadata"]
     ended, is_failed = "", False
     for condition in status.get("conditions", []):
@@ -82,7 +82,7 @@ def view_of(found: Object) -> JobView:
 
 
 def outcome_of(view: JobView, pods: Sequence[Object]) -> Outcome | None:
-    """How a job has ended, as far as its Job and the trainers' pods tell; None: it has not."""
+    """Return how a job has ended, by its Job and its trainers' pods. None if it has not."""
     if not view.is_finished:
         return None
     if not view.is_failed:
@@ -114,7 +114,7 @@ def has_output(pod: Object) -> bool:
 
 
 def component_of(pod: Object) -> str:
-    """The part of a job that a pod belongs to."""
+    """Return the part of a job that a pod belongs to."""
     return str(pod["metadata"].get("labels", {}).get(_COMPONENT, ""))
 
 
@@ -138,7 +138,7 @@ def obstacles(view: JobView, pods: Sequence[Object], events: Sequence[Object]) -
 
 
 def waits_for(pod: Object) -> str:
-    """Why a pod does not run yet, if its machine or the cluster says so; empty: nobody does."""
+    """Say why a pod does not run yet. Empty if neither its machine nor the cluster says so."""
     status = pod.get("status", {})
     for container in status.get("containerStatuses", []):
         waiting = container.get("state", {}).get("waiting")

@@ -1,7 +1,7 @@
 """Waits for a job on a cluster: its progress, the output of its trainers, and how it ends.
 
-What the master says of the job is asked for in a master's pod, by ``flightedl status``: no port is opened for that, and
-whoever may not run anything in pods sees less, but waits as well. Output is followed by one thread for each pod.
+The job's status comes from ``flightedl status`` in a master's pod, so no port has to be open. A user who may not run
+commands in pods sees less, but can wait as well. One thread for each pod follows its output.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from flightedl.ports import Clock, Cluster
 _STATUS_TIMEOUT_S = 10.0
 #: Pods whose output is followed at the same time.
 _FOLLOWED_LIMIT = 20
-#: How often the cluster may fail to answer in a row.
+#: Most failures of the cluster to answer in a row.
 _PATIENCE = 30
 #: Seconds between two looks at the events of the namespace, which may be many.
 _EVENTS_EVERY_S = 10.0
 
-#: Is told a pod's name and lines of its output.
+#: Receives a pod's name and lines of its output.
 OnLines = Callable[[str, Sequence[str]], None]
 
 
 @dataclass(slots=True)
 class Followers:
-    """Follows the output of pods as they come. To be closed."""
+    """Follows the output of pods as they come, until it is closed."""
 
     cluster: Cluster
     on_lines: OnLines
@@ -71,7 +71,7 @@ class Followers:
             self.on_lines(name, [line])
 
     def close(self, wait_s: float = 0.0) -> None:
-        """Follow no more; what has been said already may take some time to come."""
+        """Follow no more. Output that was already written gets ``wait_s`` for each pod to arrive."""
         for thread in self._threads.values():
             thread.join(wait_s)
         self._open.close()
@@ -96,15 +96,15 @@ def wait(
     *,
     keeps_checkpoints: bool,
 ) -> tuple[Outcome, StatusReply | None]:
-    """Wait until a job has ended; how it did, and what its master said last.
+    """Wait until a job has ended. Returns how it ended, and its master's last status.
 
     Args:
-        cluster: Where it runs.
-        job: Its name.
-        clock: Paces the asking.
-        on_progress: Is told the job, what its master says, and what keeps pods from starting, each time it was asked.
-        poll_s: How often to ask.
-        keeps_checkpoints: Whether the job was to write some.
+        cluster: The job's cluster.
+        job: The job's name.
+        clock: Paces the requests.
+        on_progress: Receives the job, its master's status, and the obstacles that keep pods from starting.
+        poll_s: Seconds between two looks.
+        keeps_checkpoints: True if the job should have written checkpoints.
     """
     newest: StatusReply | None = None
     failures = 0

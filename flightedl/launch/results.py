@@ -1,0 +1,55 @@
+"""Results that a run leaves behind: its curves as a picture, and its last checkpoint in words.
+
+The modules for them are imported when the job is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from flightedl.errors import FlightedlError, NotFoundError
+
+PICTURE = "metrics.svg"
+
+
+def keep_curves(directory: Path) -> Iterator[str]:
+    """Write all logged points and a picture of their curves, and yield messages about them. Nothing without points."""
+    from flightedl.curves.drawing import draw
+    from flightedl.curves.files import read_points, write_whole
+    from flightedl.curves.merging import LABELS, by_name, curves_of
+    from flightedl.process.tuning import let_pandas_wait
+
+    try:
+        points = read_points(directory)
+        let_pandas_wait()
+        write_whole(directory, points)
+        curves = curves_of(points)
+        draw(directory / PICTURE, by_name({directory.name: curves}), x_label=LABELS["records"])
+        yield f"curves of {', '.join(curves)} are in {directory / PICTURE}"
+    except NotFoundError:
+        return
+    except (FlightedlError, OSError) as error:
+        yield f"what was logged is in {directory}, but there is no picture of it: {error}"
+
+
+def last_checkpoint(url: str, job: str) -> str:
+    """Say which checkpoint of a job is the newest and how much of the data it has. Empty if there is none."""
+    from flightedl.coordination.checkpoint_places import job_storage
+    from flightedl.domain.checkpoint.manifest import Manifest
+    from flightedl.domain.queue.storage import progress_of
+    from flightedl.formats.checkpoint_files import found_checkpoints
+
+    storage = job_storage(url, job)
+    assert storage is not None, "a job with a checkpoint URL has a storage"
+    try:
+        found = next((each for each in found_checkpoints(storage, job) if isinstance(each, Manifest)), None)
+        if found is None:
+            return ""
+        which = f"checkpoint c-{found.number} at {storage.url}"
+        if found.stored_queue is None:
+            return which
+        epoch, done, total = progress_of(found.stored_queue)
+    except FlightedlError as error:
+        return f"the last checkpoint at {storage.url} cannot be read now ({error})"
+    return f"{which} has {done} of {total} tasks of epoch {epoch + 1}"
