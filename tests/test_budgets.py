@@ -20,7 +20,7 @@ ROOT = Path(flightedl.__file__).resolve().parent.parent
 BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
     "domain": (18_253, 16_000, ("flightedl/domain",)),
     "client, torch": (9_192, 8_000, ("flightedl/client", "flightedl/torch")),
-    "pserver, kernels": (9_038, 8_000, ("flightedl/pserver", "flightedl/kernels")),
+    "pserver, kernels": (8_950, 8_000, ("flightedl/pserver", "flightedl/kernels")),
     "rpc, wire, messages": (5_570, 4_500, ("flightedl/rpc", "flightedl/wire", "flightedl/messages")),
     "master, coordination, adapters, process": (
         8_150,

@@ -2,7 +2,8 @@
 
 Pservers load it; a trainer needs ``half_precision``, and ``compiled_distinct`` if it has tables.
 
-* ``compiled`` compiles ``rules`` (every optimizer's update as a loop) and ``blocks`` (sums, checks, 16-bit conversion).
+* ``rules`` has every optimizer's update of one element. ``compiled`` compiles ``blocks`` (updates built of rules,
+  sums, checks, 16-bit conversion).
 * ``compiled_rows`` compiles ``rows`` (reads and pushes of embedding tables), ``row_updates`` (their updates, by
   ``row_rules``) and ``row_cuts`` (what checkpoints need). How rows lie is in ``row_records``, how they are found in
   ``row_index``, how one call goes through many tables in ``row_handles``; ``intrinsics`` are instructions that numba

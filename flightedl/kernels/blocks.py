@@ -1,23 +1,73 @@
-"""Loops over one received block that are no update rule, for numba to compile: sums, checks and 16-bit conversion.
+"""Loops over one received block, for numba to compile: updates, sums, checks and 16-bit conversion.
 
-See ``flightedl.kernels.rules`` for what keeps such loops fast. 16-bit floats come as their bits, because NumPy
-has no bfloat16: pass ``array.view(np.uint32)`` for float32.
+``flightedl.kernels.rules`` says what keeps such loops fast. 16-bit floats come as their bits, because NumPy has no
+bfloat16: pass ``array.view(np.uint32)`` for float32.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from flightedl.kernels.rules import averaged, constants_in, update_element
 from flightedl.kernels.subnormals import flush_subnormals, restore_subnormals
 
 Floats = npt.NDArray[Any]
+Loop = Callable[..., Any]
 
 #: Elements that are converted in several passes while they are in the cache.
 _PIECE = 1024
 _TWO_TO_112 = np.float32(2.0**112)
+
+
+@cache
+def loop_of(rule: Loop, get: Loop, put: Loop) -> Loop:
+    """The update of a block by a rule of one element, see ``rules``."""
+
+    def update(w: Floats, gradient: Floats, slots: Any, constants: Floats) -> None:
+        state = flush_subnormals()
+        c = constants_in(constants)
+        for i in range(w.size):
+            update_element(w, 0, gradient, 0, i, slots, 0, 0, c, rule, get, put)
+        restore_subnormals(state)
+
+    return update
+
+
+def lamb(w: Floats, gradient: Floats, slots: Any, constants: Floats) -> None:
+    """Update a block by LAMB, in two passes; its constants are those of ``rules.adam``, the rate without a correction.
+
+    Compiled with reassociation, because its sums do not vectorize otherwise.
+    """
+    state = flush_subnormals()
+    average, square_average = slots
+    k = constants_in(constants)
+    values_square = np.float64(0.0)
+    direction_square = np.float64(0.0)
+    for i in range(w.size):
+        old = w[i]
+        g = min(max(gradient[i] * k.scale, -k.clip), k.clip)
+        mean = averaged(average[i], g, k.a)
+        average[i] = mean
+        square = k.b * square_average[i] + k.c * g * g
+        square_average[i] = square
+        direction = k.first * mean / (math.sqrt(square) * k.second + k.d) + k.decay * old
+        values_square += np.float64(old) * np.float64(old)
+        direction_square += np.float64(direction) * np.float64(direction)
+    trust = 1.0
+    if values_square > 0 and direction_square > 0:
+        trust = math.sqrt(values_square) / math.sqrt(direction_square)
+    factor = k.rate * w.dtype.type(trust)
+    for i in range(w.size):
+        old = w[i]
+        direction = k.first * average[i] / (math.sqrt(square_average[i]) * k.second + k.d) + k.decay * old
+        w[i] = old - factor * direction
+    restore_subnormals(state)
 
 
 def accumulate_first(total: Floats, gradient: Floats, weight: float) -> None:

@@ -2,7 +2,7 @@
 
 numba is heavy: only pservers import this, and trainers that send 16-bit floats.
 
-Theory. The loops (``rules``, ``blocks``) are compiled for exact argument types: values and slots are
+Theory. The loops (``blocks``, built of ``rules``) are compiled for exact argument types: values and slots are
 C-contiguous, aligned and writable; gradients may be read-only and at any address, as network buffers are. Constants are
 cast to the block's type by those signatures. Kernels are compiled when first asked for, and numba keeps the machine
 code in its cache beside these files, or in ``NUMBA_CACHE_DIR``; where no cache can be written, they are compiled each
@@ -24,7 +24,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -49,7 +49,7 @@ from flightedl.domain.model.optimizers import (
 )
 from flightedl.errors import UsageError
 from flightedl.kernels import blocks as kernels_blocks
-from flightedl.kernels import rules as kernels_rules
+from flightedl.kernels import rules
 
 Floats = npt.NDArray[Any]
 Loop = Callable[..., Any]
@@ -57,7 +57,7 @@ Loop = Callable[..., Any]
 #: Elements that are updated before somebody looks at them: few enough for the cache of one core, with their slots.
 _PIECE = 1 << 16
 #: The only relaxation of arithmetic, for sums: see the loops that need it.
-_REASSOCIATED = frozenset({kernels_rules.lamb, kernels_blocks.all_finite})
+_REASSOCIATED = frozenset({kernels_blocks.lamb, kernels_blocks.all_finite})
 
 
 def _number(dtype: str) -> Any:
@@ -127,21 +127,81 @@ def _stamp() -> int:
     return xxhash.xxh3_64_intdigest(b"".join(file.read_bytes() for file in sources))
 
 
+class Rule(NamedTuple):
+    """An optimizer's rule with its settings."""
+
+    #: Of ``rules``, or LAMB's loop.
+    function: Loop
+    slot_count: int
+    #: From the learning rate: the rule's constants from ``rules.Constants.rate`` on.
+    constants: Callable[[float], tuple[float, ...]]
+
+
+#: (is centered, has momentum) -> rule.
+_RMSPROP = {
+    (False, False): rules.rmsprop,
+    (False, True): rules.rmsprop_momentum,
+    (True, False): rules.rmsprop_centered,
+    (True, True): rules.rmsprop_centered_momentum,
+}
+#: Optimizer of blocks, or of rows element by element -> its rule.
+_RULES: dict[type[Optimizer], Callable[[Any], Rule]] = {
+    SGD: lambda _: Rule(rules.sgd, 0, lambda rate: (rate,)),
+    Delta: lambda _: Rule(rules.sgd, 0, lambda rate: (rate,)),
+    Momentum: lambda o: Rule(rules.nesterov if o.nesterov else rules.momentum, 1, lambda rate: (rate, o.momentum)),
+    Adagrad: lambda o: Rule(rules.adagrad, 1, lambda rate: (rate, o.eps)),
+    Adadelta: lambda o: Rule(rules.adadelta, 2, lambda rate: (rate, o.rho, 1 - o.rho, o.eps)),
+    RMSprop: lambda o: Rule(
+        _RMSPROP[o.centered, o.momentum > 0],
+        1 + o.centered + (o.momentum > 0),
+        lambda rate: (rate, o.alpha, 1 - o.alpha, o.eps, o.momentum),
+    ),
+    Adam: lambda o: Rule(rules.amsgrad if o.amsgrad else rules.adam, 2 + o.amsgrad, adam_constants(o)),
+    Ftrl: lambda o: Rule(rules.ftrl, 2, lambda rate: (1 / rate, o.l1, o.beta, 2 * o.l2)),
+    LAMB: lambda o: Rule(kernels_blocks.lamb, 2, adam_constants(o)),
+}
+_RULES[AdamW] = _RULES[Adam]
+
+
+def adam_constants(optimizer: Any) -> Callable[[float], tuple[float, ...]]:
+    """Return ``Rule.constants`` of Adam and its kin."""
+    rest = 1 - optimizer.beta1, optimizer.beta2, 1 - optimizer.beta2, optimizer.eps
+    return lambda rate: (rate, *rest)
+
+
+def rule_of(optimizer: Optimizer) -> Rule | None:
+    """Return an optimizer's rule; None if blocks have none of its kind."""
+    bind = _RULES.get(type(optimizer))
+    return None if bind is None else bind(optimizer)
+
+
+def constants_of(
+    optimizer: Optimizer,
+    constants: tuple[float, ...],
+    scale: float,
+    corrections: tuple[float, float] = (1.0, 1.0),
+    shrink: float = 1.0,
+) -> tuple[float, ...]:
+    """Return the numbers of ``rules.Constants``; arguments as its fields."""
+    clip = math.inf if optimizer.clip_value is None else optimizer.clip_value
+    decay = 0.0 if isinstance(optimizer, AdamW) else optimizer.weight_decay
+    none = (0.0,) * (5 - len(constants))
+    return (scale, clip, decay, *constants, *none, *corrections, shrink)
+
+
 @dataclass(frozen=True, slots=True)
 class Update:
     """An optimizer's rule, bound to its constants and compiled for one dtype. Call it, see ``__call__``."""
 
     optimizer: Optimizer
-    loop: Loop
-    #: For each slot of the loop, whether this optimizer has it.
-    slots_used: tuple[bool, ...]
-    #: Arrays that a call must give as ``slots``.
-    slot_count: int
-    scalars: Callable[[Any, float, int], tuple[float, ...]]
-    clip: float
-    decay: float
+    rule: Rule
+    dtype: npt.DTypeLike
     #: The loop as machine code.
     code: Any = field(compare=False, repr=False)
+    #: True if the constants depend on the version, by bias corrections.
+    is_corrected: bool
+    #: (rate, scale, version or 0) -> constants of the newest update; most updates have those of the one before.
+    known: dict[tuple[float, float, int], Floats] = field(default_factory=dict, compare=False, repr=False)
 
     def __call__(
         self,
@@ -165,34 +225,49 @@ class Update:
             after_piece: Called with the new values, a piece after the other, while they are in the processor's cache.
         """
         size = values.size
-        if gradient.size != size or len(slots) != self.slot_count:
+        if gradient.size != size or len(slots) != self.rule.slot_count:
             raise ValueError("values and gradient must have the same length, and every slot must be there")
         for slot in slots:
             if slot.size != size:
                 raise ValueError("values and slots must have the same length")
+        optimizer = self.optimizer
         # A plain number in nearly every job; only schedules are asked.
-        rate: float = getattr(self.optimizer, "lr")  # noqa: B009 - every concrete optimizer has it
-        rate = (rate if isinstance(rate, float) else self.optimizer.rate_at(version)) * rate_factor
-        if rate == 0 and isinstance(self.optimizer, Ftrl):
+        rate = getattr(optimizer, "lr", None)
+        rate = (rate if isinstance(rate, float) else optimizer.rate_at(version)) * rate_factor
+        if rate == 0 and isinstance(optimizer, Ftrl):
             if after_piece is not None:
                 after_piece(values)
             return
-        arrays: list[Floats | None] = list(slots)
-        if len(self.slots_used) != self.slot_count:
-            given = iter(slots)
-            arrays = [next(given) if used else None for used in self.slots_used]
-        scalars = self.scalars(self.optimizer, rate, version + 1)
-        if after_piece is None:
-            self.code(values, gradient, *arrays, scale, self.clip, self.decay, *scalars)
-            return
+        key = rate, scale, version if self.is_corrected else 0
+        constants = self.known.get(key)
+        if constants is None:
+            constants = self._constants(*key)
         # LAMB needs norms of the whole.
-        length = size if self.loop is kernels_rules.lamb else _PIECE
-        for start in range(0, size, max(length, 1)):
-            piece = slice(start, start + length)
-            part = values[piece]
-            parts = [None if array is None else array[piece] for array in arrays]
-            self.code(part, gradient[piece], *parts, scale, self.clip, self.decay, *scalars)
-            after_piece(part)
+        if after_piece is None or self.rule.function is kernels_blocks.lamb:
+            self.code(values, gradient, tuple(slots), constants)
+            if after_piece is not None:
+                after_piece(values)
+            return
+        for start in range(0, size, _PIECE):
+            piece = slice(start, start + _PIECE)
+            self.code(values[piece], gradient[piece], tuple(slot[piece] for slot in slots), constants)
+            after_piece(values[piece])
+
+    def _constants(self, rate: float, scale: float, version: int) -> Floats:
+        optimizer = self.optimizer
+        given, corrections, shrink = rate, (1.0, 1.0), 1.0
+        if isinstance(optimizer, Adam | LAMB):
+            first, square = 1 - optimizer.beta1 ** (version + 1), 1 - optimizer.beta2 ** (version + 1)
+            corrections = 1 / first, 1 / math.sqrt(square)
+            if isinstance(optimizer, AdamW):
+                shrink = 1 - rate * optimizer.weight_decay
+            if isinstance(optimizer, Adam):
+                given = rate / first
+        numbers = constants_of(optimizer, self.rule.constants(given), scale, corrections, shrink)
+        found = np.array(numbers, self.dtype)
+        self.known.clear()
+        self.known[rate, scale, version] = found
+        return found
 
 
 def kernel_for(optimizer: Optimizer, dtype: str) -> Update:
@@ -207,77 +282,16 @@ def kernel_for(optimizer: Optimizer, dtype: str) -> Update:
     Raises:
         UsageError: there is no kernel for this optimizer or dtype.
     """
-    bind = _RULES.get(type(optimizer))
-    if bind is None or dtype not in ("float32", "float64"):
+    rule = rule_of(optimizer)
+    if rule is None or dtype not in ("float32", "float64"):
         raise UsageError(f"there is no kernel for {type(optimizer).__name__} on {dtype}")
-    loop, slots_used, scalars = bind(optimizer)
-    decoupled = isinstance(optimizer, AdamW)
-    number = _number(dtype)
-    slots = [_own(dtype) if used else types.none for used in slots_used]
-    numbers = [number] * (3 + len(scalars(optimizer, 1.0, 1)))
-    return Update(
-        optimizer,
-        loop,
-        slots_used,
-        sum(slots_used),
-        scalars,
-        math.inf if optimizer.clip_value is None else optimizer.clip_value,
-        0.0 if decoupled else optimizer.weight_decay,
-        machine_code(loop, types.void(_own(dtype), _received(dtype), *slots, *numbers)),
-    )
-
-
-def _adam_scalars(optimizer: Adam, rate: float, step: int) -> tuple[float, ...]:
-    return (
-        1 - rate * optimizer.weight_decay if isinstance(optimizer, AdamW) else 1.0,
-        rate / (1 - optimizer.beta1**step),
-        1 - optimizer.beta1,
-        optimizer.beta2,
-        1 - optimizer.beta2,
-        1 / math.sqrt(1 - optimizer.beta2**step),
-        optimizer.eps,
-    )
-
-
-def _lamb_scalars(optimizer: LAMB, rate: float, step: int) -> tuple[float, ...]:
-    return (
-        rate,
-        1 - optimizer.beta1,
-        optimizer.beta2,
-        1 - optimizer.beta2,
-        1 / (1 - optimizer.beta1**step),
-        1 / math.sqrt(1 - optimizer.beta2**step),
-        optimizer.eps,
-    )
-
-
-_Rule = tuple[Loop, tuple[bool, ...], Callable[[Any, float, int], tuple[float, ...]]]
-
-#: Loop, slots used, and the loop's scalars from (optimizer, rate, step number from 1).
-_RULES: dict[type[Optimizer], Callable[[Any], _Rule]] = {
-    SGD: lambda _: (kernels_rules.sgd, (), lambda _o, rate, _t: (rate,)),
-    Delta: lambda _: (kernels_rules.sgd, (), lambda _o, rate, _t: (rate,)),
-    Momentum: lambda o: (
-        kernels_rules.nesterov if o.nesterov else kernels_rules.momentum,
-        (True,),
-        lambda o, rate, _t: (rate, o.momentum),
-    ),
-    Adagrad: lambda _: (kernels_rules.adagrad, (True,), lambda o, rate, _t: (rate, o.eps)),
-    Adadelta: lambda _: (kernels_rules.adadelta, (True, True), lambda o, rate, _t: (rate, o.rho, 1 - o.rho, o.eps)),
-    RMSprop: lambda o: (
-        kernels_rules.rmsprop,
-        (True, o.centered, o.momentum > 0),
-        lambda o, rate, _t: (rate, o.alpha, 1 - o.alpha, o.eps, o.momentum),
-    ),
-    Adam: lambda o: (kernels_rules.adam, (True, True, o.amsgrad), _adam_scalars),
-    AdamW: lambda o: (kernels_rules.adam, (True, True, o.amsgrad), _adam_scalars),
-    Ftrl: lambda _: (
-        kernels_rules.ftrl,
-        (True, True),
-        lambda o, rate, _t: (1 / rate, o.l1, o.beta, 2 * o.l2),
-    ),
-    LAMB: lambda _: (kernels_rules.lamb, (True, True), _lamb_scalars),
-}
+    function, count, _ = rule
+    is_whole = function is kernels_blocks.lamb
+    loop = function if is_whole else kernels_blocks.loop_of(function, rules.GETS[count], rules.PUTS[count])
+    own = _own(dtype)
+    slots = types.Tuple((own,) * count)  # type: ignore[no-untyped-call]
+    code = machine_code(loop, types.void(own, _received(dtype), slots, own))
+    return Update(optimizer, rule, np.dtype(dtype), code, isinstance(optimizer, Adam | LAMB))
 
 
 @cache

@@ -17,8 +17,8 @@ from flightedl.domain.model.optimizers import SGD, Adagrad, Adam, Ftrl, Momentum
 from flightedl.domain.model.schedules import Constant
 from flightedl.domain.tables.optimizers import RowAdagrad, RowAdam
 from flightedl.errors import UsageError
-from flightedl.kernels import row_cuts, row_handles, row_records, row_rules, row_updates, rows
-from flightedl.kernels.compiled import machine_code
+from flightedl.kernels import row_cuts, row_handles, row_records, row_rules, row_updates, rows, rules
+from flightedl.kernels.compiled import Rule, adam_constants, constants_of, machine_code, rule_of
 
 Floats = npt.NDArray[np.float32]
 
@@ -91,7 +91,9 @@ _UPDATE = (
     _NUMBERS,
     types.boolean,
 )
-_HALF_REST = (types.boolean, types.boolean, _U64, _FLOATS, _FLOATS, _WORDS)
+_HALF = types.NamedTuple(  # type: ignore[no-untyped-call]
+    [types.boolean, types.boolean, _U64, _FLOATS, _FLOATS, _WORDS], row_updates.Half
+)
 
 
 @cache
@@ -105,32 +107,23 @@ def all_row_kernels() -> list[Callable[..., Any]]:
     return list(_SIGNATURES)
 
 
-@cache
-def _loop(rule: Callable[..., Any]) -> Any:
-    return machine_code(row_updates.loop_of(rule), _I64(*_UPDATE), allocates=False)
+#: What an optimizer's loop is made of, see ``row_updates.loop_of``.
+_Made = tuple[Callable[..., Any], ...]
 
 
 @cache
-def _half_loop(rule: Callable[..., Any]) -> Any:
-    signature = _I64(*_UPDATE, *_HALF_REST)
-    return machine_code(row_updates.half_loop_of(rule), signature, allocates=False)
+def _loop(made: _Made, is_half: bool) -> Any:
+    return machine_code(row_updates.loop_of(*made), _I64(*_UPDATE, _HALF if is_half else types.none), allocates=False)
 
 
-_Rule = tuple[Callable[..., Any], Callable[[Any, float], tuple[float, ...]]]
-
-#: The loop's rule, and its constants from the rate on.
-_RULES: dict[type[Optimizer], Callable[[Any], _Rule]] = {
-    SGD: lambda _: (row_rules.sgd, lambda _o, rate: (rate,)),
-    Momentum: lambda o: (
-        row_rules.nesterov if o.nesterov else row_rules.momentum,
-        lambda o, rate: (rate, o.momentum),
-    ),
-    Adagrad: lambda _: (row_rules.adagrad, lambda o, rate: (rate, o.eps)),
-    RowAdagrad: lambda _: (row_rules.row_adagrad, lambda o, rate: (rate, o.eps)),
-    Adam: lambda _: (row_rules.adam, lambda o, rate: (rate, 1 - o.beta1, o.beta2, 1 - o.beta2, o.eps)),
-    RowAdam: lambda _: (row_rules.row_adam, lambda o, rate: (rate, 1 - o.beta1, o.beta2, 1 - o.beta2, o.eps)),
-    Ftrl: lambda _: (row_rules.ftrl, lambda o, rate: (1 / rate, o.l1, o.beta, 2 * o.l2)),
+#: Rules that need a whole row, or are faster so; others are those of blocks, element by element.
+_RULES: dict[type[Optimizer], Callable[[Any], Rule | None]] = {
+    SGD: lambda _: Rule(row_rules.sgd, 0, lambda rate: (rate,)),
+    RowAdagrad: lambda o: Rule(row_rules.row_adagrad, 1, lambda rate: (rate, o.eps)),
+    RowAdam: lambda o: Rule(row_rules.row_adam, 2, adam_constants(o)),
+    **dict.fromkeys((Momentum, Adagrad, Adam, Ftrl), rule_of),
 }
+_NOTHING: _Made = (row_rules.nothing,)
 _CORRECTIONS_LIMIT = 1 << 18
 
 
@@ -152,7 +145,7 @@ class RowUpdate:
     #: "": float32.
     half: str
     is_stochastic: bool
-    constants: Callable[[Any, float], tuple[float, ...]]
+    rule: Rule
     #: Bias corrections by the number of updates before.
     first: Floats
     second: Floats
@@ -187,25 +180,17 @@ class RowUpdate:
         """
         rate = self.optimizer.rate_at(push.number) * push.rate_factor
         is_frozen = rate == 0 and isinstance(self.optimizer, Ftrl)
-        code = _loop(row_rules.nothing) if is_frozen else self.code
-        constants = self._numbers(1.0 if is_frozen else rate, scales)
+        code = _loop(_NOTHING, False) if is_frozen else self.code
+        numbers = self.rule.constants(1.0 if is_frozen else rate)
+        constants = np.array([constants_of(self.optimizer, numbers, scale) for scale in scales], np.float32)
+        half = None
+        if self.half and not is_frozen:
+            tables = handles.reshape(-1, row_handles.HANDLE_SIZE)[work[:, row_handles.TABLE]]
+            values, box = np.empty(int(tables[:, row_handles.DIM].max()), np.float32), np.empty(1, np.float32)
+            seed = np.uint64(push.seed)
+            half = row_updates.Half(self.half == "bfloat16", self.is_stochastic, seed, values, box, box.view(np.uint32))
         given = (handles, work, ids, gradients, push.version, push.epoch, constants, self.first, self.second)
-        if not self.half or is_frozen:
-            return int(code(*given, missing, is_beside))
-        widest = int(handles.reshape(-1, row_handles.HANDLE_SIZE)[work[:, row_handles.TABLE], row_handles.DIM].max())
-        values, box = np.empty(widest, np.float32), np.empty(1, np.float32)
-        rest = (self.half == "bfloat16", self.is_stochastic, push.seed, values, box, box.view(np.uint32))
-        return int(code(*given, missing, is_beside, *rest))
-
-    def _numbers(self, rate: float, scales: Sequence[float]) -> Floats:
-        """The loop's constants, as ``row_rules.Constants``, of each scale."""
-        optimizer = self.optimizer
-        clip = math.inf if optimizer.clip_value is None else optimizer.clip_value
-        found = (1.0, clip, optimizer.weight_decay, *self.constants(optimizer, rate))
-        known = np.zeros((len(scales), len(row_rules.Constants._fields)), np.float32)
-        known[:, : len(found)] = found
-        known[:, 0] = scales
-        return known
+        return int(code(*given, missing, is_beside, half))
 
 
 def row_update(optimizer: Optimizer, dtype: str, *, is_stochastic: bool) -> RowUpdate:
@@ -215,21 +200,22 @@ def row_update(optimizer: Optimizer, dtype: str, *, is_stochastic: bool) -> RowU
         UsageError: there is none for this optimizer.
     """
     bind = _RULES.get(type(optimizer))
-    if bind is None:
+    rule = None if bind is None else bind(optimizer)
+    if rule is None:
         raise UsageError(f"there is no kernel for rows with {type(optimizer).__name__}")
-    rule, constants = bind(optimizer)
+    made: _Made = (rule.function,)
+    if bind is rule_of:
+        made = (rules.by_element, rule.function, rules.GETS[rule.slot_count], rules.PUTS[rule.slot_count])
     half = "" if dtype == "float32" else dtype
     first = second = np.ones(1)
     if isinstance(optimizer, Adam | RowAdam):
         first, second = _corrections(optimizer.beta1), np.sqrt(_corrections(optimizer.beta2))
         size = max(first.size, second.size)
         first, second = (np.pad(one, (0, size - one.size), constant_values=one[-1]) for one in (first, second))
-    code = _half_loop(rule) if half else _loop(rule)
     if isinstance(optimizer, Ftrl):
-        _loop(row_rules.nothing)
-    return RowUpdate(
-        optimizer, half, is_stochastic, constants, first.astype(np.float32), second.astype(np.float32), code
-    )
+        _loop(_NOTHING, False)
+    corrections = first.astype(np.float32), second.astype(np.float32)
+    return RowUpdate(optimizer, half, is_stochastic, rule, *corrections, _loop(made, bool(half)))
 
 
 def _corrections(beta: float) -> Any:

@@ -1,11 +1,10 @@
-"""The optimizers' rules for rows, 16-bit values, first values and sums of rounds, for numba to compile.
+"""Rules that need a whole row, 16-bit values, first values and sums of rounds, for numba to compile.
 
 The formulas are those of ``flightedl.domain.tables.rules`` and ``domain.model.initial``, in float32. What
 ``flightedl.kernels.rules`` says of constants holds here, too.
 
-A rule is a function of one row: ``w[at:at + dim]`` are its values, ``g[row:row + dim]`` its gradient, ``s[slot:]`` its
-slots, ``c`` its constants, ``first`` and ``second`` the bias corrections of this step. Offsets are unsigned: so no code
-has to ask whether they count from the end.
+A row's rule takes the arguments of ``rules.by_element``, which is one of them. The rest of the optimizers have rules of
+one element; ``row_updates`` makes loops of both kinds.
 """
 
 # ruff: noqa: ARG001 - every rule has the same arguments, for the loop around it
@@ -13,29 +12,17 @@ has to ask whether they count from the end.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from numba.extending import register_jitable
 
 from flightedl.kernels.intrinsics import descend, square_sum
+from flightedl.kernels.rules import averaged, divided, gradient_at
 
 Floats = npt.NDArray[np.float32]
 Records = npt.NDArray[np.int64]
-
-
-class Constants(NamedTuple):
-    """Numbers of an update, all float32; from ``a`` on they are the rule's own."""
-
-    scale: Any
-    clip: Any
-    decay: Any
-    rate: Any
-    a: Any = np.float32(0)
-    b: Any = np.float32(0)
-    c: Any = np.float32(0)
-    d: Any = np.float32(0)
 
 
 _U1, _U3, _U11, _U27, _U30, _U31, _U40 = (np.uint64(n) for n in (1, 3, 11, 27, 30, 31, 40))
@@ -45,17 +32,12 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 @register_jitable(forceinline=True)
-def _gradient(w: Any, at: Any, g: Any, row: Any, i: Any, c: Any) -> Any:
-    return min(max(g[row + i] * c.scale, -c.clip), c.clip) + c.decay * w[at + i]
-
-
-@register_jitable(forceinline=True)
 def _mean_square(w: Any, at: Any, g: Any, row: Any, dim: Any, c: Any) -> Any:
     """In an order that is the same on every machine."""
     eights = dim >> _U3
     total = square_sum(w, np.int64(at), g, np.int64(row), np.int64(eights), c.scale, c.clip, c.decay)
     for i in range(eights << _U3, dim):
-        one = _gradient(w, at, g, row, i, c)
+        one = gradient_at(w, at, g, row, i, c)
         total += one * one
     return total / np.float32(dim)
 
@@ -66,105 +48,48 @@ def _descend(w: Any, at: Any, g: Any, row: Any, dim: Any, c: Any, rate: Any) -> 
     eights = dim >> _U3
     descend(w, np.int64(at), g, np.int64(row), np.int64(eights), c.scale, c.clip, c.decay, rate)
     for i in range(eights << _U3, dim):
-        w[at + i] -= rate * _gradient(w, at, g, row, i, c)
+        w[at + i] -= rate * gradient_at(w, at, g, row, i, c)
 
 
 @register_jitable(forceinline=True)
-def nothing(w: Any, at: Any, g: Any, row: Any, dim: Any, s: Any, slot: Any, c: Any, first: Any, second: Any) -> None:
+def nothing(
+    w: Any, at: Any, g: Any, row: Any, dim: Any, s: Any, slot: Any, stride: Any, c: Any, rule: Any, get: Any, put: Any
+) -> None:
     """Where the rate is zero and the rule would divide by it."""
 
 
 @register_jitable(forceinline=True)
-def sgd(w: Any, at: Any, g: Any, row: Any, dim: Any, s: Any, slot: Any, c: Any, first: Any, second: Any) -> None:
-    """No constants of its own."""
+def sgd(
+    w: Any, at: Any, g: Any, row: Any, dim: Any, s: Any, slot: Any, stride: Any, c: Any, rule: Any, get: Any, put: Any
+) -> None:
+    """``rules.sgd`` in vectors, which compilers do not find where arrays may overlap and rows are short."""
     _descend(w, at, g, row, dim, c, c.rate)
 
 
 @register_jitable(forceinline=True)
-def momentum(w: Any, at: Any, g: Any, row: Any, dim: Any, s: Any, slot: Any, c: Any, first: Any, second: Any) -> None:
-    """a: momentum."""
-    for i in range(dim):
-        speed = c.a * s[slot + i] + _gradient(w, at, g, row, i, c)
-        s[slot + i] = speed
-        w[at + i] -= c.rate * speed
-
-
-@register_jitable(forceinline=True)
-def nesterov(w: Any, at: Any, g: Any, row: Any, dim: Any, s: Any, slot: Any, c: Any, first: Any, second: Any) -> None:
-    """a: momentum."""
-    for i in range(dim):
-        one = _gradient(w, at, g, row, i, c)
-        speed = c.a * s[slot + i] + one
-        s[slot + i] = speed
-        w[at + i] -= c.rate * (one + c.a * speed)
-
-
-@register_jitable(forceinline=True)
-def adagrad(w: Any, at: Any, g: Any, row: Any, dim: Any, s: Any, slot: Any, c: Any, first: Any, second: Any) -> None:
-    """a: eps."""
-    for i in range(dim):
-        one = _gradient(w, at, g, row, i, c)
-        total = s[slot + i] + one * one
-        s[slot + i] = total
-        divisor = np.float32(math.sqrt(total)) + c.a
-        w[at + i] -= c.rate * one / (divisor if divisor != np.float32(0) else np.float32(1))
-
-
-@register_jitable(forceinline=True)
 def row_adagrad(
-    w: Any, at: Any, g: Any, row: Any, dim: Any, s: Any, slot: Any, c: Any, first: Any, second: Any
+    w: Any, at: Any, g: Any, row: Any, dim: Any, s: Any, slot: Any, stride: Any, c: Any, rule: Any, get: Any, put: Any
 ) -> None:
-    """a: eps."""
-    total = s[slot] + _mean_square(w, at, g, row, dim, c)
-    s[slot] = total
-    divisor = np.float32(math.sqrt(total)) + c.a
+    """Slot: a sum of mean squares. a: eps."""
+    total = s[0][slot] + _mean_square(w, at, g, row, dim, c)
+    s[0][slot] = total
+    divisor = math.sqrt(total) + c.a
     if divisor != np.float32(0):
         _descend(w, at, g, row, dim, c, c.rate / divisor)
 
 
 @register_jitable(forceinline=True)
-def adam(w: Any, at: Any, g: Any, row: Any, dim: Any, s: Any, slot: Any, c: Any, first: Any, second: Any) -> None:
-    """a: 1 - beta1, b: beta2, c: 1 - beta2, d: eps; ``first`` and ``second`` are the corrections of this step."""
-    rate = c.rate * first
+def row_adam(
+    w: Any, at: Any, g: Any, row: Any, dim: Any, s: Any, slot: Any, stride: Any, c: Any, rule: Any, get: Any, put: Any
+) -> None:
+    """Slots: averages of gradients, and one of mean squares. Constants as of ``rules.adam``."""
+    square = c.b * s[0][slot + dim] + c.c * _mean_square(w, at, g, row, dim, c)
+    s[0][slot + dim] = square
+    rate = divided(c.rate, math.sqrt(square) * c.second + c.d)
     for i in range(dim):
-        one = _gradient(w, at, g, row, i, c)
-        mean = s[slot + i]
-        mean = mean + c.a * (one - mean)
-        s[slot + i] = mean
-        square = c.b * s[slot + dim + i] + c.c * one * one
-        s[slot + dim + i] = square
-        divisor = np.float32(math.sqrt(square)) * second + c.d
-        w[at + i] -= rate * mean / (divisor if divisor != np.float32(0) else np.float32(1))
-
-
-@register_jitable(forceinline=True)
-def row_adam(w: Any, at: Any, g: Any, row: Any, dim: Any, s: Any, slot: Any, c: Any, first: Any, second: Any) -> None:
-    """As ``adam``."""
-    square = c.b * s[slot + dim] + c.c * _mean_square(w, at, g, row, dim, c)
-    s[slot + dim] = square
-    divisor = np.float32(math.sqrt(square)) * second + c.d
-    rate = c.rate * first / (divisor if divisor != np.float32(0) else np.float32(1))
-    for i in range(dim):
-        mean = s[slot + i]
-        mean = mean + c.a * (_gradient(w, at, g, row, i, c) - mean)
-        s[slot + i] = mean
+        mean = averaged(s[0][slot + i], gradient_at(w, at, g, row, i, c), c.a)
+        s[0][slot + i] = mean
         w[at + i] -= rate * mean
-
-
-@register_jitable(forceinline=True)
-def ftrl(w: Any, at: Any, g: Any, row: Any, dim: Any, s: Any, slot: Any, c: Any, first: Any, second: Any) -> None:
-    """rate: 1 / rate, a: l1, b: beta, c: 2 * l2."""
-    zero = np.float32(0)
-    for i in range(dim):
-        one = _gradient(w, at, g, row, i, c)
-        before = s[slot + i]
-        total = before + one * one
-        s[slot + i] = total
-        root = np.float32(math.sqrt(total))
-        pull = s[slot + dim + i] + (one - (root - np.float32(math.sqrt(before))) * c.rate * w[at + i])
-        s[slot + dim + i] = pull
-        step = np.float32(math.copysign(max(abs(pull) - c.a, zero), pull))
-        w[at + i] = zero if step == zero else -step / ((root + c.b) * c.rate + c.c)
 
 
 @register_jitable(forceinline=True)

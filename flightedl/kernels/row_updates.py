@@ -1,13 +1,13 @@
 """Updates of rows that are there: found, set aside for a cut, touched and changed while they are in the cache.
 
-Each optimizer's rule has a loop of its own, and another for 16-bit values, which are unpacked for the rule and rounded
-afterwards.
+Each optimizer's rule has a loop of its own. 16-bit values are unpacked for the rule and rounded afterwards.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -42,13 +42,15 @@ from flightedl.kernels.row_records import (
     STRIDE,
     Ids,
     Table,
-    Words,
     change,
     id_at,
     retouch,
 )
-from flightedl.kernels.row_rules import GOLDEN, Constants, Floats, scrambled, to_float32, to_half
+from flightedl.kernels.row_rules import GOLDEN, Floats, scrambled, to_float32, to_half
+from flightedl.kernels.rules import Constants, constants_in
 from flightedl.kernels.subnormals import flush_subnormals, restore_subnormals
+
+Loop = Callable[..., Any]
 
 _U40 = np.uint64(40)
 _ZERO = np.uint64(0)
@@ -62,7 +64,7 @@ def _chance(stream: Any, element: Any) -> Any:
 
 
 @register_jitable
-def _step_of(t: Table, at: Any, at_updates: Any, size: Any) -> Any:
+def _updates_of(t: Table, at: Any, at_updates: Any, size: Any) -> Any:
     """The number of a row's updates, at most ``size`` - 1, which is counted on; 0 where none is kept."""
     if at_updates < 0:
         return 0
@@ -71,8 +73,23 @@ def _step_of(t: Table, at: Any, at_updates: Any, size: Any) -> Any:
     return min(step, size - 1)
 
 
-def loop_of(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """The loop of a rule on float32 values."""
+class Half(NamedTuple):
+    """How 16-bit values are unpacked and rounded."""
+
+    is_bfloat16: Any
+    is_stochastic: Any
+    #: Of stochastic rounding.
+    seed: Any
+    #: Room for a row.
+    values: Any
+    #: One number, and the same memory as its bits.
+    box: Any
+    box_bits: Any
+
+
+@cache
+def loop_of(step: Loop, rule: Loop | None = None, get: Loop | None = None, put: Loop | None = None) -> Loop:
+    """The loop of a row's rule: one of ``row_rules``, or ``by_element`` with a rule of one element."""
 
     def update(
         handles: Handles,
@@ -86,6 +103,7 @@ def loop_of(rule: Callable[..., Any]) -> Callable[..., Any]:
         second: Floats,
         missing: npt.NDArray[np.int64],
         is_beside: bool,
+        half: Any,
     ) -> int:
         """Update the rows of ids of some tables by their gradients, one after the other.
 
@@ -96,23 +114,24 @@ def loop_of(rule: Callable[..., Any]) -> Callable[..., Any]:
             g: Gradients of all sections.
             version: That this makes.
             epoch: Of it.
-            constants: (n, numbers of ``Constants``).
+            constants: (n, CONSTANT_COUNT), see ``rules.Constants``.
             first: Bias corrections by the number of updates before.
             second: Likewise.
             missing: Filled with the places of ids without a row, see ``rows.gather``.
             is_beside: Another call works on the same tables now.
+            half: A ``Half`` for 16-bit values; None for float32.
 
         Returns:
-            How many are missing.
+            The number of ids without a row.
         """
         state = flush_subnormals()
         total = 0
         for section in range(work.shape[0]):
             number, begin, size = work[section, TABLE], work[section, FIRST], work[section, COUNT]
             t, floats = table_at(handles, number, is_beside), floats_at(handles, number * HANDLE_SIZE)
-            salt, dim = np.uint64(handles[number * HANDLE_SIZE + SALT]), np.uint64(handles[number * HANDLE_SIZE + DIM])
-            c = constants[work[section, CONSTANTS]]
-            k = Constants(c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7])
+            halves = halves_at(handles, number * HANDLE_SIZE)
+            salt, width = np.uint64(handles[number * HANDLE_SIZE + SALT]), handles[number * HANDLE_SIZE + DIM]
+            dim, c = np.uint64(width), constants_in(constants[work[section, CONSTANTS]])
             oldest_version, oldest_epoch = work[section, OLDEST_VERSION], work[section, OLDEST_EPOCH]
             stride, at_updates, at_slots, at_values = (
                 t.layout[STRIDE],
@@ -138,78 +157,23 @@ def loop_of(rule: Callable[..., Any]) -> Callable[..., Any]:
                     if has_age:
                         retouch(t, record, version, epoch)
                     at = record * stride
-                    step = _step_of(t, at, at_updates, first.size)
-                    value, slot = np.uint64(at + at_values), np.uint64(at + at_slots)
-                    rule(floats, value, g, row, dim, floats, slot, k, first[step], second[step])
+                    updates = _updates_of(t, at, at_updates, first.size)
+                    rate, square = c.rate * first[updates], second[updates]
+                    k = Constants(c.scale, c.clip, c.decay, rate, c.a, c.b, c.c, c.d, c.first, square, c.shrink)
+                    value, slot, slots = np.uint64(at + at_values), np.uint64(at + at_slots), (floats, floats)
+                    if half is None:
+                        step(floats, value, g, row, dim, slots, slot, dim, k, rule, get, put)
+                    else:
+                        packed = 2 * (at + at_values)
+                        for j in range(width):
+                            half.values[j] = to_float32(halves[packed + j], half.is_bfloat16, half.box, half.box_bits)
+                        step(half.values, _ZERO, g, row, dim, slots, slot, dim, k, rule, get, put)
+                        stream = scrambled(half.seed ^ id_at(t.words, at))
+                        for j in range(width):
+                            chance = _chance(stream, j) if half.is_stochastic else np.float32(0.5)
+                            rounded = to_half(half.values[j], chance, half.is_bfloat16, half.box, half.box_bits)
+                            halves[packed + j] = rounded
                     row += dim
-            work[section, MISSED] = missed
-            total += missed
-        restore_subnormals(state)
-        return total
-
-    return update
-
-
-def half_loop_of(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """The loop of a rule on 16-bit values."""
-
-    def update(
-        handles: Handles,
-        work: Work,
-        ids: Ids,
-        g: Floats,
-        version: int,
-        epoch: int,
-        constants: npt.NDArray[np.float32],
-        first: Floats,
-        second: Floats,
-        missing: npt.NDArray[np.int64],
-        is_beside: bool,
-        is_bfloat16: bool,
-        is_stochastic: bool,
-        seed: int,
-        values: Floats,
-        box: Floats,
-        box_bits: Words,
-    ) -> int:
-        """As the other loop; ``values`` has room for a row, ``box`` for a number, with ``box_bits`` as its memory."""
-        state = flush_subnormals()
-        total = 0
-        for section in range(work.shape[0]):
-            number, begin, size = work[section, TABLE], work[section, FIRST], work[section, COUNT]
-            t, floats = table_at(handles, number, is_beside), floats_at(handles, number * HANDLE_SIZE)
-            halves = halves_at(handles, number * HANDLE_SIZE)
-            salt, dim = np.uint64(handles[number * HANDLE_SIZE + SALT]), handles[number * HANDLE_SIZE + DIM]
-            c = constants[work[section, CONSTANTS]]
-            k = Constants(c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7])
-            oldest_version, oldest_epoch = work[section, OLDEST_VERSION], work[section, OLDEST_EPOCH]
-            stride, at_updates, at_slots = t.layout[STRIDE], t.layout[AT_UPDATES], t.layout[AT_SLOTS]
-            has_age = t.layout[AT_VERSION] >= 0 or t.layout[AT_EPOCH] >= 0
-            shift = np.uint64(64 - t.state[DEPTH])
-            missed = 0
-            for start in range(begin, begin + size, GROUP):
-                count = min(GROUP, begin + size - start)
-                ask_for(t, ids, start, count, salt, shift, stride)
-                for i in range(count):
-                    record = found(t, ids[start + i], i, stride, has_age, oldest_version, oldest_epoch)
-                    if record < 0:
-                        missing[begin + missed] = start + i
-                        missed += 1
-                        continue
-                    change(t, record)
-                    if has_age:
-                        retouch(t, record, version, epoch)
-                    at = record * stride
-                    step = _step_of(t, at, at_updates, first.size)
-                    half = 2 * (at + t.layout[AT_VALUES])
-                    for j in range(dim):
-                        values[j] = to_float32(halves[half + j], is_bfloat16, box, box_bits)
-                    row, slot = np.uint64(work[section, VALUES] + (start - begin + i) * dim), np.uint64(at + at_slots)
-                    rule(values, _ZERO, g, row, np.uint64(dim), floats, slot, k, first[step], second[step])
-                    stream = scrambled(seed ^ id_at(t.words, at))
-                    for j in range(dim):
-                        chance = _chance(stream, j) if is_stochastic else np.float32(0.5)
-                        halves[half + j] = to_half(values[j], chance, is_bfloat16, box, box_bits)
             work[section, MISSED] = missed
             total += missed
         restore_subnormals(state)

@@ -1,276 +1,245 @@
-"""The update rules as loops, one pass over memory each, for numba to compile.
+"""The update rules, each written once, for numba to compile into loops over blocks and over rows of tables.
 
-The formulas, in plain NumPy, are in ``flightedl.testing.reference_updates``.
+The formulas, in plain NumPy, are in ``flightedl.testing.reference_updates``; those of rows in
+``flightedl.domain.tables.rules``.
 
-These functions work compiled only. What keeps them fast and right:
+A *rule* is a function of one element: ``rule(old, g, s, c)`` takes the old value, the gradient (scaled, clipped, and
+with weight decay), a tuple of slots and the constants. It returns the new value and a tuple of new slots.
+``update_element`` applies a rule to an element of an array; ``GETS`` and ``PUTS`` read and write N slots. Rules that
+need a whole row, such as row-wise Adagrad, are in ``row_rules``; LAMB, which needs a whole block, is in ``blocks``.
 
-* Every constant is an argument of the block's own type: a literal in a loop would be float64, and would make LLVM
-  convert each float32 element forth and back. ``w.dtype.type(0)`` is a typed one.
-* No fastmath: the loops vectorize without it, are bound by memory, and give the same bits on every machine. Only
-  ``lamb`` is compiled with reassociation, because its sums do not vectorize otherwise.
-* An argument that may be None (an optional slot) is None at compile time; numba removes its branch.
-* ``clip`` infinite and ``weight_decay`` zero mean neither; both are free beside the memory traffic.
+These functions work compiled only. Rules that keep them fast and right:
+
+* Every constant has the block's own type: a literal in a loop would be float64, and would make LLVM convert each
+  float32 element forth and back. ``_ZERO`` and ``_ONE`` are float32, which converts to float64 at compile time.
+* No fastmath: the loops vectorize without it, are bound by memory, and give the same bits on every machine.
+* ``clip`` infinite and ``decay`` zero mean neither; both are free beside the memory traffic.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
+from numba.extending import register_jitable
 
-from flightedl.kernels.subnormals import flush_subnormals, restore_subnormals
-
-Floats = npt.NDArray[Any]
-Optional = npt.NDArray[Any] | None
+_ZERO, _ONE = np.float32(0), np.float32(1)
 
 
-def sgd(w: Floats, gradient: Floats, scale: float, clip: float, decay: float, rate: float) -> None:
-    """Scalars: rate."""
-    state = flush_subnormals()
-    for i in range(w.size):
-        old = w[i]
-        new = old - rate * (min(max(gradient[i] * scale, -clip), clip) + decay * old)
-        w[i] = new
-    restore_subnormals(state)
+class Constants(NamedTuple):
+    """Numbers of an update, all of the block's type. The rule's docstring says what ``a`` to ``d`` are."""
+
+    scale: Any
+    clip: Any
+    decay: Any
+    #: For Adam with the bias correction of its average.
+    rate: Any
+    a: Any
+    b: Any
+    c: Any
+    d: Any
+    #: Bias corrections of LAMB's average, and of averages of squares.
+    first: Any
+    second: Any
+    #: AdamW's ``1 - rate * decay``; 1 for other rules.
+    shrink: Any
 
 
-def momentum(
-    w: Floats,
-    gradient: Floats,
-    velocity: Floats,
-    scale: float,
-    clip: float,
-    decay: float,
-    rate: float,
-    keep: float,
+CONSTANT_COUNT = len(Constants._fields)
+
+
+@register_jitable(forceinline=True)
+def constants_in(c: Any) -> Any:
+    """The constants of an array, in the order of the fields."""
+    return Constants(c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7], c[8], c[9], c[10])
+
+
+@register_jitable(forceinline=True)
+def gradient_at(w: Any, at: Any, g: Any, row: Any, i: Any, c: Any) -> Any:
+    """The gradient of an element, as rules take it."""
+    return min(max(g[row + i] * c.scale, -c.clip), c.clip) + c.decay * w[at + i]
+
+
+@register_jitable(forceinline=True)
+def update_element(
+    w: Any, at: Any, g: Any, row: Any, i: Any, s: Any, slot: Any, stride: Any, c: Any, rule: Any, get: Any, put: Any
 ) -> None:
-    """Scalars: rate, momentum."""
-    state = flush_subnormals()
-    for i in range(w.size):
-        old = w[i]
-        speed = keep * velocity[i] + (min(max(gradient[i] * scale, -clip), clip) + decay * old)
-        velocity[i] = speed
-        new = old - rate * speed
-        w[i] = new
-    restore_subnormals(state)
+    """Apply a rule to one element. The loop around it is not here: LLVM vectorizes the loops of the outermost function.
+
+    Args:
+        w: Values, of which element ``at + i`` changes.
+        at: Unsigned for rows, as all offsets: then no code asks if they count from the end.
+        g: Gradients, of which ``row + i`` is the element's.
+        row: Of the gradients.
+        i: Number of the element.
+        s: Tuple of arrays with the slots, changed: slot n from ``slot + n * stride`` of array n on.
+        slot: See ``s``.
+        stride: See ``s``.
+        c: Constants.
+        rule: One of this module.
+        get: Reads the rule's slots.
+        put: Writes them.
+    """
+    one = gradient_at(w, at, g, row, i, c)
+    w[at + i], new = rule(w[at + i], one, get(s, slot, stride, i), c)
+    put(s, slot, stride, i, new)
 
 
-def nesterov(
-    w: Floats,
-    gradient: Floats,
-    velocity: Floats,
-    scale: float,
-    clip: float,
-    decay: float,
-    rate: float,
-    keep: float,
+@register_jitable(forceinline=True)
+def by_element(
+    w: Any, at: Any, g: Any, row: Any, dim: Any, s: Any, slot: Any, stride: Any, c: Any, rule: Any, get: Any, put: Any
 ) -> None:
-    """Scalars: rate, momentum."""
-    state = flush_subnormals()
-    for i in range(w.size):
-        old = w[i]
-        g = min(max(gradient[i] * scale, -clip), clip) + decay * old
-        speed = keep * velocity[i] + g
-        velocity[i] = speed
-        new = old - rate * (g + keep * speed)
-        w[i] = new
-    restore_subnormals(state)
+    """``update_element`` for a row of ``dim`` elements."""
+    for i in range(dim):
+        update_element(w, at, g, row, i, s, slot, stride, c, rule, get, put)
 
 
-def adagrad(
-    w: Floats,
-    gradient: Floats,
-    square_sum: Floats,
-    scale: float,
-    clip: float,
-    decay: float,
-    rate: float,
-    eps: float,
-) -> None:
-    """Scalars: rate, eps."""
-    state = flush_subnormals()
-    for i in range(w.size):
-        old = w[i]
-        g = min(max(gradient[i] * scale, -clip), clip) + decay * old
-        total = square_sum[i] + g * g
-        square_sum[i] = total
-        new = old - rate * g / (math.sqrt(total) + eps)
-        w[i] = new
-    restore_subnormals(state)
+@register_jitable(forceinline=True)
+def _get_0(_s: Any, _slot: Any, _stride: Any, _i: Any) -> Any:
+    return ()
 
 
-def adadelta(
-    w: Floats,
-    gradient: Floats,
-    square_average: Floats,
-    step_average: Floats,
-    scale: float,
-    clip: float,
-    decay: float,
-    rate: float,
-    rho: float,
-    rest: float,
-    eps: float,
-) -> None:
-    """Scalars: rate, rho, 1 - rho, eps."""
-    state = flush_subnormals()
-    for i in range(w.size):
-        old = w[i]
-        g = min(max(gradient[i] * scale, -clip), clip) + decay * old
-        square = rho * square_average[i] + rest * g * g
-        square_average[i] = square
-        mean = step_average[i]
-        step = math.sqrt((mean + eps) / (square + eps)) * g
-        step_average[i] = rho * mean + rest * step * step
-        new = old - rate * step
-        w[i] = new
-    restore_subnormals(state)
+@register_jitable(forceinline=True)
+def _get_1(s: Any, slot: Any, _stride: Any, i: Any) -> Any:
+    return (s[0][slot + i],)
 
 
-def rmsprop(
-    w: Floats,
-    gradient: Floats,
-    square_average: Floats,
-    average: Optional,
-    velocity: Optional,
-    scale: float,
-    clip: float,
-    decay: float,
-    rate: float,
-    alpha: float,
-    rest: float,
-    eps: float,
-    keep: float,
-) -> None:
-    """Scalars: rate, alpha, 1 - alpha, eps, momentum."""
-    state = flush_subnormals()
-    zero = w.dtype.type(0)
-    for i in range(w.size):
-        old = w[i]
-        g = min(max(gradient[i] * scale, -clip), clip) + decay * old
-        variance = alpha * square_average[i] + rest * g * g
-        square_average[i] = variance
-        if average is not None:
-            mean = average[i]
-            mean = mean + rest * (g - mean)
-            average[i] = mean
-            variance = max(variance - mean * mean, zero)
-        step = g / (math.sqrt(variance) + eps)
-        if velocity is not None:
-            step = keep * velocity[i] + step
-            velocity[i] = step
-        new = old - rate * step
-        w[i] = new
-    restore_subnormals(state)
+@register_jitable(forceinline=True)
+def _get_2(s: Any, slot: Any, stride: Any, i: Any) -> Any:
+    return s[0][slot + i], s[1][slot + stride + i]
 
 
-def adam(
-    w: Floats,
-    gradient: Floats,
-    average: Floats,
-    square_average: Floats,
-    largest: Optional,
-    scale: float,
-    clip: float,
-    decay: float,
-    shrink: float,
-    rate: float,
-    rest1: float,
-    beta2: float,
-    rest2: float,
-    correction: float,
-    eps: float,
-) -> None:
-    """Scalars: those of the signature; ``shrink`` is AdamW's 1 - rate * decay, the others as ``lamb``'s."""
-    state = flush_subnormals()
-    for i in range(w.size):
-        old = w[i]
-        g = min(max(gradient[i] * scale, -clip), clip) + decay * old
-        mean = average[i]
-        mean = mean + rest1 * (g - mean)
-        average[i] = mean
-        square = beta2 * square_average[i] + rest2 * g * g
-        square_average[i] = square
-        if largest is not None:
-            square = max(largest[i], square)
-            largest[i] = square
-        new = old * shrink - rate * mean / (math.sqrt(square) * correction + eps)
-        w[i] = new
-    restore_subnormals(state)
+@register_jitable(forceinline=True)
+def _get_3(s: Any, slot: Any, stride: Any, i: Any) -> Any:
+    return s[0][slot + i], s[1][slot + stride + i], s[2][slot + stride + stride + i]
 
 
-def ftrl(
-    w: Floats,
-    gradient: Floats,
-    square_sum: Floats,
-    linear: Floats,
-    scale: float,
-    clip: float,
-    decay: float,
-    inverse_rate: float,
-    l1: float,
-    beta: float,
-    double_l2: float,
-) -> None:
-    """Scalars: 1 / rate, l1, beta, 2 * l2."""
-    state = flush_subnormals()
-    zero = w.dtype.type(0)
-    for i in range(w.size):
-        old = w[i]
-        g = min(max(gradient[i] * scale, -clip), clip) + decay * old
-        before = square_sum[i]
-        total = before + g * g
-        square_sum[i] = total
-        root = math.sqrt(total)
-        pull = linear[i] + (g - (root - math.sqrt(before)) * inverse_rate * old)
-        linear[i] = pull
-        step = math.copysign(max(abs(pull) - l1, zero), pull)
-        # Where the divisor is zero, so is the step: 0 / 0 must stay 0.
-        new = zero if step == zero else -step / ((root + beta) * inverse_rate + double_l2)
-        w[i] = new
-    restore_subnormals(state)
+@register_jitable(forceinline=True)
+def _put_0(_s: Any, _slot: Any, _stride: Any, _i: Any, _new: Any) -> None:
+    pass
 
 
-def lamb(
-    w: Floats,
-    gradient: Floats,
-    average: Floats,
-    square_average: Floats,
-    scale: float,
-    clip: float,
-    decay: float,
-    rate: float,
-    rest1: float,
-    beta2: float,
-    rest2: float,
-    first: float,
-    correction: float,
-    eps: float,
-) -> None:
-    """Two passes. Scalars: rate, 1 - beta1, beta2, 1 - beta2, 1 / (1 - beta1**t), 1 / sqrt(1 - beta2**t), eps."""
-    state = flush_subnormals()
-    values_square = np.float64(0.0)
-    direction_square = np.float64(0.0)
-    for i in range(w.size):
-        old = w[i]
-        g = min(max(gradient[i] * scale, -clip), clip)
-        mean = average[i]
-        mean = mean + rest1 * (g - mean)
-        average[i] = mean
-        square = beta2 * square_average[i] + rest2 * g * g
-        square_average[i] = square
-        direction = first * mean / (math.sqrt(square) * correction + eps) + decay * old
-        values_square += np.float64(old) * np.float64(old)
-        direction_square += np.float64(direction) * np.float64(direction)
-    trust = 1.0
-    if values_square > 0 and direction_square > 0:
-        trust = math.sqrt(values_square) / math.sqrt(direction_square)
-    factor = rate * w.dtype.type(trust)
-    for i in range(w.size):
-        old = w[i]
-        direction = first * average[i] / (math.sqrt(square_average[i]) * correction + eps) + decay * old
-        new = old - factor * direction
-        w[i] = new
-    restore_subnormals(state)
+@register_jitable(forceinline=True)
+def _put_1(s: Any, slot: Any, _stride: Any, i: Any, new: Any) -> None:
+    s[0][slot + i] = new[0]
+
+
+@register_jitable(forceinline=True)
+def _put_2(s: Any, slot: Any, stride: Any, i: Any, new: Any) -> None:
+    s[0][slot + i], s[1][slot + stride + i] = new
+
+
+@register_jitable(forceinline=True)
+def _put_3(s: Any, slot: Any, stride: Any, i: Any, new: Any) -> None:
+    s[0][slot + i], s[1][slot + stride + i], s[2][slot + stride + stride + i] = new
+
+
+#: By number of slots.
+GETS = _get_0, _get_1, _get_2, _get_3
+PUTS = _put_0, _put_1, _put_2, _put_3
+
+
+@register_jitable(forceinline=True)
+def divided(dividend: Any, divisor: Any) -> Any:
+    """A quotient; 0 where both are zero, as without gradients so far and without eps."""
+    return dividend / (divisor if divisor != _ZERO else _ONE)
+
+
+@register_jitable(forceinline=True)
+def averaged(mean: Any, one: Any, rest: Any) -> Any:
+    """A moving average that gives ``one`` the weight ``rest``."""
+    return mean + rest * (one - mean)
+
+
+@register_jitable(forceinline=True)
+def sgd(old: Any, g: Any, _s: Any, c: Any) -> Any:
+    """No slots, no constants of its own."""
+    return old - c.rate * g, ()
+
+
+@register_jitable(forceinline=True)
+def momentum(old: Any, g: Any, s: Any, c: Any) -> Any:
+    """Slot: velocity. a: momentum."""
+    speed = c.a * s[0] + g
+    return old - c.rate * speed, (speed,)
+
+
+@register_jitable(forceinline=True)
+def nesterov(old: Any, g: Any, s: Any, c: Any) -> Any:
+    """Slot: velocity. a: momentum."""
+    speed = c.a * s[0] + g
+    return old - c.rate * (g + c.a * speed), (speed,)
+
+
+@register_jitable(forceinline=True)
+def adagrad(old: Any, g: Any, s: Any, c: Any) -> Any:
+    """Slot: sum of squares. a: eps."""
+    total = s[0] + g * g
+    return old - divided(c.rate * g, math.sqrt(total) + c.a), (total,)
+
+
+@register_jitable(forceinline=True)
+def adadelta(old: Any, g: Any, s: Any, c: Any) -> Any:
+    """Slots: averages of squared gradients and of squared steps. a: rho, b: 1 - rho, c: eps."""
+    square = c.a * s[0] + c.b * g * g
+    step = math.sqrt((s[1] + c.c) / (square + c.c)) * g
+    return old - c.rate * step, (square, c.a * s[1] + c.b * step * step)
+
+
+@register_jitable(forceinline=True)
+def rmsprop(old: Any, g: Any, s: Any, c: Any) -> Any:
+    """Slot: average of squares. a: alpha, b: 1 - alpha, c: eps, d: momentum, for all four forms."""
+    square = c.a * s[0] + c.b * g * g
+    return old - c.rate * (g / (math.sqrt(square) + c.c)), (square,)
+
+
+@register_jitable(forceinline=True)
+def rmsprop_momentum(old: Any, g: Any, s: Any, c: Any) -> Any:
+    """Slots: average of squares, velocity."""
+    square = c.a * s[0] + c.b * g * g
+    speed = c.d * s[1] + g / (math.sqrt(square) + c.c)
+    return old - c.rate * speed, (square, speed)
+
+
+@register_jitable(forceinline=True)
+def rmsprop_centered(old: Any, g: Any, s: Any, c: Any) -> Any:
+    """Slots: averages of squares and of gradients."""
+    square, mean = c.a * s[0] + c.b * g * g, averaged(s[1], g, c.b)
+    variance = max(square - mean * mean, _ZERO)
+    return old - c.rate * (g / (math.sqrt(variance) + c.c)), (square, mean)
+
+
+@register_jitable(forceinline=True)
+def rmsprop_centered_momentum(old: Any, g: Any, s: Any, c: Any) -> Any:
+    """Slots: averages of squares and of gradients, velocity."""
+    square, mean = c.a * s[0] + c.b * g * g, averaged(s[1], g, c.b)
+    speed = c.d * s[2] + g / (math.sqrt(max(square - mean * mean, _ZERO)) + c.c)
+    return old - c.rate * speed, (square, mean, speed)
+
+
+@register_jitable(forceinline=True)
+def adam(old: Any, g: Any, s: Any, c: Any) -> Any:
+    """Slots: averages of gradients and of squares. a: 1 - beta1, b: beta2, c: 1 - beta2, d: eps."""
+    mean, square = averaged(s[0], g, c.a), c.b * s[1] + c.c * g * g
+    return old * c.shrink - divided(c.rate * mean, math.sqrt(square) * c.second + c.d), (mean, square)
+
+
+@register_jitable(forceinline=True)
+def amsgrad(old: Any, g: Any, s: Any, c: Any) -> Any:
+    """As ``adam``, with the largest average of squares so far as a third slot."""
+    mean, square = averaged(s[0], g, c.a), c.b * s[1] + c.c * g * g
+    largest = max(s[2], square)
+    return old * c.shrink - divided(c.rate * mean, math.sqrt(largest) * c.second + c.d), (mean, square, largest)
+
+
+@register_jitable(forceinline=True)
+def ftrl(old: Any, g: Any, s: Any, c: Any) -> Any:
+    """Slots: sum of squares, linear term. rate: 1 / rate, a: l1, b: beta, c: 2 * l2."""
+    total = s[0] + g * g
+    root = math.sqrt(total)
+    pull = s[1] + (g - (root - math.sqrt(s[0])) * c.rate * old)
+    step = math.copysign(max(abs(pull) - c.a, _ZERO), pull)
+    # Where the divisor is zero, so is the step: 0 / 0 must stay 0.
+    new = _ZERO if step == _ZERO else -step / ((root + c.b) * c.rate + c.c)
+    return new, (total, pull)

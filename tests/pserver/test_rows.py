@@ -428,7 +428,7 @@ def test_no_kernel_is_loaded_after_those_that_are_loaded_ahead(tmp_path: Path) -
     """Pushes, checkpoints, recovery and eviction need no other one, so nobody waits for a compiler."""
     for known in (compiled.machine_code, compiled.block_kernels, compiled.half_kernels, compiled.finite_copy):
         known.cache_clear()
-    for known in (compiled_rows.row_kernel, compiled_rows._loop, compiled_rows._half_loop):
+    for known in (compiled_rows.row_kernel, compiled_rows._loop):
         known.cache_clear()
     evicted = [
         TableSpec("small", 2, Ftrl(lr=Piecewise([1], [1.0, 0.0])), evict=Evict(norm_below=1e9, max_rows=100)),
