@@ -18,8 +18,8 @@ ROOT = Path(flightedl.__file__).resolve().parent.parent
 
 #: Part -> (most lines of its Python files, lines planned, its directories, without packages that are parts themselves).
 BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
-    "domain": (18_253, 16_000, ("flightedl/domain",)),
-    "client, torch": (9_192, 8_000, ("flightedl/client", "flightedl/torch")),
+    "domain": (18_295, 16_000, ("flightedl/domain",)),
+    "client, torch": (9_325, 8_000, ("flightedl/client", "flightedl/torch")),
     "pserver, kernels": (8_950, 8_000, ("flightedl/pserver", "flightedl/kernels")),
     "rpc, wire, messages": (5_570, 4_500, ("flightedl/rpc", "flightedl/wire", "flightedl/messages")),
     "master, coordination, adapters, process": (
@@ -29,8 +29,8 @@ BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
     ),
     "formats": (5_290, 4_700, ("flightedl/formats",)),
     "launch": (5_770, 4_800, ("flightedl/launch",)),
-    "recording": (3_680, 1_500, ("flightedl/recording",)),
-    "testing": (9_520, 8_000, ("flightedl/testing",)),
+    "recording": (2_350, 1_500, ("flightedl/recording",)),
+    "testing": (9_545, 8_000, ("flightedl/testing",)),
     "tools/bench": (3_545, 3_000, ("tools/bench",)),
     "commands, examples, curves, rest": (
         6_870,

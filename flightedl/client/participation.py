@@ -6,7 +6,7 @@ fetched on the feed's thread, while the user's thread works on a batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
@@ -16,11 +16,10 @@ from flightedl.client.probe import DATA, PUSH, SCRIPT, StepProbe
 from flightedl.client.registration import Registration
 from flightedl.client.waiting import Pauses, Waiting
 from flightedl.domain.consistency.modes import Mode
-from flightedl.domain.trainer.batches import CurrentBatch
+from flightedl.domain.trainer.batches import Batch, BatchState, CurrentBatch
 from flightedl.domain.trainer.ending import JobEnd
 from flightedl.domain.trainer.feed import Ask, Reports
-from flightedl.domain.trainer.membership import TrainerMembership
-from flightedl.domain.trainer.steps import AskToJoin, Effect, WaitToJoin, carried_out
+from flightedl.domain.trainer.membership import Begun, Denied, Joined, NotYet, TrainerMembership
 from flightedl.errors import MessageError
 from flightedl.messages.base import decode, encode
 from flightedl.messages.tasks import JoinReply, TasksReply
@@ -96,50 +95,69 @@ class Participation:
         """The batch that the user's code works on."""
         return self._current
 
-    def open_batch(self, current: CurrentBatch) -> bool:
+    def open_batch(self, batch: Batch, place: Callable[[], str]) -> bool:
         """Be a member of the view and have values that a member may have; False: the work was taken away."""
         self.probe.turn(DATA)
         if self._parameters is None:
             self.before_batches()
-        if self._parameters is None:
-            self.membership.begin_batch(current)
-        elif not self._open(self._parameters, current):
+        parameters = self._parameters
+        begun = self.membership.begin_batch(batch.epoch) or self._begun_after_joining(batch)
+        if begun is None:
             return False
+        if parameters is None:
+            current = CurrentBatch(batch, begun.member, begun.step)
+        else:
+            parameters.open_batch(batch, begun)
+            current = parameters.steps.current or CurrentBatch(batch)
+        current.place = place
         self._current = current
         self.probe.turn(SCRIPT)
         return True
 
-    def _open(self, parameters: Parameters, current: CurrentBatch) -> bool:
+    def _begun_after_joining(self, batch: Batch) -> Begun | None:
+        """None: the work was taken away."""
+        assert self._parameters is not None, "without a model there is nothing to join"
+        begun: Begun | None = None
         pauses: Pauses | None = None
-
-        def carry_out(effect: Effect) -> JoinReply | None:
-            nonlocal pauses
-            if isinstance(effect, AskToJoin):
-                return persistently(self._waiting(), lambda: self._ask_to_join(effect.current))
-            if isinstance(effect, WaitToJoin):
-                pauses = pauses or Pauses(self._waiting())
-                pauses.because(effect.for_what)
-            else:
-                parameters.carry_out(effect)
-            return None
-
         try:
-            return carried_out(parameters.steps, parameters.steps.open_batch(current), carry_out)
+            while begun is None:
+                reply = persistently(self._waiting(), lambda: self._ask_to_join(batch.attempt))
+                match self.membership.join_answered(reply):
+                    case Joined(member, new_mode):
+                        self._parameters.joined(member, new_mode)
+                        begun = self.membership.begin_batch(batch.epoch)
+                    case NotYet(waiting_for):
+                        pauses = pauses or Pauses(self._waiting())
+                        pauses.because(waiting_for)
+                    case Denied():
+                        return None
         finally:
             if pauses is not None:
                 pauses.over()
+        return begun
 
-    def close_batch(self, current: CurrentBatch) -> None:
-        """Answer for the blocks that the user's code did not push to."""
+    def close_batch(self) -> Sequence[BatchState]:
+        """Answer for the blocks that the user's code did not push to; return the batches that have changed."""
         self.probe.turn(PUSH)
-        if self._parameters is not None:
-            self._parameters.batch_ends(current)
+        parameters, current = self._parameters, self._current
+        assert current is not None, "a batch is open"
+        states: Sequence[BatchState] = ()
+        if parameters is not None:
+            parameters.batch_ends(current)
         self._current = None
-        if self._parameters is not None:
-            self._parameters.close_batch(current)
+        if parameters is not None:
+            states = parameters.close_batch()
         if not current.must_repeat:
-            is_idle = self._parameters is not None and not current.has_gradient
-            self._batch_done(current.record_count, is_idle)
+            self._batch_done(current.record_count, parameters is not None and not current.has_gradient)
+        self.probe.turn(DATA)
+        return states
+
+    def batch_done(self, batch: Batch, *, is_counted: bool) -> None:
+        """The user says that a batch of data without a model is done; False: another trainer does it."""
+        self.probe.turn(PUSH)
+        self._current = None
+        if is_counted:
+            self._batch_done(batch.record_count, False)
         self.probe.turn(DATA)
 
     def abandon_batch(self) -> None:
@@ -149,15 +167,13 @@ class Participation:
         if self._parameters is not None:
             self._parameters.abandon_batch()
 
-    def push_sum(self) -> None:
-        """Push what the trainer has added up and not pushed yet."""
-        if self._parameters is not None:
-            self._parameters.run(self._parameters.steps.push_sum())
+    def push_sum(self) -> Sequence[BatchState]:
+        """Push what the trainer has added up and not pushed yet; return the batches that have changed."""
+        return () if self._parameters is None else self._parameters.push_sum()
 
-    def give_up_sum(self) -> None:
-        """Forget what the trainer has added up and not pushed yet."""
-        if self._parameters is not None:
-            self._parameters.steps.give_up_sum()
+    def give_up_sum(self) -> Sequence[BatchState]:
+        """Forget what the trainer has added up and not pushed yet; return the batches that have changed."""
+        return () if self._parameters is None else self._parameters.give_up_sum()
 
     def loop_over(self) -> None:
         """Read the final values, for as long as a pserver may be away. Errors as of ``Parameters.pull``."""
@@ -167,10 +183,10 @@ class Participation:
 
     # the membership
 
-    def _ask_to_join(self, current: CurrentBatch) -> JoinReply:
+    def _ask_to_join(self, attempt: int) -> JoinReply:
         """One try, under whatever registration there is now: the one before may have ended."""
         self._renew_registration()
-        request = self.membership.join_request(self.trainer, self.generation, current)
+        request = self.membership.join_request(self.trainer, self.generation, attempt)
         return decode(self._servers.master().action("join", encode(request), timeout_s=SLICE_S), JoinReply)
 
     def require_lease(self) -> None:

@@ -31,8 +31,7 @@ from flightedl.coordination.lives import JobCoordinator
 from flightedl.domain.trainer.feed import Feed
 from flightedl.messages.base import SenderOfJob, decode, encode
 from flightedl.ports import Clock
-from flightedl.recording.recorded import recorded
-from flightedl.recording.trainer_cores import recording_trainer
+from flightedl.recording.recorded import recorded, recording_trainer
 from flightedl.rpc.authentication import Role
 from flightedl.rpc.connector import Connector
 from flightedl.rpc.identity import Caller

@@ -343,7 +343,7 @@ class Job:
         if current is None:
             self._process.progress.metrics(values, 1)
         else:
-            self._process.progress.metrics(values, current.record_count, current.assignment.epoch)
+            self._process.progress.metrics(values, current.record_count, current.batch.epoch)
 
     def wait_for_end(self) -> None:
         """Return when every task of every epoch is done, by whichever trainer; a finished loop means the same.

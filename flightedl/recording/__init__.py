@@ -5,8 +5,6 @@
   that a recording should not tell.
 * ``recorded`` makes a core, recorded or not. ``cores`` lists the inputs of each kind of core; ``calls`` records these
   inputs and runs them again.
-* ``loops``, ``acknowledged``, ``steps``, ``step_values`` and ``step_player`` of a trainer do both for a core whose
-  inputs are not all values; ``trainer_cores`` makes those of a trainer.
 * ``replay`` runs a recording again, and compares.
 * ``moments`` says what a call means to people; ``master_moments``, ``pserver_moments`` and ``trainer_moments`` find it.
   ``story`` tells the moments of one batch, task, block, trainer or evaluation.

@@ -1,7 +1,6 @@
 """Writes the arguments and results of cores' methods that are more than plain values, and reads them again.
 
-Plain values are written as ``values`` says. A task is written by its number, since the core knows it by identity; an
-error by its class; texts that may name places by their digests.
+Plain values are written as ``values`` says; an error by its class, its text's digest and whether it is transient.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -24,8 +23,6 @@ from flightedl.domain.master.state import StoredState
 from flightedl.domain.pserver import life_values as happens
 from flightedl.domain.queue.values import QueueSettings
 from flightedl.domain.retries import is_transient
-from flightedl.domain.trainer.batches import CurrentBatch
-from flightedl.domain.trainer.feed import Ask, AssignedTask
 from flightedl.errors import CorruptError, FlightedlError, JobFailedError, UnavailableError
 from flightedl.messages.base import OfPlan
 from flightedl.messages.control import (
@@ -38,7 +35,7 @@ from flightedl.messages.control import (
 )
 from flightedl.messages.tasks import StopRequest
 from flightedl.recording.redacted_values import is_sometimes_private, redacted, stored_without
-from flightedl.recording.values import PLAIN, assignment_of, by_name, decode, is_written_whole, tagged, with_counts
+from flightedl.recording.values import PLAIN, by_name, decode, is_written_whole, tagged, with_counts
 
 Hide = Callable[[str], str]
 
@@ -132,33 +129,6 @@ def _(value: AppliedBatches, _: Hide) -> Any:
     return {"AppliedBatches": {"blocks": value.block_count}}
 
 
-@_written.register
-def _(value: AssignedTask, _: Hide) -> Any:
-    given = value.assignment
-    return {"AssignedTask": _Task(value.number, given.epoch, given.task, given.attempt)}
-
-
-@_written.register
-def _(value: CurrentBatch, _: Hide) -> Any:
-    given = value.assignment
-    return _Batch(given.epoch, given.task, given.attempt, value.number, value.record_count)
-
-
-class _Task(msgspec.Struct, frozen=True):
-    number: int
-    epoch: int
-    task: int
-    attempt: int
-
-
-class _Batch(msgspec.Struct, frozen=True):
-    epoch: int
-    task: int
-    attempt: int
-    number: int
-    records: int
-
-
 class _Error(msgspec.Struct, frozen=True):
     kind: str
     text: str
@@ -191,47 +161,14 @@ class CheckedRequest(msgspec.Struct, frozen=True):
                 return ReloadRequest(plan_hash=plan, master_generation=master)
 
 
-class Memory:
-    """The values of a replayed core that its arguments refer to."""
-
-    def __init__(self) -> None:
-        #: By number, what a feed was told.
-        self.tasks: dict[int, AssignedTask] = {}
-        self.ask: Ask | None = None
-
-    def note(self, result: object, held: Iterable[AssignedTask]) -> None:
-        """A call is over."""
-        if isinstance(result, Ask):
-            self.ask = result
-        # A reader that has not noticed still speaks of a task that was taken away.
-        self.tasks.update((task.number, task) for task in held)
-
-
-def _task(raw: msgspec.Raw, memory: Memory) -> AssignedTask:
-    number = decode(raw, dict[str, _Task])["AssignedTask"].number
-    if number not in memory.tasks:
-        raise CorruptError(f"task {number} was never told")
-    return memory.tasks[number]
-
-
-def _ask(_: msgspec.Raw, memory: Memory) -> Ask:
-    if memory.ask is None:
-        raise CorruptError("an answer to nothing")
-    return memory.ask
-
-
-def _batch(raw: msgspec.Raw, _: Memory) -> CurrentBatch:
-    batch = decode(raw, _Batch)
-    given = assignment_of(batch.epoch, batch.task, batch.attempt, batch.number + 1)
-    return CurrentBatch(given, batch.number, batch.records)
-
-
-def _error(raw: msgspec.Raw, _: Memory) -> BaseException:
+def _error(raw: msgspec.Raw) -> BaseException:
     """An error of the same class, or one that is as transient."""
     known = decode(raw, _Error)
     kind = getattr(errors, known.kind, None)
     if isinstance(kind, type) and issubclass(kind, FlightedlError):
         return kind(known.text)
+    if known.kind == KeyboardInterrupt.__name__:
+        return KeyboardInterrupt()
     return UnavailableError(known.text) if known.is_transient else JobFailedError(known.text)
 
 
@@ -257,19 +194,17 @@ def _add_effects(result: Any, found: list[object]) -> None:
 
 
 #: Class of a parameter -> what reads its arguments.
-_READERS: dict[Any, Callable[[msgspec.Raw, Memory], Any]] = {
-    AppliedBatches: lambda raw, _: AppliedBatches.decode(decode(raw, bytes)),
-    AssignedTask: _task,
-    Ask: _ask,
-    CurrentBatch: _batch,
+_READERS: dict[Any, Callable[[msgspec.Raw], Any]] = {
+    AppliedBatches: lambda raw: AppliedBatches.decode(decode(raw, bytes)),
+    BaseException: _error,
     Exception: _error,
     FlightedlError: _error,
-    Mode: lambda raw, _: Mode.from_json(decode(raw, dict[str, Any])),
-    OfPlan: lambda raw, _: decode(raw, dict[str, CheckedRequest])["CheckedRequest"].request(),
+    Mode: lambda raw: Mode.from_json(decode(raw, dict[str, Any])),
+    OfPlan: lambda raw: decode(raw, dict[str, CheckedRequest])["CheckedRequest"].request(),
 }
 
 
-def read(hint: Any, raw: msgspec.Raw, memory: Memory) -> Any:
+def read(hint: Any, raw: msgspec.Raw) -> Any:
     """Read an argument of a parameter that is annotated so.
 
     Raises:
@@ -280,7 +215,7 @@ def read(hint: Any, raw: msgspec.Raw, memory: Memory) -> Any:
         return None
     for kind in classes:
         if kind in _READERS:
-            return _READERS[kind](raw, memory)
+            return _READERS[kind](raw)
     known = by_name(kind for kind in classes if dataclasses.is_dataclass(kind) or hasattr(kind, "__struct_fields__"))
     if not known:
         return decode(raw, hint)

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from flightedl.errors import CorruptError
-from flightedl.recording.arguments import Memory, effects_of, read, written, written_event
+from flightedl.recording.arguments import effects_of, read, written, written_event
 from flightedl.recording.cores import APPLY, BY_CLASS, CORES, Kind
 from flightedl.recording.values import AGAIN, by_name, decode, fields_of
 from flightedl.recording.writer import CoreRecorder, Recorder
@@ -164,7 +164,6 @@ class CorePlayer:
     def __init__(self, kind: str) -> None:
         self._kind = CORES[kind]
         self._core: Any = None
-        self._memory = Memory()
 
     def play(self, at: float, name: str, event: msgspec.Raw) -> Sequence[object]:
         """Let it happen; the effects."""
@@ -181,28 +180,27 @@ class CorePlayer:
         result = getattr(self._core, name)(**given)
         if kind.is_checked and hasattr(self._core, "check"):
             self._core.check()
-        self._memory.note(result, kind.holds(self._core))
         return _effects(kind, self._core, name, given, result)
 
     def _event(self, name: str, event: msgspec.Raw, at: float) -> dict[str, Any]:
         method = self._kind.core.apply
         first, *more = _parameters(method)
-        return {first: read_event(_events(self._kind.core)[name], event, self._memory)} | dict.fromkeys(more, at)
+        return {first: read_event(_events(self._kind.core)[name], event)} | dict.fromkeys(more, at)
 
     def _arguments(self, method: Callable[..., Any], event: msgspec.Raw, at: float) -> dict[str, Any]:
         hints = typing.get_type_hints(method)
         fields = decode(event, _Fields)
         fields.pop("about", None)
-        found = {name: read(hints[name], value, self._memory) for name, value in fields.items() if name in hints}
+        found = {name: read(hints[name], value) for name, value in fields.items() if name in hints}
         return found | ({"now": at} if "now" in hints else {})
 
 
-def read_event(kind: Any, event: msgspec.Raw, memory: Memory) -> Any:
+def read_event(kind: Any, event: msgspec.Raw) -> Any:
     """Read an event of a core with ``apply``."""
     if not (tagged := fields_of(kind)[1]):
         return decode(event, kind)
     hints, fields = typing.get_type_hints(kind), decode(event, _Fields).items()
-    return kind(**{n: read(hints[n], v, memory) if n in tagged else decode(v, hints[n]) for n, v in fields})
+    return kind(**{n: read(hints[n], v) if n in tagged else decode(v, hints[n]) for n, v in fields})
 
 
 @functools.cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,11 +14,13 @@ from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.master.core import MasterCore
 from flightedl.domain.pserver.blocks import BlockProtocol
 from flightedl.domain.pserver.life import PserverLife
-from flightedl.domain.trainer.batches import CurrentBatch
+from flightedl.domain.trainer.acknowledged import AcknowledgedLoop
 from flightedl.domain.trainer.ending import JobEnd
-from flightedl.domain.trainer.feed import AssignedTask, Feed, LookAgain
+from flightedl.domain.trainer.feed import Feed, LookAgain
 from flightedl.domain.trainer.first_values import ElectionOfFirstValues, FollowedElection
 from flightedl.domain.trainer.membership import TrainerMembership
+from flightedl.domain.trainer.readings import BatchLoop
+from flightedl.domain.trainer.steps import Steps
 from flightedl.messages.tasks import TasksReply
 from flightedl.recording.arguments import CheckedRequest
 from flightedl.recording.redaction import text_without
@@ -41,7 +43,6 @@ class Kind:
         hidden: Parameters that may name places.
         gists: (method, parameter) -> the part of the argument that is looked at.
         tells: From (core, arguments, result), the state after a call that is written, and compared, with the result.
-        holds: Tasks that the core can be asked about from now on.
         is_checked: A replay asserts the invariants of the core after each call.
     """
 
@@ -53,7 +54,6 @@ class Kind:
     hidden: tuple[str, ...] = ()
     gists: Mapping[tuple[str, str], Callable[[Any], Any]] = field(default_factory=dict)
     tells: Callable[[Any, Mapping[str, Any], Any], list[object]] | None = None
-    holds: Callable[[Any], Iterable[AssignedTask]] = lambda _: ()
     is_checked: bool = True
 
 
@@ -70,13 +70,6 @@ class MemberNow(msgspec.Struct, frozen=True):
     epoch: int
 
 
-class BatchNow(msgspec.Struct, frozen=True):
-    """The identity that a membership has given to a batch."""
-
-    member: int
-    step: int
-
-
 def _end_of(reply: TasksReply) -> TasksReply:
     """The part of an answer that a job's end looks at."""
     outcome = reply.outcome if reply.outcome == "epochs_done" else "none_now"
@@ -87,11 +80,6 @@ def _without_chunks(reply: TasksReply) -> TasksReply:
     """An answer without the places of records: a feed does not look at them."""
     given = [replace(each, chunks=[]) for each in reply.assignments]
     return replace(reply, assignments=given, ahead=[replace(each, chunks=[]) for each in reply.ahead])
-
-
-def _membership_tells(core: TrainerMembership, given: Mapping[str, Any], result: object) -> list[object]:
-    batches = [BatchNow(each.member, each.step) for each in given.values() if isinstance(each, CurrentBatch)]
-    return [*(batches if result is True else ()), MemberNow(core.member, core.epoch)]
 
 
 def _changes_no_block(_: BlockProtocol, name: str, result: Any) -> bool:
@@ -167,19 +155,43 @@ _KINDS = (
         ),
         skips=lambda _, name, result: isinstance(result, LookAgain) or (name == "begin" and result is None),
         gists={
-            ("answered", "ask"): lambda _: "the last one",
             ("answered", "reply"): _without_chunks,
             ("failed", "error"): text_without,
             ("failed", "place"): text_without,
         },
-        holds=lambda feed: feed.held,
     ),
     Kind(
         "membership",
         TrainerMembership,
         ("has_model", "lost", "begin_batch", "join_answered", "tasks_answered", "all_done"),
         gists={("tasks_answered", "reply"): lambda reply: TasksReply(assignments=[], outcome="", member=reply.member)},
-        tells=_membership_tells,
+        tells=lambda core, *_: [MemberNow(core.member, core.epoch)],
+    ),
+    Kind("loop", BatchLoop, ("take", "next_step", "denied")),
+    Kind("acknowledged", AcknowledgedLoop, ("take", "next_step", "denied", "done")),
+    Kind(
+        "steps",
+        Steps,
+        (
+            "joined",
+            "open_batch",
+            "add",
+            "step",
+            "push",
+            "pull",
+            "rejected",
+            "close_batch",
+            "refresh",
+            "push_sum",
+            "give_up_sum",
+            "abandon_batch",
+            "heard",
+            "give_up_transfer",
+            "answered",
+            "failed",
+            "drop",
+        ),
+        skips=lambda _, name, result: name == "drop" and not result,
     ),
     Kind(
         "election",

@@ -93,6 +93,17 @@ def of_blocks(place: tuple[int, int]) -> list[Subject]:
     return [("block", number) for number in range(*place)]
 
 
+def ranges(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """Numbers as ranges of neighbours, rising."""
+    found: list[tuple[int, int]] = []
+    for number in sorted(numbers):
+        if found and found[-1][1] == number:
+            found[-1] = (found[-1][0], number + 1)
+        else:
+            found.append((number, number + 1))
+    return found
+
+
 def task_of(evaluation: str, place: tuple[int, int]) -> tuple[Subject, str]:
     """A task (epoch, number) of the training data or of an evaluation, and its name."""
     if evaluation:

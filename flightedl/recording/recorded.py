@@ -1,9 +1,12 @@
-"""Makes a core, recorded where there is a recorder; nothing of the recording is imported or done without one."""
+"""Makes a core, recorded if there is a recorder. Without one, nothing of the recording is imported or done."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+from flightedl.ports import Clock
 
 if TYPE_CHECKING:
     from flightedl.recording.writer import Recorder
@@ -34,3 +37,12 @@ def recorded(
     from flightedl.recording.calls import recorded_core
 
     return recorded_core(recorder, about, core, args, kwargs)  # type: ignore[return-value]
+
+
+def recording_trainer(directory: str, job: str, clock: Clock) -> contextlib.AbstractContextManager[Recorder | None]:
+    """As ``writer.recording_process``, of a trainer."""
+    if not directory:
+        return contextlib.nullcontext()
+    from flightedl.recording.writer import recording_process
+
+    return recording_process(directory, "trainer", job, clock)

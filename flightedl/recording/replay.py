@@ -3,32 +3,17 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from flightedl.errors import CorruptError
 from flightedl.messages.decoding import builtins_from_json
-from flightedl.recording.acknowledged import AcknowledgedPlayer
 from flightedl.recording.calls import CorePlayer
 from flightedl.recording.cores import CORES
-from flightedl.recording.loops import LoopPlayer
 from flightedl.recording.reader import ReadRecord, Recording
 from flightedl.recording.redacted_values import redacted
-from flightedl.recording.step_player import StepsPlayer
 from flightedl.recording.values import encode, tagged
-
-#: A core to which recorded calls happen; ``play`` raises CorruptError for what is none, or whatever the core raises.
-Player = CorePlayer | LoopPlayer | AcknowledgedPlayer | StepsPlayer
-
-#: Kind of a core -> what plays one.
-PLAYERS: Mapping[str, Callable[[], Player]] = {
-    **{kind: partial(CorePlayer, kind) for kind in CORES},
-    "loop": LoopPlayer,
-    "acknowledged": AcknowledgedPlayer,
-    "steps": StepsPlayer,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +50,14 @@ def replay(recording: Recording) -> Replayed:
     Raises:
         CorruptError: the file is damaged, or has events that this version does not know.
     """
-    players: dict[str, Player] = {}
+    players: dict[str, CorePlayer] = {}
     count = 0
     for number, record in recording.records():
         kind = record.core.rpartition("-")[0]
         if record.core not in players:
-            if kind not in PLAYERS:
+            if kind not in CORES:
                 raise CorruptError(f"{recording.path.name}: this flightedl has no core that is a {kind}")
-            players[record.core] = PLAYERS[kind]()
+            players[record.core] = CorePlayer(kind)
         try:
             found = _play(players[record.core], record)
         except CorruptError as error:
@@ -89,7 +74,7 @@ def replay(recording: Recording) -> Replayed:
     return Replayed(recording.name, count, None)
 
 
-def _play(player: Player, record: ReadRecord) -> tuple[int, Any, Any, str] | None:
+def _play(player: CorePlayer, record: ReadRecord) -> tuple[int, Any, Any, str] | None:
     """(number of the effect, expected, actual, trace) of the first difference."""
     try:
         effects = player.play(record.at, record.name, record.fields)

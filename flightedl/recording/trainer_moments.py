@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from flightedl.messages.parameters import Outcome
-from flightedl.recording.moments import VALUES, Core, Known, Moment, Subject, Teller, of_blocks, task_of
+from flightedl.recording.moments import VALUES, Core, Known, Moment, Subject, Teller, of_blocks, ranges, task_of
 
 Told = Sequence[Mapping[str, Any]]
 
@@ -26,12 +26,13 @@ class FeedMoments(Core):
             whole = f"its part in evaluation {self._evaluation}" if self._evaluation else "a loop over the data"
             yield self.moment(f"begins {whole}", *self._whole())
         elif name == "begin":
-            taken = effects[0]["AssignedTask"]
-            task, text = task_of(self._evaluation, (taken["epoch"] + 1, taken["task"]))
-            self._tasks[taken["number"]] = task, text
+            task_begun: Any = effects[0]
+            number, epoch, _, of, attempt, *_ = task_begun
+            task, text = task_of(self._evaluation, (epoch + 1, of))
+            self._tasks[number] = task, text
             verb = "measure" if self._evaluation else "read"
-            yield self.moment(f"begins to {verb} {text}, attempt {taken['attempt']}", task, self.process.trainer)
-        elif name in _REPORTS and (known := self._tasks.pop(event["task"]["AssignedTask"]["number"], None)):
+            yield self.moment(f"begins to {verb} {text}, attempt {attempt}", task, self.process.trainer)
+        elif name in _REPORTS and (known := self._tasks.pop(event["task"][0], None)):
             task, text = known
             verb = "has measured" if self._evaluation and name == "finished" else _REPORTS[name]
             more = f" (batch {event['batch']}: {event['error']})" if name == "failed" else ""
@@ -59,33 +60,25 @@ _OF_TRAINERS = {
 class LoopMoments(Core):
     """Of the batches that the script gets."""
 
-    def __init__(self, process: Teller, known: Known) -> None:
-        super().__init__(process, known)
-        #: Number that a task was told under -> its epoch and number.
-        self._places: dict[int, tuple[int, int]] = {}
-
     def tell(self, name: str, event: Any, effects: Told) -> Iterator[Moment]:
-        if name == "LoopBegun":
-            self.process.is_trainer(event["trainer"])
-        elif name == "BatchDone" and event["task"] in self._places:
-            batch = *self._places[event["task"]], event["number"]
+        if name == "Begun":
+            self.process.is_trainer(event["about"]["trainer"])
+        elif name == "done":
+            batch = _batch_of(event["batch"]["Batch"])
             yield self.moment("is told that {}/{}/{} is done".format(*batch), ("batch", *batch), self.process.trainer)
-        elif name == "ItemTaken":
-            self._places[event["task"]] = event["place"][0] + 1, event["place"][1]
         for each in effects:
-            said = each.get("LoopSaid", {})
-            if said.get("step") == "HandOut":
-                batch = said.get("epoch", 0) + 1, said.get("task", 0), said["batch"]
-                again = " again" if _is_again(event.get("batches", ()), said["batch"]) else ""
+            if "HandOut" in each:
+                batch = _batch_of(each["HandOut"]["batch"])
+                again = " again" if each["HandOut"]["is_again"] else ""
                 text = "hands {}/{}/{} to the script{}".format(*batch, again)
                 yield self.moment(text, ("batch", *batch), self.process.trainer)
-            elif said.get("step") == "GiveUpSum":
+            elif "GiveUpSum" in each:
                 text = "forgets the gradients that were added up: their task is somebody else's"
                 yield self.moment(text, self.process.trainer)
 
 
-def _is_again(states: Iterable[Any], number: int) -> bool:
-    return any(state["number"] == number and state.get("must_repeat") for state in states)
+def _batch_of(batch: Any) -> tuple[int, int, int]:
+    return batch["epoch"] + 1, batch["task"], batch["number"]
 
 
 class StepMoments(Core):
@@ -96,48 +89,44 @@ class StepMoments(Core):
         #: Epoch and task of the batch that the script has or had, and its number.
         self._task = (0, 0)
         self._number = 0
-        #: Numbers of the batches that the present transfer pushes.
-        self._pushed: list[int] = []
-        #: Those of a task of which it was told that they wait in a sum, or are computed again.
-        self._waiting: set[int] = set()
-        self._repeated: set[int] = set()
         self._is_computed = False
-        #: Whether the work at hand is about these batches.
-        self._is_of_batch = False
+        #: Numbers of the batches that the present transfer is about; None: it only reads values.
+        self._pushed: list[int] | None = None
+        #: Pserver -> what it is asked.
+        self._calls: dict[int, Any] = {}
         #: Pserver -> what was told of a call that is made again.
         self._said: dict[int, tuple[str, tuple[tuple[int, int], ...]]] = {}
 
     def tell(self, name: str, event: Any, effects: Told) -> Iterator[Moment]:
-        if name == "StepsBegun":
-            self.process.is_trainer(event["trainer"])
-        if name in _OF_BATCHES:
-            self._is_of_batch = event.get("is_of_batch", _OF_BATCHES[name])
-        if name == "BatchOpening":
-            self._open(event)
-        elif name in _COMPUTED and not self._is_computed:
+        if name == "Begun":
+            self.process.is_trainer(event["about"]["trainer"])
+        elif name == "open_batch":
+            *task, self._number = _batch_of(event["batch"]["Batch"])
+            self._task, self._is_computed = (task[0], task[1]), False
+        elif name in {"step", "push", "add"} and not self._is_computed:
             self._is_computed = True
-            added = ", and adds it up" if name == "GradientsAdded" else ""
+            added = ", and adds it up" if name == "add" else ""
             yield self.moment(f"has a gradient of {self._name(self._number)}{added}", *self._batches([self._number]))
-        elif name == "PserverAsked":
-            yield from self._asked(event, effects)
+        elif name == "heard":
+            yield from self._heard(event["index"], event)
+            for verdict in effects[0].values():
+                (self._calls[event["index"]],) = verdict.get("call", {"": None}).values()
         for each in effects:
-            if "SumTaken" in each:
-                numbers = each["SumTaken"]["batches"]
-                names = ", ".join(map(self._name, numbers))
-                yield self.moment(f"pushes the sum of {names}", *self._batches(numbers))
-                self._pushed, self._is_of_batch = numbers, True
-            elif "Returned" in each and (error := each["Returned"].get("error")):
-                yield self.moment(f"ends its step with {error}", *self._batches([self._number]))
-            elif "BatchNow" in each:
-                yield from self._now(each["BatchNow"], is_closed=name == "BatchClosing")
+            yield from self._effect(each)
 
-    def _open(self, event: Any) -> None:
-        task = event["epoch"] + 1, event["task"]
-        if task != self._task:
-            self._waiting, self._repeated = set(), set()
-        self._task, self._number, self._is_computed = task, event["batch"], False
-        self._pushed = [self._number]
-        self._repeated.discard(self._number)
+    def _effect(self, each: Mapping[str, Any]) -> Iterator[Moment]:
+        if "TakeSum" in each:
+            numbers = _numbers(each["TakeSum"]["batch"])
+            names = ", ".join(map(self._name, numbers))
+            yield self.moment(f"pushes the sum of {names}", *self._batches(numbers))
+        elif (transfer := each.get("Transfer")) is not None:
+            self._pushed = None if transfer["batch"] is None else _numbers(transfer["batch"])
+            self._calls = dict(enumerate(transfer["calls"]))
+        elif (done := each.get("Done")) is not None:
+            if error := done.get("error"):
+                yield self.moment(f"ends its step with {error['error']}", *self._batches([self._number]))
+            for state in done.get("batches", ()):
+                yield from self._now(state)
 
     def _name(self, number: int) -> str:
         return f"{self._task[0]}/{self._task[1]}/{number}"
@@ -145,35 +134,30 @@ class StepMoments(Core):
     def _batches(self, numbers: Iterable[int]) -> list[Subject]:
         return [self.process.trainer, *(("batch", *self._task, number) for number in numbers)]
 
-    def _now(self, batch: Any, *, is_closed: bool) -> Iterator[Moment]:
-        """What a batch has come to, where that is news."""
-        number = batch["number"]
-        name, subjects = self._name(number), self._batches([number])
-        if batch.get("must_repeat"):
-            if number not in self._repeated:
-                again = batch.get("again")
-                in_sum = f", in a sum of {again[1]}" if again and again[1] > 1 else ""
-                yield self.moment(f"has to compute {name} again{in_sum}", *subjects)
-            self._repeated.add(number)
-            self._waiting.discard(number)
-        elif batch.get("waits"):
-            self._waiting.add(number)
-        elif is_closed or number in self._waiting:
-            self._waiting.discard(number)
+    def _now(self, state: Any) -> Iterator[Moment]:
+        """The state that a batch has come to."""
+        name, subjects = self._name(state["number"]), self._batches([state["number"]])
+        if state.get("must_repeat"):
+            again = state.get("again")
+            in_sum = f", in a sum of {again['batch_count']}" if again and again["batch_count"] > 1 else ""
+            yield self.moment(f"has to compute {name} again{in_sum}", *subjects)
+        elif not state.get("waits"):
             yield self.moment(f"has {name} settled", *subjects)
 
-    # one call of a pserver
+    # a conversation with a pserver
 
-    def _asked(self, event: Any, effects: Told) -> Iterator[Moment]:
-        index = event["index"]
-        asked = next((each["Asked"] for each in effects if "Asked" in each), None)
-        if asked is None:
-            yield from self._once(index, self.moment(f"finds no pserver {index}: {event['error']}", *self._subjects()))
+    def _heard(self, index: int, event: Any) -> Iterator[Moment]:
+        call, error = self._calls.get(index), event.get("error")
+        if call is None:
+            return
+        if error is not None and not event["generation"]:
+            yield from self._once(index, self.moment(f"finds no pserver {index}: {error['kind']}", *self._subjects()))
             return
         pserver = f"pserver {index} ({event['generation']})"
-        text = self._request(asked, pserver)
-        rest = [(begin, end) for begin, end, _ in asked["blocks"]]
-        for (begin, end), outcome, version, _ in event.get("answers", ()):
+        asked: dict[str, int] = call["bases"] if "bases" in call else call["wanted"]
+        text = self._request(call, sorted(set(asked.values())), pserver)
+        rest = ranges(map(int, asked))
+        for begin, end, outcome, version, _ in event["answers"]:
             rest = _without(rest, (begin, end))
             if answer := _ANSWERS[Outcome(outcome)]:
                 said = answer if version is None else f"{answer}, and are at version {version}"
@@ -182,17 +166,14 @@ class StepMoments(Core):
                 yield self._of_blocks(f"gets {{blocks}} of {pserver} at version {version}", [(begin, end)])
         if not rest:
             self._said.pop(index, None)
-        elif error := event.get("error"):
-            yield from self._once(index, self._of_blocks(f"{text}: that fails with {error}", rest))
         else:
-            said = "no answer yet" if event.get("is_through") else "nobody waits for an answer"
+            said = "no answer yet" if error is None else f"that fails with {error['kind']}"
             yield from self._once(index, self._of_blocks(f"{text}: {said}", rest))
 
-    def _request(self, asked: Any, pserver: str) -> str:
-        wanted = sorted({version for _, _, version in asked["blocks"]})
+    def _request(self, call: Any, wanted: Sequence[int], pserver: str) -> str:
         versions = f"version {wanted[0]}" if len(wanted) == 1 else f"versions {wanted[0]} to {wanted[-1]}"
-        if asked["call"] == "push":
-            return f"pushes {', '.join(map(self._name, self._pushed))} to {{blocks}} of {pserver}, at {versions}"
+        if "bases" in call:
+            return f"pushes {', '.join(map(self._name, self._pushed or ()))} to {{blocks}} of {pserver}, at {versions}"
         return f"asks {pserver} for {{blocks}} from {versions} on"
 
     def _once(self, index: int, moment: Moment) -> Iterator[Moment]:
@@ -207,20 +188,14 @@ class StepMoments(Core):
         return self.moment(text, *self._subjects(), *blocks, blocks=places)
 
     def _subjects(self) -> list[Subject]:
-        return self._batches(self._pushed) if self._is_of_batch else [self.process.trainer, VALUES]
+        return [self.process.trainer, VALUES] if self._pushed is None else self._batches(self._pushed)
 
 
-_COMPUTED = {"StepCalled", "PushCalled", "GradientsAdded"}
-#: What begins a work -> whether it is about a batch, unless it says so itself.
-_OF_BATCHES = {
-    "BatchOpening": False,
-    "RefreshCalled": False,
-    "PullCalled": False,
-    "BatchClosing": True,
-    "StepCalled": True,
-    "PushCalled": True,
-    "SumPushed": True,
-}
+def _numbers(pushed: Any) -> list[int]:
+    """Numbers of the batches that are pushed as one."""
+    return [each["batch"] for each in (pushed["identity"], *pushed["further"])]
+
+
 _ANSWERS = {
     Outcome.NONE: "",
     Outcome.ACCEPTED: "they take it",

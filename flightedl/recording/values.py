@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from flightedl import errors
+from flightedl.domain.trainer.feed import AssignedTask
 from flightedl.errors import CorruptError
 from flightedl.messages.decoding import made_alone
 from flightedl.messages.tasks import Assignment
@@ -132,12 +134,21 @@ def _written(value: object) -> object:
         return value.runs
     if isinstance(value, BaseException):
         return {"error": type(value).__name__}
+    if isinstance(value, AssignedTask):
+        a = value.assignment
+        return [value.number, a.epoch, a.position, a.task, a.attempt, a.first_batch, a.end_batch, a.batch_count]
     raise TypeError(f"a value of {type(value).__name__} cannot be recorded")
 
 
 def _read(kind: Any, value: Any) -> Any:
     if kind is range:
         return range(*value)
+    if kind is AssignedTask:
+        number, epoch, position, task, attempt, first, end, count = value
+        return AssignedTask(assignment_of(epoch, task, attempt, end, first, count, position), number)
+    if kind is Exception:
+        known = getattr(errors, value["error"], None)
+        return known("") if known is not None else Exception(value["error"])
     return BatchCounts(value)
 
 
@@ -174,17 +185,25 @@ def decode(data: bytes | msgspec.Raw, kind: type[Value]) -> Value:
     return found
 
 
-def assignment_of(epoch: int, task: int, attempt: int, end_batch: int, first_batch: int = 0) -> Assignment:
-    """What a core needs of one."""
+def assignment_of(
+    epoch: int,
+    task: int,
+    attempt: int,
+    end_batch: int,
+    first_batch: int = 0,
+    batch_count: int = 0,
+    position: int = 0,
+) -> Assignment:
+    """Return an assignment with the fields that cores look at."""
     return Assignment(
         epoch=epoch,
-        position=0,
+        position=position,
         task=task,
         seed=None,
         attempt=attempt,
         first_batch=first_batch,
         end_batch=end_batch,
-        batch_count=end_batch,
+        batch_count=batch_count or end_batch,
     )
 
 

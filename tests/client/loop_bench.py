@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Self
 
 import numpy as np
@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from flightedl.client.data.dataset import Dataset
 from flightedl.client.data.feed import TaskFeed
-from flightedl.domain.trainer.batches import CurrentBatch
+from flightedl.domain.trainer.batches import Batch, BatchState, CurrentBatch
 from flightedl.domain.trainer.feed import Ask, AssignedTask
-from flightedl.domain.trainer.membership import TrainerMembership
+from flightedl.domain.trainer.membership import Begun, TrainerMembership
 from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset
 from flightedl.messages.tasks import Assignment, FailedTask, FinishedTask, ReturnedTask, TasksReply
 
@@ -81,7 +81,6 @@ class Loop:
         self.trainer, self.generation = "t1", 1
         self.membership = TrainerMembership()
         self.membership.member = 1
-        self.current: CurrentBatch | None = None
         self._batches, self._records = batches, records
         self._serial = 1
         self.parameters = cluster.parameters(self, **more)
@@ -124,7 +123,11 @@ class Loop:
 
     # what the dataset tells
 
-    def open_batch(self, current: CurrentBatch) -> bool:
+    @property
+    def current(self) -> CurrentBatch | None:
+        return self.parameters.steps.current
+
+    def open_batch(self, batch: Batch, place: Callable[[], str]) -> bool:
         membership = self.membership
         if not membership.member:
             self._serial += 1
@@ -132,18 +135,17 @@ class Loop:
             first = max(shard._protocol.highest_open_round() for shard in self.cluster.shards)
             self.cluster.view(membership.member, serial=self._serial, trainer=self.trainer, first_round=first)
             self.parameters.refresh()
-        current.member, self.current = membership.member, current
+        self.parameters.open_batch(batch, Begun(membership.member, 0))
         return True
 
-    def close_batch(self, current: CurrentBatch) -> None:
-        self.current = None
-        self.parameters.run(self.parameters.steps.close_batch(current))
+    def close_batch(self) -> Sequence[BatchState]:
+        return self.parameters.close_batch()
 
-    def push_sum(self) -> None:
-        self.parameters.run(self.parameters.steps.push_sum())
+    def push_sum(self) -> Sequence[BatchState]:
+        return self.parameters.push_sum()
 
-    def give_up_sum(self) -> None:
-        self.parameters.steps.give_up_sum()
+    def give_up_sum(self) -> Sequence[BatchState]:
+        return self.parameters.give_up_sum()
 
     def loop_over(self) -> None:
         self.parameters.pull()

@@ -12,16 +12,16 @@ from flightedl.adapters.clock import SystemClock
 from flightedl.client.model.parameters import Parameters, Scope
 from flightedl.client.waiting import Waiting
 from flightedl.domain.consistency.modes import Mode
+from flightedl.domain.exactly_once.accumulation import SumAgain
 from flightedl.domain.model.optimizers import SGD, Optimizer
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import ShardPlan, plan_shards
 from flightedl.domain.tables.spec import TableSpec
-from flightedl.domain.trainer.batches import CurrentBatch
-from flightedl.domain.trainer.membership import TrainerMembership
+from flightedl.domain.trainer.batches import Batch, CurrentBatch
+from flightedl.domain.trainer.membership import Begun, TrainerMembership
 from flightedl.errors import FencedError, FlightedlError
 from flightedl.messages.control import ViewMemberMessage, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, PushHeader
-from flightedl.messages.tasks import Assignment
 from flightedl.process.shared_memory import SharedMemory
 from flightedl.pserver.flight import PserverFlight
 from flightedl.pserver.meter import Meter
@@ -66,6 +66,7 @@ class Trainer:
         self.trainer, self.generation = f"t{member}", member
         self.membership = TrainerMembership()
         self.membership.member = self._member = member
+        #: The newest one.
         self.current: CurrentBatch | None = None
         self.parameters = cluster.parameters(self, **more)
         self.parameters.refresh()
@@ -78,18 +79,21 @@ class Trainer:
         """Whether it has to join again."""
         return self.membership.member == 0
 
-    def begin(self, batch: int, of: int = 100) -> CurrentBatch:
-        assignment = Assignment(
-            epoch=0, position=0, task=0, attempt=0, first_batch=0, end_batch=of, batch_count=of, seed=None
+    def begin(
+        self, batch: int, of: int = 100, records: int = 1, again: SumAgain | None = None, step: int = 0
+    ) -> CurrentBatch:
+        self.parameters.open_batch(
+            Batch(0, 0, 0, batch, of, records, again=again), Begun(self._member, step or batch + 1)
         )
-        self.current = CurrentBatch(assignment, batch, 1, member=self._member, step=batch + 1)
+        self.current = self.parameters.steps.current
+        assert self.current is not None
         return self.current
 
     def step(self, batch: int, gradients: Mapping[str, np.ndarray]) -> None:
         self.parameters.step(gradients)
         assert self.current is not None
         if not self.current.must_repeat:
-            self.parameters.close_batch(self.current)
+            self.parameters.close_batch()
 
 
 def waiting(give_up_s: float = 20.0) -> Waiting:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from flightedl.client.model.kept import GradientSums
-from flightedl.domain.trainer.batches import CurrentBatch
+from flightedl.domain.trainer.batches import Batch, CurrentBatch
 from flightedl.domain.trainer.sums import BatchSums
-from flightedl.messages.tasks import Assignment
-
-ASSIGNMENT = Assignment(epoch=0, position=0, task=0, attempt=1, first_batch=0, end_batch=9, batch_count=9, seed=None)
 
 
 def summed(*batches: tuple[int, float]) -> dict[str, np.ndarray]:
     """What is pushed for batches of (records, gradient)."""
     sums, arrays = BatchSums(len(batches)), GradientSums()
     for number, (records, value) in enumerate(batches):
-        current = CurrentBatch(ASSIGNMENT, number, records)
+        current = CurrentBatch(Batch(0, 0, 1, number, 9, records))
         weight = sums.add(current, {"w"})
         arrays.add(sums.identity, {"w": np.full(3, value, np.float32)}, weight)
         sums.complete(current)

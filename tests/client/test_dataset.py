@@ -19,7 +19,7 @@ from flightedl.client.waiting import Waiting
 from flightedl.domain.master.work import Work
 from flightedl.domain.queue.tasks import TaskQueue
 from flightedl.domain.queue.values import QueueSettings, TaskGiven
-from flightedl.domain.trainer.batches import CurrentBatch
+from flightedl.domain.trainer.batches import Batch, BatchState
 from flightedl.domain.trainer.feed import Ask, AssignedTask
 from flightedl.errors import DataError, UsageError
 from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset
@@ -61,25 +61,28 @@ class Listener:
     def __init__(self) -> None:
         self.done: list[tuple[int, int, int]] = []
         self.abandoned = self.finished = 0
-        self.refuse: Callable[[CurrentBatch], bool] = lambda _: False
-        self.repeat: Callable[[CurrentBatch], bool] = lambda _: False
+        self.refuse: Callable[[Batch], bool] = lambda _: False
+        self.repeat: Callable[[Batch], bool] = lambda _: False
 
-    def open_batch(self, current: CurrentBatch) -> bool:
-        return not self.refuse(current)
+    def open_batch(self, batch: Batch, _: Callable[[], str]) -> bool:
+        self.current = batch
+        return not self.refuse(batch)
 
-    def close_batch(self, current: CurrentBatch) -> None:
-        if self.repeat(current):
-            current.must_repeat = True
-        else:
-            current.generations[0] = 7
-            self.done.append((current.assignment.epoch, current.assignment.task, current.number))
+    def close_batch(self) -> list[BatchState]:
+        batch = self.current
+        if self.repeat(batch):
+            return [BatchState(batch.reading, batch.number, must_repeat=True)]
+        self.done.append((batch.epoch, batch.task, batch.number))
+        return [BatchState(batch.reading, batch.number, generations={0: 7})]
 
     def abandon_batch(self) -> None:
         self.abandoned += 1
 
-    def push_sum(self) -> None: ...
+    def push_sum(self) -> list[BatchState]:
+        return []
 
-    def give_up_sum(self) -> None: ...
+    def give_up_sum(self) -> list[BatchState]:
+        return []
 
     def loop_over(self) -> None:
         self.finished += 1
@@ -113,12 +116,12 @@ def make() -> Iterator[Make]:
         each.close(5.0)
 
 
-def once(wanted: tuple[int, int]) -> Callable[[CurrentBatch], bool]:
+def once(wanted: tuple[int, int]) -> Callable[[Batch], bool]:
     """True for a batch (task, number), the first time."""
-    seen: list[CurrentBatch] = []
+    seen: list[Batch] = []
 
-    def is_first(current: CurrentBatch) -> bool:
-        if (current.assignment.task, current.number) != wanted or seen:
+    def is_first(current: Batch) -> bool:
+        if (current.task, current.number) != wanted or seen:
             return False
         seen.append(current)
         return True
@@ -175,9 +178,9 @@ def test_work_of_the_next_epoch_is_not_dropped_with_a_copy_that_somebody_else_fi
         if now == 0.0:
             master.queue.finish("b", slow.epoch, slow.position, slow.attempt, 1.0)
     master.now = 9.0
-    refused: list[CurrentBatch] = []
+    refused: list[Batch] = []
 
-    def refuse(current: CurrentBatch) -> bool:
+    def refuse(current: Batch) -> bool:
         if refused:
             return False
         refused.append(current)
@@ -199,7 +202,7 @@ def test_work_of_the_next_epoch_is_not_dropped_with_a_copy_that_somebody_else_fi
     begun = threading.Event()
     listener.refuse = refuse
     list(make(master, listener, read))
-    assert refused[0].assignment.epoch == 0
+    assert refused[0].epoch == 0
     assert listener.done == [(1, task, number) for task in range(2) for number in range(2)]
     assert master.queue.is_done
 
@@ -283,7 +286,7 @@ def test_a_loop_that_was_left_in_its_midst_may_be_begun_again_and_goes_on_with_w
 def test_a_loop_that_was_interrupted_while_it_waited_may_be_begun_again(make: Make) -> None:
     master, listener = Master(2), Listener()
 
-    def interrupt(current: CurrentBatch) -> bool:
+    def interrupt(current: Batch) -> bool:
         if interrupted := once((0, 2))(current):
             listener.refuse = lambda _: False
             raise KeyboardInterrupt

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 import pytest
@@ -11,7 +11,7 @@ from flightedl.adapters.clock import SystemClock
 from flightedl.client.data.dataset import Dataset
 from flightedl.client.data.feed import TaskFeed
 from flightedl.client.waiting import Waiting
-from flightedl.domain.trainer.batches import CurrentBatch
+from flightedl.domain.trainer.batches import Batch, BatchState
 from flightedl.domain.trainer.feed import Ask, AssignedTask
 from flightedl.errors import UsageError
 from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset
@@ -21,14 +21,17 @@ RECORDS = pa.record_batch({"k": [1]})
 
 
 class Listener:
-    def open_batch(self, _: CurrentBatch) -> bool:
+    def open_batch(self, batch: Batch, place: Callable[[], str]) -> bool:
         return True
 
-    def close_batch(self, _: CurrentBatch) -> None: ...
+    def close_batch(self) -> tuple[BatchState, ...]:
+        return ()
 
-    def push_sum(self) -> None: ...
+    def push_sum(self) -> tuple[BatchState, ...]:
+        return ()
 
-    def give_up_sum(self) -> None: ...
+    def give_up_sum(self) -> tuple[BatchState, ...]:
+        return ()
 
     def loop_over(self) -> None: ...
 

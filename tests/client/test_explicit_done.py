@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pyarrow as pa
 import pytest
 
@@ -11,7 +13,7 @@ from flightedl.client.data.dataset import Dataset
 from flightedl.client.data.feed import TaskFeed
 from flightedl.domain.queue.values import TaskGiven
 from flightedl.domain.trainer.acknowledged import Done
-from flightedl.domain.trainer.batches import CurrentBatch
+from flightedl.domain.trainer.batches import Batch
 from flightedl.domain.trainer.feed import AssignedTask
 from flightedl.errors import UsageError
 
@@ -26,12 +28,15 @@ class Listener:
         self.opened: list[int] = []
         self.closed: list[int] = []
 
-    def open_batch(self, current: CurrentBatch) -> bool:
-        self.opened.append(current.number)
+    def open_batch(self, batch: Batch, _: Callable[[], str]) -> bool:
+        self.opened.append(batch.number)
         return True
 
-    def close_batch(self, current: CurrentBatch) -> None:
-        self.closed.append(current.number)
+    def close_batch(self) -> tuple[()]:
+        return ()
+
+    def batch_done(self, batch: Batch, *, is_counted: bool) -> None:
+        self.closed.append(batch.number)
 
     def loop_over(self) -> None: ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ from flightedl.client.data.feed import TaskFeed
 from flightedl.client.data.reading import batches_of
 from flightedl.client.waiting import Waiting
 from flightedl.domain.queue.batching import record_order
-from flightedl.domain.trainer.batches import CurrentBatch
+from flightedl.domain.trainer.batches import Batch, BatchState
 from flightedl.domain.trainer.feed import Ask
 from flightedl.formats.chunks import chunks_to_rows
 from flightedl.formats.dataset_spec import DatasetSpec
@@ -31,16 +32,18 @@ class Listener:
     def __init__(self) -> None:
         self.places: list[str] = []
 
-    def open_batch(self, current: CurrentBatch) -> bool:
-        assert current.place is not None
-        self.places.append(current.place())
+    def open_batch(self, _: Batch, place: Callable[[], str]) -> bool:
+        self.places.append(place())
         return True
 
-    def close_batch(self, _: CurrentBatch) -> None: ...
+    def close_batch(self) -> tuple[BatchState, ...]:
+        return ()
 
-    def push_sum(self) -> None: ...
+    def push_sum(self) -> tuple[BatchState, ...]:
+        return ()
 
-    def give_up_sum(self) -> None: ...
+    def give_up_sum(self) -> tuple[BatchState, ...]:
+        return ()
 
     def loop_over(self) -> None: ...
 

@@ -189,8 +189,7 @@ def test_bounded_lets_nobody_run_further_ahead_than_its_staleness() -> None:
         ahead.start()
         ahead.join(0.3)
         assert ahead.is_alive()
-        slow.begin(0)
-        slow.current.number = 90
+        slow.begin(90, step=1)
         slow.step(90, gradient)
         ahead.join(10)
         assert not ahead.is_alive()
@@ -232,7 +231,7 @@ class TestSums:
         with Cluster(SHAPES, Async(push_every=3), pservers=2) as cluster:
             trainer = cluster.trainer()
             for batch, records in enumerate((10, 20, 70)):
-                trainer.begin(batch).record_count = records
+                trainer.begin(batch, records=records)
                 trainer.step(batch, {name: value * (batch + 1) for name, value in ONES.items()})
                 assert trainer.current is not None
                 assert trainer.current.waits == (batch < 2)
@@ -279,9 +278,9 @@ class TestSums:
             assert not any(current.waits for current in currents)
             for current in currents:
                 if current.must_repeat:
-                    current.begin()
-                    one.current = current
+                    again = one.begin(current.number, again=current.again)
                     one.step(current.number, ONES)
+                    currents[current.number] = again
             assert not any(current.must_repeat or current.waits for current in currents)
             assert _alike(0, cluster) == _alike(1, cluster) == {3.0}
 
@@ -318,7 +317,7 @@ class TestSums:
             cluster.view(serial=2)
             trainer.parameters.pull(["a"])
             assert second.must_repeat
-            trainer.parameters.run(trainer.parameters.steps.close_batch(second))
+            trainer.parameters.close_batch()
             assert first.must_repeat
             assert not first.waits
 

@@ -70,7 +70,7 @@ def test_in_a_round_rows_are_combined_by_id_and_divided_by_who_pushed_to_the_tab
         with Cluster({"w": (2,)}, Sync(), pservers=pservers, members=3, tables=BOTH) as cluster:
             trainers = [cluster.trainer(member) for member in (1, 2, 3)]
             for number, (trainer, records) in enumerate(zip(trainers, (1, 3, 4), strict=True)):
-                trainer.begin(number).record_count = records
+                trainer.begin(number, records=records)
             table_of(trainers[0], USERS).push([1, 2], ones(2))
             table_of(trainers[1], USERS).push([2, 3], ones(2) * 5)
             table_of(trainers[2], ITEMS).push([1], ones(1, 3))
@@ -102,9 +102,9 @@ def test_a_batch_that_is_closed_without_a_step_brings_its_rows_all_the_same() ->
     with Cluster({"w": (2,)}, Sync(), tables=BOTH) as cluster:
         one = cluster.trainer()
         users = table_of(one, USERS)
-        current = one.begin(0)
+        one.begin(0)
         users.push([1], ones(1))
-        one.parameters.close_batch(current)
+        one.parameters.close_batch()
         one.begin(1)
         assert users.pull([1, 2])[:, 0].tolist() == [-1, 0]
 
@@ -127,7 +127,7 @@ def test_sums_of_several_batches_have_their_rows(pservers: int) -> None:
         one = cluster.trainer()
         users, items = table_of(one, USERS), table_of(one, ITEMS)
         for number, records in enumerate((1, 3)):
-            one.begin(number).record_count = records
+            one.begin(number, records=records)
             users.push([1, 2 + number], ones(2) * (number + 1))
             if number:
                 items.push([5], ones(1, 3))

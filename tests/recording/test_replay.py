@@ -10,11 +10,11 @@ import pytest
 
 from flightedl.domain.checkpoint.snapshot import PserverSnapshots
 from flightedl.domain.pserver.life import PserverLife
-from flightedl.domain.trainer.batches import CurrentBatch
-from flightedl.domain.trainer.transfers import Over, ShardTransfer
+from flightedl.domain.trainer.transfers import Over, TransferState
 from flightedl.errors import CorruptError
+from flightedl.recording.cores import CORES
 from flightedl.recording.reader import recordings_in
-from flightedl.recording.replay import PLAYERS, Difference, first_difference, replay
+from flightedl.recording.replay import Difference, first_difference, replay
 from flightedl.testing.simulation import Outcome, run_seed
 from flightedl.testing.simulation.bugs import PLANTED
 from flightedl.testing.simulation.planted import planted
@@ -47,7 +47,7 @@ def test_recorded_runs_go_the_same_way_again(recorded: list[Path]) -> None:
 def test_every_kind_of_core_is_recorded(recorded: list[Path]) -> None:
     records = (each for directory in recorded for run in recordings_in(directory) for _, each in run.records())
     # No simulated program says which of its batches are done.
-    assert {each.core.rpartition("-")[0] for each in records} == PLAYERS.keys() - {"acknowledged"}
+    assert {each.core.rpartition("-")[0] for each in records} == CORES.keys() - {"acknowledged"}
 
 
 def test_recording_changes_nothing(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_it_goes_the_same_way_where_texts_have_other_hashes(recorded: list[Path]
         ("orders to go back are forgotten", "life"),
         ("a round closes too early", "blocks"),
         ("work of an old registration is kept", "feed"),
-        ("a denial is about everything", "loop"),
+        ("a denial is about everything", "feed"),
         ("a refused push counts as settled", "steps"),
         ("a batch settles when the first pserver has answered", "steps"),
         ("a batch that failed arrives all the same", "steps"),
@@ -92,8 +92,8 @@ def test_a_bug_shows_when_the_run_is_replayed(recorded: list[Path], bug: str, co
     [
         (PserverLife, "check_request", lambda *_: None, "life"),
         (PserverLife, "hear_of_master", lambda *_: None, "life"),
-        (ShardTransfer, "ended", lambda _: Over(), "steps"),
-        (CurrentBatch, "note_answers", lambda *_: None, "steps"),
+        (TransferState, "heard", lambda *_: Over(), "steps"),
+        (TransferState, "_take", lambda *_: None, "steps"),
         (PserverSnapshots, "taken", lambda *_: False, "snapshots"),
     ],
 )

@@ -17,14 +17,22 @@ from flightedl.domain.master.events import Answered, ManifestFailed
 from flightedl.domain.master.state import CoreSettings
 from flightedl.domain.pserver import life_values as happens
 from flightedl.domain.pserver.life import PserverLife
-from flightedl.domain.trainer.acknowledged import AcknowledgedLoop
+from flightedl.domain.trainer.acknowledged import Acknowledged, AcknowledgedLoop, Done
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.ending import JobEnd
 from flightedl.domain.trainer.feed import AssignedTask
 from flightedl.domain.trainer.first_values import ElectionOfFirstValues
-from flightedl.domain.trainer.membership import TrainerMembership
-from flightedl.domain.trainer.readings import REJECTION_LIMIT, HandOut, NeedItem, ReadBatch, TaskEnd, Unreadable
-from flightedl.domain.trainer.steps import carried_out
+from flightedl.domain.trainer.readings import (
+    REJECTION_LIMIT,
+    BatchLoop,
+    Finished,
+    HandOut,
+    NeedItem,
+    ReadBatch,
+    TaskEnd,
+    Unreadable,
+)
+from flightedl.domain.trainer.steps import Steps, carried_out
 from flightedl.errors import BegunAnewError, GradientError, NotReadyError, UnavailableError
 from flightedl.messages.control import SnapshotReply, SnapshotRequest
 from flightedl.messages.declarations import DeclaredModel, ModelDeclaration
@@ -33,15 +41,8 @@ from flightedl.recording.reader import recordings_in
 from flightedl.recording.recorded import recorded
 from flightedl.recording.replay import Difference, replay
 from flightedl.recording.story import story, subject_of, text_of
-from flightedl.recording.trainer_cores import (
-    acknowledged_loop,
-    batch_loop,
-    trainer_steps,
-)
 from flightedl.recording.values import assignment_of
 from flightedl.recording.writer import SUFFIX, Recorder
-
-from ..domain.trainer.test_readings import Held
 
 SECRET = "s3://private-bucket/models: AccessDenied (PutObject)"
 Recorded = Callable[[str], Recorder]
@@ -96,27 +97,21 @@ class TestTheEnd:
 
 class TestBatchesThatAreSaidToBeDone:
     @pytest.fixture
-    def said(self, recorder: Recorded) -> Held:
-        one, two = (AssignedTask(assignment_of(0, number, number, 2), number) for number in (1, 2))
-        held = Held(one, two)
-        loop = acknowledged_loop(
-            recorder("trainer"), "a", held, lambda item: CurrentBatch(item.task.assignment, item.number, 1)
-        )
+    def said(self, recorder: Recorded) -> None:
+        tasks = [AssignedTask(assignment_of(0, number, number, 2), number) for number in (1, 2)]
+        loop = recorded(recorder("trainer"), {"trainer": "a"}, AcknowledgedLoop)
         handed = []
-        for task in (one, two):
+        for task in tasks:
             for number in range(2):
-                loop.take(ReadBatch(task, number, None))
-                step = loop.next_step()
+                step = loop.take(ReadBatch(task, number), [1, 2])
                 assert isinstance(step, HandOut)
-                handed.append(step.handed)
-            loop.take(TaskEnd(task))
-        loop.done(handed[1])
-        loop.done(handed[0])
-        loop.denied(handed[2])
-        loop.done(handed[3])
+                handed.append(step.batch)
+            loop.take(TaskEnd(task), [1, 2])
+        assert loop.done(handed[1], [1, 2]) == Acknowledged(Done.COUNTED)
+        assert loop.done(handed[0], [1, 2]) == Acknowledged(Done.COUNTED, Finished(tasks[0], []))
+        loop.denied(handed[2], [2])
+        assert loop.done(handed[3], []) == Acknowledged(Done.TAKEN)
         assert loop.next_step() == NeedItem()
-        assert held.done == [(1, [])]
-        return held
 
     @pytest.mark.usefixtures("said")
     def test_goes_the_same_way_again(self, tmp_path: Path) -> None:
@@ -126,28 +121,24 @@ class TestBatchesThatAreSaidToBeDone:
 
     @pytest.mark.usefixtures("said")
     def test_shows_what_is_not_done(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(AcknowledgedLoop, "done", lambda *_: None)
+        monkeypatch.setattr(AcknowledgedLoop, "done", lambda *_, **__: None)
         assert [each.core for each in differences(tmp_path)] == ["acknowledged-1"]
 
 
 class TestARejectedGradient:
     @pytest.fixture
     def rejected(self, recorder: Recorded) -> None:
-        task, made, mode = AssignedTask(assignment_of(0, 1, 1, 2), 1), recorder("trainer"), Async(push_every=2)
-        loop = batch_loop(made, "a", Held(task), lambda item: CurrentBatch(item.task.assignment, item.number, 1))
-        membership = TrainerMembership()
-        membership.has_model(mode)
-        membership.member = 1
-        steps = trainer_steps(made, "a", [[0]], membership, mode)
-        loop.take(ReadBatch(task, 0, None))
-        for _ in range(REJECTION_LIMIT):
-            step = loop.next_step()
+        task, made = AssignedTask(assignment_of(0, 1, 1, 2), 1), recorder("trainer")
+        loop = recorded(made, {"trainer": "a"}, BatchLoop)
+        steps = recorded(made, {"trainer": "a"}, Steps, [[0]], Async(push_every=2))
+        step = loop.take(ReadBatch(task, 0))
+        for turn in range(REJECTION_LIMIT):
             assert isinstance(step, HandOut)
-            current = step.handed.current
-            carried_out(steps, steps.open_batch(current), lambda _: None)
-            steps.rejected(current, GradientError("it has NaN"))
-            carried_out(steps, steps.close_batch(current), lambda _: None)
-        assert isinstance(loop.next_step(), Unreadable)
+            assert step.is_again == (turn > 0)
+            carried_out(steps, steps.open_batch(step.batch, 1, turn + 1), lambda _: None)
+            steps.rejected(GradientError("it has NaN"))
+            step = loop.next_step(carried_out(steps, steps.close_batch(), lambda _: None).batches)
+        assert isinstance(step, Unreadable)
 
     @pytest.mark.usefixtures("rejected")
     def test_goes_the_same_way_again(self, tmp_path: Path) -> None:

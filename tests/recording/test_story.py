@@ -15,23 +15,22 @@ from flightedl.domain.master.state import CoreSettings, StoredState
 from flightedl.domain.pserver.block_values import Extent, Push, Pushed
 from flightedl.domain.pserver.blocks import BlockProtocol
 from flightedl.domain.queue.values import QueueSettings
-from flightedl.domain.trainer.batches import CurrentBatch
+from flightedl.domain.trainer.batches import Batch as BatchAtHand
 from flightedl.domain.trainer.feed import Feed
 from flightedl.domain.trainer.first_values import Candidate, ElectionOfFirstValues
-from flightedl.domain.trainer.membership import TrainerMembership
-from flightedl.domain.trainer.steps import AskToJoin, Next, carried_out
-from flightedl.domain.trainer.transfers import Pull, Transfer
+from flightedl.domain.trainer.steps import Next, Steps, carried_out
+from flightedl.domain.trainer.transfers import Answer, AskAgain, KeepWaiting, Pull, Transfer
 from flightedl.domain.trainer.transfers import Push as PushCall
 from flightedl.errors import NotReadyError, UsageError
 from flightedl.messages.control import ViewMemberMessage, ViewRequest
 from flightedl.messages.declarations import DeclaredModel, JobDeclaration, ModelDeclaration
 from flightedl.messages.parameters import Outcome
-from flightedl.messages.tasks import FinishedTask, JoinReply, ReturnedTask, TasksReply, TasksTicket
+from flightedl.messages.tasks import FinishedTask, ReturnedTask, TasksReply, TasksTicket
+from flightedl.recording.cores import CORES
 from flightedl.recording.reader import recordings_in
 from flightedl.recording.recorded import recorded
-from flightedl.recording.replay import PLAYERS, replay
+from flightedl.recording.replay import replay
 from flightedl.recording.story import TELLERS, story, subject_of, text_of
-from flightedl.recording.trainer_cores import trainer_steps
 from flightedl.recording.values import assignment_of
 from flightedl.recording.writer import SUFFIX, Recorder
 
@@ -251,37 +250,31 @@ class Script:
 
     def __init__(self, run: Run, mode: Mode) -> None:
         recorder = run.recorder("trainer")
-        self._membership = TrainerMembership()
-        self._membership.has_model(mode)
-        self._membership.member = 5
-        self.steps = trainer_steps(recorder, "a", [[0, 1], [2, 3]], self._membership, mode)
+        self.steps = recorded(recorder, {"trainer": "a"}, Steps, [[0, 1], [2, 3]], mode)
         self.election = recorded(recorder, {}, ElectionOfFirstValues, "a", 2)
 
-    def open(self, batch: int) -> CurrentBatch:
-        current = CurrentBatch(assignment_of(0, 1, 7, 4), batch, 2)
-        current.begin()
-        self.carry_out(self.steps.open_batch(current))
-        return current
+    def open(self, number: int, *, joins: bool = False) -> None:
+        if joins:
+            self.carry_out(self.steps.joined(6, None))
+        self.carry_out(self.steps.open_batch(BatchAtHand(0, 1, 7, number, 4, 2), 6, 1))
 
     def carry_out(self, step: Next, *outcomes: Outcome, having: bytes = b"") -> None:
         """Each pserver answers pushes with the first outcome, then with the next ones."""
         said = list(outcomes)
 
-        def perform(effect: object) -> JoinReply | None:
-            if isinstance(effect, AskToJoin):
-                return JoinReply(member=6, holds_work=True)
-            for shard in effect.shards if isinstance(effect, Transfer) else ():
-                shard.failed(NotReadyError("nobody is there"))
-                while not shard.is_over:
-                    call = shard.next_call(20 + shard.index)
+        def perform(effect: object) -> None:
+            for index, first in enumerate(effect.calls if isinstance(effect, Transfer) else ()):
+                verdict = self.steps.heard(effect.serial, index, 0, [], NotReadyError("nobody is there"))
+                call = first if isinstance(verdict, AskAgain) else None
+                while call is not None:
                     blocks = sorted(call.blocks if isinstance(call, PushCall) else call.wanted)
                     outcome = (
                         (said.pop(0) if said else Outcome.ACCEPTED) if isinstance(call, PushCall) else Outcome.NONE
                     )
                     version = call.wanted[blocks[0]] if isinstance(call, Pull) else None
-                    shard.answered(range(blocks[0], blocks[-1] + 1), outcome, version, having)
-                    shard.ended()
-            return None
+                    answer = Answer(blocks[0], blocks[-1] + 1, outcome, version, having)
+                    verdict = self.steps.heard(effect.serial, index, 20 + index, [answer])
+                    call = verdict.call if isinstance(verdict, KeepWaiting) else None
 
         carried_out(self.steps, step, perform)
 
@@ -289,15 +282,14 @@ class Script:
 def test_what_a_trainer_computes_pushes_and_is_answered_is_told(tmp_path: Path) -> None:
     run = Run(tmp_path)
     script = Script(run, Sync())
-    current = script.open(0)
+    script.open(0)
     run.at(101)
-    script.carry_out(script.steps.step(current), Outcome.ACCEPTED, Outcome.STALE)
-    script.carry_out(script.steps.close_batch(current))
+    script.carry_out(script.steps.step(), Outcome.ACCEPTED, Outcome.STALE)
+    script.carry_out(script.steps.close_batch())
     run.at(102)
-    current.begin()
-    script.carry_out(script.steps.open_batch(current))
-    script.carry_out(script.steps.step(current), Outcome.ALREADY_APPLIED)
-    script.carry_out(script.steps.close_batch(current))
+    script.open(0, joins=True)
+    script.carry_out(script.steps.step(), Outcome.ALREADY_APPLIED)
+    script.carry_out(script.steps.close_batch())
     run.check()
     told = run.told("batch", "1/1/0")
     assert told == [
@@ -326,10 +318,10 @@ def test_a_sum_is_told_with_its_batches(tmp_path: Path) -> None:
     run = Run(tmp_path)
     script = Script(run, Async(push_every=2))
     for batch in range(2):
-        current = script.open(batch)
-        script.steps.add(current, ["w"])
-        script.carry_out(script.steps.step(current), Outcome.ACCEPTED, Outcome.PARTLY_APPLIED, having=b"\x01")
-        script.carry_out(script.steps.close_batch(current))
+        script.open(batch)
+        script.steps.add(["w"])
+        script.carry_out(script.steps.step(), Outcome.ACCEPTED, Outcome.PARTLY_APPLIED, having=b"\x01")
+        script.carry_out(script.steps.close_batch())
     run.check()
     told = [line for line in run.told("batch", "1/1/0") if "gets" not in line and "finds" not in line]
     assert told == [
@@ -384,4 +376,4 @@ def test_whose_first_values_the_model_gets_is_told(tmp_path: Path) -> None:
 
 
 def test_every_core_that_is_replayed_can_tell() -> None:
-    assert TELLERS.keys() == PLAYERS.keys()
+    assert TELLERS.keys() == CORES.keys()

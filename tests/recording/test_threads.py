@@ -11,10 +11,11 @@ import pytest
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.domain.consistency.modes import Async, Mode
+from flightedl.domain.trainer.steps import Steps
 from flightedl.errors import UnavailableError
 from flightedl.recording.reader import recordings_in
+from flightedl.recording.recorded import recorded
 from flightedl.recording.replay import replay
-from flightedl.recording.trainer_cores import trainer_steps
 from flightedl.recording.writer import SUFFIX, Recorder
 
 from ..client.pserver_bench import Cluster
@@ -28,22 +29,20 @@ def test_steps_over_several_pservers(tmp_path: Path, mode: Mode) -> None:
     recorder = Recorder("trainer", "1", "demo", SystemClock(), lines.append, is_strict=True)
     gradients = {name: np.ones(shape, np.float32) for name, shape in SHAPES.items()}
     with Cluster(SHAPES, mode, pservers=2) as cluster:
-        trainer = cluster.trainer(steps=partial(trainer_steps, recorder, "t1"), give_up_s=0.05)
+        trainer = cluster.trainer(steps=partial(recorded, recorder, {"trainer": "t1"}, Steps), give_up_s=0.05)
         model, present = trainer.parameters, cluster.present[1]
         for batch in range(4):
-            current = trainer.begin(batch)
-            current.begin()
-            model.run(model.steps.open_batch(current))
+            trainer.begin(batch)
             cluster.present[1] = UnavailableError("nobody is there") if batch == 1 else present
             with contextlib.suppress(UnavailableError):
                 model.push({"a": gradients["a"]}) if batch == 0 else model.step(gradients)
             cluster.present[1] = present
-            model.run(model.steps.close_batch(current))
+            model.close_batch()
         model.pull(["b"])
         value = float(model["b"][0])
     assert value != 0
     (tmp_path / f"1{SUFFIX}").write_bytes(b"".join(lines))
     (recording,) = recordings_in(tmp_path)
     assert replay(recording).difference is None
-    asked = [record.effects for _, record in recording.records() if record.name == "PserverAsked"]
-    assert sum(b'"push"' in bytes(effects) for effects in asked) >= 2
+    sent = [bytes(record.effects) for _, record in recording.records() if b'"Transfer"' in bytes(record.effects)]
+    assert sum(b'"bases"' in effects for effects in sent) >= 2

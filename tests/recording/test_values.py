@@ -17,7 +17,6 @@ from flightedl.errors import CorruptError, JobFailedError
 from flightedl.messages.control import AppliedReply, AppliedRequest
 from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset
 from flightedl.messages.tasks import FinishedTask, TasksTicket
-from flightedl.recording.arguments import Memory
 from flightedl.recording.calls import read_event
 from flightedl.recording.values import BatchCounts, encode, tagged, with_counts
 
@@ -36,7 +35,7 @@ def written(value: object) -> object:
 
 def again(event: object) -> object:
     (fields,) = msgspec.json.decode(encode(tagged(event)), type=dict[str, msgspec.Raw]).values()
-    return read_event(type(event), fields, Memory())
+    return read_event(type(event), fields)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +69,7 @@ def test_the_order_of_a_mapping_is_kept() -> None:
 def test_every_event_can_be_read() -> None:
     for kind in (*typing.get_args(events.Event), *typing.get_args(life_values.Event)):
         with pytest.raises(CorruptError):
-            read_event(kind, msgspec.Raw(b'"no event"'), Memory())
+            read_event(kind, msgspec.Raw(b'"no event"'))
 
 
 def test_values_of_several_classes_say_which_one_they_are() -> None:

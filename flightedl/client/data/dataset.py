@@ -23,7 +23,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from queue import Empty
 from typing import Protocol, Self, cast
@@ -37,14 +37,17 @@ from flightedl.client.tables.table import Column, Table
 from flightedl.client.waiting import Waiting
 from flightedl.domain.trainer import readings
 from flightedl.domain.trainer.acknowledged import NOT_GIVEN, AcknowledgedLoop, Done
-from flightedl.domain.trainer.batches import CurrentBatch
+from flightedl.domain.trainer.batches import Batch, BatchState, CurrentBatch
 from flightedl.domain.trainer.feed import AssignedTask
 from flightedl.domain.trainer.readings import (
     REJECTION_LIMIT,
+    BatchDone,
     BatchLoop,
+    Finished,
     GiveUpSum,
+    HandBack,
     HandOut,
-    Holder,
+    LoopStep,
     NeedItem,
     PushSum,
     ReadBatch,
@@ -67,24 +70,28 @@ _STARVED = object()
 class BatchListener(Protocol):
     """Who has to know where the user's code is: the session, on behalf of parameters and tables."""
 
-    def open_batch(self, current: CurrentBatch) -> bool:
+    def open_batch(self, batch: Batch, place: Callable[[], str]) -> bool:
         """The batch is about to be handed out: be a member, have fresh values. False: the work was taken away."""
         ...
 
-    def close_batch(self, current: CurrentBatch) -> None:
-        """The user's code is through with it: answer for what it left out."""
+    def close_batch(self) -> Sequence[BatchState]:
+        """The user's code is through with it: answer for what it left out. Return the batches that have changed."""
+        ...
+
+    def batch_done(self, batch: Batch, *, is_counted: bool) -> None:
+        """The user says that a batch of data without a model is done; False: another trainer does it."""
         ...
 
     def abandon_batch(self) -> None:
         """The loop was left at a batch: nothing of it goes on."""
         ...
 
-    def push_sum(self) -> None:
-        """Push the sum of what was not pushed yet: no batch ``waits`` when this returns."""
+    def push_sum(self) -> Sequence[BatchState]:
+        """Push the sum of what was not pushed yet: no batch ``waits`` afterwards. Return the batches that changed."""
         ...
 
-    def give_up_sum(self) -> None:
-        """Forget the sum of what was not pushed yet: its batches are somebody else's now."""
+    def give_up_sum(self) -> Sequence[BatchState]:
+        """Forget the sum of what was not pushed yet: its batches are somebody else's now. Returns likewise."""
         ...
 
     def loop_over(self) -> None:
@@ -93,14 +100,12 @@ class BatchListener(Protocol):
 
 
 #: Makes what decides about a loop.
-LoopOf = Callable[[Holder, Callable[[ReadBatch[pa.RecordBatch]], CurrentBatch]], BatchLoop[pa.RecordBatch]]
-AcknowledgedOf = Callable[
-    [Holder, Callable[[ReadBatch[pa.RecordBatch]], CurrentBatch]], AcknowledgedLoop[pa.RecordBatch]
-]
+LoopOf = Callable[[], BatchLoop]
+AcknowledgedOf = Callable[[], AcknowledgedLoop]
 #: Told which columns have ids of tables, and how to see the next batch.
 LookAhead = Callable[[Mapping[Table, Column], Callable[[], pa.RecordBatch | None]], None]
-Item = readings.Item[pa.RecordBatch]
-Handed = readings.Handed[pa.RecordBatch]
+#: What was read, with the records of a batch.
+Item = tuple[readings.Item, pa.RecordBatch | None]
 #: None: nothing comes, while batches are not done.
 Loop = Generator[pa.RecordBatch | None, None, None]
 
@@ -146,7 +151,7 @@ class Dataset:
         #: The user says which batches are done.
         self.explicit_done = explicit_done
         #: Of the loop that is under way, if so.
-        self._acknowledged: AcknowledgedLoop[pa.RecordBatch] | None = None
+        self._acknowledged: AcknowledgedLoop | None = None
         self._is_finished = False
         #: The loop over the data, from its beginning. Only whoever goes through it keeps it: when they leave it, by
         #: ``break`` or by an exception, it ends there and then, and nobody waits for this trainer.
@@ -156,6 +161,8 @@ class Dataset:
         self._feed: TaskFeed | None = None
         #: In the order of reading; None: there is no more.
         self._read_queue: ReadQueue[Item | None] = ReadQueue()
+        #: (reading, number) -> the records of a batch that may be handed out again, or that is not done.
+        self._records: dict[tuple[int, int], pa.RecordBatch] = {}
         #: What the user's code is at.
         self._at: AssignedTask | None = None
         #: Of the batch within its task.
@@ -225,13 +232,19 @@ class Dataset:
         if not self.explicit_done:
             raise UsageError("batches are done as the loop goes on: to say it yourself, declare explicit_done=True")
         waiting = [] if self._acknowledged is None else self._acknowledged.not_done
-        found = next((each for each in waiting if batch is None or each.item.records is batch), None)
+        found = next((each for each in waiting if batch is None or self._records.get(each.key) is batch), None)
         if found is None or self._acknowledged is None:
             raise UsageError(NOT_GIVEN)
         self._require_lease()
-        outcome = self._acknowledged.done(found)
-        self._listener.close_batch(found.current)
-        return outcome
+        loop, feed, handed = self._acknowledged, self._feed, found.item.batch
+        assert feed is not None, "a loop has given the batch"
+        feed.batch_done(found.item.task, handed.number)
+        done = loop.done(handed, feed.held)
+        self._records.pop(found.key, None)
+        if done.report is not None:
+            self._report(feed, done.report)
+        self._listener.batch_done(handed, is_counted=done.outcome is Done.COUNTED)
+        return done.outcome
 
     def end(self) -> None:
         """Of a dataset declared with ``follow``: no files are to come, so let the last epoch end with those there are.
@@ -259,7 +272,7 @@ class Dataset:
     def _peek(self) -> pa.RecordBatch | None:
         """The batch that was read behind the current one; None: that is not known."""
         item = self._read_queue.first
-        return item.records if isinstance(item, ReadBatch) else None
+        return None if item is None else item[1]
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         if self._is_finished:
@@ -323,33 +336,97 @@ class Dataset:
             )
 
     def _batches(self, feed: TaskFeed) -> Iterator[pa.RecordBatch | None]:
-        loop: BatchLoop[pa.RecordBatch] | AcknowledgedLoop[pa.RecordBatch]
         if self.explicit_done:
-            loop = self._acknowledged = self._acknowledged_of(feed, self._current_of)
-        else:
-            loop = self._loop_of(feed, self._current_of)
+            yield from self._acknowledged_batches(feed)
+            return
+        loop, listener = self._loop_of(), self._listener
+        step: LoopStep = loop.next_step()
         while True:
-            match loop.next_step():
+            match step:
                 case NeedItem():
-                    item = self._next_item(feed)
+                    if (item := self._next_item(feed)) is None:
+                        return
+                    read = self._kept(cast("Item", item))
+                    # A batch is looked at when it is handed out.
+                    is_taken = isinstance(read, ReadBatch) or feed.is_held(read.task)
+                    step = loop.take(read) if is_taken else loop.next_step()
+                case HandOut(task, batch):
+                    if self._open(feed, task, batch):
+                        yield self._records[batch.key]
+                        self._at = None
+                        step = loop.next_step(self._closed())
+                    else:
+                        step = loop.denied(batch)
+                case PushSum():
+                    step = loop.next_step(listener.push_sum())
+                case GiveUpSum():
+                    step = loop.next_step(listener.give_up_sum())
+                case _:
+                    self._report(feed, step)
+                    step = loop.next_step()
+
+    def _closed(self) -> Sequence[BatchState]:
+        """The user's code is through with the batch; the records of what is settled are let go of."""
+        states = self._listener.close_batch()
+        for state in states:
+            if not (state.waits or state.must_repeat):
+                self._records.pop((state.reading, state.number), None)
+        return states
+
+    def _acknowledged_batches(self, feed: TaskFeed) -> Iterator[pa.RecordBatch | None]:
+        """The same where the user says which batches are done."""
+        loop = self._acknowledged = self._acknowledged_of()
+        step: LoopStep = loop.next_step()
+        while True:
+            match step:
+                case NeedItem():
+                    while (item := self._next_item(feed)) is _STARVED:
+                        yield None
                     if item is None:
                         return
-                    if item is _STARVED:
-                        yield None
+                    step = loop.take(self._kept(cast("Item", item)), feed.held)
+                case HandOut(task, batch):
+                    if self._open(feed, task, batch):
+                        yield self._records[batch.key]
+                        self._at = None
+                        step = loop.next_step()
                     else:
-                        loop.take(cast("Item", item))
-                case HandOut(handed):
-                    yield from self._hand_out(loop, feed, handed)
-                case PushSum():
-                    self._listener.push_sum()
-                case GiveUpSum():
-                    self._listener.give_up_sum()
-                case Unreadable(failure):
-                    _report_unreadable(feed, failure)
+                        step = loop.denied(batch, feed.held)
+                case _:
+                    self._report(feed, step)
+                    step = loop.next_step()
 
-    def _current_of(self, item: ReadBatch[pa.RecordBatch]) -> CurrentBatch:
-        place = partial(self._place, item.task, item.number)
-        return CurrentBatch(item.task.assignment, item.number, item.records.num_rows, place=place)
+    def _kept(self, item: Item) -> readings.Item:
+        """Keep the records of an item for as long as its batch may be handed out."""
+        read, records = item
+        if not isinstance(read, ReadBatch):
+            return read
+        if not self.explicit_done and self._records and next(iter(self._records))[0] != read.task.number:
+            self._records.clear()
+        self._records[read.task.number, read.number] = records
+        return read
+
+    def _open(self, feed: TaskFeed, task: AssignedTask, batch: Batch) -> bool:
+        """False: the work was taken away."""
+        self._require_lease()
+        place = partial(self._place, task, batch.number)
+        if not feed.is_held(task) or not self._listener.open_batch(batch, place):
+            return False
+        self._at, self._number = task, batch.number
+        return True
+
+    @staticmethod
+    def _report(feed: TaskFeed, step: LoopStep) -> None:
+        """Tell the feed."""
+        match step:
+            case Finished(task, pservers):
+                feed.finished(task, pservers)
+            case HandBack(task):
+                feed.hand_back(task)
+            case BatchDone(task, number):
+                feed.batch_done(task, number)
+            case Unreadable(failure):
+                _report_unreadable(feed, failure)
 
     def _place(self, task: AssignedTask, number: int) -> str:
         """Where the records of a batch lie."""
@@ -358,20 +435,6 @@ class Dataset:
         end = first + declared.batch_size
         chunks = chunks_from_rows(given.chunks)
         return described(record_ranges(chunks, first, end, given.seed, given.epoch, given.task))
-
-    def _hand_out(
-        self, loop: BatchLoop[pa.RecordBatch] | AcknowledgedLoop[pa.RecordBatch], feed: TaskFeed, handed: Handed
-    ) -> Iterator[pa.RecordBatch]:
-        """Give a batch to the user's code, once."""
-        self._require_lease()
-        if not feed.is_held(handed.item.task) or not self._listener.open_batch(handed.current):
-            loop.denied(handed)
-            return
-        self._at, self._number = handed.item.task, handed.item.number
-        yield handed.item.records
-        self._at = None
-        if not self.explicit_done:
-            self._listener.close_batch(handed.current)
 
     def _next_item(self, feed: TaskFeed) -> Item | object | None:
         waiting: Waiting | None = None
@@ -438,13 +501,13 @@ def _read_task(task: AssignedTask, read: ReadTask, put: Callable[[Item], bool]) 
     number = task.assignment.first_batch
     try:
         for records in read(task):
-            if not put(ReadBatch(task, number, records)):
+            if not put((ReadBatch(task, number, records.num_rows), records)):
                 return
             number += 1
     except Exception as error:  # noqa: BLE001 - raised or reported where the batch would have been handed out
-        put(ReadFailure(task, number, error))
+        put((ReadFailure(task, number, error), None))
     else:
-        put(TaskEnd(task))
+        put((TaskEnd(task), None))
 
 
 def _put(stopping: threading.Event, items: ReadQueue[Item | None], item: Item | None) -> bool:

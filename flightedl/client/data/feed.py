@@ -91,6 +91,12 @@ class TaskFeed:
         with self._changed:
             return self._feed.is_held(task)
 
+    @property
+    def held(self) -> frozenset[int]:
+        """Numbers of the tasks that are held."""
+        with self._changed:
+            return frozenset(task.number for task in self._feed.held)
+
     # what the trainer reports
 
     def finished(

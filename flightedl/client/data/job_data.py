@@ -21,14 +21,16 @@ from flightedl.client.data.reading import ReadTask, batches_of, place_of, tellin
 from flightedl.client.participation import Participation
 from flightedl.client.process import TrainerProcess
 from flightedl.domain.retries import PATIENT
+from flightedl.domain.trainer.acknowledged import AcknowledgedLoop
 from flightedl.domain.trainer.feed import Ask
+from flightedl.domain.trainer.readings import BatchLoop
 from flightedl.errors import UsageError
 from flightedl.formats.declared import schema_of, spec_of
 from flightedl.formats.reader import Decode
 from flightedl.messages.base import encode
 from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset, EvaluationDeclaration
 from flightedl.messages.tasks import EndGrowthRequest, TasksReply
-from flightedl.recording.trainer_cores import acknowledged_loop, batch_loop
+from flightedl.recording.recorded import recorded
 
 _CLOSE_S = 4.0
 
@@ -78,8 +80,8 @@ class JobData:
             _CLOSE_S,
             lambda: self._process.tell_master("end_growth", EndGrowthRequest),
             self._begin_again,
-            partial(batch_loop, self._process.recorder, self._process.trainer),
-            partial(acknowledged_loop, self._process.recorder, self._process.trainer),
+            partial(recorded, self._process.recorder, {"trainer": self._process.trainer}, BatchLoop),
+            partial(recorded, self._process.recorder, {"trainer": self._process.trainer}, AcknowledgedLoop),
             explicit_done=explicit_done,
             look_ahead=self._look_ahead,
             trouble_of_files=lambda: self._files.trouble,

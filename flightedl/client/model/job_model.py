@@ -30,6 +30,7 @@ from flightedl.domain.model.sharding import ShardPlan, plan_for
 from flightedl.domain.retries import is_transient
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.domain.trainer.first_values import FollowedElection
+from flightedl.domain.trainer.steps import Steps
 from flightedl.errors import DeclarationError, FlightedlError, UnavailableError, UsageError
 from flightedl.formats.model_files import format_of
 from flightedl.kernels.half_precision import check_kind
@@ -39,7 +40,6 @@ from flightedl.messages.declarations import DeclaredModel, ModelDeclaration, Par
 from flightedl.messages.parameters import TableTicket
 from flightedl.messages.status import PserverStatusReply, TableCounts
 from flightedl.recording.recorded import recorded
-from flightedl.recording.trainer_cores import trainer_steps
 
 Array = npt.NDArray[np.generic]
 
@@ -257,7 +257,7 @@ class JobModel:
             rule.clip_norm,
             declared.declaration.wire,
             error_feedback,
-            partial(trainer_steps, process.recorder, process.trainer),
+            lambda *given: recorded(process.recorder, {"trainer": process.trainer}, Steps, *given),
             unclipped=rule.unclipped(spec.name for spec in plan.parameters),
             tree=tree,
             probe=process.probe,

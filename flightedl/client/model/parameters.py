@@ -30,9 +30,9 @@ from flightedl.client.waiting import Waiting
 from flightedl.domain.consistency.modes import Mode
 from flightedl.domain.model.settings import Limits, checked
 from flightedl.domain.model.sharding import Block, ShardPlan, runs_of
-from flightedl.domain.trainer.batches import CurrentBatch
-from flightedl.domain.trainer.membership import TrainerMembership
-from flightedl.domain.trainer.steps import Done, Effect, Next, Steps, TakeSum
+from flightedl.domain.trainer.batches import Batch, BatchState, CurrentBatch
+from flightedl.domain.trainer.membership import Begun, TrainerMembership
+from flightedl.domain.trainer.steps import Added, Done, Effect, Next, Steps, TakeSum
 from flightedl.domain.trainer.transfers import Transfer
 from flightedl.errors import GradientError, UsageError
 from flightedl.ports import Clock
@@ -46,13 +46,10 @@ _NO_GRADIENTS: Mapping[str, npt.ArrayLike] = MappingProxyType({})
 
 
 class Scope(Sender, Protocol):
-    """Under whose name, and for which batch, the parameters push now."""
+    """Under whose name the parameters push now."""
 
     @property
     def membership(self) -> TrainerMembership: ...
-
-    @property
-    def current(self) -> CurrentBatch | None: ...
 
 
 class Listener(Protocol):
@@ -101,7 +98,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         clip_norm: float | None = None,
         wire: str = "",
         error_feedback: bool = False,
-        steps: Callable[[Sequence[Sequence[int]], TrainerMembership, Mode], Steps] = Steps,
+        steps: Callable[[Sequence[Sequence[int]], Mode, Sequence[range]], Steps] = Steps,
         unclipped: Collection[str] = (),
         tree: Tree | None = None,
         probe: StepProbe | None = None,
@@ -119,19 +116,21 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         self._values = ModelValues(plan, self._blocks, halves)
         runs = [runs_of(plan, index) for index in range(plan.pserver_count)]
         model = Model(plan, self._blocks, self._values)
-        self._shards = [
-            ShardClient(index, shard_runs, model, servers, scope, waiting, clock)
-            for index, shard_runs in enumerate(runs)
-        ]
-        self._pool = ThreadPoolExecutor(plan.pserver_count, "flightedl-parameters")
-        self._plans = StepPlans(plan, runs, self._values.dtypes, wire, clip_norm, self._pool, unclipped, self._feedback)
-        self._sums = GradientSums()
         #: What is pushed when, and what is pulled.
         blocks = [
             [*(number for run in shard_runs for number in run), *plan.buckets_of(index)[:1]]
             for index, shard_runs in enumerate(runs)
         ]
-        self.steps = steps(blocks, scope.membership, mode)
+        self.steps = steps(blocks, mode, [plan.buckets_of(index) for index in range(plan.pserver_count)])
+        self._shards = [
+            ShardClient(index, shard_runs, model, servers, scope, waiting, clock, self.steps)
+            for index, shard_runs in enumerate(runs)
+        ]
+        self._pool = ThreadPoolExecutor(plan.pserver_count, "flightedl-parameters")
+        self._plans = StepPlans(plan, runs, self._values.dtypes, wire, clip_norm, self._pool, unclipped, self._feedback)
+        self._sums = GradientSums()
+        #: Batches that have changed since the loop was told of any.
+        self._changed: list[BatchState] = []
         #: The gradients of the push that is under way.
         self._outgoing = self._plans.nothing
         self._listener: Listener | None = None
@@ -227,7 +226,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         self._require_open()
         checked("min_version", min_version, int, Limits(at_least=0))
         wanted = self._blocks if names is None else self._blocks_of(names)
-        self.run(self.steps.pull(self._scope.current, wanted, min_version))
+        self.run(self.steps.pull(list(wanted), min_version))
 
     def lend_to(self, show: Show) -> None:
         """Zero copy: have values shown where they lie, the present ones now, and others whenever some come.
@@ -281,30 +280,30 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             UnavailableError: a pserver stayed away for longer than ``give_up_s``.
         """
         self._require_open()
-        current, rows, steps = self._scope.current, self.rows, self.steps
+        rows, steps = self.rows, self.steps
         if (known := rows.prefetched(ids, steps.versions if steps.is_synchronous else None)) is not None:
             return known
         lookup = Lookup(self._plan, ids)
-        if current is not None and not current.must_repeat:
-            self._read_rows(lookup, current)
+        if steps.current is not None and not steps.current.must_repeat:
+            self._read_rows(lookup, as_reader=False)
         while lookup.missing():
             # The membership ended: the batch is done again, and what is read is of no consequence.
-            self._read_rows(lookup, None)
+            self._read_rows(lookup, as_reader=True)
         return lookup
 
-    def _read_rows(self, lookup: Lookup, current: CurrentBatch | None) -> None:
+    def _read_rows(self, lookup: Lookup, *, as_reader: bool) -> None:
         keys = [self._plan.buckets_of(pserver).start for pserver in lookup.missing()]
         with self.rows.looking_up(lookup):
-            self.run(self.steps.pull(current, keys))
+            self.run(self.steps.pull(keys, as_reader=as_reader))
 
     def where(self) -> str:
         """The current batch, for people."""
-        return f"{self._scope.current or 'no batch'}"
+        return f"{self.steps.current or 'no batch'}"
 
     @property
     def current_batch(self) -> CurrentBatch | None:
         """What the user's code is at."""
-        return self._scope.current
+        return self.steps.current
 
     def push_rows(self, table: int, ids: Ids, gradients: npt.NDArray[np.float32]) -> None:
         """Gradients of the rows of distinct ids, which leave with the current batch's step.
@@ -324,23 +323,56 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         """Nothing of what waits for the current batch's step is pushed."""
         self.rows.forget()
 
-    def close_batch(self, current: CurrentBatch) -> None:
+    def open_batch(self, batch: Batch, begun: Begun) -> None:
+        """The user's code is about to get a batch."""
+        self.run(self.steps.open_batch(batch, begun.member, begun.step))
+
+    def joined(self, member: int, mode: Mode | None) -> None:
+        """The trainer is a member now: have values that a member may have."""
+        self.run(self.steps.joined(member, mode))
+
+    def close_batch(self) -> Sequence[BatchState]:
         """The user's code is through with the batch: what it did not push arrives, rows that it left leave."""
         try:
-            if self.steps.sums is not None and not current.is_undone and not current.waits:
-                self._add_rows(current)
-            self.run(self.steps.close_batch(current))
+            if self.steps.sums is not None:
+                current = self._require_current()
+                if not current.is_undone and not current.waits:
+                    self._add_rows()
+            self.run(self.steps.close_batch())
         finally:
             self.rows.forget()
+        return self._told()
+
+    def push_sum(self) -> Sequence[BatchState]:
+        """Push what was added up and not pushed yet; return the batches that have changed."""
+        self.run(self.steps.push_sum())
+        return self._told()
+
+    def give_up_sum(self) -> Sequence[BatchState]:
+        """Forget what was added up and not pushed yet; return the batches that have changed."""
+        self._end(self.steps.give_up_sum())
+        return self._told()
 
     def abandon_batch(self) -> None:
         """The loop was left at a batch: nothing of it goes on."""
         self.rows.forget()
-        self.steps.abandon_batch()
+        self._end(self.steps.abandon_batch())
 
     def refresh(self) -> None:
         """Pull all blocks: as a member at or above its first round, else at whatever version they are."""
-        self.run(self.steps.refresh())
+        self.run(self.steps.refresh(self._scope.membership.member))
+
+    def _told(self) -> Sequence[BatchState]:
+        changed, self._changed = self._changed, []
+        return changed
+
+    def _end(self, done: Done) -> None:
+        """An operation is over."""
+        self._changed += done.batches
+        if done.is_member_lost:
+            self._scope.membership.lost()
+        if done.error is not None:
+            raise done.error
 
     def run(self, step: Next, outgoing: Outgoing | None = None) -> None:
         """Do what the core says, which is about this trainer's gradients."""
@@ -351,8 +383,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
                 step = self._last(step)
             finally:
                 self._outgoing = self._plans.nothing
-        if step.error is not None:
-            raise step.error
+        if step.error is not None or step.is_member_lost or step.batches:
+            self._end(step)
         if self._values.lending is not None:
             self._values.lending.require()
 
@@ -368,7 +400,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         return step
 
     def carry_out(self, effect: Effect) -> None:
-        """One effect of ``steps``, other than those about joining.
+        """One effect of ``steps``.
 
         Raises:
             GradientError: a sum cannot be pushed.
@@ -394,8 +426,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
 
     def rejected(self, error: GradientError) -> None:
         """Note that a gradient of the current batch was rejected: the batch is handed out again."""
-        if (current := self._scope.current) is not None:
-            self.steps.rejected(current, error)
+        self.steps.rejected(error)
 
     def _push(self, gradients: Mapping[str, npt.ArrayLike], *, is_complete: bool) -> None:
         self._require_open()
@@ -415,23 +446,23 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             return
         if steps.sums is not None:
             names = outgoing.plan.names
-            weight = steps.add(current, names)
-            self._sums.add(steps.sums.identity, dict(zip(names, outgoing.arrays, strict=True)), weight)
+            added = self._added(names)
+            self._sums.add(added.identity, dict(zip(names, outgoing.arrays, strict=True)), added.weight)
             if is_complete:
-                self._add_rows(current)
-                self.run(steps.step(current))
+                self._add_rows()
+                self.run(steps.step())
             return
         if current.answered:
             self._require_first(gradients, current)
         if self._plans.encodes:
             outgoing = self._plans.encoded(outgoing)
-        self.run(steps.step(current) if is_complete else steps.push(current, self._blocks_of(gradients)), outgoing)
+        self.run(steps.step() if is_complete else steps.push(self._blocks_of(gradients)), outgoing)
 
     def _places_of(self, name: str) -> list[Block]:
         return [self._blocks[number] for number in self._ranges[name]]
 
     def _require_current(self) -> CurrentBatch:
-        current = self._scope.current
+        current = self.steps.current
         if current is None:
             raise UsageError(
                 "there is no current batch: push and step belong inside `for batch in job.dataset(...)`, before the "
@@ -439,13 +470,19 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             )
         return current
 
-    def _add_rows(self, current: CurrentBatch) -> None:
+    def _add_rows(self) -> None:
         """The batch's rows go into the sum that is pushed next."""
-        pending, sums = self.rows.pending, self.steps.sums
-        if pending and sums is not None:
-            weight = self.steps.add(current, [self.rows.name_in_sums(table) for table in pending.tables])
-            self.rows.sums.add(sums.identity, pending.take(), weight)
+        pending = self.rows.pending
+        if pending:
+            added = self._added([self.rows.name_in_sums(table) for table in pending.tables])
+            self.rows.sums.add(added.identity, pending.take(), added.weight)
             pending.clear()
+
+    def _added(self, names: Collection[str]) -> Added:
+        """Errors as of ``Steps.add``."""
+        if self.steps.sums is not None and (name := self.steps.sums.repeated(self._require_current(), names)):
+            raise UsageError(f"the gradient of {name!r} was already pushed for this batch ({self.where()})")
+        return self.steps.add(list(names))
 
     def _require_first(self, names: Iterable[str], current: CurrentBatch) -> None:
         """UsageError if the batch has had a gradient for one of these parameters."""
@@ -459,7 +496,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
     def _sum(self, taken: TakeSum) -> Outgoing:
         """The gradients of a sum, ready to be sent."""
         arrays = self._plans.clipped(self._sums.take(taken.identity, taken.divisors))
-        outgoing = self._plans.sound(arrays, f"the sum of {1 + len(taken.together.further)} batches")
+        outgoing = self._plans.sound(arrays, f"the sum of {1 + len(taken.batch.further)} batches")
         rows = self.rows.of_sum(taken.identity, taken.divisors)
         return self._plans.encoded(outgoing, is_clipped=True)._replace(rows=rows)
 
@@ -475,27 +512,27 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         outgoing = self._outgoing
         if self._plan.tables and outgoing.rows is None:
             outgoing = outgoing._replace(rows=self.rows.of(transfer))
-        pairs = list(zip(self._shards, transfer.shards, strict=True))
+        pairs = list(zip(self._shards, transfer.calls, strict=True))
         try:
             if len(pairs) == 1:
-                shard, part = pairs[0]
-                shard.carry_out(part, transfer, outgoing)
+                shard, call = pairs[0]
+                shard.carry_out(call, transfer, outgoing)
                 return
             futures = [
-                self._pool.submit(tracing.bound(shard.carry_out, part, transfer, outgoing)) for shard, part in pairs
+                self._pool.submit(tracing.bound(shard.carry_out, call, transfer, outgoing)) for shard, call in pairs
             ]
             try:
                 errors = [error for future in futures if (error := future.exception()) is not None]
             except BaseException:
                 # Ctrl-C: what arrived later would be taken for values of the batch that comes next.
-                transfer.give_up()
+                self.steps.give_up_transfer()
                 wait(futures)
                 raise
             if errors:
                 raise errors[0]
         finally:
-            if self._feedback is not None and transfer.current is not None:
-                self._feedback.settle(transfer.current.answered)
+            if self._feedback is not None and self.steps.pushing is not None:
+                self._feedback.settle(self.steps.pushing.answered)
             self._tell_values()
 
     def _tell_values(self) -> None:

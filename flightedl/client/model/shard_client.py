@@ -25,19 +25,20 @@ from flightedl.client.probe import PULL, PUSH, WAIT, Conversation
 from flightedl.client.tables.traffic import RowMessages
 from flightedl.client.waiting import Pauses, Waiting
 from flightedl.domain.model.sharding import Block, ShardPlan
-from flightedl.domain.trainer.joined import JoinedAnswers
+from flightedl.domain.trainer.steps import Steps
 from flightedl.domain.trainer.transfers import (
     OVER,
+    Answer,
     AskAgain,
+    Call,
     KeepWaiting,
-    Pull,
+    Over,
     Push,
     Refused,
-    ShardTransfer,
     Transfer,
     Verdict,
 )
-from flightedl.errors import FlightedlError, MessageError
+from flightedl.errors import MessageError
 from flightedl.messages.base import encode
 from flightedl.messages.parameters import LookupHeader, Outcome, PullTicket, PushHeader
 from flightedl.ports import Clock
@@ -87,6 +88,7 @@ class ShardClient:
         sender: In whose name.
         waiting: Begins a wait that the user sees.
         clock: For the time of streams.
+        steps: Hears the answers.
     """
 
     def __init__(
@@ -98,8 +100,10 @@ class ShardClient:
         sender: Sender,
         waiting: Callable[[], Waiting],
         clock: Clock,
+        steps: Steps,
     ) -> None:
         self._index = index
+        self._steps = steps
         #: Block -> number of its run, by rising block.
         self._run_of = {number: run for run, blocks in enumerate(runs) for number in blocks}
         self._model = model
@@ -120,7 +124,7 @@ class ShardClient:
         """Let go of the stream."""
         self._channel.close_idle()
 
-    def carry_out(self, transfer: ShardTransfer, whole: Transfer, outgoing: Outgoing) -> None:
+    def carry_out(self, call: Call | None, transfer: Transfer, outgoing: Outgoing) -> None:
         """Until nothing more is asked of this pserver.
 
         Raises:
@@ -128,16 +132,18 @@ class ShardClient:
             UnavailableError: the pserver stayed away for too long.
         """
         times = self.conversation
-        if transfer.is_over:
+        if call is None:
             times.seconds = {}
             return
-        waits = bool(transfer.pushes) or next(iter(transfer.pulls.values()), 0) > 0
-        times.begin(PUSH if transfer.pushes else WAIT if waits else PULL)
+        if isinstance(call, Push):
+            times.begin(PUSH)
+        else:
+            times.begin(WAIT if next(iter(call.wanted.values()), 0) > 0 else PULL)
         with tracing.NOTHING if tracing.tracer is None else tracing.span("transfer", pserver=self._index):
             try:
-                verdict = self._attempt(transfer, whole, outgoing)
+                verdict = self._attempt(call, transfer, outgoing)
                 if verdict is not OVER:
-                    self._persist(verdict, transfer, whole, outgoing)
+                    self._persist(verdict, transfer, outgoing)
             finally:
                 times.asked_at = None
                 if times.waiting is not None:
@@ -145,7 +151,7 @@ class ShardClient:
                     times.waiting = None
                 times.turn("")
 
-    def _persist(self, verdict: Verdict, transfer: ShardTransfer, whole: Transfer, outgoing: Outgoing) -> None:
+    def _persist(self, verdict: Verdict, transfer: Transfer, outgoing: Outgoing) -> None:
         """Go on after a first attempt that was not enough."""
         times = self.conversation
         # Whoever looks at waits finds this one by its thread; the first attempt may have been told as one already.
@@ -154,48 +160,55 @@ class ShardClient:
             waiting.since(times.asked_at)
         pauses = Pauses(waiting)
         try:
-            while verdict is not OVER:
+            while not isinstance(verdict, Over):
                 if times.phase == PUSH:
                     times.turn(WAIT)
                 match verdict:
                     case Refused(final):
                         raise final
-                    case AskAgain(reason):
+                    case AskAgain(reason, call):
                         pauses.because(reason)
-                    case KeepWaiting(for_what):
+                    case KeepWaiting(for_what, call):
                         pauses.patiently(for_what)
-                verdict = self._attempt(transfer, whole, outgoing)
+                verdict = self._attempt(call, transfer, outgoing)
         finally:
             pauses.over()
 
-    def _attempt(self, transfer: ShardTransfer, whole: Transfer, outgoing: Outgoing) -> Verdict:
-        try:
-            self._call(transfer, whole, outgoing)
-        except FlightedlError as error:
-            return transfer.failed(error)
-        return transfer.ended()
-
-    def _call(self, transfer: ShardTransfer, whole: Transfer, outgoing: Outgoing) -> None:
+    def _attempt(self, call: Call, transfer: Transfer, outgoing: Outgoing) -> Verdict:
         """Ask the process that holds the index now, once."""
-        generation, connection = self._servers.pserver(self._index)
-        if whole.current is None:
-            self._sender.require_final(self._index, generation)
-        match transfer.next_call(generation):
-            case Push() as push:
-                self._push(push, transfer, whole, outgoing, connection)
-            case Pull(wanted):
-                blocks = {number: version for number, version in wanted.items() if number not in self._buckets}
-                if blocks:
-                    self._pull(blocks, transfer, whole.member, connection)
-                if len(blocks) < len(wanted):
-                    self._look_up(wanted[self._buckets.start], transfer, whole.member, outgoing.rows, connection)
+        index, heard = self._index, self._steps.heard
+        answers: list[Answer] = []
+        generation = 0
+        try:
+            generation, connection = self._servers.pserver(index)
+            if transfer.batch is None:
+                self._sender.require_final(index, generation)
+            self._call(call, answers, transfer, outgoing, connection)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, what was answered before counts
+            return heard(transfer.serial, index, generation, answers, error)
+        return heard(transfer.serial, index, generation, answers)
+
+    def _call(
+        self, call: Call, answers: list[Answer], transfer: Transfer, outgoing: Outgoing, connection: Connection
+    ) -> None:
+        """Ask a process, once."""
+        if isinstance(call, Push):
+            self._push(call, answers, transfer, outgoing, connection)
+            return
+        blocks = {number: version for number, version in call.wanted.items() if number not in self._buckets}
+        if blocks:
+            self._pull(blocks, answers, transfer.member, connection)
+        if len(blocks) < len(call.wanted):
+            wanted = call.wanted[self._buckets.start]
+            self._look_up(wanted, answers, transfer.member, outgoing.rows, connection)
 
     # a push: blocks up, outcomes and values down
 
     def _push(
-        self, push: Push, transfer: ShardTransfer, whole: Transfer, outgoing: Outgoing, connection: Connection
+        self, push: Push, answers: list[Answer], transfer: Transfer, outgoing: Outgoing, connection: Connection
     ) -> None:
-        current, blocks = push.current, push.blocks
+        batch, blocks = transfer.batch, push.blocks
+        assert batch is not None, "a batch is pushed"
         if self.conversation.phase != PUSH:
             self.conversation.turn(PUSH)
         has_rows = blocks[-1] in self._buckets
@@ -203,13 +216,13 @@ class ShardClient:
             trainer=self._sender.trainer,
             generation=self._sender.generation,
             plan_hash=self._model.plan.hash,
-            member=whole.member,
-            identity=current.identity,
-            further=list(current.further),
-            step=current.step,
-            weight=float(current.record_count),
+            member=transfer.member,
+            identity=batch.identity,
+            further=list(batch.further),
+            step=batch.step,
+            weight=float(batch.weight),
             rows=len(blocks) + (len(self._buckets) - 1 if has_rows else 0),
-            pull=whole.pull_after_push,
+            pull=transfer.pull_after_push,
             wait_s=_SLICE_S,
             traceparent="" if tracing.tracer is None else tracing.carried(),
             checksums=connection.has_checksums,
@@ -224,22 +237,21 @@ class ShardClient:
         else:
             messages = chain.from_iterable(self._messages_of(run, push.bases, wanted, outgoing) for run in runs)
         if has_rows:
-            rows = self._rows_pushed(push.bases[blocks[-1]], outgoing.rows, pull=whole.pull_after_push)
+            rows = self._rows_pushed(push.bases[blocks[-1]], outgoing.rows, pull=transfer.pull_after_push)
             messages = chain(messages, [[rows]])
-        self._exchange(messages, encode(header), transfer, outgoing.rows, connection)
+        self._exchange(messages, encode(header), answers, outgoing.rows, connection)
 
     def _exchange(
         self,
         messages: Iterable[Sequence[OutgoingBlocks]],
         request: bytes,
-        transfer: ShardTransfer,
+        answers: list[Answer],
         rows: RowMessages | None,
         connection: Connection,
     ) -> None:
         """Messages there, the first of which brings the request, and answers back."""
         if rows is not None:
             rows.begin(self._index)
-        joined = JoinedAnswers(self._buckets, transfer) if self._buckets else None
         checksums = connection.has_checksums
         stream = self._channel.begin(connection, timeout_s=_STREAM_S)
         try:
@@ -251,7 +263,7 @@ class ShardClient:
                 request = b""
                 while stream.is_full and said != STEP_END:
                     parts, said = stream.receive()
-                    self._take(parts, transfer, stream.require_lent, joined, rows)
+                    self._take(parts, answers, stream.require_lent, rows)
                     del parts
                 if said == STEP_END:
                     break
@@ -259,7 +271,7 @@ class ShardClient:
                 if self.conversation.phase == PUSH and stream.is_answered:
                     self.conversation.turn(WAIT)
                 parts, said = stream.receive()
-                self._take(parts, transfer, stream.require_lent, joined, rows)
+                self._take(parts, answers, stream.require_lent, rows)
                 del parts
         except BaseException as error:
             self._channel.end(stream, error)
@@ -294,7 +306,7 @@ class ShardClient:
         return OutgoingBlocks(self._buckets, base, Outcome.NONE, payload, ())
 
     def _look_up(
-        self, min_version: int, transfer: ShardTransfer, member: int, rows: RowMessages | None, connection: Connection
+        self, min_version: int, answers: list[Answer], member: int, rows: RowMessages | None, connection: Connection
     ) -> None:
         """Read rows, or only have the version of all rows."""
         payload = None if rows is None else rows.asked(self._index)
@@ -302,27 +314,27 @@ class ShardClient:
             plan_hash=self._model.plan.hash, member=member, wait_s=_SLICE_S, checksums=connection.has_checksums
         )
         message = [OutgoingBlocks(self._buckets, min_version, Outcome.NONE, payload, ())]
-        self._exchange([message], encode(header), transfer, rows, connection)
+        self._exchange([message], encode(header), answers, rows, connection)
 
-    def _take_rows(self, part: ReceivedBlocks, joined: JoinedAnswers, rows: RowMessages | None) -> None:
+    def _take_rows(self, part: ReceivedBlocks, answers: list[Answer], rows: RowMessages | None) -> None:
         """Some buckets have answered, maybe with rows."""
         blocks, version, outcome, data, _ = part
         if blocks.stop > self._buckets.stop:
             raise MessageError(f"pserver {self._index} sent rows of {blocks}, which are not its own")
         if outcome == Outcome.PARTLY_APPLIED:
-            joined.answered(blocks, outcome, having=data.tobytes())
+            answers.append(Answer(blocks.start, blocks.stop, outcome, None, data.tobytes()))
         elif data:
             if self.conversation.phase == WAIT:
                 self.conversation.turn(PULL)
             if rows is not None:
                 rows.take(self._index, blocks, version, data)
-            joined.answered(blocks, outcome, version)
+            answers.append(Answer(blocks.start, blocks.stop, outcome, version))
         else:
-            joined.answered(blocks, outcome)
+            answers.append(Answer(blocks.start, blocks.stop, outcome))
 
     # a pull
 
-    def _pull(self, wanted: Mapping[int, int], transfer: ShardTransfer, member: int, connection: Connection) -> None:
+    def _pull(self, wanted: Mapping[int, int], answers: list[Answer], member: int, connection: Connection) -> None:
         blocks = sorted(wanted)
         versions = [wanted[number] for number in blocks]
         is_everything = len(blocks) == len(self._run_of) and len(set(versions)) == 1
@@ -336,23 +348,22 @@ class ShardClient:
         with connection.get(encode(ticket), timeout_s=_STREAM_S) as stream:
             for batch, _ in stream:
                 if batch is not None:
-                    self._take(parts_of(decode_batch(batch), self._run_of), transfer, lambda: None)
+                    self._take(parts_of(decode_batch(batch), self._run_of), answers, lambda: None)
 
     # answers
 
     def _take(
         self,
         parts: Iterable[ReceivedBlocks],
-        transfer: ShardTransfer,
+        answers: list[Answer],
         require_lent: Callable[[], None],
-        joined: JoinedAnswers | None = None,
         rows: RowMessages | None = None,
     ) -> None:
         """Store the values that came, and say what was answered."""
         for part in parts:
             blocks, version, outcome, data, _ = part
-            if joined is not None and blocks.start in self._buckets:
-                self._take_rows(part, joined, rows)
+            if blocks.start in self._buckets:
+                self._take_rows(part, answers, rows)
                 continue
             run = self._run_of.get(blocks[0])
             if run is None or self._run_of.get(blocks[-1]) != run:
@@ -360,10 +371,11 @@ class ShardClient:
             if data and self.conversation.phase == WAIT:
                 self.conversation.turn(PULL)
             if outcome == Outcome.PARTLY_APPLIED:
-                transfer.answered(blocks, outcome, having=data[: len(data) // len(blocks)].tobytes())
+                having = data[: len(data) // len(blocks)].tobytes()
+                answers.append(Answer(blocks.start, blocks.stop, outcome, None, having))
             elif data:
                 self._model.values.store(blocks, data)
                 require_lent()
-                transfer.answered(blocks, outcome, version)
+                answers.append(Answer(blocks.start, blocks.stop, outcome, version))
             else:
-                transfer.answered(blocks, outcome)
+                answers.append(Answer(blocks.start, blocks.stop, outcome))

@@ -13,7 +13,7 @@ from flightedl.client.tables.requests import DistinctIds
 from flightedl.client.tables.traffic import Lookup, PendingRows, RowMessages, RowSums
 from flightedl.domain.model.sharding import ShardPlan
 from flightedl.domain.trainer.batches import CurrentBatch
-from flightedl.domain.trainer.transfers import Transfer
+from flightedl.domain.trainer.transfers import Push, Pushed, Transfer
 
 _PREFIX = "rows of table "
 
@@ -39,7 +39,7 @@ class TableRows:
         #: Came, or is to come, with a step.
         self._ahead: Lookup | None = None
         #: Made for the current batch: it is sent again as it was sent first.
-        self._made: tuple[CurrentBatch, RowMessages] | None = None
+        self._made: tuple[Pushed, RowMessages] | None = None
 
     def name_in_sums(self, table: int) -> str:
         """What a table is called among the parameters whose gradients are added up."""
@@ -80,16 +80,16 @@ class TableRows:
 
     def of(self, transfer: Transfer) -> RowMessages:
         """What a transfer sends and brings that is not of a sum."""
-        current = transfer.current
-        has_rows = any(not shard.pushes.isdisjoint(self._keys) for shard in transfer.shards)
+        batch = transfer.batch
+        has_rows = any(isinstance(call, Push) and call.blocks[-1] in self._keys for call in transfer.calls)
         if self._looking_up is not None and not has_rows:
             return RowMessages(self._plan, {}, self._looking_up)
-        if current is not None and self._made is not None and self._made[0] is current:
+        if batch is not None and self._made is not None and self._made[0] == batch:
             return self._made[1]
-        if current is None or not has_rows:
+        if batch is None or not has_rows:
             return RowMessages(self._plan, {})
         made = RowMessages(self._plan, self.pending.take(), self._begin_ahead(transfer))
-        self._made = (current, made)
+        self._made = (batch, made)
         return made
 
     def of_sum(self, identity: object, divisors: Mapping[str, int]) -> RowMessages:

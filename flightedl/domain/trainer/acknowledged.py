@@ -11,21 +11,20 @@ says that they are done, so that ``done`` without a batch never names a later on
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
-from typing import Generic
+from collections.abc import Collection
+from dataclasses import dataclass
 
-from flightedl.domain.trainer.batches import CurrentBatch
+from flightedl.domain.trainer.batches import Batch
 from flightedl.domain.trainer.readings import (
+    Finished,
+    HandBack,
     Handed,
     HandOut,
-    Holder,
     Item,
     LoopStep,
     NeedItem,
-    ReadBatch,
     ReadFailure,
     Reading,
-    Records,
     TaskEnd,
     Unreadable,
 )
@@ -43,93 +42,90 @@ class Done(enum.Enum):
     TAKEN = "taken"
 
 
-class AcknowledgedLoop(Generic[Records]):
-    """What the user's loop does next. Arguments: as of ``BatchLoop``."""
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """A batch is done: with this outcome, and with the report of its task if it was the last one."""
 
-    def __init__(self, feed: Holder, current_of: Callable[[ReadBatch[Records]], CurrentBatch]) -> None:
-        self._feed = feed
-        self._current_of = current_of
+    outcome: Done
+    report: Finished | HandBack | None = None
+
+
+class AcknowledgedLoop:
+    """What the user's loop does next. ``held``: numbers of the tasks that the feed holds by now."""
+
+    def __init__(self) -> None:
         #: Of tasks that are not reported, and of those taken away of which batches are not done, in the order in which
         #: they were begun.
-        self._readings: list[Reading[Records]] = []
+        self._readings: list[Reading] = []
         #: Those of them that have had all of their batches.
-        self._at_end: list[Reading[Records]] = []
-        self._due: list[HandOut[Records] | Unreadable] = []
+        self._at_end: list[Reading] = []
+        self._due: list[LoopStep] = []
 
     @property
-    def not_done(self) -> list[Handed[Records]]:
+    def not_done(self) -> list[Handed]:
         """Batches that were handed out, or are about to be, and are not done; the oldest first."""
         return [handed for reading in self._readings for handed in reading.handed]
 
-    def take(self, item: Item[Records]) -> None:
-        """What was read comes, in its order."""
-        self._forget()
-        if not self._feed.is_held(item.task):
-            return
-        if not self._readings or item.task is not self._readings[-1].task:
-            self._readings.append(Reading(item.task))
-        reading = self._readings[-1]
-        if isinstance(item, TaskEnd):
-            self._at_end.append(reading)
-            self._end(reading)
-        elif isinstance(item, ReadFailure):
-            self._due.append(Unreadable(item))
-        else:
-            handed = Handed(item, self._current_of(item))
-            reading.handed.append(handed)
-            self._due.append(HandOut(handed))
+    def take(self, item: Item, held: Collection[int]) -> LoopStep:
+        """An item has come, in the order of reading; return the next step."""
+        self._forget(held)
+        if item.task.number in held:
+            if not self._readings or item.task.number != self._readings[-1].task.number:
+                self._readings.append(Reading(item.task))
+            reading = self._readings[-1]
+            if isinstance(item, TaskEnd):
+                self._at_end.append(reading)
+                if (report := self._end(reading)) is not None:
+                    self._due.append(report)
+            elif isinstance(item, ReadFailure):
+                self._due.append(Unreadable(item))
+            else:
+                reading.handed.append(Handed(item))
+                self._due.append(HandOut(item.task, item.batch))
+        return self.next_step()
 
-    def next_step(self) -> LoopStep[Records]:
-        """What to do now."""
-        if self._due:
-            step = self._due.pop(0)
-            if isinstance(step, HandOut):
-                step.handed.current.begin()
-            return step
-        return NeedItem()
+    def next_step(self) -> LoopStep:
+        """Return the next step."""
+        return self._due.pop(0) if self._due else NeedItem()
 
-    def denied(self, handed: Handed[Records]) -> None:
+    def denied(self, batch: Batch, held: Collection[int]) -> LoopStep:
         """The work that this batch belongs to was taken away before the user's code had the batch."""
-        self._feed.hand_back(handed.item.task)
-        self._reading_of(handed).handed.remove(handed)
-        self._forget()
+        reading = self._without(batch)
+        self._forget(set(held) - {batch.reading})
+        return HandBack(reading.task)
 
-    def done(self, handed: Handed[Records]) -> Done:
-        """The user says that a batch is done.
+    def done(self, batch: Batch, held: Collection[int]) -> Acknowledged:
+        """The user says that a batch is done, and the feed was told so.
 
         Raises:
             UsageError: the batch is not among ``not_done``.
         """
-        reading = self._reading_of(handed)
-        reading.handed.remove(handed)
-        self._feed.batch_done(reading.task, handed.item.number)
-        if not self._feed.is_held(reading.task):
-            handed.current.must_repeat = True
-            self._forget()
-            return Done.TAKEN
-        reading.settle(handed.item.number, {})
-        self._end(reading)
-        return Done.COUNTED
+        reading = self._without(batch)
+        if batch.reading not in held:
+            self._forget(held)
+            return Acknowledged(Done.TAKEN)
+        reading.settle(batch.number, {})
+        return Acknowledged(Done.COUNTED, self._end(reading))
 
-    def _reading_of(self, handed: Handed[Records]) -> Reading[Records]:
+    def _without(self, batch: Batch) -> Reading:
+        """Drop a batch, and return the reading that it was of."""
         for reading in self._readings:
-            if handed in reading.handed:
-                return reading
+            for handed in reading.handed:
+                if (reading.task.number, handed.item.number) == (batch.reading, batch.number):
+                    reading.handed.remove(handed)
+                    return reading
         raise UsageError(NOT_GIVEN)
 
-    def _end(self, reading: Reading[Records]) -> None:
+    def _end(self, reading: Reading) -> Finished | HandBack | None:
         if reading not in self._at_end or reading.handed:
-            return
+            return None
         self._readings.remove(reading)
         self._at_end.remove(reading)
-        if reading.is_settled:
-            self._feed.finished(reading.task, [])
-        else:
-            self._feed.hand_back(reading.task)
+        return reading.end()
 
-    def _forget(self) -> None:
+    def _forget(self, held: Collection[int]) -> None:
         """Drop tasks that were taken away, once the user has said of all of their batches that they are done."""
-        for reading in [each for each in self._readings if not (each.handed or self._feed.is_held(each.task))]:
+        for reading in [each for each in self._readings if not (each.handed or each.task.number in held)]:
             self._readings.remove(reading)
             if reading in self._at_end:
                 self._at_end.remove(reading)

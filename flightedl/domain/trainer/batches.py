@@ -1,25 +1,72 @@
-"""The batch that the user's code is working on."""
+"""The batch that the user's code is working on: its identity, its state, and the outcome that the loop is told."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
+
+import msgspec
 
 from flightedl.domain.exactly_once.accumulation import SumAgain
 from flightedl.errors import UnavailableError
 from flightedl.messages.parameters import BatchIdentity
-from flightedl.messages.tasks import Assignment
 
 
-@dataclass(slots=True)
-class CurrentBatch:
-    """One batch from the moment it is handed to the user's code until the next one is asked for."""
+class Batch(msgspec.Struct, frozen=True):
+    """One batch of an attempt at a task, as it is handed to the user's code."""
 
-    assignment: Assignment
+    epoch: int
+    task: int
+    attempt: int
     #: Number within its task.
     number: int
+    #: Batches of the whole task.
+    batch_count: int
     #: Its weight in a synchronous round.
     record_count: int
+    #: Number of the ``AssignedTask``: an attempt that is told twice is read twice.
+    reading: int = 0
+    #: The sum that it has to be pushed in, because some block may have, or lacks, just these batches of it.
+    again: SumAgain | None = None
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Tells the batch from the others of its feed: (reading, number)."""
+        return (self.reading, self.number)
+
+    @property
+    def identity(self) -> BatchIdentity:
+        """What makes its push happen once."""
+        return BatchIdentity(epoch=self.epoch, task=self.task, batch=self.number, batch_count=self.batch_count)
+
+    def __str__(self) -> str:
+        return f"epoch {self.epoch + 1}, task {self.task}, batch {self.number}"
+
+
+class BatchState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """State of a batch that the user's code is through with; the steps report it to the loop whenever it changes."""
+
+    reading: int
+    number: int
+    #: Its gradients are in a sum that was not pushed yet.
+    waits: bool = False
+    #: It has to be handed out again, as a part of ``again`` if that is given.
+    must_repeat: bool = False
+    #: Pserver -> the oldest generation of it that answered a row of this batch.
+    generations: dict[int, int] = {}
+    again: SumAgain | None = None
+    #: Error of its gradient, if the gradient was rejected.
+    rejection: Exception | None = None
+
+
+@dataclass(slots=True, eq=False)
+class CurrentBatch:
+    """State of one batch from the moment it is handed out until all blocks have answered; only ``Steps`` changes it.
+
+    ``place`` and ``has_gradient`` are notes of the driver; no decision depends on them.
+    """
+
+    batch: Batch
     #: The membership it is pushed under; also when a later answer says that it ended, so that pservers can tell.
     member: int = 0
     #: How many batches the trainer has begun since it was admitted, this one included.
@@ -36,23 +83,26 @@ class CurrentBatch:
     further: tuple[BatchIdentity, ...] = ()
     #: Its gradients are in a sum that was not pushed yet.
     waits: bool = False
-    #: Tells, for people, in which records of which files it lies.
-    place: Callable[[], str] | None = None
-    #: The user's code gave a gradient for it.
-    has_gradient: bool = False
-    #: The sum that it has to be pushed in, because some block may have, or lacks, just these batches of it.
+    #: The sum that it has to be pushed in when it is handed out again.
     again: SumAgain | None = None
-    #: What ended its push half-way, where trying again cannot help.
+    #: The error that ended its push half-way, if trying again cannot help.
     failure: BaseException | None = None
     #: Error of the newest gradient, if the gradient was rejected before anything of it was sent.
     rejection: Exception | None = None
-    #: Times that the batch was handed out and ended with a rejected gradient.
-    rejection_count: int = 0
+    #: Tells, for people, in which records of which files the batch lies.
+    place: Callable[[], str] | None = None
+    #: The user's code gave a gradient for the batch.
+    has_gradient: bool = False
 
     @property
-    def turn(self) -> tuple[int, int]:
-        """Batches that are done again come by this: those of one sum after each other."""
-        return (self.number if self.again is None else self.again.first, self.number)
+    def number(self) -> int:
+        """Number within its task."""
+        return self.batch.number
+
+    @property
+    def record_count(self) -> int:
+        """Its weight in a synchronous round."""
+        return self.batch.record_count
 
     @property
     def is_undone(self) -> bool:
@@ -60,28 +110,17 @@ class CurrentBatch:
         return self.must_repeat or self.rejection is not None
 
     @property
-    def identity(self) -> BatchIdentity:
-        """What makes its push happen once."""
-        return BatchIdentity(
-            epoch=self.assignment.epoch,
-            task=self.assignment.task,
-            batch=self.number,
-            batch_count=self.assignment.batch_count,
+    def state(self) -> BatchState:
+        """The state as the loop is told it."""
+        return BatchState(
+            self.batch.reading,
+            self.batch.number,
+            self.waits,
+            self.must_repeat,
+            self.generations,
+            self.again,
+            self.rejection if self.must_repeat else None,
         )
-
-    def begin(self) -> None:
-        """The user's code is about to get it, for the first time or again."""
-        self.must_repeat = False
-        self.waits = False
-        self.failure = self.rejection = None
-        self.answered.clear()
-        self.base_version = None
-        self.generations.clear()
-
-    def note_answers(self, base_versions: Mapping[int, int], pserver: int, generation: int) -> None:
-        """Blocks of a pserver have the batch. One that was replaced meanwhile counts as what it was before."""
-        self.answered.update(base_versions)
-        self.generations[pserver] = min(generation, self.generations.get(pserver, generation))
 
     def note_sum(self, pushed: CurrentBatch) -> None:
         """Every block has it, by the sum that its gradients are in or from before."""
@@ -99,7 +138,6 @@ class CurrentBatch:
         """Hand the batch out again, because its gradient was rejected."""
         self.must_repeat = True
         self.rejection = error
-        self.rejection_count += 1
 
     def push_failed(self, error: BaseException) -> None:
         """Some blocks may have it and others not: it is done again, whatever the user's code makes of the error."""
@@ -108,5 +146,4 @@ class CurrentBatch:
             self.failure = error
 
     def __str__(self) -> str:
-        name = f"epoch {self.assignment.epoch + 1}, task {self.assignment.task}, batch {self.number}"
-        return name if self.place is None else f"{name} ({self.place()})"
+        return str(self.batch) if self.place is None else f"{self.batch} ({self.place()})"

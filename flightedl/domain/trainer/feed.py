@@ -89,13 +89,25 @@ class Reports:
         return frozenset(report.attempt for report in told)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class AssignedTask:
-    """A piece of work as it was told once, and so one reading of it."""
+    """A piece of work as it was told once, and so one reading of it; known by ``number``.
 
-    assignment: Assignment
-    #: Counts what its feed was told.
-    number: int = 0
+    Args:
+        assignment: As the master has told it.
+        number: Count of what the feed was told.
+    """
+
+    __slots__ = ("assignment", "number")
+
+    def __init__(self, assignment: Assignment, number: int = 0) -> None:
+        self.assignment = assignment
+        self.number = number
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AssignedTask) and other.number == self.number
+
+    def __hash__(self) -> int:
+        return self.number
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +254,8 @@ class Feed:
 
     def is_held(self, task: AssignedTask) -> bool:
         """False when this task was taken away or handed back: drop what is left of it, also of its end."""
-        return self._held.get(task.assignment.attempt) is task
+        held = self._held.get(task.assignment.attempt)
+        return held is not None and held.number == task.number
 
     # what the trainer reports
 
@@ -343,8 +356,8 @@ class Feed:
 
     def _hand_back_all(self, kept: AssignedTask | None = None) -> None:
         self._ahead.clear()
-        self._return([held.assignment for held in self._held.values() if held is not kept])
-        self._held = {attempt: held for attempt, held in self._held.items() if held is kept}
+        self._return([held.assignment for held in self._held.values() if held != kept])
+        self._held = {attempt: held for attempt, held in self._held.items() if held == kept}
         self._ready.clear()
 
     # what is said to the master

@@ -10,67 +10,40 @@ The block that stands for all of them has the number of the first. What it answe
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Iterable, Sequence
 
+from flightedl.domain.trainer.transfers import Answer
 from flightedl.messages.parameters import Outcome
 
 _TOO_LATE = (Outcome.NOT_MEMBER, Outcome.STALE)
 
 
-class Answered(Protocol):
-    """Who hears of answers, see ``ShardTransfer``."""
-
-    def answered(self, blocks: range, outcome: int, version: int | None = None, having: bytes = b"") -> None:
-        """Neighbouring blocks have answered."""
-        ...
-
-
-class JoinedAnswers:
-    """What one call is answered about buckets.
+def joined_answers(answers: Iterable[Answer], buckets: range) -> list[Answer]:
+    """Return the answers of one conversation, with one block for all buckets.
 
     Args:
+        answers: As they came.
         buckets: All of the pserver, as positions of the plan.
-        transfer: Hears of the answer.
     """
+    found: list[Answer] = []
+    of_buckets: list[Answer] = []
+    for answer in answers:
+        (of_buckets if answer.begin in buckets else found).append(answer)
+    return found + _joined(of_buckets, buckets) if of_buckets else found
 
-    __slots__ = ("_buckets", "_having", "_outcomes", "_transfer", "_versions", "_with_outcome", "_with_version")
 
-    def __init__(self, buckets: range, transfer: Answered) -> None:
-        self._buckets = buckets
-        self._transfer = transfer
-        #: Of how many buckets the outcome has come, and which ones.
-        self._with_outcome = 0
-        self._outcomes: set[int] = set()
-        #: What buckets have of a sum that they did not take.
-        self._having: set[bytes] = set()
-        #: Of how many buckets the version has come, and which ones.
-        self._with_version = 0
-        self._versions: list[int] = []
-
-    def answered(self, buckets: range, outcome: int, version: int | None = None, having: bytes = b"") -> None:
-        """Some neighbouring buckets have answered; arguments as of ``ShardTransfer.answered``."""
-        if outcome == Outcome.PARTLY_APPLIED:
-            self._having.add(having)
-        elif version is not None:
-            self._with_version += len(buckets)
-            self._versions.append(version)
-        if outcome != Outcome.NONE:
-            self._with_outcome += len(buckets)
-            self._outcomes.add(outcome)
-        self._tell(is_outcome=outcome != Outcome.NONE)
-
-    def _tell(self, *, is_outcome: bool) -> None:
-        block, count = range(self._buckets.start, self._buckets.start + 1), len(self._buckets)
-        version = min(self._versions) if self._with_version == count else None
-        if late := [outcome for outcome in _TOO_LATE if outcome in self._outcomes]:
-            self._transfer.answered(block, late[0])
-        elif self._having:
-            if self._with_outcome == count:
-                for having in sorted(self._having):
-                    self._transfer.answered(block, Outcome.PARTLY_APPLIED, having=having)
-        elif is_outcome:
-            if self._with_outcome == count:
-                has_new = Outcome.ACCEPTED in self._outcomes
-                self._transfer.answered(block, Outcome.ACCEPTED if has_new else Outcome.ALREADY_APPLIED, version)
-        elif version is not None and self._with_outcome in {0, count}:
-            self._transfer.answered(block, Outcome.NONE, version)
+def _joined(answers: Sequence[Answer], buckets: range) -> list[Answer]:
+    block, after, count = buckets.start, buckets.start + 1, len(buckets)
+    outcomes = {answer.outcome for answer in answers} - {Outcome.NONE}
+    with_outcome = sum(answer.end - answer.begin for answer in answers if answer.outcome != Outcome.NONE)
+    versions = {(answer.begin, answer.end): answer.version for answer in answers if answer.version is not None}
+    version = min(versions.values()) if sum(end - begin for begin, end in versions) == count else None
+    if late := [outcome for outcome in _TOO_LATE if outcome in outcomes]:
+        return [Answer(block, after, late[0])]
+    if Outcome.PARTLY_APPLIED in outcomes:
+        having = sorted({answer.having for answer in answers if answer.outcome == Outcome.PARTLY_APPLIED})
+        return [Answer(block, after, Outcome.PARTLY_APPLIED, None, bits) for bits in having if with_outcome == count]
+    if with_outcome == count:
+        has_new = Outcome.ACCEPTED in outcomes
+        return [Answer(block, after, Outcome.ACCEPTED if has_new else Outcome.ALREADY_APPLIED, version)]
+    return [] if version is None or with_outcome else [Answer(block, after, Outcome.NONE, version)]

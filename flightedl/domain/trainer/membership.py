@@ -16,7 +16,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flightedl.domain.consistency.modes import Mode
-from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.messages.tasks import JoinReply, JoinRequest, TasksReply
 
 #: How long the master may hold the request to join while the pservers agree.
@@ -26,9 +25,18 @@ _WAITING_FOR = "the pservers to agree on this trainer's first round"
 
 
 @dataclass(frozen=True, slots=True)
+class Begun:
+    """A batch is begun as this member (0: none), the ``step``-th one under the membership."""
+
+    member: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class Joined:
     """The trainer is a member: pull fresh values, under this mode from now on where it is another one."""
 
+    member: int
     new_mode: Mode | None
 
 
@@ -65,21 +73,19 @@ class TrainerMembership:
         """Join again before the next batch is handed out."""
         self.member = 0
 
-    def begin_batch(self, current: CurrentBatch) -> bool:
-        """A batch is about to be handed out; False: join first, and have fresh values."""
+    def begin_batch(self, epoch: int) -> Begun | None:
+        """A batch of this epoch is about to be handed out; None: join first, and have fresh values."""
         # Read once: an answer to another request may end the membership at any time.
         member = self.member
         if member == 0 and self._mode is not None:
-            return False
+            return None
         self._steps += 1
-        current.step, current.member = self._steps, member
-        self.epoch = current.assignment.epoch
-        return True
+        self.epoch = epoch
+        return Begun(member, self._steps)
 
     @staticmethod
-    def join_request(trainer: str, generation: int, current: CurrentBatch) -> JoinRequest:
-        """Asks for a membership, to work on this batch."""
-        attempt = current.assignment.attempt
+    def join_request(trainer: str, generation: int, attempt: int) -> JoinRequest:
+        """Return the request for a membership, to work on this attempt."""
         return JoinRequest(trainer=trainer, generation=generation, attempt=attempt, wait_s=JOIN_WAIT_S)
 
     def join_answered(self, reply: JoinReply) -> Joined | Denied | NotYet:
@@ -91,7 +97,7 @@ class TrainerMembership:
         mode = self._mode if reply.mode is None else Mode.from_json(reply.mode)
         is_new = mode != self._mode
         self._mode = mode
-        return Joined(mode if is_new else None)
+        return Joined(reply.member, mode if is_new else None)
 
     def tasks_answered(self, member_then: int, reply: TasksReply) -> None:
         """An answer to the feed, which was asked when the membership was ``member_then``."""

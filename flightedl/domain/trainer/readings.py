@@ -13,31 +13,47 @@ task is reported as failed at this batch.
 
 Where gradients of several batches are pushed as one sum, their batches are kept until the sum is pushed; those that a
 block could not take with the others are handed out again, sum by sum. A task is reported when its sums are pushed.
+
+The driver asks the feed whether a task is held before it passes an item on, and before it hands a batch out again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
 
-from flightedl.domain.trainer.batches import CurrentBatch
+from msgspec.structs import replace
+
+from flightedl.domain.exactly_once.accumulation import SumAgain
+from flightedl.domain.trainer.batches import Batch, BatchState
 from flightedl.domain.trainer.feed import AssignedTask
-
-Records = TypeVar("Records")
 
 #: A reading hands a batch out this often, if its gradient is rejected each time.
 REJECTION_LIMIT = 3
 
 
 @dataclass(frozen=True, slots=True)
-class ReadBatch(Generic[Records]):
+class ReadBatch:
     """A batch that was read."""
 
     task: AssignedTask
     #: Within its task.
     number: int
-    records: Records
+    record_count: int = 1
+
+    @property
+    def batch(self) -> Batch:
+        """The batch as it is handed out first."""
+        given = self.task.assignment
+        return Batch(
+            given.epoch,
+            given.task,
+            given.attempt,
+            self.number,
+            given.batch_count,
+            self.record_count,
+            self.task.number,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,24 +72,47 @@ class ReadFailure:
     error: Exception
 
 
-Item = ReadBatch[Records] | TaskEnd | ReadFailure
+Item = ReadBatch | TaskEnd | ReadFailure
 
 
 @dataclass(eq=False, slots=True)
-class Handed(Generic[Records]):
-    """A batch that the user's code has or had."""
+class Handed:
+    """A batch that the user's code has or had, and its state as far as it is known."""
 
-    item: ReadBatch[Records]
-    current: CurrentBatch
+    item: ReadBatch
+    waits: bool = False
+    must_repeat: bool = False
+    generations: Mapping[int, int] = field(default_factory=dict)
+    again: SumAgain | None = None
+    rejection: Exception | None = None
+    rejection_count: int = 0
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """As of ``Batch``."""
+        return (self.item.task.number, self.item.number)
+
+    @property
+    def turn(self) -> tuple[int, int]:
+        """Batches that are done again come by this: those of one sum after each other."""
+        return (self.item.number if self.again is None else self.again.first, self.item.number)
+
+    def note(self, state: BatchState) -> None:
+        """The batch has come to this."""
+        self.waits, self.must_repeat, self.generations = state.waits, state.must_repeat, state.generations
+        self.again, self.rejection = state.again, state.rejection
+        self.rejection_count += state.rejection is not None
 
 
 @dataclass(eq=False, slots=True)
-class Reading(Generic[Records]):
+class Reading:
     """One pass over a task, as the user's code works on it."""
 
     task: AssignedTask
     #: Batches handed out of which it is not known yet that every block has them.
-    handed: list[Handed[Records]] = field(default_factory=list)
+    handed: list[Handed] = field(default_factory=list)
+    #: The task was taken away, or is reported as failed.
+    is_lost: bool = False
     #: Numbers of the batches of which that is known.
     _settled: set[int] = field(default_factory=set)
     #: Pserver -> the oldest generation of it that has a batch of the task.
@@ -87,13 +126,16 @@ class Reading(Generic[Records]):
 
     @property
     def is_settled(self) -> bool:
-        """Whether every batch of the task is settled."""
+        """True if every batch of the task is settled."""
         assignment = self.task.assignment
         return self._settled.issuperset(range(assignment.first_batch, assignment.end_batch))
 
-    def generation_list(self) -> list[int]:
-        """By index; 0: of a pserver that was sent nothing."""
-        return [self._generations.get(index, 0) for index in range(max(self._generations, default=-1) + 1)]
+    def end(self) -> Finished | HandBack:
+        """Return the report of a task of which all batches were handed out that were read."""
+        if not self.is_settled:
+            return HandBack(self.task)
+        generations = self._generations
+        return Finished(self.task, [generations.get(index, 0) for index in range(max(generations, default=-1) + 1)])
 
     def check(self) -> None:
         """Assert the invariants."""
@@ -105,36 +147,19 @@ class Reading(Generic[Records]):
         assert self._settled.isdisjoint(kept), "a batch that is settled is done again"
 
 
-class Holder(Protocol):
-    """What the loop needs of the feed."""
-
-    def is_held(self, task: AssignedTask) -> bool:
-        """As ``Feed.is_held``."""
-        ...
-
-    def finished(self, task: AssignedTask, pservers: Sequence[int]) -> None:
-        """As ``Feed.finished``."""
-        ...
-
-    def batch_done(self, task: AssignedTask, number: int) -> object:
-        """As ``Feed.batch_done``."""
-        ...
-
-    def hand_back(self, task: AssignedTask) -> None:
-        """As ``Feed.hand_back``."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class NeedItem:
     """Wait for what was read next, and ``take`` it."""
 
 
 @dataclass(frozen=True, slots=True)
-class HandOut(Generic[Records]):
+class HandOut:
     """Open this batch, give it to the user's code, and close it; ``denied`` if it cannot be opened."""
 
-    handed: Handed[Records]
+    task: AssignedTask
+    batch: Batch
+    #: It was handed out before.
+    is_again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,36 +179,52 @@ class Unreadable:
     failure: ReadFailure
 
 
-LoopStep = NeedItem | HandOut[Records] | PushSum | GiveUpSum | Unreadable
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Report this task as finished."""
+
+    task: AssignedTask
+    #: By index, the oldest generation that has a batch of the task; 0: the pserver was sent nothing.
+    pservers: Sequence[int]
 
 
-class BatchLoop(Generic[Records]):
-    """What the user's loop does next. Ask for the ``next_step`` when the one before is carried out.
+@dataclass(frozen=True, slots=True)
+class HandBack:
+    """Hand this task back."""
 
-    Args:
-        feed: Holds the tasks.
-        current_of: Makes the batch's identity, as it is pushed.
-    """
+    task: AssignedTask
 
-    def __init__(self, feed: Holder, current_of: Callable[[ReadBatch[Records]], CurrentBatch]) -> None:
-        self._feed = feed
-        self._current_of = current_of
-        self._reading: Reading[Records] | None = None
+
+@dataclass(frozen=True, slots=True)
+class BatchDone:
+    """Tell the feed that this batch is done, because no pserver knows it."""
+
+    task: AssignedTask
+    number: int
+
+
+LoopStep = NeedItem | HandOut | PushSum | GiveUpSum | Unreadable | Finished | HandBack | BatchDone
+_NEED_ITEM = NeedItem()
+
+
+class BatchLoop:
+    """What the user's loop does next. Ask for the ``next_step`` when the one before is carried out."""
+
+    def __init__(self) -> None:
+        self._reading: Reading | None = None
         #: What comes first, before anything is settled.
-        self._due: list[GiveUpSum | HandOut[Records] | Unreadable] = []
+        self._due: list[GiveUpSum | HandOut | Unreadable | BatchDone] = []
         #: The reading has had all of its batches.
         self._is_at_end = False
 
     @property
-    def reading(self) -> Reading[Records] | None:
+    def reading(self) -> Reading | None:
         """Of the task that the loop is at."""
         return self._reading
 
-    def take(self, item: Item[Records]) -> None:
-        """What was read comes, in its order."""
-        if not self._feed.is_held(item.task):
-            return
-        if self._reading is None or item.task is not self._reading.task:
+    def take(self, item: Item) -> LoopStep:
+        """An item of a task that is held has come, in the order of reading; return the next step."""
+        if self._reading is None or item.task.number != self._reading.task.number:
             if self._reading is not None and self._reading.handed:
                 self._due.append(GiveUpSum())
             self._reading = Reading(item.task)
@@ -192,63 +233,68 @@ class BatchLoop(Generic[Records]):
         elif isinstance(item, ReadFailure):
             self._due.append(Unreadable(item))
         else:
-            handed = Handed(item, self._current_of(item))
-            self._reading.handed.append(handed)
-            self._due.append(HandOut(handed))
+            self._reading.handed.append(Handed(item))
+            self._due.append(HandOut(item.task, item.batch))
+        return self._due.pop(0) if self._due else self.next_step()
 
-    def next_step(self) -> LoopStep[Records]:
-        """What to do now."""
+    def next_step(self, states: Sequence[BatchState] = ()) -> LoopStep:
+        """Return the next step; ``states``: of batches that have changed since the last time."""
+        reading = self._reading
+        if reading is not None:
+            for state in states:
+                self._note(reading, state)
         if self._due:
-            return self._begun(self._due.pop(0))
-        if self._reading is not None:
-            if (again := self._settle(self._reading)) is not None:
-                rejection = again.current.rejection
-                if rejection is not None and again.current.rejection_count >= REJECTION_LIMIT:
-                    return Unreadable(ReadFailure(again.item.task, again.item.number, rejection))
-                return self._begun(HandOut(again))
+            return self._due.pop(0)
+        if reading is not None:
+            if (again := self._settle(reading)) is not None:
+                if again.rejection is not None and again.rejection_count >= REJECTION_LIMIT:
+                    reading.is_lost = True
+                    return Unreadable(ReadFailure(reading.task, again.item.number, again.rejection))
+                return HandOut(reading.task, replace(again.item.batch, again=again.again), is_again=True)
+            if self._due:
+                return self._due.pop(0)
             if self._is_at_end:
-                if self._reading.handed:
+                if reading.handed:
                     return PushSum()
                 self._is_at_end = False
-                self._end(self._reading)
-        return NeedItem()
+                return reading.end()
+        return _NEED_ITEM
 
-    def _begun(self, step: GiveUpSum | HandOut[Records] | Unreadable) -> LoopStep[Records]:
-        if isinstance(step, HandOut):
-            step.handed.current.begin()
-        return step
-
-    def denied(self, handed: Handed[Records]) -> None:
+    def denied(self, batch: Batch) -> LoopStep:
         """The work that this batch belongs to was taken away: this task only, what was fetched since is another."""
-        handed.current.must_repeat = True
-        self._feed.hand_back(handed.item.task)
-
-    def _settle(self, reading: Reading[Records]) -> Handed[Records] | None:
-        """Note what has the batches that do not wait any more; the next one that has to be done again."""
-        answered: list[Handed[Records]] = []
-        again: Handed[Records] | None = None
+        reading = self._reading
+        assert reading is not None, "a batch was handed out"
+        assert reading.task.number == batch.reading, "the batch is of the task that the loop is at"
+        reading.is_lost = True
         for handed in reading.handed:
-            current = handed.current
-            if not current.waits:
+            if handed.item.number == batch.number:
+                handed.must_repeat, handed.waits = True, False
+        return HandBack(reading.task)
+
+    def _note(self, reading: Reading, state: BatchState) -> None:
+        if state.reading == reading.task.number:
+            for handed in reading.handed:
+                if handed.item.number == state.number:
+                    handed.note(state)
+
+    def _settle(self, reading: Reading) -> Handed | None:
+        """Note what has the batches that do not wait any more; the next one that has to be done again."""
+        answered: list[Handed] = []
+        again: Handed | None = None
+        for handed in reading.handed:
+            if not handed.waits:
                 answered.append(handed)
-                if current.must_repeat and (again is None or current.turn < again.current.turn):
+                if handed.must_repeat and (again is None or handed.turn < again.turn):
                     again = handed
-        if again is not None and self._feed.is_held(reading.task):
+        if again is not None and not reading.is_lost:
             return again
         for handed in answered:
             reading.handed.remove(handed)
-            if not handed.current.must_repeat:
-                reading.settle(handed.item.number, handed.current.generations)
-                if not handed.current.generations:
-                    self._feed.batch_done(reading.task, handed.item.number)
+            if not handed.must_repeat:
+                reading.settle(handed.item.number, handed.generations)
+                if not handed.generations:
+                    self._due.append(BatchDone(reading.task, handed.item.number))
         return None
-
-    def _end(self, reading: Reading[Records]) -> None:
-        """All batches of a task were handed out that were read of it."""
-        if reading.is_settled:
-            self._feed.finished(reading.task, reading.generation_list())
-        else:
-            self._feed.hand_back(reading.task)
 
     def check(self) -> None:
         """Assert the invariants."""

@@ -1,8 +1,8 @@
-"""What a trainer sends and asks for, call by call of the user's code: a batch from its membership to its settling.
+"""What a trainer sends and asks for, call by call of the user's code: a batch from its opening to its settling.
 
 A method of :class:`Steps` that has something to do with servers returns an effect. The driver carries it out, calls
-``answered`` (or ``failed``), and gets the next one, until there is :class:`Done`. What is left to be done meanwhile is
-a stack of values in ``Steps``: one operation is under way at a time, and another one that begins takes its place.
+``answered`` (or ``failed``), and gets the next one, until there is :class:`Done`. One operation is under way at a time,
+and another one that begins takes its place.
 
 Rules:
 
@@ -25,96 +25,80 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal
+
+import msgspec
 
 from flightedl.domain.consistency.modes import Async, Bounded, Mode, Sync
-from flightedl.domain.trainer.batches import CurrentBatch
-from flightedl.domain.trainer.membership import Denied, Joined, NotYet
+from flightedl.domain.trainer.batches import Batch, BatchState, CurrentBatch
+from flightedl.domain.trainer.joined import joined_answers
 from flightedl.domain.trainer.sums import BatchSums
-from flightedl.domain.trainer.transfers import Transfer
+from flightedl.domain.trainer.transfers import OVER, Answer, Pushed, ShardTransfer, Transfer, TransferState, Verdict
 from flightedl.errors import GradientError
-from flightedl.messages.tasks import JoinReply
 
 
-@dataclass(frozen=True, slots=True)
-class AskToJoin:
-    """Ask the master for a membership, to work on this batch; the answer is its ``JoinReply``."""
-
-    current: CurrentBatch
-
-
-@dataclass(frozen=True, slots=True)
-class WaitToJoin:
-    """Wait a little; it has to be asked for again."""
-
-    for_what: str
-
-
-@dataclass(frozen=True, slots=True)
-class TakeSum:
+class TakeSum(msgspec.Struct, frozen=True):
     """Get ready to push what was added up: the gradients of the next transfer are those of the sum of this identity.
 
-    A GradientError says that the sum cannot be pushed.
+    ``failed`` with a GradientError says that the sum cannot be pushed.
     """
 
-    together: CurrentBatch
-    #: Parameter -> what its sum is divided by; empty: it is pushed as it is.
+    batch: Pushed
+    #: Parameter -> the divisor of its sum; empty: it is pushed as it is.
     divisors: Mapping[str, int]
-    identity: object
+    identity: int
 
 
-#: A :class:`Transfer` is carried out when it is over, or failed.
-Effect = Transfer | TakeSum | AskToJoin | WaitToJoin
+Effect = Transfer | TakeSum
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
-    """The operation is over. ``is_open``: of ``open_batch``, whether the batch may be worked on."""
+class Done(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The operation is over."""
 
-    is_open: bool = False
     #: The caller gets this error.
     error: BaseException | None = None
+    #: The trainer has to join again before the next batch.
+    is_member_lost: bool = False
+    #: Batches that the user's code is through with and that have changed, for the loop.
+    batches: tuple[BatchState, ...] = ()
+
+
+class Added(msgspec.Struct, frozen=True):
+    """Multiply the gradients by ``weight``, and add them to the sum of this identity."""
+
+    weight: int
+    identity: int
 
 
 Next = Effect | Done
 _DONE = Done()
 
 
-def carried_out(steps: Steps, step: Next, carry_out: Callable[[Effect], Any]) -> bool:
-    """Do what an operation of ``steps`` says from ``step`` on; return ``Done.is_open``.
-
-    Raises:
-        BaseException: the one of ``Done``.
-    """
+def carried_out(steps: Steps, step: Next, carry_out: Callable[[Effect], object]) -> Done:
+    """Do what an operation of ``steps`` says from ``step`` on, until it is over."""
     while not isinstance(step, Done):
         try:
-            answer = carry_out(step)
+            carry_out(step)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the steps say what follows
             step = steps.failed(error)
         else:
-            step = steps.answered(answer)
-    if step.error is not None:
-        raise step.error
-    return step.is_open
-
-
-# what is left of an operation
+            step = steps.answered()
+    return step
 
 
 @dataclass(frozen=True, slots=True)
-class _Transferring:
-    """A transfer is carried out."""
+class _Left:
+    """What an operation does after its present effect."""
 
-    transfer: Transfer
-    #: Blocks that the batch is pushed to; None: the transfer only pulls.
-    pushes: Collection[int] | None
-    #: The sum that is pushed.
-    sums: BatchSums | None
+    what: Literal["settle", "close", "pulled", "pull"]
+    current: CurrentBatch
+    #: Block -> the lowest version to be pulled.
+    wanted: Mapping[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Taking:
-    """The driver gets a sum ready."""
+    """A sum is pushed: the driver gets it ready, then it is transferred."""
 
     sums: BatchSums
     together: CurrentBatch
@@ -123,68 +107,35 @@ class _Taking:
     is_told: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Then:
-    """Go on with a batch: by the master's answer, looking whether it may be opened, ..."""
-
-    what: Literal["join", "open", "opened", "settle", "close", "pulled"]
-    current: CurrentBatch
-
-
-@dataclass(frozen=True, slots=True)
-class _Pulling:
-    """Have values of these blocks, each at this version or above, and of the batch's rounds."""
-
-    current: CurrentBatch
-    wanted: Mapping[int, int]
-
-
-_Frame = _Transferring | _Taking | _Then | _Pulling
-
-
-class Membership(Protocol):
-    """What the steps need of the trainer's membership, see ``TrainerMembership``."""
-
-    @property
-    def member(self) -> int:
-        """0: none."""
-        ...
-
-    def begin_batch(self, current: CurrentBatch) -> bool:
-        """False: join first."""
-        ...
-
-    def join_answered(self, reply: JoinReply) -> Joined | Denied | NotYet:
-        """The master has answered."""
-        ...
-
-    def lost(self) -> None:
-        """Join again before the next batch is handed out."""
-        ...
-
-
 class Steps:
     """The steps of one trainer.
 
     Args:
         shards: Of each pserver, its blocks.
-        membership: Of the trainer.
         mode: The job's.
+        buckets: Of each pserver, the buckets of tables that the block with the number of the first one stands for.
     """
 
-    #: Makes transfers.
-    transfers: Callable[..., Transfer] = Transfer
-
-    def __init__(self, shards: Sequence[Collection[int]], membership: Membership, mode: Mode) -> None:
+    def __init__(self, shards: Sequence[Collection[int]], mode: Mode, buckets: Sequence[range] = ()) -> None:
         self._shards = [frozenset(blocks) for blocks in shards]
+        self._buckets = tuple(buckets) or (range(0),) * len(self._shards)
         self._blocks = frozenset[int]().union(*self._shards)
-        self._membership = membership
         #: Block -> version of the values that are held.
         self.versions: dict[int, int] = dict.fromkeys(sorted(self._blocks), 0)
+        #: The batch that is open.
+        self.current: CurrentBatch | None = None
         #: None where every batch is pushed for itself.
         self.sums: BatchSums | None = None
+        self._sum_identity = 0
+        #: The effect that is under way.
+        self._transfer: TransferState | None = None
+        self._taking: _Taking | None = None
+        self._serial = 0
         #: Of the operation that is under way, last first.
-        self._left: list[_Frame] = []
+        self._left: list[_Left] = []
+        self._is_member_lost = False
+        #: Batches that were closed and have changed since.
+        self._changed: dict[int, CurrentBatch] = {}
         self._set_mode(mode)
 
     def _set_mode(self, mode: Mode) -> None:
@@ -196,14 +147,17 @@ class Steps:
         self._has_one_base = isinstance(mode, Sync) and mode.backup > 0
         self._pull_every = mode.pull_every if isinstance(mode, Async) else 1
         self._steps_since_pull = 0
+        if self.sums is not None:
+            self._sum_identity = self.sums.identity + 1
         self.sums = None
         if isinstance(mode, Async | Sync) and mode.push_every > 1:
             is_mean, keeps_shares = mode.reduce == "mean", isinstance(mode, Async)
-            self.sums = BatchSums(mode.push_every, is_mean=is_mean, keeps_shares=keeps_shares)
+            identity = self._sum_identity
+            self.sums = BatchSums(mode.push_every, is_mean=is_mean, keeps_shares=keeps_shares, identity=identity)
 
     @property
     def is_synchronous(self) -> bool:
-        """Whether rounds close when everybody's gradient is in."""
+        """True if rounds close when everybody's gradient is in."""
         return self._is_synchronous
 
     @property
@@ -211,135 +165,170 @@ class Steps:
         """The newest synchronous round of which values are held; 0: rounds are not synchronous."""
         return max(self.versions.values(), default=0) if self._is_synchronous else 0
 
+    @property
+    def pushing(self) -> CurrentBatch | None:
+        """The batch, or the sum of several, that the present transfer pushes."""
+        return None if self._transfer is None else self._transfer.current
+
     def change_mode(self, mode: Mode) -> None:
         """The job has another mode, from the next batch on; what was added up under the old one is done again."""
-        self.give_up_sum()
+        self._give_up_sum()
         self._set_mode(mode)
 
     # an operation under way
 
-    def answered(self, answer: JoinReply | None = None) -> Next:
-        """The effect was carried out; ``answer``: the master's, to ``AskToJoin``."""
-        step = self._resumed(self._left.pop(), answer)
-        return step or (self._go_on(None) if self._left else _DONE)
+    def heard(
+        self,
+        serial: int,
+        index: int,
+        generation: int,
+        answers: Sequence[Answer],
+        error: BaseException | None = None,
+    ) -> Verdict:
+        """A conversation with a pserver is over; return how the transfer goes on there.
+
+        Args:
+            serial: Of the transfer.
+            index: Of the pserver.
+            generation: Of the process that was asked.
+            answers: That have come, for blocks and for buckets.
+            error: How the conversation ended; None: as it should.
+        """
+        transfer = self._transfer
+        if transfer is None or transfer.serial != serial:
+            return OVER
+        if answers and self._buckets[index]:
+            answers = joined_answers(answers, self._buckets[index])
+        return transfer.heard(index, generation, answers, error)
+
+    def give_up_transfer(self) -> None:
+        """Nobody waits for the present transfer any more: no pserver is asked again, and later answers do not count."""
+        if self._transfer is not None:
+            self._transfer.is_given_up = True
+
+    def answered(self) -> Next:
+        """The effect was carried out."""
+        transfer, self._transfer = self._transfer, None
+        taking, self._taking = self._taking, None
+        step: Next | None = None
+        if transfer is not None:
+            step = self._transferred(transfer, taking)
+        elif taking is not None:
+            self._taking = taking
+            step = self._push(taking.together, self._blocks, pull=taking.pull)
+        return step or self._go_on()
 
     def failed(self, error: BaseException) -> Next:
         """The effect ended with this error."""
-        left = self._left
-        while left:
-            match left.pop():
-                case _Transferring(transfer, pushes, sums) if pushes is not None and transfer.current is not None:
-                    if not transfer.current.answered.keys() >= set(pushes):
-                        transfer.current.push_failed(error)
-                    if sums is not None:
-                        sums.push_failed(error)
-                case _Taking(sums, is_told=is_told) if isinstance(error, GradientError):
-                    sums.split(error)
-                    if not is_told:
-                        return self._go_on(None)
-                case _:
-                    pass
-        return Done(error=error)
+        return self._go_on() if self._end(error) else self._done(error)
 
-    def drop(self) -> None:
-        """Nobody waits for what is under way: it ends as if it was interrupted."""
-        if self._left:
-            self.failed(KeyboardInterrupt())
+    def drop(self) -> bool:
+        """Nobody waits for what is under way: it ends as if it was interrupted. False: nothing was under way."""
+        is_under_way = self._transfer is not None or self._taking is not None
+        if is_under_way:
+            self._end(KeyboardInterrupt())
+        return is_under_way
 
-    def _go_on(self, step: Next | None) -> Next:
-        """``step``, or where it is None, what follows from what is left."""
-        left = self._left
-        while step is None:
-            if not left:
-                return _DONE
-            step = self._resumed(left.pop(), None)
-        return step
+    def check(self) -> None:
+        """Assert the invariants."""
+        if self.sums is not None:
+            self.sums.check()
 
-    def _resumed(self, frame: _Frame, answer: JoinReply | None) -> Next | None:
-        match frame:
-            case _Transferring(transfer, _, sums):
-                return self._transferred(transfer, sums)
-            case _Taking(sums, together, pull):
-                return self._transfer(together, together.member, self._blocks, pull=pull, sums=sums)
-            case _Pulling(current, wanted):
-                return self._pull(current, wanted)
-            case _Then("join", current):
-                assert answer is not None, "the master's answer is awaited"
-                return self._joined(current, answer)
-            case _Then("open", current):
-                return self._open(current)
-            case _Then("opened"):
-                return Done(is_open=True)
-            case _Then("settle", current):
-                return self._catch_up(current)
-            case _Then("close", current):
-                return self._close(current)
-            case _:
-                self._steps_since_pull = 0
-                return None
+    def _end(self, error: BaseException) -> bool:
+        """End the effect that is under way with an error; True if the operation goes on all the same."""
+        transfer, self._transfer = self._transfer, None
+        taking, self._taking = self._taking, None
+        if transfer is not None and transfer.current is not None:
+            if not transfer.current.answered.keys() >= transfer.pushes:
+                transfer.current.push_failed(error)
+            if taking is not None:
+                self._note(taking.sums.members)
+                taking.sums.push_failed(error)
+        elif taking is not None and isinstance(error, GradientError):
+            self._note(taking.sums.members)
+            taking.sums.split(error)
+            if not taking.is_told:
+                return True
+        self._left.clear()
+        return False
+
+    def _go_on(self) -> Next:
+        """Return what follows from what is left."""
+        while self._left:
+            left, step = self._left.pop(), None
+            match left.what:
+                case "settle":
+                    step = self._catch_up(left.current)
+                case "close":
+                    step = self._close(left.current)
+                case "pull":
+                    step = self._pull(left.current, left.wanted or {})
+                case "pulled":
+                    self._steps_since_pull = 0
+            if step is not None:
+                return step
+        return self._done()
+
+    def _done(self, error: BaseException | None = None) -> Done:
+        if error is None and not (self._changed or self._is_member_lost):
+            return _DONE
+        is_lost, self._is_member_lost = self._is_member_lost, False
+        changed, self._changed = self._changed, {}
+        return Done(error, is_lost, tuple(current.state for current in changed.values()))
+
+    def _note(self, batches: Iterable[CurrentBatch]) -> None:
+        """Batches of a sum change; the loop is told of those that are closed."""
+        self._changed.update({id(batch): batch for batch in batches if batch is not self.current})
 
     # the batch
 
-    def open_batch(self, current: CurrentBatch) -> Next:
-        """Be a member, and have values that a member may have; not open: the batch's task was taken away."""
+    def joined(self, member: int, mode: Mode | None = None) -> Next:
+        """The trainer is a member now, under this mode if it is another one: have values that a member may have."""
         self.drop()
-        return self._go_on(self._open(current))
+        if mode is not None:
+            self.change_mode(mode)
+        return self._refresh(member) or self._go_on()
 
-    def _open(self, current: CurrentBatch) -> Next | None:
-        if not self._membership.begin_batch(current):
-            self._left.append(_Then("join", current))
-            return AskToJoin(current)
-        self._left.append(_Then("opened", current))
+    def open_batch(self, batch: Batch, member: int, step: int) -> Next:
+        """The user's code is about to get a batch, as a member that has begun so many batches."""
+        self.drop()
+        self.current = current = CurrentBatch(batch, member, step, again=batch.again)
         if self.sums is not None and self.sums.is_of_others(current):
             # The rest of a sum that is done again: its other batches were pushed for themselves, under another mode.
             return self._push_sum(self.sums, pull=self._is_synchronous)
-        return None
+        return _DONE
 
-    def _joined(self, current: CurrentBatch, reply: JoinReply) -> Next | None:
-        """Return what follows from the master's answer."""
-        match self._membership.join_answered(reply):
-            case Joined(new_mode):
-                if new_mode is not None:
-                    self.change_mode(new_mode)
-                self._left.append(_Then("open", current))
-                return self._refresh()
-            case NotYet(waiting_for):
-                self._left.append(_Then("open", current))
-                return WaitToJoin(waiting_for)
-            case Denied():
-                return _DONE
-
-    def close_batch(self, current: CurrentBatch) -> Next:
+    def close_batch(self) -> Next:
         """The user's code is through with the batch: what it did not push arrives, and the values that follow come.
 
         It ends with the error that ended the batch's push, where doing it again cannot help.
         """
-        if self._left:
-            self.drop()
+        self.drop()
+        current, self.current = self.current, None
+        assert current is not None, "no batch is open"
+        self._changed[id(current)] = current
         if current.rejection is not None and not current.must_repeat:
             current.reject(current.rejection)
             if not self._others_wait:
-                self._left.append(_Then("close", current))
-                return self._go_on(self._refresh())
-        return self._close(current) or (self._go_on(None) if self._left else _DONE)
+                self._left.append(_Left("close", current))
+                return self._refresh(current.member) or self._go_on()
+        return self._close(current) or self._done()
 
     def _close(self, current: CurrentBatch) -> Next | None:
+        sums = self.sums
         if current.must_repeat:
-            return self._leave_out(current)
-        if (sums := self.sums) is not None:
+            # Nothing that it has pushed so far may be in a sum.
+            if sums is not None and sums.is_at(current):
+                self._give_up_sum()
+            return None if current.failure is None else self._done(current.failure)
+        if sums is not None:
             if not current.waits and not sums.is_pushed(current):
                 return self._complete(sums, current, pull=self._pull_every == 1)
             return None
-        if rest := self._unanswered(current):
-            self._left.append(_Then("settle", current))
-            return self._transfer(current, current.member, rest, pull=self._pull_every == 1)
+        if rest := self._blocks.difference(current.answered):
+            self._left.append(_Left("settle", current))
+            return self._push(current, rest, pull=self._pull_every == 1)
         return self._catch_up(current) if self._is_synchronous else None
-
-    def _leave_out(self, current: CurrentBatch) -> Done | None:
-        """The batch is done again: nothing that it has pushed so far may be in a sum."""
-        if self.sums is not None and self.sums.is_at(current):
-            self.sums.give_up()
-        return None if current.failure is None else Done(error=current.failure)
 
     def _catch_up(self, current: CurrentBatch) -> Next | None:
         """In synchronous mode, have the values of the batch's round."""
@@ -348,63 +337,71 @@ class Steps:
             after = {base: self.mode.version_after(base) for base in set(answered.values())}
             behind = {block: after[base] for block, base in answered.items() if versions[block] < after[base]}
             if behind:
-                return self._transfer(current, current.member, pulls=behind)
+                return self._begin(current, current.member, (), behind)
         return None
 
-    def abandon_batch(self) -> None:
+    def abandon_batch(self) -> Done:
         """The loop was left in the midst of a batch: the next one is opened under a membership of its own.
 
         Some blocks may have the batch and others not, and some values may be newer than others.
         """
-        self._membership.lost()
-        self.give_up_sum()
+        self.current = None
+        self._is_member_lost = True
+        return self.give_up_sum()
 
     # what the user calls
 
-    def step(self, current: CurrentBatch) -> Next:
+    def step(self) -> Next:
         """Push the batch: gradients, or its arrival, to every block that has no answer yet. Then pull, if it is due.
 
         It ends with a GradientError if the batch completed a sum that cannot be pushed.
         """
-        if self._left:
+        if self._transfer is not None or self._taking is not None:
             self.drop()
+        current = self._at_hand()
         if current.must_repeat:
-            return _DONE
+            return self._done()
         current.rejection = None
         self._steps_since_pull += 1
         pull = self._steps_since_pull >= self._pull_every
         if pull and self._pull_every > 1:
-            self._left.append(_Then("pulled", current))
+            self._left.append(_Left("pulled", current))
         if self.sums is not None:
-            return self._go_on(self._complete(self.sums, current, pull=pull, is_told=True))
-        rest = self._unanswered(current) if current.answered else self._blocks
-        return self._transfer(current, current.member, rest, pull=pull) or self._go_on(None)
+            return self._complete(self.sums, current, pull=pull, is_told=True) or self._go_on()
+        rest = self._blocks.difference(current.answered) if current.answered else self._blocks
+        return self._push(current, rest, pull=pull) or self._go_on()
 
-    def rejected(self, current: CurrentBatch, error: Exception) -> None:
+    def rejected(self, error: Exception) -> None:
         """Note that a gradient was rejected before anything of it was sent; ignored for a batch that is complete."""
-        is_pushed = self.sums is not None and self.sums.is_pushed(current)
-        if not (current.waits or is_pushed) and self._unanswered(current):
+        current = self.current
+        if current is not None and not self._is_complete(current) and self._blocks - current.answered.keys():
             current.rejection = error
 
-    def push(self, current: CurrentBatch, blocks: Collection[int]) -> Next:
+    def push(self, blocks: Collection[int]) -> Next:
         """Push the batch's gradients to these blocks; others may follow. Not where gradients are added up."""
         self.drop()
-        return _DONE if current.must_repeat else self._go_on(self._transfer(current, current.member, blocks))
+        current = self._at_hand()
+        return self._done() if current.must_repeat else self._push(current, blocks) or self._go_on()
 
-    def pull(self, current: CurrentBatch | None, blocks: Iterable[int], min_version: int = 0) -> Next:
+    def pull(self, blocks: Collection[int], min_version: int = 0, *, as_reader: bool = False) -> Next:
         """Have values of these blocks, at or above a version; in synchronous mode of the batch's round.
 
         A batch that was pushed in part arrives at the other blocks before: two trainers that wait for each other, each
         where the other has not pushed, would wait for ever.
+
+        Args:
+            blocks: Their numbers.
+            min_version: The lowest version wanted.
+            as_reader: Read values as if no batch was open.
         """
         self.drop()
-        wanted = dict.fromkeys(blocks, min_version)
-        if current is None:
-            return self._go_on(self._transfer(None, 0, pulls=wanted))
+        wanted, current = dict.fromkeys(blocks, min_version), self.current
+        if current is None or as_reader:
+            return self._begin(None, 0, (), wanted) or self._go_on()
         if self._others_wait and current.answered and not current.must_repeat:
-            self._left.append(_Pulling(current, wanted))
-            return self._go_on(self._transfer(current, current.member, self._unanswered(current)))
-        return self._go_on(self._pull(current, wanted))
+            self._left.append(_Left("pull", current, wanted))
+            return self._push(current, self._blocks.difference(current.answered)) or self._go_on()
+        return self._pull(current, wanted) or self._go_on()
 
     def _pull(self, current: CurrentBatch, wanted: Mapping[int, int]) -> Next | None:
         if self._is_synchronous and not current.must_repeat:
@@ -412,34 +409,48 @@ class Steps:
             rounds = {block: max(after(base), wanted[block]) for block, base in bases if block in wanted}
             wanted = {**wanted, **rounds}
         # A batch that waits in a sum is not done again for a membership that ended.
-        return self._transfer(None if current.waits else current, current.member, pulls=wanted)
+        return self._begin(None if current.waits else current, current.member, (), wanted)
 
-    def refresh(self) -> Next:
-        """Pull all blocks: as a member at or above its first round, else at whatever version they are."""
+    def refresh(self, member: int) -> Next:
+        """Pull all blocks: as a member at or above its first round, as a reader (0) at whatever version they are."""
         self.drop()
-        return self._go_on(self._refresh())
+        return self._refresh(member) or self._go_on()
 
-    def _refresh(self) -> Next | None:
-        return self._transfer(None, self._membership.member, pulls=dict.fromkeys(self._blocks, 0))
+    def _refresh(self, member: int) -> Next | None:
+        return self._begin(None, member, (), dict.fromkeys(self._blocks, 0))
+
+    def _at_hand(self) -> CurrentBatch:
+        assert self.current is not None, "no batch is open"
+        return self.current
 
     # sums
 
-    def add(self, current: CurrentBatch, names: Collection[str]) -> int:
-        """Gradients of the batch are added up, see ``BatchSums.add``; what each is multiplied by."""
+    def add(self, names: Collection[str]) -> Added:
+        """Gradients of the batch are added up, see ``BatchSums.add``."""
         assert self.sums is not None, "every batch is pushed for itself"
-        return self.sums.add(current, names)
+        weight = self.sums.add(self._at_hand(), names)
+        return Added(weight, self.sums.identity)
 
     def push_sum(self) -> Next:
         """Push what was added up, of however many batches."""
         self.drop()
         if self.sums is not None and self.sums.has_batches:
-            return self._go_on(self._push_sum(self.sums, pull=self._is_synchronous))
-        return _DONE
+            return self._push_sum(self.sums, pull=self._is_synchronous)
+        return self._done()
 
-    def give_up_sum(self) -> None:
+    def give_up_sum(self) -> Done:
         """Forget what was added up: its batches are done again, here or by somebody else."""
+        self._give_up_sum()
+        return self._done()
+
+    def _give_up_sum(self) -> None:
         if self.sums is not None:
+            self._note(self.sums.members)
             self.sums.give_up()
+
+    def _is_complete(self, current: CurrentBatch) -> bool:
+        """True if nothing more can be added to the batch's gradients."""
+        return current.waits or (self.sums is not None and self.sums.is_pushed(current))
 
     def _complete(self, sums: BatchSums, current: CurrentBatch, *, pull: bool, is_told: bool = False) -> Next | None:
         """Note that the sum has all gradients of a batch, and push the sum if it is full."""
@@ -447,7 +458,7 @@ class Steps:
         if sums.is_full:
             return self._push_sum(sums, pull=pull, is_told=is_told)
         if pull and not self._is_synchronous:
-            return self._transfer(None, current.member, pulls=dict.fromkeys(self._blocks, 0))
+            return self._refresh(current.member)
         return None
 
     def _push_sum(self, sums: BatchSums, *, pull: bool, is_told: bool = False) -> TakeSum:
@@ -456,50 +467,55 @@ class Steps:
         If the sum cannot be pushed, its batches are handed out again.
         """
         together, divisors = sums.take()
-        self._left.append(_Taking(sums, together, pull, is_told))
-        return TakeSum(together, divisors, sums.identity)
+        self._taking = _Taking(sums, together, pull, is_told)
+        return TakeSum(_pushed(together), divisors, sums.identity)
 
     # one batch to all pservers
 
-    def _unanswered(self, current: CurrentBatch) -> Collection[int]:
-        return self._blocks.difference(current.answered) if current.answered else self._blocks
+    def _push(self, current: CurrentBatch, blocks: Collection[int], *, pull: bool = False) -> Next | None:
+        if self._has_one_base and not current.answered:
+            current.base_version = min(self.versions.values())
+        return self._begin(current, current.member, blocks, {}, pull=pull)
 
-    def _transfer(
+    def _begin(
         self,
         current: CurrentBatch | None,
         member: int,
-        pushes: Collection[int] | None = None,
-        pulls: Mapping[int, int] | None = None,
+        pushes: Collection[int],
+        pulls: Mapping[int, int],
         *,
         pull: bool = False,
-        sums: BatchSums | None = None,
-    ) -> Next | None:
-        """Begin a transfer of a batch, or (``sums``) of a sum as one; None: there was nothing to be sent or asked."""
-        if current is not None and self._has_one_base and not current.answered:
-            current.base_version = min(self.versions.values())
-        transfer = self.transfers(
-            self._shards,
-            self.versions,
-            self.mode,
-            current,
-            member,
-            pushes or (),
-            pulls,
-            pull_after_push=pull,
-        )
+    ) -> Transfer | None:
+        """Begin a transfer; None: there is nothing to be sent or asked."""
         if not (pushes or pulls):
-            return self._transferred(transfer, sums)
-        self._left.append(_Transferring(transfer, pushes, sums))
-        return transfer
+            return None
+        self._serial += 1
+        shards = [
+            ShardTransfer(
+                set(blocks.intersection(pushes)),
+                {block: version for block, version in pulls.items() if block in blocks} if pulls else {},
+            )
+            for blocks in self._shards
+        ]
+        self._transfer = transfer = TransferState(
+            self._serial, current, self.versions, self.mode, pull, shards, frozenset(pushes)
+        )
+        calls = tuple(map(transfer.call, shards))
+        return Transfer(self._serial, member, None if current is None else _pushed(current), calls, pull)
 
-    def _transferred(self, transfer: Transfer, sums: BatchSums | None) -> Next | None:
+    def _transferred(self, transfer: TransferState, taking: _Taking | None) -> Next | None:
         """Draw the conclusions from a transfer that is over."""
         current = transfer.current
         if transfer.must_repeat:
-            self._membership.lost()
+            self._is_member_lost = True
             if current is not None:
                 current.must_repeat = True
-        if sums is None or current is None:
+        if taking is None or current is None:
             return None
-        sums.settle(current, transfer.refusals)
+        self._note(taking.sums.members)
+        taking.sums.settle(current, transfer.refusals)
         return self._catch_up(current)
+
+
+def _pushed(current: CurrentBatch) -> Pushed:
+    return Pushed(current.batch.identity, current.further, current.batch.record_count, current.step)

@@ -2,12 +2,14 @@
 
 A batch is in the sum from ``begin`` on, and *complete* when the user's code is through with it; only then it waits.
 What is done again is pushed in sums of the same batches, or of some of them; whoever hands batches out does so sum by
-sum (``CurrentBatch.turn``).
+sum (``Batch.again``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import msgspec
 
 from flightedl.domain.exactly_once.accumulation import BatchGroup, SumAgain
 from flightedl.domain.trainer.batches import CurrentBatch
@@ -24,14 +26,15 @@ class BatchSums:
         keeps_shares: A batch that is done again in smaller company has the share that it had in the mean, since blocks
             may have it with that; also after a change to another mode that keeps shares. False: what is pushed is the
             mean of its batches, since the round that it comes to weighs it by their records.
+        identity: A number above those of all sums before.
     """
 
-    def __init__(self, push_every: int, *, is_mean: bool = True, keeps_shares: bool = True) -> None:
+    def __init__(self, push_every: int, *, is_mean: bool = True, keeps_shares: bool = True, identity: int = 0) -> None:
         self._group: BatchGroup[CurrentBatch] = BatchGroup(push_every)
         self._is_mean = is_mean
         self._keeps_shares = keeps_shares
-        #: Another one for each sum that is begun: whoever has gradients of another sum forgets them.
-        self.identity = object()
+        #: Number of the present sum; gradients of sums before it are forgotten.
+        self.identity = identity
         #: The present sum is one that is done again.
         self._again: SumAgain | None = None
         #: Parameter -> records of the batches in the sum that have a gradient for it.
@@ -67,8 +70,8 @@ class BatchSums:
         return self._again
 
     def is_of_others(self, current: CurrentBatch) -> bool:
-        """Whether what waits to be pushed can have no part of this batch, as one of the two is done again."""
-        return self.has_batches and self._again is not current.again
+        """True if what waits to be pushed can have no part of this batch, because one of the two is done again."""
+        return self.has_batches and self._again != current.batch.again
 
     def is_at(self, current: CurrentBatch) -> bool:
         """Whether gradients of the batch are in the sum, and it is not complete."""
@@ -78,16 +81,21 @@ class BatchSums:
         """Whether the batch was in the sum that was pushed last."""
         return self._pushed is current
 
+    def repeated(self, current: CurrentBatch, names: Iterable[str]) -> str:
+        """Return the first of these parameters that the batch has had a gradient for; empty: there is none."""
+        is_complete = current.waits or self.is_pushed(current)
+        known = self._names if self.is_at(current) else ()
+        return next((name for name in names if is_complete or name in known), "")
+
     def add(self, current: CurrentBatch, names: Collection[str]) -> int:
-        """Gradients of this batch, for these parameters, are added; what each is multiplied by: 0 of what has no part.
+        """Add gradients of this batch for these parameters; return the factor of each: 0 if they have no part.
 
         Raises:
             UsageError: the batch has had a gradient for one of them; nothing was added.
         """
+        if name := self.repeated(current, names):
+            raise UsageError(f"the gradient of {name!r} was already pushed for this batch ({current})")
         known = self._names if self.is_at(current) else set()
-        for name in names:
-            if name in known or current.waits or self.is_pushed(current):
-                raise UsageError(f"the gradient of {name!r} was already pushed for this batch ({current})")
         self.begin(current)
         self._names = known | set(names)
         # Where no record of the batch met the filter, it has no part in a mean, as in a synchronous round.
@@ -99,11 +107,11 @@ class BatchSums:
     def begin(self, current: CurrentBatch) -> None:
         """This batch is at hand."""
         if self._current is None and not self.has_batches:
-            self._again = current.again
+            self._again = current.batch.again
             self._weights = {}
             self._weight = 0
-            self.identity = object()
-        assert self._again is current.again, "batches of two sums are done again at one time"
+            self.identity += 1
+        assert self._again == current.batch.again, "batches of two sums are done again at one time"
         self._current = current
 
     def complete(self, current: CurrentBatch) -> None:
@@ -126,15 +134,9 @@ class BatchSums:
             known = self._again.divisors if self._again is not None and self._keeps_shares else {}
             self._divisors = {**self._weights, **known}
         self._pushed = last
-        together = CurrentBatch(
-            first.assignment,
-            first.number,
-            self._weight,
-            member=last.member,
-            step=last.step,
-            further=tuple(member.identity for member in members[1:]),
-        )
-        return together, self._divisors
+        batch = msgspec.structs.replace(first.batch, record_count=self._weight, again=None)
+        further = tuple(member.batch.identity for member in members[1:])
+        return CurrentBatch(batch, last.member, last.step, further=further), self._divisors
 
     def settle(self, together: CurrentBatch, refusals: Iterable[Sequence[int]]) -> None:
         """The push is through: its batches wait no more. Each refusal is what a block lacks that did not take it."""
@@ -170,12 +172,12 @@ class BatchSums:
         """Forget what was added up and not pushed: its batches have to be done again, here or by somebody else."""
         self._current = None
         for member in self._group.clear():
-            member.repeat(member.again)
+            member.repeat(member.batch.again)
 
     def check(self) -> None:
         """Assert the invariants."""
         members = self._group.members
         assert all(member.waits and not member.must_repeat for member in members), "what is in a sum waits for it"
-        assert len({member.identity for member in members}) == len(members), "a batch is in a sum twice"
-        assert len({member.assignment.attempt for member in members}) <= 1, "a sum is of one task"
+        assert len({member.number for member in members}) == len(members), "a batch is in a sum twice"
+        assert len({member.batch.reading for member in members}) <= 1, "a sum is of one task"
         assert self._current not in members

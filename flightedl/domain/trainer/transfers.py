@@ -1,4 +1,4 @@
-"""One push or pull, or both, to all pservers: what is left of it, and what each answer and each failure means for it.
+"""One push or pull, or both, to all pservers: the requests, the answers, and what each of them means for the batch.
 
 Everything that a trainer sends is idempotent: a push is known by its batch. So whatever fails on the way is simply sent
 again, to whichever process holds the pserver's index by then, and only what was *answered* counts:
@@ -12,252 +12,200 @@ again, to whichever process holds the pserver's index by then, and only what was
 * No answer, an unknown outcome, an address of a process that is gone: the same request once more. Any other error is
   final: the request would be refused for ever.
 
-A transfer is carried out one pserver at a time or all at once. A :class:`ShardTransfer` is about one pserver. It shares
-with the others only what each may add to at any time: what its own blocks have, that the batch has to be computed
-again, and refused sums.
+The driver asks the pservers of a :class:`Transfer` one at a time or all at once. What is left of one of them is a
+:class:`ShardTransfer`, of which the others know nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
 
 from flightedl.domain.consistency.modes import Mode, Sync
 from flightedl.domain.exactly_once.accumulation import lacking_of
 from flightedl.domain.retries import is_transient
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.errors import FlightedlError
-from flightedl.messages.parameters import Outcome
-
-_TOO_LATE = frozenset({Outcome.STALE, Outcome.NOT_MEMBER})
+from flightedl.messages.parameters import BatchIdentity, Outcome
 
 
-@dataclass(frozen=True, slots=True)
-class Push:
-    """Send the batch to blocks of a pserver, and give each answer to ``answered``."""
+class Pushed(msgspec.Struct, frozen=True):
+    """The batch, or the sum of several, that a transfer pushes, or at whose rounds it pulls."""
 
-    current: CurrentBatch
+    identity: BatchIdentity
+    #: The other batches of a sum.
+    further: tuple[BatchIdentity, ...]
+    #: Records, as the weight in a synchronous round.
+    weight: int
+    #: How many batches the trainer has begun since it was admitted.
+    step: int
+
+
+class Push(msgspec.Struct, frozen=True):
+    """Send the batch to blocks of a pserver."""
+
     #: Rising.
-    blocks: Sequence[int]
-    #: Of these blocks, and maybe others: the version that the gradient was computed at.
-    bases: Mapping[int, int]
+    blocks: list[int]
+    #: Of these blocks: the version that the gradient was computed at.
+    bases: dict[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Pull:
-    """Ask a pserver for values, and give them to ``answered``."""
+class Pull(msgspec.Struct, frozen=True):
+    """Ask a pserver for values."""
 
     #: Block -> the lowest version wanted.
-    wanted: Mapping[int, int]
+    wanted: dict[int, int]
 
 
 Call = Push | Pull
 
 
-@dataclass(frozen=True, slots=True)
-class Over:
+class Transfer(msgspec.Struct, frozen=True):
+    """Ask each pserver that has a call, until ``Steps.heard`` says that nothing more is asked of it."""
+
+    #: Tells the transfer from those before it.
+    serial: int
+    #: Under which membership; 0: as a reader.
+    member: int
+    #: None: values are only read.
+    batch: Pushed | None
+    #: By pserver; None: it has no part in the transfer.
+    calls: tuple[Call | None, ...]
+    #: True if fresh values are wanted of blocks that have taken the batch.
+    pull_after_push: bool = False
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True):
+    """The answer of neighbouring blocks."""
+
+    begin: int
+    end: int
+    #: Of the batch there; ``Outcome.NONE`` for a pull.
+    outcome: int
+    #: Of the values that came with the answer and are stored; None: none came.
+    version: int | None = None
+    #: Of a sum that was not taken: which of its batches the blocks have, see ``having_bits``.
+    having: bytes = b""
+
+
+class Over(msgspec.Struct, frozen=True):
     """Nothing more is asked of this pserver."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(msgspec.Struct, frozen=True):
     """Raise the error: asking again cannot help."""
 
+    error: BaseException
+
+
+class AskAgain(msgspec.Struct, frozen=True):
+    """Ask the process that holds the index by then, because of this error."""
+
     error: FlightedlError
+    call: Call
 
 
-@dataclass(frozen=True, slots=True)
-class AskAgain:
-    """Look up who holds the index and ask again, a little later; give up when that has lasted too long."""
-
-    error: FlightedlError
-
-
-@dataclass(frozen=True, slots=True)
-class KeepWaiting:
-    """All is in order: ask for the rest again, for as long as it takes."""
+class KeepWaiting(msgspec.Struct, frozen=True):
+    """Ask once more: the pserver is fine."""
 
     for_what: str
+    call: Call
 
 
 Verdict = Over | Refused | AskAgain | KeepWaiting
 OVER = Over()
 
 
+@dataclass(slots=True, eq=False)
 class ShardTransfer:
-    """What one pserver still has to be sent and asked for.
+    """What is left of a transfer at one pserver."""
 
-    Args:
-        index: Of the pserver.
-        whole: What it is a part of.
-        pushes: Its blocks that the batch goes to.
-        pulls: Its block -> the lowest version wanted.
-    """
+    #: Blocks that have no answer for the batch yet.
+    pushes: set[int]
+    #: Block -> the lowest version wanted.
+    pulls: dict[int, int]
+    #: The gradient was too late, or the membership is gone.
+    must_repeat: bool = False
 
-    __slots__ = ("_whole", "generation", "index", "must_repeat", "pulls", "pushes")
 
-    def __init__(self, index: int, whole: Transfer, pushes: set[int], pulls: dict[int, int]) -> None:
-        self.index = index
-        self._whole = whole
-        #: Blocks that have not answered for the batch.
-        self.pushes = pushes
-        #: Blocks whose values are wanted, each at this version or above.
-        self.pulls = pulls
-        #: Of the process that was asked last.
-        self.generation = 0
-        #: The gradient was too late, or the membership is gone.
-        self.must_repeat = False
+@dataclass(slots=True, eq=False)
+class TransferState:
+    """A transfer that is under way."""
 
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing more is asked of this pserver."""
-        return self._whole.is_given_up or self.must_repeat or not (self.pushes or self.pulls)
+    serial: int
+    #: The batch, or the sum of several; None: values are only read.
+    current: CurrentBatch | None
+    #: Block -> the version of the values that are held; kept up to date.
+    versions: dict[int, int]
+    mode: Mode
+    pull_after_push: bool
+    shards: list[ShardTransfer]
+    #: Blocks that the batch is pushed to.
+    pushes: frozenset[int]
+    #: The batch has to be computed again, under a new membership.
+    must_repeat: bool = False
+    #: What blocks lack that did not take a sum: places of the sum's batches.
+    refusals: set[tuple[int, ...]] = field(default_factory=set)
+    #: Nobody waits for it any more.
+    is_given_up: bool = False
 
-    def next_call(self, generation: int) -> Call:
-        """What to ask the process that holds the index now; ``generation``: its own."""
-        self.generation = generation
-        current = self._whole.current
-        if self.pushes and current is not None:
-            blocks = sorted(self.pushes)
-            return Push(current, blocks, self._bases(blocks))
-        return Pull(dict(self.pulls))
+    def call(self, shard: ShardTransfer) -> Call | None:
+        """What is asked of a pserver now; None: nothing more."""
+        if self.is_given_up or shard.must_repeat:
+            return None
+        if shard.pushes and (current := self.current) is not None:
+            blocks, base = sorted(shard.pushes), current.base_version
+            if base is not None:
+                return Push(blocks, dict.fromkeys(blocks, base))
+            return Push(blocks, dict(zip(blocks, map(self.versions.__getitem__, blocks), strict=True)))
+        return Pull(dict(shard.pulls)) if shard.pulls else None
 
-    def answered(self, blocks: range, outcome: int, version: int | None = None, having: bytes = b"") -> None:
-        """Neighbouring blocks have answered.
-
-        Args:
-            blocks: Their numbers.
-            outcome: What became of the batch there.
-            version: Of the values that came with the answer and are stored; None: none came.
-            having: Of a sum that was not taken: which of its batches the blocks have, see ``having_bits``.
-        """
-        current = self._whole.current
-        if outcome in _TOO_LATE:
-            self.must_repeat = self._whole.must_repeat = True
-        elif outcome == Outcome.PARTLY_APPLIED and current is not None:
-            self.pushes.difference_update(blocks)
-            self._whole.refusals.add(lacking_of(having, 1 + len(current.further)))
-            current.note_answers({}, self.index, self.generation)
-            if self._whole.pull_after_push and isinstance(self._whole.mode, Sync):
-                # The trainer has arrived in their round, with nothing, and goes on with the next one as elsewhere.
-                bases, after = self._bases(blocks), self._whole.mode.version_after
-                self.pulls.update({block: after(bases[block]) for block in blocks})
-            return
-        elif outcome != Outcome.NONE:
-            self._settle(blocks, has_values=version is not None)
-        if version is not None:
-            self._whole.versions.update(dict.fromkeys(blocks, version))
-            for block in blocks if self.pulls else ():
-                self.pulls.pop(block, None)
-
-    def _settle(self, blocks: range, *, has_values: bool) -> None:
-        """They have the batch; their values have come with the answer, or are to be pulled."""
-        self.pushes.difference_update(blocks)
-        whole, bases = self._whole, self._bases(blocks)
-        versions = dict(zip(blocks, map(bases.__getitem__, blocks), strict=True))
-        if whole.current is not None:
-            whole.current.note_answers(versions, self.index, self.generation)
-        if whole.pull_after_push and not has_values:
-            after = whole.mode.version_after
-            self.pulls.update({block: after(version) for block, version in versions.items()})
-
-    def _bases(self, blocks: Iterable[int]) -> Mapping[int, int]:
-        """At least these blocks -> the version that the batch's gradient was computed at.
-
-        Of each block until newer values of it are noted.
-        """
-        current = self._whole.current
-        if current is not None and current.base_version is not None:
-            return dict.fromkeys(blocks, current.base_version)
-        return self._whole.versions
-
-    def ended(self) -> Verdict:
-        """The call is through; what was not answered for takes longer."""
-        if self.is_over:
+    def heard(self, index: int, generation: int, answers: Sequence[Answer], error: BaseException | None) -> Verdict:
+        """A conversation with a pserver is over; see ``Steps.heard``."""
+        shard = self.shards[index]
+        if self.is_given_up:
             return OVER
-        return KeepWaiting(f"pserver {self.index}: the other trainers' gradients of this round")
-
-    def failed(self, error: FlightedlError) -> Verdict:
-        """The call failed, or nobody holds the index. What was answered before counts."""
-        if not is_transient(error):
+        for answer in answers:
+            self._take(shard, index, generation, answer)
+        if error is not None and not (isinstance(error, FlightedlError) and is_transient(error)):
             return Refused(error)
-        return OVER if self.is_over else AskAgain(error)
+        if shard.must_repeat or not (shard.pushes or shard.pulls):
+            return OVER
+        call = self.call(shard)
+        assert call is not None, "something is left to be asked"
+        if error is None:
+            return KeepWaiting(f"pserver {index}: the other trainers' gradients of this round", call)
+        return AskAgain(error, call)
+
+    def _take(self, shard: ShardTransfer, index: int, generation: int, answer: Answer) -> None:
+        """Blocks have answered. A pserver that was replaced meanwhile counts as what it was before."""
+        outcome, version, current = answer.outcome, answer.version, self.current
+        blocks = range(answer.begin, answer.end)
+        if outcome in _TOO_LATE:
+            shard.must_repeat = self.must_repeat = True
+        elif outcome != Outcome.NONE and current is not None:
+            shard.pushes.difference_update(blocks)
+            current.generations[index] = min(generation, current.generations.get(index, generation))
+            if current.base_version is None:
+                bases = dict(zip(blocks, map(self.versions.__getitem__, blocks), strict=True))
+            else:
+                bases = dict.fromkeys(blocks, current.base_version)
+            if outcome == Outcome.PARTLY_APPLIED:
+                self.refusals.add(lacking_of(answer.having, 1 + len(current.further)))
+                # In a synchronous round the trainer has arrived, with nothing, and goes on with the next one.
+                is_pulled = self.pull_after_push and isinstance(self.mode, Sync)
+            else:
+                current.answered.update(bases)
+                is_pulled = self.pull_after_push and version is None
+            if is_pulled:
+                after = self.mode.version_after
+                shard.pulls.update({block: after(base) for block, base in bases.items()})
+        if version is not None:
+            self.versions.update(dict.fromkeys(blocks, version))
+            for block in blocks if shard.pulls else ():
+                shard.pulls.pop(block, None)
 
 
-class Transfer:
-    """What is sent to and asked of all pservers.
-
-    Args:
-        shards: Of each pserver, its blocks.
-        versions: Block -> the version of the values that are held; kept up to date.
-        mode: Says which version follows a push.
-        current: The batch that is pushed, or at whose rounds values are pulled; None: values are only read.
-        member: Under which membership; 0: as a reader.
-        pushes: Blocks that the batch goes to.
-        pulls: Block -> the lowest version wanted.
-        pull_after_push: Whether fresh values are wanted of blocks that have taken the batch.
-    """
-
-    __slots__ = (
-        "current",
-        "is_given_up",
-        "member",
-        "mode",
-        "must_repeat",
-        "pull_after_push",
-        "refusals",
-        "shards",
-        "versions",
-    )
-
-    #: Makes what it has to do with one pserver.
-    of_shard: Callable[[int, Transfer, set[int], dict[int, int]], ShardTransfer] = ShardTransfer
-
-    def __init__(
-        self,
-        shards: Sequence[frozenset[int]],
-        versions: dict[int, int],
-        mode: Mode,
-        current: CurrentBatch | None,
-        member: int,
-        pushes: Collection[int] = (),
-        pulls: Mapping[int, int] | None = None,
-        *,
-        pull_after_push: bool = False,
-    ) -> None:
-        self.versions = versions
-        self.mode = mode
-        self.current = current
-        self.member = member
-        self.pull_after_push = pull_after_push
-        #: Nobody waits for it any more.
-        self.is_given_up = False
-        #: The batch has to be computed again, under a new membership.
-        self.must_repeat = False
-        #: What blocks lack that did not take a sum: places of the sum's batches.
-        self.refusals: set[tuple[int, ...]] = set()
-        wanted = {} if pulls is None else pulls
-        if len(shards) == 1:
-            self.shards = [self.of_shard(0, self, set(pushes), dict(wanted))]
-        else:
-            self.shards = [
-                self.of_shard(
-                    index,
-                    self,
-                    set(blocks.intersection(pushes)),
-                    {block: version for block, version in wanted.items() if block in blocks} if wanted else {},
-                )
-                for index, blocks in enumerate(shards)
-            ]
-
-    def give_up(self) -> None:
-        """Nobody waits for it any more."""
-        self.is_given_up = True
-
-    @property
-    def is_over(self) -> bool:
-        """True if nothing more is asked of any pserver."""
-        for shard in self.shards:  # noqa: SIM110 - a generator costs a small step more than all that it asks
-            if not shard.is_over:
-                return False
-        return True
+_TOO_LATE = frozenset({Outcome.STALE, Outcome.NOT_MEMBER})

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from flightedl.domain.trainer.batches import CurrentBatch
+from flightedl.domain.trainer.batches import Batch
 from flightedl.domain.trainer.steps import Next
 from flightedl.testing.simulation.job import Gradient, batch_of
 from flightedl.testing.simulation.world import Action
@@ -29,12 +29,12 @@ class Body:
 
     Args:
         trainer: Whose program it is.
-        current: The batch.
+        batch: The batch.
         then: Called when the next batch is asked for, and the core is through with this one.
     """
 
-    def __init__(self, trainer: Trainer, current: CurrentBatch, then: Action) -> None:
-        self.current = current
+    def __init__(self, trainer: Trainer, batch: Batch, then: Action) -> None:
+        self.batch = batch
         self._trainer = trainer
         self._then = then
         self._swallows_next = False
@@ -60,7 +60,7 @@ class Body:
         else:
             trainer.body = None
             trainer.cluster.progressed.add(trainer.name)
-            trainer.worker.run(trainer.steps.close_batch(self.current), lambda _: self._then())
+            trainer.worker.run(trainer.steps.close_batch(), self._then)
 
     def _failed(self, error: Exception) -> None:
         if self._swallows_next or self._trainer.own.random() < _SWALLOWED_SHARE:
@@ -82,23 +82,23 @@ class Body:
 
     def _pull(self) -> None:
         steps = self._trainer.steps
-        self._run(steps.pull(self.current, steps.versions))
+        self._run(steps.pull(list(steps.versions)))
 
     def _push(self, blocks: Sequence[int], *, is_complete: bool) -> None:
         """As ``Parameters.push`` and ``step`` do."""
-        current, steps = self.current, self._trainer.steps
-        if current.must_repeat:
+        steps = self._trainer.steps
+        if steps.current is None or steps.current.must_repeat:
             self._go_on()
             return
-        shape, batch = self._trainer.cluster.shape, batch_of(current.identity)
+        shape, batch = self._trainer.cluster.shape, batch_of(self.batch.identity)
         gradients = {number: {shape.element_of(batch): 1} for number in blocks if shape.has_gradient(batch, number)}
         if steps.sums is not None:
-            weight = steps.add(current, [str(number) for number in gradients])
+            added = steps.add([str(number) for number in gradients])
             steps.sums.check()
-            self._trainer.worker.add(steps.sums.identity, gradients, weight)
-            self._run(steps.step(current)) if is_complete else self._go_on()
+            self._trainer.worker.add(added.identity, gradients, added.weight)
+            self._run(steps.step()) if is_complete else self._go_on()
         else:
-            self._run(steps.step(current) if is_complete else steps.push(current, gradients), gradients)
+            self._run(steps.step() if is_complete else steps.push(list(gradients)), gradients)
 
     def _run(self, step: Next, gradients: Mapping[int, Gradient] = MappingProxyType({})) -> None:
-        self._trainer.worker.run(step, lambda _: self._go_on(), self._failed, gradients)
+        self._trainer.worker.run(step, self._go_on, self._failed, gradients)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from flightedl.domain.exactly_once.batches import Batch
-from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.domain.trainer.feed import Ask, AssignedTask, Feed, LookAgain, Over, Rest
 from flightedl.domain.trainer.readings import (
+    BatchDone,
     BatchLoop,
+    Finished,
     GiveUpSum,
-    Handed,
+    HandBack,
     HandOut,
     Item,
+    LoopStep,
     NeedItem,
     PushSum,
     ReadBatch,
@@ -26,7 +27,6 @@ from flightedl.domain.trainer.readings import (
 from flightedl.errors import DataError
 from flightedl.messages.tasks import TasksReply
 from flightedl.recording.recorded import recorded
-from flightedl.recording.trainer_cores import batch_loop
 from flightedl.testing.simulation.world import Action, Violation
 
 if TYPE_CHECKING:
@@ -46,13 +46,13 @@ class Loop:
         self.trainer = trainer
         self.world = trainer.world
         self.feed = recorded(trainer.recorder, {"trainer": trainer.name, "evaluation": evaluation}, Feed, cover_s)
-        self.steps: BatchLoop[None] = batch_loop(trainer.recorder, trainer.name, self, self._current_of)
-        #: The task that the body is at.
-        self.at: Handed[None] | None = None
+        self.steps: BatchLoop = recorded(trainer.recorder, {"trainer": trainer.name}, BatchLoop)
+        #: The batch that the body is at.
+        self.at: HandOut | None = None
         self.is_left = False
         #: Whether its feed has nothing more to say.
         self.is_over = False
-        self._items: deque[Item[None]] = deque()
+        self._items: deque[Item] = deque()
         #: What is read, and the next batch of it.
         self._reads: tuple[AssignedTask, int] | None = None
         self._is_reading = False
@@ -68,27 +68,6 @@ class Loop:
         """Ask for work."""
         self._pump()
         self._go()
-
-    # what the product's loop needs of the feed
-
-    def is_held(self, task: AssignedTask) -> bool:
-        """Whether it is this trainer's."""
-        return self.feed.is_held(task)
-
-    def finished(self, task: AssignedTask, pservers: Sequence[int]) -> None:
-        """All of it is in the pservers."""
-        self.feed.finished(task, pservers, self.world.now)
-        self._pump()
-
-    def batch_done(self, task: AssignedTask, number: int) -> None:
-        """No pserver knows of this batch. An evaluation does not tell batches, as in the product."""
-        if not self.evaluation and self.feed.batch_done(task, number):
-            self._pump()
-
-    def hand_back(self, task: AssignedTask) -> None:
-        """It goes back."""
-        self.feed.hand_back(task, self.world.now)
-        self._pump()
 
     # the feed
 
@@ -184,38 +163,36 @@ class Loop:
             self._items.append(ReadFailure(task, number, DataError("it cannot be read")))
             self._reads = None
         else:
-            self._items.append(ReadBatch(task, number, None))
+            self._items.append(ReadBatch(task, number, self._records(task, number)))
             self._reads = (task, number + 1)
         if self._needs_item:
             self._go()
         self._read()
 
-    # the body
+    def _records(self, task: AssignedTask, number: int) -> int:
+        given = task.assignment
+        return self.trainer.cluster.shape.records_of(Batch(given.epoch, given.task, number))
 
-    def _current_of(self, item: ReadBatch[None]) -> CurrentBatch:
-        assigned = item.task.assignment
-        records = self.trainer.cluster.shape.records_of(Batch(assigned.epoch, assigned.task, item.number))
-        return CurrentBatch(assigned, item.number, records)
+    # the body
 
     def _go(self) -> None:
         """Until something has to be waited for."""
-        self._needs_item = False
         self.at = None
+        if self._needs_item:
+            self._need_item()
+        else:
+            self._do(self.steps.next_step(self.trainer.worker.told()))
+
+    def _do(self, step: LoopStep) -> None:
+        """One step of the loop, and what follows from it at once."""
         while not self.is_left and self.trainer.is_alive:
             self.steps.check()
-            match self.steps.next_step():
+            match step:
                 case NeedItem():
-                    if self._items:
-                        self.steps.take(self._items.popleft())
-                        self._read()
-                        continue
-                    if self.feed.is_done and self._reads is None:
-                        self.trainer.all_done(self)
-                    else:
-                        self._needs_item = True
+                    self._need_item()
                     return
-                case HandOut(handed):
-                    self._open(handed)
+                case HandOut():
+                    self._open(step)
                     return
                 case PushSum():
                     self.trainer.push_sum(self._guarded(self._go))
@@ -224,27 +201,51 @@ class Loop:
                     self.trainer.give_up_sum()
                 case Unreadable(failure):
                     self.feed.failed(failure.task, str(failure.error), failure.number, self.world.now)
-                    self._pump()
+                case Finished(task, pservers):
+                    self.feed.finished(task, pservers, self.world.now)
+                case HandBack(task):
+                    self.feed.hand_back(task, self.world.now)
+                case BatchDone(task, number):
+                    self.feed.batch_done(task, number)
+            self._pump()
+            step = self.steps.next_step(self.trainer.worker.told())
+
+    def _need_item(self) -> None:
+        self._needs_item = False
+        while self._items:
+            item = self._items.popleft()
+            self._read()
+            if self.feed.is_held(item.task):
+                self._do(self.steps.take(item))
+                return
+        if self.feed.is_done and self._reads is None:
+            self.trainer.all_done(self)
+        else:
+            self._needs_item = True
 
     def _guarded(self, then: Action) -> Action:
         return lambda: None if self.is_left else then()
 
-    def _open(self, handed: Handed[None]) -> None:
-        def denied() -> None:
-            others = [task for task in self.feed.held if task is not handed.item.task]
-            self.steps.denied(handed)
-            if lost := [task.assignment.attempt for task in others if not self.feed.is_held(task)]:
-                raise Violation(f"{self.trainer} gives up {lost}, of which it was said nothing")
-            self._go()
+    def _open(self, handed: HandOut) -> None:
+        task, batch = handed.task, handed.batch
 
-        if handed.item.task.assignment.epoch > self._begun_epoch:
-            raise Violation(f"{self.trainer} works on {handed.current}, of an epoch that has not begun")
+        def denied() -> None:
+            others = [each for each in self.feed.held if each != task]
+            self._do(self.steps.denied(batch))
+            if lost := [each.assignment.attempt for each in others if not self.feed.is_held(each)]:
+                raise Violation(f"{self.trainer} gives up {lost}, of which it was said nothing")
+
+        if handed.is_again and not self.feed.is_held(task):
+            denied()
+            return
+        if batch.epoch > self._begun_epoch:
+            raise Violation(f"{self.trainer} works on {batch}, of an epoch that has not begun")
 
         def opened() -> None:
             self.at = handed
-            self.trainer.work(handed.current, self._guarded(self._go))
+            self.trainer.work(batch, self._guarded(self._go))
 
-        self.trainer.open_batch(handed.current, self._guarded(opened), self._guarded(denied))
+        self.trainer.open_batch(batch, self._guarded(opened), self._guarded(denied))
 
     def go_on(self) -> None:
         """The body has swallowed an error."""
@@ -256,14 +257,13 @@ class Loop:
         """By a break or an error: the present task goes back a moment later, unless it is reported."""
         if not self.is_left:
             self.is_left = True
-            self.feed.retire(None if self.at is None else self.at.item.task, self.world.now)
+            self.feed.retire(None if self.at is None else self.at.task, self.world.now)
             self._pump()
 
     def fail(self) -> None:
         """The body raised, and the program ends with that."""
         if self.at is not None:
-            item = self.at.item
-            self.feed.failed(item.task, "it raised", item.number, self.world.now, "a.py:1")
+            self.feed.failed(self.at.task, "it raised", self.at.batch.number, self.world.now, "a.py:1")
             self._pump()
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ _LOOP = "domain.trainer.readings:BatchLoop."
 _READING = "domain.trainer.readings:Reading."
 _BATCH = "domain.trainer.batches:CurrentBatch."
 _SUMS = "domain.trainer.sums:BatchSums."
-_TRANSFER = "domain.trainer.transfers:ShardTransfer."
+_TRANSFER = "domain.trainer.transfers:TransferState."
 
 TRAINER_BUGS: dict[str, Planted] = {
     "what is promised is trained": bug(
@@ -30,35 +30,39 @@ TRAINER_BUGS: dict[str, Planted] = {
     ),
     "the first batch of a refused sum is lost": bug(
         "what a block lacks of a sum is pushed again, but for the sum's first batch",
-        swaps(f"{_TRANSFER}answered", "1 + len(current.further))", "1 + len(current.further))[1:]"),
+        swaps(f"{_TRANSFER}_take", "1 + len(current.further))", "1 + len(current.further))[1:]"),
     ),
     "an unknown outcome counts as settled": bug(
         "a push that nobody answered is not sent again",
         rewrites(
-            f"{_TRANSFER}failed",
-            "",
+            f"{_TRANSFER}heard",
+            "shard = self.shards[index]",
             """
             from flightedl.errors import OutcomeUnknownError
 
-            for block in sorted(self.pushes) if isinstance(error, OutcomeUnknownError) else ():
-                self.answered(range(block, block + 1), Outcome.ACCEPTED)
+            shard = self.shards[index]
+            if isinstance(error, OutcomeUnknownError):
+                answers = [*answers, *(Answer(block, block + 1, Outcome.ACCEPTED) for block in sorted(shard.pushes))]
             """,
         ),
     ),
     "a refused push counts as settled": bug(
         "a gradient that came too late, or of somebody who is no member, is not computed again",
         rewrites(
-            f"{_TRANSFER}answered",
-            "",
-            "outcome = Outcome.ACCEPTED if outcome in _TOO_LATE and self.pushes else outcome",
+            f"{_TRANSFER}_take",
+            "blocks = range(answer.begin, answer.end)",
+            """
+            blocks = range(answer.begin, answer.end)
+            outcome = Outcome.ACCEPTED if outcome in _TOO_LATE and shard.pushes else outcome
+            """,
         ),
     ),
     "a batch settles when the first pserver has answered": bug(
         "a pserver that does not answer is passed over when another one has",
         swaps(
-            f"{_TRANSFER}failed",
-            "if self.is_over",
-            "if self.is_over or any(each.generation and not each.pushes for each in self._whole.shards)",
+            f"{_TRANSFER}heard",
+            "if shard.must_repeat or",
+            "if (error and self.pushes and any(not each.pushes for each in self.shards)) or shard.must_repeat or",
         ),
     ),
     "a sum that failed counts as taken": bug(
@@ -97,7 +101,7 @@ TRAINER_BUGS: dict[str, Planted] = {
             is_next = self._reading is not None
             self._reading = Reading(item.task)
             if is_next and not isinstance(item, TaskEnd | ReadFailure):
-                return
+                return _NEED_ITEM
             """,
         ),
         answers(f"{_READING}is_settled", "self.task.assignment.end_batch - 1 in self._settled"),
@@ -112,13 +116,11 @@ TRAINER_BUGS: dict[str, Planted] = {
     "a denial is about everything": bug(
         "a join's answer about one attempt drops all work",
         rewrites(
-            f"{_LOOP}denied",
-            "self._feed.hand_back(handed.item.task)",
+            f"{_FEED}hand_back",
+            "self._drop(task, now)",
             """
-            feed = self._feed.feed
-            for task in feed.held:
-                feed._held.pop(task.assignment.attempt)
-            feed._ready.clear()
+            self._held.clear()
+            self._ready.clear()
             """,
         ),
     ),
@@ -129,7 +131,7 @@ TRAINER_BUGS: dict[str, Planted] = {
             "",
             """
             for handed in reading.handed if self._is_at_end else ():
-                handed.current.must_repeat = handed.current.waits = False
+                handed.must_repeat = handed.waits = False
             """,
         ),
     ),
@@ -140,14 +142,14 @@ TRAINER_BUGS: dict[str, Planted] = {
             "",
             """
             for handed in reading.handed:
-                if handed.current.must_repeat:
-                    handed.current.must_repeat = handed.current.waits = False
+                if handed.must_repeat:
+                    handed.must_repeat = handed.waits = False
             """,
         ),
     ),
     "newest generation is reported": bug(
         "a trainer reports the pservers as they are, not as they acknowledged",
-        swaps(f"{_BATCH}note_answers", "min(generation", "max(generation"),
+        swaps(f"{_TRANSFER}_take", "min(generation", "max(generation"),
         swaps(f"{_BATCH}note_sum", "min(generation", "max(generation"),
         swaps(f"{_READING}settle", "min(generation", "max(generation"),
     ),
@@ -177,15 +179,13 @@ TRAINER_BUGS: dict[str, Planted] = {
     ),
     "divided by the batches": bug(
         "the mean of several batches is divided by their number, not by their records",
-        swaps(f"{_SUMS}take", "together, self._divisors", "together, dict.fromkeys(self._divisors, len(members))"),
+        swaps(f"{_SUMS}take", ", self._divisors", ", dict.fromkeys(self._divisors, len(members))"),
     ),
     "records of the sum before": bug(
         "the records of a sum are counted in the next one, too", drops(f"{_SUMS}begin", "self._weights = {}")
     ),
     "divided by all records": bug(
         "a parameter that some batches of a sum have no gradient for is divided by their records, too",
-        swaps(
-            f"{_SUMS}take", "together, self._divisors", "together, dict.fromkeys(self._divisors, together.record_count)"
-        ),
+        swaps(f"{_SUMS}take", ", self._divisors", ", dict.fromkeys(self._divisors, batch.record_count)"),
     ),
 }

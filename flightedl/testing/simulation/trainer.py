@@ -13,15 +13,15 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from flightedl.domain.retries import is_transient
-from flightedl.domain.trainer.batches import CurrentBatch
+from flightedl.domain.trainer.batches import Batch
 from flightedl.domain.trainer.ending import JobEnd
 from flightedl.domain.trainer.feed import Ask, Reports
 from flightedl.domain.trainer.first_values import Elected, FollowedElection
-from flightedl.domain.trainer.membership import TrainerMembership
+from flightedl.domain.trainer.membership import Denied, Joined, NotYet, TrainerMembership
+from flightedl.domain.trainer.steps import Steps
 from flightedl.errors import DeadlineError, FlightedlError, UnavailableError
 from flightedl.messages.tasks import JoinReply, TasksReply
 from flightedl.recording.recorded import recorded
-from flightedl.recording.trainer_cores import trainer_steps
 from flightedl.testing.simulation.body import Body
 from flightedl.testing.simulation.etcd import ADDRESS, DECLARATION, INIT, Transaction, claimed
 from flightedl.testing.simulation.evaluating import Evaluating
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 LEASE_TTL_S = 2.0
 _CALL_S = 2.0
+_JOIN_AGAIN_S = 0.1
 #: A loop that is left waits so long for its last reports.
 _CLOSE_S = 4.0
 
@@ -58,7 +59,7 @@ class Trainer(Process):
         #: By pserver, as its own job has them: another one may go on with other numbers.
         self.buckets = [cluster.shape.buckets(count, index) for index in range(count)]
         shards = [cluster.shape.shard(count, index) for index in range(count)]
-        self.steps = trainer_steps(self.recorder, name, shards, self.membership, mode)
+        self.steps = recorded(self.recorder, {"trainer": name}, Steps, shards, mode, self.buckets)
         self.job_end = recorded(self.recorder, {}, JobEnd)
         #: Whether what it pulls now is the result of the job.
         self.reads_result = False
@@ -89,7 +90,7 @@ class Trainer(Process):
         if feed is None:
             return f"{self.name} has no loop"
         held = [task.assignment.attempt for task in feed.held]
-        at = None if self.loop is None or self.loop.at is None else self.loop.at.current
+        at = None if self.loop is None or self.loop.at is None else self.loop.at.batch
         return f"{self.name} member {self.membership.member} held {held} at {at} trouble {feed.trouble!r}"
 
     # its registration
@@ -149,7 +150,7 @@ class Trainer(Process):
     def _begin(self, elected: Elected) -> None:
         """The model has its first values."""
         self._elected = recorded(self.recorder, {}, FollowedElection, elected)
-        self.worker.run(self.steps.refresh(), lambda _: self._begin_loop())
+        self.worker.run(self.steps.refresh(self.membership.member), self._begin_loop)
 
     @property
     def life(self) -> int:
@@ -204,11 +205,11 @@ class Trainer(Process):
         """How far the job is; reports nothing and takes no work."""
         self.ask_master(Ask(Reports(), (), 0, 0.0, 0), answered)
 
-    def ask_to_join(self, current: CurrentBatch, answered: Callable[[JoinReply], None]) -> None:
+    def ask_to_join(self, attempt: int, answered: Callable[[JoinReply], None]) -> None:
         """Ask until there is an answer."""
 
         def again(_: Any = None) -> None:
-            self.later(0.1, lambda: self.ask_to_join(current, answered))
+            self.later(0.1, lambda: self.ask_to_join(attempt, answered))
 
         def heard(reply: JoinReply | FlightedlError) -> None:
             if not isinstance(reply, FlightedlError):
@@ -223,7 +224,7 @@ class Trainer(Process):
             if address is None:
                 again()
             elif self.is_of_this_model():
-                request = self.membership.join_request(self.name, self.generation, current)
+                request = self.membership.join_request(self.name, self.generation, attempt)
                 timeout_s = _CALL_S + request.wait_s
                 self.world.call(self, address.value, address.value.join, request, heard, again, timeout_s=timeout_s)
 
@@ -231,21 +232,36 @@ class Trainer(Process):
 
     # batches
 
-    def open_batch(self, current: CurrentBatch, opened: Action, denied: Action) -> None:
+    def open_batch(self, batch: Batch, opened: Action, denied: Action) -> None:
         """Be a member, with values that a member may have."""
-        self.worker.run(self.steps.open_batch(current), lambda is_open: opened() if is_open else denied())
+        again = lambda: self.open_batch(batch, opened, denied)  # noqa: E731
+        begun = self.membership.begin_batch(batch.epoch)
+        if begun is not None:
+            self.worker.run(self.steps.open_batch(batch, begun.member, begun.step), opened)
+            return
 
-    def work(self, current: CurrentBatch, then: Action) -> None:
+        def answered(reply: JoinReply) -> None:
+            match self.membership.join_answered(reply):
+                case Joined(member, new_mode):
+                    self.worker.run(self.steps.joined(member, new_mode), again)
+                case NotYet():
+                    self.later(_JOIN_AGAIN_S, self.worker.awaiting(again))
+                case Denied():
+                    denied()
+
+        self.ask_to_join(batch.attempt, self.worker.awaiting(answered))
+
+    def work(self, batch: Batch, then: Action) -> None:
         """The loop's body, until the next batch is asked for."""
-        self.body = Body(self, current, then)
+        self.body = Body(self, batch, then)
 
     def push_sum(self, then: Action) -> None:
         """All batches that wait, as one push."""
-        self.worker.run(self.steps.push_sum(), lambda _: then())
+        self.worker.run(self.steps.push_sum(), then)
 
     def give_up_sum(self) -> None:
         """Its batches are somebody else's, or are done again."""
-        self.steps.give_up_sum()
+        self.worker.end(self.steps.give_up_sum())
 
     # loops
 
@@ -292,7 +308,7 @@ class Trainer(Process):
         """The loop has ended by itself; the program reads the result, does something else for a while, and ends."""
 
         def read(then: Action) -> None:
-            self.worker.run(self.steps.pull(None, self.steps.versions), lambda _: then())
+            self.worker.run(self.steps.pull(list(self.steps.versions), as_reader=True), then)
 
         def over() -> None:
             self._evaluate("after", lambda: read(lambda: self.end("all is done")))
@@ -344,7 +360,7 @@ class Trainer(Process):
         self.later(pause_s, close)
 
     def _go_on(self) -> None:
-        self.steps.abandon_batch()
+        self.worker.abandon_batch()
         self._begin_loop()
 
     def swallow_error(self) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flightedl.domain.exactly_once.accumulation import having_bits
 from flightedl.domain.trainer import transfers as core
-from flightedl.domain.trainer.joined import Answered, JoinedAnswers
 from flightedl.errors import DeadlineError, FlightedlError, NotReadyError, ReplacedError, UnavailableError
 from flightedl.messages.parameters import Outcome
 from flightedl.messages.tasks import TasksReply
@@ -42,157 +41,155 @@ class Travel:
         transfer: core.Transfer,
         gradients: Mapping[int, Gradient],
         done: Action,
-        failed: Callable[[FlightedlError], None],
+        failed: Callable[[BaseException], None],
     ) -> None:
         self._trainer = trainer
         self._transfer = transfer
         self._gradients = gradients
         self._done = done
         self._failed = failed
-        self._open = {shard.index for shard in transfer.shards}
-        self._error: FlightedlError | None = None
+        self._open = {index for index, call in enumerate(transfer.calls) if call is not None}
+        self._is_given_up = False
+        self._error: BaseException | None = None
         #: Pserver -> since when it has not answered.
         self._trouble_since: dict[int, float] = {}
 
     def begin(self) -> None:
         """Ask all pservers."""
-        for shard in self._transfer.shards:
-            self._ask(shard)
+        for index, call in enumerate(self._transfer.calls):
+            if call is not None:
+                self._ask(index, call)
 
     def give_up(self) -> None:
         """Whatever is answered from now on is of no interest."""
-        self._transfer.give_up()
+        self._is_given_up = True
 
-    def _ask(self, shard: core.ShardTransfer) -> None:
+    def _ask(self, index: int, call: core.Call) -> None:
         """Ask the process that holds the index now, once."""
         trainer = self._trainer
-        if shard.is_over:
-            self._close(shard)
+        if self._is_given_up:
             return
         try:
             trainer.require_same_model()
-            key = trainer.directory.get(f"ps/{shard.index}")
+            key = trainer.directory.get(f"ps/{index}")
             if key is None:
-                raise NotReadyError(f"nobody holds index {shard.index}")
+                raise NotReadyError(f"nobody holds index {index}")
         except FlightedlError as error:
-            self._judge(shard, shard.failed(error))
+            self._heard(index, 0, (), error)
             return
-        if self._transfer.current is None and not trainer.job_end.may_read(shard.index, key.created):
-            self._look_at_end(shard, key)
+        if self._transfer.batch is None and not trainer.job_end.may_read(index, key.created):
+            self._look_at_end(index, call, key)
         else:
-            self._call(shard, key)
+            self._call(index, call, key)
 
-    def _look_at_end(self, shard: core.ShardTransfer, key: Any) -> None:
+    def _look_at_end(self, index: int, call: core.Call, key: Any) -> None:
         """Ask the master whether this process has everything, and only then this process."""
 
         def heard(reply: TasksReply | Exception) -> None:
             try:
                 if isinstance(reply, Exception):
                     raise reply
-                self._trainer.job_end.require(reply, shard.index, key.created)
+                self._trainer.job_end.require(reply, index, key.created)
             except FlightedlError as error:
-                self._judge(shard, shard.failed(error))
+                self._heard(index, key.created, (), error)
             else:
-                self._call(shard, key)
+                self._call(index, call, key)
 
         self._trainer.ask_for_end(heard)
 
-    def _call(self, shard: core.ShardTransfer, key: Any) -> None:
+    def _call(self, index: int, call: core.Call, key: Any) -> None:
         trainer = self._trainer
+        generation = key.created
 
         def late() -> None:
-            self._judge(shard, shard.failed(DeadlineError(f"{key.value.name} did not answer")))
+            self._heard(index, generation, (), DeadlineError(f"{key.value.name} did not answer"))
 
         def answered(reply: Any) -> None:
-            if shard.is_over:
-                return
             if (refusal := _REFUSALS.get(reply[0])) is not None:
-                self._judge(shard, shard.failed(refusal))
-                return
-            self._take(shard, key.value, call, reply)
-            self._judge(shard, shard.ended())
+                self._heard(index, generation, (), refusal)
+            elif not self._is_given_up:
+                self._heard(index, generation, self._answers(key.value, call, reply))
 
-        match call := shard.next_call(key.created):
+        match call:
             case core.Push():
-                trainer.world.call(trainer, key.value, key.value.push, self._push(shard, call, key), answered, late)
+                trainer.world.call(trainer, key.value, key.value.push, self._push(index, call, key), answered, late)
             case core.Pull(wanted):
-                pairs = [(each, wanted[number]) for number in wanted for each in self._meant(shard, number)]
-                request = PullRequest(self._transfer.member, key.created, tuple(sorted(pairs)))
+                pairs = [(each, wanted[number]) for number in wanted for each in self._meant(index, number)]
+                request = PullRequest(self._transfer.member, generation, tuple(sorted(pairs)))
                 trainer.world.call(trainer, key.value, key.value.pull, request, answered, late)
 
-    def _buckets(self, shard: core.ShardTransfer) -> range:
-        return self._trainer.buckets[shard.index]
-
-    def _meant(self, shard: core.ShardTransfer, number: int) -> range:
+    def _meant(self, index: int, number: int) -> range:
         """The blocks of a pserver that the core means by one."""
-        buckets = self._buckets(shard)
+        buckets = self._trainer.buckets[index]
         return buckets if number in buckets else range(number, number + 1)
 
-    def _push(self, shard: core.ShardTransfer, call: core.Push, key: Any) -> Push:
-        current = call.current
+    def _push(self, index: int, call: core.Push, key: Any) -> Push:
+        batch = self._transfer.batch
+        assert batch is not None, "a batch is pushed"
         return Push(
             self._trainer.name,
             self._trainer.generation,
             self._transfer.member,
             key.created,
-            tuple(map(batch_of, (current.identity, *current.further))),
-            current.assignment.batch_count,
+            tuple(map(batch_of, (batch.identity, *batch.further))),
+            batch.identity.batch_count,
             tuple(
                 (each, call.bases[number], self._gradients.get(number, {}))
                 for number in call.blocks
-                for each in self._meant(shard, number)
+                for each in self._meant(index, number)
             ),
-            float(current.record_count),
-            current.step,
+            float(batch.weight),
+            batch.step,
         )
 
-    def _take(self, shard: core.ShardTransfer, pserver: Any, call: core.Call, reply: Any) -> None:
-        """Say what was answered."""
+    def _answers(self, pserver: Any, call: core.Call, reply: Any) -> list[core.Answer]:
+        """The answers of a reply, as the core hears them."""
         kind, *rows = reply
-        buckets = self._buckets(shard)
-        joined = JoinedAnswers(buckets, shard)
         if kind == "pushed":
-            for number, outcome, lacking in rows[0]:
-                assert isinstance(call, core.Push)
-                having = [place not in lacking for place in range(1 + len(call.current.further))]
-                to: Answered = joined if number in buckets else shard
-                to.answered(range(number, number + 1), outcome, having=having_bits(having))
-        elif kind == "not member":
+            assert self._transfer.batch is not None, "a batch is pushed"
+            count = 1 + len(self._transfer.batch.further)
+            return [
+                core.Answer(
+                    number, number + 1, outcome, None, having_bits(place not in lacking for place in range(count))
+                )
+                for number, outcome, lacking in rows[0]
+            ]
+        if kind == "not member":
             assert isinstance(call, core.Pull)
-            for number in call.wanted:
-                shard.answered(range(number, number + 1), Outcome.NOT_MEMBER)
-        else:
-            if self._transfer.current is None and self._trainer.reads_result:
-                self._trainer.cluster.account.result_read(self._trainer, pserver)
-            for number, version in rows[0]:
-                to = joined if number in buckets else shard
-                to.answered(range(number, number + 1), Outcome.NONE, version)
+            return [core.Answer(number, number + 1, Outcome.NOT_MEMBER) for number in call.wanted]
+        if self._transfer.batch is None and self._trainer.reads_result:
+            self._trainer.cluster.account.result_read(self._trainer, pserver)
+        return [core.Answer(number, number + 1, Outcome.NONE, version) for number, version in rows[0]]
 
-    def _judge(self, shard: core.ShardTransfer, verdict: core.Verdict) -> None:
+    def _heard(
+        self, index: int, generation: int, answers: Sequence[core.Answer], error: FlightedlError | None = None
+    ) -> None:
         """Go on as the core says, for as long as the program has patience."""
         trainer, now = self._trainer, self._trainer.world.now
-        match verdict:
-            case core.Over():
-                self._close(shard)
-            case core.Refused(error):
-                self._error = self._error or error
-                self._close(shard)
-            case core.AskAgain(error):
-                since = self._trouble_since.setdefault(shard.index, now)
-                if now - since >= trainer.give_up_s:
-                    self._error = self._error or UnavailableError(f"gave up: {error}")
-                    self._close(shard)
-                else:
-                    trainer.later(_RETRY_S, lambda: self._ask(shard))
-            case core.KeepWaiting():
-                self._trouble_since.pop(shard.index, None)
-                trainer.later(_RETRY_S / 2, lambda: self._ask(shard))
-
-    def _close(self, shard: core.ShardTransfer) -> None:
-        """Nothing more is asked of this pserver."""
-        if self._transfer.is_given_up or shard.index not in self._open:
+        if self._is_given_up:
             return
-        self._open.discard(shard.index)
+        match trainer.steps.heard(self._transfer.serial, index, generation, answers, error):
+            case core.Over():
+                self._close(index)
+            case core.Refused(final):
+                self._error = self._error or final
+                self._close(index)
+            case core.AskAgain(reason, call):
+                since = self._trouble_since.setdefault(index, now)
+                if now - since >= trainer.give_up_s:
+                    self._error = self._error or UnavailableError(f"gave up: {reason}")
+                    self._close(index)
+                else:
+                    trainer.later(_RETRY_S, lambda: self._ask(index, call))
+            case core.KeepWaiting(_, call):
+                self._trouble_since.pop(index, None)
+                trainer.later(_RETRY_S / 2, lambda: self._ask(index, call))
+
+    def _close(self, index: int) -> None:
+        """Nothing more is asked of this pserver."""
+        if index not in self._open:
+            return
+        self._open.discard(index)
         if self._open:
             return
         if self._error is None:

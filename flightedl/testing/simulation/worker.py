@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flightedl.domain.consistency.modes import Async
-from flightedl.domain.trainer.steps import AskToJoin, Done, Effect, Next, TakeSum, WaitToJoin
+from flightedl.domain.trainer.batches import BatchState
+from flightedl.domain.trainer.feed import AssignedTask
+from flightedl.domain.trainer.steps import Done, Effect, Next, TakeSum
 from flightedl.domain.trainer.transfers import Transfer
 from flightedl.errors import FlightedlError
-from flightedl.messages.tasks import Assignment
 from flightedl.testing.simulation.job import Gradient, batch_of
 from flightedl.testing.simulation.transfers import Travel
-from flightedl.testing.simulation.world import Violation
+from flightedl.testing.simulation.world import Action, Violation
 
 if TYPE_CHECKING:
     from flightedl.testing.simulation.trainer import Trainer
 
-_JOIN_AGAIN_S = 0.1
 Failed = Callable[[Exception], None]
 
 
@@ -30,16 +30,18 @@ class Worker:
         self._trainer = trainer
         #: Another object for each effect that is under way; answers to others count no more.
         self._awaited: object = None
-        self._over: tuple[Callable[[bool], None], Failed]
+        self._over: tuple[Action, Failed]
         self._travel: Travel | None = None
         #: Block -> its gradient, of the push that is under way.
         self._gradients: Mapping[int, Gradient] = {}
         #: Block -> its gradients of the present sum, times their weights; the sum's identity.
         self._sum: dict[int, dict[int, Fraction | int]] = {}
-        self._sum_identity: object = None
-        #: id of an assignment -> itself, and (block, element) -> the share that a batch had in the first asynchronous
-        #: mean it was pushed in.
-        self._shares: dict[int, tuple[Assignment, dict[tuple[int, int], Fraction | int]]] = {}
+        self._sum_identity = -1
+        #: id of a task that is read -> itself, and (block, element) -> the share that a batch had in the first
+        #: asynchronous mean it was pushed in.
+        self._shares: dict[int, tuple[AssignedTask, dict[tuple[int, int], Fraction | int]]] = {}
+        #: Batches that have changed since the loop was told of any.
+        self._changed: list[BatchState] = []
 
     @property
     def is_travelling(self) -> bool:
@@ -49,7 +51,7 @@ class Worker:
     def run(
         self,
         step: Next,
-        done: Callable[[bool], None],
+        done: Action,
         failed: Failed | None = None,
         gradients: Mapping[int, Gradient] = MappingProxyType({}),
     ) -> None:
@@ -57,7 +59,7 @@ class Worker:
 
         Args:
             step: Of the core: how the operation begins.
-            done: Called with whether a batch is open.
+            done: Called when it is over.
             failed: Given the error that it ended with; None: the program ends with that.
             gradients: Block -> what is pushed to it.
         """
@@ -71,6 +73,23 @@ class Worker:
         self._awaited = None
         self._trainer.steps.drop()
         self._leave_travel()
+        self._changed.clear()
+
+    def abandon_batch(self) -> None:
+        """The loop was left: nothing of its batches is of interest to another one."""
+        self.end(self._trainer.steps.abandon_batch())
+        self._changed.clear()
+
+    def awaiting(self, then: Callable[..., None]) -> Callable[..., None]:
+        """Wait for something else before an operation: ``then`` counts no more when the worker does anything else."""
+        awaited = self._awaited = object()
+
+        def happened(*arguments: object) -> None:
+            if awaited is self._awaited:
+                self._awaited = None
+                then(*arguments)
+
+        return happened
 
     def fail(self, error: Exception) -> None:
         """The present operation ends with this error."""
@@ -78,7 +97,18 @@ class Worker:
             self._leave_travel()
             self._go_on(self._trainer.steps.failed(error))
 
-    def add(self, identity: object, gradients: Mapping[int, Gradient], weight: int) -> None:
+    def told(self) -> list[BatchState]:
+        """Return what the loop has to be told."""
+        changed, self._changed = self._changed, []
+        return changed
+
+    def end(self, done: Done) -> None:
+        """An operation is over, maybe with an error."""
+        self._changed += done.batches
+        if done.is_member_lost:
+            self._trainer.membership.lost()
+
+    def add(self, identity: int, gradients: Mapping[int, Gradient], weight: int) -> None:
         """Add a batch's gradients to a sum, as ``GradientSums`` does."""
         if identity is not self._sum_identity:
             self._sum_identity, self._sum = identity, {}
@@ -98,10 +128,14 @@ class Worker:
 
     def _require_shares(self, taken: TakeSum) -> None:
         """Each batch has its share in the sum, by its records, or the one that it had in the first sum with it."""
-        steps, shape, together = self._trainer.steps, self._trainer.cluster.shape, taken.together
+        steps, shape, batch = self._trainer.steps, self._trainer.cluster.shape, taken.batch
         keeps_shares = isinstance(steps.mode, Async) and steps.mode.reduce == "mean"
-        _, known = self._shares.setdefault(id(together.assignment), (together.assignment, {}))
-        batches = [batch_of(each) for each in (together.identity, *together.further)]
+        loop = self._trainer.loop
+        assert loop is not None
+        assert loop.steps.reading is not None, "a sum is pushed by the loop that reads its task"
+        task = loop.steps.reading.task
+        _, known = self._shares.setdefault(id(task), (task, {}))
+        batches = [batch_of(each) for each in (batch.identity, *batch.further)]
         for block in steps.versions:
             shares = shape.shares(batches, block, steps.mode)
             if keeps_shares:
@@ -126,24 +160,23 @@ class Worker:
         if not isinstance(step, Done):
             self._carry_out(step)
             return
+        self.end(step)
         done, failed = self._over
         if step.error is None:
-            done(step.is_open)
+            done()
         elif isinstance(step.error, FlightedlError):
             failed(step.error)
         else:
             raise step.error
 
     def _carry_out(self, effect: Effect) -> None:
-        awaited = self._awaited = object()
+        steps = self._trainer.steps
+        send = self.awaiting(lambda: self._go_on(steps.answered()))
+        awaited = self._awaited
 
-        def send(answer: Any = None) -> None:
+        def throw(error: BaseException) -> None:
             if awaited is self._awaited:
-                self._go_on(self._trainer.steps.answered(answer))
-
-        def throw(error: Exception) -> None:
-            if awaited is self._awaited:
-                self._go_on(self._trainer.steps.failed(error))
+                self._go_on(steps.failed(error))
 
         match effect:
             case Transfer():
@@ -152,7 +185,3 @@ class Worker:
             case TakeSum():
                 self._take(effect)
                 send()
-            case AskToJoin(current):
-                self._trainer.ask_to_join(current, send)
-            case WaitToJoin():
-                self._trainer.later(_JOIN_AGAIN_S, send)

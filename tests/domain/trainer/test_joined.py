@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from flightedl.domain.trainer.joined import JoinedAnswers
+from flightedl.domain.trainer.joined import joined_answers
+from flightedl.domain.trainer.transfers import Answer
 from flightedl.messages.parameters import Outcome
 
 BUCKETS = range(10, 20)
@@ -23,35 +24,34 @@ ACCEPTED, ALREADY, STALE, STRANGER, PARTLY, NONE = (
 
 
 def told(*parts: tuple[range, int, Outcome, memoryview]) -> list[tuple[Any, ...]]:
-    """What the core hears, in the order in which it does."""
-    heard: list[tuple[Any, ...]] = []
-
-    class Core:
-        def answered(self, blocks: range, outcome: int, version: int | None = None, having: bytes = b"") -> None:
-            assert blocks == range(10, 11)
-            heard.append((Outcome(outcome), version, having) if having else (Outcome(outcome), version))
-
-    joined = JoinedAnswers(BUCKETS, Core())
-    for blocks, version, outcome, data in parts:
-        if outcome is PARTLY:
-            joined.answered(blocks, outcome, having=bytes(data))
-        else:
-            joined.answered(blocks, outcome, version if data else None)
-    return heard
+    """The answers of the block that stands for all buckets."""
+    answers = [
+        Answer(blocks.start, blocks.stop, outcome, None, bytes(data))
+        if outcome is PARTLY
+        else Answer(blocks.start, blocks.stop, outcome, version if data else None)
+        for blocks, version, outcome, data in parts
+    ]
+    found = joined_answers([Answer(0, 3, ACCEPTED), *answers], BUCKETS)
+    assert found[0] == Answer(0, 3, ACCEPTED), "what is of no bucket stays as it is"
+    assert all((each.begin, each.end) == (10, 11) for each in found[1:])
+    return [
+        (Outcome(each.outcome), each.version, each.having) if each.having else (Outcome(each.outcome), each.version)
+        for each in found[1:]
+    ]
 
 
 @pytest.mark.parametrize(
     ("parts", "expected"),
     [
         ([(BUCKETS, 4, ACCEPTED, ROWS)], [(ACCEPTED, 4)]),
-        ([(BUCKETS, 4, ACCEPTED, NOTHING), (BUCKETS, 5, NONE, ROWS)], [(ACCEPTED, None), (NONE, 5)]),
+        ([(BUCKETS, 4, ACCEPTED, NOTHING), (BUCKETS, 5, NONE, ROWS)], [(ACCEPTED, 5)]),
         ([(BUCKETS, 7, NONE, ROWS)], [(NONE, 7)]),
         ([(FIRST, 4, ACCEPTED, ROWS)], []),
         ([(FIRST, 4, ACCEPTED, ROWS), (SECOND, 3, ALREADY, ROWS)], [(ACCEPTED, 3)]),
         ([(FIRST, 4, ALREADY, ROWS), (SECOND, 3, ALREADY, ROWS)], [(ALREADY, 3)]),
         (
             [(FIRST, 4, ACCEPTED, ROWS), (SECOND, 3, ACCEPTED, NOTHING), (SECOND, 6, NONE, ROWS)],
-            [(ACCEPTED, None), (NONE, 4)],
+            [(ACCEPTED, 4)],
         ),
         ([(FIRST, 4, ACCEPTED, ROWS), (SECOND, 3, STALE, NOTHING)], [(STALE, None)]),
         ([(FIRST, 4, NONE, ROWS), (SECOND, 3, STRANGER, NOTHING)], [(STRANGER, None)]),

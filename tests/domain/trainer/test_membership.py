@@ -3,15 +3,8 @@
 from __future__ import annotations
 
 from flightedl.domain.consistency.modes import Async, Sync
-from flightedl.domain.trainer.batches import CurrentBatch
-from flightedl.domain.trainer.membership import Denied, Joined, NotYet, TrainerMembership
+from flightedl.domain.trainer.membership import Begun, Denied, Joined, NotYet, TrainerMembership
 from flightedl.messages.tasks import JoinReply, TasksReply
-
-from .test_feed import assignment, reply
-
-
-def batch(attempt: int = 1) -> CurrentBatch:
-    return CurrentBatch(assignment(attempt), 0, 1)
 
 
 def tasks_reply(member: int) -> TasksReply:
@@ -21,38 +14,31 @@ def tasks_reply(member: int) -> TasksReply:
 def member_of(number: int = 7) -> TrainerMembership:
     membership = TrainerMembership()
     membership.has_model(Sync())
-    assert membership.join_answered(JoinReply(member=number, mode=Sync().to_json())) == Joined(None)
+    assert membership.join_answered(JoinReply(member=number, mode=Sync().to_json())) == Joined(number, None)
     return membership
 
 
 def test_without_a_model_there_is_nobody_to_wait_for_it() -> None:
-    membership, current = TrainerMembership(), batch()
-    assert membership.begin_batch(current)
-    assert (current.member, current.step) == (0, 1)
+    assert TrainerMembership().begin_batch(0) == Begun(0, 1)
 
 
 def test_with_a_model_a_batch_is_begun_as_a_member() -> None:
     membership = TrainerMembership()
     membership.has_model(Sync())
-    assert not membership.begin_batch(batch())
+    assert membership.begin_batch(0) is None
 
 
 def test_steps_count_the_batches_of_a_membership() -> None:
     membership = member_of()
-    batches = [batch(), batch()]
-    for current in batches:
-        assert membership.begin_batch(current)
-    assert [(current.member, current.step) for current in batches] == [(7, 1), (7, 2)]
+    assert [membership.begin_batch(0), membership.begin_batch(0)] == [Begun(7, 1), Begun(7, 2)]
     membership.lost()
-    assert not membership.begin_batch(batch())
+    assert membership.begin_batch(0) is None
     membership.join_answered(JoinReply(member=8))
-    again = batch()
-    assert membership.begin_batch(again)
-    assert (again.member, again.step) == (8, 1)
+    assert membership.begin_batch(0) == Begun(8, 1)
 
 
 def test_it_joins_for_the_work_at_hand() -> None:
-    request = TrainerMembership().join_request("t", 3, batch(9))
+    request = TrainerMembership().join_request("t", 3, 9)
     assert (request.trainer, request.generation, request.attempt) == ("t", 3, 9)
 
 
@@ -70,9 +56,9 @@ def test_answers_to_a_request_to_join() -> None:
 def test_a_membership_begins_under_the_mode_of_now() -> None:
     membership = member_of()
     mode = Async(push_every=3)
-    assert membership.join_answered(JoinReply(member=8, mode=mode.to_json())) == Joined(mode)
-    assert membership.join_answered(JoinReply(member=9, mode=mode.to_json())) == Joined(None)
-    assert membership.join_answered(JoinReply(member=10)) == Joined(None), "as before"
+    assert membership.join_answered(JoinReply(member=8, mode=mode.to_json())) == Joined(8, mode)
+    assert membership.join_answered(JoinReply(member=9, mode=mode.to_json())) == Joined(9, None)
+    assert membership.join_answered(JoinReply(member=10)) == Joined(10, None), "as before"
 
 
 def test_another_membership_is_taken_by_joining_only() -> None:
@@ -92,7 +78,7 @@ def test_an_answer_from_before_the_membership_does_not_end_it() -> None:
 
 def test_the_epoch_is_that_of_the_newest_batch_until_all_are_done() -> None:
     membership = member_of()
-    membership.begin_batch(CurrentBatch(reply(1).assignments[0], 0, 1))
+    membership.begin_batch(0)
     assert membership.epoch == 0
     membership.all_done()
     assert membership.epoch > 1 << 60

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from flightedl.domain.exactly_once.accumulation import SumAgain
-from flightedl.domain.trainer.batches import CurrentBatch
+from flightedl.domain.trainer.batches import Batch, BatchState
 from flightedl.domain.trainer.feed import AssignedTask
 from flightedl.domain.trainer.readings import (
     REJECTION_LIMIT,
+    BatchDone,
     BatchLoop,
+    Finished,
     GiveUpSum,
-    Handed,
+    HandBack,
     HandOut,
+    Item,
+    LoopStep,
     NeedItem,
     PushSum,
     ReadBatch,
@@ -37,7 +42,11 @@ class Held:
         self.batches: list[tuple[int, int]] = []
 
     def is_held(self, task: AssignedTask) -> bool:
-        return any(each is task for each in self.tasks)
+        return task in self.tasks
+
+    @property
+    def numbers(self) -> list[int]:
+        return [task.number for task in self.tasks]
 
     def finished(self, task: AssignedTask, pservers: Sequence[int]) -> None:
         self.tasks.remove(task)
@@ -48,35 +57,75 @@ class Held:
             self.batches.append((task.assignment.attempt, number))
 
     def hand_back(self, task: AssignedTask) -> None:
-        self.tasks.remove(task)
-        self.returned.append(task.assignment.attempt)
+        if self.is_held(task):
+            self.tasks.remove(task)
+            self.returned.append(task.assignment.attempt)
 
 
-Loop = BatchLoop[str]
+class Loop:
+    """The loop, with a driver that carries out its reports."""
+
+    def __init__(self, held: Held) -> None:
+        self._held = held
+        self.core = BatchLoop()
+        self._step: LoopStep | None = None
+
+    def take(self, item: Item) -> None:
+        if self._held.is_held(item.task):
+            self._step = self._reported(self.core.take(item))
+
+    def next_step(self, *states: BatchState) -> LoopStep:
+        step, self._step = self._step, None
+        self.core.check()
+        return step or self._reported(self.core.next_step(states))
+
+    def denied(self, batch: Batch) -> None:
+        self._step = self._reported(self.core.denied(batch))
+
+    def _reported(self, step: LoopStep) -> LoopStep:
+        held = self._held
+        while True:
+            match step:
+                case Finished(task, pservers):
+                    held.finished(task, pservers)
+                case HandBack(task):
+                    held.hand_back(task)
+                case BatchDone(task, number):
+                    held.batch_done(task, number)
+                case HandOut(task, batch, is_again=True) if not held.is_held(task):
+                    step = self.core.denied(batch)
+                    continue
+                case _:
+                    return step
+            step = self.core.next_step()
 
 
 def loop_of(held: Held) -> Loop:
-    return BatchLoop(held, lambda item: CurrentBatch(item.task.assignment, item.number, 1))
+    return Loop(held)
 
 
-def task_of(attempt: int, batches: int = 2) -> AssignedTask:
-    return AssignedTask(assignment(attempt, batches))
+def task_of(attempt: int, batches: int = 2, number: int | None = None) -> AssignedTask:
+    return AssignedTask(assignment(attempt, batches), attempt if number is None else number)
 
 
-def handed(loop: Loop) -> Handed[str]:
-    step = loop.next_step()
-    loop.check()
+def handed(loop: Loop, *states: BatchState) -> Batch:
+    step = loop.next_step(*states)
+    loop.core.check()
     assert isinstance(step, HandOut)
-    return step.handed
+    return step.batch
 
 
-def answered(handed: Handed[str], generation: int = 5, pserver: int = 0) -> None:
-    handed.current.note_answers({0: 1}, pserver, generation)
+def state(batch: Batch, **more: Any) -> BatchState:
+    return BatchState(batch.reading, batch.number, **more)
 
 
-def needs_item(loop: Loop) -> bool:
-    found = loop.next_step() == NeedItem()
-    loop.check()
+def answered(batch: Batch, generation: int = 5, pserver: int = 0) -> BatchState:
+    return state(batch, generations={pserver: generation})
+
+
+def needs_item(loop: Loop, *states: BatchState) -> bool:
+    found = loop.next_step(*states) == NeedItem()
+    loop.core.check()
     return found
 
 
@@ -85,12 +134,10 @@ def test_batches_that_no_pserver_has_are_told_one_by_one() -> None:
     held = Held(task)
     loop = loop_of(held)
     for number in range(3):
-        loop.take(ReadBatch(task, number, "records"))
+        loop.take(ReadBatch(task, number))
         current = handed(loop)
-        if number == 1:
-            answered(current)
         assert held.batches == ([] if number == 0 else [(1, 0)]), "not before the next one is asked for"
-        assert needs_item(loop)
+        assert needs_item(loop, *([answered(current)] if number == 1 else []))
     assert held.batches == [(1, 0), (1, 2)]
 
 
@@ -99,9 +146,8 @@ def test_a_task_is_done_when_all_of_its_batches_are_settled() -> None:
     held = Held(task)
     loop = loop_of(held)
     for number, generation in ((0, 6), (1, 5)):
-        loop.take(ReadBatch(task, number, "records"))
-        answered(handed(loop), generation, 1)
-        assert needs_item(loop)
+        loop.take(ReadBatch(task, number))
+        assert needs_item(loop, answered(handed(loop), generation, 1))
     loop.take(TaskEnd(task))
     assert needs_item(loop)
     assert held.done == [(1, [0, 5])], "the oldest generation of each pserver, 0 of one that was sent nothing"
@@ -111,13 +157,11 @@ def test_a_batch_that_came_too_late_is_handed_out_again_before_the_next_one() ->
     task = task_of(1, 1)
     held = Held(task)
     loop = loop_of(held)
-    loop.take(ReadBatch(task, 0, "records"))
+    loop.take(ReadBatch(task, 0))
     first = handed(loop)
-    first.current.must_repeat = True
-    again = handed(loop)
-    assert again is first
-    assert not again.current.must_repeat
-    answered(again)
+    again = handed(loop, state(first, must_repeat=True))
+    assert again == first
+    assert needs_item(loop, answered(again))
     loop.take(TaskEnd(task))
     assert needs_item(loop)
     assert held.done == [(1, [5])]
@@ -127,13 +171,12 @@ def test_a_batch_whose_gradient_was_rejected_fails_its_task_after_three_turns() 
     task, error = task_of(1, 2), GradientError("it has NaN")
     held = Held(task)
     loop = loop_of(held)
-    loop.take(ReadBatch(task, 0, "records"))
+    loop.take(ReadBatch(task, 0))
     batch = handed(loop)
+    rejected = state(batch, must_repeat=True, rejection=error)
     for _ in range(REJECTION_LIMIT - 1):
-        batch.current.reject(error)
-        assert handed(loop) is batch
-    batch.current.reject(error)
-    assert loop.next_step() == Unreadable(ReadFailure(task, 0, error))
+        assert handed(loop, rejected) == batch
+    assert loop.next_step(rejected) == Unreadable(ReadFailure(task, 0, error))
     held.tasks.clear()
     assert needs_item(loop)
     loop.take(TaskEnd(task))
@@ -145,12 +188,13 @@ def test_a_rejected_batch_that_succeeds_at_last_is_settled_as_any() -> None:
     task = task_of(1, 1)
     held = Held(task)
     loop = loop_of(held)
-    loop.take(ReadBatch(task, 0, "records"))
+    loop.take(ReadBatch(task, 0))
+    batch = handed(loop)
     for _ in range(REJECTION_LIMIT - 1):
-        handed(loop).current.reject(GradientError("it has NaN"))
+        batch = handed(loop, state(batch, must_repeat=True, rejection=GradientError("it has NaN")))
     for _ in range(2):
-        handed(loop).current.must_repeat = True
-    answered(handed(loop))
+        batch = handed(loop, state(batch, must_repeat=True))
+    assert needs_item(loop, answered(batch))
     loop.take(TaskEnd(task))
     assert needs_item(loop)
     assert held.done == [(1, [5])]
@@ -160,26 +204,43 @@ def test_work_that_was_denied_goes_back_and_the_rest_of_it_is_passed_over() -> N
     task, other = task_of(1), task_of(2, 1)
     held = Held(task, other)
     loop = loop_of(held)
-    loop.take(ReadBatch(task, 0, "records"))
+    loop.take(ReadBatch(task, 0))
     loop.denied(handed(loop))
     assert needs_item(loop)
-    for item in (ReadBatch(task, 1, "records"), TaskEnd(task)):
+    for item in (ReadBatch(task, 1), TaskEnd(task)):
         loop.take(item)
         assert needs_item(loop)
     assert (held.returned, held.done, held.tasks) == ([1], [], [other])
 
 
 def test_a_reading_that_began_in_the_midst_does_not_count() -> None:
-    first, again = task_of(1), task_of(1)
+    first, again = task_of(1), task_of(1, number=9)
     held = Held(again)
     loop = loop_of(held)
-    loop.take(ReadBatch(first, 0, "records"))
+    loop.take(ReadBatch(first, 0))
     assert needs_item(loop), "it is another telling of the same attempt"
-    loop.take(ReadBatch(again, 1, "records"))
-    answered(handed(loop))
+    loop.take(ReadBatch(again, 1))
+    assert needs_item(loop, answered(handed(loop)))
     loop.take(TaskEnd(again))
     assert needs_item(loop)
     assert (held.returned, held.done) == ([1], [])
+
+
+def test_the_state_of_another_reading_is_not_that_of_a_batch() -> None:
+    first, again = task_of(1, 1), task_of(1, 1, number=9)
+    held = Held(first)
+    loop = loop_of(held)
+    loop.take(ReadBatch(first, 0))
+    old = handed(loop)
+    assert needs_item(loop, state(old, waits=True))
+    held.tasks = [again]
+    loop.take(ReadBatch(again, 0))
+    assert loop.next_step() == GiveUpSum()
+    new = handed(loop, state(old, must_repeat=True))
+    assert needs_item(loop, answered(new))
+    loop.take(TaskEnd(again))
+    assert needs_item(loop)
+    assert held.done == [(1, [5])]
 
 
 def test_a_task_ends_when_its_sums_are_pushed() -> None:
@@ -188,18 +249,13 @@ def test_a_task_ends_when_its_sums_are_pushed() -> None:
     loop = loop_of(held)
     batches = []
     for number in range(2):
-        loop.take(ReadBatch(task, number, "records"))
+        loop.take(ReadBatch(task, number))
         batches.append(handed(loop))
-        batches[-1].current.waits = True
-        assert needs_item(loop)
+        assert needs_item(loop, state(batches[-1], waits=True))
     loop.take(TaskEnd(task))
     assert loop.next_step() == PushSum()
     assert held.done == []
-    together = CurrentBatch(task.assignment, 0, 2)
-    together.note_answers({}, 0, 4)
-    for each in batches:
-        each.current.note_sum(together)
-    assert needs_item(loop)
+    assert needs_item(loop, *(answered(batch, 4) for batch in batches))
     assert held.done == [(1, [4])]
 
 
@@ -207,19 +263,20 @@ def test_what_a_sum_left_behind_is_handed_out_sum_by_sum() -> None:
     task = task_of(1, 4)
     held = Held(task)
     loop = loop_of(held)
+    batches = []
     for number in range(4):
-        loop.take(ReadBatch(task, number, "records"))
-        handed(loop).current.waits = True
-        assert needs_item(loop)
-    assert loop.reading is not None
+        loop.take(ReadBatch(task, number))
+        batches.append(handed(loop))
+        assert needs_item(loop, state(batches[-1], waits=True))
     first, second = SumAgain(0, 2, {}), SumAgain(1, 2, {})
-    for each in loop.reading.handed:
-        each.current.repeat(first if each.item.number in {0, 3} else second)
+    sums = [first if batch.number in {0, 3} else second for batch in batches]
+    states = [state(batch, must_repeat=True, again=again) for batch, again in zip(batches, sums, strict=True)]
     order = []
     for _ in range(4):
-        again = handed(loop)
-        order.append(again.item.number)
-        answered(again)
+        again = handed(loop, *states)
+        assert again.again is sums[again.number]
+        order.append(again.number)
+        states = [answered(again)]
     assert order == [0, 3, 1, 2]
 
 
@@ -227,14 +284,14 @@ def test_the_sum_of_a_task_that_was_taken_away_is_given_up_for_the_next_task() -
     task, other = task_of(1), task_of(2, 1)
     held = Held(task, other)
     loop = loop_of(held)
-    loop.take(ReadBatch(task, 0, "records"))
-    handed(loop).current.waits = True
+    loop.take(ReadBatch(task, 0))
+    assert needs_item(loop, state(handed(loop), waits=True))
     held.tasks.remove(task)
     loop.take(TaskEnd(task))
     assert needs_item(loop)
-    loop.take(ReadBatch(other, 0, "records"))
+    loop.take(ReadBatch(other, 0))
     assert loop.next_step() == GiveUpSum()
-    assert handed(loop).item.task is other
+    assert handed(loop).reading == other.number
 
 
 @pytest.mark.parametrize("is_held", [True, False])

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from flightedl.domain.exactly_once.accumulation import SumAgain
-from flightedl.domain.trainer.batches import CurrentBatch
+from flightedl.domain.trainer.batches import Batch, CurrentBatch
 from flightedl.domain.trainer.sums import BatchSums
 from flightedl.errors import GradientError, UnavailableError, UsageError
 
-from .test_feed import assignment
-
 
 def batches(count: int) -> list[CurrentBatch]:
-    return [CurrentBatch(assignment(1, count), number, 1) for number in range(count)]
+    return [batch_of(number, of=count) for number in range(count)]
+
+
+def batch_of(number: int, records: int = 1, of: int = 3, again: SumAgain | None = None) -> CurrentBatch:
+    return CurrentBatch(Batch(0, 1, 1, number, of, records, again=again), again=again)
+
+
+def opened_again(current: CurrentBatch) -> CurrentBatch:
+    """The same batch, when it is handed out the next time."""
+    return CurrentBatch(replace(current.batch, again=current.again), again=current.again)
 
 
 def added(sums: BatchSums, *members: CurrentBatch) -> None:
     for member in members:
-        member.begin()
         sums.complete(member)
         sums.check()
 
@@ -31,9 +38,9 @@ def test_a_sum_is_pushed_when_it_is_full_under_all_of_its_identities() -> None:
     assert sums.is_full
     second.member, second.step = 7, 4
     together = sums.take()[0]
-    assert (together.number, together.further, together.member, together.step) == (0, (second.identity,), 7, 4)
+    assert (together.number, together.further, together.member, together.step) == (0, (second.batch.identity,), 7, 4)
     assert sums.is_pushed(second)
-    together.note_answers({}, 0, 5)
+    together.generations[0] = 5
     sums.settle(together, [])
     assert not sums.has_batches
     for member in (first, second):
@@ -43,7 +50,6 @@ def test_a_sum_is_pushed_when_it_is_full_under_all_of_its_identities() -> None:
 def test_what_a_block_lacks_is_done_again_in_a_sum_of_its_own() -> None:
     sums, members = BatchSums(3), batches(3)
     for member in members:
-        member.begin()
         assert sums.add(member, {"w"}) == 1
         sums.complete(member)
     sums.settle(sums.take()[0], [(0, 2)])
@@ -52,9 +58,10 @@ def test_what_a_block_lacks_is_done_again_in_a_sum_of_its_own() -> None:
     assert first.again is third.again
     assert first.again is not None
     assert (first.again.first, first.again.batch_count, first.again.divisors) == (0, 2, {"w": 3})
-    added(sums, first)
-    assert sums.again is first.again
-    added(sums, third)
+    again = first.again
+    added(sums, opened_again(first))
+    assert sums.again == again
+    added(sums, opened_again(third))
     assert sums.is_full, "it has as many batches as it had"
 
 
@@ -82,7 +89,7 @@ def test_a_sum_that_cannot_be_pushed_is_split() -> None:
     sums.take()
     sums.split(GradientError("too large"))
     assert [member.again.batch_count for member in members if member.again] == [1, 1]
-    assert [member.rejection_count for member in members] == [0, 0], "the other one may have been too large"
+    assert [member.rejection for member in members] == [None, None], "the other one may have been too large"
 
 
 def test_a_batch_that_cannot_be_pushed_alone_is_rejected() -> None:
@@ -90,7 +97,7 @@ def test_a_batch_that_cannot_be_pushed_alone_is_rejected() -> None:
     added(sums, first)
     sums.take()
     sums.split(error := GradientError("too large"))
-    assert (first.must_repeat, first.rejection, first.rejection_count) == (True, error, 1)
+    assert (first.must_repeat, first.rejection) == (True, error)
 
 
 def test_a_sum_that_is_given_up_is_done_again_as_if_it_had_not_begun() -> None:
@@ -113,18 +120,15 @@ def test_a_batch_that_is_done_again_is_not_the_one_pushed_last() -> None:
 
 
 def test_what_waits_is_of_others_where_one_of_the_two_is_done_again() -> None:
-    sums, (first, second) = BatchSums(2), batches(2)
-    second.again = SumAgain(1, 1, {})
-    assert not sums.is_of_others(second), "nothing waits"
-    added(sums, first)
-    assert sums.is_of_others(second)
-    second.again = None
-    assert not sums.is_of_others(second)
+    sums, again = BatchSums(2), batch_of(1, again=SumAgain(1, 1, {}))
+    assert not sums.is_of_others(again), "nothing waits"
+    added(sums, batch_of(0))
+    assert sums.is_of_others(again)
+    assert not sums.is_of_others(batch_of(1))
 
 
 def test_a_gradient_is_added_once() -> None:
     sums, (first, second) = BatchSums(2), batches(2)
-    first.begin()
     sums.add(first, {"w"})
     sums.add(first, {"v"})
     with pytest.raises(UsageError, match="'w' was already pushed"):
@@ -141,16 +145,14 @@ def test_a_gradient_is_added_once() -> None:
 @pytest.mark.parametrize(("keeps_shares", "divisor"), [(True, 8), (False, 5)])
 def test_what_is_done_again_is_divided_as_it_was_or_weighed_by_its_round(keeps_shares: bool, divisor: int) -> None:
     """A round counts a push by the records that it has now, so the gradient is the mean over just these."""
-    sums, (first, second) = BatchSums(2, keeps_shares=keeps_shares), batches(2)
-    first.record_count, second.record_count = 3, 5
+    sums, (first, second) = BatchSums(2, keeps_shares=keeps_shares), (batch_of(0, 3), batch_of(1, 5))
     for member in (first, second):
-        member.begin()
         sums.add(member, {"w"})
         sums.complete(member)
     together, divisors = sums.take()
     assert (together.record_count, divisors) == (8, {"w": 8})
     sums.settle(together, [(1,)])
-    second.begin()
+    second = opened_again(second)
     sums.add(second, {"w"})
     sums.complete(second)
     together, divisors = sums.take()
@@ -161,23 +163,20 @@ def test_what_is_done_again_is_divided_as_it_was_or_weighed_by_its_round(keeps_s
 def test_a_share_outlives_a_change_of_the_mode_unless_rounds_came_between(
     kept_by_the_first: bool, divisor: int
 ) -> None:
-    before, (first, second) = BatchSums(2, keeps_shares=kept_by_the_first), batches(2)
-    first.record_count, second.record_count = 3, 5
+    before, (first, second) = BatchSums(2, keeps_shares=kept_by_the_first), (batch_of(0, 3), batch_of(1, 5))
     for member in (first, second):
-        member.begin()
         before.add(member, {"w"})
         before.complete(member)
     before.settle(before.take()[0], [(1,)])
     after = BatchSums(3, keeps_shares=True)
-    second.begin()
+    second = opened_again(second)
     after.add(second, {"w"})
     after.complete(second)
     assert after.take()[1] == {"w": divisor}
 
 
 def test_a_batch_without_a_gradient_has_no_weight_in_a_sum() -> None:
-    sums, (first, second, third) = BatchSums(3), batches(3)
-    first.record_count, second.record_count, third.record_count = 3, 5, 7
+    sums, (first, second, third) = BatchSums(3), (batch_of(0, 3), batch_of(1, 5), batch_of(2, 7))
     sums.add(first, {"w"})
     sums.complete(first)
     sums.complete(second)

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from typing import Any
+
 import pytest
 
 from flightedl.domain.consistency.modes import Async, Mode, Sync
 from flightedl.domain.exactly_once.accumulation import having_bits
-from flightedl.domain.trainer.batches import CurrentBatch
-from flightedl.domain.trainer.transfers import AskAgain, KeepWaiting, Over, Pull, Push, Refused, Transfer
+from flightedl.domain.trainer.batches import Batch, CurrentBatch
+from flightedl.domain.trainer.transfers import (
+    Answer,
+    AskAgain,
+    Call,
+    KeepWaiting,
+    Over,
+    Pull,
+    Push,
+    Refused,
+    ShardTransfer,
+    TransferState,
+)
 from flightedl.errors import (
     BegunAnewError,
     DeadlineError,
@@ -19,9 +33,23 @@ from flightedl.errors import (
 )
 from flightedl.messages.parameters import BatchIdentity, Outcome
 
-from .test_feed import assignment
-
 SHARDS = [frozenset({0, 1, 2}), frozenset({3, 4})]
+
+
+def transfer_of(
+    current: CurrentBatch | None,
+    versions: dict[int, int],
+    mode: Mode,
+    pushes: Collection[int] = (),
+    pulls: Mapping[int, int] | None = None,
+    *,
+    pull: bool = False,
+) -> TransferState:
+    shards = [
+        ShardTransfer(set(blocks & set(pushes)), {block: at for block, at in (pulls or {}).items() if block in blocks})
+        for blocks in SHARDS
+    ]
+    return TransferState(1, current, versions, mode, pull, shards, frozenset(pushes))
 
 
 def pushed(
@@ -31,102 +59,93 @@ def pushed(
     pull: bool = True,
     further: int = 0,
     base: int | None = None,
-) -> Transfer:
-    current = CurrentBatch(assignment(1, 8), 0, 1, member=7)
+) -> TransferState:
+    current = CurrentBatch(Batch(0, 1, 1, 0, 8, 1), member=7)
     current.base_version = base
     current.further = tuple(BatchIdentity(epoch=0, task=1, batch=n + 1, batch_count=8) for n in range(further))
-    versions = {0: 5, 1: 5, 2: 6, 3: 5, 4: 5}
-    return Transfer(SHARDS, versions, mode or Async(), current, 7, blocks, pull_after_push=pull)
+    return transfer_of(current, {0: 5, 1: 5, 2: 6, 3: 5, 4: 5}, mode or Async(), blocks, pull=pull)
 
 
-def pulled(wanted: dict[int, int]) -> Transfer:
-    return Transfer(SHARDS, dict.fromkeys(range(5), 0), Sync(), None, 7, pulls=wanted)
+def pulled(wanted: dict[int, int]) -> TransferState:
+    return transfer_of(None, dict.fromkeys(range(5), 0), Sync(), pulls=wanted)
+
+
+def answer(blocks: range, outcome: Outcome, version: int | None = None, having: bytes = b"") -> Answer:
+    return Answer(blocks.start, blocks.stop, outcome, version, having)
+
+
+def call_of(transfer: TransferState, index: int = 0) -> Call | None:
+    return transfer.call(transfer.shards[index])
+
+
+def heard(transfer: TransferState, *answers: Answer, generation: int = 11, error: BaseException | None = None) -> Any:
+    return transfer.heard(0, generation, answers, error)
+
+
+def current_of(transfer: TransferState) -> CurrentBatch:
+    assert transfer.current is not None
+    return transfer.current
 
 
 def test_each_pserver_is_sent_its_own_blocks_with_the_versions_that_are_held() -> None:
     transfer = pushed((4, 2, 0))
-    assert transfer.current is not None
-    first, second = transfer.shards
-    call = first.next_call(11)
-    assert isinstance(call, Push)
-    assert (call.current, call.blocks, call.bases[0], call.bases[2]) == (transfer.current, [0, 2], 5, 6)
-    call = second.next_call(12)
-    assert isinstance(call, Push)
-    assert call.blocks == [4]
+    assert call_of(transfer) == Push([0, 2], {0: 5, 2: 6})
+    assert call_of(transfer, 1) == Push([4], {4: 5})
 
 
 def test_with_one_base_for_all_that_is_what_is_sent() -> None:
-    call = pushed(base=3).shards[0].next_call(11)
-    assert isinstance(call, Push)
-    assert [call.bases[block] for block in call.blocks] == [3, 3, 3]
+    assert call_of(pushed(base=3)) == Push([0, 1, 2], dict.fromkeys(range(3), 3))
 
 
 def test_a_pserver_that_has_no_part_in_it_is_not_asked() -> None:
     transfer = pushed((3, 4))
-    assert [shard.is_over for shard in transfer.shards] == [True, False]
+    assert [call_of(transfer, index) is None for index in range(2)] == [True, False]
 
 
 def test_a_block_that_has_the_batch_is_settled_and_its_values_come_with_the_answer_or_are_pulled() -> None:
     transfer = pushed((0, 1, 2))
-    shard, current = transfer.shards[0], transfer.current
-    assert current is not None
-    shard.next_call(11)
-    shard.answered(range(2), Outcome.ACCEPTED, 6)
-    shard.answered(range(2, 3), Outcome.ALREADY_APPLIED)
+    current = current_of(transfer)
+    verdict = heard(transfer, answer(range(2), Outcome.ACCEPTED, 6), answer(range(2, 3), Outcome.ALREADY_APPLIED))
     assert current.answered == {0: 5, 1: 5, 2: 6}
     assert current.generations == {0: 11}
     assert transfer.versions[0] == 6
-    assert shard.ended() == KeepWaiting("pserver 0: the other trainers' gradients of this round")
-    assert shard.next_call(11) == Pull({2: 0})
-    shard.answered(range(2, 3), Outcome.NONE, 9)
-    assert shard.ended() == Over()
+    assert verdict == KeepWaiting("pserver 0: the other trainers' gradients of this round", Pull({2: 0}))
+    assert heard(transfer, answer(range(2, 3), Outcome.NONE, 9)) == Over()
     assert transfer.versions[2] == 9
     assert current.answered[2] == 6, "the version that it was computed at"
 
 
 def test_in_synchronous_mode_the_round_of_the_batch_is_waited_for() -> None:
-    shard = pushed((0, 1, 2), mode=Sync()).shards[0]
-    shard.next_call(11)
-    shard.answered(range(3), Outcome.ACCEPTED)
-    assert shard.next_call(11) == Pull({0: 6, 1: 6, 2: 7})
+    transfer = pushed((0, 1, 2), mode=Sync())
+    heard(transfer, answer(range(3), Outcome.ACCEPTED))
+    assert call_of(transfer) == Pull({0: 6, 1: 6, 2: 7})
 
 
 def test_where_no_values_are_wanted_none_are_pulled() -> None:
-    shard = pushed((0, 1, 2), pull=False).shards[0]
-    shard.next_call(11)
-    shard.answered(range(3), Outcome.ACCEPTED)
-    assert shard.ended() == Over()
+    assert heard(pushed((0, 1, 2), pull=False), answer(range(3), Outcome.ACCEPTED)) == Over()
 
 
 @pytest.mark.parametrize("outcome", [Outcome.STALE, Outcome.NOT_MEMBER])
 def test_a_batch_that_came_too_late_is_done_again(outcome: Outcome) -> None:
     transfer = pushed()
-    shard, current = transfer.shards[0], transfer.current
-    shard.next_call(11)
-    shard.answered(range(1), outcome)
-    assert shard.ended() == Over(), "the rest is of no use"
+    assert heard(transfer, answer(range(1), outcome)) == Over(), "the rest is of no use"
     assert transfer.must_repeat
-    assert current is not None
-    assert not current.answered
-    assert not transfer.is_over, "the other pserver has not answered"
+    assert not current_of(transfer).answered
+    assert call_of(transfer, 1) is not None, "the other pserver has not answered"
 
 
 def test_a_pull_of_somebody_who_is_no_member_says_so() -> None:
     transfer = pulled({0: 3, 4: 3})
-    transfer.shards[0].next_call(11)
-    transfer.shards[0].answered(range(1), Outcome.NOT_MEMBER)
+    assert heard(transfer, answer(range(1), Outcome.NOT_MEMBER)) == Over()
     assert transfer.must_repeat
-    assert transfer.shards[0].is_over
 
 
 def test_a_block_that_has_a_part_of_a_sum_says_which_batches_it_lacks() -> None:
     transfer = pushed((0, 1, 2), further=3)
-    shard, current = transfer.shards[0], transfer.current
-    assert current is not None
-    shard.next_call(11)
-    shard.answered(range(2), Outcome.PARTLY_APPLIED, having=having_bits([False, True, True, False]))
-    shard.answered(range(2, 3), Outcome.ACCEPTED, 6)
-    assert shard.ended() == Over()
+    current = current_of(transfer)
+    having = having_bits([False, True, True, False])
+    partly = answer(range(2), Outcome.PARTLY_APPLIED, having=having)
+    assert heard(transfer, partly, answer(range(2, 3), Outcome.ACCEPTED, 6)) == Over()
     assert transfer.refusals == {(0, 3)}
     assert current.answered == {2: 6}
     assert current.generations == {0: 11}, "it has a part of it"
@@ -134,13 +153,11 @@ def test_a_block_that_has_a_part_of_a_sum_says_which_batches_it_lacks() -> None:
 
 def test_in_synchronous_mode_a_block_that_refuses_a_sum_is_met_again_in_the_next_round() -> None:
     transfer = pushed((0, 1), further=1, mode=Sync(push_every=2))
-    shard = transfer.shards[0]
-    shard.next_call(11)
-    shard.answered(range(1), Outcome.ACCEPTED, 6)
-    shard.answered(range(1, 2), Outcome.PARTLY_APPLIED, having=having_bits([True, False]))
-    assert shard.next_call(11) == Pull({1: 6})
-    shard.answered(range(1, 2), Outcome.NONE, 6)
-    assert shard.ended() == Over()
+    partly = answer(range(1, 2), Outcome.PARTLY_APPLIED, having=having_bits([True, False]))
+    verdict = heard(transfer, answer(range(1), Outcome.ACCEPTED, 6), partly)
+    assert isinstance(verdict, KeepWaiting)
+    assert verdict.call == Pull({1: 6})
+    assert heard(transfer, answer(range(1, 2), Outcome.NONE, 6)) == Over()
     assert transfer.versions[1] == 6
 
 
@@ -150,32 +167,25 @@ def test_in_synchronous_mode_a_block_that_refuses_a_sum_is_met_again_in_the_next
 )
 def test_what_may_not_have_arrived_is_sent_again_to_whoever_is_there(error: FlightedlError) -> None:
     transfer = pushed((0, 1, 2))
-    shard, current = transfer.shards[0], transfer.current
-    assert current is not None
-    shard.next_call(11)
-    shard.answered(range(1), Outcome.ACCEPTED, 6)
-    assert shard.failed(error) == AskAgain(error)
-    call = shard.next_call(12)
-    assert isinstance(call, Push)
-    assert call.blocks == [1, 2], "what was answered before counts"
-    shard.answered(range(1, 3), Outcome.ALREADY_APPLIED, 6)
-    assert current.generations == {0: 11}, "the process before took some"
+    verdict = heard(transfer, answer(range(1), Outcome.ACCEPTED, 6), error=error)
+    assert verdict == AskAgain(error, Push([1, 2], {1: 5, 2: 6})), "what was answered before counts"
+    heard(transfer, answer(range(1, 3), Outcome.ALREADY_APPLIED, 6), generation=12)
+    assert current_of(transfer).generations == {0: 11}, "the process before took some"
 
 
-@pytest.mark.parametrize("error", [BegunAnewError("again"), FencedError("over")])
-def test_what_trying_again_cannot_help_is_raised(error: FlightedlError) -> None:
-    assert pushed().shards[0].failed(error) == Refused(error)
+@pytest.mark.parametrize("error", [BegunAnewError("again"), FencedError("over"), KeyboardInterrupt(), OSError()])
+def test_what_trying_again_cannot_help_is_raised(error: BaseException) -> None:
+    assert heard(pushed(), error=error) == Refused(error)
 
 
 def test_a_failure_after_the_last_answer_changes_nothing() -> None:
-    shard = pushed((0, 1, 2)).shards[0]
-    shard.next_call(11)
-    shard.answered(range(3), Outcome.ACCEPTED, 6)
-    assert shard.failed(OutcomeUnknownError("cut")) == Over()
+    transfer = pushed((0, 1, 2))
+    assert heard(transfer, answer(range(3), Outcome.ACCEPTED, 6), error=OutcomeUnknownError("cut")) == Over()
 
 
 def test_what_is_given_up_is_asked_no_more() -> None:
     transfer = pushed()
-    transfer.give_up()
-    assert transfer.is_over
-    assert transfer.shards[0].failed(NotReadyError("away")) == Over()
+    transfer.is_given_up = True
+    assert call_of(transfer) is None
+    assert heard(transfer, answer(range(3), Outcome.ACCEPTED, 6), error=NotReadyError("away")) == Over()
+    assert not current_of(transfer).answered
