@@ -2,9 +2,9 @@
 
 * ``step_calls``: calls that one small step makes, in the trainer and the pserver.
 * ``kernels``: the optimizers' loops against torch's fused ones.
-* ``rows``: reads and updates of a pserver's rows against NumPy; a table as it grows, and its checkpoints.
+* ``rows``: a pserver's table as it grows, and its checkpoints.
 * ``table_peers``: ``flightedl bench sparse`` also against Redis and torch.distributed.rpc.
 * ``checkpoint``: a checkpoint of one big shard under pushes, against np.save and fsync.
 * ``memory``: peak memory of a pserver with many trainers.
-* ``start``: whole commands: import of a trainer, the first batch, short tasks, digits against its NumPy loop.
+* ``start``: a whole command: the first batch, short tasks.
 """

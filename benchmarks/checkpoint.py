@@ -2,11 +2,12 @@
 
 Pushes of all blocks follow each other without a pause. That training stood still is what the longest one took more than
 usual while blocks were copied. On a busy machine pushes take longer for other reasons, too: so the same is told of as
-long a time without a checkpoint, and of the processor's time instead of the clock's.
+long a time without a checkpoint.
 """
 
 from __future__ import annotations
 
+import collections
 import itertools
 import os
 import statistics
@@ -47,8 +48,8 @@ class Pusher:
         self._offsets = [0, *itertools.accumulate(sizes)]
         self._gradient = np.full(self._offsets[-1] // 4, 1e-3, np.float32).data.cast("B")
         self._stop = threading.Event()
-        #: (began at, seconds, seconds of the processor) of each push of all blocks.
-        self.taken: list[tuple[float, float, float]] = []
+        #: Begin and seconds of each push of all blocks.
+        self.taken: list[tuple[float, float]] = []
         members = [ViewMemberMessage(trainer="t", generation=1, member=1, first_round=0)]
         shard.set_members(ViewRequest(plan_hash=plan.hash, master_generation=1, serial=1, members=members))
         self._thread = threading.Thread(target=self._run)
@@ -78,15 +79,15 @@ class Pusher:
                 rows=len(numbers),
                 pull=False,
             )
-            began, used = time.monotonic(), time.thread_time()
+            began = time.monotonic()
             zeros = [0] * len(numbers)
             self._shard.push_rows(header, Rows(numbers, zeros, zeros, self._offsets, self._gradient))
-            self.taken.append((began, time.monotonic() - began, time.thread_time() - used))
+            self.taken.append((began, time.monotonic() - began))
             batch += 1
 
     def until(self, instant: float) -> None:
         """Return when the push that was under way at this instant is over."""
-        while sum(self.taken[-1][:2]) <= instant and self._thread.is_alive():
+        while sum(self.taken[-1]) <= instant and self._thread.is_alive():
             time.sleep(0.001)
 
     def stall_without_reason_s(self, seconds: float) -> float:
@@ -97,16 +98,9 @@ class Pusher:
         return self.stall_s(began, began + seconds)
 
     def stall_s(self, began: float, ended: float) -> float:
-        """How much longer than usual the longest push took that overlaps with this time."""
-        return self._more_than_usual(began, ended, 1)
-
-    def work_s(self, began: float, ended: float) -> float:
-        """The same of the processor's time."""
-        return self._more_than_usual(began, ended, 2)
-
-    def _more_than_usual(self, began: float, ended: float, column: int) -> float:
-        usual = statistics.median(push[column] for push in self.taken if push[0] + push[1] < began)
-        return max(push[column] for push in self.taken if push[0] <= ended and push[0] + push[1] >= began) - usual
+        """Return how much longer than usual the longest push took that overlaps with this time."""
+        usual = statistics.median(taken for begun, taken in self.taken if begun + taken < began)
+        return max(taken for begun, taken in self.taken if begun <= ended and begun + taken >= began) - usual
 
 
 def saved_s(size_bytes: int, path: Path) -> float:
@@ -127,12 +121,7 @@ def main(mb: str = "1024") -> None:
     specs = [ParameterSpec("w", (element_count,))]
     plan = plan_shards(specs, 1)
     clock = SystemClock()
-    stalls: list[float] = []
-    others: list[float] = []
-    worked: list[float] = []
-    copied: list[float] = []
-    plain: list[float] = []
-    written: list[float] = []
+    found: dict[str, list[float]] = collections.defaultdict(list)
     with tempfile.TemporaryDirectory(prefix="flightedl-bench-") as directory:
         storage = open_storage(directory)
         shard = Shard(plan, 0, Adam(lr=1e-3), Async())
@@ -148,16 +137,15 @@ def main(mb: str = "1024") -> None:
                     time.sleep(0.001)
                 taken = time.monotonic()
                 pusher.until(taken)
-                stalls.append(pusher.stall_s(began, taken))
-                worked.append(pusher.work_s(began, taken))
-                copied.append(snapshots.copied_s)
+                found["stall"].append(pusher.stall_s(began, taken))
+                found["copied"].append(snapshots.copied_s)
                 while (progress := snapshots.progress) is None or progress.state not in {"written", "failed"}:
                     time.sleep(0.001)
                 file = progress.file
-                written.append(snapshots.written_s)
+                found["written"].append(snapshots.written_s)
                 # Beside the same pushes, on the same disk.
-                plain.append(saved_s(file.size_bytes if file else 1, Path(directory) / "plain.npy"))
-                others.append(pusher.stall_without_reason_s(taken - began))
+                found["saved"].append(saved_s(file.size_bytes if file else 1, Path(directory) / "plain.npy"))
+                found["other"].append(pusher.stall_without_reason_s(taken - began))
         assert file is not None, "the snapshot failed"
         manifest = Manifest(
             job=_JOB,
@@ -175,14 +163,13 @@ def main(mb: str = "1024") -> None:
         restore_s = time.monotonic() - began
         assert restored.number == _SNAPSHOTS, restored.skipped
     kept = file.size_bytes / 1e6
-    longest, usual, all_copied = max(stalls), statistics.median(stalls), statistics.median(copied)
-    wrote, saved = statistics.median(written), statistics.median(plain)
+    usual = {name: statistics.median(seconds) for name, seconds in found.items()}
+    wrote, saved = usual["written"], usual["saved"]
     for line in (
         f"one shard of {kept:,.0f} MB, a third of it values, else Adam's slots; {_SNAPSHOTS} checkpoints under pushes",
-        f"  training stood still for the copy    at most {longest:.3f} s, median {usual:.3f} s",
-        f"    the processor's time of it         at most {max(worked):.3f} s, median {statistics.median(worked):.3f} s",
-        f"  as long a time without a checkpoint  at most {max(others):.3f} s, median {statistics.median(others):.3f} s",
-        f"  all blocks copied after              {all_copied:8.3f} s",
+        f"  training stood still for the copy    at most {max(found['stall']):.3f} s, median {usual['stall']:.3f} s",
+        f"  as long a time without a checkpoint  at most {max(found['other']):.3f} s, median {usual['other']:.3f} s",
+        f"  all blocks copied after              {usual['copied']:8.3f} s",
         f"  written to local disk, fsynced       {wrote:8.3f} s  {kept / wrote:8,.0f} MB/s",
         f"  np.save and fsync under the pushes   {saved:8.3f} s, so it writes {saved / wrote:.2f} x as fast",
         f"  restored, all checksums compared     {restore_s:8.3f} s  {kept / restore_s:8,.0f} MB/s",

@@ -13,9 +13,10 @@ import tempfile
 from pathlib import Path
 
 from flightedl.rpc.same_host import TRAINERS_MEMORY
-from flightedl_tools.bench.dense import Workload, flightedl_side
-from flightedl_tools.bench.processes import peak_bytes
+from flightedl_tools.bench.dense import flightedl_side
 from flightedl_tools.bench.sides import print_table
+from flightedl_tools.bench.trainer import Workload
+from flightedl_tools.bench.workers import peak_bytes
 
 SPARE_BYTES = 256 << 20
 #: Arrays of the model's size by mode.

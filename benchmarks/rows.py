@@ -1,6 +1,6 @@
-"""Reads and updates of a pserver's rows against NumPy on a plain array, and a table as it grows tenfold.
+"""A table of a pserver as it grows tenfold, and its checkpoints.
 
-python -m benchmarks.rows [speed] [growth] [ROWS] [DIM]        # 1,000,000 rows of 16
+python -m benchmarks.rows [ROWS] [DIM]        # 1,000,000 rows of 16
 """
 
 from __future__ import annotations
@@ -19,34 +19,14 @@ from flightedl.domain.model.initial import Uniform
 from flightedl.domain.tables.optimizers import RowAdagrad
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.pserver.rows.tables import RowCut, RowTables, TableGradients
-from flightedl_tools.bench.processes import resident_bytes
-from flightedl_tools.bench.sides import print_table, ratio
-from flightedl_tools.bench.table_work import EPS, RATE, skewed
+from flightedl_tools.bench.sides import print_table
+from flightedl_tools.bench.tables import EPS, RATE
+from flightedl_tools.bench.workers import resident_bytes
 
-Numbers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 #: New rows of one push while a store is filled, and ids of a step of a growing table.
 FILL = 4096
-TURNS, BATCHES = 5, 16
-COUNTS = (4096, 65536)
-
-
-class NumpyRows:
-    """Row-wise Adagrad as one writes it in NumPy."""
-
-    def __init__(self, rows: int, dim: int) -> None:
-        self.values: Floats = np.full((rows, dim), 0.01, np.float32)
-        self.sums: Floats = np.zeros(rows, np.float32)
-
-    def read(self, ids: Numbers) -> Floats:
-        """Fancy indexing."""
-        return self.values[ids]
-
-    def update(self, ids: Numbers, gradients: Floats) -> None:
-        """One step."""
-        total = self.sums[ids] + np.mean(gradients * gradients, axis=1)
-        self.sums[ids] = total
-        self.values[ids] -= RATE * gradients / (np.sqrt(total) + EPS)[:, None]
+BATCHES = 16
 
 
 def new_store(dim: int) -> RowTables:
@@ -71,16 +51,6 @@ def fill(store: RowTables, start: int, stop: int, dim: int) -> list[tuple[float,
     return seconds
 
 
-def batches(rows: int, count: int, *, is_skewed: bool) -> list[Numbers]:
-    """Return the ids of some steps, each without repetitions, in random order."""
-    random = np.random.default_rng(count)
-    order = random.permutation(rows)
-    return [
-        random.permutation(np.unique(skewed(random, order, count) if is_skewed else random.integers(0, rows, count)))
-        for _ in range(BATCHES)
-    ]
-
-
 def seconds_of(call: Callable[..., Any], *arguments: Any) -> float:
     """Return the seconds of one call."""
     begun = time.perf_counter()
@@ -88,38 +58,13 @@ def seconds_of(call: Callable[..., Any], *arguments: Any) -> float:
     return time.perf_counter() - begun
 
 
-def print_speed(rows: int, dim: int, counts: tuple[int, ...] = COUNTS) -> None:
-    """Let both sides take turns call by call."""
-    store, plain = new_store(dim), NumpyRows(rows, dim)
-    fill(store, 0, rows, dim)
-    found = []
-    for is_skewed in (False, True):
-        for count in counts:
-            gradients, out = np.full((count, dim), 0.01, np.float32), np.empty((count, dim), np.float32)
-            times: list[list[float]] = [[], [], [], []]
-            steps = batches(rows, count, is_skewed=is_skewed)
-            for ids in steps * TURNS:
-                own, some = ids.view(np.uint64), gradients[: ids.size]
-                times[0].append(seconds_of(plain.read, ids))
-                times[1].append(seconds_of(store.read, 0, own, 1, 0, out[: ids.size]))
-                times[2].append(seconds_of(plain.update, ids, some))
-                times[3].append(seconds_of(push, store, own, some))
-            unique = statistics.mean(ids.size for ids in steps)
-            warm = [each[BATCHES:] for each in times]
-            rates = [f"{unique / statistics.median(each) / 1e6:.1f}" for each in warm]
-            kind = f"{rows / 1e6:g} M x {dim}, {'Zipf 1.05' if is_skewed else 'uniform'}"
-            ratios = f"{ratio(warm[0], warm[1]):.2f}", f"{ratio(warm[2], warm[3]):.2f}"
-            found.append((kind, f"{count:,}", *rates[:2], ratios[0], *rates[2:], ratios[1]))
-    columns = ("rows", "ids a step", "NumPy read", "read", "ratio", "NumPy row-wise Adagrad", "ours", "ratio")
-    print_table("million rows a second of one pserver, medians of alternated calls", columns, found)
-
-
 def step_s(store: RowTables, rows: int, dim: int) -> float:
     """Return the median seconds of reading and updating rows."""
     gradients, out = np.full((FILL, dim), 0.01, np.float32), np.empty((FILL, dim), np.float32)
     seconds = []
-    for ids in batches(rows, FILL, is_skewed=False) * 8:
-        own = ids.view(np.uint64)
+    random = np.random.default_rng(0)
+    for ids in [np.unique(random.integers(0, rows, FILL)) for _ in range(BATCHES)] * 8:
+        own = random.permutation(ids).view(np.uint64)
         taken = seconds_of(store.read, 0, own, 1, 0, out[: ids.size])
         seconds.append((taken + seconds_of(push, store, own, gradients[: ids.size])) / ids.size * FILL)
     return statistics.median(seconds)
@@ -144,7 +89,7 @@ def read(cut: RowCut) -> tuple[float, int, float]:
         size_bytes += chunk.ids.nbytes + chunk.values.nbytes + chunk.slots.nbytes
 
 
-def print_growth(rows: int, dim: int) -> None:
+def main(rows: int = 1_000_000, dim: int = 16) -> None:
     """Fill a store, measuring on the way, and cut a base and an increment of it."""
     fill(new_store(dim), 0, 1 << 14, dim)  # Compiles the loops.
     before, store = resident_bytes(os.getpid()), new_store(dim)
@@ -184,15 +129,5 @@ def print_growth(rows: int, dim: int) -> None:
     print_table(f"{rows / 1e6:g} M x {dim} float32, row-wise Adagrad", ("what", "measured"), found)
 
 
-def main(*arguments: str) -> None:
-    """Measure the parts that are named, else both."""
-    parts = [each for each in arguments if not each.isdecimal()] or ["speed", "growth"]
-    rows, dim, *_ = *[int(each) for each in arguments if each.isdecimal()], 1_000_000, 16
-    if "growth" in parts:
-        print_growth(rows, dim)
-    if "speed" in parts:
-        print_speed(rows, dim, tuple(count for count in COUNTS if count <= rows))
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*map(int, sys.argv[1:]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from dataclasses import fields
 from typing import Any
 
 import click
@@ -16,7 +17,7 @@ from flightedl.launch.kubernetes import scaling
 from flightedl.launch.status import JobStatus
 
 from .clusters import cluster_of, cluster_options
-from .options import Number, job_options
+from .options import Number, running_job_options
 
 _TIMEOUT_S = 5.0
 
@@ -37,25 +38,9 @@ _TIMEOUT_S = 5.0
 @click.option("--measure-s", type=Number(min=1), default=60.0, show_default=True, help="How long to measure.")
 @click.option("--retry-s", type=Number(min=1), default=1800.0, show_default=True, help="Until tried again.")
 @click.option("--every-s", type=Number(min=0.1), default=10.0, show_default=True, help="How often to look.")
-@click.option("--tls-dir", metavar="DIR", help="Directory with ca.pem, cert.pem and key.pem: mutual TLS")
-@job_options
+@running_job_options
 @cluster_options
-def autoscale(
-    *,
-    minimum: int,
-    maximum: int,
-    worth: float,
-    hourly_cost: float,
-    hourly_limit: float,
-    settle_s: float,
-    measure_s: float,
-    retry_s: float,
-    every_s: float,
-    etcd: str | None,
-    job: str | None,
-    tls_dir: str | None,
-    **given: Any,
-) -> None:
+def autoscale(*, every_s: float, etcd: str | None, job: str | None, tls_dir: str | None, **given: Any) -> None:
     """Add and remove trainers of a job as is worth it.
 
     Adds trainers of a job on a Kubernetes cluster while each further one brings enough, and removes those that do not;
@@ -63,16 +48,7 @@ def autoscale(
     ended, in the cluster or from outside.
     """
     try:
-        limits = ScalingLimits(
-            minimum=minimum,
-            maximum=maximum,
-            worth=worth,
-            hourly_cost=hourly_cost,
-            hourly_limit=hourly_limit,
-            settle_s=settle_s,
-            measure_s=measure_s,
-            retry_s=retry_s,
-        )
+        limits = ScalingLimits(**{each.name: given[each.name] for each in fields(ScalingLimits)})
     except ValueError as error:
         raise UsageError(str(error)) from None
     values = settings(CommonSettings, etcd=etcd, job=job, tls_dir=tls_dir)

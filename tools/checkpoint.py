@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
@@ -11,18 +10,19 @@ import click
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.storage import open_storage
-from flightedl.config import CommonSettings, require_job_name, settings
+from flightedl.config import require_job_name
 from flightedl.coordination.checkpoint_places import export_model, export_table
 from flightedl.domain.checkpoint.manifest import Manifest, Skipped, manifest_name
 from flightedl.domain.checkpoint.restoring import saved_tables
 from flightedl.errors import EXIT_FAILED, CorruptError, NotFoundError, UsageError
 from flightedl.formats.checkpoint_files import found_checkpoints, verify
 from flightedl.formats.model_files import WRITERS
-from flightedl.launch.status import JobStatus, answered_within
+from flightedl.launch.status import answered_within
 from flightedl.messages.checkpoints import CheckpointReply, CheckpointRequest
 from flightedl.ports import Storage
 
-from .options import Number, job_options
+from .options import Number, running_job_options, together
+from .running import running_job
 
 _SLICE_S = 5.0
 _WAIT_S = 2.0
@@ -33,9 +33,9 @@ def checkpoint() -> None:
     """List, save, verify, restore and export checkpoints."""
 
 
-def _place(function: Callable[..., Any]) -> Callable[..., Any]:
-    function = click.option("--job", metavar="NAME", help="Name of the job [the only one at the URL]")(function)
-    return click.argument("url")(function)
+_place = together(
+    click.option("--job", metavar="NAME", help="Name of the job [the only one at the URL]"), click.argument("url")
+)
 
 
 def _storage(url: str, job: str | None) -> tuple[Storage, str]:
@@ -94,15 +94,13 @@ def list_command(url: str, job: str | None) -> None:
 
 
 @checkpoint.command()
-@job_options
+@running_job_options
 @click.option("--timeout-s", type=Number(min=0), default=120.0, show_default=True, help="How long to wait for it.")
-@click.option("--tls-dir", metavar="DIR", help="Directory with ca.pem, cert.pem and key.pem: mutual TLS")
 def save(timeout_s: float, **options: Any) -> int:
     """Make a checkpoint of a running job now, and wait until it is complete."""
-    values = settings(CommonSettings, **options)
     clock = SystemClock()
     ticket: int | None = None
-    with JobStatus(values, clock) as job:
+    with running_job(options) as job:
 
         def ask(left_s: float) -> CheckpointReply:
             nonlocal ticket

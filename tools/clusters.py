@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from typing import Any
 
 import click
-from rich.table import Table
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.kubectl import Kubectl
@@ -19,19 +17,14 @@ from flightedl.launch.kubernetes.views import has_output, labels_of, view_of
 from flightedl.launch.kubernetes.watching import Followers
 from flightedl.ports import Cluster
 
-from .consoles import table_console
+from .consoles import plain_table, table_console
+from .options import together
 
-Command = Callable[..., Any]
-
-
-def cluster_options(function: Command) -> Command:
-    """``--namespace`` and ``--context``."""
-    for option in (
-        click.option("--context", default="", help="Context of the kubeconfig [the current one]"),
-        click.option("--namespace", "-n", default="", help="Namespace of the job [the context's]"),
-    ):
-        function = option(function)
-    return function
+#: ``--namespace`` and ``--context``.
+cluster_options = together(
+    click.option("--context", default="", help="Context of the kubeconfig [the current one]"),
+    click.option("--namespace", "-n", default="", help="Namespace of the job [the context's]"),
+)
 
 
 def cluster_of(given: dict[str, Any]) -> Cluster:
@@ -44,9 +37,7 @@ def cluster_of(given: dict[str, Any]) -> Cluster:
 def jobs(**given: Any) -> None:
     """List the jobs of a cluster's namespace."""
     found = [view_of(each) for each in cluster_of(given).list("Job", labels_of("", "trainer"))]
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("job", "state", "trainers", "crashes", "since"):
-        table.add_column(title, overflow="fold")
+    table = plain_table("job", "state", "trainers", "crashes", "since")
     for view in found:
         table.add_row(view.job, view.state, f"{view.active}/{view.wanted}", str(view.failed), view.created_at)
     if found:

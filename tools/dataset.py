@@ -7,7 +7,7 @@ files and can be interrupted: the same command goes on where it stopped.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -26,12 +26,11 @@ from flightedl.formats.declared import absolute_url
 from flightedl.formats.index import IndexProgress
 from flightedl.formats.stored_index import LoadedIndex, load_or_build
 
-from .consoles import table_console
+from .consoles import plain_table, table_console
+from .options import json_option, together
 
 if TYPE_CHECKING:
     from flightedl.formats.convert import Converted, ConvertProgress
-
-Command = Callable[..., Any]
 
 _SHOWN_FILES = 20
 _LONGEST_VALUE = 60
@@ -42,56 +41,37 @@ def dataset() -> None:
     """Index, inspect, convert or split training data."""
 
 
-def _source_options(function: Command) -> Command:
-    """Which data."""
-    for option in (
-        click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout."),
-        click.option(
-            "--concurrency", type=click.IntRange(1, 256), default=16, show_default=True, help="Files at once."
-        ),
-        click.option("--on-corrupt", type=click.Choice(ON_CORRUPT), default="fail", show_default=True),
-        click.option("--format", "format_name", default="", metavar="NAME", help="Of the files [by their names]"),
-        click.argument("urls", nargs=-1, required=True),
-    ):
-        function = option(function)
-    return function
-
-
-def _target_options(function: Command) -> Command:
-    """Options of commands that write a dataset."""
-    for option in (
-        click.option("--overwrite", is_flag=True, help="Replace shards of another conversion."),
-        click.option("--records-per-chunk", type=click.IntRange(min=1), default=65_536, show_default=True),
-        click.option("--columns", metavar="A,B", help="Only these."),
-        click.option("--to", "target", required=True, metavar="PREFIX", help="Start of the new files' names."),
-    ):
-        function = option(function)
-    return function
+#: The data of a command, see ``_spec`` and ``_indexed``.
+_source_options = together(
+    json_option(),
+    click.option("--concurrency", type=click.IntRange(1, 256), default=16, show_default=True, help="Files at once."),
+    click.option("--on-corrupt", type=click.Choice(ON_CORRUPT), default="fail", show_default=True),
+    click.option("--format", "format_name", default="", metavar="NAME", help="Of the files [by their names]"),
+    click.argument("urls", nargs=-1, required=True),
+)
+#: Options of commands that write a dataset.
+_target_options = together(
+    click.option("--overwrite", is_flag=True, help="Replace shards of another conversion."),
+    click.option("--records-per-chunk", type=click.IntRange(min=1), default=65_536, show_default=True),
+    click.option("--columns", metavar="A,B", help="Only these."),
+    click.option("--to", "target", required=True, metavar="PREFIX", help="Start of the new files' names."),
+)
 
 
 @dataset.command()
 @_source_options
 @click.option("--checkpoint", metavar="URL", help="The job's checkpoint URL: the index is kept beside them.")
 @click.option("--records-per-task", type=click.IntRange(min=0), default=0, help="As the job will say [one chunk]")
-def index(
-    *,
-    urls: tuple[str, ...],
-    format_name: str,
-    on_corrupt: str,
-    concurrency: int,
-    as_json: bool,
-    checkpoint: str | None,
-    records_per_task: int,
-) -> None:
+def index(*, as_json: bool, checkpoint: str | None, records_per_task: int, **source: Any) -> None:
     """Find the chunks of a dataset, and keep them for the jobs to come.
 
     A job with the same URLs, format and records_per_task finds the index under its checkpoint URL and reads only files
     that have changed since.
     """
-    spec = _spec(urls, format_name, on_corrupt, max_records_per_chunk=records_per_task)
+    spec = _spec(source, max_records_per_chunk=records_per_task)
     kept_at = settings(ServerSettings, checkpoint=checkpoint).checkpoint
     storage = open_storage(kept_at) if kept_at else None
-    loaded = _indexed(spec, concurrency, storage)
+    loaded = _indexed(spec, source, storage)
     if loaded.trouble:
         raise UsageError(f"the index cannot be kept: {loaded.trouble}")
     found = {
@@ -111,14 +91,12 @@ def index(
 @dataset.command()
 @_source_options
 @click.option("--records", type=click.IntRange(min=0), default=5, show_default=True, help="How many to show.")
-def inspect(
-    *, urls: tuple[str, ...], format_name: str, on_corrupt: str, concurrency: int, as_json: bool, records: int
-) -> None:
+def inspect(*, as_json: bool, records: int, **source: Any) -> None:
     """Show files, columns and the first records of a dataset."""
     from flightedl.formats.reader import first_records
 
-    spec = _spec(urls, format_name, on_corrupt)
-    chunk_index = _indexed(spec, concurrency).index
+    spec = _spec(source)
+    chunk_index = _indexed(spec, source).index
     first = [chunk_index.chunk(number) for number in range(min(len(chunk_index), max(records, 1)))]
     shown = first_records(FsspecFiles(), first, spec, records, schema=chunk_index.schema)
     if as_json:
@@ -173,10 +151,6 @@ def split(**options: Any) -> None:
 
 def _write(
     *,
-    urls: tuple[str, ...],
-    format_name: str,
-    on_corrupt: str,
-    concurrency: int,
     as_json: bool,
     target: str,
     to_format: str | None,
@@ -186,23 +160,19 @@ def _write(
     records_per_chunk: int,
     overwrite: bool,
     json_records: bool = False,
+    **source: Any,
 ) -> None:
     from flightedl.formats.convert import Target
     from flightedl.formats.convert import convert as convert_index
 
-    spec = _spec(
-        urls,
-        format_name,
-        on_corrupt,
-        columns=None if columns is None else tuple(name.strip() for name in columns.split(",")),
-        filter=tuple(filters),
-    )
+    names = None if columns is None else tuple(name.strip() for name in columns.split(","))
+    spec = _spec(source, columns=names, filter=tuple(filters))
     root, _, prefix = absolute_url(target).rpartition("/")
     if target.startswith("memory://"):
         raise UsageError(f"{target} would be gone when this command ends: choose a directory or a bucket")
     if to_format is not None:
         wanted = Target(prefix, to_format, shards, records_per_chunk)  # a wrong name is told before anything is read
-    chunk_index = _indexed(spec, concurrency).index
+    chunk_index = _indexed(spec, source).index
     if to_format is None:
         wanted = Target(prefix, _only_format(chunk_index), shards, records_per_chunk)
     with _bar("records written") as tell:
@@ -245,17 +215,18 @@ def _tell_written(done: Converted, root: str, *, as_json: bool) -> None:
         click.echo(f"skipped: {sentence}", err=True)
 
 
-def _spec(urls: Sequence[str], format_name: str, on_corrupt: str, **more: Any) -> DatasetSpec:
-    return DatasetSpec(tuple(absolute_url(url) for url in urls), format_name, on_corrupt=on_corrupt, **more)
+def _spec(source: Mapping[str, Any], **more: Any) -> DatasetSpec:
+    urls = tuple(absolute_url(url) for url in source["urls"])
+    return DatasetSpec(urls, source["format_name"], on_corrupt=source["on_corrupt"], **more)
 
 
-def _indexed(spec: DatasetSpec, concurrency: int, storage: Any = None) -> LoadedIndex:
+def _indexed(spec: DatasetSpec, source: Mapping[str, Any], storage: Any = None) -> LoadedIndex:
     with _bar("files indexed") as tell:
 
         def told(progress: IndexProgress) -> None:
             tell(progress.files_done, progress.file_count)
 
-        return load_or_build(FsspecFiles(), storage, spec, concurrency=concurrency, progress=told)
+        return load_or_build(FsspecFiles(), storage, spec, concurrency=source["concurrency"], progress=told)
 
 
 @contextmanager
@@ -317,11 +288,8 @@ def _tell_skipped(chunk_index: ChunkIndex) -> None:
 
 
 def _file_table(chunk_index: ChunkIndex) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("file", overflow="fold")
-    table.add_column("format")
-    for title in ("chunks", "records", "MB"):
-        table.add_column(title, justify="right")
+    numbers = ("chunks", "records", "MB")
+    table = plain_table("file", "format", *numbers, right=numbers)
     for number in range(min(len(chunk_index.stats), _SHOWN_FILES)):
         file = chunk_index.file_index(number)
         table.add_row(
@@ -337,9 +305,7 @@ def _file_table(chunk_index: ChunkIndex) -> Table:
 
 
 def _column_table(schema: pa.Schema, first: pa.RecordBatch) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("column", "type", "first records"):
-        table.add_column(title, overflow="fold")
+    table = plain_table("column", "type", "first records")
     for field in schema:
         values = first.column(field.name).to_pylist() if field.name in first.schema.names else []
         table.add_row(field.name, str(field.type), ", ".join(_short(value) for value in values))

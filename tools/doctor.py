@@ -17,17 +17,16 @@ from flightedl.domain.diagnosis.trainers import waits
 from flightedl.errors import EXIT_FAILED, UsageError
 from flightedl.launch.doctor import Doctor
 
-from .options import job_options
+from .options import json_option, running_job_options
 from .report import report_of
 
 _MARKS = {Severity.BROKEN: ("broken", "red"), Severity.HARMFUL: ("harmful", "yellow"), Severity.NOTE: ("note", "cyan")}
 
 
 @click.command()
-@job_options
-@click.option("--tls-dir", metavar="DIR", help="Directory with ca.pem, cert.pem and key.pem: mutual TLS")
+@running_job_options
 @click.option("--checkpoint", metavar="URL", help="Try the place of the job's checkpoints: write, read, delete [none]")
-@click.option("--json", "as_json", is_flag=True, help="Findings and waits as one JSON object.")
+@json_option("Findings and waits as one JSON object.")
 @click.option(
     "--report", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Also write an HTML page."
 )

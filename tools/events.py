@@ -10,14 +10,14 @@ import click
 import msgspec
 
 from flightedl.adapters.clock import SystemClock
-from flightedl.config import CommonSettings, settings
 from flightedl.errors import FlightedlError
 from flightedl.launch.status import JobStatus
 from flightedl.messages.base import encode
 from flightedl.messages.status import EventsReply, EventsRequest, JobEvent
 from flightedl.ports import Clock
 
-from .options import job_options
+from .options import json_option, running_job_options
+from .running import running_job
 
 _TIMEOUT_S = 5.0
 _WAIT_S = 10.0
@@ -25,19 +25,17 @@ _RETRY_S = 1.0
 
 
 @click.command()
-@job_options
-@click.option("--tls-dir", metavar="DIR", help="Directory with ca.pem, cert.pem and key.pem: mutual TLS")
+@running_job_options
 @click.option("--follow", is_flag=True, help="Go on with what happens from now on, until Ctrl-C, also past a takeover.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object for each event.")
+@json_option("One JSON object for each event.")
 def events(follow: bool, as_json: bool, **options: Any) -> None:
     """Show what has happened to a running job.
 
     Oldest first: trainers and parameter servers that came and went, rounds that waited, epochs, checkpoints, failed
     work, refusals. The master keeps the newest of them; what happened before it took over is in its predecessor's log.
     """
-    values = settings(CommonSettings, **options)
     clock = SystemClock()
-    with JobStatus(values, clock) as job:
+    with running_job(options) as job:
         for event in _followed(job, clock) if follow else _asked(job, EventsRequest()).events:
             click.echo(msgspec.json.encode(event) if as_json else line(event))
 

@@ -10,14 +10,14 @@ Rules:
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Sequence
 
 import click
 
 from flightedl.errors import EXIT_FAILED, EXIT_START_AGAIN, EXIT_USAGE, FlightedlError, NotFoundError, exit_code_of
-from flightedl.process.importing import without_collection
+
+from .lazy import LazyGroup
 
 #: name -> (module, attribute, one line of help). The help stands here so that listing imports nothing.
 COMMANDS: dict[str, tuple[str, str, str]] = {
@@ -48,26 +48,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
 EXIT_INTERRUPTED = 130
 
 
-class LazyGroup(click.Group):
-    """A group whose subcommands are imported on use."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*COMMANDS, *super().list_commands(ctx)]
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return super().get_command(ctx, cmd_name)
-        module, attribute, _help = COMMANDS[cmd_name]
-        with without_collection():
-            command: click.Command = getattr(importlib.import_module(module), attribute)
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_module, _attribute, text) in COMMANDS.items()])
-
-
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=LazyGroup,
+    lazy=COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(package_name="flightedl")
 @click.option("--debug", is_flag=True, help="Show the traceback of every error.")
 def command(debug: bool) -> None:

@@ -9,13 +9,13 @@ import click
 import msgspec
 
 from flightedl.adapters.clock import SystemClock
-from flightedl.config import CommonSettings, settings
 from flightedl.domain.consistency.modes import Async, Bounded, Mode, Sync
 from flightedl.errors import EXIT_FAILED, UsageError
-from flightedl.launch.status import JobStatus, answered_within
+from flightedl.launch.status import answered_within
 from flightedl.messages.tasks import ModeReply, ModeRequest
 
-from .options import Number, job_options
+from .options import Number, json_option, running_job_options
+from .running import running_job
 
 _KINDS: dict[str, type[Mode]] = {"sync": Sync, "async": Async, "bounded": Bounded}
 _SLICE_S = 10.0
@@ -32,9 +32,8 @@ _WAIT_S = 2.0
 @click.option("--staleness-scaled", is_flag=True, default=None, help="Async: smaller steps for older gradients")
 @click.option("--staleness", type=int, help="Bounded: versions that a trainer may be ahead of the slowest")
 @click.option("--timeout-s", type=Number(min=0), default=60.0, show_default=True, help="How long to wait.")
-@click.option("--json", "as_json", is_flag=True, help="The master's reply as one JSON object.")
-@click.option("--tls-dir", metavar="DIR", help="Directory with ca.pem, cert.pem and key.pem: mutual TLS")
-@job_options
+@json_option("The master's reply as one JSON object.")
+@running_job_options
 def mode(kind: str | None, timeout_s: float, as_json: bool, **options: Any) -> int:
     """Show or change the consistency mode of a running job.
 
@@ -43,9 +42,8 @@ def mode(kind: str | None, timeout_s: float, as_json: bool, **options: Any) -> i
     """
     given = {name: options.pop(name) for name in _settings_of_modes() if name in options}
     wanted = _wanted(kind, {name: value for name, value in given.items() if value is not None})
-    values = settings(CommonSettings, **options)
     clock, tagged = SystemClock(), None if wanted is None else wanted.to_json()
-    with JobStatus(values, clock) as job:
+    with running_job(options) as job:
 
         def ask(left_s: float) -> ModeReply:
             request = ModeRequest(mode=tagged, wait_s=min(left_s / 2, _WAIT_S) if wanted else 0.0)

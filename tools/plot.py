@@ -15,6 +15,8 @@ from flightedl.curves.merging import LABELS, Axis, Curve, by_name, curves_of
 from flightedl.curves.terminal import charts
 from flightedl.errors import NotFoundError
 
+from .options import json_option
+
 _WIDEST = 100
 
 
@@ -25,7 +27,7 @@ _WIDEST = 100
 @click.option(
     "--output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write an SVG or PNG file."
 )
-@click.option("--json", "as_json", is_flag=True, help="The points of all curves as one JSON object.")
+@json_option("The points of all curves as one JSON object.")
 def plot(runs: tuple[Path, ...], names: tuple[str, ...], axis: Axis, output: Path | None, as_json: bool) -> None:
     """Draw what scripts logged, of one run or several.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from flightedl.errors import UsageError
 from flightedl.launch.kubernetes.templates import ROLES, PodTemplate
 
 from .documents import from_yaml
+from .options import together
 
 _VOLUME = re.compile(r"(?P<claim>[a-z0-9][a-z0-9.-]*):(?P<path>/[^:]*)(?P<read_only>:ro)?")
 _TOLERATION = re.compile(r"(?P<key>[^=:]+)(=(?P<value>[^=:]*))?(:(?P<effect>NoSchedule|PreferNoSchedule|NoExecute))?")
@@ -21,23 +22,17 @@ _WORKING = ("trainer", "master", "pserver")
 _POLICIES = click.Choice(["Always", "IfNotPresent", "Never"])
 
 
-def pod_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options."""
-    for option in (
-        click.option("--pod-template", "pod_templates", multiple=True, metavar="[ROLE=]FILE", help="Merge into pods."),
-        click.option("--priority-class", metavar="NAME", default="", help="Priority class of all pods."),
-        click.option("--annotation", "annotations", multiple=True, metavar="KEY=VALUE", help="Annotation of all pods."),
-        click.option("--service-account", metavar="NAME", default="", help="Run as this one [one of the job's own]"),
-        click.option("--image-pull-policy", type=_POLICIES, help="When machines pull images [the cluster's default]"),
-        click.option(
-            "--image-pull-secret", "pull_secrets", multiple=True, metavar="NAME", help="Secret of a registry."
-        ),
-        click.option("--volume", "volumes", multiple=True, metavar="CLAIM:PATH[:ro]", help="Mount a volume's claim."),
-        click.option("--toleration", "tolerations", multiple=True, metavar="KEY[=VALUE][:EFFECT]", help="Of all pods."),
-        click.option("--node-selector", "node_selectors", multiple=True, metavar="KEY=VALUE", help="Of all pods."),
-    ):
-        function = option(function)
-    return function
+pod_options = together(
+    click.option("--pod-template", "pod_templates", multiple=True, metavar="[ROLE=]FILE", help="Merge into pods."),
+    click.option("--priority-class", metavar="NAME", default="", help="Priority class of all pods."),
+    click.option("--annotation", "annotations", multiple=True, metavar="KEY=VALUE", help="Annotation of all pods."),
+    click.option("--service-account", metavar="NAME", default="", help="Run as this one [one of the job's own]"),
+    click.option("--image-pull-policy", type=_POLICIES, help="When machines pull images [the cluster's default]"),
+    click.option("--image-pull-secret", "pull_secrets", multiple=True, metavar="NAME", help="Secret of a registry."),
+    click.option("--volume", "volumes", multiple=True, metavar="CLAIM:PATH[:ro]", help="Mount a volume's claim."),
+    click.option("--toleration", "tolerations", multiple=True, metavar="KEY[=VALUE][:EFFECT]", help="Of all pods."),
+    click.option("--node-selector", "node_selectors", multiple=True, metavar="KEY=VALUE", help="Of all pods."),
+)
 
 
 def templates_of(given: Mapping[str, Any]) -> tuple[PodTemplate, ...]:

@@ -14,6 +14,8 @@ from flightedl.recording.reader import recordings_in
 from flightedl.recording.replay import Difference, Replayed, replay
 from flightedl.recording.story import story, subject_of, text_of
 
+from .options import json_option
+
 
 @click.command("replay")
 @click.argument("directory", type=click.Path(path_type=Path, exists=True, file_okay=False))
@@ -24,7 +26,7 @@ from flightedl.recording.story import story, subject_of, text_of
     metavar="KIND ID",
     help="Tell of batch 3/17/2, task 3/17, block 5, trainer ID or evaluation NAME.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@json_option()
 def replay_(directory: Path, wanted: tuple[str, str] | None, as_json: bool) -> int:
     """Run a recorded run again, and compare.
 

@@ -13,7 +13,7 @@ import click
 from flightedl.config import INTEGRITIES, SAME_HOST
 from flightedl.launch.forking import fork_server
 
-from .options import ScriptCommand, resume_option
+from .options import ScriptCommand, master_options, resume_option, tls_option
 
 
 def resume_command(arguments: Sequence[str]) -> str:
@@ -31,16 +31,7 @@ def resume_command(arguments: Sequence[str]) -> str:
 @click.option("--trainers", type=click.IntRange(min=1), default=1, show_default=True, help="How many trainers.")
 @click.option("--pservers", type=click.IntRange(min=0), default=1, show_default=True, help="How many; 0: only data.")
 @click.option("--checkpoint", metavar="URL", help="Where checkpoints go; none are kept without it.")
-@click.option("--task-timeout-factor", type=float, help="A task may take so many times the average of those done [5]")
-@click.option("--task-timeout-floor-s", type=float, help="Seconds that a task may take whatever the average is [30]")
-@click.option("--stuck-after-s", type=float, help="Seconds without a batch after which a trainer loses its work [900]")
-@click.option("--checkpoint-every-s", type=float, help="Seconds between checkpoints; 0: only at epochs' ends [60]")
-@click.option("--checkpoint-every-tasks", type=int, help="Finished tasks between checkpoints; 0: not by tasks [0]")
-@click.option("--checkpoint-keep", type=click.IntRange(min=1), help="How many of the newest checkpoints stay [3]")
-@click.option("--checkpoint-keep-every", type=int, help="Multiples of this number stay for ever; 0: none [0]")
-@click.option(
-    "--checkpoint-increments", type=int, help="So many in a row have only rows that have changed; 0: none [8]"
-)
+@master_options
 @click.option("--table-memory-mb", type=int, help="MiB that rows may have on each pserver; 0: what is there [0]")
 @resume_option
 @click.option(
@@ -57,7 +48,7 @@ def resume_command(arguments: Sequence[str]) -> str:
 @click.option("--output", metavar="DIR", type=click.Path(path_type=Path), help="Results and logs [runs/NAME]")
 @click.option("--etcd", metavar="HOST:PORT", help="Use this running etcd [one is started for the job]")
 @click.option("--lease-ttl-s", type=float, help="After how long a process that fell silent counts as dead [5]")
-@click.option("--tls-dir", metavar="DIR", help="Directory with ca.pem, cert.pem and key.pem: mutual TLS")
+@tls_option
 @click.option(
     "--integrity",
     type=click.Choice(INTEGRITIES),
@@ -72,20 +63,7 @@ def resume_command(arguments: Sequence[str]) -> str:
 @click.option("--page/--no-page", default=True, help="Serve a web page of the job on this machine [page]")
 @click.option("--tensorboard", is_flag=True, default=None, help="Write job.log to TensorBoard files, too.")
 @click.option("--record", metavar="DIR", type=click.Path(path_type=Path), help="Record the run, for `flightedl replay`")
-def run(
-    *,
-    script_or_module: str,
-    arguments: tuple[str, ...],
-    trainers: int,
-    pservers: int,
-    checkpoint: str | None,
-    standby: bool | None,
-    job: str | None,
-    output: Path | None,
-    etcd: str | None,
-    page: bool,
-    **more: Any,
-) -> int:
+def run(script_or_module: str, arguments: tuple[str, ...], trainers: int, checkpoint: str | None, **given: Any) -> int:
     """Run a whole job on this machine: servers and trainers.
 
     Starts etcd, a master, the pservers and the trainers, each its own process; a process that dies is replaced. Every
@@ -105,15 +83,10 @@ def run(
             target=script_or_module,
             arguments=arguments,
             trainers=trainers,
-            pservers=pservers,
-            job=job,
             checkpoint=checkpoint,
-            standby=standby,
-            output=output,
-            etcd=etcd,
-            page=page,
+            **{name: given.pop(name) for name in ("pservers", "job", "standby", "output", "etcd", "page")},
             resume_command=resume_command(sys.argv[1:]) if checkpoint else "",
             forks=forks,
-            more={name: value for name, value in more.items() if value is not None},
+            more={name: value for name, value in given.items() if value is not None},
         )
         return run_job(options, JobConsole(highlight=False))

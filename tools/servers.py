@@ -13,7 +13,7 @@ import click
 
 from flightedl.config import CommonSettings, MasterSettings, PserverSettings, child_environment, settings
 
-from .options import ResumingCommand, resume_option, server_options
+from .options import ResumingCommand, master_options, resume_option, server_options
 
 
 @click.command(cls=ResumingCommand)
@@ -23,16 +23,7 @@ from .options import ResumingCommand, resume_option, server_options
 @click.option("--attempts-limit", type=int, help="How often a task is tried before it counts as failed [5]")
 @resume_option
 @click.option("--recovery", type=click.Choice(["replay", "rollback"]), help="When a pserver was lost [replay]")
-@click.option("--task-timeout-factor", type=float, help="A task may take so many times the average of those done [5]")
-@click.option("--task-timeout-floor-s", type=float, help="Seconds that a task may take whatever the average is [30]")
-@click.option("--stuck-after-s", type=float, help="Seconds without a batch after which a trainer loses its work [900]")
-@click.option("--checkpoint-every-s", type=float, help="Seconds between checkpoints; 0: only at epochs' ends [60]")
-@click.option("--checkpoint-every-tasks", type=int, help="Finished tasks between checkpoints; 0: not by tasks [0]")
-@click.option("--checkpoint-keep", type=click.IntRange(min=1), help="How many of the newest checkpoints stay [3]")
-@click.option("--checkpoint-keep-every", type=int, help="Multiples of this number stay for ever; 0: none [0]")
-@click.option(
-    "--checkpoint-increments", type=int, help="So many in a row have only rows that have changed; 0: none [8]"
-)
+@master_options
 def master(**options: Any) -> None:
     """Start a master: hands out tasks.
 

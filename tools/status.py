@@ -9,31 +9,27 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from flightedl.adapters.clock import SystemClock
-from flightedl.config import CommonSettings, settings
 from flightedl.domain.diagnosis.profile import in_words
 from flightedl.launch.failed import alarms_of, joined, place_of, skipped_of
-from flightedl.launch.status import JobStatus
 from flightedl.messages.status import USUAL_REFUSALS, ServerStatus, StatusReply, TableCounts, TrainerStatus
 
-from .consoles import table_console
+from .consoles import plain_table, table_console
 from .mode import described
-from .options import job_options
+from .options import json_option, running_job_options
+from .running import running_job
 
 _TIMEOUT_S = 5.0
 
 
 @click.command()
-@job_options
-@click.option("--tls-dir", metavar="DIR", help="Directory with ca.pem, cert.pem and key.pem: mutual TLS")
-@click.option("--json", "as_json", is_flag=True, help="The master's reply as one JSON object.")
+@running_job_options
+@json_option("The master's reply as one JSON object.")
 def status(as_json: bool, **options: Any) -> None:
     """Show how a running job stands.
 
     Its processes with their generations, the epoch, the tasks by state, the versions of the parameters.
     """
-    values = settings(CommonSettings, **options)
-    with JobStatus(values, SystemClock()) as job:
+    with running_job(options) as job:
         reply = job.read(_TIMEOUT_S)
     if as_json:
         click.echo(msgspec.json.encode(reply))
@@ -106,9 +102,7 @@ def rows_of(counts: TableCounts) -> str:
 
 def processes(reply: StatusReply) -> Table:
     """One row for each process of the job."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("process", "where", "generation", "state", "versions"):
-        table.add_column(title, overflow="fold")
+    table = plain_table("process", "where", "generation", "state", "versions")
     if reply.master is not None:
         table.add_row("master", _where(reply.master), str(reply.master.generation), reply.master.state, "")
     there = {server.index: server for server in reply.pservers}

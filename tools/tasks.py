@@ -8,16 +8,14 @@ import click
 import msgspec
 from rich.table import Table
 
-from flightedl.adapters.clock import SystemClock
-from flightedl.config import CommonSettings, settings
 from flightedl.errors import UsageError
 from flightedl.launch.failed import joined, place_of
-from flightedl.launch.status import JobStatus
 from flightedl.messages.status import FailedPiece, TaskCounts
 from flightedl.messages.tasks import FailedTasksReply, FailedTasksRequest
 
-from .consoles import table_console
-from .options import Command, job_options
+from .consoles import plain_table, table_console
+from .options import json_option, running_job_options, together
+from .running import running_job
 
 _TIMEOUT_S = 10.0
 
@@ -27,28 +25,20 @@ def tasks() -> None:
     """List failed tasks, retry them or let them go."""
 
 
-def _options(function: Command) -> Command:
-    option = click.option("--tls-dir", metavar="DIR", help="Directory with ca.pem, cert.pem and key.pem: mutual TLS")
-    json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-    return job_options(option(json_option(function)))
-
-
-def _selection(function: Command) -> Command:
-    for option in (
-        click.option("--all", "all_of_them", is_flag=True, help="Whatever failed."),
-        click.option("--batch", type=click.IntRange(min=0), help="Only this batch of the task."),
-        click.option("--task", type=click.IntRange(min=0), help="Only this task."),
-        click.option("--epoch", type=click.IntRange(min=1), help="Only this epoch, counted from 1."),
-    ):
-        function = option(function)
-    return function
+_options = together(json_option(), running_job_options)
+_selection = together(
+    click.option("--all", "all_of_them", is_flag=True, help="Whatever failed."),
+    click.option("--batch", type=click.IntRange(min=0), help="Only this batch of the task."),
+    click.option("--task", type=click.IntRange(min=0), help="Only this task."),
+    click.option("--epoch", type=click.IntRange(min=1), help="Only this epoch, counted from 1."),
+)
 
 
 @tasks.command("list")
 @_options
 def list_(as_json: bool, **options: Any) -> None:
     """Show failed work: file, chunk, records, trainer, last error."""
-    with _job(options) as job:
+    with running_job(options) as job:
         reply = job.read(_TIMEOUT_S)
     if as_json:
         click.echo(msgspec.json.encode({"tasks": reply.tasks, "failed": reply.failed}))
@@ -79,9 +69,7 @@ def drop(**options: Any) -> None:
 
 def failed_table(failed: list[FailedPiece]) -> Table:
     """One row for each failed piece."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("epoch", "task", "batches", "where", "attempts", "last trainer", "last error"):
-        table.add_column(title, overflow="fold")
+    table = plain_table("epoch", "task", "batches", "where", "attempts", "last trainer", "last error")
     for piece in joined(failed):
         batches = f"{piece.first_batch}-{piece.end_batch - 1}"
         row = (str(piece.epoch + 1), str(piece.task), batches, place_of(piece), str(piece.attempts))
@@ -118,11 +106,6 @@ def _change(
     if batch is not None and task is None:
         raise UsageError("--batch needs --task: batches are numbered within their task")
     request = FailedTasksRequest(epoch=None if epoch is None else epoch - 1, task=task, batch=batch)
-    with _job(options) as job:
+    with running_job(options) as job:
         reply = job.change(verb, request, FailedTasksReply, _TIMEOUT_S)
     click.echo(msgspec.json.encode(reply) if as_json else sentence.format(reply.batches))
-
-
-def _job(options: dict[str, Any]) -> JobStatus:
-    values = settings(CommonSettings, **options)
-    return JobStatus(values, SystemClock())

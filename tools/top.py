@@ -15,7 +15,6 @@ from rich.table import Table
 from rich.text import Text
 
 from flightedl.adapters.clock import SystemClock
-from flightedl.config import CommonSettings, settings
 from flightedl.domain.diagnosis.profile import in_words
 from flightedl.errors import FlightedlError
 from flightedl.launch.status import JobStatus
@@ -23,7 +22,8 @@ from flightedl.master.history import progress_of
 from flightedl.messages.base import encode
 from flightedl.messages.status import EventsReply, EventsRequest, JobEvent, StatusReply
 
-from .options import job_options
+from .options import running_job_options
+from .running import running_job
 from .status import facts, processes
 
 _TIMEOUT_S = 3.0
@@ -34,19 +34,17 @@ _BARS = " ▁▂▃▄▅▆▇█"
 
 
 @click.command()
-@job_options
-@click.option("--tls-dir", metavar="DIR", help="Directory with ca.pem, cert.pem and key.pem: mutual TLS")
+@running_job_options
 def top(**options: Any) -> None:
     """Watch a running job in this terminal.
 
     Progress, throughput, who waits for whom, all processes and the newest events, every second, until Ctrl-C. Where
     there is no terminal it shows them once.
     """
-    values = settings(CommonSettings, **options)
     clock = SystemClock()
     console = Console(highlight=False)
     view = View()
-    with JobStatus(values, clock) as job:
+    with running_job(options) as job:
         # An error at first is the command's; later the view shows it, and asks again.
         view.ask(job)
         if not console.is_terminal:

@@ -6,15 +6,14 @@ Start with ``chunks`` (what a chunk is) and ``dataset_spec`` (what a user says o
 one task into its batches. ``following`` decides which files join a dataset that grows, ``declared`` takes a dataset as
 it is on the wire. ``convert`` writes a dataset in another format.
 
-One module for each format: ``parquet``, ``arrow_ipc`` (with ``arrow_messages``), ``recordio`` (with ``crc32c``),
-``csv_text`` and ``json_lines`` (what they share: ``text``, ``cutting``), ``tar_archive``. Below them: ``records``
-(columns, conditions), ``schemas`` (one schema for all files), ``sources`` and ``sinks`` (files in and out),
-``record_places`` (which records a batch has, for people).
+One module for each format: ``parquet``, ``arrow_ipc`` (with ``arrow_messages``), ``recordio``, ``csv_text`` and
+``json_lines`` (what they share: ``text``, ``cutting``), ``tar_archive``. Below them: ``records`` (columns, conditions),
+``schemas`` (one schema for all files), ``sources`` and ``sinks`` (files in and out), ``record_places`` (which records a
+batch has, for people).
 
 Of the model: ``shard_files`` (what one pserver writes for a checkpoint; ``row_batches``: rows of tables in it),
 ``checkpoint_files`` (reads them; ``stored_tables``: a table's rows out of all), ``range_file`` (a stored file as Arrow
-wants one), ``model_files`` (one file for others to load), ``model_readers`` (reads it back), ``table_files`` (both, of
-a table's rows).
+wants one), ``model_files`` (one file for others to load, and read back), ``table_files`` (the same of a table's rows).
 
 ``registry`` knows all formats and imports them; who needs one module only, as pservers do, never loads the others.
 

@@ -20,8 +20,8 @@ from flightedl.formats.arrow_messages import FILE_START, MAGIC, message_at, mess
 from flightedl.formats.chunks import Chunk, ChunkColumns, CorruptChunkError, FileIndex, IndexOptions
 from flightedl.formats.records import ReadRequest, Records, require_columns, select
 from flightedl.formats.schemas import require_unique_columns
-from flightedl.formats.sinks import PartsSink
-from flightedl.formats.sources import WatchedFile, opened, parsing
+from flightedl.formats.sinks import written
+from flightedl.formats.sources import WatchedFile, opened, parsing, until_damage
 from flightedl.ports import Files, FileStat
 
 
@@ -36,20 +36,14 @@ class ArrowFile:
         with opened(files, stat.url) as source:
             if not stat.size_bytes:
                 raise CorruptChunkError(f"{stat.url} is corrupt: it is empty, without even a schema")
-            skipped: tuple[str, ...] = ()
             places: list[tuple[int, int, int]] = []
             schema = _schema(source)
             require_unique_columns(schema, stat.url)
-            try:
-                with parsing(source, f"after {len(places)} record batches"):
-                    for place in _places(source, stat):
-                        places.append(place)  # noqa: PERF402 - what precedes the damage is kept
-            except CorruptChunkError as error:
-                if not options.skip_corrupt:
-                    raise
-                skipped = (str(error),)
+            with until_damage(options) as skipped, parsing(source, f"after {len(places)} record batches"):
+                for place in _places(source, stat):
+                    places.append(place)  # noqa: PERF402 - what precedes the damage is kept
         offsets, sizes, records = zip(*places, strict=True) if places else ((), (), ())
-        return FileIndex(stat, self.name, schema, ChunkColumns.of(records, offsets, sizes), skipped)
+        return FileIndex(stat, self.name, schema, ChunkColumns.of(records, offsets, sizes), tuple(skipped))
 
     def schema(self, files: Files, stat: FileStat) -> pa.Schema:
         with opened(files, stat.url) as source:
@@ -69,14 +63,9 @@ class ArrowFile:
             return select(pa.Table.from_batches([batch]).replace_schema_metadata(None), request)
 
     def write(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[bytes]:
-        sink = PartsSink()
         new = pa.ipc.new_stream if self._is_stream_written else pa.ipc.new_file
         options = pa.ipc.IpcWriteOptions(unify_dictionaries=not self._is_stream_written)
-        with new(pa.PythonFile(sink, mode="w"), schema, options=options) as writer:
-            for batch in batches:
-                writer.write_batch(batch)
-                yield sink.take()
-        yield sink.take()
+        return written(batches, lambda file: new(file, schema, options=options))
 
 
 class ArrowStream(ArrowFile):

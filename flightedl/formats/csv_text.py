@@ -18,7 +18,7 @@ from flightedl.formats.chunks import CorruptChunkError
 from flightedl.formats.cutting import Readable, csv_records_end, ends_quoted, first_csv_record_end
 from flightedl.formats.records import ReadRequest
 from flightedl.formats.schemas import Mismatch, is_binary, widened_schema, widened_type
-from flightedl.formats.sinks import PartsSink
+from flightedl.formats.sinks import written
 from flightedl.formats.text import TextFormat
 
 _HEAD_BYTES = 1 << 16
@@ -88,19 +88,14 @@ class CommaSeparated(TextFormat):
         return joined
 
     def write(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[bytes]:
-        sink = PartsSink()
         options = pc.WriteOptions(delimiter=self.delimiter)
         try:
-            with pc.CSVWriter(pa.PythonFile(sink, mode="w"), schema, write_options=options) as writer:
-                for batch in batches:
-                    writer.write_batch(batch)
-                    yield sink.take()
+            yield from written(batches, lambda file: pc.CSVWriter(file, schema, write_options=options))
         except pa.ArrowInvalid as error:
             raise DataError(
                 f"{self._unwritable(schema)} cannot be written as {self.name} ({str(error)[:200]}): "
                 "leave such columns out, or write jsonl, arrow or parquet"
             ) from None
-        yield sink.take()
 
     def _unwritable(self, schema: pa.Schema) -> str:
         """The columns that are to blame, as far as their types tell."""

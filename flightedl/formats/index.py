@@ -166,13 +166,9 @@ def _known_and_new(
 def _require_joinable(known: ChunkIndex, file: FileIndex) -> None:
     if not len(file.chunks) and file.skipped:
         return
-    mismatch: Mismatch | None
     first = known.file_index(0)
-    if _is_guessed(file) and _is_guessed(first):
-        joined = widened_schema(known.schema, file.schema, may_lack=file.format == "jsonl")
-        mismatch = joined if isinstance(joined, Mismatch) else same_schema(known.schema, joined)
-    else:
-        mismatch = same_schema(known.schema, file.schema)
+    joined = _joined(known.schema, first, file)
+    mismatch = joined if isinstance(joined, Mismatch) else same_schema(known.schema, joined)
     if mismatch is not None:
         raise DataError(f"{file.stat.url} does not go with {first.stat.url}: {mismatch.text}")
 
@@ -189,20 +185,21 @@ def common_schema(files: Sequence[FileIndex]) -> pa.Schema:
     for file in sound[1:]:
         if file.schema is first.schema or file.schema.equals(schema):
             continue
-        if _is_guessed(file) and _is_guessed(first):
-            joined = widened_schema(schema, file.schema, may_lack=file.format == "jsonl")
-            if not isinstance(joined, Mismatch):
-                schema = joined
-                continue
-            mismatch: Mismatch | None = joined
-        else:
-            mismatch = same_schema(schema, file.schema)
-        if mismatch is not None:
+        joined = _joined(schema, first, file)
+        if isinstance(joined, Mismatch):
             raise DataError(
-                f"{file.stat.url} does not go with {first.stat.url}: {mismatch.text}. "
+                f"{file.stat.url} does not go with {first.stat.url}: {joined.text}. "
                 "All files of a dataset need the same columns"
             )
+        schema = joined
     return schema
+
+
+def _joined(schema: pa.Schema, first: FileIndex, file: FileIndex) -> pa.Schema | Mismatch:
+    """Return a schema for the records of the first file and of another one, whose schemas may be guesses."""
+    if _is_guessed(file) and _is_guessed(first):
+        return widened_schema(schema, file.schema, may_lack=file.format == "jsonl")
+    return same_schema(schema, file.schema) or schema
 
 
 def _is_guessed(file: FileIndex) -> bool:

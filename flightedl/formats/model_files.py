@@ -1,4 +1,4 @@
-"""A trained model as one file for others to load: safetensors, NumPy's npz, or Arrow.
+"""A trained model as one file for others to load, and read back: safetensors, NumPy's npz, or Arrow.
 
 * ``safetensors``: eight bytes with the header's size, a JSON header (name -> dtype, shape, place), the arrays. Written
   here, because the format is that simple and no package is needed for it; parameters stream through one at a time.
@@ -6,23 +6,27 @@
 * ``arrow``: an Arrow IPC file with a row for each parameter: name, dtype, shape, values as little-endian bytes.
 
 Parameters are written as they are declared: of a 16-bit one the float32 master copy is rounded to nearest even.
+Nothing in a file that is read is executed, and content that does not fit its format is refused with its place.
 """
 
 from __future__ import annotations
 
+import io
 import json
+import math
 import struct
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from flightedl.domain.model.parameters import ParameterSpec
-from flightedl.errors import UsageError
+from flightedl.errors import DataError, UsageError
 from flightedl.formats.sinks import PartsSink
-from flightedl.kernels.half_precision import ITEM_BYTES, shortened, widened
+from flightedl.kernels.half_precision import ITEM_BYTES, array_dtype, shortened, widened
 
 Array = npt.NDArray[np.generic]
 Parameters = Iterable[tuple[ParameterSpec, Array]]
@@ -37,12 +41,38 @@ ARROW_SCHEMA = pa.schema(
         pa.field("values", pa.large_binary(), nullable=False),
     ]
 )
-_SAFETENSORS_DTYPES = {"float32": "F32", "float64": "F64", "float16": "F16", "bfloat16": "BF16"}
+#: Names of types in safetensors; the first four are written.
+_DTYPES = {
+    "F32": "float32",
+    "F64": "float64",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
+_SAFETENSORS_DTYPES = {name: said for said, name in _DTYPES.items()}
+_HEADER_LIMIT_BYTES = 100 << 20
+#: Errors of readers of other bytes.
+_TROUBLE = (
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    EOFError,
+    RecursionError,
+    struct.error,
+    zipfile.BadZipFile,
+    pa.ArrowException,
+)
 _SUFFIXES = {".safetensors": "safetensors", ".npz": "npz", ".arrow": "arrow", ".feather": "arrow"}
 
 
 def format_of(name: str, given: str = "") -> str:
-    """The format that is meant: the one given, else by the file's name.
+    """Return ``given``, or else the format that the file's name implies.
 
     Raises:
         UsageError: neither says which.
@@ -117,3 +147,63 @@ def _arrow(specs: Sequence[ParameterSpec], parameters: Parameters) -> Iterator[b
 
 
 WRITERS: dict[str, Writer] = {"safetensors": _safetensors, "npz": _npz, "arrow": _arrow}
+
+
+def read_model(data: bytes, kind: str, shown: str) -> dict[str, Array]:
+    """Return the arrays of a model's file, by name.
+
+    Args:
+        data: All of the file.
+        kind: "safetensors", "npz" or "arrow".
+        shown: Name of the file in errors.
+
+    Raises:
+        DataError: if it is no file of this format.
+    """
+    try:
+        return _READERS[kind](data)
+    except _TROUBLE as error:
+        raise DataError(f"{shown} cannot be read as {kind}: {str(error)[:200]}") from None
+
+
+def _read_safetensors(data: bytes) -> dict[str, Array]:
+    (size,) = struct.unpack_from("<Q", data)
+    if size > min(len(data) - 8, _HEADER_LIMIT_BYTES):
+        raise ValueError("its header is longer than the file")
+    header = json.loads(data[8 : 8 + size])
+    body = memoryview(data)[8 + size :]
+    return {name: _tensor(body, name, said) for name, said in header.items() if name != "__metadata__"}
+
+
+def _tensor(body: memoryview, name: str, said: Mapping[str, Any]) -> Array:
+    start, end = said["data_offsets"]
+    if said["dtype"] not in _DTYPES:
+        raise ValueError(f"{name!r:.80} has elements of type {said['dtype']!r:.20}")
+    return _array(body, start, end, _DTYPES[said["dtype"]], said["shape"], name)
+
+
+def _array(body: memoryview, start: int, end: int, dtype: str, shape: list[int], name: str) -> Array:
+    found = array_dtype(dtype)
+    if not 0 <= start <= end <= len(body) or end - start != math.prod(shape) * found.itemsize:
+        raise ValueError(f"{name!r:.80} has another size than its shape says")
+    return np.frombuffer(body[start:end], found).reshape(shape)
+
+
+def _read_npz(data: bytes) -> dict[str, Array]:
+    with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+        return {name: archive[name] for name in archive.files}
+
+
+def _read_arrow(data: bytes) -> dict[str, Array]:
+    table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
+    return {
+        row["name"]: _array(memoryview(row["values"]), 0, len(row["values"]), row["dtype"], row["shape"], row["name"])
+        for row in table.to_pylist()
+    }
+
+
+_READERS: Mapping[str, Callable[[bytes], dict[str, Array]]] = {
+    "safetensors": _read_safetensors,
+    "npz": _read_npz,
+    "arrow": _read_arrow,
+}

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from flightedl.formats.chunks import Chunk, ChunkColumns, FileIndex, IndexOptions
 from flightedl.formats.records import Condition, ReadRequest, Records, empty, expression, require_columns, select
 from flightedl.formats.schemas import require_unique_columns
-from flightedl.formats.sinks import PartsSink
+from flightedl.formats.sinks import written
 from flightedl.formats.sources import WatchedFile, opened, parsing
 from flightedl.ports import Files, FileStat
 
@@ -88,14 +88,10 @@ class Parquet:
                 return select(table, request)
 
     def write(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[bytes]:
-        sink = PartsSink()
-        with pq.ParquetWriter(
-            pa.PythonFile(sink, mode="w"), schema, compression="zstd", write_page_checksum=True
-        ) as writer:
-            for batch in batches:
-                writer.write_batch(batch, row_group_size=max(batch.num_rows, 1))
-                yield sink.take()
-        yield sink.take()
+        def new(file: pa.PythonFile) -> pq.ParquetWriter:
+            return pq.ParquetWriter(file, schema, compression="zstd", write_page_checksum=True)
+
+        return written(batches, new)
 
 
 class Footer:

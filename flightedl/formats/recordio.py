@@ -32,9 +32,8 @@ import pyarrow as pa
 
 from flightedl.errors import DataError, UsageError
 from flightedl.formats.chunks import Chunk, ChunkColumns, CorruptChunkError, FileIndex, IndexOptions
-from flightedl.formats.crc32c import crc32c
 from flightedl.formats.records import ReadRequest, Records, require_columns, select
-from flightedl.formats.sources import WatchedFile, opened, parsing
+from flightedl.formats.sources import WatchedFile, opened, parsing, until_damage
 from flightedl.ports import Files, FileStat
 
 MAGIC = 0x01020304
@@ -79,10 +78,17 @@ class Dialect:
         return header if magic == MAGIC and header.compressor in self.compressors else None
 
 
+def _crc32c(data: bytes) -> int:
+    # Imported lazily: only files of one historic dialect need it.
+    import google_crc32c
+
+    return int(google_crc32c.value(data))
+
+
 _CODES = {0: "none", 1: "snappy", 2: "gzip"}
 EDL = Dialect("edl", False, _CODES, zlib.crc32)
 FLUID = Dialect("fluid", True, _CODES, zlib.crc32)
-PYRECORDIO = Dialect("pyrecordio", True, {1: "none", 2: "raw snappy", 3: "gzip"}, crc32c)
+PYRECORDIO = Dialect("pyrecordio", True, {1: "none", 2: "raw snappy", 3: "gzip"}, _crc32c)
 DIALECTS = (EDL, FLUID, PYRECORDIO)
 
 
@@ -97,21 +103,16 @@ class RecordIO:
             dialect = _dialect(source, stat)
             headers: list[Header] = []
             offsets: list[int] = []
-            skipped: tuple[str, ...] = ()
-            try:
+            with until_damage(options) as skipped:
                 for offset, header in _walk(source, stat, dialect):
                     if not header.records:
                         _require_empty(source, offset, header, dialect)
                     offsets.append(offset)
                     headers.append(header)
-            except CorruptChunkError as error:
-                if not options.skip_corrupt:
-                    raise
-                skipped = (str(error),)
         chunks = ChunkColumns.of(
             [header.records for header in headers], offsets, [HEADER_BYTES + header.size_bytes for header in headers]
         )
-        return FileIndex(stat, self.name, SCHEMA, chunks, skipped)
+        return FileIndex(stat, self.name, SCHEMA, chunks, tuple(skipped))
 
     def schema(self, files: Files, stat: FileStat) -> pa.Schema:  # noqa: ARG002 - the same for all files
         return SCHEMA

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
 
 
 class PartsSink(io.RawIOBase):
@@ -33,3 +37,13 @@ class PartsSink(io.RawIOBase):
         """Return the same without joining them, for large files."""
         parts, self._parts = self._parts, []
         return parts
+
+
+def written(batches: Iterable[pa.RecordBatch], writer_of: Callable[[pa.PythonFile], Any]) -> Iterator[bytes]:
+    """Yield the parts of a file as a writer of pyarrow's makes them, one for each batch and one for the end."""
+    sink = PartsSink()
+    with writer_of(pa.PythonFile(sink, mode="w")) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+            yield sink.take()
+    yield sink.take()

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from flightedl.domain.retries import is_transient
 from flightedl.errors import DataError, FlightedlError, UnavailableError
-from flightedl.formats.chunks import CorruptChunkError
+from flightedl.formats.chunks import CorruptChunkError, IndexOptions
 from flightedl.ports import Files
 
 #: Compression of a whole file, by the end of its name.
@@ -122,6 +122,18 @@ def parsing(source: WatchedFile, place: str) -> Iterator[None]:
         if not isinstance(error, _BROKEN):
             raise
         raise CorruptChunkError(f"{source.url} is corrupt, {place}: {reason(error)}") from error
+
+
+@contextlib.contextmanager
+def until_damage(options: IndexOptions) -> Iterator[list[str]]:
+    """Yield a list that gets the sentence about damage if options say that it is passed over; else it raises."""
+    skipped: list[str] = []
+    try:
+        yield skipped
+    except CorruptChunkError as error:
+        if not options.skip_corrupt:
+            raise
+        skipped.append(str(error))
 
 
 def reason(error: BaseException) -> str:

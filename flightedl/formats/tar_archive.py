@@ -24,11 +24,11 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from flightedl.errors import DataError, UsageError
-from flightedl.formats.chunks import Chunk, ChunkColumns, CorruptChunkError, FileIndex, IndexOptions
+from flightedl.formats.chunks import Chunk, ChunkColumns, FileIndex, IndexOptions
 from flightedl.formats.json_lines import json_lines
 from flightedl.formats.records import ReadRequest, Records, require_columns, select
 from flightedl.formats.schemas import is_binary
-from flightedl.formats.sources import WatchedFile, opened, parsing
+from flightedl.formats.sources import WatchedFile, opened, parsing, until_damage
 from flightedl.ports import Files, FileStat
 
 KEY = "__key__"
@@ -56,27 +56,21 @@ class TarArchive:
         records: list[int] = []
         offsets: list[int] = []
         columns: set[str] = set()
-        skipped: tuple[str, ...] = ()
         end = 0
         with opened(files, stat.url) as source:
             walk = _Walk(source, stat.size_bytes)
-            try:
-                with parsing(source, "after its last sound record"):
-                    for sample in walk:
-                        is_full = offsets and sample.offset - offsets[-1] >= options.text_chunk_bytes
-                        if not offsets or is_full or records[-1] == options.max_records_per_chunk:
-                            records.append(0)
-                            offsets.append(sample.offset)
-                        records[-1] += 1
-                        columns |= sample.members.keys()
-                        end = walk.end
-            except CorruptChunkError as error:
-                if not options.skip_corrupt:
-                    raise
-                skipped = (str(error),)
+            with until_damage(options) as skipped, parsing(source, "after its last sound record"):
+                for sample in walk:
+                    is_full = offsets and sample.offset - offsets[-1] >= options.text_chunk_bytes
+                    if not offsets or is_full or records[-1] == options.max_records_per_chunk:
+                        records.append(0)
+                        offsets.append(sample.offset)
+                    records[-1] += 1
+                    columns |= sample.members.keys()
+                    end = walk.end
         ends = [*offsets[1:], end]
         sizes = [stop - start for start, stop in zip(offsets, ends, strict=False)]
-        return FileIndex(stat, self.name, _schema(columns), ChunkColumns.of(records, offsets, sizes), skipped)
+        return FileIndex(stat, self.name, _schema(columns), ChunkColumns.of(records, offsets, sizes), tuple(skipped))
 
     def schema(self, files: Files, stat: FileStat) -> pa.Schema:
         return self.index(files, stat, IndexOptions()).schema

@@ -6,7 +6,9 @@ import pytest
 from click.testing import CliRunner
 
 from flightedl.master.progress import report_every_s
-from flightedl_tools.bench.costs import (
+from flightedl_tools.bench.scale import (
+    LARGE,
+    SMALL,
     Constants,
     Job,
     Machines,
@@ -17,7 +19,6 @@ from flightedl_tools.bench.costs import (
     processes_of,
     requests_per_s,
 )
-from flightedl_tools.bench.scale import LARGE, SMALL
 from flightedl_tools.main import command
 
 COST = Constants(

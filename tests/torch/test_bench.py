@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks import kernels
-from flightedl_tools.bench.module_worker import network
+from flightedl_tools.bench.modules import network
 
 
 @pytest.mark.parametrize("mb", [0.1, 1, 10])

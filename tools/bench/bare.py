@@ -2,8 +2,7 @@
 
 Both sides run as processes of their own with the same settings (``config.tuned_environment``, ``process.tuning``, and
 servers under ``SCHED_BATCH``). Each server holds one array.
-``python -m flightedl_tools.bench.bare server ELEMENTS OPTIMIZER`` prints its port; ``... client ELEMENTS ADDRESS...``
-takes its orders as ``flightedl_tools.bench.orders`` says, and splits its array evenly over the servers.
+A client splits its array evenly over the servers.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from pyarrow import flight
 from flightedl.domain.model.optimizers import SGD, Adagrad, Adam, Momentum, Optimizer
 from flightedl.process import tuning
 
-from .orders import say_port, serve
+from .workers import serve, tell
 
 BATCH_ELEMENTS = 1 << 18
 WINDOW = 4
@@ -107,6 +106,7 @@ def step(client: flight.FlightClient, gradient: Floats, values: Floats) -> None:
 
 def run_client(element_count: int, addresses: list[str]) -> None:
     """Step as ordered."""
+    tuning.apply()
     gradient = np.random.default_rng(0).standard_normal(element_count).astype(np.float32)
     values = np.zeros(element_count, np.float32)
     clients = [flight.FlightClient(f"grpc://{address}") for address in addresses]
@@ -121,18 +121,10 @@ def run_client(element_count: int, addresses: list[str]) -> None:
 
 
 def run_server(element_count: int, optimizer: str) -> None:
-    """Serve until the input ends."""
+    """Tell the address, and serve until the input ends."""
+    tuning.apply()
+    tuning.let_others_go_on()
     server = BareServer("grpc://127.0.0.1:0", element_count, optimizer)
-    say_port(server.port)
+    tell(f"127.0.0.1:{server.port}")
     sys.stdin.read()
     server.shutdown()
-
-
-if __name__ == "__main__":
-    tuning.apply()
-    role, *rest = sys.argv[1:]
-    if role == "server":
-        tuning.let_others_go_on()
-        run_server(int(rest[0]), rest[1])
-    else:
-        run_client(int(rest[0]), rest[1:])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import platform
 import statistics
@@ -19,64 +18,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from flightedl.config import INTEGRITIES, TrainerSettings, child_environment, settings
-from flightedl.domain.consistency.modes import Async, Bounded, Mode, Sync
 from flightedl.launch.cluster import LocalCluster
 
 from ..options import Number
-from .orders import worker
-from .sides import Measured, Side, measuring, print_json, print_table, say, take_turns
+from .bare import OPTIMIZERS, run_client, run_server
+from .sides import Measured, Side, begin, measuring, print_json, print_table, say, take_turns
+from .trainer import MODES, Workload, train
+from .workers import started
 
-MODES: dict[str, Mode] = {
-    "async": Async(),
-    "sync": Sync(),
-    "sync-sum": Sync(reduce="sum"),
-    "bounded": Bounded(staleness=2),
-    "backup": Sync(backup=1),
-    "deterministic": Sync(deterministic=True),
-}
 #: Records of a row group of the benchmark's dataset.
 RECORDS_PER_TASK = 1 << 12
 BY_TCP = "flightedl by TCP"
 _IN_MEMORY = ("shared", "lent")
 _PROCESSORS = Path("/proc/cpuinfo")
-#: Of all trainers together; beyond they share one file.
-_OWN_GRADIENTS_BYTES = 2 << 30
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """What is measured. ``parameters`` arrays of equal size, ``mb`` MiB of float32 together."""
-
-    mb: float = 64.0
-    parameters: int = 1
-    trainers: int = 1
-    pservers: int = 1
-    optimizer: str = "sgd"
-    mode: str = "async"
-    wire: str = ""
-    integrity: str = "auto"
-    #: What values travel by: memory that both sides map, "shared", the same without a copy in the trainer, "lent", or
-    #: "tcp"; "auto": as it comes, which is shared here.
-    path: str = "auto"
-
-    @property
-    def shapes(self) -> list[int]:
-        """Elements of each parameter."""
-        return [max(1, round(self.mb * (1 << 20) / 4 / self.parameters))] * self.parameters
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the values."""
-        return 4 * sum(self.shapes)
-
-    def __str__(self) -> str:
-        pieces = "" if self.parameters == 1 else f" in {self.parameters}"
-        wire = f", {self.wire} wire" if self.wire else ""
-        checked = "" if self.integrity == "auto" else f", integrity {self.integrity}"
-        by = "" if self.path == "auto" else f", {self.path}"
-        shape = f"{self.trainers} x {self.pservers}"
-        return f"{self.mb:g} MB{pieces}, {self.optimizer}, {self.mode}{wire}{checked}, {shape}{by}"
-
 
 #: The standard table.
 STANDARD: dict[str, Workload] = {
@@ -114,21 +68,12 @@ def records(directory: Path, tasks: int = 16) -> Path:
 @contextlib.contextmanager
 def bare_side(workload: Workload) -> Iterator[Side]:
     """Bare Flight in the same shape."""
-    environment = child_environment()
-    module = "flightedl_tools.bench.bare"
     count = sum(workload.shapes)
-    shares = [part.size for part in np.array_split(np.empty(count, np.bool_), workload.pservers)]
+    shares = [len(share) for share in np.array_split(np.empty(count, np.bool_), workload.pservers)]
     with contextlib.ExitStack() as stack:
-        servers = [
-            stack.enter_context(worker(module, ["server", share, workload.optimizer], environment)) for share in shares
-        ]
-        addresses = [f"127.0.0.1:{server.line()}" for server in servers]
-        clients = [
-            stack.enter_context(worker(module, ["client", count, *addresses], environment))
-            for _ in range(workload.trainers)
-        ]
-        for client in clients:
-            client.answer()
+        servers = [stack.enter_context(started(run_server, share, workload.optimizer)) for share in shares]
+        addresses = [server.line() for server in servers]
+        clients = begin(stack, run_client, count, addresses, count=workload.trainers)
         yield Side(clients, [server.process.pid for server in servers], 4 * count)
 
 
@@ -140,27 +85,13 @@ def flightedl_side(workload: Workload, directory: Path) -> Iterator[Side]:
     if not gradients.exists() or gradients.stat().st_size != workload.size_bytes:
         with gradients.open("wb") as file:
             np.random.default_rng(0).standard_normal(sum(workload.shapes), np.float32).tofile(file)
-    options = {
-        "shapes": workload.shapes,
-        "data": str(path),
-        "gradients": str(gradients),
-        "optimizer": workload.optimizer,
-        "mode": MODES[workload.mode].to_json(),
-        "more": {"wire": workload.wire} if workload.wire else {},
-        "lends": workload.path == "lent",
-        "own_gradients": workload.trainers * workload.size_bytes <= _OWN_GRADIENTS_BYTES,
-    }
     same_host = "never" if workload.path == "tcp" else "auto"
     more: dict[str, Any] = {"integrity": workload.integrity, "same_host": same_host}
     with contextlib.ExitStack() as stack:
         cluster = stack.enter_context(LocalCluster(workload.pservers, job="bench", **more))
         environment = child_environment(settings(TrainerSettings, etcd=cluster.etcd_address, job="bench", **more))
-        trainers = [
-            stack.enter_context(worker("flightedl_tools.bench.trainer", [json.dumps(options)], environment))
-            for _ in range(workload.trainers)
-        ]
-        for trainer in trainers:
-            trainer.answer()
+        given = workload, str(path), str(gradients)
+        trainers = begin(stack, train, *given, count=workload.trainers, environment=environment)
         pids = [pid for index in range(workload.pservers) if (pid := cluster.pid("pserver", index)) is not None]
         others = {role: pid for role in ("master", "etcd") if (pid := cluster.pid(role)) is not None}
         yield Side(trainers, pids, workload.size_bytes, others)
@@ -240,7 +171,7 @@ def processor_name() -> str:
 @click.option("--parameters", type=click.IntRange(min=1), default=1, show_default=True, help="Equal arrays it is of.")
 @click.option("--trainers", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--pservers", type=click.IntRange(min=1), default=1, show_default=True)
-@click.option("--optimizer", type=click.Choice(["sgd", "momentum", "adagrad", "adam"]), default="sgd")
+@click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default="sgd")
 @click.option("--mode", type=click.Choice(list(MODES)), default="async", show_default=True)
 @click.option("--wire", type=click.Choice(["", "bfloat16", "float16"]), default="", help="16-bit floats on the wire.")
 @click.option("--integrity", type=click.Choice(INTEGRITIES), default="auto", help="Checksums of values [auto]")

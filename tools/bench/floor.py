@@ -7,8 +7,6 @@
 * ``rows`` in ``floor_rows``: lookup and push of an embedding table.
 
 None of them has a lease, a view, recovery, recording or metrics: the ratio to the floor is the price of these.
-``python -m flightedl_tools.bench.floor server line|flight BARRIER`` prints its address, ``... client line|flight
-ADDRESS`` takes orders as ``orders`` says.
 """
 
 from __future__ import annotations
@@ -28,30 +26,22 @@ import numpy as np
 import numpy.typing as npt
 from pyarrow import flight
 
-from flightedl.config import child_environment
-
-from .orders import say_port, serve, worker
-from .sides import Side
+from .sides import Side, begin
+from .workers import serve, started, tell
 
 COUNT = 650
 _HEADER = struct.Struct("<IIQQQQQ")  # kind, length, client, epoch, task, batch, version
 _LENGTH = _HEADER.size + 4 * COUNT
 _RATE = -0.01
-_MODULE = "flightedl_tools.bench.floor"
 
 
 @contextlib.contextmanager
 def floor_side(kind: str, clients: int = 1, *, is_sync: bool = False) -> Iterator[Side]:
-    """Run the processes of a floor; a synchronous one answers when all clients have pushed."""
+    """Run the processes of a floor, "line" or "flight"; a synchronous one answers when all clients have pushed."""
+    serving, stepping = (serve_lines, step_by_line) if kind == "line" else (serve_flight, step_by_flight)
     with contextlib.ExitStack() as stack:
-        environment = child_environment()
-        arguments = ["server", kind, clients if is_sync else 1]
-        server = stack.enter_context(worker(_MODULE, arguments, environment))
-        address = server.line()
-        arguments = ["client", kind, address]
-        workers = [stack.enter_context(worker(_MODULE, arguments, environment)) for _ in range(clients)]
-        for each in workers:
-            each.answer()
+        server = stack.enter_context(started(serving, clients if is_sync else 1))
+        workers = begin(stack, stepping, server.line(), count=clients)
         yield Side(workers, [server.process.pid], 4 * COUNT)
 
 
@@ -68,7 +58,7 @@ def receive(connection: socket.socket, into: memoryview) -> bool:
 
 @contextlib.contextmanager
 def listening() -> Iterator[tuple[socket.socket, str]]:
-    """Listen on a Unix socket, whose path is told."""
+    """Listen on a Unix socket, and yield its path."""
     with tempfile.TemporaryDirectory(prefix="flightedl-floor-") as directory, socket.socket(socket.AF_UNIX) as listener:
         path = str(Path(directory) / "line")
         listener.bind(path)
@@ -117,13 +107,14 @@ class _LineServer:
         connection.sendall(out)
 
 
-def _serve_lines(barrier: int) -> None:
+def serve_lines(barrier: int) -> None:
+    """Tell the path, and serve until the input ends."""
     server, connections = _LineServer(barrier), dict[int, tuple[socket.socket, memoryview, Any, bytearray]]()
     poller = select.epoll()
     with listening() as (listener, path):
         poller.register(listener.fileno(), select.EPOLLIN)
         poller.register(sys.stdin.fileno(), select.EPOLLIN)
-        say_port(path)
+        tell(path)
         while True:
             for descriptor, _ in poller.poll():
                 if descriptor == sys.stdin.fileno():
@@ -147,7 +138,8 @@ def _serve_lines(barrier: int) -> None:
                     connections.pop(descriptor)[0].close()
 
 
-def _step_by_line(path: str) -> None:
+def step_by_line(path: str) -> None:
+    """Step as ordered."""
     message, reply = bytearray(_LENGTH), bytearray(_LENGTH)
     body, came, view = _floats(message), _floats(reply), memoryview(reply)
     gradient, values = np.random.default_rng(0).random(COUNT, np.float32), np.zeros(COUNT, np.float32)
@@ -180,15 +172,17 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             writer.write_metadata(header + values.tobytes())
 
 
-def _serve_flight() -> None:
+def serve_flight(_barrier: int) -> None:
+    """Tell the port, and serve until the input ends."""
     server = _FlightServer("grpc://127.0.0.1:0")
-    say_port(server.port)
+    tell(server.port)
     sys.stdin.read()
     # A shutdown would wait for clients that left without closing their streams.
     os._exit(0)
 
 
-def _step_by_flight(port: str) -> None:
+def step_by_flight(port: str) -> None:
+    """Step as ordered."""
     client = flight.FlightClient(f"grpc://127.0.0.1:{port}")
     writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(b"step"))
     gradient, header = np.random.default_rng(0).random(COUNT, np.float32), bytes(_HEADER.size)
@@ -200,15 +194,3 @@ def _step_by_flight(port: str) -> None:
         _floats(reader.read_chunk().app_metadata).copy()
 
     serve(step)
-
-
-if __name__ == "__main__":
-    match sys.argv[1:]:
-        case ["server", "line", barrier]:
-            _serve_lines(int(barrier))
-        case ["server", *_]:
-            _serve_flight()
-        case ["client", "line", path]:
-            _step_by_line(path)
-        case ["client", _, port]:
-            _step_by_flight(port)

@@ -2,16 +2,13 @@
 
 The client finds the distinct ids (compiled), asks for their rows and spreads these to all positions; then it sums the
 gradients of equal ids, checks that they are finite (compiled), and pushes. The server is an open-addressing hash of ids
-and two arrays. ``server NUMBERS`` prints its path, ``client NUMBERS PATH`` takes orders, an order's kind is the number
-of a workload with one table.
+and two arrays. An order's kind is the number of a workload with one table.
 """
 
 from __future__ import annotations
 
-import json
 import socket
 import struct
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -19,8 +16,8 @@ import numba
 import numpy as np
 
 from .floor import listening, receive
-from .orders import say_port, serve
-from .table_work import EPS, RATE, Group, Workload, gradients_of, groups_of, steps_of, workloads_of
+from .tables import EPS, RATE, Group, TableWorkload, gradients_of, groups_of, steps_of
+from .workers import serve, tell
 
 _HEADER = struct.Struct("<IIQQQ")  # kind and group, count, epoch, task, batch
 _LOOKUP, _PUSH = 0, 1
@@ -130,11 +127,12 @@ class _Table:
             connection.sendall(header)
 
 
-def _run_server(workloads: list[Workload]) -> None:
+def run_server(workloads: list[TableWorkload], _option: str) -> None:
+    """Tell the path, and serve one client until it leaves."""
     most = max(workload.ids for workload in workloads)
     tables = [_Table(group, most) for group in groups_of(workloads)]
     with listening() as (listener, path):
-        say_port(path)
+        tell(path)
         connection, header = _with_buffers(listener.accept()[0]), bytearray(_HEADER.size)
         with connection:
             while receive(connection, memoryview(header)):
@@ -148,7 +146,7 @@ def _with_buffers(connection: socket.socket) -> socket.socket:
     return connection
 
 
-def _step_of(connection: socket.socket, workload: Workload, group: int) -> Callable[[], None]:
+def _step_of(connection: socket.socket, workload: TableWorkload, group: int) -> Callable[[], None]:
     count, dim = workload.ids, workload.group.dim
     steps, (gradients,) = steps_of(workload), gradients_of(workload)
     keys, marks, places = (np.zeros(_power_above(count), np.int64) for _ in range(3))
@@ -176,17 +174,10 @@ def _step_of(connection: socket.socket, workload: Workload, group: int) -> Calla
     return step
 
 
-def _run_client(workloads: list[Workload], path: str) -> None:
+def run_client(workloads: list[TableWorkload], path: str, _option: str) -> None:
+    """Step as ordered."""
     groups = groups_of(workloads)
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
         _with_buffers(connection)
         serve(*(_step_of(connection, workload, groups.index(workload.group)) for workload in workloads))
-
-
-if __name__ == "__main__":
-    role, told, *where = sys.argv[1:]
-    if role == "server":
-        _run_server(workloads_of(json.loads(told)))
-    else:
-        _run_client(workloads_of(json.loads(told)), where[0])

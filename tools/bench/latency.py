@@ -8,20 +8,19 @@ from __future__ import annotations
 import contextlib
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
 
-from flightedl.config import child_environment
 from flightedl.process.importing import require
 
-from .dense import STANDARD, Workload, compare, default_steps, flightedl_side
+from .dense import STANDARD, compare, default_steps, flightedl_side
 from .floor import COUNT, floor_side
-from .modules import TORCH_ENVIRONMENT
-from .orders import worker
+from .modules import all_reduce, gloo_side
 from .sides import BusyCores, Side, measuring, print_json, print_table, ratio, say, take_turns
+from .trainer import Workload
 
 _SMALL_MB = 4 * COUNT / (1 << 20)
 _STEPS, _FLOOR_STEPS = 400, 2000
@@ -48,23 +47,6 @@ class Bar:
     def wanted(self) -> str:
         """The limit for people."""
         return f"{'≥' if self.is_at_least else '≤'} {self.limit:g}"
-
-
-@contextlib.contextmanager
-def allreduce_side(element_count: int, trainers: int) -> Iterator[Side]:
-    """Gloo's all-reduce between processes."""
-    module, environment = "flightedl_tools.bench.peer_allreduce", child_environment(**TORCH_ENVIRONMENT)
-    with contextlib.ExitStack() as stack:
-        first = stack.enter_context(worker(module, [element_count, 0, trainers, 0], environment))
-        port = first.line()
-        others = [
-            stack.enter_context(worker(module, [element_count, rank, trainers, port], environment))
-            for rank in range(1, trainers)
-        ]
-        members = [first, *others]
-        for member in members:
-            member.answer()
-        yield Side(members, [], 4 * element_count)
 
 
 def by_floor(what: str, times: Sequence[Sequence[float]], limit: float) -> Bar:
@@ -94,8 +76,10 @@ def sync_steps(directory: Path, turns: int) -> list[Bar]:
     with (
         flightedl_side(Workload(mb=_SMALL_MB, trainers=2, mode="sync"), directory) as ours,
         floor_side("line", 2, is_sync=True) as floor,
-        allreduce_side(COUNT, 2) as gloo,
+        contextlib.ExitStack() as stack,
     ):
+        gloo = gloo_side(all_reduce, COUNT, 2, stack)
+        gloo.wait_until_ready()
         times = take_turns([ours, floor, gloo], turns, [_STEPS, _FLOOR_STEPS, _STEPS])
         busy = when_busy(what, ours, turns, 1.1)
     told = [f"{1 / statistics.median(each):,.0f} steps/s" for each in times]

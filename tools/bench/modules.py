@@ -7,12 +7,12 @@ job has one pserver, each process one thread; network and batch are the same. Al
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -22,12 +22,17 @@ from flightedl.process.importing import require
 
 from ..options import Number
 from .dense import records
-from .orders import worker
 from .sides import Side, Spread, measuring, print_json, print_table, say, take_turns
+from .trainer import run_steps
+from .workers import next_order, ready, report, serve, started, tell
 
-_MODULE = "flightedl_tools.bench.module_worker"
 #: Settings of processes that use gloo.
 TORCH_ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "ignore", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+_IMAGES = 32
+_FLAT = 32 * 3 * 3
+_DIGITS = 10
+#: Learning rate of the all-reduce.
+_RATE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +51,101 @@ class ModuleSteps:
     by_ddp: Spread
 
 
-@contextlib.contextmanager
-def _side(mb: float, count: int, environment: Mapping[str, str], **options: object) -> Iterator[Side]:
-    """Run ``count`` processes; the first of several of DDP says where they meet."""
-    with contextlib.ExitStack() as stack:
-        workers = []
-        for rank in range(count):
-            given = json.dumps({"mb": mb, "rank": rank, **options})
-            workers.append(stack.enter_context(worker(_MODULE, [given], environment)))
-            if options["kind"] == "ddp" and not rank:
-                options["port"] = int(workers[0].line())
-        yield Side(workers, [], int(mb * (1 << 20)))
+def network(mb: float) -> Any:
+    """Return a small convolutional network; the width of its last layers makes its parameters ``mb`` MiB."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    width = max(1, round(mb * (1 << 20) / 4 / (_FLAT + _DIGITS)))
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, stride=2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(_FLAT, width),
+        nn.ReLU(),
+        nn.Linear(width, _DIGITS),
+    )
+
+
+def _step_of(module: Any, optimizer: Any = None) -> Callable[[], None]:
+    """Return a whole step: zero the gradients, forward, backward, the optimizer; PyTorch's fused Adam if none."""
+    import torch
+
+    images, digits = torch.randn(_IMAGES, 1, 8, 8), torch.randint(_DIGITS, (_IMAGES,))
+    chosen = torch.optim.Adam(module.parameters(), fused=True) if optimizer is None else optimizer
+
+    def step() -> None:
+        chosen.zero_grad()
+        torch.nn.functional.cross_entropy(module(images), digits).backward()
+        chosen.step()
+
+    return step
+
+
+def train_alone(mb: float) -> None:
+    """Step as ordered."""
+    serve(_step_of(network(mb)))
+
+
+def train_parallel(mb: float, rank: int, world: int, port: int) -> None:
+    """Step as ordered, as one process of DDP."""
+    from torch import nn
+
+    net = network(mb)
+    join_gloo(rank, world, port)
+    serve(_step_of(nn.parallel.DistributedDataParallel(net)))
+
+
+def train_on_a_job(mb: float, dataset: str) -> None:
+    """Step as ordered; a step is also the batch's hand-out."""
+    net = network(mb)
+    with fe.connect() as job:
+        step = _step_of(net, fe.torch.Optimizer(net, job, fe.Adam(), mode=fe.Sync()))
+        data = job.dataset(dataset, batch_size=1, epochs=None)
+        ready()
+        # Each order is a loop of its own: a trainer that stayed in one would be waited for in others' rounds.
+        while count := next_order()[0]:
+            report(*run_steps(data, step, count))
+
+
+def all_reduce(element_count: int, rank: int, world: int, port: int) -> None:
+    """Step as ordered: the mean of all gradients by gloo, and plain SGD in each process."""
+    import torch
+
+    torch.set_num_threads(1)
+    join_gloo(rank, world, port)
+    gradient, values = torch.randn(element_count), torch.zeros(element_count)
+
+    def step() -> None:
+        total = gradient.clone()
+        torch.distributed.all_reduce(total)
+        values.add_(total, alpha=_RATE / world)
+
+    serve(step)
+
+
+def join_gloo(rank: int, world: int, port: int) -> None:
+    """Meet the other processes at a port, which the first of them tells."""
+    from torch import distributed
+
+    store = distributed.TCPStore("127.0.0.1", port, world, is_master=not rank, wait_for_workers=False)
+    if not rank:
+        tell(store.port)
+    distributed.init_process_group("gloo", store=store, rank=rank, world_size=world)
+
+
+def gloo_side(function: Callable[..., None], size: float, world: int, stack: contextlib.ExitStack) -> Side:
+    """Start ``function(size, rank, world, port)`` in processes that meet. They may not be ready yet."""
+    environment = child_environment(**TORCH_ENVIRONMENT)
+    workers = [stack.enter_context(started(function, size, 0, world, 0, environment=environment))]
+    port = int(workers[0].line())
+    others = (started(function, size, rank, world, port, environment=environment) for rank in range(1, world))
+    workers += map(stack.enter_context, others)
+    return Side(workers, [], int(4 * size))
 
 
 def measure(mb: float, *, turns: int, steps: int, directory: Path) -> ModuleSteps:
@@ -66,12 +155,14 @@ def measure(mb: float, *, turns: int, steps: int, directory: Path) -> ModuleStep
         jobs = [stack.enter_context(fe.local(job=f"bench-{count}")) for count in (1, 2)]
         chosen = [settings(TrainerSettings, etcd=job.etcd_address, job=job.job) for job in jobs]
         one, two = (child_environment(each, **TORCH_ENVIRONMENT) for each in chosen)
-        data = str(records(directory))
+        data, size = str(records(directory)), int(mb * (1 << 20))
+        alone = started(train_alone, mb, environment=plain)
+        ours = [started(train_on_a_job, mb, data, environment=each) for each in (one, two, two)]
         sides = [
-            stack.enter_context(_side(mb, 1, plain, kind="alone")),
-            stack.enter_context(_side(mb, 1, one, kind="job", data=data)),
-            stack.enter_context(_side(mb, 2, plain, kind="ddp")),
-            stack.enter_context(_side(mb, 2, two, kind="job", data=data)),
+            Side([stack.enter_context(alone)], [], size),
+            Side([stack.enter_context(ours[0])], [], size),
+            gloo_side(train_parallel, mb, 2, stack),
+            Side([stack.enter_context(each) for each in ours[1:]], [], size),
         ]
         # Importing PyTorch takes seconds, so all processes start at the same time.
         for side in sides:

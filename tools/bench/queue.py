@@ -12,50 +12,62 @@ import contextlib
 import statistics
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 import pyarrow as pa
+from pyarrow import flight
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.adapters.storage import open_storage
 from flightedl.config import MasterSettings, child_environment
+from flightedl.coordination.directory import Directory
+from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.keys import JobKeys
-from flightedl.errors import JobFailedError, UsageError
+from flightedl.errors import JobFailedError, UnavailableError, UsageError
 from flightedl.formats.chunk_index import ChunkIndex
 from flightedl.formats.chunks import ChunkColumns, FileIndex
 from flightedl.formats.declared import spec_of
 from flightedl.formats.stored_index import encode_index, index_name
 from flightedl.launch.etcd import EmbeddedEtcd
 from flightedl.launch.processes import Child, Children
-from flightedl.messages.base import encode
+from flightedl.messages.base import decode, encode
 from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset, JobDeclaration
-from flightedl.ports import FileStat, Put
+from flightedl.messages.tasks import Assignment, FinishedTask, TasksReply, TasksTicket
+from flightedl.ports import Coordinator, FileStat, Put
+from flightedl.process import tuning as process_tuning
+from flightedl.rpc.client import Connection
+from flightedl.rpc.identity import Caller, ServerIdentity
+from flightedl.rpc.request_stream import RequestStream
 
-from .orders import Worker, worker
-from .processes import peak_bytes
-from .sides import measuring, print_json, print_table
+from .sides import Side, begin, measuring, print_json, print_table, ratio, take_turns
+from .workers import next_order, peak_bytes, ready, report, serve, started, tell
 
-_MODULE = "flightedl_tools.bench.dispatchers"
 _CHUNKS_PER_FILE = 1000
 _RECORDS_PER_CHUNK = 100
 _START_S = 120.0
 _POLL_S = 0.005
+_CALL_S = 20.0
+_LEASE_S = 60.0
+#: About as long as the queue's state with 64 trainers.
+_STATE_BYTES = 3000
 
 
 @dataclass(frozen=True, slots=True)
 class OfTasks:
-    """One master's figures."""
+    """Figures of one master."""
 
     tasks: int
     start_s: float
     memory_mb: float
     dispatch_ms: float
-    #: Of the queue's state in etcd, while all trainers hold a task.
+    #: Size of the queue's state in etcd, while all trainers hold a task.
     state_bytes: int
 
 
@@ -77,7 +89,7 @@ class Found:
 
 
 def invented_index(task_count: int) -> ChunkIndex:
-    """So many chunks, in files of a thousand."""
+    """Return an index of ``task_count`` chunks, in files of a thousand."""
     schema = pa.schema([("k", pa.int64())])
     files = []
     for first in range(0, task_count, _CHUNKS_PER_FILE):
@@ -100,7 +112,7 @@ class Bench:
         self._coordinator = EtcdCoordinator(etcd, clock=SystemClock())
 
     def start_master(self, task_count: int) -> tuple[Child, float]:
-        """A master whose dataset has so many tasks, and how long it took to start."""
+        """Start a master whose dataset has ``task_count`` tasks; return it and its seconds until it answers."""
         job = job_of(task_count)
         index = invented_index(task_count)
         declared = DatasetDeclaration(urls=[f"/invented/{task_count}"], batch_size=10, epochs=None, shuffle=True)
@@ -125,134 +137,183 @@ class Bench:
         return child, time.perf_counter() - begun
 
     def state_bytes(self, task_count: int) -> int:
-        """Of the queue's state as it is in etcd."""
+        """Return the size of the queue's state in etcd."""
         entry = self._coordinator.get(JobKeys(job_of(task_count)).task_queues)
         return 0 if entry is None else len(entry.value)
 
     def close(self) -> None:
-        """Let go of etcd."""
+        """Close the connection to etcd."""
         self._coordinator.close()
 
 
 def job_of(task_count: int) -> str:
-    """The name of the job with so many tasks."""
+    """Return the name of the job with ``task_count`` tasks."""
     return f"bench-{task_count}"
 
 
-def timed(count: int, *workers: Worker) -> tuple[float, float]:
-    """(median seconds of a step, steps a second) of ``count`` steps of each thread of the workers, all at once."""
-    begun = time.perf_counter()
-    for each in workers:
-        each.order(count)
-    seconds = [second for each in workers for second in each.answer()["seconds"]]
-    return statistics.median(seconds), len(seconds) / (time.perf_counter() - begun)
+class _Asking:
+    """A trainer with a lease, a connection and the task that it holds."""
+
+    def __init__(self, job: str, name: str, coordinator: Coordinator, address: str, generation: int) -> None:
+        held = HeldKey.claim(coordinator, SystemClock(), JobKeys(job).trainer(name), b'{"id":"t"}', _LEASE_S)
+        assert held is not None
+        self.held = held
+        self.name = name
+        self.connection = Connection(
+            address, expected=ServerIdentity(job, "master", 0, generation), caller=Caller("trainer", name)
+        )
+        self._request_stream = RequestStream("tasks", SystemClock())
+        self.assignment: Assignment | None = None
+
+    def dispatch(self) -> None:
+        """Report the last task, and get the next."""
+        last = self.assignment
+        finished = (
+            [] if last is None else [FinishedTask(epoch=last.epoch, position=last.position, attempt=last.attempt)]
+        )
+        ticket = TasksTicket(trainer=self.name, generation=self.held.generation, finished=finished, want=1)
+        while True:
+            try:
+                text = self._request_stream.ask(self.connection, encode(ticket), timeout_s=_CALL_S)
+            except UnavailableError:
+                continue
+            break
+        reply = decode(text, TasksReply)
+        if not reply.assignments:
+            raise JobFailedError("the bench has used up its tasks: ask for fewer dispatches")
+        self.assignment = reply.assignments[0]
+
+    def work(self, times: int, started: threading.Barrier, seconds: list[float]) -> None:
+        """Dispatch repeatedly as soon as all trainers have started; add the seconds of each dispatch."""
+        started.wait()
+        for _ in range(times):
+            begun = time.perf_counter()
+            self.dispatch()
+            seconds.append(time.perf_counter() - begun)
+
+    def close(self) -> None:
+        """Release the lease and the connection."""
+        self._request_stream.close_idle()
+        self.connection.close()
+        self.held.release()
+
+
+def run_trainers(etcd: str, job: str, count: int) -> None:
+    """Let each of ``count`` trainers, threads with a connection each, dispatch as often as ordered, all at once."""
+    process_tuning.apply()
+    clock = SystemClock()
+    coordinator = EtcdCoordinator(etcd, clock=clock)
+    directory = Directory(coordinator, JobKeys(job), clock).start()
+    record = directory.wait_until(lambda found: found.master(), 30.0)
+    assert record is not None
+    trainers = [
+        _Asking(job, f"bench-{time.time_ns()}-{number}", coordinator, record.address, record.generation)
+        for number in range(count)
+    ]
+    for trainer in trainers:
+        trainer.dispatch()
+    ready()
+    while times := next_order()[0]:
+        seconds: list[float] = []
+        started = threading.Barrier(count + 1)
+        threads = [threading.Thread(target=trainer.work, args=(times, started, seconds)) for trainer in trainers]
+        for thread in threads:
+            thread.start()
+        cpu_s = time.process_time()
+        started.wait()
+        for thread in threads:
+            thread.join()
+        report(seconds, time.process_time() - cpu_s, count)
+    for trainer in trainers:
+        trainer.close()
+    directory.close()
+    coordinator.close()
+
+
+class _BareServer(flight.FlightServerBase):  # type: ignore[misc]
+    """Answers every call with one row."""
+
+    def do_get(self, _context: Any, _ticket: flight.Ticket) -> flight.RecordBatchStream:
+        """Return one row."""
+        return flight.RecordBatchStream(pa.table({"value": pa.array([1], pa.int64())}))
+
+
+def run_bare(etcd: str, address: str) -> None:
+    """Do as ordered what no durable dispatch can do without: a Flight call, and a transaction on etcd."""
+    process_tuning.apply()
+    coordinator = EtcdCoordinator(etcd, clock=SystemClock())
+    client = flight.FlightClient(f"grpc://{address}")
+    options = flight.FlightCallOptions(timeout=_CALL_S)
+    state = b"x" * _STATE_BYTES
+
+    def step() -> None:
+        client.do_get(flight.Ticket(b"next"), options).read_all()
+        coordinator.transact([], [Put("/flightedl-bench/bare", state)])
+
+    serve(step)
+    client.close()
+    coordinator.close()
+
+
+def run_server() -> None:
+    """Tell the address, and serve until the input ends."""
+    process_tuning.apply()
+    server = _BareServer("grpc://127.0.0.1:0")
+    tell(f"127.0.0.1:{server.port}")
+    sys.stdin.read()
+    server.shutdown()
 
 
 def measure(sizes: Sequence[int], trainers: int, turns: int, dispatches: int, directory: Path) -> Found:
-    """Everything, in one run."""
+    """Measure all masters in one run."""
     # All stay in their first epoch: at its end copies would be handed out, and the states would grow shorter.
     dispatches = max(min(dispatches, (min(sizes) - trainers) // (turns + 1)), 1)
-    needed = trainers + (turns + 1) * (dispatches + trainers * _dispatches_of_each(dispatches, trainers))
+    of_each = max(dispatches // trainers, 1) * 4
+    needed = trainers + (turns + 1) * (dispatches + trainers * of_each)
     if sizes[-1] < needed:
         raise UsageError(f"{trainers} trainers dispatch {needed} tasks in {turns} turns: name a size above that, too")
     with contextlib.ExitStack() as stack:
         children = stack.enter_context(Children(directory / "logs"))
-        etcd = stack.enter_context(EmbeddedEtcd(children))
-        bench = Bench(directory / "kept", children, etcd.address)
+        etcd = stack.enter_context(EmbeddedEtcd(children)).address
+        bench = Bench(directory / "kept", children, etcd)
         stack.callback(bench.close)
-        started = {size: bench.start_master(size) for size in sizes}
-        stack.callback(lambda: children.stop([child for child, _ in started.values()], 2.0))
-        environment = child_environment()
-
-        def start(*arguments: object) -> Worker:
-            found = stack.enter_context(worker(_MODULE, list(arguments), environment))
-            if arguments[0] != "server":
-                found.answer()
-            return found
-
-        ones = {size: start("trainers", etcd.address, job_of(size), 1) for size in sizes}
+        masters = {size: bench.start_master(size) for size in sizes}
+        stack.callback(lambda: children.stop([child for child, _ in masters.values()], 2.0))
+        ones = [Side(begin(stack, run_trainers, etcd, job_of(size), 1), [], 0) for size in sizes]
         # All of them hold a task in every job, so that the states have the same length.
         # In two processes, so that it is not their interpreter's lock that is measured.
         shares = [share for share in (trainers // 2, trainers - trainers // 2) if share]
-        crowds = {size: [start("trainers", etcd.address, job_of(size), share) for share in shares] for size in sizes}
-        many = crowds[sizes[-1]]
-        bare = start("bare", etcd.address, f"127.0.0.1:{start('server').line()}")
-        for each in (bare, *ones.values()):
-            timed(dispatches // 4 + 1, each)
-        timed(dispatches // trainers + 1, *many)
-        turns_found = [_turn(sizes, ones, many, bare, dispatches, trainers, turn) for turn in range(turns)]
-        masters = tuple(
-            OfTasks(
-                size,
-                started[size][1],
-                peak_bytes(started[size][0].pid) / (1 << 20),
-                1e3 * statistics.median(turn.one_s[size] for turn in turns_found),
-                bench.state_bytes(size),
-            )
-            for size in sizes
+        for size in sizes:
+            crowd = [begin(stack, run_trainers, etcd, job_of(size), share)[0] for share in shares]
+        many = Side(crowd, [], 0)
+        bare = Side(begin(stack, run_bare, etcd, stack.enter_context(started(run_server)).line()), [], 0)
+        counts = [*[dispatches] * (1 + len(sizes)), of_each]
+        bare_s, *one_s, _ = take_turns([bare, *ones, many], turns, counts)
+        return Found(
+            tuple(
+                OfTasks(
+                    size,
+                    start_s,
+                    peak_bytes(child.pid) / (1 << 20),
+                    1e3 * statistics.median(seconds),
+                    bench.state_bytes(size),
+                )
+                for (size, (child, start_s)), seconds in zip(masters.items(), one_s, strict=True)
+            ),
+            growth=ratio(one_s[-1], one_s[0]),
+            bare_ms=1e3 * statistics.median(bare_s),
+            over_bare=ratio([statistics.fmean(each) for each in zip(*one_s, strict=True)], bare_s),
+            trainers=trainers,
+            one_per_s=statistics.median(ones[-1].rates),
+            all_per_s=statistics.median(many.rates),
+            group_commit=ratio(many.rates, ones[-1].rates),
         )
-    return _found(masters, sizes, trainers, turns_found)
-
-
-@dataclass(frozen=True, slots=True)
-class _Turn:
-    bare_s: float
-    one_s: dict[int, float]
-    one_per_s: float
-    all_per_s: float
-
-
-def _turn(
-    sizes: Sequence[int],
-    ones: dict[int, Worker],
-    many: Sequence[Worker],
-    bare: Worker,
-    dispatches: int,
-    trainers: int,
-    turn: int,
-) -> _Turn:
-    """Each side once; who goes first alternates."""
-    order = list(sizes) if turn % 2 == 0 else list(reversed(sizes))
-    bare_s, _ = timed(dispatches, bare)
-    one = {size: timed(dispatches, ones[size]) for size in order}
-    again_s, _ = timed(dispatches, bare)
-    _, all_per_s = timed(_dispatches_of_each(dispatches, trainers), *many)
-    return _Turn((bare_s + again_s) / 2, {size: one[size][0] for size in sizes}, one[sizes[-1]][1], all_per_s)
-
-
-def _dispatches_of_each(dispatches: int, trainers: int) -> int:
-    """Of many trainers, in a turn."""
-    return max(dispatches // trainers, 1) * 4
-
-
-def _found(masters: tuple[OfTasks, ...], sizes: Sequence[int], trainers: int, turns: Sequence[_Turn]) -> Found:
-    def median(values: Iterator[float]) -> float:
-        return statistics.median(values)
-
-    return Found(
-        masters,
-        growth=median(turn.one_s[sizes[-1]] / turn.one_s[sizes[0]] for turn in turns),
-        bare_ms=1e3 * median(turn.bare_s for turn in turns),
-        over_bare=median(statistics.fmean(turn.one_s.values()) / turn.bare_s for turn in turns),
-        trainers=trainers,
-        one_per_s=median(turn.one_per_s for turn in turns),
-        all_per_s=median(turn.all_per_s for turn in turns),
-        group_commit=median(turn.all_per_s / turn.one_per_s for turn in turns),
-    )
 
 
 def print_found(found: Found) -> None:
     """Print the table and sentences for people."""
-    rows = [
-        (
-            f"{one.tasks:,}",
-            f"{one.dispatch_ms:.2f}",
-            f"{one.state_bytes:,}",
-            f"{one.memory_mb:.0f}",
-            f"{one.start_s:.2f}",
-        )
-        for one in found.masters
-    ]
+    layouts = ("{0.tasks:,}", "{0.dispatch_ms:.2f}", "{0.state_bytes:,}", "{0.memory_mb:.0f}", "{0.start_s:.2f}")
+    rows = [[layout.format(one) for layout in layouts] for one in found.masters]
     columns = ("tasks", "dispatch ms", "state bytes", "master's peak MB", "start s")
     print_table("one trainer's dispatch: report a task, get the next, durably", columns, rows, left=())
     for sentence in sentences(found):
@@ -260,7 +321,7 @@ def print_found(found: Found) -> None:
 
 
 def sentences(found: Found) -> list[str]:
-    """The ratios, with what they should be."""
+    """Return the ratios, with their bars."""
     first, last = found.masters[0].tasks, found.masters[-1].tasks
     over_bare = f"a dispatch takes {found.over_bare:.2f} x a bare etcd transaction and a bare Flight call"
     group = f"{found.trainers} trainers get {found.all_per_s:,.0f} tasks a second, one gets {found.one_per_s:,.0f}"

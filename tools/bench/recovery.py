@@ -20,29 +20,50 @@ from __future__ import annotations
 import os
 import signal
 import statistics
+import struct
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
+from typing import TypeVar
 
 import click
 import numpy as np
 
+import flightedl as fe
+from flightedl.errors import FlightedlError
+from flightedl.examples.ledger import PARAMETERS, write_records
+from flightedl.examples.prepared import prepared_directory
 from flightedl.launch.cluster import LocalCluster
 from flightedl.launch.policy import Limits
 from flightedl.launch.programs import TrainerProgram
+from flightedl.launch.status import JobStatus
+from flightedl.launch.supervisor import explain
+from flightedl.messages.base import decode
+from flightedl.messages.status import PserverStatusReply, StatusReply
 from flightedl.process import tuning as process_tuning
+from flightedl.rpc.client import Connection
+from flightedl.rpc.identity import Caller, ServerIdentity
 
 from ..options import Number
-from .steady import accepted_pushes, longest_pause
-from .watcher import Watcher
+from .workers import program_of
+
+_T = TypeVar("_T")
 
 _QUICK_S = 0.2
+_POLL_S = 0.01
+_PATIENCE_S = 90.0
+_STANDBY_STARTS_S = 3.0
 _JOB = "recovery"
 #: Directory in which the trainers write down when their pushes were accepted.
 _INSTANTS = "instants"
+_INSTANT = struct.Struct("d")
+_RECORDS, _RECORDS_PER_TASK = 20_000, 20
+#: Pause of each batch of one record, as if it were computed: a task of 20 batches takes about half a second.
+_PAUSE_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,99 +72,19 @@ class _Way:
 
     told: str
     signal: signal.Signals = signal.SIGKILL
-    #: Whether the launcher ends the leases of the dead.
+    #: True if the launcher ends the leases of the dead.
     revokes_leases: bool = True
 
 
 _KILLED = _Way("killed")
 _LEFT = _Way("killed, lease left alone", revokes_leases=False)
 _FROZEN = _Way("frozen", signal.SIGSTOP)
-
-
-@contextmanager
-def _taken_out(cluster: LocalCluster, pid: int, way: _Way) -> Iterator[float]:
-    """Take a process out, and tell when; one that was frozen wakes at the end, and finds itself replaced."""
-    cluster.revokes_leases = way.revokes_leases
-    began = time.monotonic()
-    os.kill(pid, way.signal)
-    try:
-        yield began
-    finally:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
-        cluster.revokes_leases = True
-
-
-def _without_pserver(cluster: LocalCluster, watcher: Watcher, number: int, way: _Way) -> float:
-    before = {index: generation for index, (_, generation) in watcher.places().items()}
-    index = number % 2
-
-    def is_back() -> bool | None:
-        new = watcher.accepted().get(index, (0, 0))
-        return True if new[0] > before[index] and new[1] > 0 else None
-
-    with _taken_out(cluster, watcher.pid_of_pserver(index), way) as began:
-        watcher.until(is_back, "push to the new pserver")
-        return time.monotonic() - began
-
-
-def _without_trainer(cluster: LocalCluster, watcher: Watcher, number: int, way: _Way) -> float:
-    pid = cluster.pid("trainer", number % 2)
-    assert pid is not None, "a trainer that is not there"
-
-    def is_there() -> bool | None:
-        job = watcher.job()
-        return True if job is not None and any(f"-{pid}-" in t.trainer and t.holding for t in job.trainers) else None
-
-    def is_gone() -> bool | None:
-        job = watcher.job()
-        return None if job is None or any(f"-{pid}-" in t.trainer for t in job.trainers) else True
-
-    watcher.until(is_there, "trainer that works")
-    with _taken_out(cluster, pid, way) as began:
-        watcher.until(is_gone, "taking back of a trainer's work")
-        return time.monotonic() - began
-
-
-def _without_master(cluster: LocalCluster, watcher: Watcher, way: _Way, instants: Path) -> tuple[float, float]:
-    """Seconds until the next task is done, and the longest that any trainer's pushes paused meanwhile."""
-    job = watcher.until(watcher.job, "the master")
-    assert job.master is not None, "a master that does not know itself"
-    generation = job.master.generation
-    done_before: list[int] = []
-
-    def goes_on() -> bool | None:
-        seen = watcher.job(_QUICK_S)
-        if seen is None or seen.master is None or seen.master.generation == generation:
-            return None
-        done_before.append(seen.epoch * seen.tasks.total + seen.tasks.done)
-        return True if done_before[-1] > done_before[0] else None
-
-    working = {trainer for trainer, pushes in accepted_pushes(instants).items() if time.monotonic() - pushes[-1] < 1.0}
-    with _taken_out(cluster, job.master.pid, way) as began:
-        watcher.until(goes_on, "task under the new master")
-        ended = time.monotonic()
-
-        def all_pushed() -> dict[str, list[float]] | None:
-            found = {trainer: pushes for trainer, pushes in accepted_pushes(instants).items() if trainer in working}
-            return found if all(pushes[-1] > ended for pushes in found.values()) else None
-
-        found = watcher.until(all_pushed, "push of each trainer")
-        return ended - began, max(longest_pause(pushes, began, ended) for pushes in found.values())
-
-
-def _line(what: str, seconds: list[float]) -> str:
-    if not seconds:
-        return f"{what:<56} not measured"
-    highest = float(np.quantile(seconds, 0.99))
-    return f"{what:<56} p50 {statistics.median(seconds):6.2f} s  p99 {highest:6.2f} s  of {len(seconds)}"
-
-
 _WHAT_ENDS_IT = {
     "pserver": "its successor accepts a push",
     "trainer": "its work is back",
     "master": "the next task is done",
 }
+_ROLES = tuple(_WHAT_ENDS_IT)
 _MEASURED = [
     ("pserver", _KILLED),
     ("pserver", _FROZEN),
@@ -155,6 +96,213 @@ _MEASURED = [
 ]
 
 
+def train(directory: str) -> None:
+    """Train without end, and write down when each push was accepted.
+
+    A push is accepted when every pserver has said so, which is when ``model.step`` returns in async mode. The instants
+    are of the clock that all processes of a machine share, in one file for each trainer process.
+    """
+    kind = f"ledger-{_RECORDS}-{_RECORDS_PER_TASK}"
+    data = prepared_directory(
+        Path(directory) / "data", kind, lambda folder: write_records(folder, _RECORDS, _RECORDS_PER_TASK), print
+    )
+    zeros = np.zeros(_RECORDS, np.float32)
+    with fe.connect() as job:
+        batches = job.dataset(str(data / "*.parquet"), batch_size=1, epochs=None, shuffle=True, seed=1)
+        model = job.parameters(dict.fromkeys(PARAMETERS, zeros), optimizer=fe.SGD(lr=1.0), mode=fe.Async())
+        with (Path(directory) / _INSTANTS / job.trainer).open("ab", buffering=0) as file:
+            for batch in batches:
+                gradient = zeros.copy()
+                gradient[batch["k"].to_numpy()] = -1
+                time.sleep(_PAUSE_S)
+                model.step(dict.fromkeys(PARAMETERS, gradient))
+                file.write(_INSTANT.pack(time.monotonic()))
+
+
+def accepted_pushes(instants: Path) -> dict[str, list[float]]:
+    """Return when the pushes of each trainer were accepted, so far, without trainers that have none."""
+    found: dict[str, list[float]] = {}
+    for path in instants.iterdir():
+        data = path.read_bytes()
+        whole = len(data) - len(data) % _INSTANT.size
+        if whole:
+            found[path.name] = [instant for (instant,) in _INSTANT.iter_unpack(data[:whole])]
+    return found
+
+
+def longest_pause(pushes: list[float], began: float, ended: float) -> float:
+    """Return the longest time between two accepted pushes that overlaps with the time from ``began`` to ``ended``.
+
+    Args:
+        pushes: Instants of the pushes, rising, the first of them before ``began``; a pause after the last is open.
+        began: Start of the time that counts.
+        ended: End of it.
+    """
+    edges = [*pushes, max(ended, pushes[-1])]
+    return max(after - before for before, after in pairwise(edges) if after > began and before < ended)
+
+
+class Watcher:
+    """Looks at a running job from outside, and takes its processes out."""
+
+    def __init__(self, cluster: LocalCluster, status: JobStatus, instants: Path, stack: ExitStack) -> None:
+        self._cluster = cluster
+        self._status = status
+        self._instants = instants
+        self._stack = stack
+        self._connections: dict[tuple[int, int], Connection] = {}
+
+    def job(self, timeout_s: float = 1.0) -> StatusReply | None:
+        """Return the job's status, or None if the master does not answer."""
+        try:
+            return self._status.read(timeout_s)
+        except FlightedlError:
+            return None
+
+    def _seen_job(self) -> StatusReply:
+        return self._until(self.job, "the master")
+
+    def finished(self) -> int:
+        """Return the number of finished tasks, those of earlier epochs included."""
+        return _finished(self._seen_job())
+
+    def _accepted(self) -> dict[int, tuple[int, int]]:
+        """Return the generation and the rows accepted of each pserver that answers, by index."""
+        job = self.job()
+        found: dict[int, tuple[int, int]] = {}
+        for each in [] if job is None else job.pservers:
+            key = (each.index, each.generation)
+            if key not in self._connections:
+                identity = ServerIdentity(self._cluster.job, "pserver", *key)
+                connection = Connection(each.address, expected=identity, caller=Caller("tool", "bench"))
+                self._connections[key] = self._stack.enter_context(connection)
+            try:
+                reply = decode(self._connections[key].action("status", b"", timeout_s=0.5), PserverStatusReply)
+            except FlightedlError:
+                continue
+            if reply.state == "serving":
+                found[each.index] = (each.generation, reply.rows["accepted"])
+        return found
+
+    def _until(self, look: Callable[[], _T | None], what: str) -> _T:
+        """Return the first answer that is not None. Raises TimeoutError if there is none in time."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while (found := look()) is None:
+            if (outcome := self._cluster.outcome()) is not None:
+                raise TimeoutError(f"the job ended while it was watched: {explain(outcome)}")
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no {what} within {_PATIENCE_S:.0f} s")
+            time.sleep(_POLL_S)
+        return found
+
+    def settle(self) -> None:
+        """Return when all processes work, and those that stand by have had time to start."""
+        time.sleep(_STANDBY_STARTS_S)
+
+        def works() -> bool | None:
+            before = self._accepted()
+            time.sleep(0.3)
+            after = self._accepted()
+            is_working = len(after) == 2 and all(after[i][1] > before.get(i, (0, 1 << 60))[1] for i in after)
+            return is_working or None
+
+        self._until(works, "job that works")
+
+    @contextmanager
+    def _taken_out(self, pid: int, way: _Way) -> Iterator[float]:
+        """Take a process out, and yield when; a frozen one wakes at the end, and finds itself replaced."""
+        self._cluster.revokes_leases = way.revokes_leases
+        began = time.monotonic()
+        os.kill(pid, way.signal)
+        try:
+            yield began
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+            self._cluster.revokes_leases = True
+
+    def kill(self, role: str, index: int) -> None:
+        """Kill a process."""
+        if role == "trainer":
+            self._cluster.kill("trainer", index)
+            return
+        job = self._seen_job()
+        master = 0 if job.master is None else job.master.pid
+        os.kill(master if role == "master" else self._pserver(index)[0], signal.SIGKILL)
+
+    def _pserver(self, index: int) -> tuple[int, int]:
+        """Return the process and the generation that hold an index."""
+
+        def found() -> tuple[int, int] | None:
+            job = self.job()
+            return (
+                None if job is None else next(((p.pid, p.generation) for p in job.pservers if p.index == index), None)
+            )
+
+        return self._until(found, f"pserver {index}")
+
+    def without_pserver(self, index: int, way: _Way) -> float:
+        """Return the seconds until the successor of a pserver has accepted a push."""
+        pid, before = self._pserver(index)
+
+        def is_back() -> bool | None:
+            generation, rows = self._accepted().get(index, (0, 0))
+            return (generation > before and rows > 0) or None
+
+        with self._taken_out(pid, way) as began:
+            self._until(is_back, "push to the new pserver")
+            return time.monotonic() - began
+
+    def without_trainer(self, index: int, way: _Way) -> float:
+        """Return the seconds until the work of a trainer is back."""
+        pid = self._cluster.pid("trainer", index)
+        assert pid is not None, "a trainer that is not there"
+
+        def is_there() -> bool | None:
+            job = self.job()
+            return (job is not None and any(f"-{pid}-" in t.trainer and t.holding for t in job.trainers)) or None
+
+        def is_gone() -> bool | None:
+            job = self.job()
+            return (job is not None and not any(f"-{pid}-" in t.trainer for t in job.trainers)) or None
+
+        self._until(is_there, "trainer that works")
+        with self._taken_out(pid, way) as began:
+            self._until(is_gone, "taking back of a trainer's work")
+            return time.monotonic() - began
+
+    def without_master(self, way: _Way) -> tuple[float, float]:
+        """Return the seconds until the next task is done, and the longest pause of any trainer's pushes meanwhile."""
+        job = self._seen_job()
+        assert job.master is not None, "a master that does not know itself"
+        generation = job.master.generation
+        done_before: list[int] = []
+
+        def goes_on() -> bool | None:
+            seen = self.job(_QUICK_S)
+            if seen is None or seen.master is None or seen.master.generation == generation:
+                return None
+            done_before.append(_finished(seen))
+            return done_before[-1] > done_before[0] or None
+
+        pushed = accepted_pushes(self._instants)
+        working = {trainer for trainer, pushes in pushed.items() if time.monotonic() - pushes[-1] < 1.0}
+        with self._taken_out(job.master.pid, way) as began:
+            self._until(goes_on, "task under the new master")
+            ended = time.monotonic()
+
+            def all_pushed() -> dict[str, list[float]] | None:
+                found = {each: pushes for each, pushes in accepted_pushes(self._instants).items() if each in working}
+                return found if all(pushes[-1] > ended for pushes in found.values()) else None
+
+            found = self._until(all_pushed, "push of each trainer")
+            return ended - began, max(longest_pause(pushes, began, ended) for pushes in found.values())
+
+
+def _finished(job: StatusReply) -> int:
+    return job.epoch * job.tasks.total + job.tasks.done
+
+
 @dataclass
 class _Figures:
     """Seconds of each time that a process was taken out."""
@@ -163,74 +311,55 @@ class _Figures:
     #: The longest time from one accepted push of a trainer to its next, each time that there was no master.
     paused: list[float] = field(default_factory=list)
 
-    def measure(
-        self,
-        cluster: LocalCluster,
-        watcher: Watcher,
-        times: int,
-        roles: Sequence[str],
-        instants: Path,
-        say: Callable[[str], None],
-    ) -> None:
-        """Take out each kind in each way so often, each time when all is well."""
+    def measure(self, watcher: Watcher, times: int, roles: Sequence[str], say: Callable[[str], None]) -> None:
+        """Take out each kind in each way ``times`` times, each time when all is well."""
         for number in range(times):
             for role, way in [each for each in _MEASURED if each[0] in roles]:
                 watcher.settle()
+                pause = ""
                 if role == "pserver":
-                    seconds = _without_pserver(cluster, watcher, number, way)
+                    seconds = watcher.without_pserver(number % 2, way)
                 elif role == "trainer":
-                    seconds = _without_trainer(cluster, watcher, number, way)
+                    seconds = watcher.without_trainer(number % 2, way)
                 else:
-                    seconds, paused = _without_master(cluster, watcher, way, instants)
+                    seconds, paused = watcher.without_master(way)
                     self.paused.append(paused)
+                    pause = f", pushes paused {paused:.2f} s"
                 self.seconds[role, way].append(seconds)
-                pause = f", pushes paused {self.paused[-1]:.2f} s" if role == "master" else ""
                 say(f"{role} {number + 1} of {times}, {way.told}: {seconds:.2f} s{pause}")
 
     def lines(self) -> Iterator[str]:
-        """For people."""
+        """Yield the lines for people."""
         for (role, way), seconds in self.seconds.items():
-            yield _line(f"{role} {way.told} -> {_WHAT_ENDS_IT[role]}", seconds)
+            what = f"{role} {way.told} -> {_WHAT_ENDS_IT[role]}"
+            if seconds:
+                highest = float(np.quantile(seconds, 0.99))
+                told = f"p50 {statistics.median(seconds):6.2f} s  p99 {highest:6.2f} s  of {len(seconds)}"
+            else:
+                told = "not measured"
+            yield f"{what:<56} {told}"
         if self.paused:
             often = f"of any trainer, {len(self.paused)} times, tasks of about 0.5 s"
             yield f"pushes paused at most {max(self.paused):.2f} s while there was no master ({often})"
 
 
-def _goodput(cluster: LocalCluster, watcher: Watcher, minutes: int, window_s: float, say: Callable[[str], None]) -> str:
-    """Finished tasks in windows with one kill each, against windows without, by turns."""
-
-    def finished() -> int:
-        job = watcher.until(watcher.job, "the master")
-        return job.epoch * job.tasks.total + job.tasks.done
-
-    def kill(number: int) -> None:
-        role = ("pserver", "trainer", "master")[number % 3]
-        if role == "pserver":
-            os.kill(watcher.pid_of_pserver(number % 2), signal.SIGKILL)
-        elif role == "trainer":
-            cluster.kill("trainer", number % 2)
-        else:
-            job = watcher.until(watcher.job, "the master")
-            os.kill(0 if job.master is None else job.master.pid, signal.SIGKILL)
-
+def _goodput(watcher: Watcher, minutes: int, window_s: float, say: Callable[[str], None]) -> str:
+    """Compare finished tasks in windows with one kill each with windows without, by turns."""
     done = {False: 0, True: 0}
     for number in range(2 * minutes):
         has_kill = number % 2 == 1
         watcher.settle()
-        began, before = time.monotonic(), finished()
+        began, before = time.monotonic(), watcher.finished()
         if has_kill:
             time.sleep(window_s / 4)
-            kill(number // 2)
+            watcher.kill(("pserver", "trainer", "master")[number // 2 % 3], number // 2 % 2)
         time.sleep(max(0.0, began + window_s - time.monotonic()))
-        count = finished() - before
+        count = watcher.finished() - before
         done[has_kill] += count
         say(f"window {number + 1} of {2 * minutes}: {count} tasks{', one kill' if has_kill else ''}")
     ratio = done[True] / max(1, done[False])
     what = f"one kill each {window_s:.0f} s, of a pserver, a trainer, a master by turns"
     return f"goodput with {what}: {100 * ratio:.0f} % ({done[True]} against {done[False]} tasks)"
-
-
-_ROLES = tuple(_WHAT_ENDS_IT)
 
 
 @click.command()
@@ -243,13 +372,7 @@ _ROLES = tuple(_WHAT_ENDS_IT)
 @click.option("--minutes", type=click.IntRange(min=0), default=3, show_default=True, help="Of goodput under kills.")
 @click.option("--window-s", type=Number(min=1), default=60.0, show_default=True, help="Seconds of such a minute.")
 def recovery(
-    *,
-    kills: int,
-    roles: tuple[str, ...],
-    lease_ttl_s: float,
-    standby: bool,
-    minutes: int,
-    window_s: float,
+    *, kills: int, roles: tuple[str, ...], lease_ttl_s: float, standby: bool, minutes: int, window_s: float
 ) -> None:
     """Measure the time from kill -9 to working again."""
     process_tuning.apply()
@@ -260,32 +383,26 @@ def recovery(
 
     figures = _Figures()
     lines: list[str] = []
-    with (
-        tempfile.TemporaryDirectory(prefix="flightedl-bench-") as directory,
-        _cluster(Path(directory), lease_ttl_s, standby=standby) as cluster,
-        cluster.status() as status,
-    ):
-        watcher = Watcher(cluster, status)
-        figures.measure(cluster, watcher, kills, roles, Path(directory) / _INSTANTS, say)
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flightedl-bench-")))
+        (directory / _INSTANTS).mkdir()
+        module, *given = program_of(train, str(directory))
+        cluster = LocalCluster(
+            2,
+            job=_JOB,
+            checkpoint=str(directory / "checkpoints"),
+            trainers=TrainerProgram(module, tuple(given), 2),
+            standby=standby,
+            limits=Limits(long_run_s=1.0, restarts_limit=10_000),
+            lease_ttl_s=lease_ttl_s,
+            checkpoint_every_s=2.0,
+        )
+        status = stack.enter_context(stack.enter_context(cluster).status())
+        watcher = Watcher(cluster, status, directory / _INSTANTS, stack)
+        figures.measure(watcher, kills, roles, say)
         if minutes:
-            lines.append(_goodput(cluster, watcher, minutes, window_s, say))
-        watcher.close()
+            lines.append(_goodput(watcher, minutes, window_s, say))
     kind = "with" if standby else "without"
     click.echo(f"leases of {lease_ttl_s:g} s, {kind} standby processes")
     for line in [*figures.lines(), *lines]:
         click.echo(line)
-
-
-def _cluster(directory: Path, lease_ttl_s: float, *, standby: bool) -> LocalCluster:
-    (directory / _INSTANTS).mkdir()
-    program = TrainerProgram("flightedl_tools.bench.steady", (f"{directory}/data", f"{directory}/{_INSTANTS}"), 2)
-    return LocalCluster(
-        2,
-        job=_JOB,
-        checkpoint=str(directory / "checkpoints"),
-        trainers=program,
-        standby=standby,
-        limits=Limits(long_run_s=1.0, restarts_limit=10_000),
-        lease_ttl_s=lease_ttl_s,
-        checkpoint_every_s=2.0,
-    )

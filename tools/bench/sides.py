@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import reduce
 from signal import SIGCONT, SIGSTOP
 from typing import Any, Self
 
@@ -18,8 +17,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from . import processes
-from .orders import Worker
+from ..options import Decorator, together
+from .workers import Worker, cpu_s, resident_bytes, started
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,8 @@ class Side:
         self._trainer_cpu_s: list[float] = []
         self._server_cpu_s: list[float] = []
         self._medians: list[float] = []
-        self._rates: list[float] = []
+        #: Steps a second of all workers together, by run.
+        self.rates: list[float] = []
 
     def wait_until_ready(self) -> None:
         """Return when all workers take orders."""
@@ -83,16 +83,16 @@ class Side:
 
     def run(self, step_count: int) -> float:
         """Let all workers step, and return the median time of a step."""
-        before = sum(map(processes.cpu_s, self.server_pids))
+        before = sum(map(cpu_s, self.server_pids))
         for one in self._workers:
             one.order(step_count, self._choice)
         answers = [one.answer() for one in self._workers]
-        cpu_s = sum(map(processes.cpu_s, self.server_pids)) - before
-        self._server_bytes = max([self._server_bytes, *map(processes.resident_bytes, self.server_pids)])
+        used_s = sum(map(cpu_s, self.server_pids)) - before
+        self._server_bytes = max([self._server_bytes, *map(resident_bytes, self.server_pids)])
         steps = step_count * len(self._workers)
-        self._server_cpu_s.append(cpu_s / steps)
+        self._server_cpu_s.append(used_s / steps)
         self._trainer_cpu_s.append(sum(answer["cpu_s"] for answer in answers) / steps)
-        self._rates.append(sum(step_count / sum(answer["seconds"]) for answer in answers))
+        self.rates.append(sum(_rate(answer["seconds"], answer["threads"]) for answer in answers))
         self._medians.append(statistics.median([second for answer in answers for second in answer["seconds"]]))
         return self._medians[-1]
 
@@ -109,8 +109,27 @@ class Side:
             statistics.median(self._trainer_cpu_s),
             # A few ticks of the clock a turn: their sum is less coarse than the median.
             statistics.fmean(self._server_cpu_s),
-            statistics.median(self._rates),
+            statistics.median(self.rates),
         )
+
+
+def _rate(seconds: Sequence[float], threads: int) -> float:
+    """Return the steps a second of threads that step at once."""
+    return threads * len(seconds) / sum(seconds)
+
+
+def begin(
+    stack: contextlib.ExitStack,
+    function: Callable[..., object],
+    *arguments: object,
+    count: int = 1,
+    environment: Mapping[str, str] | None = None,
+) -> list[Worker]:
+    """Start ``count`` workers, and return when they take orders."""
+    found = [stack.enter_context(started(function, *arguments, environment=environment)) for _ in range(count)]
+    for each in found:
+        each.answer()
+    return found
 
 
 def take_turns(sides: Sequence[Side], turns: int, steps: Sequence[int]) -> list[list[float]]:
@@ -179,15 +198,13 @@ class BusyCores:
                 loop.send_signal(SIGSTOP)
 
 
-def measuring(turns: int, least: int = 1) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def measuring(turns: int, least: int = 1) -> Decorator:
     """Add the options of all benchmarks, ``--turns`` and ``--json``."""
-    options = (
+    kind, says = click.IntRange(min=least), "Turns of each side."
+    return together(
         click.option("--json", "wants_json", is_flag=True, help="Print JSON."),
-        click.option(
-            "--turns", type=click.IntRange(min=least), default=turns, show_default=True, help="Turns of each side."
-        ),
+        click.option("--turns", type=kind, default=turns, show_default=True, help=says),
     )
-    return lambda function: reduce(lambda wrapped, option: option(wrapped), options, function)
 
 
 def say(text: str) -> None:

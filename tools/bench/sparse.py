@@ -7,10 +7,9 @@ the product with rows asked ahead, the floor (``floor_rows``), and peers that a 
 from __future__ import annotations
 
 import contextlib
-import json
 import statistics
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,10 +19,11 @@ from flightedl.config import TrainerSettings, child_environment, settings
 from flightedl.errors import JobFailedError
 from flightedl.launch.cluster import LocalCluster
 
+from . import floor_rows
 from .dense import records
-from .orders import Worker, worker
-from .sides import Side, measuring, print_json, print_table, ratio, say, take_turns
-from .table_work import Group, Workload, as_numbers
+from .sides import Side, begin, measuring, print_json, print_table, ratio, say, take_turns
+from .tables import Group, TableWorkload, train
+from .workers import Worker, started
 
 #: Seconds of a turn of one side with one workload.
 _TURN_S = 0.4
@@ -32,14 +32,18 @@ _OURS, _AHEAD = "flightedl", "flightedl, rows asked ahead"
 
 @dataclass(frozen=True, slots=True)
 class RowPeer:
-    """Another system: its program, and its option. A program without an option starts its server itself."""
+    """Another system: ``server(workloads, option)`` tells its address to ``client(workloads, address, option)``.
+
+    A client without a server gets the workloads only, and starts its server itself.
+    """
 
     name: str
-    module: str
+    client: Callable[..., object]
+    server: Callable[..., object] | None = None
     option: str = ""
 
 
-FLOOR = RowPeer("floor", "flightedl_tools.bench.floor_rows", "-")
+FLOOR = RowPeer("floor", floor_rows.run_client, floor_rows.run_server)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,40 +69,38 @@ class OfSide:
 class Compared:
     """A workload, the measurements of all sides, and the workload with which flightedl's time is compared."""
 
-    workload: Workload
+    workload: TableWorkload
     name: str
     sides: tuple[OfSide, ...]
     other: str = ""
 
 
 @contextlib.contextmanager
-def _own_side(workloads: Sequence[Workload], directory: Path) -> Iterator[tuple[Worker, int]]:
-    options = {"data": str(records(directory)), "workloads": as_numbers(workloads)}
-    with LocalCluster(1, job="bench") as cluster:
+def _own_side(workloads: Sequence[TableWorkload], directory: Path) -> Iterator[tuple[Worker, int]]:
+    with LocalCluster(1, job="bench") as cluster, contextlib.ExitStack() as stack:
         environment = child_environment(settings(TrainerSettings, etcd=cluster.etcd_address, job="bench"))
-        with worker("flightedl_tools.bench.table_trainer", [json.dumps(options)], environment) as trainer:
-            trainer.answer()
-            pid = cluster.pid("pserver", 0)
-            assert pid is not None, "it has answered"
-            yield trainer, pid
+        (trainer,) = begin(stack, train, workloads, str(records(directory)), environment=environment)
+        pid = cluster.pid("pserver", 0)
+        assert pid is not None, "it has answered"
+        yield trainer, pid
 
 
 @contextlib.contextmanager
-def _peer_side(peer: RowPeer, workloads: Sequence[Workload]) -> Iterator[tuple[Worker, int]]:
-    told = json.dumps(as_numbers(workloads))
+def _peer_side(peer: RowPeer, workloads: Sequence[TableWorkload]) -> Iterator[tuple[Worker, int]]:
     environment = child_environment(GLOO_SOCKET_IFNAME="lo", TP_SOCKET_IFNAME="lo", PYTHONWARNINGS="ignore")
     with contextlib.ExitStack() as stack:
-        arguments, pids = [told], []
-        if peer.option:
-            server = stack.enter_context(worker(peer.module, ["server", told, peer.option], environment))
-            arguments, pids = ["client", told, server.line(), peer.option], [server.process.pid]
-        client = stack.enter_context(worker(peer.module, arguments, environment))
+        arguments: tuple[str, ...] = ()
+        pids: list[int] = []
+        if peer.server is not None:
+            server = stack.enter_context(started(peer.server, workloads, peer.option, environment=environment))
+            arguments, pids = (server.line(), peer.option), [server.process.pid]
+        client = stack.enter_context(started(peer.client, workloads, *arguments, environment=environment))
         pids += client.answer()["servers"]
         yield client, pids[0]
 
 
 def compare(
-    wanted: Sequence[tuple[Workload, bool]], *, turns: int, directory: Path, peers: Sequence[RowPeer]
+    wanted: Sequence[tuple[TableWorkload, bool]], *, turns: int, directory: Path, peers: Sequence[RowPeer]
 ) -> list[Compared]:
     """Measure all workloads turn by turn; each says whether the peers take part."""
     workloads = [workload for workload, _ in wanted]
@@ -144,7 +146,7 @@ def _count_for(side: Side) -> int:
 
 def _compared(
     number: int,
-    workloads: Sequence[Workload],
+    workloads: Sequence[TableWorkload],
     times: dict[tuple[int, str], list[float]],
     cpu_s: dict[tuple[int, str], float],
 ) -> Compared:
@@ -170,7 +172,7 @@ def _compared(
     return Compared(workload, str(workload), tuple(measured), "" if other is None else str(workloads[other]))
 
 
-def _reference(number: int, workloads: Sequence[Workload]) -> int | None:
+def _reference(number: int, workloads: Sequence[TableWorkload]) -> int | None:
     """Return the workload to compare with: for many tables one of as many rows in all, for many rows the fewest."""
     mine = workloads[number]
     alike = [
@@ -185,22 +187,22 @@ def _reference(number: int, workloads: Sequence[Workload]) -> int | None:
 
 def standard(
     *, is_full: bool, rows: Sequence[int], dims: Sequence[int], ids: Sequence[int]
-) -> list[tuple[Workload, bool]]:
+) -> list[tuple[TableWorkload, bool]]:
     """Return workloads, each with whether peers take part.
 
     Unless in full, peers take part with the fewest rows; many tables and many rows have uniform ids and the first dim.
     """
     fewest, most, first_dim = min(rows), max(rows), dims[0]
-    found: dict[Workload, bool] = {}
+    found: dict[TableWorkload, bool] = {}
     for dim in dims:
         for count in ids:
             for is_skewed in (False, True):
-                found[Workload(Group(1, fewest, dim), count, is_skewed)] = True
+                found[TableWorkload(Group(1, fewest, dim), count, is_skewed)] = True
                 if is_full or (dim == first_dim and not is_skewed):
                     for tables in (26, 100):
-                        found[Workload(Group(tables, fewest, dim), count, is_skewed)] = is_full
+                        found[TableWorkload(Group(tables, fewest, dim), count, is_skewed)] = is_full
                     if most > fewest:
-                        found[Workload(Group(1, most, dim), count, is_skewed)] = is_full
+                        found[TableWorkload(Group(1, most, dim), count, is_skewed)] = is_full
     return list(found.items())
 
 

@@ -1,4 +1,4 @@
-"""A trainer of the benches: the user's loop, with steps of the size asked for.
+"""A trainer of the benchmarks: the user's loop, with steps of the size asked for, in a job of real processes.
 
 A step's time is that of a whole turn of the loop: batch handed out, pushed, pulled, closed. Gradients lie in a
 trainer's own memory, as a model's do; where they would not fit, all trainers of a bench map one file of them.
@@ -6,49 +6,91 @@ trainer's own memory, as a model's do; where they would not fit, all trainers of
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 import flightedl as fe
-from flightedl.domain.consistency.modes import Mode
+from flightedl.domain.consistency.modes import Async, Bounded, Mode, Sync
 
 from .bare import OPTIMIZERS
-from .orders import next_order, ready, report
+from .workers import next_order, ready, report
+
+MODES: dict[str, Mode] = {
+    "async": Async(),
+    "sync": Sync(),
+    "sync-sum": Sync(reduce="sum"),
+    "bounded": Bounded(staleness=2),
+    "backup": Sync(backup=1),
+    "deterministic": Sync(deterministic=True),
+}
+#: Of all trainers together; beyond they share one file.
+_OWN_GRADIENTS_BYTES = 2 << 30
 
 
-def main(options: dict[str, Any]) -> None:
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The workload of a comparison. ``parameters`` arrays of equal size, ``mb`` MiB of float32 together."""
+
+    mb: float = 64.0
+    parameters: int = 1
+    trainers: int = 1
+    pservers: int = 1
+    optimizer: str = "sgd"
+    mode: str = "async"
+    wire: str = ""
+    integrity: str = "auto"
+    #: Carrier of the values: "shared" is memory that both sides map, "lent" the same without a copy in the trainer,
+    #: "tcp" a network stream, "auto" the job's own choice, which is shared here.
+    path: str = "auto"
+
+    @property
+    def shapes(self) -> list[int]:
+        """Elements of each parameter."""
+        return [max(1, round(self.mb * (1 << 20) / 4 / self.parameters))] * self.parameters
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the values."""
+        return 4 * sum(self.shapes)
+
+    def __str__(self) -> str:
+        pieces = "" if self.parameters == 1 else f" in {self.parameters}"
+        wire = f", {self.wire} wire" if self.wire else ""
+        checked = "" if self.integrity == "auto" else f", integrity {self.integrity}"
+        by = "" if self.path == "auto" else f", {self.path}"
+        shape = f"{self.trainers} x {self.pservers}"
+        return f"{self.mb:g} MB{pieces}, {self.optimizer}, {self.mode}{wire}{checked}, {shape}{by}"
+
+
+def train(workload: Workload, dataset: str, gradients_file: str) -> None:
     """Train as ordered."""
-    shapes: list[int] = options["shapes"]
-    line: np.ndarray[Any, np.dtype[np.float32]] = np.memmap(options["gradients"], np.float32, "r")
-    if options["own_gradients"]:
+    line: np.ndarray[tuple[int], np.dtype[np.float32]] = np.memmap(gradients_file, np.float32, "r")
+    if workload.trainers * workload.size_bytes <= _OWN_GRADIENTS_BYTES:
         line = np.array(line)
-    gradients = {f"p{i}": part for i, part in enumerate(np.split(line, np.cumsum(shapes)[:-1]))}
+    gradients = {f"p{i}": part for i, part in enumerate(np.split(line, np.cumsum(workload.shapes)[:-1]))}
     with fe.connect() as job:
-        data = job.dataset(options["data"], batch_size=1, epochs=None)
+        data = job.dataset(dataset, batch_size=1, epochs=None)
         model = job.parameters(
             {name: np.zeros(gradient.shape, np.float32) for name, gradient in gradients.items()},
-            optimizer=OPTIMIZERS[options["optimizer"]],
-            mode=Mode.from_json(options["mode"]),
-            **options["more"],
+            optimizer=OPTIMIZERS[workload.optimizer],
+            mode=MODES[workload.mode],
+            wire=workload.wire,
         )
-        if options["lends"]:
+        if workload.path == "lent":
             model.lend_to(lambda _name, _start, _values: None)
         ready()
         # Each order is a loop of its own. One who stayed in its loop would be a member of synchronous rounds between
         # two orders, and another that still has a step to do, as it joined later, would wait for it.
         while count := next_order()[0]:
-            seconds, cpu_s = run_steps(data, partial(model.step, gradients), count)
-            report(seconds, cpu_s)
+            report(*run_steps(data, partial(model.step, gradients), count))
 
 
 def run_steps(data: fe.Dataset, step: Callable[[], object], count: int) -> tuple[list[float], float]:
-    """Seconds of each of so many turns of the loop, and processor time of them all; then the loop is left."""
+    """Return the seconds of each of ``count`` turns of the loop and their processor time; the loop is left then."""
     seconds: list[float] = []
     begun, cpu_s = 0.0, time.process_time()
     for _ in data:
@@ -64,7 +106,3 @@ def run_steps(data: fe.Dataset, step: Callable[[], object], count: int) -> tuple
     cpu_s = time.process_time() - cpu_s
     data.close()
     return seconds, cpu_s
-
-
-if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))

@@ -13,8 +13,7 @@ from flightedl.coordination.checkpoint_places import specs_of
 from flightedl.domain.checkpoint.manifest import Manifest, candidates
 from flightedl.errors import CorruptError, DataError, UsageError
 from flightedl.formats.checkpoint_files import found_checkpoints, load_parameters
-from flightedl.formats.model_files import format_of
-from flightedl.formats.model_readers import read_model
+from flightedl.formats.model_files import format_of, read_model
 from flightedl.kernels.half_precision import array_dtype
 from flightedl.ports import Storage
 

@@ -1,0 +1,153 @@
+"""Steps with embedding tables: the same ids and gradients for all sides, and a trainer that takes them.
+
+The number of an order's kind is that of a workload, or, behind all of them, of one whose rows come with the step
+before, as ``data.prefetching`` has it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import flightedl as fe
+
+from .trainer import run_steps
+from .workers import next_order, ready, report
+
+Ids = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+
+RATE, EPS = 0.05, 1e-8
+#: Exponent of the skewed ids.
+ZIPF = 1.05
+#: Different steps, which are repeated.
+_STEPS = 8
+#: New rows of one step while the tables are filled.
+_FILL = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Tables that take part in one step, with ``rows`` in all."""
+
+    tables: int
+    rows: int
+    dim: int
+
+    @property
+    def rows_of_one(self) -> int:
+        """Rows of each table."""
+        return self.rows // self.tables
+
+
+@dataclass(frozen=True, slots=True)
+class TableWorkload:
+    """Steps of some tables. ``ids`` of one step, of all tables together, with repetitions."""
+
+    group: Group
+    ids: int
+    is_skewed: bool = False
+
+    @property
+    def ids_of_one(self) -> int:
+        """Ids of one step of each table."""
+        return max(1, self.ids // self.group.tables)
+
+    def __str__(self) -> str:
+        group = self.group
+        tables = "1 table" if group.tables == 1 else f"{group.tables} tables"
+        kind = "Zipf 1.05" if self.is_skewed else "uniform"
+        return f"{tables}, {group.rows / 1e6:g} M x {group.dim}, {self.ids:,} ids, {kind}"
+
+
+def skewed(random: np.random.Generator, order: Ids, count: int) -> Ids:
+    """Draw ids by a bounded power law: the inverse of its distribution. ``order`` has the ids by rank."""
+    rows, power = len(order), 1 - ZIPF
+    ranks = ((random.random(count) * (rows**power - 1) + 1) ** (1 / power)).astype(np.int64)
+    found: Ids = order[np.clip(ranks, 1, rows) - 1]
+    return found
+
+
+def steps_of(workload: TableWorkload) -> list[list[Ids]]:
+    """Return the ids of some steps, by table."""
+    random = np.random.default_rng(workload.ids + workload.group.tables)
+    rows, count = workload.group.rows_of_one, workload.ids_of_one
+    if not workload.is_skewed:
+        return [[random.integers(0, rows, count) for _ in range(workload.group.tables)] for _ in range(_STEPS)]
+    order = random.permutation(rows)
+    return [[skewed(random, order, count) for _ in range(workload.group.tables)] for _ in range(_STEPS)]
+
+
+def gradients_of(workload: TableWorkload) -> list[Floats]:
+    """Return the gradients of each table's ids, the same in every step."""
+    random = np.random.default_rng(1)
+    shape = (workload.ids_of_one, workload.group.dim)
+    return [0.01 * random.standard_normal(shape, np.float32) for _ in range(workload.group.tables)]
+
+
+def groups_of(workloads: Sequence[TableWorkload]) -> list[Group]:
+    """Return each group once."""
+    return list(dict.fromkeys(workload.group for workload in workloads))
+
+
+class _Loop:
+    """The steps of one workload, from where the order before stopped."""
+
+    def __init__(self, job: Any, tables: list[Any], workload: TableWorkload) -> None:
+        self._job, self._tables = job, tables
+        self._steps, self._gradients = itertools.cycle(steps_of(workload)), gradients_of(workload)
+        self._ids = next(self._steps)
+
+    def ahead(self) -> dict[Any, Callable[[object], Ids]]:
+        """Return a function for each table that makes the ids of the next step."""
+        return {table: partial(self._next_ids, place) for place, table in enumerate(self._tables)}
+
+    def _next_ids(self, place: int, _batch: object) -> Ids:
+        return self._ids[place]
+
+    def step(self) -> None:
+        """Look rows up, push their gradients and step."""
+        ids, self._ids = self._ids, next(self._steps)
+        self._job.lookup(dict(zip(self._tables, ids, strict=True)))
+        for table, some, gradients in zip(self._tables, ids, self._gradients, strict=True):
+            table.push(some, gradients)
+        self._job.step()
+
+
+def train(workloads: list[TableWorkload], dataset: str) -> None:
+    """Fill the tables, and train as ordered."""
+    with fe.connect() as job:
+        data = job.dataset(dataset, batch_size=1, epochs=None)
+        optimizer, groups = fe.RowAdagrad(lr=RATE, eps=EPS), dict[Group, list[Any]]()
+        for group in groups_of(workloads):
+            names = [f"t{len(groups)}-{number}" for number in range(group.tables)]
+            groups[group] = [
+                job.table(name, dim=group.dim, optimizer=optimizer, init=fe.Uniform(0.01)) for name in names
+            ]
+        fills = [
+            (table, np.arange(first, min(first + _FILL, group.rows_of_one)))
+            for group, tables in groups.items()
+            for table in tables
+            for first in range(0, group.rows_of_one, _FILL)
+        ]
+        left = iter(fills)
+
+        def fill() -> None:
+            table, ids = next(left)
+            table.push(ids, np.full((len(ids), table.dim), 0.01, np.float32))
+            job.step()
+
+        run_steps(data, fill, len(fills))
+        loops = [_Loop(job, groups[workload.group], workload) for workload in workloads]
+        ready()
+        while (order := next_order())[0]:
+            count, choice = order
+            is_ahead, number = divmod(choice, len(loops))
+            data.prefetching(loops[number].ahead() if is_ahead else {})
+            report(*run_steps(data, loops[number].step, count))
