@@ -23,14 +23,14 @@ BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
     "pserver, kernels": (8_950, 8_000, ("flightedl/pserver", "flightedl/kernels")),
     "rpc, wire, messages": (5_570, 4_500, ("flightedl/rpc", "flightedl/wire", "flightedl/messages")),
     "master, coordination, adapters, process": (
-        8_150,
+        8_240,
         7_500,
         ("flightedl/master", "flightedl/coordination", "flightedl/adapters", "flightedl/process"),
     ),
     "formats": (5_175, 4_700, ("flightedl/formats",)),
-    "launch": (5_770, 4_800, ("flightedl/launch",)),
+    "launch": (5_690, 4_800, ("flightedl/launch",)),
     "recording": (2_350, 1_500, ("flightedl/recording",)),
-    "testing": (9_545, 8_000, ("flightedl/testing",)),
+    "testing": (9_530, 8_000, ("flightedl/testing",)),
     "tools/bench": (3_195, 3_000, ("tools/bench",)),
     "commands, examples, curves, rest": (
         6_800,

@@ -1,8 +1,8 @@
 """The process's clock.
 
-``now`` is CLOCK_BOOTTIME where the system has it: it goes on while the process is stopped, and while the whole machine
-is suspended, as a laptop is, or a virtual machine that is moved. So whoever stood still past its lease sees so when it
-wakes, before it does anything. Elsewhere it is the monotonic clock, and not all of these go on while a machine is
+``now`` is CLOCK_BOOTTIME if the system has it: it goes on while the process is stopped, and while the whole machine is
+suspended, such as a laptop or a virtual machine that is moved. So a process that stood still past its lease notices it
+when it wakes, before it does anything. On other systems it is the monotonic clock, which may stop while a machine is
 suspended.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 
 def seconds_that_go_on() -> Callable[[], float]:
-    """The clock to decide by: it never goes back, and stands still as rarely as this system can tell."""
+    """Return a clock that never goes back, and stands still as rarely as this system allows."""
     try:
         read = functools.partial(time.clock_gettime, time.CLOCK_BOOTTIME)
         read()
@@ -26,7 +26,7 @@ def seconds_that_go_on() -> Callable[[], float]:
 class SystemClock:
     """The machine's clock; see ``ports.Clock``."""
 
-    #: Looked at a dozen times in each step: no method of Python stands between.
+    #: Read a dozen times in each step, so no Python method wraps it.
     now = staticmethod(seconds_that_go_on())
 
     def wall_time(self) -> float:

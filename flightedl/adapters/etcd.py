@@ -2,18 +2,19 @@
 
 Rules:
 
-* Every call has a deadline. A call that its server refused, or that never left this process, is told apart from one
-  that may have been carried out: gRPC says that it could not connect or resolve the name only when there was nothing to
-  send on, because connecting is given up before the call's deadline. All else after sending is *unknown*.
+* Every call has a deadline. A call that its server refused, or that never left this process, is told apart from a call
+  that may have been carried out: gRPC reports that it could not connect or resolve the name only if it had no
+  connection to send on, because connecting is given up before the call's deadline. The outcome of any other failure
+  after sending is *unknown*.
 * A connection on which a call ran into its deadline is replaced: a frozen or half-open one never recovers the calls
   that queue behind it. Several endpoints are tried in turn, each call first on the one that answered last.
 * A watch has a connection of its own and is driven by the thread that calls ``next``: it opens the stream, asks a quiet
-  one for a sign of life, gives it up when none comes, and resumes from the last revision seen. What it delivers is
-  filtered by revision, so nothing comes twice. A history that went back is reported as compaction: whoever lists again
-  finds out.
-* Every answer says of which cluster it is and at which revision; what of that contradicts an earlier one ends all work
-  on this etcd (``domain.recovery.store_history``). Renewals, watches and what is asked about leases may be answered by
-  a member that lags behind, so their revisions prove nothing.
+  one for a sign of life, gives it up if none comes, and resumes from the last revision seen. Events are filtered by
+  revision, so none comes twice. A history that went back is reported as compaction: the caller that lists again finds
+  out.
+* Every answer names its cluster and revision. An answer that contradicts an earlier one ends all work on this etcd
+  (``domain.recovery.store_history``). A member that lags behind may answer renewals, watches and requests about leases,
+  so their revisions prove nothing.
 * A lease's renewal is answered within a quarter of its time to live or given up, so that its holder can try again, on
   another connection, before it has to count the lease as lost.
 
@@ -71,14 +72,15 @@ _RENEWAL_FLOOR_S = 0.5
 _REOPEN_PAUSE_S = 0.2
 _NEVER_SENT = ("failed to connect to all addresses", "DNS resolution failed", "errors resolving ")
 
-_Send = Callable[["_Connection", float], Any]
+#: Returns a method of a connection's stubs, which takes a request and a ``timeout``.
+_Method = Callable[["_Connection"], Callable[..., Any]]
 
 
 class EtcdCoordinator:
     """See ``ports.Coordinator``. ``transact`` with a Put on an ended lease raises LeaseLostError, nothing done.
 
     Args:
-        access: Where it is, and by what this process comes in; text: ``host:port``, several separated by commas, in
+        access: Its address and this process's credentials. A text is ``host:port``, several separated by commas, in
             plain text.
         timeout_s: Time limit of each call.
         clock: The process's clock.
@@ -104,21 +106,17 @@ class EtcdCoordinator:
         return self._history.seen
 
     def get(self, key: str) -> Entry | None:
-        request = rpc.RangeRequest(key=key.encode())
-        reply = self._ask(lambda connection, timeout_s: connection.kv.Range(request, timeout=timeout_s))
+        reply = self._ask(lambda connection: connection.kv.Range, rpc.RangeRequest(key=key.encode()))
         return _entry(reply.kvs[0]) if reply.kvs else None
 
     def list(self, prefix: str) -> Listing:
         start, end = _range(prefix)
-        request = rpc.RangeRequest(key=start, range_end=end)
-        reply = self._ask(lambda connection, timeout_s: connection.kv.Range(request, timeout=timeout_s))
+        reply = self._ask(lambda connection: connection.kv.Range, rpc.RangeRequest(key=start, range_end=end))
         return Listing(tuple(_entry(kv) for kv in reply.kvs), reply.header.revision)
 
     def transact(self, when: Sequence[Condition], then: Sequence[Operation]) -> TransactionResult:
         request, keys = _transaction(when, then)
-        reply = self._ask(
-            lambda connection, timeout_s: connection.kv.Txn(request, timeout=timeout_s), is_repeatable=False
-        )
+        reply = self._ask(lambda connection: connection.kv.Txn, request, is_repeatable=False)
         entries: dict[str, Entry | None] = {}
         if not reply.succeeded:
             for key, response in zip(keys, reply.responses, strict=True):
@@ -127,15 +125,12 @@ class EtcdCoordinator:
         return TransactionResult(reply.succeeded, reply.header.revision, entries)
 
     def grant(self, ttl_s: float) -> EtcdLease:
-        request = rpc.LeaseGrantRequest(TTL=math.ceil(ttl_s))
-        reply = self._ask(lambda connection, timeout_s: connection.lease.LeaseGrant(request, timeout=timeout_s))
+        reply = self._ask(lambda connection: connection.lease.LeaseGrant, rpc.LeaseGrantRequest(TTL=math.ceil(ttl_s)))
         return EtcdLease(reply.ID, float(reply.TTL), self._ask, self._timeout_s)
 
     def lease_ttl_s(self, lease_id: int) -> float | None:
         request = rpc.LeaseTimeToLiveRequest(ID=lease_id)
-        reply = self._ask(
-            lambda connection, timeout_s: connection.lease.LeaseTimeToLive(request, timeout=timeout_s), is_current=False
-        )
+        reply = self._ask(lambda connection: connection.lease.LeaseTimeToLive, request, is_current=False)
         return None if reply.TTL < 0 else float(reply.grantedTTL)
 
     def watch(self, prefix: str, after_revision: int) -> EtcdWatch:
@@ -147,10 +142,9 @@ class EtcdCoordinator:
         return watch
 
     def compact(self) -> None:
-        """Make etcd forget all events up to now. Not part of the port: for who owns this etcd."""
-        revision = self.list("/").revision
-        request = rpc.CompactionRequest(revision=revision, physical=True)
-        self._ask(lambda connection, timeout_s: connection.kv.Compact(request, timeout=timeout_s))
+        """Make etcd forget all events up to now. Not part of the port: only the owner of this etcd may do so."""
+        request = rpc.CompactionRequest(revision=self.list("/").revision, physical=True)
+        self._ask(lambda connection: connection.kv.Compact, request)
 
     def close(self) -> None:
         with self._lock:
@@ -169,7 +163,13 @@ class EtcdCoordinator:
             self._watches.discard(watch)
 
     def _ask(
-        self, send: _Send, timeout_s: float | None = None, *, is_repeatable: bool = True, is_current: bool = True
+        self,
+        method: _Method,
+        request: Any,
+        timeout_s: float | None = None,
+        *,
+        is_repeatable: bool = True,
+        is_current: bool = True,
     ) -> Any:
         """Send to the endpoint that answered last, and to the next ones as long as nothing can have happened.
 
@@ -183,7 +183,7 @@ class EtcdCoordinator:
             index, connection = self._connection()
             before = self._history.require()
             try:
-                reply = send(connection, max(deadline - self._clock.now(), 0.001))
+                reply = method(connection)(request, timeout=max(deadline - self._clock.now(), 0.001))
             except grpc.RpcError as error:
                 if _is_trouble(error):
                     self._turn_away(index, connection, is_stuck=error.code() is grpc.StatusCode.DEADLINE_EXCEEDED)
@@ -247,39 +247,20 @@ class EtcdLease:
     """See ``ports.Lease``."""
 
     def __init__(self, lease_id: int, ttl_s: float, ask: Callable[..., Any], timeout_s: float) -> None:
-        self._id = lease_id
-        self._ttl_s = ttl_s
+        self.id = lease_id
+        self.ttl_s = ttl_s
         self._ask = ask
         self._timeout_s = timeout_s
 
-    @property
-    def id(self) -> int:
-        return self._id
-
-    @property
-    def ttl_s(self) -> float:
-        return self._ttl_s
-
     def renew(self) -> None:
-        timeout_s = min(self._timeout_s, max(self._ttl_s / 4, _RENEWAL_FLOOR_S))
-        if self._ask(self._keep_alive, timeout_s, is_current=False).TTL <= 0:
-            raise LeaseLostError(f"lease {self._id:x} has ended")
-
-    def _keep_alive(self, connection: _Connection, timeout_s: float) -> Any:
-        stream = connection.lease.LeaseKeepAlive(iter((rpc.LeaseKeepAliveRequest(ID=self._id),)), timeout=timeout_s)
-        try:
-            for reply in stream:
-                return reply
-        finally:
-            stream.cancel()
-        raise UnavailableError("etcd ended the renewal of a lease without an answer")
+        timeout_s = min(self._timeout_s, max(self.ttl_s / 4, _RENEWAL_FLOOR_S))
+        request = rpc.LeaseKeepAliveRequest(ID=self.id)
+        if self._ask(lambda connection: connection.keep_alive, request, timeout_s, is_current=False).TTL <= 0:
+            raise LeaseLostError(f"lease {self.id:x} has ended")
 
     def revoke(self) -> None:
-        request = rpc.LeaseRevokeRequest(ID=self._id)
-        try:
-            self._ask(lambda connection, timeout_s: connection.lease.LeaseRevoke(request, timeout=timeout_s))
-        except LeaseLostError:
-            return
+        with contextlib.suppress(LeaseLostError):
+            self._ask(lambda connection: connection.lease.LeaseRevoke, rpc.LeaseRevokeRequest(ID=self.id))
 
 
 class EtcdWatch:
@@ -346,13 +327,13 @@ class EtcdWatch:
         self._on_close(self)
 
     def _due(self) -> float:
-        """When ``_supervise`` has to look again."""
+        """Return the time of ``_supervise``'s next look."""
         if self._stream is None:
             return self._reopen_at
         return self._heard_at + _QUIET_S if self._probed_at is None else self._probed_at + self._timeout_s
 
     def _supervise(self, now: float) -> _Stream | None:
-        """Open, probe or give up the stream, whichever is due; returns a stream that is to be closed."""
+        """Open, probe or give up the stream, whichever is due. Returns a stream for the caller to close, or None."""
         if now < self._due():
             return None
         if self._stream is None:
@@ -460,18 +441,28 @@ class _Connection:
         self.lease = rpc.LeaseStub(self._channel)
         self.watch = rpc.WatchStub(self._channel)
 
+    def keep_alive(self, request: Any, timeout: float) -> Any:
+        """Renew a lease once, by a stream of one request."""
+        stream = self.lease.LeaseKeepAlive(iter((request,)), timeout=timeout)
+        try:
+            for reply in stream:
+                return reply
+        finally:
+            stream.cancel()
+        raise UnavailableError("etcd ended the renewal of a lease without an answer")
+
     def close(self) -> None:
         self._channel.close()
 
 
 def _range(prefix: str) -> tuple[bytes, bytes]:
-    """First key and end of all keys that start with ``prefix``."""
+    """Return the first key and the end of all keys that start with ``prefix``."""
     start = prefix.encode()
     return (start, start[:-1] + bytes((start[-1] + 1,))) if start else (b"\0", b"\0")
 
 
 def _transaction(when: Sequence[Condition], then: Sequence[Operation]) -> tuple[Any, tuple[str, ...]]:
-    """The request, and the keys whose entries a refusal returns, in order."""
+    """Return the request, and the keys whose entries a refusal returns, in order."""
     if len(when) > OPERATIONS_LIMIT or len(then) > OPERATIONS_LIMIT:
         raise UsageError(f"a transaction has at most {OPERATIONS_LIMIT} conditions and as many operations: split it")
     keys = tuple(dict.fromkeys(condition.key for condition in when))

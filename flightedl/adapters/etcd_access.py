@@ -1,12 +1,12 @@
-"""How etcd is reached: where it is, and by what this process proves that it may come in.
+"""Address of etcd, and the credentials of this process.
 
-* Without anything: plain text, for an etcd on loopback or in a network that only the job can reach.
-* With a directory of certificates: TLS, and the certificate in it as this process's own. etcd with
-  ``--client-cert-auth`` and authentication takes the certificate's common name as the user.
-* With a user and a file that holds the password, over TLS: the password is exchanged for a token, again whenever etcd
-  does not know the token any more, as after a restart.
+* Without credentials: plain text, for an etcd on loopback or in a network that only the job can reach.
+* With a directory of certificates: TLS, with this process's certificate. etcd with ``--client-cert-auth`` and
+  authentication takes the certificate's common name as the user.
+* With a user and a password file, over TLS: the password is exchanged for a token, again whenever etcd does not know
+  the token any more, as after a restart.
 
-Files are read for each new connection, so what was renewed is used without a restart.
+Files are read for each new connection, so renewed files are used without a restart.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class EtcdAccess:
 
     Attributes:
         endpoints: ``host:port``, several separated by commas.
-        tls_dir: Directory with ca.pem, cert.pem and key.pem; empty: plain text.
-        user: Who comes in by a password; empty: nobody.
-        password_file: Holds the user's password.
+        tls_dir: Directory with ca.pem, cert.pem and key.pem. Empty: plain text.
+        user: Name of a user with a password, or empty.
+        password_file: File with the user's password.
     """
 
     endpoints: str
@@ -39,7 +39,7 @@ class EtcdAccess:
 
     @classmethod
     def of(cls, chosen: CommonSettings) -> Self:
-        """As the settings say."""
+        """Return the access that the settings describe."""
         return cls(chosen.etcd, chosen.etcd_tls_dir, chosen.etcd_user, chosen.etcd_password_file)
 
     @property
@@ -48,19 +48,19 @@ class EtcdAccess:
         return tuple(part.strip() for part in self.endpoints.split(",") if part.strip())
 
     def channel(self, endpoint: str, timeout_s: float) -> Any:
-        """A gRPC channel to one endpoint, not shared with any other, whose calls come in as this process.
+        """Return a gRPC channel of its own to one endpoint, with this process's credentials.
 
         Raises:
             UsageError: a file cannot be read; names it.
         """
-        # A launcher says how etcd is reached long before it asks it.
+        # Imported late: a launcher makes the access long before it calls etcd.
         import grpc  # type: ignore[import-untyped]
 
         options = (
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.initial_reconnect_backoff_ms", 50),
             ("grpc.max_reconnect_backoff_ms", 500),
-            # Connecting is given up before the call is, so that the call's error says that nothing was sent.
+            # Connecting times out before the call does, so that the call's error says that nothing was sent.
             ("grpc.min_reconnect_backoff_ms", int(timeout_s * 500)),
             ("grpc.max_receive_message_length", _REPLY_LIMIT_BYTES),
             ("grpc.enable_http_proxy", 0),

@@ -1,4 +1,4 @@
-"""Tokens by which calls to etcd prove whose they are, of a user who comes in by a password (see ``etcd_access``)."""
+"""Tokens that authenticate calls to etcd of a user with a password (see ``etcd_access``)."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class _Details(
 
 
 class WithToken(grpc.UnaryUnaryClientInterceptor, grpc.StreamStreamClientInterceptor):  # type: ignore[misc]
-    """Adds the token to each call; asks for one at the first, and after one was refused.
+    """Adds the token to each call. Requests one at the first call, and after one was refused.
 
     Args:
-        channel: By which a token is asked for.
-        user: Whose it is.
-        password: Of the user.
-        timeout_s: For each such call.
+        channel: Channel for requests of tokens.
+        user: Name of the user.
+        password: Password of the user.
+        timeout_s: Time limit of each such request.
     """
 
     def __init__(self, channel: Any, user: str, password: str, timeout_s: float) -> None:
@@ -68,7 +68,7 @@ class WithToken(grpc.UnaryUnaryClientInterceptor, grpc.StreamStreamClientInterce
 
 
 def _is_token_refused(error: Any) -> bool:
-    """Refused before anything was done: asking again with another token is safe."""
+    """True if etcd refused a token before it did anything, so that a retry with another token is safe."""
     if not isinstance(error, grpc.RpcError):
         return False
     code, details = error.code(), error.details() or ""

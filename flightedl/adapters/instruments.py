@@ -16,9 +16,9 @@ class PrometheusInstruments:
     """See ``ports.Instruments``.
 
     Args:
-        registry: Where a page finds them.
-        labels: Of all figures: the job, and which process this is.
-        measures: All that will be taken; others are passed over.
+        registry: Registry of the page that shows them.
+        labels: Labels of all figures: the job, and the process's name.
+        measures: All measures to take; others are ignored.
     """
 
     def __init__(self, registry: CollectorRegistry, labels: Mapping[str, str], measures: Iterable[Measure]) -> None:

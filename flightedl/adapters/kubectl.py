@@ -1,10 +1,9 @@
-"""A cluster by ``kubectl``: whatever reaches it from a shell reaches it from here.
+"""A cluster by ``kubectl``: a cluster that a shell can reach can be reached from here.
 
-Kubeconfig files, contexts, plugins that log in, and a pod's own account all are kubectl's business, and it is kept in
-step with clusters by those who make them. So there is no client library, and nothing to install but what everybody who
-uses a cluster has.
+kubectl handles kubeconfig files, contexts, login plugins and a pod's own account, and its makers keep it in step with
+clusters. So there is no client library, and nothing to install but a program that every user of a cluster has.
 
-What kubectl says on its standard error is mapped to errors of ours by the reason of the API's answer.
+The reason in the API's answer, on kubectl's standard error, maps an error to one of ours.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _ERRORS: Mapping[str, type[FlightedlError]] = {
     "AlreadyExists": UsageError,
     "Conflict": UsageError,
 }
-#: Parts of kubectl's messages without a reason, which mean that something has to be changed.
+#: Parts of kubectl's messages without a reason that mean that the user has to change something.
 _OURS = re.compile(
     r"strict decoding error|no context exists|unknown flag|unable to recognize|no matches for kind|\" is invalid: "
     r"|error validating|error parsing|failed to create typed|admission webhook .* denied|doesn't have a resource type"
@@ -82,8 +81,8 @@ class Kubectl:
     """See ``ports.Cluster``.
 
     Args:
-        namespace: Empty: that of the context.
-        context: Of the kubeconfig; empty: the current one.
+        namespace: Namespace; empty for that of the context.
+        context: Context of the kubeconfig; empty for the current one.
         run: Runs kubectl.
     """
 
@@ -159,6 +158,6 @@ def _error(said: str) -> FlightedlError:
 
 
 def _in_one_line(said: str) -> str:
-    """The error on one line, without the warnings before it."""
+    """Return the error on one line, without the warnings before it."""
     lines = [line.strip() for line in said.splitlines() if line.strip() and not _CHATTER.match(line)]
     return " ".join(lines)[:_LONGEST_ERROR] if lines else "kubectl says nothing"

@@ -70,7 +70,7 @@ class PatientFiles:
 
     @property
     def trouble(self) -> str:
-        """Why the store cannot be read at the moment; empty if it can."""
+        """Reason why the store cannot be read at the moment. Empty if it can."""
         return self._persist.trouble
 
     def expand(self, patterns: Sequence[str], *, may_be_empty: bool = False) -> tuple[FileStat, ...]:

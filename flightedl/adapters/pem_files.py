@@ -1,4 +1,4 @@
-"""The files by which a process proves what it is, to servers of the job and to etcd: authority, certificate, key."""
+"""The files that authenticate a process to servers of the job and to etcd: authorities, certificate, key."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from pathlib import Path
 
 from flightedl.errors import UsageError
 
-#: What makes up a directory of credentials: the authorities, the certificate, its key.
+#: Files of a directory of credentials: the authorities, the certificate, its key.
 FILES = ("ca.pem", "cert.pem", "key.pem")
 
 
 def read_file(path: Path, setting: str) -> bytes:
-    """The content of a file.
+    """Return the content of a file.
 
     Raises:
-        UsageError: it cannot be read; names it, and the setting that says where it is.
+        UsageError: it cannot be read; names the file and its setting.
     """
     try:
         return path.read_bytes()

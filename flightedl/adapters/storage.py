@@ -42,10 +42,10 @@ CONNECT_TIMEOUT_S = 3.0
 READ_TIMEOUT_S = 30.0
 
 _READ_BLOCK_BYTES = 16 << 20
-#: How often a file is read anew that was replaced meanwhile.
+#: Attempts to read a file that is replaced meanwhile.
 _REPLACED_TRIES = 10
 _TEMPORARY_END = ".partial"
-#: How names of files begin that wildcards leave out.
+#: First characters of file names that wildcards leave out.
 _NO_DATA = ("_", ".")
 _MAGIC = re.compile(r"[*?\[]")
 _S3_CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for every process of the job"
@@ -95,7 +95,7 @@ class FsspecStorage:
         return found
 
     def _read(self, name: str, offset: int, length: int | None) -> bytes:
-        """Up to ``length`` bytes of one version of the file; all when None."""
+        """Return up to ``length`` bytes of one version of the file, or all of it."""
         for _ in range(_REPLACED_TRIES):
             try:
                 with self._explained(name), _opened(self._fs, self._path(name), **self._reading()) as file:
@@ -149,7 +149,7 @@ class FsspecStorage:
         return size_bytes
 
     def _write_all(self, name: str, file: BinaryIO, parts: Iterable[bytes | memoryview]) -> int:
-        """Write the parts; what the iterable itself raises goes to the caller as it is."""
+        """Write the parts. Errors of the iterable itself reach the caller unchanged."""
         size_bytes = 0
         for part in parts:
             with self._explained(name):
@@ -179,7 +179,7 @@ class FsspecStorage:
                 self._remove_empty_directories(Path(self._path(name)))
 
     def _remove_empty_directories(self, path: Path) -> None:
-        """Directories are made for files, and go with the last one; elsewhere there are none."""
+        """Remove the directories that were made for a file, if it was the last one in them."""
         root = Path(self._root)
         for directory in path.parents:
             if root not in (directory, *directory.parents):
@@ -195,7 +195,7 @@ class FsspecStorage:
         return f"{self._root}/{name}" if name else self._root
 
     def _reading(self) -> dict[str, Any]:
-        """One request for each block that is read, instead of guessing ahead."""
+        """Options that make one request for each block, without reading ahead."""
         return {} if self._is_local else {"cache_type": "none"}
 
     @contextlib.contextmanager
@@ -256,7 +256,7 @@ class FsspecFiles:
 
 
 def without_credentials(url: str) -> str:
-    """The URL without user, password, query and fragment; a plain path as it is."""
+    """Return a URL without user, password, query and fragment, and a plain path unchanged."""
     if "://" not in url:
         return url
     parts = urlsplit(url)
@@ -285,14 +285,14 @@ def _file_system(url: str) -> tuple[Any, str]:
 
 
 def _opened(fs: Any, path: str, **options: Any) -> BinaryIO:
-    """Open for reading. fsspec's memory hands the same file object to all its readers: they get a copy each."""
+    """Open for reading. fsspec's memory returns the same file object to all readers, so they get a copy each."""
     if isinstance(fs, MemoryFileSystem):
         return io.BytesIO(fs.cat_file(path))
     return cast("BinaryIO", fs.open(path, "rb", **options))
 
 
 def _opened_in_new_directory(path: Path) -> BinaryIO:
-    """Open for writing, in a directory that is made if need be; ``delete`` may remove it just before, once."""
+    """Open for writing, in a directory that is made if it is missing. ``delete`` may remove it in between, once."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except FileNotFoundError:  # Such as below /proc, where nobody can make anything.

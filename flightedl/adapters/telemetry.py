@@ -1,8 +1,8 @@
 """Spans and log records for OpenTelemetry, by its own SDK, which is an extra.
 
-What is sent where is said by OpenTelemetry's own variables (``OTEL_EXPORTER_OTLP_ENDPOINT``, ``OTEL_TRACES_SAMPLER``,
-``OTEL_RESOURCE_ATTRIBUTES`` and so on); ours only say that it is sent at all. Exporting is the SDK's business, on a
-thread of its own: a collector that is not there costs no step any time.
+OpenTelemetry's own variables (``OTEL_EXPORTER_OTLP_ENDPOINT``, ``OTEL_TRACES_SAMPLER``, ``OTEL_RESOURCE_ATTRIBUTES``
+and so on) configure what is sent where; our setting only turns it on. The SDK exports on a thread of its own, so a
+missing collector delays no step.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class OpenTelemetryTracer:
         #: Nanoseconds since 1970 at the beginning of the process's clock.
         self._zero_ns = int((clock.wall_time() - clock.now()) * 1e9)
         self._lock = threading.Lock()
-        #: Name -> (key, span) of those that last.
+        #: Name -> (key, span) of lasting spans.
         self._lasting: dict[str, tuple[int, Any]] = {}
 
     @contextlib.contextmanager
@@ -116,7 +116,7 @@ class OpenTelemetryTracer:
 
 @contextlib.contextmanager
 def telemetry(chosen: CommonSettings, role: str, clock: Clock) -> Iterator[None]:
-    """Inside, spans and log records of this process are sent to a collector, if the settings want it.
+    """Send spans and log records of this process to a collector inside the block, if the settings want it.
 
     Raises:
         UsageError: a library is missing.

@@ -1,6 +1,9 @@
 """State that processes share through etcd: the key layout, keys held with a lease, addresses of processes.
 
-``keys`` names the keys, ``records`` their values, ``keeper`` holds a key for as long as this process may act under it,
-``lives`` lets revisions rise on when etcd has gone back, ``directory`` follows the others. ``process`` is what master
-and pserver processes have in common, ``checkpoint_places`` says where the checkpoints of a job lie.
+* ``keys``: the keys. ``records``: their values.
+* ``keeper``: a key that this process holds, for as long as it may act under it.
+* ``lives``: revisions that go on rising when etcd has gone back.
+* ``directory``: a copy of the other processes' keys that follows etcd.
+* ``process``: the common part of master and pserver processes.
+* ``checkpoint_places``: the storage of a job's checkpoints, and of exported models.
 """

@@ -21,7 +21,7 @@ from flightedl.ports import Storage
 
 
 def job_storage(url: str, job: str) -> Storage | None:
-    """The storage of a job; None: it keeps no checkpoints.
+    """Return the storage of a job, or None if it keeps no checkpoints.
 
     Raises:
         UsageError: the URL cannot be used.
@@ -36,14 +36,14 @@ def write_model(
     parameters: Parameters,
     require: Callable[[], None] = lambda: None,
 ) -> str:
-    """Write parameters to one file, whole or not at all; where it is, without credentials.
+    """Write parameters to one file, whole or not at all. Returns its URL without credentials.
 
     Args:
-        output: Its path or URL.
+        output: Path or URL of the file.
         kind: "safetensors", "npz" or "arrow"; empty: by the file's name.
-        specs: What ``parameters`` brings.
+        specs: The specs of ``parameters``.
         parameters: Taken one by one.
-        require: Called before the file appears; what it raises leaves everything as it was.
+        require: Called before the file appears. If it raises, nothing has changed.
 
     Raises:
         UsageError: the format is not known, or the URL cannot be used.
@@ -53,7 +53,7 @@ def write_model(
 
 
 def write_file(output: str, parts: Iterable[bytes | memoryview], require: Callable[[], None] = lambda: None) -> str:
-    """Write one file, whole or not at all; where it is, without credentials. As of ``write_model``."""
+    """Write one file, whole or not at all. Returns its URL without credentials. See ``write_model``."""
     folder, _, file = output.rpartition("/")
     target = open_storage(folder or ("/" if output.startswith("/") else "."))
     target.publish(file, parts, require)
@@ -63,7 +63,7 @@ def write_file(output: str, parts: Iterable[bytes | memoryview], require: Callab
 def export_model(
     storage: Storage, manifest: Manifest, output: str, kind: str, require: Callable[[], None] = lambda: None
 ) -> str:
-    """Write a checkpoint's parameters to one file; where it is. ``require``: as of ``write_model``.
+    """Write a checkpoint's parameters to one file, and return its URL. See ``write_model``.
 
     Raises:
         UsageError, UnavailableError: as ``write_model``.
@@ -82,14 +82,14 @@ def export_table(
     has_slots: bool = False,
     require: Callable[[], None] = lambda: None,
 ) -> str:
-    """Write the rows of a checkpoint's table to a Parquet file; where it is. ``require``: as of ``write_model``.
+    """Write the rows of a checkpoint's table to a Parquet file, and return its URL. See ``write_model``.
 
     Raises:
         UsageError: the checkpoint has no such table; or as of ``write_model``.
         UnavailableError: as of ``write_model``.
         CorruptError, NotFoundError: the checkpoint is damaged.
     """
-    # Most jobs export no tables, and what writes Parquet takes a while to import.
+    # Most jobs export no tables, and the writer of Parquet files takes a while to import.
     from flightedl.formats.stored_tables import stored_rows
     from flightedl.formats.table_files import table_file
 
@@ -104,10 +104,10 @@ def export_table(
 
 
 def specs_of(manifest: Manifest) -> list[ParameterSpec]:
-    """The parameters of a checkpoint.
+    """Return the specs of a checkpoint's parameters.
 
     Raises:
-        CorruptError: it has none.
+        CorruptError: it has no parameters.
     """
     declared = decode(manifest.declaration, JobDeclaration).model
     if declared is None:

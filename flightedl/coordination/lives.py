@@ -1,20 +1,20 @@
 """The coordinator as one job sees it: its revisions go on rising when the job is resumed on an etcd that went back.
 
-Theory of operation: the key ``history`` says in which *life* the job is (``domain.recovery.store_history``), and all
-processes of the job add the life's first revision to what etcd says, and take it off what they ask. It is 0 in the
-first life, so only who reads etcd beside a resumed job has to know of it. A revision of an earlier life never holds as
-a condition.
+Theory of operation: the key ``history`` names the *life* of the job (``domain.recovery.store_history``). All processes
+of the job add the life's first revision to the revisions that etcd returns, and subtract it from those that they send.
+It is 0 in the first life, so it matters only to programs that read etcd beside a resumed job. A condition on a revision
+of an earlier life never holds.
 
-A process that finds that etcd has gone back, or that its job has begun another life, is over: everything raises the
-same error from then on, and ``on_over`` is told once.
+A process that finds that etcd has gone back, or that its job has begun another life, is over: all methods raise the
+same error from then on, and ``on_over`` is called once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 import msgspec
 
@@ -38,8 +38,6 @@ from flightedl.ports import (
     Written,
 )
 
-Result = TypeVar("Result")
-
 #: As a condition on an existing key it never holds.
 _NEVER = -1
 
@@ -49,8 +47,8 @@ class JobCoordinator:
 
     Args:
         inner: The coordinator; closed together with this one.
-        keys: The job's.
-        on_over: Told once, by whichever thread finds out, that this process cannot go on. Must not raise.
+        keys: The job's keys.
+        on_over: Called once, by the thread that finds out that this process cannot go on. Must not raise.
     """
 
     def __init__(
@@ -60,12 +58,12 @@ class JobCoordinator:
         self._key = keys.history
         self._on_over = on_over
         self._lock = threading.Lock()
-        #: What is added to etcd's revisions; None: not read yet.
+        #: Revision to add to etcd's revisions; None until it was read.
         self._base: int | None = None
         self._over: FlightedlError | None = None
 
     def look_again(self) -> None:
-        """This process itself has begun another life, and holds nothing of the one before."""
+        """Read the life again, because this process has begun another one and holds nothing of the one before."""
         with self._lock:
             self._base = None
 
@@ -76,58 +74,57 @@ class JobCoordinator:
         return None if seen is None or base is None else Sighting(seen.cluster, seen.revision + base)
 
     def get(self, key: str) -> Entry | None:
-        def act(base: int) -> Entry | None:
+        with self.asking() as base:
             entry = self._inner.get(key)
             return None if entry is None else self.shifted(entry, base)
 
-        return self.do(act)
-
     def list(self, prefix: str) -> Listing:
-        def act(base: int) -> Listing:
+        with self.asking() as base:
             found = self._inner.list(prefix)
             return Listing(tuple(self.shifted(entry, base) for entry in found.entries), found.revision + base)
 
-        return self.do(act)
-
     def transact(self, when: Sequence[Condition], then: Sequence[Operation]) -> TransactionResult:
-        def act(base: int) -> TransactionResult:
+        with self.asking() as base:
             result = self._inner.transact([_unshifted(condition, base) for condition in when], then)
             entries = {
                 key: None if entry is None else self.shifted(entry, base) for key, entry in result.entries.items()
             }
             return TransactionResult(result.committed, result.revision + base, entries)
 
-        return self.do(act)
-
     def grant(self, ttl_s: float) -> Lease:
-        return self.do(lambda _: self._inner.grant(ttl_s))
+        with self.asking():
+            return self._inner.grant(ttl_s)
 
     def lease_ttl_s(self, lease_id: int) -> float | None:
-        return self.do(lambda _: self._inner.lease_ttl_s(lease_id))
+        with self.asking():
+            return self._inner.lease_ttl_s(lease_id)
 
     def watch(self, prefix: str, after_revision: int) -> Watch:
-        def act(base: int) -> Watch:
+        with self.asking() as base:
             return _JobWatch(self, self._inner.watch(prefix, max(after_revision - base, 0)), base)
-
-        return self.do(act)
 
     def close(self) -> None:
         self._inner.close()
 
-    # what watches use, too
+    # used by watches, too
 
-    def do(self, act: Callable[[int], Result]) -> Result:
-        """Ask etcd, unless this process is over."""
+    @contextlib.contextmanager
+    def asking(self) -> Iterator[int]:
+        """Ask etcd inside the block, and add the revision that it yields to those of etcd.
+
+        Raises:
+            RolledBackError, BegunAnewError: this process is over.
+        """
         if self._over is not None:
             raise self._over
         try:
-            return act(self._known_base())
+            yield self._known_base()
         except RolledBackError as error:
             advice = "Stop what is left of this job, and go on from its newest checkpoint with --resume"
             raise self._end(RolledBackError(f"{error}. {advice}")) from None
 
     def shifted(self, entry: Entry, base: int) -> Entry:
-        """An entry of etcd as the job counts. Raises BegunAnewError when it says that another life has begun."""
+        """Return an entry of etcd as the job counts. Raises BegunAnewError if it says that another life has begun."""
         if entry.key == self._key and _base_in(entry) != base:
             raise self._end(BegunAnewError("the job was resumed after etcd had gone back: start this process again"))
         return replace(entry, create_revision=entry.create_revision + base, mod_revision=entry.mod_revision + base)
@@ -158,7 +155,8 @@ class _JobWatch:
         self._base = base
 
     def next(self, timeout_s: float) -> tuple[WatchEvent, ...]:
-        return self._coordinator.do(lambda _: tuple(self._shifted(event) for event in self._inner.next(timeout_s)))
+        with self._coordinator.asking():
+            return tuple(self._shifted(event) for event in self._inner.next(timeout_s))
 
     def close(self) -> None:
         self._inner.close()
@@ -178,7 +176,7 @@ def _unshifted(condition: Condition, base: int) -> Condition:
 
 
 def _own(revision: int, base: int) -> int:
-    """As etcd counts; 0 stays 0: it means that there is no such key."""
+    """Return a revision as etcd counts. 0 stays 0: it means that there is no such key."""
     if not revision:
         return 0
     return revision - base if revision > base else _NEVER

@@ -1,7 +1,7 @@
-"""The values of the keys that name processes, and of the one that says which life of the job this is.
+"""The values of the keys that name processes, and of the key that names the job's life.
 
-JSON; unknown fields are ignored, so that processes of a newer version may join. ``generation`` of a pserver and of a
-trainer is the create_revision of its own key and is filled in by who reads the entry; the master's address carries the
+JSON; unknown fields are ignored, so that processes of a newer version may join. The reader of an entry fills in the
+``generation`` of a pserver or trainer: it is the create_revision of its own key. The master's address carries the
 generation of the lock, which is another key.
 """
 
@@ -20,10 +20,10 @@ class ServerRecord(msgspec.Struct, frozen=True, kw_only=True):
     #: ``host:port``
     address: str
     generation: Natural = 0
-    #: For people: which process this is.
+    #: The process's host, for people.
     name: str = ""
     pid: Natural = 0
-    #: Whether it wants values with checksums, see ``rpc.integrity``.
+    #: Setting of checksums of values, see ``rpc.integrity``.
     integrity: str = "auto"
 
 
@@ -32,16 +32,16 @@ class TrainerRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     generation: Natural = 0
-    #: For people: what its launcher calls it; empty: nobody does.
+    #: Its launcher's name for it, for people; empty if it has none.
     name: str = ""
     host: str = ""
     pid: Natural = 0
 
 
 class HistoryRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """On which etcd the job's state was begun."""
+    """The etcd on which the job's state was begun, and the job's life."""
 
-    #: Revisions of this life count from here, see ``domain.recovery.store_history``.
+    #: Number of the life, see ``domain.recovery.store_history``.
     life: Natural = 0
     #: The id of etcd's cluster, 16 hex digits.
     cluster: str = ""

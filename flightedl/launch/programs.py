@@ -91,7 +91,6 @@ class Programs:
         return settings(kind, **{"etcd": self.etcd_address, "job": self.job, **own, **more})
 
     def master_settings(self, **own: Any) -> MasterSettings:
-        """Return the master's settings."""
         return self.settings(MasterSettings, checkpoint=self.checkpoint, **own)
 
     @property
@@ -101,7 +100,6 @@ class Programs:
 
     @property
     def trainer_count(self) -> int:
-        """Number of trainers to start."""
         return 0 if self.trainers is None else self.trainers.count
 
     def starters(self, children: Children, directory: Path, forks: ForkServer) -> dict[Slot, Starter]:

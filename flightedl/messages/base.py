@@ -22,17 +22,17 @@ from flightedl.messages.decoding import from_json
 Natural = Annotated[int, msgspec.Meta(ge=0)]
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
-#: W3C's traceparent of the span that a request belongs to; empty: of none.
+#: W3C's traceparent of the span that a request belongs to, or empty.
 Traceparent = Annotated[str, msgspec.Meta(max_length=64)]
 Weight = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of what is asked of a server."""
+    """Base of requests to a server."""
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of what a server answers, and of what lies in etcd."""
+    """Base of a server's replies, and of values in etcd."""
 
 
 class Sender(Request, frozen=True, kw_only=True):
@@ -55,7 +55,7 @@ class SenderOfJob(Sender, frozen=True, kw_only=True):
 
 
 class OfPlan(Request, frozen=True, kw_only=True):
-    """About the blocks of a pserver: refused as fenced where the shard plan is another one."""
+    """A request about the blocks of a pserver, which refuses it as fenced if its shard plan is another one."""
 
     plan_hash: Name
 
@@ -64,15 +64,15 @@ Message = TypeVar("Message", bound=msgspec.Struct)
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """JSON bytes of a message."""
+    """Encode a message as JSON."""
     return msgspec.json.encode(message)
 
 
 def decode(data: bytes, kind: type[Message]) -> Message:
-    """The message in ``data``.
+    """Decode a message.
 
     Raises:
-        MessageError: not JSON, or not of this kind; says which field.
+        MessageError: ``data`` is not JSON, or not of this kind; names the field.
     """
     try:
         return from_json(data, kind)

@@ -1,9 +1,9 @@
 """Decoding that threads may begin together.
 
-msgspec looks at a type's fields when it is used for the first time, and has the result in place before it is complete:
-a second thread that decodes the same type meanwhile reads what is not there, and the process dies by SIGSEGV. Resolving
-annotations runs Python code, so that the other thread gets its turn. Here one thread at a time makes decoders; they are
-kept, and every thread may use them.
+msgspec looks at a type's fields when it is used for the first time, and stores the result before it is complete: a
+second thread that decodes the same type meanwhile reads uninitialized memory, and the process dies by SIGSEGV.
+Resolving annotations runs Python code, so that the other thread gets its turn. Here one thread at a time makes
+decoders; they are kept, and every thread may use them.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _of_msgpack: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
 
 
 def made_alone(make: Callable[[], Value]) -> Value:
-    """What a call gives that makes decoders, or uses a type for the first time; no other thread does that meanwhile."""
+    """Call a function that makes decoders, or uses a type for the first time, while no other thread does so."""
     with _making:
         return make()
 
 
 def builtins_from_json(data: bytes | str | msgspec.Raw) -> Any:
-    """As dicts, lists and texts. Raises as ``msgspec.json.decode`` does."""
+    """Decode JSON to dicts, lists and texts. Raises as ``msgspec.json.decode`` does."""
     return _of_anything.decode(data)
 
 
 def from_json(data: bytes | str | msgspec.Raw, kind: type[Value]) -> Value:
-    """The value of a type in JSON. Raises as ``msgspec.json.decode`` does."""
+    """Decode JSON to a value of a type. Raises as ``msgspec.json.decode`` does."""
     decoder = _of_json.get(kind)
     if decoder is None:
         decoder = _of_json[kind] = made_alone(lambda: msgspec.json.Decoder(kind))
@@ -43,7 +43,7 @@ def from_json(data: bytes | str | msgspec.Raw, kind: type[Value]) -> Value:
 
 
 def from_msgpack(data: bytes, kind: type[Value]) -> Value:
-    """The value of a type in MessagePack. Raises as ``msgspec.msgpack.decode`` does."""
+    """Decode MessagePack to a value of a type. Raises as ``msgspec.msgpack.decode`` does."""
     decoder = _of_msgpack.get(kind)
     if decoder is None:
         decoder = _of_msgpack[kind] = made_alone(lambda: msgspec.msgpack.Decoder(kind))

@@ -1,18 +1,17 @@
-"""Health of a process, whatever it serves: each module buys one thing, and says what it costs.
+"""Health of a process, independent of its role. Each module documents its benefit and its cost.
 
 * ``tuning``: settings of allocator, gRPC and scheduler that make Flight fast.
 * ``importing``: a quicker start, by imports without garbage collection.
 * ``background``: work on a thread of its own whose end is always reported.
 * ``fork_guard``: a clear error instead of a deadlock after a fork.
-* ``ending``: the end of a process, without what of the interpreter threads of gRPC can stop for ever.
-* ``socket_abort``: connections to a server that is gone end at once, not after minutes.
-* ``free_memory``: what strangers' messages took is given back. ``startup_memory``: what only the start needed is.
+* ``ending``: the end of a process, without the interpreter's steps that threads of gRPC can block for ever.
+* ``socket_abort``: an immediate end of connections to a dead server.
+* ``free_memory``: memory of strangers' messages, given back. ``startup_memory``: memory of the start, given back.
 * ``shared_memory``: memory that another process of the host maps, without a name that could be left.
-* ``fence``: the order of what both do there.
-* ``metrics_page``: figures for Prometheus, read when they are asked for.
-* ``host``: what it knows of itself and its machine. ``stacks``: where its threads stand, told by itself.
+* ``fence``: the order of both processes' accesses to it.
+* ``host``: facts about the process and its machine. ``stacks``: stacks of its threads.
 * ``tracing``: spans of steps, tasks, checkpoints and recoveries, across processes.
 * ``log_format``: a log for people or for programs.
-* ``http_page``: the small HTTP server of all pages.
-* ``health_page``: whether a server has started, is alive and ready, for the probes of a cluster.
+* ``http_page``: the small HTTP server of all pages. ``metrics_page``: figures for Prometheus. ``health_page``: answers
+  to the probes of a cluster.
 """

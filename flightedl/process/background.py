@@ -1,4 +1,4 @@
-"""Work on a thread of its own whose end is always reported, whatever it is."""
+"""Work on a thread of its own whose end is always reported."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Result = TypeVar("Result")
 class Background(Generic[Result]):
     """One piece of work, which begins at once.
 
-    An error that is none of this package's is logged and becomes an InternalError.
+    An error that is no FlightedlError is logged and becomes an InternalError.
 
     Args:
-        what: Names the work, and its thread.
+        what: Name of the work, and of its thread.
         work: Returns the result.
         ended: Called on the thread with the result or the error, before ``result`` returns either.
     """
@@ -36,7 +36,7 @@ class Background(Generic[Result]):
 
     @property
     def error(self) -> FlightedlError | None:
-        """The error that ended the work; None if there is none yet."""
+        """The error that ended the work, or None."""
         if self._has_ended.is_set() and isinstance(self._outcome, FlightedlError):
             return self._outcome
         return None

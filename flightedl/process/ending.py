@@ -1,7 +1,8 @@
 """The end of a process without the interpreter's last steps.
 
-In these, threads of gRPC, and one that compiles or loads, are stopped wherever they are. One that holds a lock then
-would keep the process for ever; another one can crash it, and a crash is told and counted although nothing was lost.
+These steps stop threads of gRPC, and threads that compile or load, wherever they are. A stopped thread that holds a
+lock would block the process for ever; another one can crash it, and the crash would be reported although nothing was
+lost.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ def code_of(ended: SystemExit) -> int:
 
 
 def end_process(code: int) -> NoReturn:
-    """End as the interpreter does, as far as that is the program's: its threads, and what it registered."""
+    """End the process after its threads have ended and its exit functions have run."""
     threading._shutdown()  # type: ignore[attr-defined] # noqa: SLF001 - waits for threads that are not daemons
     atexit._run_exitfuncs()  # noqa: SLF001 - as ``os._exit`` leaves them out
     end_at_once(code)
 
 
 def end_at_once(code: int) -> NoReturn:
-    """End when all is done that was to be done, whatever threads still do: only what was printed is kept."""
+    """End the process whatever its threads still do. Only its output is flushed."""
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):

@@ -1,11 +1,11 @@
-"""Order between what two processes see of memory that both map: what came before a fence is not seen after it.
+"""Memory fences for two processes that map the same memory: accesses before a fence stay before it.
 
-Processors reorder what a thread reads and writes. x86 keeps reads in order among reads, writes among writes, and no
-write overtakes a read; that is all that is asked for here, so nothing has to be done there. Others, such as ARM, keep
-none of it without an instruction, which Python has no name for: it is compiled by llvmlite, which numba brings along.
-That takes 66 MiB and some tenths of a second, which trainers on x86 so do without.
+Processors reorder the reads and writes of a thread. x86 keeps reads in order among reads, writes among writes, and no
+write overtakes a read; no more is needed here, so the fence of x86 does nothing. Others, such as ARM, need an
+instruction that Python has no name for. llvmlite, which numba brings along, compiles it. That takes 66 MiB and some
+tenths of a second, which trainers on x86 save.
 
-No order is needed between a message and what was written before it left: sockets have locks, which are fences.
+A message and the writes before it need no fence: sockets have locks, which are fences.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from flightedl.errors import UnavailableError
 Fence = Callable[[], None]
 
 _ORDERED = frozenset({"x86_64", "AMD64"})
-#: In the words of LLVM, which makes of it what each processor has.
+#: LLVM's assembly language, which it compiles for each processor.
 SOURCE = "define void @fence() {\n  fence seq_cst\n  ret void\n}\n"
 
 
 @functools.cache
 def memory_fence() -> Fence:
-    """What to call between two accesses.
+    """Return the function to call between two accesses.
 
     Raises:
         UnavailableError: this system has none, so it cannot share memory.
@@ -38,7 +38,7 @@ def memory_fence() -> Fence:
 
 @functools.cache
 def compiled_fence() -> Fence:
-    """The instruction of this processor. It orders everything.
+    """Return a function with this processor's instruction, which orders all accesses.
 
     Raises:
         UnavailableError: nothing can be compiled here.

@@ -1,12 +1,11 @@
 """Refuses to use Flight in a forked child: gRPC's threads do not exist there, and the first call would hang for ever.
 
-A process that made a server or a client must start children with the *spawn* method. The guard can't keep anybody from
-forking, and it can't mend the parent; it turns the child's silent hang into one clear error. Children of ``subprocess``
-are not forks in this sense (they execute another program at once) and are not affected.
+A process that made a server or a client must start children with the *spawn* method. The guard cannot prevent a fork,
+and it cannot repair the parent; it turns the child's silent hang into one clear error. Children of ``subprocess`` are
+not forks in this sense (they execute another program at once) and are not affected.
 
-A child that is forked all the same never runs the destructors of inherited servers and clients, nor what pyarrow
-does to servers at exit, which would hang, too: the guard keeps one reference of each for good and calls their
-finalizers off.
+A child that is forked all the same must not run the destructors of inherited servers and clients, nor pyarrow's
+finalizers of servers at exit, which would hang, too: the guard keeps one reference of each and detaches the finalizers.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ class ForkGuard:
         os.register_at_fork(after_in_child=self._after_fork_in_child)
 
     def register(self, user: object) -> None:
-        """Note a server or client of pyarrow's, which has threads of gRPC's."""
+        """Note a server or client of pyarrow, which has threads of gRPC."""
         self._used.add(user)
 
     def check(self) -> None:
-        """UsageError in a process that was forked after Flight was first used."""
+        """Raise UsageError in a process that was forked after Flight was first used."""
         if self._is_forked:
             raise UsageError(_MESSAGE)
 

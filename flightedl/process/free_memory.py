@@ -1,8 +1,8 @@
-"""Gives freed memory back to the system, where the allocator is tuned to keep it (``tuning``).
+"""Gives freed memory back to the system, which the tuned allocator keeps otherwise (``tuning``).
 
-A request is in memory as a whole, several times over, before a server can look at who sends it and how long it is; gRPC
-has no limit that Python could set. So a stranger's message of 100 MB, refused as it is, would leave a server 350 MB
-larger for good. What is kept for the messages of a job is given back with it, and comes again with the next ones.
+A request is in memory as a whole, several times over, before a server can check its sender and its length; gRPC has no
+limit that Python could set. A stranger's message of 100 MB, although it is refused, would leave a server 350 MB larger
+for good. Memory that is kept for the job's messages is given back, too, and is allocated again with the next ones.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Mallinfo(ctypes.Structure):
 
 
 def give_back(kept_bytes: int) -> bool:
-    """Give back what is freed, if that is more than ``kept_bytes``; False: it is not, or this is not glibc."""
+    """Give freed memory back if it is more than ``kept_bytes``. False if it is not, or if this is not glibc."""
     try:
         library = ctypes.CDLL(None)
         mallinfo, trim = library.mallinfo2, library.malloc_trim

@@ -22,7 +22,7 @@ _PAGE_BYTES = resource.getpagesize()
 
 
 def host_facts() -> HostFacts:
-    """As they are now."""
+    """Return the present facts."""
     return HostFacts(
         version=_version(),
         wall_s=time.time(),
@@ -44,7 +44,7 @@ def _cores() -> int:
 
 
 def _resident_bytes() -> int:
-    """In main memory now; where the system does not tell that, the most that there ever was."""
+    """Return the bytes in main memory, or their maximum so far if the system does not report the present number."""
     try:
         return int(_STATM.read_bytes().split()[1]) * _PAGE_BYTES
     except (OSError, IndexError, ValueError):

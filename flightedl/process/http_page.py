@@ -85,7 +85,7 @@ class HttpPage:
         self._thread.start()
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stop answering."""
         self._server.closing.set()
         self._server.shutdown()
         self._server.server_close()
@@ -142,7 +142,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, _RequestHandler)
 
     def server_bind(self) -> None:
-        """Without the look-up of the host's name in the standard library, which can take seconds."""
+        """Bind without the standard library's look-up of the host's name, which can take seconds."""
         # Connections of a predecessor that the kernel still remembers do not keep the port.
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
@@ -162,7 +162,7 @@ class _Server(ThreadingHTTPServer):
             self._places.release()
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        """In the request's thread, so that a slow handshake keeps nobody else waiting."""
+        """Shake hands in the request's thread, so that a slow handshake delays no other request."""
         if self._context is None:
             super().finish_request(request, client_address)
             return
@@ -171,7 +171,7 @@ class _Server(ThreadingHTTPServer):
             super().finish_request(secured, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A caller that went away, or that is a stranger, is of no interest."""
+        """Ignore callers that went away, and strangers."""
 
 
 def _is_loopback(host: str) -> bool:
@@ -182,7 +182,7 @@ def _is_loopback(host: str) -> bool:
 
 
 class _RequestHandler(BaseHTTPRequestHandler):
-    #: Silence for so long ends a connection.
+    #: Seconds of silence that end a connection.
     timeout = _SILENCE_S
     server: _Server
 
@@ -206,7 +206,7 @@ class _RequestHandler(BaseHTTPRequestHandler):
             self.send_error(503, "too many readers")
 
     def _is_meant(self) -> bool:
-        """True unless a browser on this machine was led here under the name of some site."""
+        """True unless a browser on this machine was directed here under the name of another site."""
         named = urlsplit(f"//{self.headers.get('Host', '')}").hostname
         address = str(self.server.server_address[0])
         return not _is_loopback(address) or named in {None, "localhost"} or _is_loopback(str(named))
@@ -225,8 +225,8 @@ class _RequestHandler(BaseHTTPRequestHandler):
             self.wfile.flush()
 
     def version_string(self) -> str:
-        """Nothing about versions."""
+        """Reveal no versions."""
         return "flightedl"
 
     def log_message(self, *_: Any) -> None:
-        """Probes come every few seconds."""
+        """Log nothing, because probes come every few seconds."""

@@ -1,7 +1,7 @@
 """Imports without garbage collection, and optional packages that are missing.
 
-Garbage collection would take a sixth of a process's start. Modules stay for the life of a process: while they are
-loaded, the collector looks through more and more objects and finds none to free.
+Garbage collection would take a sixth of a process's start: while modules are loaded, the collector looks through more
+and more objects and finds none to free, because modules stay for the life of a process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from flightedl.errors import UsageError
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """No automatic collection inside the block; after it the collector is enabled if it was before."""
+    """Disable automatic collection inside the block."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -29,9 +29,9 @@ def without_collection() -> Iterator[None]:
 
 @contextmanager
 def of_a_server() -> Iterator[None]:
-    """The same, and the collector never looks again at what was loaded: for processes that load all they need at once.
+    """The same, and the collector never looks at the loaded objects again: for processes that load everything at once.
 
-    Not for a trainer: what a user's program has made by then may be garbage later.
+    Not for a trainer: objects that a user's program has made by then may become garbage later.
     """
     with without_collection():
         yield

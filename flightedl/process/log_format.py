@@ -1,7 +1,7 @@
-"""How a server's log is written: a line of text for people, or one JSON object a line for programs.
+"""Formats of a server's log: a line of text for people, or one JSON object a line for programs.
 
-Our sentences end in ``key=value``. As JSON each such value is a field of its own, as it was given, so that nobody has
-to take the sentence apart again.
+Our sentences end in ``key=value``. In JSON each such value is a field of its own, so that no program has to parse the
+sentence.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 class JsonFormatter(logging.Formatter):
-    """One object for each record: time, level, logger, message, the values that are named in it, and an error."""
+    """Formats a record as one object: time, level, logger, message, the values named in it, and an error."""
 
     def format(self, record: logging.LogRecord) -> str:
         at = dt.datetime.fromtimestamp(record.created, dt.UTC)

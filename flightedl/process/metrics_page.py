@@ -1,7 +1,7 @@
-"""The Prometheus page of a server: figures that are read when the page is asked for, beside those that are gathered.
+"""The Prometheus page of a server: figures that are read on request, beside figures that are gathered.
 
-What is read is kept nowhere: a gauge, or the count that the process keeps anyway. What is gathered is in the registry
-that the page is given (see ``ports.Instruments``).
+Figures that are read are gauges, or counts that the process keeps anyway. Gathered figures are in the registry that the
+page gets (see ``ports.Instruments``).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _log = logging.getLogger(__name__)
 class Figure(NamedTuple):
     """One figure, or one for each value of a label."""
 
-    #: For people.
+    #: Description for people.
     told: str
-    #: A value that is not known is left out.
+    #: An unknown value (None) is left out.
     value: float | Mapping[str, float] | None
-    #: Name of the label whose values ``value`` has as keys.
+    #: Name of the label whose values are the keys of ``value``.
     label: str = ""
 
 
@@ -40,9 +40,9 @@ class Metrics(Collector):
     """Figures that Prometheus reads.
 
     Args:
-        labels: Of all figures: the job, and which server this is.
-        read: The figures as they are now.
-        gathered: What is gathered; None: nothing is.
+        labels: Labels of all figures: the job, and the server's name.
+        read: Returns the present figures.
+        gathered: Registry of gathered figures, or None.
     """
 
     def __init__(
@@ -56,12 +56,12 @@ class Metrics(Collector):
         ProcessCollector(registry=self._registry)
 
     def page(self, asked: Asked) -> Answer:
-        """The page, in the format that the reader takes."""
+        """Return the page in the format that the reader accepts."""
         encode, content_type = choose_encoder(asked.accept)
         return Answer(encode(self._registry), content_type)
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: the figures are not known before the page is asked for."""
+        """Describe no figures: they are not known before the page is requested."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:

@@ -1,15 +1,14 @@
 """Ends the connections of peers that neither send nor read.
 
-Flight gives a handler no way out of a read that never returns, and only the *client's* deadline would end it. So the
-server shuts the peer's socket down itself: it finds it among its own descriptors by the two port numbers. The handler's
-read then ends like any other broken-off stream. All calls of that connection end; their clients see a broken
-connection, and try again.
+A Flight handler cannot leave a read that never returns; only the *client's* deadline would end it. So the server shuts
+the peer's socket down itself, which it finds among its own descriptors by the two port numbers. The handler's read then
+ends like any other broken stream. All calls of that connection end; their clients see a broken connection and retry.
 
-The same the other way round: a client whose server is known to be replaced, and may be frozen, ends its calls to it by
-shutting down the sockets whose peer has the server's address (``abort_calls_to``).
+A client does the same to a server that was replaced, and may be frozen: it ends its calls by shutting down the sockets
+whose peer has the server's address (``abort_calls_to``).
 
-Works where the descriptors of a process are listed in a directory (Linux, macOS); elsewhere nothing is severed, and
-calls end by their own time limits.
+This works on systems that list the descriptors of a process in a directory (Linux, macOS). On others nothing is
+severed, and calls end by their own time limits.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ _DESCRIPTORS = Path("/dev/fd")
 
 
 def port_of_peer(peer: str) -> int | None:
-    """The port in gRPC's name of a peer, ``ipv4:127.0.0.1:4711`` or ``ipv6:%5B::1%5D:4711``; None for other kinds."""
+    """Return the port in gRPC's name of a peer, such as ``ipv6:%5B::1%5D:4711``. None if it is no IP address."""
     scheme, _, address = unquote(peer).partition(":")
     _, _, port = address.rpartition(":")
     return int(port) if scheme in {"ipv4", "ipv6"} and port.isdecimal() else None
 
 
 def abort_connections(local_port: int, remote_port: int | None = None) -> int:
-    """Shut down the accepted TCP connections of a listening port; returns how many.
+    """Shut down the accepted TCP connections of a listening port, and return their number.
 
     Args:
         local_port: Port of the server.
-        remote_port: Only the connection from this port of the peer; None: all of them.
+        remote_port: Port of the peer whose connection is shut down; None: all connections.
     """
 
     def is_meant(connection: socket.socket) -> bool:
@@ -50,7 +49,7 @@ def abort_connections(local_port: int, remote_port: int | None = None) -> int:
 
 
 def abort_calls_to(address: str) -> int:
-    """Shut down this process's own connections to the server at ``host:port``; returns how many."""
+    """Shut down this process's own connections to the server at ``host:port``, and return their number."""
     host, _, port = address.rpartition(":")
     try:
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
@@ -66,7 +65,7 @@ def abort_calls_to(address: str) -> int:
 
 
 def leave(address: str) -> None:
-    """``abort_calls_to``, without waiting for the name of a host to be looked up: that of a dead one may take long."""
+    """``abort_calls_to`` without waiting for a look-up of the host's name, which may take long if the host is dead."""
     try:
         ipaddress.ip_address(address.rpartition(":")[0].strip("[]"))
     except ValueError:
@@ -76,7 +75,7 @@ def leave(address: str) -> None:
 
 
 def _plain(host: object) -> str:
-    """An IP address without what marks it as mapped to IPv6."""
+    """Return an IP address, as IPv4 if it is mapped to IPv6."""
     address = ipaddress.ip_address(str(host).partition("%")[0])
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return str(mapped or address)

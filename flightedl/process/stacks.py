@@ -1,7 +1,7 @@
 """Stacks of all threads of this process, as a debugger would show them, reported by the process itself.
 
-It needs no right to look into another process, and tells no more than names: of functions, and of files by their last
-two parts. There are no lines of source, no values, no folders.
+Reporting needs no right to look into another process, and contains only names: of functions, and the last two parts of
+file names. There are no lines of source, no values, no folders.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _THREADS_LIMIT = 60
 
 
 def stacks() -> str:
-    """Each thread with its calls, the innermost last; the one that asks comes last of all."""
+    """Return each thread with its calls, the innermost last. The calling thread comes last of all."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     own = threading.get_ident()
     found = sys._current_frames()  # noqa: SLF001 - documented, for exactly this

@@ -1,11 +1,10 @@
 """Gives back the memory of library code that only the start runs: the compiler's, and half of Arrow's and gRPC's.
 
-Together about 90 MB of a pserver, whose memory is counted in arrays of the model. The pages of a library's code are
-those of its file: dropped, they come back by themselves when they are run again, so that a kernel may still be compiled
-later. Linux keeps dropped pages in its cache for as long as it has room. Only mappings of which no page was ever
-written (here, or in a process that this one was forked from) are touched, and only of libraries that are loaded for
-good when this is called: one that is just being loaded is mapped before it is written. Where there is no ``/proc``
-nothing is done.
+It is about 90 MB of a pserver. The pages of a library's code are those of its file: dropped pages come back by
+themselves when they are run again, so a kernel may still be compiled later. Linux keeps dropped pages in its cache for
+as long as it has room. Only mappings of which no page was ever written (here, or in a process that this one was forked
+from) are touched, and only of libraries that are completely loaded: a library that is being loaded is mapped before it
+is written. Without ``/proc`` nothing is done.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from pathlib import Path
 
 _LIBRARIES = ("libllvmlite", "libarrow", "libparquet", "cygrpc")
 _MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) r-[x-]p .*/(?:" + "|".join(_LIBRARIES) + r")[^/]*")
-#: Fields of proc_pid_smaps(5) about pages that are not the file's any more, in its order. After a fork dirty pages are
-#: shared with the parent, so that there is nothing in ``Private_Dirty``.
+#: Fields of proc_pid_smaps(5) about pages that differ from the file, in its order. After a fork dirty pages are shared
+#: with the parent, so ``Private_Dirty`` does not count them.
 _WRITTEN = ("Shared_Dirty:", "Private_Dirty:", "Anonymous:", "Swap:")
 #: From sys/mman.h.
 _MADV_DONTNEED = 4
 
 
 def release_startup_memory() -> int:
-    """Drop the pages of what is loaded and compiled by now; returns the bytes of their mappings."""
+    """Drop the pages of the libraries' code, and return the bytes of their mappings."""
     try:
         smaps = Path("/proc/self/smaps").read_text()
         madvise = ctypes.CDLL(None, use_errno=True).madvise
@@ -37,7 +36,7 @@ def release_startup_memory() -> int:
 
 
 def _clean(smaps: str) -> Iterator[tuple[int, int]]:
-    """Start and stop of the libraries' mappings that are as their files are."""
+    """Yield start and stop of the libraries' mappings that equal their files."""
     found: tuple[int, int] | None = None
     for line in smaps.splitlines():
         if "-" in line.partition(" ")[0]:

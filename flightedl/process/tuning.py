@@ -93,7 +93,7 @@ def leave_out_pandas_and_scipy() -> bool:
 
 
 class _Awaited(MetaPathFinder):
-    """Tells pyarrow of pandas when a program imports it."""
+    """Finder that makes pyarrow notice pandas when a program imports it."""
 
     def find_spec(
         self,
@@ -111,7 +111,7 @@ class _Awaited(MetaPathFinder):
 
 
 class _Telling(Loader):
-    """Loads pandas by its own loader, and then has pyarrow look for it once more."""
+    """Loader that loads pandas by its own loader, and then makes pyarrow look for it again."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader

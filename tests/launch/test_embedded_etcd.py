@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from flightedl.adapters.etcd_program import find_etcd, is_sound
 from flightedl.errors import UnavailableError, UsageError
 from flightedl.launch import etcd as etcd_module
-from flightedl.launch.etcd import EmbeddedEtcd, find_etcd, free_ports, is_sound
+from flightedl.launch.etcd import EmbeddedEtcd
+from flightedl.launch.places import free_ports
 from flightedl.launch.processes import Children
 
 

@@ -1,12 +1,13 @@
 """An etcd of the job's own: a StatefulSet of 1, 3 or 5 members with a volume each.
 
-One member runs the etcd of the job's image, several run upstream's (``ClusterJob.image_of_etcd``). With TLS both
-clients and members prove what they are by certificates of the job's authority; a member's names are in it
+One member runs the etcd of the job's image, several run upstream's (``ClusterJob.image_of_etcd``). With TLS, clients
+and members authenticate by certificates of the job's authority; a member's certificate has its names
 (``certificate_hosts``).
 """
 
 from __future__ import annotations
 
+from flightedl.adapters.etcd_program import member_arguments
 from flightedl.launch.kubernetes.pods import (
     Object,
     disruption_budget,
@@ -33,13 +34,13 @@ _RESOURCES = Resources("250m", "256Mi", "1Gi")
 
 
 def certificate_hosts(job: ClusterJob) -> list[str]:
-    """All names by which members are called."""
+    """Return all host names of the members."""
     name, peers = job.name(COMPONENT), job.name("etcd-peer")
     return [name, *(f"{name}-{number}.{peers}" for number in range(job.etcd_members))]
 
 
 def etcd(job: ClusterJob) -> list[Object]:
-    """The members, how clients find them, and how they find each other."""
+    """Return the members, and the services by which clients and other members find them."""
     client = {"name": "client", "port": ETCD_PORT, "targetPort": "client"}
     peer = {"name": "peer", "port": ETCD_PEER_PORT, "targetPort": "peer"}
     selector, name, peers = labels(job, COMPONENT), job.name(COMPONENT), job.name("etcd-peer")
@@ -94,14 +95,16 @@ def _arguments(job: ClusterJob) -> list[str]:
     cluster = ",".join(
         f"{name}-{number}={scheme}://{name}-{number}.{peers}:{ETCD_PEER_PORT}" for number in range(job.etcd_members)
     )
+    here = f"{scheme}://$(POD_IP)"
     found = [
-        "--name=$(POD_NAME)",
-        f"--data-dir={_DATA}/data",
-        f"--listen-client-urls={scheme}://$(POD_IP):{ETCD_PORT}",
-        f"--advertise-client-urls={scheme}://$(POD_NAME).{peers}:{ETCD_PORT}",
-        f"--listen-peer-urls={scheme}://$(POD_IP):{ETCD_PEER_PORT}",
-        f"--initial-advertise-peer-urls={scheme}://$(POD_NAME).{peers}:{ETCD_PEER_PORT}",
-        f"--initial-cluster={cluster}",
+        *member_arguments(
+            "$(POD_NAME)",
+            f"{_DATA}/data",
+            f"{here}:{ETCD_PORT}",
+            f"{here}:{ETCD_PEER_PORT}",
+            cluster,
+            advertised=f"{scheme}://$(POD_NAME).{peers}",
+        ),
         f"--initial-cluster-token={job.job}",
         f"--listen-metrics-urls=http://$(POD_IP):{ETCD_HEALTH_PORT}",
         "--auto-compaction-mode=revision",

@@ -146,17 +146,14 @@ class ClusterJob:
             raise UsageError("either with certificates or without them: not both")
 
     def name(self, part: str) -> str:
-        """Return the name of an object of this job."""
         return f"{self.job}-{part}"
 
     @property
     def own_etcd(self) -> bool:
-        """True if the job has an etcd of its own."""
         return not self.etcd and self.etcd_members > 0
 
     @property
     def image_of_etcd(self) -> str:
-        """Return the image of the members of an etcd of the job's own."""
         return self.etcd_image or (self.image if self.etcd_members <= 1 else ETCD_IMAGE)
 
     @property

