@@ -6,8 +6,7 @@ of. What it has of the job's data is in ``data``, what it has of the model in ``
 * ``registration`` keeps the trainer's lease, ``participation`` keeps it a member; ``connections`` finds and calls
   master and pservers, riding through their restarts.
 * ``arguments`` checks what the script passes; ``waiting`` tells the user what is being waited for; ``probe`` notes
-  where a loop's time goes; ``progress`` tells the master what this trainer did; ``logged`` writes what ``job.log`` was
-  given to files; ``metrics`` shows Prometheus how this trainer does.
+  where a loop's time goes; ``progress`` reports to the master, to Prometheus, and to files of what the script logs.
 * ``once`` gives a name to one trainer.
 
 What is decided about all this is in ``domain.trainer``; here are the threads and connections around it.

@@ -51,6 +51,8 @@ class Servers:
         self._asks = asks
         self._lock = threading.Lock()
         self._connections: dict[tuple[str, int], tuple[ServerRecord, Connection]] = {}
+        #: Index -> the directory's state, and what a step was given under it: most steps find it unchanged.
+        self._pservers: dict[int, tuple[object, tuple[int, Connection]]] = {}
         #: Connections to servers that are gone; another thread may still be inside a call.
         self._retired: list[Connection] = []
         #: Which first values the model has that this trainer works for, and the key that says so; None: not known yet.
@@ -107,19 +109,24 @@ class Servers:
         return self._connection("master", 0, record)
 
     def pserver(self, index: int) -> tuple[int, Connection]:
-        """Generation of and connection to a pserver.
+        """Return the generation of a pserver, and the connection to it.
 
         Raises:
             NotReadyError: nobody holds the index.
             BegunAnewError: the model has other first values than this trainer knows.
             RolledBackError: etcd has gone back.
         """
-        self._require_same_model()
-        record = self._directory.pservers().get(index)
-        if record is None:
-            raise NotReadyError(f"no pserver holds index {index} at the moment")
+        state = self._directory.state
+        known = self._pservers.get(index)
+        if known is None or known[0] is not state:
+            self._require_same_model()
+            record = self._directory.pservers().get(index)
+            if record is None:
+                raise NotReadyError(f"no pserver holds index {index} at the moment")
+            known = state, (record.generation, self._connection("pserver", index, record))
+            self._pservers[index] = known
         self._asks(f"pserver {index}")
-        return record.generation, self._connection("pserver", index, record)
+        return known[1]
 
     def _connection(self, role: str, index: int, record: ServerRecord) -> Connection:
         with self._lock:
@@ -139,6 +146,7 @@ class Servers:
             connections = [*self._retired, *(connection for _, connection in self._connections.values())]
             self._connections.clear()
             self._retired.clear()
+            self._pservers.clear()
         for connection in connections:
             connection.close()
 

@@ -18,10 +18,8 @@ from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.adapters.telemetry import telemetry
 from flightedl.client.connections import SLICE_S, Servers, persistently
 from flightedl.client.data.feed import Fetch, TaskFeed
-from flightedl.client.logged import LoggedValues, require_files
-from flightedl.client.metrics import metrics_page
 from flightedl.client.probe import StepProbe
-from flightedl.client.progress import ProgressReporter
+from flightedl.client.progress import LoggedValues, ProgressReporter, metrics_page, require_files
 from flightedl.client.registration import Registration
 from flightedl.client.waiting import Waiting, Waits
 from flightedl.config import TrainerSettings

@@ -1,44 +1,70 @@
-"""Tells the master what this trainer does: records, batches, means of metrics, what it waits for.
+"""Reports of a trainer's progress: to the master, to the metrics page, and to files of the output directory.
 
-Twice a second where there is something new, more seldom where the master asks for that, and every few seconds that it
-is there at all: so a script that hangs can be told from a process that stands still. Who looks after the job may also
-ask where the trainer's threads stand.
+The user's thread counts batches and gathers what the script gives to ``job.log``, which costs a microsecond. Another
+thread reports twice a second if there is news, less often if the master asks for that, and every few seconds in any
+case: this tells a script that hangs from a process that stands still. The master may also ask where the trainer's
+threads stand. The same thread writes the files. A directory that cannot be written is reported once, and training goes
+on without the files.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import socket
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, SupportsFloat
 
-from flightedl.client.logged import LoggedValues
-from flightedl.client.metrics import Totals, figures
 from flightedl.client.probe import StepProbe
+from flightedl.config import TrainerSettings
+from flightedl.curves.files import PointFile
+from flightedl.curves.gathering import Gathering
+from flightedl.curves.tensorboard import EventFile, require_tensorboard
 from flightedl.errors import FlightedlError, UsageError
 from flightedl.messages.base import decode, encode
 from flightedl.messages.tasks import METRICS_LIMIT, REPORT_EVERY_S, STACKS_LIMIT, LogReply, LogRequest
+from flightedl.ports import Clock
 from flightedl.process.host import host_facts
 from flightedl.process.stacks import stacks
+from flightedl.rpc.authentication import Role, pem_files_of
 
 if TYPE_CHECKING:
     from flightedl.process.metrics_page import Figures
 
-#: Something is sent so often, whether there is news or not.
+_log = logging.getLogger(__name__)
+
+#: A report is sent so often, whether there is news or not.
 _SIGN_OF_LIFE_S = 5.0
 
 
+@dataclass(slots=True)
+class Totals:
+    """Counts since the trainer's process began. The user's thread counts batches, which needs no lock."""
+
+    batches: int = 0
+    idle_batches: int = 0
+    records: int = 0
+    skipped_records: int = 0
+    #: Seconds of each activity of the loop that the master knows of, see ``probe``.
+    profile: dict[str, float] = field(default_factory=dict)
+    #: The newest value of each name that was logged.
+    logged: dict[str, SupportsFloat] = field(default_factory=dict)
+
+
 class ProgressReporter:
-    """Sums between two messages; a message that cannot be sent is kept and added to. Thread-safe.
+    """Reports the differences between two messages; a message that cannot be sent is in the next one's. Thread-safe.
 
     Args:
         send: Sends a message to the master, and returns its reply.
-        sender: This trainer's id and generation.
+        sender: Returns this trainer's id and generation.
         look: Called before each message: finds out what the trainer waits for.
         now: The process's clock.
-        probe: Where the time of the loop goes; None: nobody notes it.
-        logged: Writes metrics to files; None: nobody does.
+        probe: Notes where the time of the loop goes; None if nobody does.
+        logged: Writes metrics to files; None if nobody does.
     """
 
     def __init__(
@@ -55,18 +81,17 @@ class ProgressReporter:
         self._now = now
         self._batch_at = now()
         self._sent_at = now()
-        #: Whether the master wants to know where the threads stand.
+        #: True if the master wants to know where the threads stand.
         self._wants_stacks = False
         self._send = send
         self._look = look
         self._sender = sender
-        self._lock = threading.Lock()
         self._every_s = REPORT_EVERY_S
         self._totals = Totals()
-        self._records = 0
-        self._batches = 0
-        self._idle_batches = 0
-        self._skipped = 0
+        #: The totals that the master knows of.
+        self._sent = Totals()
+        self._lock = threading.Lock()
+        #: Under the lock: name -> sum of value times weight, sum of weights; since the last message.
         self._metrics: dict[str, tuple[float, float]] = {}
         self._waiting_for = ""
         self._sent_waiting_for = ""
@@ -78,52 +103,45 @@ class ProgressReporter:
         self._thread.start()
 
     def batch(self, records: int, is_idle: bool = False) -> None:
-        """A batch of so many records is through; ``is_idle``: the model got nothing from it."""
-        with self._lock:
-            self._batch_at = self._now()
-            self._records += records
-            self._batches += 1
-            self._idle_batches += is_idle
-            self._totals.batches += 1
-            self._totals.records += records
-            self._totals.idle_batches += is_idle
-        if self._logged is not None:
-            self._logged.batch(records)
+        """Count a batch; ``is_idle``: the model got nothing from it."""
+        totals = self._totals
+        totals.batches += 1
+        totals.records += records
+        totals.idle_batches += is_idle
+        self._batch_at = self._now()
 
     def advanced(self) -> None:
         """Note that the trainer has finished a batch of an evaluation."""
-        with self._lock:
-            self._batch_at = self._now()
+        self._batch_at = self._now()
 
     def skipped(self, records: int) -> None:
-        """So many corrupt records were passed over."""
+        """Count corrupt records that were skipped."""
         with self._lock:
-            self._skipped += records
             self._totals.skipped_records += records
 
     def metrics(self, values: Mapping[str, SupportsFloat], weight: float, epoch: int | None = None) -> None:
-        """Metrics of a batch of this weight, and its epoch from 0; None: they are of no batch.
+        """Add metrics of a batch of this weight, and its epoch from 0; None if they are of no batch.
 
         Raises:
             UsageError: there are too many different ones.
         """
+        totals = self._totals
         with self._lock:
             if len(self._metrics.keys() | values.keys()) > METRICS_LIMIT:
                 raise UsageError(f"job.log takes at most {METRICS_LIMIT} different names: log fewer of them")
             for name, value in values.items():
                 total, weights = self._metrics.get(name, (0.0, 0.0))
                 self._metrics[name] = (total + float(value) * weight, weights + weight)
-            self._totals.logged.update(values)
+            totals.logged.update(values)
         if self._logged is not None:
-            self._logged.add(values, weight, epoch)
+            self._logged.add(values, weight, epoch, totals.batches, totals.records)
 
     def waiting_for(self, reason: str) -> None:
-        """What the trainer waits for; empty: nothing."""
-        with self._lock:
-            self._waiting_for = reason[:500]
+        """Set what the trainer waits for; empty if nothing."""
+        self._waiting_for = reason[:500]
 
     def figures(self, slack_s: float) -> Figures:
-        """For Prometheus; ``slack_s``: how long the lease is trusted without another renewal."""
+        """Return figures for Prometheus; ``slack_s``: how long the lease is trusted without another renewal."""
         with self._lock:
             return figures(self._totals, slack_s)
 
@@ -143,16 +161,15 @@ class ProgressReporter:
             self._logged.write(is_end=True)
 
     def _flush(self) -> None:
+        totals, sent, waiting = replace(self._totals), self._sent, self._waiting_for
+        batches, records = totals.batches - sent.batches, totals.records - sent.records
+        skipped = totals.skipped_records - sent.skipped_records
+        model = "" if not totals.batches else "common" if self.shares_model() else "own"
         with self._lock:
-            records, batches, metrics, waiting = self._records, self._batches, self._metrics, self._waiting_for
-            skipped, idle_batches = self._skipped, self._idle_batches
-            is_sign_due = self._now() - self._sent_at >= _SIGN_OF_LIFE_S
-            model = "" if not self._totals.batches else "common" if self.shares_model() else "own"
-            has_news = records or skipped or metrics or (waiting, model) != (self._sent_waiting_for, self._sent_model)
-            if not (has_news or is_sign_due or self._wants_stacks):
-                return
-            batch_s = self._now() - self._batch_at
-            self._records, self._batches, self._idle_batches, self._skipped, self._metrics = 0, 0, 0, 0, {}
+            metrics, self._metrics = self._metrics, {}
+        has_news = records or skipped or metrics or (waiting, model) != (self._sent_waiting_for, self._sent_model)
+        if not (has_news or self._wants_stacks or self._now() - self._sent_at >= _SIGN_OF_LIFE_S):
+            return
         profile = self._probe.take()
         trainer, generation = self._sender()
         message = LogRequest(
@@ -160,13 +177,13 @@ class ProgressReporter:
             generation=generation,
             records=records,
             batches=batches,
-            idle_batches=idle_batches,
+            idle_batches=totals.idle_batches - sent.idle_batches,
             skipped_records=skipped,
             metrics=metrics,
             host=socket.gethostname(),
             pid=os.getpid(),
             waiting_for=waiting,
-            batch_s=batch_s,
+            batch_s=self._now() - self._batch_at,
             profile=profile,
             doing=self._probe.doing,
             facts=host_facts(),
@@ -178,15 +195,111 @@ class ProgressReporter:
         except FlightedlError:
             self._probe.give_back(profile)
             with self._lock:
-                self._records += records
-                self._batches += batches
-                self._idle_batches += idle_batches
-                self._skipped += skipped
                 for name, (total, weight) in metrics.items():
                     more, weights = self._metrics.get(name, (0.0, 0.0))
                     self._metrics[name] = (total + more, weight + weights)
         else:
+            self._sent = totals
             self._sent_waiting_for, self._sent_model, self._sent_at = waiting, model, self._now()
             with self._lock:
-                self._totals.spent(profile)
+                spent = self._totals.profile
+                spent.update({what: spent.get(what, 0.0) + seconds for what, seconds in profile.items()})
             self._wants_stacks, self._every_s = reply.wants_stacks, reply.every_s
+
+
+def figures(totals: Totals, slack_s: float) -> Figures:
+    """Return the figures of the metrics page by name."""
+    from flightedl.process.metrics_page import Figure
+
+    return {
+        "loop_batches_total": Figure("Batches that this trainer worked through.", totals.batches),
+        "loop_idle_batches_total": Figure("Those of them that gave the model no gradient.", totals.idle_batches),
+        "loop_records_total": Figure("Records of its batches.", totals.records),
+        "loop_skipped_records_total": Figure("Corrupt records that it passed over.", totals.skipped_records),
+        "loop_seconds_total": Figure("Time of its loop, by what it did.", dict(totals.profile), "doing"),
+        "logged": Figure(
+            "The newest value that its script logged.", {name: float(v) for name, v in totals.logged.items()}, "name"
+        ),
+        "lease_slack_seconds": Figure("How long its lease is trusted without another renewal.", slack_s),
+    }
+
+
+def metrics_page(chosen: TrainerSettings, read: Callable[[], Figures]) -> contextlib.AbstractContextManager[object]:
+    """Serve the metrics page inside the ``with`` block, if the settings want one; else nothing listens.
+
+    Raises:
+        UsageError: the certificates cannot be read.
+    """
+    if not chosen.metrics_port:
+        return contextlib.nullcontext()
+    from flightedl.process.http_page import Answer, Asked, HttpPage, patient_page
+    from flightedl.process.metrics_page import Metrics
+
+    metrics = Metrics({"job": chosen.job, "role": "trainer", "index": chosen.process_name}, read)
+
+    def answer(asked: Asked) -> Answer:
+        return metrics.page(asked) if asked.path == "/metrics" else Answer(b"there is /metrics\n", status=404)
+
+    tls = pem_files_of(chosen.tls_dir, Role.TRAINER)
+    return patient_page(lambda: HttpPage("metrics page", chosen.bind, chosen.metrics_port, answer, tls))
+
+
+def require_files(chosen: TrainerSettings) -> None:
+    """Check that the files that are wanted can be written, before anything is begun.
+
+    Raises:
+        UsageError: a library is missing, or there is no place for them.
+    """
+    if chosen.tensorboard:
+        require_tensorboard()
+        if not chosen.output_dir:
+            raise UsageError("files for TensorBoard need a place: set output_dir (FLIGHTEDL_OUTPUT_DIR), too")
+
+
+class LoggedValues:
+    """Files of one trainer's logged values. Thread-safe; only one thread writes.
+
+    Args:
+        chosen: The settings.
+        trainer: The trainer's id.
+        clock: The process's.
+    """
+
+    def __init__(self, chosen: TrainerSettings, trainer: str, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._gathering = Gathering(trainer, clock.now())
+        self._epoch = 1
+        directory = Path(chosen.output_dir)
+        #: None if nothing is written, or not any more.
+        self._points = PointFile(directory, trainer) if chosen.output_dir else None
+        self._events = EventFile(directory, trainer) if chosen.tensorboard else None
+
+    def add(
+        self, values: Mapping[str, SupportsFloat], weight: float, epoch: int | None, batches: int, records: int
+    ) -> None:
+        """Add values of a batch of this epoch, from 0, or None; ``batches``, ``records``: worked through by then."""
+        if self._points is None:
+            return
+        with self._lock:
+            self._epoch = self._epoch if epoch is None else epoch + 1
+            numbers = {name: float(value) for name, value in values.items()}
+            now, wall_s = self._clock.now(), self._clock.wall_time()
+            self._gathering.add(numbers, weight, self._epoch, now, wall_s, batches, records)
+
+    def write(self, *, is_end: bool = False) -> None:
+        """Write the points that are due; at the end all of them."""
+        if self._points is None:
+            return
+        with self._lock:
+            points = self._gathering.take(self._clock.now(), is_end=is_end)
+        try:
+            if points:
+                self._points.append(points)
+                if self._events is not None:
+                    self._events.append(points)
+            if is_end and self._events is not None:
+                self._events.close()
+        except OSError as error:
+            _log.warning("values of job.log are not written to files any more: %s", error)
+            self._points = None

@@ -92,6 +92,11 @@ class Directory:
         return self._snapshot[1]
 
     @property
+    def state(self) -> object:
+        """Return an object that is replaced whenever anything that is known changes, or this copy is over."""
+        return self._snapshot
+
+    @property
     def trouble(self) -> str:
         """Reason why etcd could not be asked the last time. Empty if it could."""
         return self._trouble
@@ -180,6 +185,7 @@ class Directory:
             except (RolledBackError, BegunAnewError) as error:
                 _log.error("the directory ends: %s", error)
                 self._over, self._trouble = error, str(error)
+                self._snapshot = self._snapshot[0], self._snapshot[1]
                 return
             except FlightedlError as error:
                 if not self._trouble:

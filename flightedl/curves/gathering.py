@@ -44,25 +44,28 @@ class Gathering:
     def __init__(self, trainer: str, now: float) -> None:
         self._trainer = trainer
         self._began = self._since = now
-        self._batches = self._records = 0
         #: Of the stretch: (epoch from 1, name) -> sum of value times weight, sum of weights.
         self._sums: dict[tuple[int, str], tuple[float, float]] = {}
         #: When the newest value came, in seconds since 1970, and what was worked through by then.
         self._last = (0.0, 0, 0)
         self._points: list[Point] = []
 
-    def batch(self, records: int) -> None:
-        """A batch of so many records is through."""
-        self._batches += 1
-        self._records += records
-
-    def add(self, values: Mapping[str, float], weight: float, epoch: int, now: float, wall_s: float) -> None:
-        """Values were logged now; ``epoch`` is counted from 1."""
+    def add(
+        self,
+        values: Mapping[str, float],
+        weight: float,
+        epoch: int,
+        now: float,
+        wall_s: float,
+        batches: int = 0,
+        records: int = 0,
+    ) -> None:
+        """Add values that were logged now; ``epoch`` is counted from 1. See ``Point`` for the others."""
         self._end_stretch(now)
         for name, value in values.items():
             total, weights = self._sums.get((epoch, name), (0.0, 0.0))
             self._sums[epoch, name] = total + value * weight, weights + weight
-        self._last = wall_s, self._batches, self._records
+        self._last = wall_s, batches, records
 
     def take(self, now: float, *, is_end: bool = False) -> list[Point]:
         """The stretches that are over since the last time; at the end also the one that is not."""

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flightedl.client.metrics import metrics_page
 from flightedl.client.participation import Participation
-from flightedl.client.progress import ProgressReporter
+from flightedl.client.progress import ProgressReporter, metrics_page
 from flightedl.client.session import has_process_group
 from flightedl.config import TrainerSettings
 from flightedl.domain.consistency.modes import Async, Mode

@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from flightedl.client.logged import LoggedValues, require_files
+from flightedl.client.progress import LoggedValues, require_files
 from flightedl.config import TrainerSettings
 from flightedl.curves.drawing import draw
 from flightedl.curves.files import PointFile, read_points, write_whole
@@ -32,11 +32,9 @@ def point(trainer: str, at: float, records: int, value: float, name: str = "loss
 def test_a_stretch_has_the_mean_by_weight_and_what_was_done_by_then() -> None:
     gathering = Gathering("t", 0.0)
     gathering.add({"loss": 1.0}, 10, 1, 0.01, 100.01)
-    gathering.batch(10)
-    gathering.add({"loss": 4.0}, 20, 1, 0.02, 100.02)
+    gathering.add({"loss": 4.0}, 20, 1, 0.02, 100.02, 1, 10)
     assert gathering.take(0.05) == []
-    gathering.batch(20)
-    gathering.add({"loss": 9.0}, 1, 2, 0.2, 100.2)
+    gathering.add({"loss": 9.0}, 1, 2, 0.2, 100.2, 2, 30)
     assert gathering.take(0.2) == [Point(100.02, "t", 1, 1, 10, "loss", 3.0, 30.0)]
     assert gathering.take(0.21, is_end=True) == [Point(100.2, "t", 2, 2, 30, "loss", 9.0, 1.0)]
 
@@ -152,17 +150,17 @@ def test_a_trainer_writes_while_it_runs_and_goes_on_where_it_cannot(
     tmp_path: Path, fake_clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     logged = LoggedValues(TrainerSettings(output_dir=str(tmp_path)), "t", fake_clock)
-    logged.add({"loss": 1.0}, 10, 0)
+    logged.add({"loss": 1.0}, 10, 0, 0, 0)
     fake_clock.advance(0.2)
     logged.write()
     assert [each.value for each in read_points(tmp_path)] == [1.0]
-    logged.add({"loss": 3.0}, 10, None)
+    logged.add({"loss": 3.0}, 10, None, 1, 10)
     logged.write(is_end=True)
     assert [each.epoch for each in read_points(tmp_path)] == [1, 1]
     (tmp_path / "file").write_text("")
     broken = LoggedValues(TrainerSettings(output_dir=str(tmp_path / "file")), "t", fake_clock)
     for _ in range(2):
-        broken.add({"loss": 1.0}, 1, 0)
+        broken.add({"loss": 1.0}, 1, 0, 0, 0)
         broken.write(is_end=True)
     assert caplog.text.count("not written to files any more") == 1
 

@@ -15,8 +15,8 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from flightedl.adapters.instruments import PrometheusInstruments
-from flightedl.client.metrics import Totals
-from flightedl.client.metrics import figures as trainer_figures
+from flightedl.client.progress import Totals
+from flightedl.client.progress import figures as trainer_figures
 from flightedl.domain.master.effects import Kind
 from flightedl.errors import ERRORS_BY_CODE
 from flightedl.master.metrics import MEASURES as OF_MASTERS

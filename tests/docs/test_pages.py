@@ -14,10 +14,10 @@ import pytest
 
 import flightedl as fe
 from flightedl.client.data.dataset import Dataset
-from flightedl.client.metrics import Totals
-from flightedl.client.metrics import figures as trainer_figures
 from flightedl.client.model.parameters import Parameters
 from flightedl.client.once import Once
+from flightedl.client.progress import Totals
+from flightedl.client.progress import figures as trainer_figures
 from flightedl.client.tables.table import Table
 from flightedl.config import (
     ENVIRONMENT_PREFIX,

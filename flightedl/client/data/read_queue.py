@@ -1,7 +1,7 @@
-"""What was read and not handed out yet, between the reader's thread and the user's.
+"""Queue of the batches that were read and not handed out yet, between the reader's thread and the user's.
 
-The reader stops when there is as much as there may be, and goes on when it is down to ``_REFILL_AT``: a thread that is
-woken for each batch takes turns with the user's thread, which costs small steps more than the reading does.
+The reader stops at ``AHEAD`` batches, and goes on when ``_REFILL_AT`` are left: a thread that is woken for each batch
+takes turns with the user's thread, which costs small steps more than the reading does.
 """
 
 from __future__ import annotations
@@ -25,13 +25,16 @@ class ReadQueue(Generic[Item]):
         self._items: deque[Item] = deque()
         self._changed = threading.Condition()
         self._is_full = False
-        #: The thread that gets waits.
+        #: True while the thread that gets waits.
         self._is_waited_for = False
 
     def put(self, item: Item, timeout_s: float) -> bool:
         """Put an item in; False: there was no room in time."""
         with self._changed:
-            self._is_full = self._is_full or len(self._items) >= AHEAD
+            if len(self._items) >= AHEAD:
+                self._is_full = True
+                # The other thread takes items without the lock: it may have seen the queue before it was full.
+                self._is_full = len(self._items) > _REFILL_AT
             if not self._changed.wait_for(lambda: not self._is_full, timeout_s):
                 return False
             self._items.append(item)
@@ -40,26 +43,27 @@ class ReadQueue(Generic[Item]):
             return True
 
     def get(self, timeout_s: float) -> Item:
-        """The oldest item.
+        """Return the oldest item.
 
         Raises:
             Empty: there was none in time.
         """
-        with self._changed:
-            if not self._items:
+        items = self._items
+        if not items:
+            with self._changed:
                 self._is_waited_for = True
-                self._changed.wait_for(lambda: self._items, timeout_s)
+                self._changed.wait_for(lambda: items, timeout_s)
                 self._is_waited_for = False
-                if not self._items:
+                if not items:
                     raise Empty
-            item = self._items.popleft()
-            if self._is_full and len(self._items) <= _REFILL_AT:
+        item = items.popleft()
+        if self._is_full and len(items) <= _REFILL_AT:
+            with self._changed:
                 self._is_full = False
                 self._changed.notify_all()
-            return item
+        return item
 
     @property
     def first(self) -> Item | None:
-        """What ``get`` would give; None: nothing."""
-        with self._changed:
-            return self._items[0] if self._items else None
+        """Return what ``get`` would return; None if there is nothing. For the thread that gets."""
+        return self._items[0] if self._items else None
