@@ -18,12 +18,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import numpy as np
 
 import flightedl
 from flightedl.domain.consistency.modes import Async
-from flightedl.pserver.step_stream import StepStream
+from flightedl.pserver.line_loop import LineLoop
 from tests.client.loop_bench import Loop
 from tests.client.pserver_bench import Cluster
 
@@ -53,18 +54,18 @@ class Calls:
 
     @contextmanager
     def of_pservers(self) -> Iterator[None]:
-        """Profile the threads that serve streams of steps; gRPC makes them, so they have to do it themselves."""
-        begin = StepStream.begin
+        """Profile the thread that serves small steps."""
+        run = LineLoop._run  # noqa: SLF001 - the thread has to do it itself
 
-        def begin_profiled(stream: StepStream) -> None:
+        def run_profiled(loop: LineLoop, *arguments: Any) -> None:
             sys.setprofile(self.profiler(self.pserver))
-            begin(stream)
+            run(loop, *arguments)
 
-        StepStream.begin = begin_profiled  # type: ignore[method-assign]
+        LineLoop._run = run_profiled  # type: ignore[method-assign]  # noqa: SLF001
         try:
             yield
         finally:
-            StepStream.begin = begin  # type: ignore[method-assign]
+            LineLoop._run = run  # type: ignore[method-assign]  # noqa: SLF001
 
 
 def steps_of_calls() -> list[list[tuple[str, Called]]]:

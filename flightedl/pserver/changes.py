@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 
 class Changes:
@@ -13,6 +14,8 @@ class Changes:
         self._count = 0
         #: Set when something has changed, to be announced when the message is through.
         self.has_news = False
+        #: Also called for each announcement, unless it is None.
+        self.wake: Callable[[], None] | None = None
 
     @property
     def count(self) -> int:
@@ -28,6 +31,8 @@ class Changes:
         with self._changed:
             self._count += 1
             self._changed.notify_all()
+        if self.wake is not None:
+            self.wake()
 
     def wait(self, seen: int, timeout_s: float) -> int:
         """Return the count, at once when it is not ``seen``, else after a change or the time."""

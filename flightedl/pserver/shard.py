@@ -96,9 +96,9 @@ class Shard:
         self.rows = RowStore(plan, index, len(self.dense.numbers), row_bytes)
         self._soundness = Soundness(on_lost)
         #: Of the plan: from this number on there are buckets.
-        self._first_bucket = plan.block_count
+        self.first_bucket = plan.block_count
         self._held = Held(
-            self.dense, self.rows, self._first_bucket, mode, self._soundness, recorder, (index, generation)
+            self.dense, self.rows, self.first_bucket, mode, self._soundness, recorder, (index, generation)
         )
         self._protocol, self._deciding = self._held.protocol, self._held.deciding
         self.copying = Copying(self._held, plan.hash)
@@ -193,7 +193,7 @@ class Shard:
         found: list[Pushed] = []
         for part in parts:
             blocks, version, _, data, is_finite = part
-            if blocks.start >= self._first_bucket:
+            if blocks.start >= self.first_bucket:
                 found.extend(self._push_rows(push, part, header))
                 continue
             span = self.dense.spans.get(blocks.start)

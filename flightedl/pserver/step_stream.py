@@ -26,6 +26,7 @@ from flightedl.ports import Clock
 from flightedl.process.shared_memory import SharedMemory
 from flightedl.pserver.meter import Meter
 from flightedl.rpc.channel import Channel, Received, ValuesMessage
+from flightedl.rpc.line import SMALL_BYTES, LineMessage
 from flightedl.rpc.routes import Call
 from flightedl.rpc.same_host import NotSharedError, SharedPair, is_share_request, refuse_to_share, share
 from flightedl.rpc.streams import BrokenOffError, Exchange
@@ -38,6 +39,10 @@ _log = logging.getLogger(__name__)
 #: How long values that nobody asked for just now wait for room in the memory, before they are sent.
 _PATIENCE_S = 0.1
 _POLL_S = 0.00005
+#: Limits of an answer that is sent without waiting: its values, and its parts, so that its header is small.
+_AT_ONCE_BYTES, _AT_ONCE_PARTS = SMALL_BYTES - (4 << 10), 64
+#: The word of a line that the next message comes by the stream.
+BY_STREAM: LineMessage = (None, b"")
 
 
 class StepStream(Channel):
@@ -124,7 +129,7 @@ class StepStream(Channel):
                 return None
             batch, packed = message
             if batch is not None or place_of(packed) is not Place.BATCH:
-                return self._decoded(batch, packed)
+                return self.decoded(batch, packed)
             if self._has_asked or packed is None or not is_share_request(packed):
                 raise MessageError("a step begins with a message that has values and a header")
             self._has_asked = True
@@ -135,7 +140,7 @@ class StepStream(Channel):
         message = self._in_time()
         if message is None or (message[0] is None and place_of(message[1]) is Place.BATCH):
             return None
-        return self._decoded(*message)
+        return self.decoded(*message)
 
     def write(
         self, pieces: Sequence[OutgoingBlocks], attached: bytes = b"", *, checksums: bool, may_wait: bool = False
@@ -155,6 +160,57 @@ class StepStream(Channel):
                 self._have_room(sum(piece.size_bytes for piece in pieces))
         self._post(*self._encoded(pieces, attached, checksums=checksums))
 
+    @property
+    def has_line(self) -> bool:
+        """True if small messages come by a line."""
+        return self._line is not None
+
+    @property
+    def fileno(self) -> int:
+        """The line's descriptor."""
+        assert self._line is not None, "the stream has a line"
+        return self._line.fileno
+
+    def poll(self) -> LineMessage | None:
+        """Return the next message of the line, ``BY_STREAM``, or None if the line has ended.
+
+        Raises:
+            BlockingIOError: there is none.
+        """
+        assert self._line is not None, "the stream has a line"
+        return self._line.receive()
+
+    def request_by_stream(self) -> Received | None:
+        """Return the request that the line announced."""
+        message = self._stream.at_rest(self._stream.read)
+        return None if message is None else self.decoded(*message)
+
+    def end_at_rest(self) -> None:
+        """Note that the trainer is gone while nothing was under way, which is no failure."""
+        self._stream.is_complete = True
+
+    def write_at_once(self, pieces: Sequence[OutgoingBlocks], attached: bytes, *, checksums: bool) -> bool:
+        """Send an answer by the line, without waiting. False if it is not small, and has to be sent by ``write``.
+
+        Raises:
+            MessageError: the trainer has left many answers unread, which no step needs.
+            UnavailableError: the trainer is gone.
+        """
+        line, size_bytes = self._line, 0
+        for piece in pieces:
+            if piece.values is not None:
+                size_bytes += piece.values.nbytes
+        if line is None or size_bytes > _AT_ONCE_BYTES or len(pieces) > _AT_ONCE_PARTS:
+            return False
+        values, header, _ = self._encoded(pieces, attached, checksums=checksums)
+        try:
+            is_sent = line.send(values, header)
+        except BlockingIOError:
+            raise MessageError("a trainer does not read the answers to its steps") from None
+        if not is_sent:
+            self._line_ended()
+        return True
+
     def write_word(self, word: bytes) -> None:
         """Send a word without values."""
         self._post(None, word, 0)
@@ -165,7 +221,7 @@ class StepStream(Channel):
             raise self._too_late()
         return message
 
-    def _decoded(self, batch: pa.RecordBatch | memoryview | None, packed: bytes | None) -> Received:
+    def decoded(self, batch: pa.RecordBatch | memoryview | None, packed: bytes | None) -> Received:
         # This message mostly changes what earlier answers lent: in place, if nobody reads it any more.
         if self._outbox is not None and self._outbox.untaken:
             self._note_taken()
@@ -186,6 +242,10 @@ class StepStream(Channel):
         store = None if pair.store is None else pair.store.values
         self._share(pair.line, Outbox(pair.own.values, store=store), CopyingInbox(pair.other.values, finite_copy()))
         self._meter.stream(0, shared=1)
+
+    def is_over(self) -> bool:
+        """Return True if there is no reason to wait for the trainer any longer."""
+        return self._is_over()
 
     def _is_over(self) -> bool:
         call = self._call

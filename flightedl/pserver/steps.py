@@ -19,7 +19,7 @@ from flightedl.pserver.stores import Wanted
 from flightedl.wire.parts import ReceivedBlocks
 from flightedl.wire.rows import TARGET_BYTES, OutgoingBlocks
 
-_SLICE_S = 0.25
+SLICE_S = 0.25
 #: Blocks whose values are not there yet, after which no others are looked for.
 _LOOK_AHEAD = 4
 #: Of a step so small that what it costs is its messages: for so long its outcomes wait for the values.
@@ -59,8 +59,17 @@ class StepSession:
         """What has not come, for people."""
         return f"{self._header.rows} rows were announced, {self._left} of them did not come"
 
-    def feed(self, parts: Sequence[ReceivedBlocks]) -> list[OutgoingBlocks]:
+    @property
+    def changes(self) -> int:
+        """The blocks' count of changes: if it is another one, ``ready`` may find something."""
+        return self._shard.changes.count
+
+    def feed(self, parts: Sequence[ReceivedBlocks], *, waits: bool = True) -> list[OutgoingBlocks]:
         """Push what one message carries.
+
+        Args:
+            parts: Of the message.
+            waits: False: return at once, without waiting for values.
 
         Returns:
             The outcomes, and values of some blocks. The last message's outcomes wait a moment for values that follow
@@ -86,7 +95,7 @@ class StepSession:
         if self._waiting:
             pieces += self._ready(received_bytes - sum(piece.size_bytes for piece in pieces))
         self._waiting.extend(wanted)
-        if self._waiting and not left:
+        if waits and self._waiting and not left:
             pieces += self._soon()
         return pieces
 
@@ -110,13 +119,13 @@ class StepSession:
         if len(self._waiting) > _FEW or self._received_bytes > _LITTLE_BYTES:
             return []
         seen = self._shard.changes.count
-        found = self._ready_now()
+        found = self.ready()
         if self._waiting and self._shard.changes.wait(seen, _MOMENT_S) != seen:
-            found += self._ready_now()
+            found += self.ready()
         return found
 
-    def _ready_now(self) -> list[OutgoingBlocks]:
-        """Of what is waited for; the rest is waited for further."""
+    def ready(self) -> list[OutgoingBlocks]:
+        """Return the values that are there by now; the others are still waited for."""
         found: list[OutgoingBlocks] = []
         missing: list[Wanted] = []
         while self._waiting:
@@ -149,7 +158,7 @@ def awaited_values(
     """
     seen = -1
     while waiting:
-        known, seen = seen, shard.changes.wait(seen, min(_SLICE_S, deadline - clock.now()))
+        known, seen = seen, shard.changes.wait(seen, min(SLICE_S, deadline - clock.now()))
         # Rounds close in about the order in which their rows came: a few that are not there yet stop the search.
         # When nothing has changed for a while there is time to look at all.
         patience = len(waiting) if known in {-1, seen} else _LOOK_AHEAD

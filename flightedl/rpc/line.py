@@ -73,11 +73,26 @@ class Line:
         self._buffer = raw[start : start + LIMIT_BYTES + 1].data
         self._memory = self._buffer.toreadonly()
 
-    def send(self, values: Sequence[memoryview] | None, header: bytes, is_over: Callable[[], bool]) -> bool:
+    @property
+    def fileno(self) -> int:
+        """The socket's descriptor."""
+        return self._connection.fileno()
+
+    def send(
+        self, values: Sequence[memoryview] | None, header: bytes, is_over: Callable[[], bool] | None = None
+    ) -> bool:
         """Send a message. An empty header without values announces that the next message comes by the stream.
+
+        Args:
+            values: Of the message; None if it has none and can have none.
+            header: Of the message.
+            is_over: True if there is no reason to wait for room any longer; None: do not wait.
 
         Returns:
             False if the other end is closed, or ``is_over`` says so.
+
+        Raises:
+            BlockingIOError: there is no room, and ``is_over`` is None.
         """
         if values is None:
             parts: Sequence[bytes | memoryview] = (header, _END.pack(len(header), _ALONE if header else _BY_STREAM))
@@ -87,6 +102,8 @@ class Line:
             try:
                 self._connection.sendmsg(parts, _NO_DATA, socket.MSG_DONTWAIT)
             except BlockingIOError:
+                if is_over is None:
+                    raise
                 if not self._writable.poll(_LOOK_MS) and is_over():
                     return False
             except OSError:
@@ -94,19 +111,24 @@ class Line:
             else:
                 return True
 
-    def receive(self, is_over: Callable[[], bool]) -> LineMessage | None:
-        """The next message, whose values hold until the one after it; None: it is over, or the other end is closed.
+    def receive(self, is_over: Callable[[], bool] | None = None) -> LineMessage | None:
+        """Return the next message, whose values hold until the one after it.
 
-        ``(None, b"")``: it comes by the stream.
+        Returns:
+            ``(None, b"")`` if the message comes by the stream; None if the other end is closed, or ``is_over`` says so.
 
         Raises:
-            MessageError: it is not one.
+            MessageError: what came is no message.
+            BlockingIOError: nothing has come, and ``is_over`` is None.
         """
+        flags = socket.MSG_DONTWAIT if is_over is None else 0
         while True:
             try:
-                size_bytes = self._connection.recv_into(self._buffer)
+                size_bytes = self._connection.recv_into(self._buffer, 0, flags)
                 break
             except BlockingIOError:
+                if is_over is None:
+                    raise
                 if is_over():
                     return None
             except OSError:

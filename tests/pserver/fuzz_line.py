@@ -30,7 +30,8 @@ from flightedl.messages.base import encode
 from flightedl.messages.control import ViewMemberMessage, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, PushHeader
 from flightedl.ports import NoInstruments
-from flightedl.pserver.flight import PserverFlight
+from flightedl.pserver.conversation import Conversation
+from flightedl.pserver.line_loop import LineLoop
 from flightedl.pserver.meter import Meter
 from flightedl.pserver.shard import Shard
 from flightedl.pserver.step_stream import StepStream
@@ -69,7 +70,7 @@ class _Target:
         self.shard = Shard(self.plan, 0, SGD(lr=1.0), Async(), meter=Meter(NoInstruments()))
         member = ViewMemberMessage(trainer="t1", generation=1, member=1, first_round=0)
         self.shard.set_members(ViewRequest(plan_hash=self.plan.hash, master_generation=1, serial=1, members=[member]))
-        self.flight = PserverFlight(_Service(self.shard), _CLOCK)  # type: ignore[arg-type]
+        self.service = _Service(self.shard)
         self.batch = 0
         self.connect()
 
@@ -91,6 +92,7 @@ class _Target:
         exchange = Exchange(None, None, STEP_SCHEMA, self.call, BatchLimits())  # type: ignore[arg-type]
         self.stream = StepStream(exchange, self.call, _CLOCK, self.shard.meter, lambda: None, shares_memory=True)
         self.line = self.stream._line = Line(mine)
+        self.conversation = Conversation(self.stream, self.service, _CLOCK, self.call, LineLoop(_CLOCK.now))
 
     def end(self) -> None:
         """Its stream is over."""
@@ -115,9 +117,12 @@ class _Target:
         assert values is not None
         return b"".join(values) + packed + len(packed).to_bytes(4, "little") + b"\1"
 
-    def serve(self) -> bool:
-        """Take what has come, as the pserver does; False: the stream is over."""
-        return self.flight._has_taken_step(self.stream, self.call)
+    def serve(self, *, by_loop: bool) -> bool:
+        """Take what has come, as the pserver's handler or its loop does; False: the stream is over."""
+        if not by_loop:
+            self.conversation._is_small = False
+            return self.conversation.take_one()
+        return self.conversation.take_turn() or self.conversation.take(self.conversation._handed.get_nowait())
 
     def check(self) -> None:
         for block in self.shard.blocks():
@@ -167,7 +172,7 @@ def attack_line(count: int, seed: int) -> Counter[str]:
             target.theirs.close()
         is_open = False
         try:
-            is_open = target.serve()
+            is_open = target.serve(by_loop=chance.random() < 0.5)
             found["taken" if is_open else "left"] += 1
         except FlightedlError as error:
             found[error.code] += 1

@@ -202,7 +202,7 @@ class Speaker:
 
     def say(self, packed: bytes) -> None:
         """As the pserver takes a message."""
-        received, attached = self.stream._decoded(None, packed)
+        received, attached = self.stream.decoded(None, packed)
         header = decode(attached, PushHeader)
         self.shard.require_plan(header.plan_hash)
         session = StepSession(self.shard, header)

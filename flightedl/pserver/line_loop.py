@@ -1,0 +1,143 @@
+"""The one thread that serves small steps which come by lines: it reads, decides and answers, and waits for nobody.
+
+One thread per stream would hand the interpreter's lock around for each message, which costs more than the message.
+The thread of a stream's handler therefore lends its conversation to this loop while its steps are small, and waits for
+what the loop hands back: a message or an answer that is not small, an error, the end of the line. A small step that
+waits for its round to close is parked, and the loop answers it when blocks have changed.
+
+The loop runs while any stream of steps is open.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol
+
+#: Seconds that the loop waits for messages if nothing is parked.
+_LONG_S = 3600.0
+
+
+class Lent(Protocol):
+    """A conversation, while the loop has it. The loop's thread calls it, one method at a time."""
+
+    @property
+    def fileno(self) -> int:
+        """The descriptor of its line."""
+        ...
+
+    @property
+    def due_at(self) -> float | None:
+        """Instant at which a parked step has to be looked at, whatever happens; None if no step is parked."""
+        ...
+
+    def take_turn(self) -> bool:
+        """Take the message that has come by the line. False if the conversation was handed back."""
+        ...
+
+    def look(self, now: float) -> bool:
+        """Answer the parked step as far as possible. False if the conversation was handed back."""
+        ...
+
+
+class LineLoop:
+    """Serves lent conversations. Thread-safe.
+
+    Args:
+        now: The process's clock.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._streams = 0
+        self._thread: threading.Thread | None = None
+        #: Held while the thread serves, not while it waits for messages.
+        self._lock = threading.Lock()
+        self._lent: dict[int, Lent] = {}
+        self._parked: set[Lent] = set()
+        self._is_awake = False
+
+    def enter(self) -> None:
+        """Note that a stream of steps has begun."""
+        with self._lock:
+            self._streams += 1
+
+    def leave(self) -> None:
+        """Note that a stream has ended, whose conversation is not lent. The last one ends the thread."""
+        with self._lock:
+            self._streams -= 1
+            if not self._streams and self._thread is not None:
+                # Not joined: gRPC's threads are no threads to Python, and joining would make them such.
+                self._thread = None
+                os.eventfd_write(self._event, 1)
+
+    def lend(self, conversation: Lent) -> None:
+        """Serve the conversation until it is handed back."""
+        with self._lock:
+            if self._thread is None:
+                self._start()
+            self._lent[conversation.fileno] = conversation
+            self._poller.register(conversation.fileno, select.EPOLLIN)
+
+    def take_back(self, conversation: Lent) -> None:
+        """Stop serving a conversation; after this the loop neither reads its line nor hands anything back."""
+        with self._lock:
+            self._let_go(conversation)
+
+    def wake(self) -> None:
+        """Look at parked steps, because blocks may have changed."""
+        if self._parked and not self._is_awake:
+            os.eventfd_write(self._event, 1)
+
+    def _start(self) -> None:
+        self._poller = select.epoll()
+        self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._poller.register(self._event, select.EPOLLIN)
+        arguments = (self._poller, self._event)
+        self._thread = threading.Thread(target=self._run, args=arguments, name="flightedl-lines", daemon=True)
+        self._thread.start()
+
+    def _run(self, poller: select.epoll, event: int) -> None:
+        timeout_s = _LONG_S
+        while True:
+            ready = poller.poll(timeout_s)
+            with self._lock:
+                if self._thread is not threading.current_thread():
+                    break
+                self._is_awake = True
+                for descriptor, _ in ready:
+                    conversation = self._lent.get(descriptor)
+                    if conversation is not None:
+                        self._serve(conversation)
+                    elif descriptor == event:
+                        os.eventfd_read(event)
+                self._is_awake = False
+                timeout_s = self._look() if self._parked else _LONG_S
+        poller.close()
+        os.close(event)
+
+    def _serve(self, conversation: Lent) -> None:
+        if not conversation.take_turn():
+            self._let_go(conversation)
+        elif conversation.due_at is not None:
+            self._parked.add(conversation)
+
+    def _look(self) -> float:
+        """Look at all parked steps; returns the seconds until one of them is due."""
+        now = self._now()
+        for conversation in list(self._parked):
+            if not conversation.look(now):
+                self._let_go(conversation)
+            elif conversation.due_at is None:
+                self._parked.discard(conversation)
+        due = [conversation.due_at for conversation in self._parked if conversation.due_at is not None]
+        return max(0.0, min(due) - now) if due else _LONG_S
+
+    def _let_go(self, conversation: Lent) -> None:
+        self._parked.discard(conversation)
+        if self._lent.pop(conversation.fileno, None) is not None:
+            with suppress(OSError):
+                self._poller.unregister(conversation.fileno)
