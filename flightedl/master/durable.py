@@ -121,7 +121,6 @@ class DurableState:
             self._stop()
 
     def _write_on(self) -> None:
-        """Write until closed or stepped down."""
         expected = 1
         while True:
             with self._changed:

@@ -40,7 +40,6 @@ class EvaluationDatasets:
         self._found[name] = indexed
 
     def settings_of(self, indexed: IndexedDataset) -> QueueSettings:
-        """Of the queue over it."""
         return self._queue_settings(task_count=indexed.layout.task_count, batch_counts=indexed.layout.batch_count)
 
     def dataset(self, name: str) -> IndexedDataset | None:
@@ -48,5 +47,4 @@ class EvaluationDatasets:
         return self._found.get(name)
 
     def forget(self, name: str) -> None:
-        """Nobody asks for its chunks any more."""
         self._found.pop(name, None)

@@ -56,7 +56,6 @@ class MasterFlight:
         self._service = service
 
     def routes(self) -> Routes:
-        """All verbs."""
         return Routes(
             actions={
                 "declare_dataset": lambda body, _: encode(

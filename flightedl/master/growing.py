@@ -80,7 +80,6 @@ class Growing:
             self._thread.start()
 
     def close(self) -> None:
-        """Look no more."""
         with self._lock:
             self._stopping.set()
         self._wake.set()

@@ -22,11 +22,9 @@ class History:
         self._next_at: float | None = None
 
     def is_due(self, now: float) -> bool:
-        """Whether a point should be added."""
         return self._next_at is None or now >= self._next_at
 
     def add(self, status: StatusReply, now: float, wall_s: float) -> None:
-        """How the job stands now."""
         figures = {"progress": progress_of(status), "records per second": status.records_per_s}
         figures.update(sorted(status.metrics.items())[:_METRICS_LIMIT])
         self._points.append((wall_s, figures))

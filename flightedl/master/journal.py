@@ -39,7 +39,6 @@ class Journal:
         self._counts: Counter[str] = Counter()
 
     def add(self, kind: Kind, who: str, text: str, *, is_warning: bool = False) -> None:
-        """Something has happened now."""
         at = self._clock.wall_time()
         with self._changed:
             self._number += 1
@@ -52,7 +51,6 @@ class Journal:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How often each kind of thing has happened."""
         with self._changed:
             return {kind.value: self._counts[kind.value] for kind in Kind}
 

@@ -65,7 +65,6 @@ class JobProgress:
     _raised: deque[tuple[float, FailedTask]] = field(default_factory=lambda: deque(maxlen=_RAISED_LIMIT))
 
     def add(self, report: LogRequest, now: float) -> None:
-        """A trainer's report, received now."""
         trainer = self.trainers.setdefault(report.trainer, TrainerProgress())
         if report.batches or report.batch_s < now - trainer.heard_at:
             self._progressed.add(report.trainer)
@@ -94,7 +93,6 @@ class JobProgress:
 
     @property
     def own_models(self) -> int:
-        """As of ``StatusReply``."""
         return self._own_models or 0
 
     def failed(self, reports: Iterable[FailedTask], now: float) -> None:
@@ -123,7 +121,6 @@ class JobProgress:
         ]
 
     def gone(self, trainer: str) -> None:
-        """A trainer left."""
         self.trainers.pop(trainer, None)
         self._progressed.discard(trainer)
 

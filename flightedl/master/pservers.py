@@ -61,19 +61,16 @@ class PserverLinks:
         self._links: list[PserverLink] = []
 
     def start(self) -> None:
-        """Begin to talk to them."""
         self._links = [
             PserverLink(index, self._job, self._state, self._directory, self._connector)
             for index in range(self._state.pserver_count)
         ]
 
     def close(self) -> None:
-        """Talk to nobody any more."""
         for link in self._links:
             link.close()
 
     def wake(self, index: int) -> None:
-        """There may be something to say to a pserver."""
         if index < len(self._links):
             self._links[index].wake()
 
@@ -103,11 +100,9 @@ class PserverLink:
         directory.subscribe(self._leave_replaced)
 
     def wake(self) -> None:
-        """There may be something to say."""
         self._wake.set()
 
     def close(self) -> None:
-        """Stop the thread."""
         self._is_stopping = True
         self._wake.set()
         self._thread.join(_QUICK_CALL_S + 1)

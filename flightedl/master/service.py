@@ -135,7 +135,6 @@ class MasterService:
         return self._state.ask(request)
 
     def _carry(self, effect: out.Effect) -> None:
-        """What the core wants to be done outside."""
         match effect:
             case out.WakePserver(index):
                 self._links.wake(index)
@@ -161,7 +160,6 @@ class MasterService:
             state.apply(LeasesSeen(trainers, pservers, revision))
 
     def tick(self) -> None:
-        """Time has passed."""
         state = self._state
         with state.lock:
             progressed = state.progress.take_progressed()
@@ -190,7 +188,6 @@ class MasterService:
         return model.plan_hash, [record.address for record in self._directory.pservers().values()]
 
     def log(self, report: LogRequest) -> LogReply:
-        """A trainer's progress."""
         state = self._state
         with state.lock:
             if report.trainer not in state.core.trainers:
@@ -220,7 +217,6 @@ class MasterService:
         return StacksReply(text=found.stacks)
 
     def status(self) -> StatusReply:
-        """The job at a glance."""
         state, now = self._state, self._state.clock.now()
         with state.lock:
             return describe(
@@ -241,9 +237,7 @@ class MasterService:
 
     @property
     def journal(self) -> Journal:
-        """What has happened to the job since this master leads."""
         return self._state.journal
 
     def events(self, request: EventsRequest, closing: threading.Event) -> EventsReply:
-        """What has happened to the job since this master leads."""
         return self._state.journal.read(request, closing)

@@ -259,7 +259,6 @@ class JobState:
                     self.carry(effect)
 
     def _tell_news(self, evaluation: str, effect: QueueEffect) -> None:
-        """What a queue decided."""
         match effect:
             case EpochFinished(epoch):
                 self._tell(Kind.EPOCH_DONE, "", "epoch is done epoch=%d", epoch + 1)
@@ -335,7 +334,6 @@ class JobState:
         )
 
     def close(self) -> None:
-        """Write nothing any more."""
         if self._durable is not None:
             self._durable.close()
 
@@ -387,7 +385,6 @@ class JobState:
             return self.core.revision, values
 
     def sighting(self) -> Sighting | None:
-        """Etcd as this master saw it at last."""
         return self._coordinator.sighting()
 
 

@@ -61,7 +61,6 @@ class EtcdServer:
 
     @property
     def address(self) -> str:
-        """``host:port`` for clients."""
         return f"127.0.0.1:{self._ports[0]}"
 
     @property
@@ -112,7 +111,6 @@ class EtcdServer:
         self.process.thaw()
 
     def compact(self) -> None:
-        """Forget all events up to now."""
         coordinator = EtcdCoordinator(self.access, clock=SystemClock())
         try:
             coordinator.compact()

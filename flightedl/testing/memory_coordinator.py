@@ -137,7 +137,6 @@ class MemoryCoordinator:
         return self._is_connected
 
     def compact(self) -> None:
-        """Forget all events up to now."""
         with self._store.condition:
             self._store.compacted = self._store.revision
             self._store.history.clear()

@@ -58,7 +58,6 @@ class TcpProxy:
 
     @property
     def address(self) -> str:
-        """``host:port`` to connect to."""
         return f"127.0.0.1:{self._port}"
 
     @property

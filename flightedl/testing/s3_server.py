@@ -72,7 +72,6 @@ class S3Server:
 
     @property
     def endpoint(self) -> str:
-        """URL of the server."""
         return f"http://127.0.0.1:{self._ports['s3.port']}"
 
     @property

@@ -178,7 +178,6 @@ class Checkpoints:
 
     @property
     def next_number(self) -> int:
-        """The number that the next order gets."""
         return self._next_number
 
     @property
@@ -256,12 +255,10 @@ class Checkpoints:
         return self.request(reason)
 
     def epoch_finished(self, epoch: int) -> None:
-        """Every task of an epoch is done."""
         if self._settings.at_epoch_end:
             self.request(f"the end of epoch {epoch + 1}")
 
     def tasks_finished(self, count: int = 1) -> None:
-        """So many more tasks are done."""
         self._tasks_since += count
 
     def tick(self, now: float, rounds: OpenRounds | None) -> Effects:
@@ -372,7 +369,6 @@ class Checkpoints:
         )
 
     def manifest_written(self, number: int, manifest_checksum: str) -> Effects:
-        """The manifest of a checkpoint is in the store, complete."""
         work = self._work
         if not isinstance(work, _Publishing) or work.number != number or work.is_pointing:
             return ()
@@ -536,7 +532,6 @@ class Checkpoints:
         return found
 
     def check(self) -> None:
-        """Assert every invariant."""
         work = self._work
         assert work is None or 0 < work.number < self._next_number, "a number that may be given out again"
         assert self._latest is None or self._latest.number < self._next_number, "the latest is of the future"

@@ -72,7 +72,6 @@ class OrderNumber:
     serial: int
 
     def is_newer_than(self, other: OrderNumber | None) -> bool:
-        """Whether this one replaces ``other``."""
         if other is None:
             return True
         mine = (self.master_generation, self.number, self.serial)

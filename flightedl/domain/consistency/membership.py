@@ -129,13 +129,11 @@ class Membership:
 
     @property
     def view(self) -> View:
-        """The newest view."""
         members = (ViewMember(m.trainer, m.generation, m.member_id, m.first_round) for m in self._members.values())
         return View(self._master_generation, self._serial, tuple(members), self._mode, self._switch_round)
 
     @property
     def mode(self) -> Mode:
-        """What the newest view says."""
         return self._mode
 
     @property
@@ -152,7 +150,6 @@ class Membership:
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """Everybody in the view, admitted or proposed."""
         return tuple(self._members.values())
 
     @property
@@ -428,7 +425,6 @@ class Membership:
         return result
 
     def check(self) -> None:
-        """Assert every invariant."""
         ids = [member.member_id for member in self._members.values()]
         assert len(ids) == len(set(ids)), "two members of one id"
         assert all(0 < member_id < 1 << 63 for member_id in ids), "a member id that is no int64"

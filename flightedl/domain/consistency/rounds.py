@@ -128,7 +128,6 @@ class BlockRounds:
             self._clocks = {member: max(first, self.version) for member, first in self.members.items()}
 
     def copy(self) -> BlockRounds:
-        """The same state, for another block with the same history."""
         other = BlockRounds.__new__(BlockRounds)
         for name in BlockRounds.__slots__:
             value = getattr(self, name)
@@ -137,7 +136,6 @@ class BlockRounds:
 
     @property
     def mode(self) -> Mode:
-        """The present mode."""
         return self._mode
 
     @property
@@ -409,7 +407,6 @@ class BlockRounds:
         self._count_missing()
 
     def check(self) -> None:
-        """Assert every invariant."""
         assert self.version >= 0, "a negative version"
         if not self._is_sync:
             assert not self._arrived, "arrivals are kept outside of sync mode"

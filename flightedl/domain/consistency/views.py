@@ -99,7 +99,6 @@ class PserverView:
 
     @property
     def members(self) -> tuple[ViewMember, ...]:
-        """Everybody the blocks know."""
         return tuple(self._members.values())
 
     @property

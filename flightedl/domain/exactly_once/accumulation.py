@@ -74,12 +74,10 @@ class BatchGroup(Generic[Member]):
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """The batches so far."""
         return tuple(self._members)
 
     @property
     def is_full(self) -> bool:
-        """Whether the sum is to be pushed now."""
         return len(self._members) >= self._count
 
     def add(self, member: Member, count: int | None = None) -> None:

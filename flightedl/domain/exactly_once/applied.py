@@ -62,7 +62,6 @@ class AppliedBatches:
 
     @property
     def block_count(self) -> int:
-        """Number of blocks."""
         return len(self._of)
 
     def mark(self, blocks: Iterable[int], batch: Batch, batch_count: int) -> int:
@@ -162,7 +161,6 @@ class AppliedBatches:
                 cohort.remove(batch, batch_count, having)
 
     def has(self, block: int, batch: Batch) -> bool:
-        """Whether the block has taken in the batch."""
         return self._of[block].mask(batch) & self._bits[block] != 0
 
     def seal(self, epoch: int, task_count: int) -> None:
@@ -220,7 +218,6 @@ class AppliedBatches:
         ]
 
     def add_blocks(self, count: int) -> None:
-        """Append blocks that have taken in nothing yet."""
         if count:
             cohort = Cohort(count)
             self._append([cohort] * count, [1 << i for i in range(count)])
@@ -320,7 +317,6 @@ class AppliedBatches:
         return result
 
     def check(self) -> None:
-        """Assert every invariant."""
         for cohort in self._cohorts:
             cohort.check()
             bits = [bit for of, bit in zip(self._of, self._bits, strict=True) if of is cohort]

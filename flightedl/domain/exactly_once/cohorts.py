@@ -221,7 +221,6 @@ class Cohort:
         return other
 
     def is_uniform(self) -> bool:
-        """Whether all blocks have the same batches."""
         return not any(task.partial for epoch in self.epochs.values() for task in epoch.tasks.values())
 
     def done_bits(self, number: int) -> int:

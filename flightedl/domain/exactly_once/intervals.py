@@ -44,12 +44,10 @@ class IntervalSet:
 
     @property
     def size(self) -> int:
-        """How many integers are in the set."""
         return self._size
 
     @property
     def interval_count(self) -> int:
-        """How many intervals they form."""
         return len(self._starts)
 
     def __bool__(self) -> bool:
@@ -86,7 +84,6 @@ class IntervalSet:
         return index >= 0 and end <= self._ends[index]
 
     def overlaps(self, start: int, end: int) -> bool:
-        """Whether any of [start, end) is in the set."""
         index = bisect_right(self._ends, start)
         return start < end and index < len(self._starts) and self._starts[index] < end
 
@@ -136,7 +133,6 @@ class IntervalSet:
         return removed
 
     def within(self, start: int, end: int) -> IntervalSet:
-        """The part of the set in [start, end)."""
         found = IntervalSet()
         low = bisect_right(self._ends, start)
         high = bisect_left(self._starts, end)
@@ -149,7 +145,6 @@ class IntervalSet:
         return found
 
     def gaps(self, start: int, end: int) -> IntervalSet:
-        """What of [start, end) is not in the set."""
         found = IntervalSet()
         last = start
         for inside_start, inside_end in self.within(start, end):
@@ -159,12 +154,10 @@ class IntervalSet:
         return found
 
     def update(self, other: Iterable[tuple[int, int]]) -> None:
-        """Put all intervals of ``other`` in."""
         for start, end in other:
             self.add(start, end)
 
     def difference_update(self, other: Iterable[tuple[int, int]]) -> None:
-        """Take all intervals of ``other`` out."""
         for start, end in other:
             self.remove(start, end)
 
@@ -186,7 +179,6 @@ class IntervalSet:
         return found
 
     def check(self) -> None:
-        """Assert the rules."""
         assert len(self._starts) == len(self._ends)
         assert all(start < end for start, end in self)
         assert all(end < start for end, start in zip(self._ends, self._starts[1:], strict=False))

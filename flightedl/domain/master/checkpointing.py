@@ -63,7 +63,6 @@ class Checkpointing:
             self.checkpoints.request(f"pserver {index} is about to end")
 
     def epoch_finished(self, epoch: int) -> None:
-        """Every task of the epoch is done."""
         if self.is_kept:
             self.checkpoints.epoch_finished(epoch)
 
@@ -85,7 +84,6 @@ class Checkpointing:
             self.perform(self.checkpoints.tick(now, rounds))
 
     def perform(self, effects: Iterable[Effect]) -> None:
-        """What the checkpoints decided."""
         for effect in effects:
             match effect:
                 case Persist():

@@ -42,7 +42,6 @@ class DeterministicSchedule:
         self._since_s: float | None = None
 
     def is_on(self, mode: Mode | None) -> bool:
-        """Whether this mode asks for it, and it can be done."""
         return bool(self._trainer_count) and isinstance(mode, Sync) and mode.deterministic
 
     def begins(self, queue: TaskQueue, trainer: str, alive: Collection[str], now: float) -> bool:

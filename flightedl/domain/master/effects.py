@@ -155,7 +155,6 @@ class Outbox:
     is_stirred: bool = False
 
     def touch(self) -> None:
-        """The stored state has changed."""
         self.revision += 1
         self.is_stirred = True
 
@@ -168,10 +167,8 @@ class Outbox:
         self.effects.extend(QueueNews(evaluation, effect) for effect in effects)
 
     def wake(self, index: int) -> None:
-        """There may be something to say to this pserver."""
         self.effects.append(WakePserver(index))
 
     def take(self) -> list[Effect]:
-        """All effects since the last time."""
         effects, self.effects = self.effects, []
         return effects

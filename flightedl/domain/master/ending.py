@@ -55,7 +55,6 @@ class Ending:
         self.final_ticket = None
 
     def work_asked(self, now: float) -> None:
-        """A trainer asks for work."""
         self._asked_at = now
 
     def look(self, work: Work | None, members: Members | None, now: float) -> None:

@@ -37,7 +37,6 @@ class EpochEnds:
             self._told_ahead[ticket.trainer] = ticket.generation, {(each.epoch, each.position) for each in ahead}
 
     def gone(self, trainer: str) -> None:
-        """A trainer's lease has ended."""
         self._rounds.pop(trainer, None)
         self._told_ahead.pop(trainer, None)
 

@@ -49,7 +49,6 @@ class Evaluation:
         return {name: total / weight for name, (total, weight) in sorted(self.sums.items()) if weight}
 
     def take(self, metrics: Mapping[str, tuple[float, float]]) -> None:
-        """Metrics of a piece that is done now."""
         for name, (total, weight) in metrics.items():
             known = self.sums.get(name, (0.0, 0.0))
             self.sums[name] = (known[0] + total, known[1] + weight)
@@ -87,7 +86,6 @@ class Evaluations:
         self._known.clear()
 
     def known(self, name: str) -> Evaluation | None:
-        """The evaluation of this name; None: there is none."""
         return self._known.get(name)
 
     def find(self, name: str) -> Evaluation:
@@ -141,7 +139,6 @@ class Evaluations:
         return has_changed
 
     def status(self) -> list[EvaluationStatus]:
-        """For people."""
         return [
             EvaluationStatus(name=each.name, is_done=each.is_done, metrics=each.metrics, tasks=_counts(each))
             for each in self._known.values()
@@ -156,7 +153,6 @@ class Evaluations:
         return encode(EvaluationsRecord(evaluations=done)) if done else None
 
     def encode(self) -> bytes:
-        """The stored form."""
         known = [self._record(each) for each in self._known.values()]
         return encode(EvaluationsRecord(evaluations=known, life=self._life.number))
 

@@ -37,7 +37,6 @@ class Members:
 
     @property
     def is_deterministic(self) -> bool:
-        """Whether trainers begin epochs together."""
         return self._schedule.is_on(self.membership.mode)
 
     def perform(self, effects: Sequence[MembershipEffect]) -> None:
@@ -54,11 +53,9 @@ class Members:
                 self._outbox.note(Kind.MEMBER_JOINED, effect.trainer, text, effect.trainer, effect.member_id)
 
     def pserver_up(self, index: int, generation: int) -> None:
-        """A process of this pserver is there."""
         self.perform(self.membership.pserver_up(index, generation, 0))
 
     def pserver_down(self, index: int) -> None:
-        """None is."""
         self.perform(self.membership.pserver_down(index))
 
     def leave(self, trainer: str) -> None:
@@ -69,7 +66,6 @@ class Members:
             self.perform(effects)
 
     def leave_all(self) -> None:
-        """Everybody has to join again."""
         for member in self.membership.members:
             self.leave(member.trainer)
 
@@ -82,7 +78,6 @@ class Members:
         self.perform(self.membership.switch(mode))
 
     def mode_reply(self) -> ModeReply:
-        """How far a change of the mode is."""
         membership = self.membership
         return ModeReply(
             mode=membership.mode.to_json(),
@@ -140,7 +135,6 @@ class Members:
         self._outbox.is_stirred = True
 
     def view_lost(self, index: int, generation: int, serial: int) -> None:
-        """A pserver did not answer."""
         self.perform(self.membership.send_failed(index, generation, serial))
 
 

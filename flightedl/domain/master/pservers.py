@@ -65,7 +65,6 @@ class Pservers:
         return self._recovery.encode()
 
     def seen(self, index: int, generation: int) -> None:
-        """A process of this pserver is there."""
         text = "pserver is there index=%d generation=%d"
         self._outbox.note(Kind.PSERVER_CAME, pserver_named(index), text, index, generation)
         if generation != self._recovery.generation_of(index):
@@ -74,7 +73,6 @@ class Pservers:
         self._outbox.wake(index)
 
     def wake_all(self) -> None:
-        """There may be something to say to all of them."""
         for index in range(self.count):
             self._outbox.wake(index)
 
@@ -303,7 +301,6 @@ class Pservers:
         self._sealed[index] = (generation, end_epoch)
 
     def check(self) -> None:
-        """Assert every invariant."""
         self._recovery.check()
 
 

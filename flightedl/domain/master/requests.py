@@ -100,7 +100,6 @@ class Requests:
         self._epoch_ends.gone(trainer)
 
     def look_at_all(self) -> None:
-        """Something has changed that requests may wait for."""
         for waiting in tuple(self._waiting.values()):
             self._look_at(waiting, is_last=False)
 

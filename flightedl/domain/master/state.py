@@ -177,12 +177,10 @@ class MasterState:
     # what there is
 
     def touch(self) -> None:
-        """The stored state has changed."""
         self.outbox.touch()
 
     @property
     def is_stopped(self) -> bool:
-        """True if a trainer has stopped the job."""
         return self.stop is not None
 
     @property
@@ -224,7 +222,6 @@ class MasterState:
             self.outbox.note(out.Kind.JOB_DONE, "", "all is done")
 
     def tick_checkpoints(self) -> None:
-        """Time has passed: a checkpoint may be due."""
         members = self.serving_members
         if members is not None:
             self.checkpointing.tick(self.now, self.ending.open_rounds(members))
@@ -256,7 +253,6 @@ class MasterState:
         return values
 
     def check(self) -> None:
-        """Assert every invariant of what it is made of."""
         if self.work is not None:
             self.work.queue.check()
         if self.members is not None:

@@ -57,7 +57,6 @@ class Backlog:
         _add(self.rows, pending, attempt)
 
     def remove(self, attempt: int) -> None:
-        """One less."""
         is_first = attempt == self.first_attempt
         del self.pieces[attempt]
         if is_first:
@@ -66,7 +65,6 @@ class Backlog:
             self.renew()
 
     def renew(self) -> None:
-        """Pieces have changed."""
         self.rows = self.rows_anew()
 
     def rows_anew(self) -> list[Row]:

@@ -52,26 +52,21 @@ class BatchTable:
         return self._batches.get(place, IntervalSet())
 
     def places(self) -> list[Place]:
-        """Every task that has any."""
         return list(self._batches)
 
     def epochs(self) -> list[int]:
-        """Every epoch that has any."""
         return list(self._interval_counts)
 
     def in_epoch(self, epoch: int) -> int:
-        """Stretches of one epoch."""
         return self._interval_counts.get(epoch, 0)
 
     def add(self, place: Place, first: int, end: int) -> None:
-        """Put a stretch in."""
         batches = self._batches.setdefault(place, IntervalSet())
         before = batches.interval_count
         self.batch_count += batches.add(first, end)
         self._count(place, batches.interval_count - before)
 
     def remove(self, place: Place, first: int, end: int) -> int:
-        """Take a stretch out; returns how many batches were in."""
         if (batches := self._batches.get(place)) is None:
             return 0
         before = batches.interval_count
@@ -105,7 +100,6 @@ class BatchTable:
 
     @classmethod
     def from_rows(cls, rows: list[Row]) -> BatchTable:
-        """The table of such ``rows``."""
         table = cls()
         for epoch, position, *numbers in rows:
             for first, end in zip(numbers[::2], numbers[1::2], strict=True):
@@ -132,11 +126,9 @@ class FailedPieces:
         self.encoded: tuple[int, bytes] | None = None
 
     def at(self, place: Place) -> tuple[IntervalSet, IntervalSet]:
-        """(failed, dropped) batches of one task. Not to be changed."""
         return self.failed.at(place), self.dropped.at(place)
 
     def quarantine(self, piece: FailedPiece) -> None:
-        """A piece failed for good."""
         self.serial += 1
         self.failed.add((piece.epoch, piece.position), piece.first_batch, piece.end_batch)
         self.details.append(piece)
@@ -147,7 +139,6 @@ class FailedPieces:
         self._forget_details()
 
     def forget_before(self, epoch: int) -> None:
-        """Forget all of the epochs before ``epoch``."""
         for table in (self.failed, self.dropped):
             while table.forget_first_before(epoch):
                 self.forgotten += 1
@@ -169,7 +160,6 @@ class FailedPieces:
         return found
 
     def release(self, place: Place, first: int, end: int) -> None:
-        """A stretch is not failed any more."""
         self.serial += 1
         self.failed.remove(place, first, end)
         self.details = [

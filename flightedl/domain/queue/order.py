@@ -47,7 +47,6 @@ class EpochOrder:
         self._last = (-1, -1)
 
     def at(self, position: int) -> int:
-        """The task at ``position``."""
         if self._permutation is None or position >= self.base:
             return position
         known, task = self._last
@@ -57,7 +56,6 @@ class EpochOrder:
         return task
 
     def position_of(self, task: int) -> int:
-        """Where ``task`` is."""
         if self._permutation is None or task >= self.base:
             return task
         return self._permutation.position_of(task)
@@ -104,7 +102,6 @@ class EpochSizes:
 
     @property
     def task_count(self) -> int:
-        """Tasks there are now."""
         return self._rows[-1][2]
 
     @property
@@ -124,7 +121,6 @@ class EpochSizes:
         return self._rows[index][1:]
 
     def begin(self, epoch: int) -> None:
-        """A new epoch begins, with all tasks there are in its permutation."""
         size = self.task_count
         if self._rows[-1][1] != size:
             self._rows.append((epoch, size, size))

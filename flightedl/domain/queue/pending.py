@@ -54,7 +54,6 @@ class Pending:
     done: IntervalSet = field(default_factory=IntervalSet)
 
     def holder(self, attempt: int) -> Holder:
-        """Who has it under ``attempt``."""
         return next(holder for holder in self.holders if holder.attempt == attempt)
 
 
@@ -88,25 +87,20 @@ class PendingPieces:
 
     @property
     def epochs(self) -> Collection[int]:
-        """Epochs of which something is out."""
         return self._epochs.keys()
 
     @property
     def lowest_epoch(self) -> int | None:
-        """The earliest epoch of which something is out."""
         return min(self._epochs, default=None)
 
     @property
     def trainer_count(self) -> int:
-        """How many trainers hold anything."""
         return len(self._backlogs)
 
     def is_open(self, epoch: int) -> bool:
-        """Whether anything of ``epoch`` is out."""
         return epoch in self._epochs
 
     def at(self, epoch: int, position: int) -> list[Pending]:
-        """What is out of one task."""
         return self._by_place.get((epoch, position), [])
 
     def places(self) -> list[tuple[int, int]]:
@@ -118,7 +112,6 @@ class PendingPieces:
         return self._backlogs
 
     def find(self, attempt: int) -> Pending | None:
-        """The piece that is out under ``attempt``."""
         return self._by_attempt.get(attempt)
 
     def backlog_of(self, trainer: str) -> Backlog:
@@ -130,7 +123,6 @@ class PendingPieces:
         return self.backlog_of(trainer).pieces
 
     def is_holder(self, trainer: str, generation: int, attempt: int) -> bool:
-        """Whether this registration of a trainer holds a piece under ``attempt``."""
         backlog = self.backlog_of(trainer)
         return attempt in backlog.pieces and backlog.generation == generation
 
@@ -145,7 +137,6 @@ class PendingPieces:
         return pending
 
     def add_holder(self, pending: Pending, holder: Holder, now: float | None) -> None:
-        """Another trainer gets the piece too."""
         pending.holders.append(holder)
         self._by_attempt[holder.attempt] = pending
         backlog = self._backlogs.setdefault(holder.trainer, Backlog(holder.generation))
@@ -159,7 +150,6 @@ class PendingPieces:
             self._start(holder, now, is_timed=True)
 
     def set_done(self, pending: Pending, done: IntervalSet) -> None:
-        """Record which batches of a piece are done."""
         pending.done = done
         for holder in pending.holders:
             self._backlogs[holder.trainer].renew()
@@ -191,7 +181,6 @@ class PendingPieces:
             del self._epochs[pending.piece.epoch]
 
     def close(self, pending: Pending, now: float) -> None:
-        """The piece is not out any more, whoever holds it."""
         for holder in tuple(pending.holders):
             self.drop_holder(pending, holder.attempt, now, failed=False)
 
@@ -239,7 +228,6 @@ class PendingPieces:
         return None
 
     def check(self) -> None:
-        """Assert that all tables say the same."""
         attempts = [holder.attempt for pending in self for holder in pending.holders]
         assert sorted(attempts) == list(self._by_attempt), "attempts are by age and complete"
         assert sum(len(backlog.pieces) for backlog in self._backlogs.values()) == len(attempts)

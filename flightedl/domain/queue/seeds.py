@@ -30,7 +30,6 @@ class EpochSeeds:
 
     @property
     def rows(self) -> list[SeedRow]:
-        """At least one."""
         return list(self._rows)
 
     @property

@@ -175,12 +175,10 @@ class QueueState:
         return ended or (self.sizes.task_count == 0 and self.growth_ended)
 
     def is_open(self, epoch: int) -> bool:
-        """Whether anything of an epoch is out or waits."""
         return self.pending.is_open(epoch) or self.waiting.is_open(epoch)
 
     @property
     def lowest_open_epoch(self) -> int | None:
-        """The earliest epoch of which something is out or waits."""
         lowest = [epoch for epoch in (self.pending.lowest_epoch, self.waiting.lowest_epoch) if epoch is not None]
         return min(lowest, default=None)
 
@@ -196,7 +194,6 @@ class QueueState:
 
     @property
     def is_done(self) -> bool:
-        """Whether every task of every epoch is done or failed."""
         return self.is_past_last and self.lowest_open_epoch is None
 
     @property
@@ -206,7 +203,6 @@ class QueueState:
 
     @property
     def is_growing(self) -> bool:
-        """Whether tasks may still join."""
         return not self.growth_ended
 
     @property
@@ -235,7 +231,6 @@ class QueueState:
         return True
 
     def settled(self, epoch: int, position: int) -> None:
-        """The task at a position is done or failed."""
         if epoch in self.due:
             self.due[epoch].remove(position, position + 1)
             if not self.due[epoch]:
@@ -278,7 +273,6 @@ class QueueState:
         return self.pending.is_holder(trainer, generation, attempt)
 
     def registrations(self) -> dict[str, int]:
-        """The generation of each trainer that holds anything."""
         return {trainer: backlog.generation for trainer, backlog in self.pending.backlogs().items()}
 
     # what people ask
@@ -341,7 +335,6 @@ class QueueState:
         return TaskBatches(tuple(waiting), tuple(pending), tuple(done), tuple(failed), tuple(dropped))
 
     def require_begun(self, epoch: int) -> None:
-        """Raise UsageError unless an epoch has begun."""
         if not 0 <= epoch < self.begun_epochs:
             raise UsageError(f"epoch {epoch + 1} has not begun")
 
@@ -368,7 +361,6 @@ class QueueState:
     # is it sane
 
     def check(self) -> None:
-        """Assert every invariant."""
         assert self.settings.epochs is None or self.epoch <= self.settings.epochs
         assert 0 <= self.cursor <= self.epoch_size(self.epoch)
         assert not self.is_complete, "a complete epoch has ended"

@@ -85,12 +85,10 @@ class BatchRange:
 
     @property
     def is_whole(self) -> bool:
-        """Whether this is all of the task."""
         return self.first_batch == 0 and self.end_batch == self.batch_count
 
     @property
     def size(self) -> int:
-        """Number of batches."""
         return self.end_batch - self.first_batch
 
 

@@ -94,7 +94,6 @@ class WaitingPieces:
 
     @property
     def lowest_epoch(self) -> int | None:
-        """The earliest epoch of which something waits."""
         lowest = [min(self._runs)] if self._runs else []
         lowest += [pieces[0].epoch for pieces in (self._parts, self._suspects) if pieces]
         return min(lowest, default=None)
@@ -114,17 +113,14 @@ class WaitingPieces:
         return self._runs[epoch].size if epoch in self._runs else 0
 
     def suspect_count(self, epoch: int) -> int:
-        """How many suspects of ``epoch`` wait."""
         return _slice(self._suspects, (epoch,), (epoch + 1,))[1]
 
     def is_open(self, epoch: int) -> bool:
-        """Whether anything of ``epoch`` waits."""
         return epoch in self._runs or any(
             _slice(pieces, (epoch,), (epoch + 1,))[1] for pieces in (self._parts, self._suspects)
         )
 
     def at(self, epoch: int, position: int) -> list[BatchRange]:
-        """What waits of one task."""
         found: list[BatchRange] = []
         for pieces in (self._parts, self._suspects):
             start, count = _slice(pieces, (epoch, position), (epoch, position + 1))
@@ -135,7 +131,6 @@ class WaitingPieces:
         return found
 
     def put(self, piece: BatchRange) -> None:
-        """Let a piece wait, none of which waits yet."""
         if piece.failures >= self._suspect_from:
             insort(self._suspects, piece, key=_place)
         elif piece.is_whole:
@@ -191,7 +186,6 @@ class WaitingPieces:
         return BatchRange(epoch, position, 0, batch_count, batch_count, failures)
 
     def take_suspect(self, epoch: int) -> BatchRange | None:
-        """Take the first suspect of ``epoch``."""
         if self._suspects and self._suspects[0].epoch == epoch:
             return self._suspects.pop(0)
         return None

@@ -58,7 +58,6 @@ class AppliedSummary(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, applied: AppliedBatches) -> AppliedSummary:
-        """What a pserver announces."""
         through: list[tuple[int, int, int]] = []
         done: dict[int, bytes] = {}
         parts: dict[int, dict[int, bytes]] = {}
@@ -74,7 +73,6 @@ class AppliedSummary(msgspec.Struct, frozen=True, array_like=True):
         return cls(through, done, applied.block_count > 0, parts)
 
     def is_through(self, epoch: int) -> bool:
-        """True if the pserver has all of the epoch."""
         return any(first <= epoch < end for first, end, _ in self.through)
 
     def done_bits(self, epoch: int) -> int:
@@ -216,7 +214,6 @@ class PserverRecovery:
         self._pinned: tuple[int | None] | None = None
 
     def seen(self, index: int, generation: int) -> None:
-        """A pserver's key is there."""
         if 0 <= index < self._pserver_count:
             self._known[index] = max(generation, self._known.get(index, generation))
 
@@ -323,6 +320,5 @@ class PserverRecovery:
         return result
 
     def check(self) -> None:
-        """Assert every invariant."""
         for index, generation in self._settled.items():
             assert generation <= self._known[index], "a process is settled that nobody has seen"

@@ -112,7 +112,6 @@ class MarginalScaling:
     _best: float = field(default=0.0)
 
     def look(self, seen: Seen, now: float) -> Wish:
-        """What to do, as the job stands at ``now``."""
         if not seen.wanted and self.limits.minimum:
             # Nobody but a person wants none.
             self.target = None
@@ -137,7 +136,6 @@ class MarginalScaling:
         return self._wish(self.target, reason)
 
     def check(self) -> None:
-        """Assert what always holds."""
         assert self.target is None or self.limits.minimum <= self.target <= self.limits.most, "within the limits"
         assert self._trial is None or self._trial[0] != self.target, "a trial is of another count"
 

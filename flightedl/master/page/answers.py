@@ -68,7 +68,6 @@ class JobPage:
                 self._history.add(status, now, self._clock.wall_time())
 
     def answer(self, asked: Asked) -> Answer:
-        """What a path gives."""
         if asked.path == "/stream":
             return Answer(self._stream(asked.closing), "text/event-stream", headers=_HEADERS)
         if asked.path == "/status.json":

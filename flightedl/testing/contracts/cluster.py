@@ -22,7 +22,6 @@ class ClusterContract:
 
     @pytest.fixture
     def cluster(self) -> Cluster:
-        """What is tested."""
         raise NotImplementedError
 
     def test_an_object_is_what_was_applied_last(self, cluster: Cluster) -> None:

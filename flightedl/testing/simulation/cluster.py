@@ -109,7 +109,6 @@ class Cluster:
         return None if self._recordings is None else self._recordings.recorder(process, name)
 
     def close(self) -> None:
-        """Close the recordings."""
         if self._recordings is not None:
             self._recordings.close()
 
@@ -132,7 +131,6 @@ class Cluster:
         return self._holding.choice((0.0, 0.3, 1.0, 3.0)) if self.scenario.has_many_tasks else 0.0
 
     def start_pserver(self) -> None:
-        """One more pserver."""
         self._start(Pserver(self, self._name("pserver")))
 
     def _start(self, process: Process) -> None:
@@ -195,7 +193,6 @@ class Cluster:
         return None if pointer is None else loadable_of(pointer)
 
     def pointer(self) -> int | None:
-        """The checkpoint that etcd names."""
         loadable = self.loadable()
         return None if loadable is None else loadable[-1]
 
@@ -205,7 +202,6 @@ class Cluster:
         return self.life, self.rewinds, self.etcd.life
 
     def next_etcd(self) -> int:
-        """Another cluster's number."""
         self._etcd_count += 1
         return self._etcd_count - 1
 
@@ -300,7 +296,6 @@ class Cluster:
 
     @property
     def is_done(self) -> bool:
-        """Whether the master that leads says that all is done."""
         leader = self.leader()
         return leader is not None and leader.core.ending.may_end
 
@@ -324,7 +319,6 @@ class Cluster:
         }
 
     def describe(self) -> str:
-        """Who waits for whom."""
         lines = []
         for process in self.processes:
             if isinstance(process, Trainer):

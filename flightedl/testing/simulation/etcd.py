@@ -127,7 +127,6 @@ class Etcd(Process):
     # going back
 
     def sighting(self) -> Sighting:
-        """What an answer says of it."""
         return Sighting(f"{self.cluster_number:016x}", self.revision)
 
     def restore(self, backup: tuple[int, dict[str, Key]], cluster_number: int) -> None:
@@ -207,7 +206,6 @@ class Etcd(Process):
         reply((committed, self.revision, {key: self.keys.get(key) for key in about}))
 
     def read(self, names: Sequence[str], reply: Reply) -> None:
-        """Reply with the values of these keys, None for a key that does not exist."""
         if not self.is_down:
             reply({name: self.keys.get(name) for name in names})
 
@@ -280,7 +278,6 @@ class Etcd(Process):
         self.world.after(max(delay_s, 0.0), end)
 
     def revoke(self, lease: Lease) -> None:
-        """The lease ends; its keys go."""
         lease.is_ended = True
         lease.is_lost = True
         for key in sorted(lease.keys):

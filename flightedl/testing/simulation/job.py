@@ -91,12 +91,10 @@ class JobShape:
 
     @property
     def grows(self) -> bool:
-        """Whether tasks join while the job runs."""
         return self.first_count < len(self.batch_counts)
 
     @property
     def has_rows(self) -> bool:
-        """Whether blocks are treated as buckets."""
         return self.table is not None
 
     def queue_settings(self, task_count: int) -> QueueSettings:
@@ -115,7 +113,6 @@ class JobShape:
         )
 
     def evaluation_settings(self) -> QueueSettings:
-        """Of the queue of an evaluation."""
         return QueueSettings(
             task_count=len(self.evaluation),
             batch_counts=self.evaluation.__getitem__,
@@ -137,16 +134,13 @@ class JobShape:
 
     @property
     def element_count(self) -> int:
-        """Batches of all epochs."""
         return self.epochs * sum(self.batch_counts)
 
     @property
     def block_count(self) -> int:
-        """Blocks on all pservers."""
         return plan_of(self.cut_for, self.cut_for).block_count
 
     def batches(self) -> Iterator[Batch]:
-        """Those of all epochs."""
         for epoch in range(self.epochs):
             for task, count in enumerate(self.batch_counts):
                 yield from (Batch(epoch, task, batch) for batch in range(count))

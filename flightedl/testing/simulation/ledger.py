@@ -52,7 +52,6 @@ class Block:
 
     @property
     def rounds(self) -> BlockRounds:
-        """Those of its span."""
         return self.span.protocol.span(self.number).rounds
 
 
@@ -119,7 +118,6 @@ class LedgerSpan(SpanPlace):
             self._move(block, effect, moved)
 
     def _move(self, block: Block, effect: Update, moved: Gradient) -> None:
-        """One run of the optimizer."""
         if effect.number != block.updates or effect.from_version < block.updated_to:
             raise Violation(f"block {block.number}: {effect} after {block.updates} until version {block.updated_to}")
         block.updates += 1

@@ -46,7 +46,6 @@ class PserverLink:
             self.pause(0.0)
 
     def wake(self) -> None:
-        """There may be something to say."""
         if self._is_busy:
             self._is_woken = True
         elif self._master.is_leading:
@@ -61,7 +60,6 @@ class PserverLink:
         self._master.later(pause_s, lambda: self.talk() if self._token == token else None)
 
     def talk(self) -> None:
-        """Say the next thing that there is to say."""
         key = self.key
         if not self._master.is_held():
             return

@@ -65,14 +65,12 @@ class Loop:
         self._begun_epoch = 0
 
     def begin(self) -> None:
-        """Ask for work."""
         self._pump()
         self._go()
 
     # the feed
 
     def registered_again(self) -> None:
-        """The trainer has another generation."""
         self.feed.registered_again()
         self._pump()
 
@@ -248,7 +246,6 @@ class Loop:
         self.trainer.open_batch(batch, self._guarded(opened), self._guarded(denied))
 
     def go_on(self) -> None:
-        """The body has swallowed an error."""
         self._go()
 
     # its end
@@ -261,13 +258,11 @@ class Loop:
             self._pump()
 
     def fail(self) -> None:
-        """The body raised, and the program ends with that."""
         if self.at is not None:
             self.feed.failed(self.at.task, "it raised", self.at.batch.number, self.world.now, "a.py:1")
             self._pump()
 
     def close(self) -> None:
-        """All goes back."""
         self.is_left = True
         self.feed.close()
         self._pump()

@@ -79,7 +79,6 @@ class Master(Process):
         self.later(0.05 * cluster.world.random.random(), self._claim)
 
     def end(self, why: str) -> None:
-        """Exit; the supervisor starts another one."""
         if self.is_alive:
             self.world.note("{} ends: {}", self.name, why)
             self.cluster.ended(self)
@@ -147,11 +146,9 @@ class Master(Process):
     # events and effects
 
     def apply(self, event: events.Event) -> None:
-        """Something has happened."""
         self.carry_out(self.core.apply(event, self.world.now))
 
     def carry_out(self, effects: list[out.Effect]) -> None:
-        """In their order."""
         self._write()
         for effect in effects:
             match effect:
@@ -196,7 +193,6 @@ class Master(Process):
     # stored
 
     def after_stored(self, revision: int, action: Action) -> None:
-        """Do it when the state of a revision is stored."""
         if self.durable >= revision:
             action()
         else:
@@ -219,7 +215,6 @@ class Master(Process):
 
     @property
     def queue(self) -> TaskQueue:
-        """Of the training data."""
         assert self.core.work is not None, "a master that has begun has a queue"
         return self.core.work.queue
 
@@ -312,7 +307,6 @@ class Master(Process):
         self.after_stored(self.core.revision, stored)
 
     def stop(self) -> None:
-        """A trainer ends the job, if one is registered."""
         for trainer, generation in sorted(self.core.trainers.items())[:1]:
             request = StopRequest(trainer=trainer, generation=generation, reason="the simulation")
             self._ask(request, lambda _: None)
@@ -406,7 +400,6 @@ class Master(Process):
         self._ask(request, reply)
 
     def change_mode(self, mode: Mode) -> None:
-        """Somebody wants another mode."""
         self.world.note("somebody asks {} for the mode {}", self.name, mode)
         request = ModeRequest(mode=mode.to_json(), wait_s=0.0)
         self._ask(request, lambda _: None)

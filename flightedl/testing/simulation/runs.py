@@ -47,7 +47,6 @@ class Summary:
     found: list[Found] = field(default_factory=list)
 
     def add(self, result: Outcome | Found) -> None:
-        """Count one run."""
         self.seeds += 1
         if isinstance(result, Found):
             self.found.append(result)
@@ -64,7 +63,6 @@ class Summary:
 
     @property
     def fault_count(self) -> int:
-        """Of all kinds."""
         return sum(self.faults.values())
 
 

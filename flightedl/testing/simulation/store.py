@@ -129,8 +129,6 @@ class Store(Process):
         self._soon(carry_out)
 
     def delete(self, process: Process, name: str, done: Action, failed: Action) -> None:
-        """Delete a file."""
-
         def carry_out() -> None:
             if self._fails():
                 process.deliver(failed)
@@ -141,7 +139,6 @@ class Store(Process):
         self._soon(carry_out)
 
     def remove(self, name: str) -> None:
-        """A file goes."""
         if self.files.pop(name, None) is not None:
             del self.sizes[name]
             self.rotten.discard(name)

@@ -52,7 +52,6 @@ class Strikes:
             self._world.after(fates.uniform(1.0, 20.0), stop)
 
     def plan(self) -> None:
-        """Begin to strike."""
         self._plan()
         self._plan_for_programs()
 
@@ -284,7 +283,6 @@ class Strikes:
         self._world.after(self._world.random.choice((0.5, 2.0, 6.0)), up)
 
     def _change_mode(self) -> None:
-        """Somebody gives the job another mode."""
         leader = self._cluster.leader()
         if leader is None or leader.is_frozen:
             return

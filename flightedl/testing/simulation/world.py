@@ -65,7 +65,6 @@ class Process:
         return done
 
     def end(self, why: str) -> None:
-        """Exit."""
         raise NotImplementedError(why)
 
     def deliver(self, action: Action) -> None:
@@ -78,7 +77,6 @@ class Process:
             action()
 
     def later(self, delay_s: float, action: Action) -> None:
-        """A timer of this process."""
         self.world.after(delay_s, lambda: self.deliver(action))
 
     def freeze(self) -> None:
@@ -158,7 +156,6 @@ class World:
     # time
 
     def after(self, delay_s: float, action: Action) -> None:
-        """Do something later."""
         self._made += 1
         heapq.heappush(self._heap, (self.now + delay_s, self._made, action))
 
@@ -178,11 +175,9 @@ class World:
         self._notes.append((self.now, text, values))
 
     def story(self) -> Iterable[str]:
-        """The last events."""
         return (f"{at:9.3f}  {text.format(*values)}" for at, text, values in self._notes)
 
     def fault(self, kind: str) -> None:
-        """Count something that was done to this run."""
         self.faults[kind] += 1
 
     # network
