@@ -32,13 +32,7 @@ _DRAIN_SLICE_S = 0.25
 
 
 class CheckpointStore:
-    """The files of one job's checkpoints. Thread-safe.
-
-    Args:
-        storage: Where manifests go, and what is swept; None: the job keeps no checkpoints.
-        state: Decides.
-        job: The job's name.
-    """
+    """The files of one job's checkpoints. Thread-safe."""
 
     def __init__(self, storage: Storage | None, state: JobState, job: str) -> None:
         self._storage = storage

@@ -15,13 +15,7 @@ from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset,
 
 
 class Declaring:
-    """Takes declarations; each is durable before it is answered. Thread-safe.
-
-    Args:
-        state: What is declared becomes part of it.
-        growing: Begun with a dataset that is followed.
-        indexing: Of the training data.
-    """
+    """Takes declarations; each is durable before it is answered. Thread-safe."""
 
     def __init__(self, state: JobState, growing: Growing, indexing: DatasetIndexing) -> None:
         self._state = state

@@ -22,13 +22,7 @@ _WAIT_LIMIT_S = 15.0
 
 
 class Journal:
-    """The newest events of one master. Thread-safe.
-
-    Args:
-        generation: The master's.
-        clock: Its clock.
-        kept: How many events are kept.
-    """
+    """The newest events of one master. Thread-safe."""
 
     def __init__(self, generation: int, clock: Clock, kept: int = _KEPT) -> None:
         self._generation = generation

@@ -44,14 +44,7 @@ _STATUS_S = 1.0
 
 
 class PserverLinks:
-    """The links to all pservers of one job. Thread-safe.
-
-    Args:
-        state: Decides what is said.
-        job: The job's name.
-        directory: Says where they are.
-        connector: Opens the connections.
-    """
+    """The links to all pservers of one job. Thread-safe."""
 
     def __init__(self, state: JobState, job: str, directory: Directory, connector: Connector) -> None:
         self._state = state

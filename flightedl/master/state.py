@@ -94,20 +94,7 @@ class _Slot:
 
 
 class JobState:
-    """One job's state in one master.
-
-    Args:
-        chosen: What the process was told.
-        pserver_count: Of the job.
-        generation: The master's.
-        coordinator: Its connection to etcd.
-        keys: The job's.
-        clock: Measures.
-        evaluation_datasets: The datasets of evaluations.
-        keeps_checkpoints: Whether there is anywhere to keep them.
-        recorder: Records the core; None: nothing does.
-        instruments: Take what is measured.
-    """
+    """One job's state in one master."""
 
     def __init__(
         self,
@@ -158,11 +145,6 @@ class JobState:
 
     def recover(self, stored: StoredState, dataset: IndexedDataset | None, arrivals_saved: int = 0) -> None:
         """Begin with what a predecessor left; ``dataset``: the one that is declared in it.
-
-        Args:
-            stored: What it left.
-            dataset: The one that is declared in it.
-            arrivals_saved: As the attribute.
 
         Raises:
             UsageError: the stored queue is of other tasks.

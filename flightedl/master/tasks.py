@@ -20,11 +20,7 @@ Work = tuple[TasksReply, list[list[Chunk]], list[list[Chunk]]]
 
 
 class Tasks:
-    """What trainers ask the master for. Thread-safe.
-
-    Args:
-        state: Asked.
-    """
+    """What trainers ask the master for. Thread-safe."""
 
     def __init__(self, state: JobState) -> None:
         self._state = state

@@ -14,7 +14,7 @@ import msgspec
 from flightedl.messages.base import Name, Natural, OfPlan, Reply, Request, Text
 
 
-class ViewMemberMessage(Request, frozen=True, kw_only=True):
+class ViewMember(Request, frozen=True, kw_only=True):
     """One member of a view."""
 
     trainer: Name
@@ -28,7 +28,7 @@ class ViewRequest(OfPlan, frozen=True, kw_only=True):
 
     master_generation: Natural
     serial: Natural
-    members: list[ViewMemberMessage]
+    members: list[ViewMember]
     #: The consistency mode, a tagged object; None: as before.
     mode: dict[str, Any] | None = None
     #: The version that all blocks begin at if this view changes the mode.
@@ -64,7 +64,7 @@ class SnapshotRequest(OfPlan, frozen=True, kw_only=True):
     is_base: bool = True
 
 
-class ShardFileMessage(Reply, frozen=True, kw_only=True):
+class WrittenFile(Reply, frozen=True, kw_only=True):
     """A file that a pserver wrote."""
 
     name: str
@@ -89,7 +89,7 @@ class SnapshotReply(Reply, frozen=True, kw_only=True):
     #: refused, waiting, taken, written or failed.
     state: str
     highest_open_round: int = 0
-    file: ShardFileMessage | None = None
+    file: WrittenFile | None = None
     reason: str = ""
     #: Seconds that training stood still for the copies, at most, and that writing took.
     copied_s: float = 0.0

@@ -96,12 +96,7 @@ class _Store:
 
 
 class MemoryCoordinator:
-    """See ``ports.Coordinator``.
-
-    Args:
-        clock: Ends leases.
-        store: Given by ``another``; None: an empty one.
-    """
+    """See ``ports.Coordinator``."""
 
     def __init__(self, clock: Clock, store: _Store | None = None) -> None:
         self._store = store or _Store(clock)

@@ -41,13 +41,7 @@ def closed_port() -> Iterator[int]:
 
 
 class ServerProcess:
-    """A child that leads a process group of its own and writes its output to a file.
-
-    Args:
-        command: Program and arguments.
-        log_path: Where its output goes; appended to.
-        environment: All variables; None: those of this process.
-    """
+    """A child that leads a process group of its own and writes its output to a file."""
 
     def __init__(self, command: Sequence[str], log_path: Path, environment: Mapping[str, str] | None = None) -> None:
         self.log_path = log_path

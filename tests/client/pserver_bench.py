@@ -12,7 +12,9 @@ from flightedl.adapters.clock import SystemClock
 from flightedl.client.model.parameters import Parameters, Scope
 from flightedl.client.waiting import Waiting
 from flightedl.domain.consistency.modes import Mode
+from flightedl.domain.exactly_once import batches
 from flightedl.domain.exactly_once.accumulation import SumAgain
+from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.model.optimizers import SGD, Optimizer
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import ShardPlan, plan_shards
@@ -20,7 +22,7 @@ from flightedl.domain.tables.spec import TableSpec
 from flightedl.domain.trainer.batches import Batch, CurrentBatch
 from flightedl.domain.trainer.membership import Begun, TrainerMembership
 from flightedl.errors import FencedError, FlightedlError
-from flightedl.messages.control import ViewMemberMessage, ViewRequest
+from flightedl.messages.control import ViewMember, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, PushHeader
 from flightedl.process.shared_memory import SharedMemory
 from flightedl.pserver.flight import PserverFlight
@@ -171,8 +173,7 @@ class Cluster:
 
     def view(self, *members: int, serial: int = 1, trainer: str = "", first_round: int = 0) -> None:
         messages = [
-            ViewMemberMessage(trainer=trainer or f"t{m}", generation=m, member=m, first_round=first_round)
-            for m in members
+            ViewMember(trainer=trainer or f"t{m}", generation=m, member=m, first_round=first_round) for m in members
         ]
         self._view = ViewRequest(plan_hash=self.plan.hash, master_generation=1, serial=serial, members=messages)
         for shard in self.shards:
@@ -223,3 +224,11 @@ class Cluster:
             server.stop(0.5)
         for shard in self.shards:
             shard._protocol.check()
+
+
+def missing_batches(applied: AppliedBatches, epoch: int, task: int, batch_count: int) -> list[int]:
+    """Return the batches of a task that some block lacks."""
+    blocks = range(applied.block_count)
+    return [
+        b for b in range(batch_count) if not all(applied.has(block, batches.Batch(epoch, task, b)) for block in blocks)
+    ]

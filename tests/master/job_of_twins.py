@@ -30,11 +30,11 @@ from flightedl.master.service import MasterService
 from flightedl.messages.base import decode, encode
 from flightedl.messages.control import (
     AppliedReply,
-    ShardFileMessage,
     SnapshotReply,
     SnapshotRequest,
     ViewReply,
     ViewRequest,
+    WrittenFile,
 )
 from flightedl.messages.declarations import DatasetDeclaration, ModelDeclaration, ParameterDeclaration
 from flightedl.messages.status import PserverStatusReply
@@ -111,7 +111,7 @@ class PserverTwin:
         if self.store_trouble or self._storage is None:
             return SnapshotReply(**number, state="failed", reason=self.store_trouble)
         size_bytes = self._storage.publish(order.name, [b"values"])
-        file = ShardFileMessage(
+        file = WrittenFile(
             name=order.name, size_bytes=size_bytes, hash="0" * 32, blocks=1, lowest_version=0, highest_version=0
         )
         return SnapshotReply(**number, state="written", file=file)

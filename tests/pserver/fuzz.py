@@ -36,7 +36,7 @@ from flightedl.domain.model.sharding import ShardPlan, plan_shards
 from flightedl.errors import FlightedlError
 from flightedl.kernels.compiled import finite_copy
 from flightedl.messages.base import decode, encode
-from flightedl.messages.control import ViewMemberMessage, ViewRequest
+from flightedl.messages.control import ViewMember, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, Outcome, PullTicket, PushHeader
 from flightedl.pserver.shard import Shard
 from flightedl.pserver.stores import Pushed, Wanted
@@ -72,7 +72,7 @@ class Target:
                 plan_hash=self.plan.hash,
                 master_generation=1,
                 serial=1,
-                members=[ViewMemberMessage(trainer=f"t{m}", generation=m, member=m, first_round=0) for m in members],
+                members=[ViewMember(trainer=f"t{m}", generation=m, member=m, first_round=0) for m in members],
             )
         )
         self.is_sync = isinstance(mode, Sync)

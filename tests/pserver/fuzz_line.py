@@ -27,7 +27,7 @@ from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import plan_shards
 from flightedl.errors import FlightedlError
 from flightedl.messages.base import encode
-from flightedl.messages.control import ViewMemberMessage, ViewRequest
+from flightedl.messages.control import ViewMember, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, PushHeader
 from flightedl.ports import NoInstruments
 from flightedl.pserver.conversation import Conversation
@@ -68,7 +68,7 @@ class _Target:
     def __init__(self) -> None:
         self.plan = plan_shards([ParameterSpec(f"p{i}", (size,)) for i, size in enumerate(_SIZES)], 1)
         self.shard = Shard(self.plan, 0, SGD(lr=1.0), Async(), meter=Meter(NoInstruments()))
-        member = ViewMemberMessage(trainer="t1", generation=1, member=1, first_round=0)
+        member = ViewMember(trainer="t1", generation=1, member=1, first_round=0)
         self.shard.set_members(ViewRequest(plan_hash=self.plan.hash, master_generation=1, serial=1, members=[member]))
         self.service = _Service(self.shard)
         self.batch = 0

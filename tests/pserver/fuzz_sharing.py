@@ -37,7 +37,7 @@ from flightedl.domain.model.sharding import plan_shards
 from flightedl.errors import FlightedlError
 from flightedl.kernels.compiled import finite_copy
 from flightedl.messages.base import decode, encode
-from flightedl.messages.control import ViewMemberMessage, ViewRequest
+from flightedl.messages.control import ViewMember, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, PushHeader
 from flightedl.process.shared_memory import NONCE_BYTES, SIZE_BYTES, SharedMemory
 from flightedl.pserver.meter import Meter
@@ -242,7 +242,7 @@ class Lending:
         specs = [ParameterSpec(f"p{i}", (size,)) for i, size in enumerate(self.SIZES)]
         self.plan = plan_shards(specs, 1)
         self.shard = Shard(self.plan, 0, SGD(lr=1.0), Async(), shares_memory=True)
-        members = [ViewMemberMessage(trainer=f"t{m}", generation=m, member=m, first_round=0) for m in (1, 2)]
+        members = [ViewMember(trainer=f"t{m}", generation=m, member=m, first_round=0) for m in (1, 2)]
         self.shard.set_members(ViewRequest(plan_hash=self.plan.hash, master_generation=1, serial=1, members=members))
         self.batch = 0
         self.found: Counter[str] = Counter()

@@ -8,7 +8,7 @@ from flightedl.domain.consistency.modes import Async, Bounded, Mode, Sync
 from flightedl.domain.model.optimizers import SGD
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import plan_shards
-from flightedl.messages.control import ViewMemberMessage, ViewRequest
+from flightedl.messages.control import ViewMember, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, PushHeader
 from flightedl.pserver.meter import ROUND_SECONDS, STALENESS, Meter
 from flightedl.pserver.shard import Shard
@@ -28,7 +28,7 @@ class Measured:
         plan = plan_shards([ParameterSpec("w", (4,))], 1)
         self.shard = Shard(plan, 0, SGD(lr=1.0), mode, meter=self.meter)
         self.shard.initialize(1, Row(0, 0, VALUES))
-        members = [ViewMemberMessage(trainer=f"t{m}", generation=m, member=m, first_round=0) for m in (1, 2)]
+        members = [ViewMember(trainer=f"t{m}", generation=m, member=m, first_round=0) for m in (1, 2)]
         self.shard.set_members(ViewRequest(plan_hash="p", master_generation=1, serial=1, members=members))
 
     def push(self, member: int, batch: int, base: int = 0, step: int = 0) -> None:

@@ -33,7 +33,7 @@ from flightedl.kernels import compiled, compiled_rows
 from flightedl.kernels.compiled_distinct import distinct_kernels
 from flightedl.kernels.half_precision import widened
 from flightedl.messages.base import encode
-from flightedl.messages.control import ViewMemberMessage, ViewRequest
+from flightedl.messages.control import ViewMember, ViewRequest
 from flightedl.messages.declarations import DeclaredModel, JobDeclaration, ModelDeclaration
 from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
 from flightedl.pserver.building import kernels_of
@@ -71,7 +71,7 @@ class Pserver:
 
     def view(self, serial: int, first_round: int) -> None:
         """A view with the only member."""
-        member = ViewMemberMessage(trainer="t", generation=1, member=serial, first_round=first_round)
+        member = ViewMember(trainer="t", generation=1, member=serial, first_round=first_round)
         self.shard.set_members(ViewRequest(plan_hash="p", master_generation=1, serial=serial, members=[member]))
         self.member = serial
 

@@ -28,7 +28,7 @@ from flightedl.messages.control import (
     ReloadRequest,
     SealRequest,
     SnapshotRequest,
-    ViewMemberMessage,
+    ViewMember,
     ViewReply,
     ViewRequest,
 )
@@ -47,7 +47,7 @@ PLAN = plan_for([ParameterSpec("w", (4,))], 1, 0)
 
 def orders(plan_hash: str) -> dict[str, msgspec.Struct]:
     """One of each message from a master."""
-    member = ViewMemberMessage(trainer="t", generation=1, member=1, first_round=0)
+    member = ViewMember(trainer="t", generation=1, member=1, first_round=0)
     return {
         "view": ViewRequest(plan_hash=plan_hash, master_generation=1, serial=1, members=[member]),
         "snapshot": SnapshotRequest(plan_hash=plan_hash, master_generation=1, number=1, serial=1, name="c-1/shard"),

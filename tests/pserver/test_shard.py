@@ -13,7 +13,7 @@ from flightedl.domain.model.optimizers import SGD
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import plan_shards
 from flightedl.errors import GradientError, MessageError
-from flightedl.messages.control import ViewMemberMessage, ViewRequest
+from flightedl.messages.control import ViewMember, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
 from flightedl.pserver.shard import Shard
 from flightedl.pserver.stores import Wanted
@@ -33,16 +33,14 @@ class Bench:
 
     def view(self, *members: int, first_round: int = 0) -> tuple[int, ...]:
         self.serial += 1
-        messages = [
-            ViewMemberMessage(trainer=f"t{m}", generation=m, member=m, first_round=first_round) for m in members
-        ]
+        messages = [ViewMember(trainer=f"t{m}", generation=m, member=m, first_round=first_round) for m in members]
         request = ViewRequest(plan_hash="p", master_generation=1, serial=self.serial, members=messages)
         return tuple(self.shard.set_members(request).refused)
 
     def change(self, mode: Mode, at_round: int, *members: int) -> bool:
         """A view that changes the mode; False: it was refused."""
         self.serial += 1
-        messages = [ViewMemberMessage(trainer=f"t{m}", generation=m, member=m, first_round=at_round) for m in members]
+        messages = [ViewMember(trainer=f"t{m}", generation=m, member=m, first_round=at_round) for m in members]
         request = ViewRequest(
             plan_hash="p",
             master_generation=1,

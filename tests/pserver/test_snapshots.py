@@ -23,7 +23,7 @@ from flightedl.domain.pserver.block_values import CopyBlocks
 from flightedl.errors import UnavailableError
 from flightedl.formats.shard_files import StoredBlock
 from flightedl.kernels.half_precision import shortened
-from flightedl.messages.control import ViewMemberMessage, ViewRequest
+from flightedl.messages.control import ViewMember, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
 from flightedl.ports import StoredFile
 from flightedl.pserver.copier import _LEAD, CopyMemory, SnapshotCopier
@@ -69,9 +69,7 @@ class Pserver:
                 plan_hash="p",
                 master_generation=1,
                 serial=self.serial,
-                members=[
-                    ViewMemberMessage(trainer=f"t{m}", generation=m, member=m, first_round=first_round) for m in members
-                ],
+                members=[ViewMember(trainer=f"t{m}", generation=m, member=m, first_round=first_round) for m in members],
             )
         )
 

@@ -13,7 +13,7 @@ from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import block_limit, plan_shards, runs_of
 from flightedl.domain.pserver.block_values import Update
 from flightedl.errors import GradientError, MessageError
-from flightedl.messages.control import ViewMemberMessage, ViewRequest
+from flightedl.messages.control import ViewMember, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
 from flightedl.pserver.shard import Shard
 from flightedl.pserver.stores import Wanted
@@ -37,7 +37,7 @@ class Bench:
         for number in ALL:
             zeros = memoryview(np.zeros(SIZE, np.float32)).cast("B")
             self.shard.initialize(1, Row(number, 0, zeros))
-        members = [ViewMemberMessage(trainer=f"t{m}", generation=m, member=m, first_round=0) for m in (1, 2)]
+        members = [ViewMember(trainer=f"t{m}", generation=m, member=m, first_round=0) for m in (1, 2)]
         self.shard.set_members(ViewRequest(plan_hash="p", master_generation=1, serial=1, members=members))
 
     def push(
@@ -179,7 +179,7 @@ def test_a_message_may_carry_values_for_some_blocks_and_arrivals_for_others() ->
             plan_hash="p",
             master_generation=1,
             serial=2,
-            members=[ViewMemberMessage(trainer="t1", generation=1, member=1, first_round=0)],
+            members=[ViewMember(trainer="t1", generation=1, member=1, first_round=0)],
         )
     )
     header = PushHeader(

@@ -13,7 +13,7 @@ from flightedl.domain.model.optimizers import LAMB
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import plan_shards
 from flightedl.errors import MessageError
-from flightedl.messages.control import ViewMemberMessage, ViewRequest
+from flightedl.messages.control import ViewMember, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
 from flightedl.pserver.shard import Shard
 from flightedl.pserver.steps import StepSession, awaited_values
@@ -32,7 +32,7 @@ class Bench:
         plan = plan_shards([ParameterSpec(f"p{i}", (SIZE,)) for i in range(COUNT)], 1)
         self.shard = Shard(plan, 0, LAMB(lr=0.1), mode)
         self.clock = FakeClock()
-        known = [ViewMemberMessage(trainer=f"t{m}", generation=m, member=m, first_round=0) for m in members]
+        known = [ViewMember(trainer=f"t{m}", generation=m, member=m, first_round=0) for m in members]
         self.shard.set_members(ViewRequest(plan_hash="p", master_generation=1, serial=1, members=known))
 
     def step(self, member: int, batch: int, rows: int = COUNT, *, pull: bool = True) -> StepSession:

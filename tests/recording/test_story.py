@@ -22,7 +22,7 @@ from flightedl.domain.trainer.steps import Next, Steps, carried_out
 from flightedl.domain.trainer.transfers import Answer, AskAgain, KeepWaiting, Pull, Transfer
 from flightedl.domain.trainer.transfers import Push as PushCall
 from flightedl.errors import NotReadyError, UsageError
-from flightedl.messages.control import ViewMemberMessage, ViewRequest
+from flightedl.messages.control import ViewMember, ViewRequest
 from flightedl.messages.declarations import DeclaredModel, JobDeclaration, ModelDeclaration
 from flightedl.messages.parameters import Outcome
 from flightedl.messages.tasks import FinishedTask, ReturnedTask, TasksReply, TasksTicket
@@ -91,7 +91,7 @@ class Pserver:
         self.protocol = recorded(run.recorder("pserver"), {"pserver": 0, "generation": 7}, BlockProtocol, extents, mode)
 
     def view(self, serial: int, *members: tuple[str, int, int]) -> None:
-        named = [ViewMemberMessage(trainer=t, generation=1, member=m, first_round=r) for t, m, r in members]
+        named = [ViewMember(trainer=t, generation=1, member=m, first_round=r) for t, m, r in members]
         self.protocol.take_view(
             ViewRequest(plan_hash="p", master_generation=5, serial=serial, members=named, mode=None, switch_round=0)
         )

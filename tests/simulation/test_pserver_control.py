@@ -19,7 +19,7 @@ from flightedl.messages.control import (
     SealRequest,
     SnapshotReply,
     SnapshotRequest,
-    ViewMemberMessage,
+    ViewMember,
     ViewReply,
     ViewRequest,
 )
@@ -61,7 +61,7 @@ class Asked:
     def applied(self) -> AppliedRequest:
         return AppliedRequest(plan_hash=self.plan_hash)
 
-    def view(self, serial: int, *members: ViewMemberMessage, master: int = MASTER) -> ViewRequest:
+    def view(self, serial: int, *members: ViewMember, master: int = MASTER) -> ViewRequest:
         return ViewRequest(
             plan_hash=self.plan_hash, master_generation=master, serial=serial, members=list(members), mode=None
         )
@@ -114,7 +114,7 @@ def test_what_it_has_and_what_it_could_not_load(asked: Asked):
 
 def test_a_view_is_taken_and_an_older_one_is_outdated(asked: Asked):
     asked.run_until_it_serves()
-    member = ViewMemberMessage(trainer="t", generation=1, member=900, first_round=0)
+    member = ViewMember(trainer="t", generation=1, member=900, first_round=0)
     taken = asked.ask(asked.view(2, member))
     assert isinstance(taken, ViewReply)
     assert (taken.serial, taken.refused, taken.outdated) == (2, [], False)

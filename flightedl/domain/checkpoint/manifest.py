@@ -26,6 +26,7 @@ import msgspec
 
 from flightedl.domain.recovery.store_history import Sighting
 from flightedl.errors import CorruptError
+from flightedl.messages.control import WrittenFile
 from flightedl.messages.decoding import from_json
 
 FORMAT = 1
@@ -73,23 +74,12 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     row_bytes: int
 
 
-class ShardFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ShardFile(WrittenFile, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One pserver's part of a checkpoint."""
 
     index: int
     #: Of the process that wrote it.
     generation: int
-    name: str
-    size_bytes: int
-    #: xxh3-128 of the file, 32 hex digits.
-    hash: str
-    blocks: int
-    lowest_version: int
-    highest_version: int
-    #: Of all that, rows of tables.
-    row_bytes: int = 0
-    #: The file that it is an increment on; empty: it is a base.
-    after: str = ""
     #: Of an increment: what it is built on, the base first. Filled in by the master.
     links: tuple[Link, ...] = ()
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from msgspec import convert, structs
+
 from flightedl.domain.checkpoint.manifest import ShardFile
 from flightedl.errors import UsageError
-from flightedl.messages.control import ShardFileMessage, SnapshotReply, SnapshotRequest
+from flightedl.messages.control import SnapshotReply, SnapshotRequest, WrittenFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,44 +123,19 @@ class SnapshotProgress:
             OrderNumber(reply.master_generation, reply.number, reply.serial),
             reply.state if reply.state in get_args(State) else "waiting",  # type: ignore[arg-type]
             reply.highest_open_round,
-            None
-            if file is None
-            else ShardFile(
-                index=index,
-                generation=generation,
-                name=file.name,
-                size_bytes=file.size_bytes,
-                hash=file.hash,
-                blocks=file.blocks,
-                lowest_version=file.lowest_version,
-                highest_version=file.highest_version,
-                row_bytes=file.row_bytes,
-                after=file.after,
-            ),
+            None if file is None else ShardFile(index=index, generation=generation, **structs.asdict(file)),
             reply.reason,
         )
 
     def reply(self, copied_s: float = 0.0, written_s: float = 0.0) -> SnapshotReply:
         """What the master is told, with how long the copies took, and the writing."""
-        file = self.file
         return SnapshotReply(
             master_generation=self.order.master_generation,
             number=self.order.number,
             serial=self.order.serial,
             state=self.state,
             highest_open_round=self.highest_open_round,
-            file=None
-            if file is None
-            else ShardFileMessage(
-                name=file.name,
-                size_bytes=file.size_bytes,
-                hash=file.hash,
-                blocks=file.blocks,
-                lowest_version=file.lowest_version,
-                highest_version=file.highest_version,
-                row_bytes=file.row_bytes,
-                after=file.after,
-            ),
+            file=self.file and convert(self.file, WrittenFile, from_attributes=True),
             reason=self.reason,
             copied_s=copied_s,
             written_s=written_s,

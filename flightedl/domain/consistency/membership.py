@@ -47,8 +47,8 @@ import msgspec
 
 from flightedl.domain.consistency.membership_values import Admitted, Effect, Member, Persist, SendView
 from flightedl.domain.consistency.modes import Async, Mode, Sync
-from flightedl.domain.consistency.views import View, ViewMember
 from flightedl.errors import CorruptError, FencedError, JobFailedError, UnregisteredError, UsageError
+from flightedl.messages.control import ViewMember, ViewRequest
 from flightedl.messages.decoding import from_msgpack
 
 #: Bits of a member id below the master's generation.
@@ -128,9 +128,19 @@ class Membership:
         self._pservers: dict[int, _Pserver] = {}
 
     @property
-    def view(self) -> View:
-        members = (ViewMember(m.trainer, m.generation, m.member_id, m.first_round) for m in self._members.values())
-        return View(self._master_generation, self._serial, tuple(members), self._mode, self._switch_round)
+    def view(self) -> ViewRequest:
+        """The newest view, of no plan yet."""
+        return ViewRequest(
+            plan_hash="",
+            master_generation=self._master_generation,
+            serial=self._serial,
+            members=[
+                ViewMember(trainer=m.trainer, generation=m.generation, member=m.member_id, first_round=m.first_round)
+                for m in self._members.values()
+            ],
+            mode=self._mode.to_json(),
+            switch_round=self._switch_round,
+        )
 
     @property
     def mode(self) -> Mode:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flightedl.domain.consistency.views import View
+from flightedl.messages.control import ViewRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +13,7 @@ class SendView:
 
     index: int
     generation: int
-    view: View
+    view: ViewRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,41 +12,12 @@ from dataclasses import dataclass
 
 from flightedl.domain.consistency.modes import Mode
 from flightedl.errors import MessageError
-from flightedl.messages.control import ViewReply, ViewRequest
+from flightedl.messages.control import ViewMember, ViewReply, ViewRequest
 
 
-@dataclass(frozen=True, slots=True)
-class ViewMember:
-    """One member, as pservers see it."""
-
-    trainer: str
-    trainer_generation: int
-    member_id: int
-    first_round: int
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """All members; (master_generation, serial) orders views."""
-
-    master_generation: int
-    serial: int
-    members: tuple[ViewMember, ...]
-    #: None: whatever it is.
-    mode: Mode | None = None
-    #: Where versions begin if this view changes the mode.
-    switch_round: int = 0
-
-
-def view_of(request: ViewRequest) -> View:
-    """The view that a master sends.
-
-    Raises:
-        UsageError: its mode is none of ours.
-    """
-    members = tuple(ViewMember(m.trainer, m.generation, m.member, m.first_round) for m in request.members)
-    mode = None if request.mode is None else Mode.from_json(request.mode)
-    return View(request.master_generation, request.serial, members, mode, request.switch_round)
+def mode_of(view: ViewRequest) -> Mode | None:
+    """Return the mode that a view names; UsageError: it is none of ours."""
+    return None if view.mode is None else Mode.from_json(view.mode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +77,16 @@ class PserverView:
         """(master generation, serial) of the newest view."""
         return self._master_generation, self._serial
 
-    def begins_in(self, view: View) -> Mode | None:
+    def begins_in(self, view: ViewRequest) -> Mode | None:
         """The mode that blocks have to be given before ``consider``, because this is the first view; None: no other."""
-        if self.number != (0, 0) or self._mode is None or view.mode in {None, self._mode}:
+        mode = mode_of(view)
+        if self.number != (0, 0) or self._mode is None or mode in {None, self._mode}:
             return None
-        self._mode = view.mode
-        return view.mode
+        self._mode = mode
+        return mode
 
     def consider(
-        self, view: View, can_admit: Callable[[int], bool], can_switch: Callable[[int], bool] = lambda _: True
+        self, view: ViewRequest, can_admit: Callable[[int], bool], can_switch: Callable[[int], bool] = lambda _: True
     ) -> ViewVerdict:
         """Take a view over, as far as possible; the caller carries the verdict out before it gives the locks back.
 
@@ -133,33 +105,34 @@ class PserverView:
             return ViewVerdict(is_outdated=True)
         if number == self.number:
             return ViewVerdict(is_outdated=False, refused=self._refused, refuses_mode=self._refuses_mode)
-        wanted = {member.member_id: member for member in view.members}
+        wanted = {member.member: member for member in view.members}
         if len(wanted) != len(view.members):
             raise MessageError("a view names a member twice")
         for member_id, member in wanted.items():
             if self._members.get(member_id, member) != member:
                 raise MessageError(f"member {member_id} is another one than in the view before")
-        switch = view.mode if self._mode is not None and view.mode not in {None, self._mode} else None
+        mode = mode_of(view)
+        switch = mode if self._mode is not None and mode not in {None, self._mode} else None
         self._refuses_mode = switch is not None and not can_switch(view.switch_round)
         if switch is not None:
             return self._change_mode(number, view, switch)
         new = [member for member_id, member in wanted.items() if member_id not in self._members]
         admit = tuple(member for member in new if can_admit(member.first_round))
-        refused = tuple(member.member_id for member in new if member not in admit)
+        refused = tuple(member.member for member in new if member not in admit)
         remove = tuple(member_id for member_id in self._members if member_id not in wanted)
         self._take(number, admit, remove, refused)
         return ViewVerdict(is_outdated=False, admit=admit, remove=remove, refused=refused)
 
-    def _change_mode(self, number: tuple[int, int], view: View, mode: Mode) -> ViewVerdict:
+    def _change_mode(self, number: tuple[int, int], view: ViewRequest, mode: Mode) -> ViewVerdict:
         """Everybody goes, and begins anew in another mode, if that is possible at its round."""
         remove = tuple(self._members)
         if self._refuses_mode:
-            refused = tuple(member.member_id for member in view.members)
+            refused = tuple(member.member for member in view.members)
             self._take(number, (), remove, refused)
             return ViewVerdict(is_outdated=False, remove=remove, refused=refused, refuses_mode=True)
         self._mode = mode
         admit = tuple(member for member in view.members if member.first_round >= view.switch_round)
-        refused = tuple(member.member_id for member in view.members if member not in admit)
+        refused = tuple(member.member for member in view.members if member not in admit)
         self._take(number, admit, remove, refused)
         return ViewVerdict(False, admit, remove, refused, mode, view.switch_round)
 
@@ -170,4 +143,4 @@ class PserverView:
         self._refused = refused
         for member_id in remove:
             del self._members[member_id]
-        self._members.update((member.member_id, member) for member in admit)
+        self._members.update((member.member, member) for member in admit)

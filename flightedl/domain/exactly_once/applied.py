@@ -42,11 +42,7 @@ class _Record(msgspec.Struct, array_like=True):
 
 
 class AppliedBatches:
-    """The applied sets of the blocks of one pserver. Not thread-safe.
-
-    Args:
-        block_count: Blocks, all of which start empty.
-    """
+    """The applied sets of the blocks of one pserver. Not thread-safe."""
 
     __slots__ = ("_bits", "_cohorts", "_masks", "_of")
 
@@ -208,14 +204,6 @@ class AppliedBatches:
         """How many tasks the epoch has, if every block has all of them and that was told (``seal``); else None."""
         counts = {cohort.finished.get(epoch) for cohort in self._cohorts}
         return counts.pop() if len(counts) == 1 else None
-
-    def missing_batches(self, epoch: int, task: int, batch_count: int) -> list[int]:
-        """Batches of a task that some block lacks, ascending."""
-        return [
-            number
-            for number in range(batch_count)
-            if any(cohort.mask(Batch(epoch, task, number)) != cohort.full for cohort in self._cohorts)
-        ]
 
     def add_blocks(self, count: int) -> None:
         if count:

@@ -18,65 +18,78 @@ from flightedl.domain.exactly_once.batches import MAX_BATCHES_PER_TASK, MAX_TASK
 from flightedl.errors import MessageError
 
 
+class Bitmap:
+    """A set of small numbers as bits, lowest first, that counts them."""
+
+    __slots__ = ("bits", "count")
+
+    def __init__(self, bits: bytes) -> None:
+        self.bits = bytearray(bits)
+        self.count = int.from_bytes(bits, "little").bit_count()
+
+    @classmethod
+    def filled(cls, count: int) -> Bitmap:
+        """Return all numbers below ``count``."""
+        return cls(np.packbits(np.ones(count, np.uint8), bitorder="little").tobytes())
+
+    def __contains__(self, number: int) -> bool:
+        place = number >> 3
+        return place < len(self.bits) and bool(self.bits[place] & (1 << (number & 7)))
+
+    def add(self, number: int) -> None:
+        """Put in a number that is not in; the bits grow as needed."""
+        place = number >> 3
+        if place >= len(self.bits):
+            self.bits.extend(bytes(max(place + 1 - len(self.bits), len(self.bits) >> 1)))
+        self.bits[place] |= 1 << (number & 7)
+        self.count += 1
+
+    def discard(self, number: int) -> None:
+        """Take out a number that may be in."""
+        if number in self:
+            self.bits[number >> 3] ^= 1 << (number & 7)
+            self.count -= 1
+
+    def copy(self) -> Bitmap:
+        other = Bitmap(b"")
+        other.bits, other.count = self.bits.copy(), self.count
+        return other
+
+    def as_int(self) -> int:
+        return int.from_bytes(self.bits, "little")
+
+
 class _Task:
     """A task in flight."""
 
-    __slots__ = ("batch_count", "complete", "complete_count", "partial")
+    __slots__ = ("batch_count", "complete", "partial")
 
-    def __init__(self, batch_count: int) -> None:
+    def __init__(self, batch_count: int, complete: Bitmap | None = None, partial: dict[int, int] | None = None) -> None:
         self.batch_count = batch_count
-        #: Bit per batch that all blocks of the cohort have.
-        self.complete = bytearray((batch_count + 7) >> 3)
-        self.complete_count = 0
+        #: Batches that all blocks of the cohort have.
+        self.complete = Bitmap(bytes((batch_count + 7) >> 3)) if complete is None else complete
         #: batch -> mask of the blocks that have it; never empty, never full.
-        self.partial: dict[int, int] = {}
-
-    def has_all(self, batch: int) -> bool:
-        return bool(self.complete[batch >> 3] & (1 << (batch & 7)))
+        self.partial: dict[int, int] = {} if partial is None else partial
 
     def copy(self) -> _Task:
-        other = _Task.__new__(_Task)
-        other.batch_count = self.batch_count
-        other.complete = self.complete.copy()
-        other.complete_count = self.complete_count
-        other.partial = self.partial.copy()
-        return other
+        return _Task(self.batch_count, self.complete.copy(), self.partial.copy())
 
 
 class _Epoch:
     """An epoch that is not finished."""
 
-    __slots__ = ("done", "done_count", "task_count", "tasks")
+    __slots__ = ("done", "task_count", "tasks")
 
-    def __init__(self) -> None:
-        #: Bit per task that all blocks have every batch of; grows as needed.
-        self.done = bytearray()
-        self.done_count = 0
+    def __init__(self, done: Bitmap | None = None, task_count: int = 0) -> None:
+        #: Tasks that all blocks have every batch of.
+        self.done = Bitmap(b"") if done is None else done
         #: Tasks of the whole epoch; 0: not told.
-        self.task_count = 0
+        self.task_count = task_count
         #: Tasks of which some block has some batch, and that are not in ``done``.
         self.tasks: dict[int, _Task] = {}
 
-    def is_done(self, task: int) -> bool:
-        place = task >> 3
-        return place < len(self.done) and bool(self.done[place] & (1 << (task & 7)))
-
-    def set_done(self, task: int) -> None:
-        place = task >> 3
-        if place >= len(self.done):
-            self.done.extend(bytes(max(place + 1 - len(self.done), len(self.done) >> 1)))
-        self.done[place] |= 1 << (task & 7)
-        self.done_count += 1
-
-    def clear_done(self, task: int) -> None:
-        self.done[task >> 3] &= ~(1 << (task & 7)) & 0xFF
-        self.done_count -= 1
-
     def copy(self) -> _Epoch:
-        other = _Epoch.__new__(_Epoch)
-        other.done = self.done.copy()
-        other.done_count = self.done_count
-        other.task_count = self.task_count
+        other = _Epoch(self.done.copy(), self.task_count)
         other.tasks = {number: task.copy() for number, task in self.tasks.items()}
         return other
 
@@ -101,12 +114,12 @@ class Cohort:
         epoch = self.epochs.get(number)
         if epoch is None:
             return 0
-        if epoch.is_done(task):
+        if task in epoch.done:
             return self.full
         flight = epoch.tasks.get(task)
         if flight is None or position >= flight.batch_count:
             return 0
-        return self.full if flight.has_all(position) else flight.partial.get(position, 0)
+        return self.full if position in flight.complete else flight.partial.get(position, 0)
 
     def require_possible(self, batch: Batch, batch_count: int) -> None:
         """Raise MessageError unless this can be a batch of a task of ``batch_count`` batches."""
@@ -131,12 +144,14 @@ class Cohort:
         flight = None if epoch is None else epoch.tasks.get(task)
         if flight is None or flight.batch_count != batch_count or not 0 <= position < batch_count:
             self.require_possible(batch, batch_count)
-            if number in self.finished or (epoch is not None and epoch.is_done(task)):
+            if number in self.finished or (epoch is not None and task in epoch.done):
                 return 0
             epoch = self.epochs.setdefault(number, _Epoch()) if epoch is None else epoch
             flight = epoch.tasks[task] = _Task(batch_count)
         assert epoch is not None, "a task in flight is of an epoch"
-        if flight.complete[position >> 3] & (1 << (position & 7)):
+        # Every push comes here, so bits are looked at in place.
+        complete, place, bit = flight.complete, position >> 3, 1 << (position & 7)
+        if complete.bits[place] & bit:
             return 0
         before = flight.partial.get(position, 0)
         after = before | blocks
@@ -145,16 +160,16 @@ class Cohort:
             return after ^ before
         if before:
             del flight.partial[position]
-        flight.complete[position >> 3] |= 1 << (position & 7)
-        flight.complete_count += 1
-        if flight.complete_count == batch_count:
+        complete.bits[place] |= bit
+        complete.count += 1
+        if complete.count == batch_count:
             del epoch.tasks[task]
-            epoch.set_done(task)
+            epoch.done.add(task)
             self._collapse(number, epoch)
         return after ^ before
 
     def _collapse(self, number: int, epoch: _Epoch) -> None:
-        if epoch.task_count and epoch.done_count == epoch.task_count:
+        if epoch.task_count and epoch.done.count == epoch.task_count:
             del self.epochs[number]
             self.finished[number] = epoch.task_count
 
@@ -164,23 +179,17 @@ class Cohort:
         number, task, position = batch
         if number in self.finished:
             task_count = self.finished.pop(number)
-            epoch = self.epochs[number] = _Epoch()
-            epoch.task_count = epoch.done_count = task_count
-            epoch.done = bytearray(np.packbits(np.ones(task_count, np.uint8), bitorder="little").tobytes())
+            self.epochs[number] = _Epoch(Bitmap.filled(task_count), task_count)
         epoch = self.epochs[number]
-        if epoch.is_done(task):
-            epoch.clear_done(task)
-            flight = epoch.tasks[task] = _Task(batch_count)
-            flight.complete[:] = np.packbits(np.ones(batch_count, np.uint8), bitorder="little").tobytes()
-            flight.complete_count = batch_count
+        if task in epoch.done:
+            epoch.done.discard(task)
+            epoch.tasks[task] = _Task(batch_count, Bitmap.filled(batch_count))
         flight = epoch.tasks[task]
-        if flight.has_all(position):
-            flight.complete[position >> 3] &= ~(1 << (position & 7)) & 0xFF
-            flight.complete_count -= 1
+        flight.complete.discard(position)
         flight.partial.pop(position, None)
         if remaining:
             flight.partial[position] = remaining
-        elif not flight.complete_count and not flight.partial:
+        elif not flight.complete.count and not flight.partial:
             del epoch.tasks[task]
 
     def tell_task_count(self, number: int, task_count: int) -> None:
@@ -196,7 +205,7 @@ class Cohort:
         epoch = self.epochs.get(number)
         if epoch is None:
             return 0
-        return max(int.from_bytes(epoch.done, "little").bit_length(), max(epoch.tasks, default=-1) + 1)
+        return max(epoch.done.as_int().bit_length(), max(epoch.tasks, default=-1) + 1)
 
     def copy(self) -> Cohort:
         other = Cohort(self.block_count)
@@ -216,7 +225,7 @@ class Cohort:
                     blocks = sum(1 << i for i, position in enumerate(positions) if mask >> position & 1)
                     if blocks:
                         other.add(Batch(number, task, batch), flight.batch_count, blocks)
-                if (left := new.tasks.get(task)) is not None and not left.complete_count and not left.partial:
+                if (left := new.tasks.get(task)) is not None and not left.complete.count and not left.partial:
                     del new.tasks[task]
         return other
 
@@ -227,13 +236,13 @@ class Cohort:
         """A bit for each task of an epoch that all blocks have wholly, lowest first."""
         if number in self.finished:
             return (1 << self.finished[number]) - 1
-        return int.from_bytes(epoch.done, "little") if (epoch := self.epochs.get(number)) else 0
+        return epoch.done.as_int() if (epoch := self.epochs.get(number)) else 0
 
     def batches(self, number: int, task: int) -> bytes:
         """Batches of a task in flight that all blocks have, as bits; empty if the blocks differ, or it is none."""
         epoch = self.epochs.get(number)
         flight = None if epoch is None else epoch.tasks.get(task)
-        return b"" if flight is None or flight.partial else bytes(flight.complete)
+        return b"" if flight is None or flight.partial else bytes(flight.complete.bits)
 
     def partial_masks(self) -> list[int]:
         """Of each batch that some blocks have and others lack: those that have it."""
@@ -248,14 +257,14 @@ class Cohort:
                 _EpochRecord(
                     number,
                     epoch.task_count,
-                    bytes(epoch.done).rstrip(b"\0"),
+                    bytes(epoch.done.bits).rstrip(b"\0"),
                     [
-                        _TaskRecord(task, flight.batch_count, bytes(flight.complete), _masks(flight.partial))
+                        _TaskRecord(task, flight.batch_count, bytes(flight.complete.bits), _masks(flight.partial))
                         for task, flight in sorted(epoch.tasks.items())
                     ],
                 )
                 for number, epoch in sorted(self.epochs.items())
-                if epoch.done_count or epoch.tasks or epoch.task_count
+                if epoch.done.count or epoch.tasks or epoch.task_count
             ],
         )
 
@@ -264,15 +273,10 @@ class Cohort:
         cohort = cls(record.block_count)
         cohort.finished = dict(record.finished)
         for stored in record.epochs:
-            epoch = cohort.epochs[stored.number] = _Epoch()
-            epoch.task_count = stored.task_count
-            epoch.done = bytearray(stored.done)
-            epoch.done_count = int.from_bytes(stored.done, "little").bit_count()
+            epoch = cohort.epochs[stored.number] = _Epoch(Bitmap(stored.done), stored.task_count)
             for kept in stored.tasks:
-                task = epoch.tasks[kept.number] = _Task(kept.batch_count)
-                task.complete = bytearray(kept.complete)
-                task.complete_count = int.from_bytes(kept.complete, "little").bit_count()
-                task.partial = {batch: int.from_bytes(mask, "little") for batch, mask in kept.partial}
+                partial = {batch: int.from_bytes(mask, "little") for batch, mask in kept.partial}
+                epoch.tasks[kept.number] = _Task(kept.batch_count, Bitmap(kept.complete), partial)
         cohort.check()
         return cohort
 
@@ -280,16 +284,16 @@ class Cohort:
         assert self.block_count > 0, "a cohort without blocks"
         assert not self.finished.keys() & self.epochs.keys(), "an epoch is both finished and not"
         for epoch in self.epochs.values():
-            assert epoch.done_count == int.from_bytes(epoch.done, "little").bit_count(), "wrong count of done tasks"
-            assert not epoch.task_count or epoch.done_count < epoch.task_count, "an epoch is finished but not collapsed"
+            assert epoch.done.count == epoch.done.as_int().bit_count(), "wrong count of done tasks"
+            assert not epoch.task_count or epoch.done.count < epoch.task_count, "an epoch is finished but not collapsed"
             for number, task in epoch.tasks.items():
-                assert not epoch.is_done(number), "a task is both done and in flight"
+                assert number not in epoch.done, "a task is both done and in flight"
                 assert 0 < task.batch_count <= MAX_BATCHES_PER_TASK, "wrong batch count"
-                assert len(task.complete) == (task.batch_count + 7) >> 3, "wrong size of a bitmap"
-                bits = int.from_bytes(task.complete, "little")
+                assert len(task.complete.bits) == (task.batch_count + 7) >> 3, "wrong size of a bitmap"
+                bits = task.complete.as_int()
                 assert bits >> task.batch_count == 0, "a batch beyond the task"
-                assert task.complete_count == bits.bit_count() < task.batch_count, "wrong count of batches"
-                assert task.complete_count or task.partial, "an empty task is kept"
+                assert task.complete.count == bits.bit_count() < task.batch_count, "wrong count of batches"
+                assert task.complete.count or task.partial, "an empty task is kept"
                 for batch, mask in task.partial.items():
                     assert 0 <= batch < task.batch_count, "a batch beyond the task"
                     assert not bits >> batch & 1, "a batch is both complete and partial"

@@ -29,13 +29,7 @@ from flightedl.messages.control import SnapshotReply, SnapshotRequest
 
 
 class Checkpointing:
-    """Checkpoints, and who was ordered what.
-
-    Args:
-        checkpoints: The decisions.
-        is_kept: Whether this job keeps checkpoints.
-        outbox: Takes what comes of it.
-    """
+    """Checkpoints, and who was ordered what."""
 
     def __init__(self, checkpoints: Checkpoints, *, is_kept: bool, outbox: Outbox) -> None:
         self.checkpoints = checkpoints

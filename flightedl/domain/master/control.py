@@ -25,11 +25,7 @@ _IDLE_S = 1.0
 
 
 class PserverControl:
-    """The conversation with the pservers.
-
-    Args:
-        state: Of the master.
-    """
+    """The conversation with the pservers."""
 
     def __init__(self, state: MasterState) -> None:
         self._state = state

@@ -24,12 +24,6 @@ from flightedl.domain.queue.values import QueueSettings
 class MasterCore(MasterState):
     """What one master knows and decides. Not thread-safe.
 
-    Args:
-        settings: See there.
-        now: The instant; times are seconds of a clock that only rises.
-        stored: What a predecessor left; None: there was none.
-        tasks: Of the dataset that is declared in it; None: none is.
-
     Raises:
         UsageError: the stored queue is of other tasks.
         FencedError: the stored membership is a newer master's.

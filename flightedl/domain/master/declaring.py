@@ -39,11 +39,7 @@ _LEFT_OUT_LIMIT = 100
 
 
 class Declaring:
-    """Takes declarations.
-
-    Args:
-        state: What is declared becomes part of it.
-    """
+    """Takes declarations."""
 
     def __init__(self, state: MasterState) -> None:
         self._state = state

@@ -26,12 +26,7 @@ _NAMED = 10
 
 
 class Ending:
-    """The end of epochs, and of the job.
-
-    Args:
-        pservers: Have to have everything.
-        checkpointing: Saves it.
-    """
+    """The end of epochs, and of the job."""
 
     def __init__(self, pservers: Pservers, checkpointing: Checkpointing) -> None:
         self._pservers = pservers

@@ -55,11 +55,7 @@ class Evaluation:
 
 
 class Evaluations:
-    """All evaluations of a job.
-
-    Args:
-        outbox: Takes what comes of them.
-    """
+    """All evaluations of a job."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox

@@ -8,32 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from flightedl.domain.consistency.membership import Membership
 from flightedl.domain.consistency.membership_values import Admitted, SendView
 from flightedl.domain.consistency.membership_values import Effect as MembershipEffect
 from flightedl.domain.consistency.modes import Mode
-from flightedl.domain.consistency.views import View
 from flightedl.domain.master.deterministic_schedule import DeterministicSchedule
 from flightedl.domain.master.effects import Kind, Outbox
-from flightedl.messages.control import ViewMemberMessage, ViewReply, ViewRequest
+from flightedl.messages.control import ViewReply, ViewRequest
 from flightedl.messages.tasks import ModeReply
 
 
 class Members:
-    """The membership of a job that has a model.
-
-    Args:
-        membership: Decides.
-        schedule: How trainers begin an epoch together, where the mode asks for it.
-        outbox: Takes what comes of it.
-    """
+    """The membership of a job that has a model."""
 
     def __init__(self, membership: Membership, schedule: DeterministicSchedule, outbox: Outbox) -> None:
         self.membership = membership
         self._schedule = schedule
         self._outbox = outbox
         #: pserver index -> the view to send next, and which of its processes it is for.
-        self._views: dict[int, tuple[int, View]] = {}
+        self._views: dict[int, tuple[int, ViewRequest]] = {}
 
     @property
     def is_deterministic(self) -> bool:
@@ -98,23 +93,7 @@ class Members:
         if found is None or found[0] != generation:
             return None
         del self._views[index]
-        view = found[1]
-        return ViewRequest(
-            plan_hash=plan_hash,
-            master_generation=view.master_generation,
-            serial=view.serial,
-            members=[
-                ViewMemberMessage(
-                    trainer=m.trainer,
-                    generation=m.trainer_generation,
-                    member=m.member_id,
-                    first_round=m.first_round,
-                )
-                for m in view.members
-            ],
-            mode=None if view.mode is None else view.mode.to_json(),
-            switch_round=view.switch_round,
-        )
+        return replace(found[1], plan_hash=plan_hash)
 
     def view_answered(self, index: int, generation: int, reply: ViewReply) -> None:
         """A pserver took the view, or knows a newer master's."""

@@ -26,14 +26,7 @@ _SEALED_AT_ONCE = 64
 
 
 class Pservers:
-    """The pservers of one job.
-
-    Args:
-        pserver_count: How many the job has.
-        recovery: What is done when one comes back with less than it had.
-        stored: As ``encode`` of a predecessor gave it; None: there is none.
-        outbox: Takes what comes of it.
-    """
+    """The pservers of one job."""
 
     def __init__(
         self, pserver_count: int, recovery: Literal["replay", "rollback"], stored: bytes | None, outbox: Outbox

@@ -63,12 +63,7 @@ class _Waiting:
 
 
 class Requests:
-    """Answers requests, at once or later.
-
-    Args:
-        state: Of the master.
-        declaring: Takes declarations.
-    """
+    """Answers requests, at once or later."""
 
     def __init__(self, state: MasterState, declaring: Declaring) -> None:
         self._state = state

@@ -73,12 +73,6 @@ class StoredState:
 class MasterState:
     """Everything that the rooms of a master's core read and change.
 
-    Args:
-        settings: See there.
-        now: The instant; times are seconds of a clock that only rises.
-        stored: What it goes on from.
-        tasks: Of the dataset in ``stored``; None: there is none.
-
     Raises:
         UsageError: the stored queue is of other tasks.
         FencedError: the stored membership is a newer master's.

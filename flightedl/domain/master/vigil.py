@@ -17,11 +17,7 @@ _REFUSALS_EVERY_S = 60.0
 
 
 class Vigil:
-    """Watches over pservers' words.
-
-    Args:
-        trainers_of: The names of members, by their numbers.
-    """
+    """Watches over pservers' words."""
 
     def __init__(self, trainers_of: Callable[[Collection[int]], Sequence[str]]) -> None:
         self._trainers_of = trainers_of

@@ -25,13 +25,7 @@ TakeMetrics = Callable[[Mapping[str, tuple[float, float]]], None]
 
 
 class Work:
-    """Reports in, assignments out.
-
-    Args:
-        queue: Of the dataset's tasks.
-        news: Takes what the queue decided, for people.
-        take_metrics: For evaluations.
-    """
+    """Reports in, assignments out."""
 
     def __init__(
         self, queue: TaskQueue, news: Callable[[Effects], None], take_metrics: TakeMetrics | None = None

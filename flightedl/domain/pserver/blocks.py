@@ -46,7 +46,7 @@ from flightedl.domain.consistency.rounds_values import (
     Repeated,
     Stale,
 )
-from flightedl.domain.consistency.views import PserverView, ViewVerdict, view_of
+from flightedl.domain.consistency.views import PserverView, ViewVerdict
 from flightedl.domain.exactly_once.accumulation import having_bits
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.pserver.block_values import (
@@ -147,7 +147,7 @@ class BlockProtocol:
     @property
     def members(self) -> list[int]:
         """Whom the blocks know."""
-        return [member.member_id for member in self._view.members]
+        return [member.member for member in self._view.members]
 
     def span(self, number: int) -> BlockSpan:
         """The state of the span that has a block, to be read under its lock."""
@@ -356,15 +356,14 @@ class BlockProtocol:
             UsageError: its mode is none of ours.
             MessageError: it contradicts the one before; nothing was done.
         """
-        view = view_of(request)
-        if (first_mode := self._view.begins_in(view)) is not None:
+        if (first_mode := self._view.begins_in(request)) is not None:
             self._begin_in(first_mode)
         verdict = self._view.consider(
-            view,
+            request,
             lambda first_round: all(span.rounds.can_admit(first_round) for span in self.spans),
             lambda at_round: all(span.rounds.can_switch(at_round) for span in self.spans),
         )
-        admit = {member.member_id: member.first_round for member in verdict.admit}
+        admit = {member.member: member.first_round for member in verdict.admit}
         effects: list[tuple[int, Sequence[Effect]]] = []
         for span in self.spans if admit or verdict.remove or verdict.switch is not None else ():
             found: list[Effect] = []
@@ -376,7 +375,7 @@ class BlockProtocol:
             effects.append((span.numbers.start, found))
         if verdict.switch is not None:
             self._set_mode(verdict.switch)
-        self._senders = frozenset((m.member_id, m.trainer, m.trainer_generation) for m in self._view.members)
+        self._senders = frozenset((m.member_id, m.trainer, m.generation) for m in self._view.members)
         # A mode begins at a round that no block has reached, whoever is a member.
         highest = self.version_range()[1] if verdict.refuses_mode else self.highest_open_round()
         return ViewTaken(verdict, verdict.reply(request.serial, highest), effects)

@@ -12,8 +12,6 @@ Not guaranteed: cryptographic quality. It is a shuffle, not a cipher.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import numpy.typing as npt
 
@@ -43,12 +41,6 @@ def batch_range(records: int, batch_size: int, batch: int) -> range:
     if not 0 <= batch < batch_count(records, batch_size):
         raise ValueError(f"there is no batch {batch} of {batch_size} in {records} records")
     return range(batch * batch_size, min((batch + 1) * batch_size, records))
-
-
-def batch_ranges(records: int, batch_size: int, drop_last: bool = False) -> Iterator[range]:
-    """Positions of each batch, in order: together all positions once (with ``drop_last``: of the full batches)."""
-    for batch in range(batch_count(records, batch_size, drop_last=drop_last)):
-        yield batch_range(records, batch_size, batch)
 
 
 def record_order(records: int, seed: int, epoch: int, task: int) -> npt.NDArray[np.int64]:

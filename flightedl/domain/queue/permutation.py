@@ -45,12 +45,7 @@ def key_of(*parts: int) -> int:
 
 
 class KeyedPermutation:
-    """A bijection of 0 … size-1 chosen by ``key`` (taken modulo 2**64).
-
-    Args:
-        size: Number of elements, 0 or more.
-        key: Which permutation; see :func:`key_of`.
-    """
+    """A bijection of 0 … size-1 chosen by ``key`` (taken modulo 2**64)."""
 
     __slots__ = ("_high_mask", "_keys", "_low_bits", "_low_mask", "size")
 

@@ -33,11 +33,7 @@ ROUNDS_LIMIT = 10
 
 
 class Audit:
-    """The newest audit of one job; see the module's rules.
-
-    Args:
-        pserver_count: How many pservers are asked.
-    """
+    """The newest audit of one job; see the module's rules."""
 
     def __init__(self, pserver_count: int) -> None:
         self._pserver_count = pserver_count
@@ -92,13 +88,6 @@ class Audit:
         task_count_of: Callable[[int], int],
     ) -> dict[int, IntervalSet]:
         """A process says what it has.
-
-        Args:
-            index: Of the pserver.
-            generation: Of the process.
-            serial: What ``wanted`` said before it was asked.
-            summary: What it has.
-            task_count_of: Tasks of an epoch.
 
         Returns:
             epoch -> tasks that it lacks, to be reopened as far as they count as done; then ``found`` is to be told how

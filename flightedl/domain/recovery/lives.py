@@ -12,11 +12,7 @@ from flightedl.errors import BegunAnewError
 
 
 class PresentLife:
-    """The life that the names in one place belong to.
-
-    Args:
-        number: Of the life; 0: unknown.
-    """
+    """The life that the names in one place belong to."""
 
     def __init__(self, number: int = 0) -> None:
         self.number = number

@@ -101,11 +101,6 @@ def tasks_to_reopen(
 ) -> dict[int, IntervalSet]:
     """Which tasks a pserver lacks: to be given to ``TaskQueue.reopen``, which touches only those that are done.
 
-    Args:
-        summary: What the pserver has.
-        begun_epochs: Epochs 0 to this, exclusive, have begun.
-        task_count_of: Tasks of an epoch.
-
     Returns:
         epoch -> its tasks, without empty ones. O(tasks / 8) for each epoch that is not through, nothing for the others.
 
@@ -132,11 +127,6 @@ def torn_tasks(
     summaries: Sequence[AppliedSummary], begun_epochs: int, task_count_of: Callable[[int], int]
 ) -> dict[int, list[int]]:
     """Find the tasks of which some blocks have batches that other blocks lack.
-
-    Args:
-        summaries: Of all pservers.
-        begun_epochs: Epochs 0 to this, exclusive, have begun.
-        task_count_of: Tasks of an epoch.
 
     Returns:
         epoch -> its torn tasks, without empty ones.

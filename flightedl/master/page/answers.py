@@ -44,13 +44,7 @@ class News(msgspec.Struct, frozen=True):
 
 
 class JobPage:
-    """The page of a job. Thread-safe.
-
-    Args:
-        status: How the job stands.
-        journal: What has happened.
-        clock: The process's.
-    """
+    """The page of a job. Thread-safe."""
 
     def __init__(self, status: Callable[[], StatusReply], journal: Journal, clock: Clock) -> None:
         self._status = status

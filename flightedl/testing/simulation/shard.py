@@ -161,7 +161,7 @@ class Shard:
         taken = self.protocol.take_view(request)
         for member in taken.verdict.remove:
             self._first_rounds.pop(member, None)
-        self._first_rounds.update((member.member_id, member.first_round) for member in taken.verdict.admit)
+        self._first_rounds.update((member.member, member.first_round) for member in taken.verdict.admit)
         number = (request.master_generation, request.serial)
         if not taken.reply.outdated and number < self._newest_view:
             raise Violation(f"{self._process.name} took view {number} after {self._newest_view}")

@@ -22,11 +22,11 @@ from flightedl.messages.control import (
     AppliedRequest,
     ReloadRequest,
     SealRequest,
-    ShardFileMessage,
     SnapshotReply,
     SnapshotRequest,
     ViewReply,
     ViewRequest,
+    WrittenFile,
 )
 from flightedl.messages.declarations import DeclaredModel, JobDeclaration, ModelDeclaration
 from flightedl.messages.status import PserverStatusReply
@@ -136,7 +136,7 @@ def declaration_in(mode: Mode) -> JobDeclaration:
 
 
 def written(order: SnapshotRequest) -> SnapshotReply:
-    file = ShardFileMessage(name=order.name, size_bytes=1, hash="0" * 32, blocks=1, lowest_version=0, highest_version=0)
+    file = WrittenFile(name=order.name, size_bytes=1, hash="0" * 32, blocks=1, lowest_version=0, highest_version=0)
     return SnapshotReply(
         master_generation=order.master_generation,
         number=order.number,

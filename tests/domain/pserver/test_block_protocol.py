@@ -31,7 +31,7 @@ from flightedl.domain.pserver.block_values import (
 )
 from flightedl.domain.pserver.blocks import BlockProtocol, around
 from flightedl.errors import CorruptError, MessageError
-from flightedl.messages.control import ViewMemberMessage, ViewReply, ViewRequest
+from flightedl.messages.control import ViewMember, ViewReply, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
 
 #: Numbers of the blocks: two spans.
@@ -103,13 +103,13 @@ class Bench:
 
     def view(self, *members: int, first_round: int = 0, mode: Mode | None = None, switch_round: int = 0) -> ViewReply:
         self.serial += 1
-        known = {member.member_id: member.first_round for member in self.protocol._view.members}
+        known = {member.member: member.first_round for member in self.protocol._view.members}
         request = ViewRequest(
             plan_hash="p",
             master_generation=1,
             serial=self.serial,
             members=[
-                ViewMemberMessage(trainer=f"t{m}", generation=m, member=m, first_round=known.get(m, first_round))
+                ViewMember(trainer=f"t{m}", generation=m, member=m, first_round=known.get(m, first_round))
                 for m in members
             ],
             mode=None if mode is None else mode.to_json(),
@@ -599,7 +599,7 @@ def test_the_same_view_again_does_nothing():
     bench = Bench(Sync(), 1)
     bench.serial -= 1
     bench.view(1)
-    member = ViewMemberMessage(trainer="t1", generation=1, member=1, first_round=0)
+    member = ViewMember(trainer="t1", generation=1, member=1, first_round=0)
     request = ViewRequest(plan_hash="p", master_generation=1, serial=bench.serial, members=[member])
     taken = bench.protocol.take_view(request)
     assert (list(taken.effects), taken.reply.refused) == ([], [])
