@@ -375,7 +375,7 @@ class BlockProtocol:
             effects.append((span.numbers.start, found))
         if verdict.switch is not None:
             self._set_mode(verdict.switch)
-        self._senders = frozenset((m.member_id, m.trainer, m.generation) for m in self._view.members)
+        self._senders = frozenset((m.member, m.trainer, m.generation) for m in self._view.members)
         # A mode begins at a round that no block has reached, whoever is a member.
         highest = self.version_range()[1] if verdict.refuses_mode else self.highest_open_round()
         return ViewTaken(verdict, verdict.reply(request.serial, highest), effects)
