@@ -372,7 +372,7 @@ def test_a_pserver_admits_whom_it_can_and_says_whom_not():
     assert [member.member for member in verdict.admit] == [11]
     assert verdict.refused == (12,)
     assert not verdict.accepted
-    assert [(m.member_id, m.trainer, m.trainer_generation) for m in pserver.members] == [(11, "t11", 5)]
+    assert [(m.member, m.trainer, m.generation) for m in pserver.members] == [(11, "t11", 5)]
 
 
 def test_known_members_are_kept_however_far_the_rounds_are():
