@@ -61,6 +61,7 @@ def test_all_that_is_needed_is_fixed_by_hashes() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.storm
 @pytest.mark.timeout(120)
 def test_the_steps_make_an_environment_in_which_the_commands_run(tmp_path: Path) -> None:
     """All of the first stage but the download: what is installed already stands in for it."""

@@ -309,6 +309,7 @@ def test_a_logistic_regression_is_better_than_chance(small):
 
 
 @pytest.mark.slow
+@pytest.mark.storm
 @pytest.mark.timeout(120)
 def test_a_network_alone_learns(small):
     told = []

@@ -175,7 +175,7 @@ def test_who_is_no_member_is_answered_so_and_counted(attack: Attack, wrong: dict
     attack.require_healthy()
 
 
-@pytest.mark.parametrize("size", [65 << 20, pytest.param(1 << 30, marks=[pytest.mark.slow])])
+@pytest.mark.parametrize("size", [65 << 20, pytest.param(1 << 30, marks=[pytest.mark.slow, pytest.mark.storm])])
 def test_a_row_that_is_much_too_big_is_refused_without_being_used(attack: Attack, size: int) -> None:
     before = attack.state()
     row = encode_rows(attack.numbers[:1], [0], [np.zeros(size, np.uint8)])

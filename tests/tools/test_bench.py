@@ -166,6 +166,7 @@ def test_all_sides_have_the_same_ids() -> None:
 
 
 @pytest.mark.etcd
+@pytest.mark.storm
 def test_a_small_run_of_tables_between_processes() -> None:
     given = ["bench", "sparse", "--rows", "2600", "--dim", "4", "--ids", "260", "--turns", "2", "--json"]
     done = CliRunner().invoke(command, given)

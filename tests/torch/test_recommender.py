@@ -122,6 +122,7 @@ def test_it_is_better_than_means_after_an_epoch(
 @pytest.mark.etcd
 @pytest.mark.faults
 @pytest.mark.slow
+@pytest.mark.storm
 @pytest.mark.timeout(240)
 def test_a_trainer_is_killed_and_every_rating_counts_once(
     files: Files, tmp_path: Path, forks_with_torch: ForkServer

@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -197,36 +198,22 @@ def loads(job: Job, cost: Constants, machines: Machines) -> list[Load]:
     requests = requests_per_s(shape.trainers, job.task_s)
     renewals = processes_of(shape) * RENEWALS_PER_TTL / job.ttl_s
     written_s = job.stored_bytes / shape.pservers / machines.store_bytes_per_s
+    each_way = "/s in each direction"
+    etcd_s = cost.etcd_cpu_s(processes_of(shape))
+    of_etcd = (
+        f"{renewals:,.0f} renewals/s of {processes_of(shape):,} leases, {shape.trainers / job.task_s:,.0f} tasks/s"
+    )
+    written = f"{_bytes(job.stored_bytes)}, {written_s:,.0f} s at each server, beside training"
+    master_s = cost.master_cpu_s(requests)
     found = [
-        Load(
-            "a server's network",
-            f"{_bytes(server_bytes)}/s in each direction",
-            server_bytes / machines.network_bytes_per_s,
-        ),
+        Load("a server's network", _bytes(server_bytes) + each_way, server_bytes / machines.network_bytes_per_s),
         Load("a server's cores", f"{server_cpu:.2f} busy", server_cpu / machines.server_cores),
         Load("a server's Python", f"{messages:,.0f} messages/s, one at a time", messages * cost.message_s),
-        Load(
-            "a trainer's network",
-            f"{_bytes(trainer_bytes)}/s in each direction",
-            trainer_bytes / machines.network_bytes_per_s,
-        ),
+        Load("a trainer's network", _bytes(trainer_bytes) + each_way, trainer_bytes / machines.network_bytes_per_s),
         Load("a trainer's cores", f"{trainer_cpu:.2f} busy beside its own work", trainer_cpu / machines.trainer_cores),
-        Load(
-            "the master",
-            f"{requests:,.0f} requests/s, {cost.master_cpu_s(requests):.2f} cores",
-            cost.master_cpu_s(requests) / machines.master_cores,
-        ),
-        Load(
-            "etcd",
-            f"{renewals:,.0f} renewals/s of {processes_of(shape):,} leases, {1 / job.task_s * shape.trainers:,.0f} "
-            f"tasks/s in groups, {cost.etcd_cpu_s(processes_of(shape)):.2f} cores",
-            cost.etcd_cpu_s(processes_of(shape)) / machines.etcd_cores,
-        ),
-        Load(
-            "a checkpoint an hour",
-            f"{_bytes(job.stored_bytes)}, {written_s:,.0f} s at each server, beside training",
-            written_s / 3600,
-        ),
+        Load("the master", f"{requests:,.0f} requests/s, {master_s:.2f} cores", master_s / machines.master_cores),
+        Load("etcd", f"{of_etcd} in groups, {etcd_s:.2f} cores", etcd_s / machines.etcd_cores),
+        Load("a checkpoint an hour", written, written_s / 3600),
     ]
     return sorted(found, key=lambda load: -load.part)
 
@@ -326,19 +313,7 @@ def print_paper(found: Sequence[Load], job: Job) -> None:
 @click.option("--gbit", type=Number(min=0.001), default=25.0, show_default=True, help="Network a machine.")
 @click.option("--cores", type=Number(min=0.1), default=8.0, show_default=True, help="Cores of a server.")
 @measuring(turns=3)
-def scale(
-    *,
-    trainers: int,
-    pservers: int,
-    gb: float,
-    step_mb: float,
-    step_s: float,
-    task_s: float,
-    gbit: float,
-    cores: float,
-    turns: int,
-    wants_json: bool,
-) -> None:
+def scale(*, turns: int, wants_json: bool, **paper: Any) -> None:
     """What a step costs whom, and what a large job would cost.
 
     Measures small jobs (SGD, async, by TCP as between machines), predicts larger ones beside what they take here, then
@@ -350,9 +325,9 @@ def scale(
             say(str(shape))
             found.append(seen(shape, turns, Path(directory)))
     cost = fitted(found[: len(SMALL)], found[len(SMALL) :])
-    job = Job(Shape(trainers, pservers, int(step_mb * 1e6)), gb * GB, step_s, task_s)
-    machines = Machines(server_cores=cores, network_bytes_per_s=gbit * 1e9 / 8)
-    busy = loads(job, cost, machines)
+    shape = Shape(paper["trainers"], paper["pservers"], int(paper["step_mb"] * 1e6))
+    job = Job(shape, paper["gb"] * GB, paper["step_s"], paper["task_s"])
+    busy = loads(job, cost, Machines(server_cores=paper["cores"], network_bytes_per_s=paper["gbit"] * 1e9 / 8))
     if wants_json:
         print_json({"seen": found, "constants": cost, "loads": busy})
         return

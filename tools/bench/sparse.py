@@ -104,14 +104,14 @@ def compare(
 ) -> list[Compared]:
     """Measure all workloads turn by turn; each says whether the peers take part."""
     workloads = [workload for workload, _ in wanted]
+    sizes = [4 * workload.ids * workload.group.dim for workload in workloads]
+    sides: dict[tuple[int, str], Side] = {}
     with contextlib.ExitStack() as stack:
         click.echo(f"filling tables for {len(workloads)} workloads ...", err=True)
         ours, pid = stack.enter_context(_own_side(workloads, directory))
-        sides: list[tuple[int, str, Side]] = []
-        sizes = [4 * workload.ids * workload.group.dim for workload in workloads]
         for number, size in enumerate(sizes):
-            sides.append((number, _OURS, Side([ours], [pid], size, choice=number)))
-            sides.append((number, _AHEAD, Side([ours], [pid], size, choice=number + len(workloads))))
+            sides[number, _OURS] = Side([ours], [pid], size, choice=number)
+            sides[number, _AHEAD] = Side([ours], [pid], size, choice=number + len(workloads))
         for peer in peers:
             theirs = [
                 number
@@ -123,20 +123,14 @@ def compare(
             except JobFailedError as error:
                 click.echo(f"{peer.name} does not start here, so it is not compared: {error}", err=True)
                 continue
-            sides += [
-                (number, peer.name, Side([other], [pid], sizes[number], choice=at)) for at, number in enumerate(theirs)
-            ]
-        sides.sort(key=lambda each: each[0])
+            for choice, number in enumerate(theirs):
+                sides[number, peer.name] = Side([other], [pid], sizes[number], choice=choice)
         click.echo(f"measuring, {turns} turns ...", err=True)
-        each_side = [side for _, _, side in sides]
-        counts = [_count_for(side) for side in each_side]
-        found = take_turns(each_side, turns, counts)
-        times = {(number, name): each for (number, name, _), each in zip(sides, found, strict=True)}
-        cpu_s = {(number, name): side.measured() for number, name, side in sides}
-    return [
-        _compared(number, workloads, times, {each: one.trainer_cpu_s + one.server_cpu_s for each, one in cpu_s.items()})
-        for number in range(len(workloads))
-    ]
+        sides = dict(sorted(sides.items(), key=lambda each: each[0][0]))
+        found = take_turns([*sides.values()], turns, [_count_for(side) for side in sides.values()])
+    times = dict(zip(sides, found, strict=True))
+    cpu_s = {each: side.measured().trainer_cpu_s + side.measured().server_cpu_s for each, side in sides.items()}
+    return [_compared(number, workloads, times, cpu_s) for number in range(len(workloads))]
 
 
 def _count_for(side: Side) -> int:
@@ -153,22 +147,22 @@ def _compared(
     workload, other = workloads[number], _reference(number, workloads)
     measured = []
     for (place, name), own in times.items():
-        if place == number:
-            step_s = statistics.median(own)
-            floor = times.get((number, FLOOR.name)) if name in {_OURS, _AHEAD} else None
-            is_compared = other is not None and name in {_OURS, _AHEAD}
-            measured.append(
-                OfSide(
-                    name,
-                    step_s,
-                    cpu_s[number, name],
-                    workload.ids / step_s,
-                    ratio(own, times[number, _OURS]),
-                    ratio(own, times[number, _AHEAD]),
-                    None if floor is None else ratio(own, floor),
-                    ratio(own, times[other, name]) if is_compared and other is not None else None,
-                )
+        if place != number:
+            continue
+        is_ours, step_s = name in {_OURS, _AHEAD}, statistics.median(own)
+        floor = times.get((number, FLOOR.name)) if is_ours else None
+        measured.append(
+            OfSide(
+                name,
+                step_s,
+                cpu_s[number, name],
+                workload.ids / step_s,
+                ratio(own, times[number, _OURS]),
+                ratio(own, times[number, _AHEAD]),
+                None if floor is None else ratio(own, floor),
+                ratio(own, times[other, name]) if is_ours and other is not None else None,
             )
+        )
     return Compared(workload, str(workload), tuple(measured), "" if other is None else str(workloads[other]))
 
 
