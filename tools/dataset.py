@@ -21,8 +21,7 @@ from flightedl.adapters.storage import FsspecFiles, open_storage, without_creden
 from flightedl.config import ServerSettings, settings
 from flightedl.errors import UsageError
 from flightedl.formats.chunk_index import ChunkIndex
-from flightedl.formats.dataset_spec import ON_CORRUPT, DatasetSpec
-from flightedl.formats.declared import absolute_url
+from flightedl.formats.dataset_spec import ON_CORRUPT, DatasetSpec, absolute_url
 from flightedl.formats.index import IndexProgress
 from flightedl.formats.stored_index import LoadedIndex, load_or_build
 

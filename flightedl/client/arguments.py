@@ -19,7 +19,7 @@ import numpy.typing as npt
 from flightedl.domain.model.parameters import STORAGE_DTYPES
 from flightedl.domain.model.settings import Limits, checked
 from flightedl.errors import UsageError
-from flightedl.formats.declared import absolute_url
+from flightedl.formats.dataset_spec import absolute_url
 from flightedl.kernels.half_precision import array_dtype
 from flightedl.messages.declarations import DatasetDeclaration
 

@@ -10,8 +10,8 @@
 =====================  ==========================================================================================
 
 Start them with ``flightedl run flightedl.examples.digits --trainers 2 --pservers 1``. What they share: ``prepared``
-(data made once, however many trainers start together), ``results`` (files that are complete or absent) and
-``metrics``; ``progress`` says how far they are. ``flights`` is in five parts: ``flights_data`` (the package's CSV files
+(data made once, however many trainers start together) and ``results`` (files that are complete or absent);
+``progress`` says how far they are. ``flights`` is in five parts: ``flights_data`` (the package's CSV files
 to Parquet), ``flights_model`` (records to features, the network and its gradient), ``flights_alone`` (what it is
 compared with), ``flights_report`` (figures, curves and files), and the program itself; ``recommender_data`` has the
 ratings.

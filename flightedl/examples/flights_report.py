@@ -35,7 +35,6 @@ from flightedl.examples.flights_model import (
     features,
     probabilities,
 )
-from flightedl.examples.metrics import area_under_curve, log_loss
 from flightedl.examples.results import save_arrays, save_json
 
 #: The rows of a table's or batch's ids, by field.
@@ -90,7 +89,11 @@ def report(
 
 def judge(late: Floats, found: npt.NDArray[np.floating]) -> dict[str, float]:
     """How good probabilities are."""
-    return {"log_loss": log_loss(late, found), "auc": area_under_curve(late, found)}
+    # Imported lazily: it takes a second, and only the trainer that reports needs it.
+    from sklearn.metrics import log_loss, roc_auc_score
+
+    certain = np.clip(found.astype(np.float64), 1e-7, 1 - 1e-7)
+    return {"log_loss": float(log_loss(late, certain, labels=[0, 1])), "auc": float(roc_auc_score(late, found))}
 
 
 def _tables(train: pa.Table, rows_of: RowsOf) -> dict[str, npt.NDArray[np.generic]]:

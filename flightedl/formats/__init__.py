@@ -3,8 +3,8 @@
 Start with ``chunks`` (what a chunk is) and ``dataset_spec`` (what a user says of the data), then follow the data:
 ``index`` finds the chunks of a dataset (in parallel) and gives them as a ``chunk_index``;
 ``stored_index`` keeps them beside the checkpoints; ``layout`` groups them into tasks; ``reader`` turns the chunks of
-one task into its batches. ``following`` decides which files join a dataset that grows, ``declared`` takes a dataset as
-it is on the wire. ``convert`` writes a dataset in another format.
+one task into its batches. ``following`` decides which files join a dataset that grows. ``convert`` writes a dataset in
+another format.
 
 One module for each format: ``parquet``, ``arrow_ipc`` (with ``arrow_messages``), ``recordio``, ``csv_text`` and
 ``json_lines`` (what they share: ``text``, ``cutting``), ``tar_archive``. Below them: ``records`` (columns, conditions),

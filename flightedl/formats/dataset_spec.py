@@ -1,8 +1,10 @@
-"""Description of a dataset by its user: files, chunks, the wanted part of each record."""
+"""Description of a dataset by its user: files, chunks, the wanted part of each record; also as declared on the wire."""
 
 from __future__ import annotations
 
+import base64
 from dataclasses import dataclass
+from pathlib import Path
 
 import pyarrow as pa
 import xxhash
@@ -10,6 +12,7 @@ import xxhash
 from flightedl.errors import UsageError
 from flightedl.formats.chunks import IndexOptions
 from flightedl.formats.records import Condition, ReadRequest
+from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset
 
 #: What may be done about corrupt content.
 ON_CORRUPT = ("fail", "skip")
@@ -64,3 +67,31 @@ class DatasetSpec:
     def index_hash(self) -> str:
         """Hash of all that decides the chunks of given files. It names the stored index."""
         return xxhash.xxh3_64_hexdigest("\n".join((repr(self.index_options()), self.format, *self.urls)).encode())
+
+
+def spec_of(declared: DatasetDeclaration) -> DatasetSpec:
+    """Return the description that a trainer declared. Chunks longer than a task are cut.
+
+    Raises:
+        UsageError: a field is out of range.
+    """
+    return DatasetSpec(
+        urls=tuple(declared.urls),
+        format=declared.format,
+        columns=None if declared.columns is None else tuple(declared.columns),
+        filter=tuple(tuple(condition) for condition in declared.filter or ()),
+        batch_size=declared.batch_size,
+        steps_per_batch=declared.steps_per_batch,
+        on_corrupt=declared.on_corrupt,
+        max_records_per_chunk=declared.records_per_task,
+    )
+
+
+def schema_of(declared: DeclaredDataset) -> pa.Schema:
+    """Return the Arrow schema of a dataset's records, all columns."""
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(declared.schema)))
+
+
+def absolute_url(url: str) -> str:
+    """Return a URL that names the same file in every directory: relative local paths are of this process's."""
+    return url if "://" in url or url.startswith("/") else str(Path.cwd() / url)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from flightedl.domain.master.events import GrowthEnded
 from flightedl.errors import FlightedlError, NotReadyError, UsageError
-from flightedl.formats.declared import spec_of
+from flightedl.formats.dataset_spec import spec_of
 from flightedl.formats.following import DirectoryFollower
 from flightedl.formats.index import extended_index
 from flightedl.formats.stored_index import store

@@ -30,7 +30,7 @@ from flightedl.domain.master.differences import require_same
 from flightedl.domain.retries import PATIENT
 from flightedl.errors import DataError, NotReadyError, UnavailableError
 from flightedl.formats.chunk_index import ChunkIndex
-from flightedl.formats.declared import schema_of, spec_of
+from flightedl.formats.dataset_spec import schema_of, spec_of
 from flightedl.formats.following import DirectoryFollower, Scan, marker_urls
 from flightedl.formats.index import IndexProgress, restored_index
 from flightedl.formats.layout import TaskLayout

@@ -15,7 +15,7 @@ import flightedl as fe
 from flightedl.adapters.storage import FsspecFiles
 from flightedl.client.arguments import dataset_declaration
 from flightedl.formats.chunk_index import ChunkIndex
-from flightedl.formats.declared import spec_of
+from flightedl.formats.dataset_spec import spec_of
 from flightedl.formats.reader import Decode, first_records, read_task
 from flightedl.formats.recordio import RecordIO
 from flightedl.formats.stored_index import load_or_build

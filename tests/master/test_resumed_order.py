@@ -19,7 +19,7 @@ from flightedl.domain.queue.permutation import KeyedPermutation, key_of
 from flightedl.domain.trainer.feed import AssignedTask
 from flightedl.errors import DeclarationError, UsageError
 from flightedl.formats.chunks import chunks_to_rows
-from flightedl.formats.declared import spec_of
+from flightedl.formats.dataset_spec import spec_of
 from flightedl.formats.registry import named_format
 from flightedl.master import resuming
 from flightedl.master.recovery import read_state

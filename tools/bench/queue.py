@@ -33,7 +33,7 @@ from flightedl.coordination.keys import JobKeys
 from flightedl.errors import JobFailedError, UnavailableError, UsageError
 from flightedl.formats.chunk_index import ChunkIndex
 from flightedl.formats.chunks import ChunkColumns, FileIndex
-from flightedl.formats.declared import spec_of
+from flightedl.formats.dataset_spec import spec_of
 from flightedl.formats.stored_index import encode_index, index_name
 from flightedl.launch.etcd import EmbeddedEtcd
 from flightedl.launch.processes import Child, Children

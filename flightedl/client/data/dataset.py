@@ -57,7 +57,7 @@ from flightedl.domain.trainer.readings import (
 )
 from flightedl.errors import FlightedlError, GradientError, UsageError
 from flightedl.formats.chunks import ChangedFileError, chunks_from_rows
-from flightedl.formats.declared import schema_of
+from flightedl.formats.dataset_spec import schema_of
 from flightedl.formats.following import MARKER
 from flightedl.formats.record_places import described, record_ranges
 from flightedl.messages.declarations import DeclaredDataset

@@ -25,7 +25,7 @@ from flightedl.domain.trainer.acknowledged import AcknowledgedLoop
 from flightedl.domain.trainer.feed import Ask
 from flightedl.domain.trainer.readings import BatchLoop
 from flightedl.errors import UsageError
-from flightedl.formats.declared import schema_of, spec_of
+from flightedl.formats.dataset_spec import schema_of, spec_of
 from flightedl.formats.reader import Decode
 from flightedl.messages.base import encode
 from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset, EvaluationDeclaration
