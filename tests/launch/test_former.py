@@ -8,7 +8,7 @@ import pytest
 from flightedl.coordination.keys import JobKeys
 from flightedl.domain.checkpoint.manifest import manifest_name
 from flightedl.domain.checkpoint.pointer import FORMAT, PointerRecord
-from flightedl.domain.queue.documents import VERSION, DispatchDocument, encode_document
+from flightedl.domain.queue.storage import VERSION, DispatchDocument
 from flightedl.errors import NotFoundError, UsageError
 from flightedl.launch.former import FormerJob, forget, former_job, require_startable
 from flightedl.messages.base import encode
@@ -23,7 +23,7 @@ STOPPED = FormerJob(name="demo", checkpoint=7)
 
 
 def queue(epoch: int, *, runs: list[tuple[int, int, int, int]]) -> bytes:
-    return encode_document(
+    return msgspec.json.encode(
         DispatchDocument(
             version=VERSION,
             seeds=[(0, None)],

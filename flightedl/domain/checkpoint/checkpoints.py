@@ -270,37 +270,36 @@ class Checkpoints:
         """
         if rounds is not None:
             self._highest_round = max(self._highest_round, rounds.highest)
-        work = self._work
-        if work is None:
-            return self._begin(now, rounds) if self._is_due(now) else ()
-        if isinstance(work, _Publishing):
-            if work.retry_at_s is None or now < work.retry_at_s:
-                return ()
-            work.retry_at_s = None
-            return (WriteManifest(work.number),)
-        waited_s = now - work.since_s
-        patience_s = self._settings.patience_s
-        if rounds is not None and not rounds.has_members:
+        match self._work:
+            case None:
+                return self._begin(now, rounds) if self._is_due(now) else ()
+            case _Publishing(retry_at_s=retry_at_s) as work:
+                if retry_at_s is None or now < retry_at_s:
+                    return ()
+                work.retry_at_s = None
+                return (WriteManifest(work.number),)
+            case _Ordered() as work:
+                return self._next_action(work, now, rounds)
+
+    def _next_action(self, work: _Ordered, now: float, rounds: OpenRounds | None) -> Effects:
+        """Propose another round for an order whose own is not reached, or give the order up."""
+        waited_s, patience_s = now - work.since_s, self._settings.patience_s
+        is_left = rounds is not None and not rounds.has_members
+        if is_left:
             # A trainer that left within a round may have opened the next one on some pservers only.
             patience_s = min(patience_s, _PATIENCE_WITHOUT_MEMBERS_S)
         if work.round is not None and waited_s > patience_s and len(work.taken) < self._pserver_count:
             return self._propose(work, None, now)
-        if (
-            work.round is not None
-            and rounds is not None
-            and not rounds.has_members
-            and work.round > self._highest_round
-        ):
+        if is_left and work.round is not None and work.round > self._highest_round:
             # Those who were to reach it have left, as at the end of a job.
             return self._propose(work, self._highest_round, now)
-        if waited_s > self._settings.give_up_s:
-            late = [index for index in range(self._pserver_count) if index not in work.files]
-            if work.taken.issuperset(late):
-                # All have their copies: what takes so long is the store.
-                self._store_failed()
-            names = ", ".join(map(str, late))
-            return self._give_up(now, f"pserver {names} did not write checkpoint {work.number} in time")
-        return ()
+        if waited_s <= self._settings.give_up_s:
+            return ()
+        late = [index for index in range(self._pserver_count) if index not in work.files]
+        if work.taken.issuperset(late):
+            # All have their copies: what takes so long is the store.
+            self._store_failed()
+        return self._give_up(now, f"pserver {', '.join(map(str, late))} did not write checkpoint {work.number} in time")
 
     def progressed(self, index: int, generation: int, progress: SnapshotProgress, now: float) -> Effects:
         """A pserver told how far it is. What is not about the present order is ignored."""

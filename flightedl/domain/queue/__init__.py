@@ -10,5 +10,5 @@
 * ``ahead`` says what trainers may read of the next epoch.
 * ``bisection`` finds the batches that are at fault when work fails, ``failed`` keeps those set aside.
 * ``reopening`` makes done tasks todo again, after their updates were lost with a pserver.
-* ``storage`` and ``documents`` turn the state into the documents stored in etcd, and back.
+* ``storage`` turns the state into the documents stored in etcd, and back.
 """

@@ -1,32 +1,120 @@
-"""The task queue's state to and from its stored documents.
+"""The task queue's durable state as JSON.
 
-Whatever comes back is checked against every invariant of the queue before it is used.
+Rules:
+
+* Two documents. The *dispatch* document changes with every dispatch. It has a fixed part, each trainer's name once, and
+  about 30 bytes for each row of work: tasks that follow each other and were given at once, or wait, are one row, see
+  ``backlog`` and ``waiting``. The *failures* document changes only when a piece is quarantined, retried or
+  dropped, or when sizes of earlier epochs are put away there; its serial is named in the dispatch document, so that the
+  two cannot be mixed up.
+* Instants are not in it: a clock means nothing to another process.
+* A document of an unknown version, or with anything missing or unknown in it, is a CorruptError.
+* Whatever comes back is checked against every invariant of the queue before it is used.
 """
 
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Annotated, TypeVar
 
 import msgspec
 
 from flightedl.domain.exactly_once.intervals import IntervalSet
-from flightedl.domain.queue.documents import (
-    VERSION,
-    DispatchDocument,
-    FailuresDocument,
-    HeldDocument,
-    QueueDocument,
-    decode_document,
-    encode_document,
-)
 from flightedl.domain.queue.failed import BatchTable
 from flightedl.domain.queue.fair_share import HOLDING_CEILING
 from flightedl.domain.queue.order import EpochSizes
 from flightedl.domain.queue.pending import Holder, Pending
 from flightedl.domain.queue.seeds import EpochSeeds
 from flightedl.domain.queue.state import QueueState
-from flightedl.domain.queue.values import BatchRange
+from flightedl.domain.queue.values import BatchRange, FailedPiece
 from flightedl.errors import CorruptError, UsageError
+from flightedl.messages.decoding import from_json
+
+VERSION = 4
+
+Natural = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Document(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    version: Natural
+
+
+class HeldDocument(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """What one registration of a trainer holds."""
+
+    generation: Natural
+    #: See ``backlog``; a piece with two holders is in the rows of both.
+    rows: list[list[Natural]]
+
+
+class DispatchDocument(_Document, kw_only=True):
+    """Where the queue stands."""
+
+    #: (first epoch, seed or None), see ``seeds``.
+    seeds: list[tuple[Natural, Natural | None]]
+    revision: Natural
+    epoch: Natural
+    cursor: Natural
+    next_attempt: Natural
+    #: The recent ones, (first epoch, base, size), see ``order``.
+    sizes: list[tuple[Natural, Natural, Natural]]
+    growth_ended: bool = False
+    #: trainer -> what it holds; never nothing.
+    held: dict[str, HeldDocument] = {}
+    #: (epoch, start, end, failures): whole tasks that wait.
+    runs: list[tuple[Natural, Natural, Natural, Natural]] = []
+    #: (epoch, position, first batch, end batch, failures): other pieces that wait.
+    parts: list[tuple[Natural, Natural, Natural, Natural, Natural]] = []
+    #: (epoch, position, attempts): finished pieces of tasks of which another piece is still open.
+    finished_parts: list[tuple[Natural, Natural, list[Natural]]] = []
+    #: (epoch, ``IntervalSet.encode``): positions of tasks that have to be done also in a job that was stopped.
+    due: list[tuple[Natural, bytes]] = []
+    average_s: float | None = None
+    average_count: Natural = 0
+    copies: Natural = 0
+    failures_serial: Natural = 0
+
+
+class FailuresDocument(_Document, kw_only=True):
+    """What hardly ever changes: what was quarantined, and the older sizes of epochs."""
+
+    serial: Natural
+    #: (epoch, position, first batch, end batch, …).
+    failed: list[list[Natural]] = []
+    dropped: list[list[Natural]] = []
+    details: list[FailedPiece] = []
+    forgotten: Natural = 0
+    #: The older ones, as in the other document.
+    sizes: list[tuple[Natural, Natural, Natural]] = []
+
+
+class QueueDocument(_Document, kw_only=True):
+    """Both in one."""
+
+    dispatch: msgspec.Raw
+    failures: msgspec.Raw
+
+
+Document = TypeVar("Document", bound=_Document)
+
+
+def _decoded(data: bytes | msgspec.Raw, kind: type[Document]) -> Document:
+    """The document in ``data``.
+
+    Raises:
+        CorruptError: see the module's rules.
+    """
+    try:
+        document = from_json(data, kind)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise CorruptError(f"the stored task queue cannot be read: {str(error)[:200]}") from None
+    if document.version != VERSION:
+        raise CorruptError(
+            f"the stored task queue is of version {document.version}, this flightedl reads version {VERSION}: "
+            "use the flightedl that wrote it, or begin a new job"
+        )
+    return document
+
 
 #: (epoch, position, first batch, end batch, failures)
 Row = tuple[int, int, int, int, int]
@@ -35,7 +123,7 @@ Row = tuple[int, int, int, int, int]
 def encode(state: QueueState) -> bytes:
     """Everything in one document."""
     dispatch, failures = encode_parts(state)
-    return encode_document(
+    return msgspec.json.encode(
         QueueDocument(version=VERSION, dispatch=msgspec.Raw(dispatch), failures=msgspec.Raw(failures))
     )
 
@@ -64,7 +152,7 @@ def encode_parts(state: QueueState) -> tuple[bytes, bytes]:
         copies=state.copies,
         failures_serial=state.failed.serial,
     )
-    return encode_document(document), _encode_failures(state)
+    return msgspec.json.encode(document), _encode_failures(state)
 
 
 def _row(piece: BatchRange) -> Row:
@@ -83,7 +171,7 @@ def _encode_failures(state: QueueState) -> bytes:
             forgotten=failed.forgotten,
             sizes=state.sizes.older,
         )
-        failed.encoded = (failed.serial, encode_document(document))
+        failed.encoded = (failed.serial, msgspec.json.encode(document))
     return failed.encoded[1]
 
 
@@ -97,12 +185,12 @@ def restore(state: QueueState, data: bytes, failures: bytes | None, *, may_resee
         UsageError: they are of another dataset, seed or shuffle.
     """
     if failures is None:
-        both = decode_document(data, QueueDocument)
-        dispatch = decode_document(both.dispatch, DispatchDocument)
-        failed = decode_document(both.failures, FailuresDocument)
+        both = _decoded(data, QueueDocument)
+        dispatch = _decoded(both.dispatch, DispatchDocument)
+        failed = _decoded(both.failures, FailuresDocument)
     else:
-        dispatch = decode_document(data, DispatchDocument)
-        failed = decode_document(failures, FailuresDocument)
+        dispatch = _decoded(data, DispatchDocument)
+        failed = _decoded(failures, FailuresDocument)
     if dispatch.failures_serial != failed.serial:
         raise CorruptError("the stored task queue and its list of failures are not of the same moment")
     _restore_counters(state, dispatch, failed)
@@ -122,10 +210,10 @@ def progress_of(queue: bytes) -> tuple[int, int, int]:
     Raises:
         CorruptError: not what ``encode`` writes.
     """
-    both = decode_document(queue, QueueDocument)
+    both = _decoded(queue, QueueDocument)
     dispatch, failures = (
-        decode_document(both.dispatch, DispatchDocument),
-        decode_document(both.failures, FailuresDocument),
+        _decoded(both.dispatch, DispatchDocument),
+        _decoded(both.failures, FailuresDocument),
     )
     sizes = EpochSizes(dispatch.sizes, failures.sizes)
     epoch = dispatch.epoch if dispatch.cursor or not dispatch.epoch else dispatch.epoch - 1
@@ -144,7 +232,7 @@ def is_over(dispatch: bytes, epochs: int | None) -> bool:
     Raises:
         CorruptError: it is none.
     """
-    document = decode_document(dispatch, DispatchDocument)
+    document = _decoded(dispatch, DispatchDocument)
     is_open = document.held or document.runs or document.parts or not document.growth_ended
     return epochs is not None and document.epoch >= epochs and not is_open
 

@@ -100,7 +100,7 @@ class Master(Process):
             if generation := claimed(result, LOCK, self):
                 self.generation = generation
                 self.world.note("{} leads, generation {}", self.name, generation)
-                TakingOver(self).begin()
+                self.follow(TakingOver(self).steps())
             else:
                 self.later(0.3, self._claim)
 

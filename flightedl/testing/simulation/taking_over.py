@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
 
 from flightedl.domain.checkpoint.chains import files_of
 from flightedl.domain.checkpoint.checkpoints import Checkpoints, next_number_after
@@ -14,7 +16,7 @@ from flightedl.domain.master.core import MasterCore
 from flightedl.domain.master.state import CoreSettings, StoredState
 from flightedl.domain.master.stored import Found, values_of_checkpoint
 from flightedl.domain.master.stored import state_in as stored_state
-from flightedl.domain.recovery.store_history import BeginLife, Refuse, Sighting, judge
+from flightedl.domain.recovery.store_history import BeginLife, Refuse, judge
 from flightedl.errors import CorruptError, FencedError
 from flightedl.messages.base import decode
 from flightedl.messages.declarations import JobDeclaration
@@ -27,12 +29,11 @@ from flightedl.testing.simulation.etcd import (
     LOCK,
     STATE,
     History,
-    Key,
     Transaction,
     state_in,
 )
 from flightedl.testing.simulation.job import declaration_of, tasks_of
-from flightedl.testing.simulation.world import Action
+from flightedl.testing.simulation.world import Ask, NoAnswerError, Steps
 
 if TYPE_CHECKING:
     from flightedl.testing.simulation.master import Master
@@ -46,50 +47,15 @@ class TakingOver:
         self._cluster, self._world = master.cluster, master.world
         self._etcd, self._store = master.cluster.etcd, master.cluster.store
 
-    def begin(self) -> None:
-        """Look for the newest checkpoint, and then at what etcd says."""
-        self._find_newest(self._read)
-
-    def _read(self, number: int, newest: Sighting | None) -> None:
-        def read(found: dict[str, Key]) -> None:
-            self._judge(state_in(found), found.get(HISTORY), number, newest)
-
-        def failed() -> None:
-            self._master.later(0.2, self.begin)
-
-        self._world.call(self._master, self._etcd, self._etcd.read_all, "", read, failed)
-
-    def _find_newest(self, done: Callable[[int, Sighting | None], None]) -> None:
-        """The newest checkpoint, and etcd as it was then; 0: there is none, or it cannot be told."""
-        store = self._store
-
-        def unreachable() -> None:
-            # That a store cannot be read while etcd goes back is what nobody promises to notice.
-            self._master.later(0.2, self.begin) if self._etcd.has_gone_back else done(0, None)
-
-        def look(numbers: Sequence[int]) -> None:
-            def read(found: tuple[bytes, bool] | None) -> None:
-                try:
-                    manifest = None if found is None else Manifest.decode(found[0])
-                except CorruptError:
-                    manifest = None
-                done(numbers[0], manifest.etcd) if manifest is not None else look(numbers[1:])
-
-            if numbers:
-                store.read(self._master, manifest_name(numbers[0]), read, unreachable)
-            else:
-                done(0, None)
-
-        store.list(self._master, lambda sizes: look(candidates(sizes)), unreachable)
-
-    def _judge(self, state: Found, history: Any, number: int, newest: Sighting | None) -> None:
-        """Whether to go on from what etcd says, which may have gone back."""
+    def steps(self) -> Steps:
+        """Look for the newest checkpoint, and then at what etcd says, which may have gone back."""
+        found, number, newest = yield from self._until_answered(self._look)
+        state, history = state_in(found), found.get(HISTORY)
         present = self._master.witness.seen
         assert present is not None, "etcd was asked a moment ago"
         record = History() if history is None else history.value
-        next_number = _next_number(state)
         resume, fence = self._cluster.is_resumed, {LOCK: self._master.generation}
-        match judge(present, record.life, record.cluster, next_number, number, newest, resume=resume):
+        match judge(present, record.life, record.cluster, _next_number(state), number, newest, resume=resume):
             case Refuse(why):
                 self._cluster.refused(self._master, why)
             case BeginLife(life, _):
@@ -99,30 +65,67 @@ class TakingOver:
                     *((INIT,) if election is not None and election.lease is None else ()),
                 )
                 begun = Transaction(fence, {}, {HISTORY: History(life, present.cluster)}, going)
-                self._write_first(begun, lambda: self._master.end(f"it has begun life {life} of the job"))
-            case _ if not record.cluster:
-                known = Transaction(fence, {}, {HISTORY: History(record.life, present.cluster)})
-                self._write_first(known, lambda: self._go_on(state))
+                if (yield from self._is_written(begun)):
+                    self._master.end(f"it has begun life {life} of the job")
             case _:
-                self._go_on(state)
+                known = Transaction(fence, {}, {HISTORY: History(record.life, present.cluster)})
+                if record.cluster or (yield from self._is_written(known)):
+                    yield from self._go_on(state) if state else self._until_answered(self._begin_from_store)
 
-    def _write_first(self, transaction: Transaction, then: Action) -> None:
-        def answered(result: Any) -> None:
-            then() if result[0] else self._master.end("it lost the lock before it led")
+    def _until_answered(self, steps: Callable[[], Steps]) -> Steps:
+        while True:
+            try:
+                return (yield from steps())
+            except NoAnswerError:
+                yield self._master.pauses(0.2)
 
-        def failed() -> None:
+    def _read(self, name: str) -> Ask:
+        return partial(self._store.read, self._master, name)
+
+    def _list(self) -> Ask:
+        return partial(self._store.list, self._master)
+
+    def _look(self) -> Steps:
+        number, newest = yield from self._newest()
+        return (yield self._master.asks(self._etcd, self._etcd.read_all, "")), number, newest
+
+    def _newest(self) -> Steps:
+        """The newest checkpoint, and etcd as it was then; 0: there is none, or it cannot be told."""
+        try:
+            for number in candidates((yield self._list())):
+                found = yield self._read(manifest_name(number))
+                with suppress(CorruptError):
+                    if found is not None:
+                        return number, Manifest.decode(found[0]).etcd
+        except NoAnswerError:
+            # That a store cannot be read while etcd goes back is what nobody promises to notice.
+            if self._etcd.has_gone_back:
+                raise
+        return 0, None
+
+    def _is_written(self, transaction: Transaction) -> Steps:
+        """Whether it is; else the master ends."""
+        try:
+            committed, *_ = yield self._master.asks(self._etcd, self._etcd.transact, transaction)
+        except NoAnswerError:
             self._master.end("etcd does not answer")
+            return False
+        if not committed:
+            self._master.end("it lost the lock before it led")
+        return committed
 
-        self._world.call(self._master, self._etcd, self._etcd.transact, transaction, answered, failed)
+    def _go_on(self, stored: Found) -> Steps:
+        latest = latest_of(stored["checkpoints"][0]) if "checkpoints" in stored else None
+        files: tuple[ShardFile, ...] = ()
+        if latest is not None and self._cluster.shape.has_rows:
+            with suppress(NoAnswerError):
+                found = yield self._read(manifest_name(latest.number))
+                files = () if found is None else files_of(latest, found[0])
+        state = stored_state(stored, files)
+        self._lead(state, int(stored["tasks"][0]) if "tasks" in stored else tasks_of(state.declaration), stored)
 
-    def _go_on(self, state: Found) -> None:
-        if state:
-            self._begin(state)
-        else:
-            self._begin_from_store()
-
-    def _settings(self) -> CoreSettings:
-        return CoreSettings(
+    def _lead(self, stored: StoredState, task_count: int, found: Found) -> None:
+        settings = CoreSettings(
             generation=self._master.generation,
             pserver_count=self._cluster.pserver_count,
             trainer_count=self._cluster.scenario.trainer_count,
@@ -130,62 +133,26 @@ class TakingOver:
             checkpoints=self._cluster.scenario.checkpoints,
             keeps_checkpoints=self._cluster.scenario.keeps_checkpoints,
         )
-
-    def _begin(self, stored: Found) -> None:
-        latest = latest_of(stored["checkpoints"][0]) if "checkpoints" in stored else None
-        if latest is None or not self._cluster.shape.has_rows:
-            self._begin_with(stored, ())
-            return
-
-        def read(found: tuple[bytes, bool] | None) -> None:
-            self._begin_with(stored, () if found is None else files_of(latest, found[0]))
-
-        self._store.read(self._master, manifest_name(latest.number), read, lambda: self._begin_with(stored, ()))
-
-    def _begin_with(self, stored: Found, files: tuple[ShardFile, ...]) -> None:
-        state = stored_state(stored, files)
-        task_count = int(stored["tasks"][0]) if "tasks" in stored else tasks_of(state.declaration)
-        self._take_over(state, task_count, stored)
-
-    def _take_over(self, stored: StoredState, task_count: int, found: Found) -> None:
         tasks = self._cluster.shape.queue_settings(task_count)
         try:
-            core = recorded(self._master.recorder, {}, MasterCore, self._settings(), self._world.now, stored, tasks)
+            core = recorded(self._master.recorder, {}, MasterCore, settings, self._world.now, stored, tasks)
         except FencedError:
             self._master.end("it heard late that it has the lock; a newer one had it since")
         else:
             self._master.lead(core, found)
 
-    def _begin_from_store(self) -> None:
+    def _begin_from_store(self) -> Steps:
         """The job's etcd is new: go on from the newest checkpoint that there is."""
-
-        def listed(sizes: dict[str, int]) -> None:
-            self._choose(candidates(sizes), sizes, [])
-
-        self._store.list(self._master, listed, self._begin_from_store_later)
-
-    def _begin_from_store_later(self) -> None:
-        self._master.later(0.2, self._begin_from_store)
-
-    def _choose(self, numbers: tuple[int, ...], sizes: dict[str, int], rejected: list[int]) -> None:
-        if not numbers:
-            self._begin_new(None, sizes, rejected)
-            return
-
-        def read(found: tuple[bytes, bool] | None) -> None:
-            result = None if found is None else examine(numbers[0], found[0], sizes, "job")
-            if isinstance(result, Manifest):
-                self._begin_new(result, sizes, rejected)
-            else:
-                self._choose(numbers[1:], sizes, [*rejected, numbers[0]])
-
-        self._store.read(
-            self._master, manifest_name(numbers[0]), read, lambda: self._master.later(0.2, self._begin_from_store)
-        )
-
-    def _begin_new(self, manifest: Manifest | None, sizes: dict[str, int], rejected: list[int]) -> None:
         shape, count, generation = self._cluster.shape, self._cluster.pserver_count, self._master.generation
-        if manifest is None:
+        sizes: dict[str, int] = yield self._list()
+        rejected: list[int] = []
+        for number in candidates(sizes):
+            found = yield self._read(manifest_name(number))
+            manifest = None if found is None else examine(number, found[0], sizes, "job")
+            if isinstance(manifest, Manifest):
+                break
+            rejected.append(number)
+        else:
             checkpoints = Checkpoints(
                 self._cluster.scenario.checkpoints,
                 generation,
@@ -196,7 +163,7 @@ class TakingOver:
             )
             declaration = declaration_of(shape.mode, count, shape.cut_for)
             new = StoredState(declaration=declaration, checkpoints=checkpoints.encode(), is_resumed=True)
-            self._take_over(new, shape.first_count, {})
+            self._lead(new, shape.first_count, {})
             return
         saved = decode(bytes(manifest.declaration), JobDeclaration)
         assert saved.model is not None, "a checkpoint has a model"
@@ -204,8 +171,8 @@ class TakingOver:
         values = values_of_checkpoint(manifest, manifest.encode(), declaration, generation, count, sizes, rejected)
         values["tasks"] = str(tasks_of(saved)).encode()
         puts = {STATE + name: value for name, value in values.items()} | {INIT: DONE}
-        begun = Transaction({LOCK: generation}, {DECLARATION: 0}, puts, writer=generation)
-        self._write_first(begun, self.begin)
+        if (yield from self._is_written(Transaction({LOCK: generation}, {DECLARATION: 0}, puts, writer=generation))):
+            yield from self.steps()
 
 
 def _next_number(stored: Found) -> int | None:

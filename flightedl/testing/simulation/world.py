@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,10 +21,17 @@ from flightedl.domain.recovery.store_history import Witness
 Action = Callable[[], None]
 Reply = Callable[[Any], None]
 Handler = Callable[[Any, Reply], None]
+#: Asks somebody; one of its arguments is called: the first with the answer, or the second, if there is none.
+Ask = Callable[[Reply, Action], None]
+Steps = Generator[Ask, Any, Any]
 
 
 class Violation(AssertionError):  # noqa: N818 - it is what a run finds, not an error of the simulation
     """An invariant of the protocol does not hold."""
+
+
+class NoAnswerError(Exception):
+    """Nobody has answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +85,25 @@ class Process:
 
     def later(self, delay_s: float, action: Action) -> None:
         self.world.after(delay_s, lambda: self.deliver(action))
+
+    def follow(self, steps: Steps) -> None:
+        """Take steps in turn: each yields a way to ask, and goes on with the answer, or with ``NoAnswerError``."""
+
+        def go_on(step: Callable[[Any], Ask], value: Any) -> None:
+            try:
+                ask = step(value)
+            except StopIteration:
+                return
+            ask(lambda answer: go_on(steps.send, answer), lambda: go_on(steps.throw, NoAnswerError()))
+
+        go_on(steps.send, None)
+
+    def asks(self, server: Process, handler: Handler, argument: Any, timeout_s: float = 2.0) -> Ask:
+        """A call of ``server``, as a step yields it."""
+        return lambda done, failed: self.world.call(self, server, handler, argument, done, failed, timeout_s)
+
+    def pauses(self, pause_s: float) -> Ask:
+        return lambda done, _: self.later(pause_s, lambda: done(None))
 
     def freeze(self) -> None:
         """SIGSTOP."""
