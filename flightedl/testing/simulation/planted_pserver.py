@@ -163,8 +163,8 @@ PSERVER_BUGS: dict[str, Planted] = {
         "an epoch counts as applied as a whole while a task of it is not",
         swaps(
             "domain.exactly_once.cohorts:Cohort._collapse",
-            "epoch.done_count == epoch.task_count:",
-            "epoch.done_count >= epoch.task_count - 1 and not epoch.tasks:",
+            "epoch.done.count == epoch.task_count:",
+            "epoch.done.count >= epoch.task_count - 1 and not epoch.tasks:",
         ),
     ),
     "a join at a round gone by": bug(
