@@ -33,12 +33,17 @@ def builtins_from_json(data: bytes | str | msgspec.Raw) -> Any:
     return _of_anything.decode(data)
 
 
-def from_json(data: bytes | str | msgspec.Raw, kind: type[Value]) -> Value:
-    """Decode JSON to a value of a type. Raises as ``msgspec.json.decode`` does."""
+def decoder_of(kind: type[Value]) -> msgspec.json.Decoder[Value]:
+    """Return the decoder of a type in JSON, for a caller to whom ``from_json`` takes too long."""
     decoder = _of_json.get(kind)
     if decoder is None:
         decoder = _of_json[kind] = made_alone(lambda: msgspec.json.Decoder(kind))
-    value: Value = decoder.decode(data)
+    return decoder
+
+
+def from_json(data: bytes | str | msgspec.Raw, kind: type[Value]) -> Value:
+    """Decode JSON to a value of a type. Raises as ``msgspec.json.decode`` does."""
+    value: Value = (_of_json.get(kind) or decoder_of(kind)).decode(data)
     return value
 
 

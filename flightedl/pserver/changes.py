@@ -11,16 +11,12 @@ class Changes:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._count = 0
+        #: Number of changes, for ``wait``.
+        self.count = 0
         #: Set when something has changed, to be announced when the message is through.
         self.has_news = False
         #: Also called for each announcement, unless it is None.
         self.wake: Callable[[], None] | None = None
-
-    @property
-    def count(self) -> int:
-        """To be waited past, see ``wait``."""
-        return self._count
 
     def announce(self) -> None:
         """Wake everybody who waits if there is news for them."""
@@ -29,7 +25,7 @@ class Changes:
         # Before they are woken, so that whatever changes from here on is announced again.
         self.has_news = False
         with self._changed:
-            self._count += 1
+            self.count += 1
             self._changed.notify_all()
         if self.wake is not None:
             self.wake()
@@ -37,6 +33,6 @@ class Changes:
     def wait(self, seen: int, timeout_s: float) -> int:
         """Return the count, at once when it is not ``seen``, else after a change or the time."""
         with self._changed:
-            if self._count == seen and timeout_s > 0:
+            if self.count == seen and timeout_s > 0:
                 self._changed.wait(timeout_s)
-            return self._count
+            return self.count

@@ -17,8 +17,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+import msgspec
+
 from flightedl.errors import MessageError
 from flightedl.messages.base import decode
+from flightedl.messages.decoding import decoder_of
 from flightedl.messages.parameters import LookupHeader, Opening, PushHeader
 from flightedl.ports import Clock
 from flightedl.process import tracing
@@ -27,11 +30,15 @@ from flightedl.pserver.meter import Meter
 from flightedl.pserver.shard import Shard
 from flightedl.pserver.step_stream import BY_STREAM, StepStream
 from flightedl.pserver.steps import SLICE_S, StepSession, awaited_values
+from flightedl.pserver.stores import Wanted
 from flightedl.rpc.channel import Received
+from flightedl.rpc.line import LineMessage
 from flightedl.rpc.routes import Call
 from flightedl.wire.parts import STEP_END, ReceivedBlocks
 from flightedl.wire.rows import OutgoingBlocks
 
+_step_decoder = decoder_of(PushHeader)
+_UNDECODABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 #: Limit of a step's values for the loop: it is not to be held up by copies and optimizers.
 SMALL_STEP_BYTES = 64 << 10
 #: The outcomes of a small step wait for so long for its values: then all of it is one message and its answer.
@@ -72,9 +79,8 @@ class _Begun:
     deadline: float
     #: The count of changes at the newest look at what is waited for.
     seen: int = -1
-    #: Instants at which the outcomes leave without values, and of the next look.
+    #: Instant at which the outcomes leave without values.
     moment: float = 0.0
-    due_at: float = 0.0
 
 
 #: What the loop hands back: a request, a step to go on with, a word, an error, or None if the trainer wants no more.
@@ -100,8 +106,11 @@ class Conversation:
         self._lines = lines
         #: True if the newest step was small.
         self._is_small = False
-        #: A step that waits for a round, in the loop.
+        #: A step that waits for a round, in the loop, and the instant at which it has to be looked at.
         self._parked: _Begun | None = None
+        self.due_at: float | None = None
+        #: The stream's line, once it has one.
+        self._line = stream.line
         self._handed: queue.SimpleQueue[Handed] = queue.SimpleQueue()
 
     def serve(self) -> None:
@@ -115,7 +124,8 @@ class Conversation:
 
     def take_one(self) -> bool:
         """Serve one request. False if the trainer wants no more."""
-        if not self._is_small or not self._stream.has_line:
+        self._line = self._stream.line
+        if not self._is_small or self._line is None:
             return self.take(self._stream.request())
         return self.take(self._lent())
 
@@ -154,7 +164,7 @@ class Conversation:
 
     def _rest(self) -> _Begun | None:
         """Return the parked step, or None, if the stream ends."""
-        parked, self._parked = self._parked, None
+        parked, self._parked, self.due_at = self._parked, None, None
         if parked is None:
             self._stream.end_at_rest()
         return parked
@@ -168,7 +178,8 @@ class Conversation:
             return
         shard = self._service.shard(header.plan_hash)
         self._is_small = _is_small(shard, header, parts)
-        self._stream.serves(header.member)
+        if header.member != self._stream.member:
+            self._stream.serves(header.member)
         with tracing.serves("pserver", "step", header.traceparent):
             self._take_step(StepSession(shard, header), parts, header)
         shard.meter.step(self._clock.now() - began)
@@ -241,35 +252,23 @@ class Conversation:
     @property
     def fileno(self) -> int:
         """See ``line_loop.Lent``."""
-        return self._stream.fileno
+        assert self._line is not None, "it is lent for its line"
+        return self._line.fileno
 
-    @property
-    def due_at(self) -> float | None:
+    def fail(self, error: BaseException) -> None:
         """See ``line_loop.Lent``."""
-        return None if self._parked is None else self._parked.due_at
+        self._handed.put(error)
 
     def take_turn(self) -> bool:
         """See ``line_loop.Lent``."""
+        stream, call, line = self._stream, self._call, self._line
+        assert line is not None, "it is lent for its line"
         try:
-            return self._take_turn()
-        except BaseException as error:  # noqa: BLE001 - the handler raises it
-            self._handed.put(error)
-            return False
-
-    def _take_turn(self) -> bool:
-        stream, call = self._stream, self._call
-        try:
-            message = stream.poll()
+            message = line.receive()
         except BlockingIOError:
             return True
-        if message is None or call.is_late:
-            self._handed.put(self._rest())
-            return False
-        if self._parked is not None:
-            raise MessageError(f"a step begins before the one before it ended: {self._parked.session.missing}")
-        if message == BY_STREAM:
-            self._handed.put(_Word.BY_STREAM)
-            return False
+        if message is None or message == BY_STREAM or call.is_late or self._parked is not None:
+            return self._hand_back(message)
         received = stream.decoded(*message)
         parts, request = received
         if call.closing.is_set():
@@ -281,37 +280,46 @@ class Conversation:
             return False
         self._service.require_lease()
         call.is_resting = False
-        began = self._clock.now()
-        stream.serves(header.member)
-        session, seen = StepSession(shard, header), shard.changes.count
-        pieces = session.feed(parts, waits=False)
-        if session.is_over and stream.write_at_once(pieces, STEP_END, checksums=header.checksums):
+        began, seen = self._clock.now(), shard.changes.count
+        if header.member != stream.member:
+            stream.serves(header.member)
+        pieces: list[OutgoingBlocks] = []
+        waiting: list[Wanted] = []
+        for piece, wanted in shard.push(header, parts):
+            pieces.append(piece)
+            if wanted is not None:
+                waiting.append(wanted)
+        if not waiting and stream.write_at_once(pieces, STEP_END, checksums=header.checksums):
             shard.meter.step(self._clock.now() - began)
             call.is_resting = True
             return True
-        deadline = min(began + header.wait_s, call.deadline)
-        begun = _Begun(session, header.checksums, pieces, began, deadline, seen)
-        if session.is_over:
+        session = StepSession(shard, header, waiting)
+        begun = _Begun(session, header.checksums, pieces, began, min(began + header.wait_s, call.deadline), seen)
+        if not waiting:
             self._handed.put(begun)
             return False
-        begun.moment = begun.due_at = began + _MOMENT_S
+        begun.moment = self.due_at = began + _MOMENT_S
         shard.changes.wake = self._lines.wake
         self._parked = begun
         return True
 
+    def _hand_back(self, message: LineMessage | None) -> bool:
+        """Hand the conversation back because of a message that begins no step here, or because the line has ended."""
+        if message is None or self._call.is_late:
+            self._handed.put(self._rest())
+        elif self._parked is not None:
+            raise MessageError(f"a step begins before the one before it ended: {self._parked.session.missing}")
+        else:
+            self._handed.put(_Word.BY_STREAM)
+        return False
+
     def look(self, now: float) -> bool:
         """See ``line_loop.Lent``."""
-        try:
-            return self._look(now)
-        except BaseException as error:  # noqa: BLE001 - the handler raises it
-            self._handed.put(error)
-            return False
-
-    def _look(self, now: float) -> bool:
-        parked = self._parked
+        parked, due_at = self._parked, self.due_at
         assert parked is not None, "the loop looks at parked steps"
+        assert due_at is not None, "the loop looks at parked steps"
         session, count = parked.session, parked.session.changes
-        if count == parked.seen and now < parked.due_at:
+        if count == parked.seen and now < due_at:
             return True
         parked.seen = count
         parked.pieces += session.ready()
@@ -323,11 +331,11 @@ class Conversation:
                 self._handed.put(self._rest())
                 return False
         if is_over:
-            self._parked = None
+            self._parked = self.due_at = None
             self._service.meter.step(now - parked.began)
             self._call.is_resting = True
             return True
-        parked.due_at = min(parked.deadline, now + SLICE_S, *([parked.moment] if parked.pieces else []))
+        self.due_at = min(parked.deadline, now + SLICE_S, *([parked.moment] if parked.pieces else []))
         return True
 
 
@@ -345,11 +353,12 @@ def _is_small(shard: Shard, header: PushHeader, parts: Sequence[ReceivedBlocks])
 def _opened(request: bytes) -> PushHeader | LookupHeader:
     """Decode a request. It is nearly always a step: to look at the verb first costs as much again."""
     try:
-        header = decode(request, PushHeader)
-    except MessageError:
+        header = _step_decoder.decode(request)
+    except _UNDECODABLE:
         if decode(request, Opening).verb == "lookup":
             return decode(request, LookupHeader)
-        raise
+        # Says what is wrong.
+        header = decode(request, PushHeader)
     return header if header.verb != "lookup" else decode(request, LookupHeader)
 
 

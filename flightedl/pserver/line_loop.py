@@ -29,17 +29,19 @@ class Lent(Protocol):
         """The descriptor of its line."""
         ...
 
-    @property
-    def due_at(self) -> float | None:
-        """Instant at which a parked step has to be looked at, whatever happens; None if no step is parked."""
-        ...
+    #: Instant at which a parked step has to be looked at, whatever happens; None if no step is parked.
+    due_at: float | None
 
     def take_turn(self) -> bool:
-        """Take the message that has come by the line. False if the conversation was handed back."""
+        """Take the message that has come by the line. False if the conversation is handed back."""
         ...
 
     def look(self, now: float) -> bool:
-        """Answer the parked step as far as possible. False if the conversation was handed back."""
+        """Answer the parked step as far as possible. False if the conversation is handed back."""
+        ...
+
+    def fail(self, error: BaseException) -> None:
+        """Hand the conversation back because of an error."""
         ...
 
 
@@ -58,6 +60,7 @@ class LineLoop:
         self._lock = threading.Lock()
         self._lent: dict[int, Lent] = {}
         self._parked: set[Lent] = set()
+        #: True while parked steps are about to be looked at anyway.
         self._is_awake = False
 
     def enter(self) -> None:
@@ -111,7 +114,15 @@ class LineLoop:
                 for descriptor, _ in ready:
                     conversation = self._lent.get(descriptor)
                     if conversation is not None:
-                        self._serve(conversation)
+                        try:
+                            is_lent = conversation.take_turn()
+                        except BaseException as error:  # noqa: BLE001 - the handler raises it
+                            conversation.fail(error)
+                            is_lent = False
+                        if not is_lent:
+                            self._let_go(conversation)
+                        elif conversation.due_at is not None:
+                            self._parked.add(conversation)
                     elif descriptor == event:
                         os.eventfd_read(event)
                 self._is_awake = False
@@ -119,17 +130,16 @@ class LineLoop:
         poller.close()
         os.close(event)
 
-    def _serve(self, conversation: Lent) -> None:
-        if not conversation.take_turn():
-            self._let_go(conversation)
-        elif conversation.due_at is not None:
-            self._parked.add(conversation)
-
     def _look(self) -> float:
         """Look at all parked steps; returns the seconds until one of them is due."""
         now = self._now()
         for conversation in list(self._parked):
-            if not conversation.look(now):
+            try:
+                is_lent = conversation.look(now)
+            except BaseException as error:  # noqa: BLE001 - the handler raises it
+                conversation.fail(error)
+                is_lent = False
+            if not is_lent:
                 self._let_go(conversation)
             elif conversation.due_at is None:
                 self._parked.discard(conversation)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from flightedl.domain.pserver.block_values import Effect, EmptyRound, Update
 from flightedl.messages.parameters import Outcome
-from flightedl.ports import Instruments, Measure, NoInstruments
+from flightedl.ports import Instruments, Measure
 from flightedl.wire.parts import ReceivedBlocks
 from flightedl.wire.rows import OutgoingBlocks
 
@@ -34,7 +34,8 @@ class Meter:
     """
 
     def __init__(self, instruments: Instruments | None = None, now: Callable[[], float] = lambda: 0.0) -> None:
-        self.instruments = NoInstruments() if instruments is None else instruments
+        #: None: nothing is measured again and again.
+        self.instruments = instruments
         self.now = now
         self._lock = threading.Lock()
         self._messages = 0
@@ -66,7 +67,8 @@ class Meter:
                 self._rows[piece.outcome] += len(piece.blocks)
                 if piece.values is not None:
                     self._sent_bytes += piece.values.nbytes
-        self.instruments.observe(PUSH_SECONDS, seconds)
+        if self.instruments is not None:
+            self.instruments.observe(PUSH_SECONDS, seconds)
 
     def sent(self, size_bytes: int) -> None:
         """Values left that were waited for."""
@@ -86,19 +88,21 @@ class Meter:
 
     def step(self, seconds: float) -> None:
         """A step is over."""
-        self.instruments.observe(STEP_SECONDS, seconds)
+        if self.instruments is not None:
+            self.instruments.observe(STEP_SECONDS, seconds)
 
     def updates(self, effects: Sequence[Effect], base_version: int, member: int) -> None:
         """What a member's push did to the first of this pserver's blocks; the others do as it does."""
         for effect in effects:
             if isinstance(effect, Update) and not effect.is_of_round:
                 unseen = effect.from_version - base_version
-                self.instruments.observe(STALENESS, unseen)
+                if self.instruments is not None:
+                    self.instruments.observe(STALENESS, unseen)
                 before = self._staleness.get(member, unseen)
                 self._staleness[member] = before + _NEWEST * (unseen - before)
             elif isinstance(effect, Update | EmptyRound):
                 now = self.now()
-                if self._round_closed_at is not None:
+                if self._round_closed_at is not None and self.instruments is not None:
                     self.instruments.observe(ROUND_SECONDS, now - self._round_closed_at)
                 self._round_closed_at = now
 

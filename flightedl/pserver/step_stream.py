@@ -26,11 +26,11 @@ from flightedl.ports import Clock
 from flightedl.process.shared_memory import SharedMemory
 from flightedl.pserver.meter import Meter
 from flightedl.rpc.channel import Channel, Received, ValuesMessage
-from flightedl.rpc.line import SMALL_BYTES, LineMessage
+from flightedl.rpc.line import SMALL_BYTES, Line, LineMessage
 from flightedl.rpc.routes import Call
 from flightedl.rpc.same_host import NotSharedError, SharedPair, is_share_request, refuse_to_share, share
 from flightedl.rpc.streams import BrokenOffError, Exchange
-from flightedl.wire.parts import STEP_SCHEMA, Place, decode_message, place_of
+from flightedl.wire.parts import STEP_SCHEMA, Place, decode_message, encode_message, place_of
 from flightedl.wire.rows import OutgoingBlocks
 from flightedl.wire.shared_values import CopyingInbox, Outbox
 
@@ -61,13 +61,13 @@ class StepStream(Channel):
         "_call",
         "_clock",
         "_has_asked",
-        "_member",
         "_meter",
         "_pair",
         "_shares_memory",
         "_store",
         "_stream",
         "_taken",
+        "member",
     )
 
     def __init__(
@@ -88,8 +88,8 @@ class StepStream(Channel):
         self._meter = meter
         self._shares_memory = shares_memory
         self._has_asked = False
-        #: Whose stream it is, as its newest step says.
-        self._member = 0
+        #: The member whose stream it is, as its newest step says.
+        self.member = 0
         self._pair: SharedPair | None = None
         #: Messages of the outbox that the trainer said to have taken.
         self._taken = 0
@@ -109,13 +109,11 @@ class StepStream(Channel):
         self._pair = self._inbox = self._outbox = self._line = None
 
     def serves(self, member: int) -> None:
-        """A step of this member begins; 0: of nobody."""
-        if member == self._member:
-            return
+        """Note that steps of this member begin; 0 if of nobody."""
         is_shared = self._pair is not None
-        self._meter.stream_of(self._member, -1, is_shared=is_shared)
+        self._meter.stream_of(self.member, -1, is_shared=is_shared)
         self._meter.stream_of(member, 1, is_shared=is_shared)
-        self._member = member
+        self.member = member
 
     def request(self) -> Received | None:
         """The message that begins the next step, and what is attached to it; None: the trainer wants no more of them.
@@ -158,27 +156,13 @@ class StepStream(Channel):
                 self._note_taken()
             if may_wait:
                 self._have_room(sum(piece.size_bytes for piece in pieces))
-        self._post(*self._encoded(pieces, attached, checksums=checksums))
+        message = encode_message(pieces, attached, checksums=checksums, outbox=self._outbox, inline=self._is_inline)
+        self._post(*message)
 
     @property
-    def has_line(self) -> bool:
-        """True if small messages come by a line."""
-        return self._line is not None
-
-    @property
-    def fileno(self) -> int:
-        """The line's descriptor."""
-        assert self._line is not None, "the stream has a line"
-        return self._line.fileno
-
-    def poll(self) -> LineMessage | None:
-        """Return the next message of the line, ``BY_STREAM``, or None if the line has ended.
-
-        Raises:
-            BlockingIOError: there is none.
-        """
-        assert self._line is not None, "the stream has a line"
-        return self._line.receive()
+    def line(self) -> Line | None:
+        """The line by which small messages come, if there is one."""
+        return self._line
 
     def request_by_stream(self) -> Received | None:
         """Return the request that the line announced."""
@@ -202,7 +186,7 @@ class StepStream(Channel):
                 size_bytes += piece.values.nbytes
         if line is None or size_bytes > _AT_ONCE_BYTES or len(pieces) > _AT_ONCE_PARTS:
             return False
-        values, header, _ = self._encoded(pieces, attached, checksums=checksums)
+        values, header, _ = encode_message(pieces, attached, checksums=checksums, outbox=self._outbox)
         try:
             is_sent = line.send(values, header)
         except BlockingIOError:

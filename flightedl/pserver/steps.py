@@ -9,7 +9,7 @@ little step the last outcomes wait for these values for a moment: all of it is o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from flightedl.errors import MessageError
 from flightedl.messages.parameters import PushHeader
@@ -34,15 +34,16 @@ class StepSession:
     Args:
         shard: The blocks.
         header: What the trainer asks for.
+        waiting: Values that the trainer wants, if its messages were pushed already.
     """
 
-    def __init__(self, shard: Shard, header: PushHeader) -> None:
+    def __init__(self, shard: Shard, header: PushHeader, waiting: Iterable[Wanted] | None = None) -> None:
         self._shard = shard
         self._header = header
-        self._left = header.rows
+        self._left = header.rows if waiting is None else 0
         self._received_bytes = 0
         #: Values that the trainer wants and that have not left, in the order in which their rows came.
-        self._waiting: deque[Wanted] = deque()
+        self._waiting: deque[Wanted] = deque(waiting or ())
 
     @property
     def has_all(self) -> bool:
@@ -64,12 +65,8 @@ class StepSession:
         """The blocks' count of changes: if it is another one, ``ready`` may find something."""
         return self._shard.changes.count
 
-    def feed(self, parts: Sequence[ReceivedBlocks], *, waits: bool = True) -> list[OutgoingBlocks]:
+    def feed(self, parts: Sequence[ReceivedBlocks]) -> list[OutgoingBlocks]:
         """Push what one message carries.
-
-        Args:
-            parts: Of the message.
-            waits: False: return at once, without waiting for values.
 
         Returns:
             The outcomes, and values of some blocks. The last message's outcomes wait a moment for values that follow
@@ -95,7 +92,7 @@ class StepSession:
         if self._waiting:
             pieces += self._ready(received_bytes - sum(piece.size_bytes for piece in pieces))
         self._waiting.extend(wanted)
-        if waits and self._waiting and not left:
+        if self._waiting and not left:
             pieces += self._soon()
         return pieces
 

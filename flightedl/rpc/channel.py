@@ -20,8 +20,7 @@ import pyarrow as pa
 
 from flightedl.rpc.line import SMALL_BYTES, Line
 from flightedl.rpc.routes import Message
-from flightedl.wire.parts import EncodedMessage, ReceivedBlocks, batch_of, encode_message
-from flightedl.wire.rows import OutgoingBlocks
+from flightedl.wire.parts import ReceivedBlocks, batch_of
 from flightedl.wire.shared_values import Inbox, Outbox
 
 #: Values as they came, by the stream or by a line, None if the message cannot have any; and metadata.
@@ -68,10 +67,6 @@ class Channel:
     def _share(self, line: Line, outbox: Outbox, inbox: Inbox) -> None:
         """Use a line and memory from now on."""
         self._line, self._outbox, self._inbox = line, outbox, inbox
-
-    def _encoded(self, pieces: Sequence[OutgoingBlocks], attached: bytes, *, checksums: bool) -> EncodedMessage:
-        """Encode a message; its values are in the outbox afterwards, if they are worth it and there is room."""
-        return encode_message(pieces, attached, checksums=checksums, outbox=self._outbox, inline=self._is_inline)
 
     def _post(self, values: Sequence[memoryview] | None, header: bytes, size_bytes: int) -> None:
         """Send an encoded message, or metadata alone."""

@@ -39,7 +39,7 @@ import pyarrow as pa
 import xxhash
 
 from flightedl.errors import DamagedError, MessageError
-from flightedl.wire.rows import OutgoingBlocks, Rows
+from flightedl.wire.rows import Checksums, OutgoingBlocks, Rows
 from flightedl.wire.shared_values import Inbox, Outbox
 
 #: To the server ``version`` is the base version that the gradient was computed at; no values: an arrival without one.
@@ -56,6 +56,7 @@ _START = Struct("<QII")
 _PART = Struct("<iiqiIQ")
 _ONE = Struct("<IIiiqiIQ")
 _ONE_AT = Struct("<IIQiiqiIQ")
+_WHOLE_ONE = Struct("<QIIiiqiIQ")
 _OFFSET = Struct("<Q")
 #: Limit of a message that travels whole in its app_metadata, where values may.
 INLINE_BYTES = 64 << 10
@@ -73,6 +74,7 @@ class Place(IntEnum):
 #: Layout -> (place of the values, values carry checksums).
 _LAYOUTS = {2 + n: (Place(n // 2), n % 2 == 0) for n in range(6)}
 _LAYOUT_OF = {described: layout for layout, described in _LAYOUTS.items()}
+_CHECKED, _UNCHECKED = _LAYOUT_OF[Place.BATCH, True], _LAYOUT_OF[Place.BATCH, False]
 _NOTHING = memoryview(b"")
 _NO_RUNS: Mapping[int, int] = MappingProxyType({})
 _digest = xxhash.xxh3_64_intdigest
@@ -129,7 +131,7 @@ def encode_message(
             size_bytes += part_bytes
             filled.append(data)
             if checksums:
-                checksum = _checksum(piece, data)
+                checksum = _digest(data) if piece.checksums is None else _known_checksum(piece.checksums, data)
         fields.append((blocks.start, len(blocks), piece.version, piece.outcome, part_bytes, checksum))
     start = outbox.put(filled, size_bytes) if outbox is not None and size_bytes >= outbox.least_bytes else None
     place = Place.BATCH if start is None else Place.MEMORY
@@ -152,10 +154,7 @@ def encode_message(
     return EncodedMessage(filled, header, size_bytes) if start is None else EncodedMessage(None, header, 0)
 
 
-def _checksum(piece: OutgoingBlocks, data: memoryview) -> int:
-    known = piece.checksums
-    if known is None:
-        return _digest(data)
+def _known_checksum(known: Checksums, data: memoryview) -> int:
     if known.whole is None:
         # Two threads may both compute it; the results are equal.
         known.whole = _digest(data)
@@ -197,6 +196,25 @@ def decode_message(
         MessageError: the header is not one, or does not fit the values.
         DamagedError: a checksum does not match.
     """
+    if isinstance(batch, memoryview) and header is not None and len(header) >= _WHOLE_ONE.size:
+        # As most messages are that come by a line: one part, all of whose values came with the header.
+        checksum, layout, count, first, length, version, outcome, size_bytes, expected = _WHOLE_ONE.unpack_from(header)
+        if (
+            count == 1
+            and (layout == _UNCHECKED or (layout == _CHECKED and _digest(batch) == expected))
+            and 0 < size_bytes == len(batch)
+            and first >= 0
+            and length > 0
+            and _digest(memoryview(header)[8:]) == checksum
+        ):
+            return [ReceivedBlocks(range(first, first + length), version, outcome, batch)], header[_WHOLE_ONE.size :]
+    return _decoded(batch, header, columns, inbox)
+
+
+def _decoded(
+    batch: pa.RecordBatch | memoryview | None, header: bytes | None, columns: Sequence[pa.Array], inbox: Inbox | None
+) -> tuple[list[ReceivedBlocks], bytes]:
+    """Decode a message of any layout."""
     fields, attached, where, start, is_checked = _unpacked(header)
     is_finite = False
     data: memoryview

@@ -147,7 +147,7 @@ def connection(request: pytest.FixtureRequest, server: FlightServer) -> Iterator
         yield connection
 
 
-def _ask(connection: Connection, sizes: Sequence[int], timeout_s: float = 10.0, ahead: int = 100) -> Iterator[int]:
+def _ask(connection: Connection, sizes: Sequence[int], timeout_s: float = 60.0, ahead: int = 100) -> Iterator[int]:
     """The size of each answer's values."""
     channel = StepChannel(0, CLOCK, step_bytes=0, ahead=ahead)
     stream = channel.begin(connection, timeout_s=timeout_s)

@@ -29,7 +29,6 @@ from flightedl.errors import FlightedlError
 from flightedl.messages.base import encode
 from flightedl.messages.control import ViewMember, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, PushHeader
-from flightedl.ports import NoInstruments
 from flightedl.pserver.conversation import Conversation
 from flightedl.pserver.line_loop import LineLoop
 from flightedl.pserver.meter import Meter
@@ -67,7 +66,7 @@ class _Target:
 
     def __init__(self) -> None:
         self.plan = plan_shards([ParameterSpec(f"p{i}", (size,)) for i, size in enumerate(_SIZES)], 1)
-        self.shard = Shard(self.plan, 0, SGD(lr=1.0), Async(), meter=Meter(NoInstruments()))
+        self.shard = Shard(self.plan, 0, SGD(lr=1.0), Async(), meter=Meter())
         member = ViewMember(trainer="t1", generation=1, member=1, first_round=0)
         self.shard.set_members(ViewRequest(plan_hash=self.plan.hash, master_generation=1, serial=1, members=[member]))
         self.service = _Service(self.shard)
@@ -122,6 +121,7 @@ class _Target:
         if not by_loop:
             self.conversation._is_small = False
             return self.conversation.take_one()
+        self.conversation._line = self.line
         return self.conversation.take_turn() or self.conversation.take(self.conversation._handed.get_nowait())
 
     def check(self) -> None:

@@ -263,7 +263,7 @@ class ShardClient:
                 request = b""
                 while stream.is_full and said != STEP_END:
                     parts, said = stream.receive()
-                    self._take(parts, answers, stream.require_lent, rows)
+                    self._take(parts, answers, stream.require_lent if stream.is_borrowing else None, rows)
                     del parts
                 if said == STEP_END:
                     break
@@ -271,7 +271,7 @@ class ShardClient:
                 if self.conversation.phase == PUSH and stream.is_answered:
                     self.conversation.turn(WAIT)
                 parts, said = stream.receive()
-                self._take(parts, answers, stream.require_lent, rows)
+                self._take(parts, answers, stream.require_lent if stream.is_borrowing else None, rows)
                 del parts
         except BaseException as error:
             self._channel.end(stream, error)
@@ -348,7 +348,7 @@ class ShardClient:
         with connection.get(encode(ticket), timeout_s=_STREAM_S) as stream:
             for batch, _ in stream:
                 if batch is not None:
-                    self._take(parts_of(decode_batch(batch), self._run_of), answers, lambda: None)
+                    self._take(parts_of(decode_batch(batch), self._run_of), answers, None)
 
     # answers
 
@@ -356,7 +356,7 @@ class ShardClient:
         self,
         parts: Iterable[ReceivedBlocks],
         answers: list[Answer],
-        require_lent: Callable[[], None],
+        require_lent: Callable[[], None] | None,
         rows: RowMessages | None = None,
     ) -> None:
         """Store the values that came, and say what was answered."""
@@ -375,7 +375,8 @@ class ShardClient:
                 answers.append(Answer(blocks.start, blocks.stop, outcome, None, having))
             elif data:
                 self._model.values.store(blocks, data)
-                require_lent()
+                if require_lent is not None:
+                    require_lent()
                 answers.append(Answer(blocks.start, blocks.stop, outcome, version))
             else:
                 answers.append(Answer(blocks.start, blocks.stop, outcome))

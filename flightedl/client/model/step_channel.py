@@ -24,7 +24,15 @@ from flightedl.rpc.client_streams import ClientExchange
 from flightedl.rpc.line import AHEAD_BYTES, SMALL_BYTES
 from flightedl.rpc.reuse import ReusableExchange
 from flightedl.rpc.same_host import NotSharedError, SharedPair, ask_to_share
-from flightedl.wire.parts import PARTS_LIMIT, STEP_SCHEMA, EncodedMessage, Place, decode_message, place_of
+from flightedl.wire.parts import (
+    PARTS_LIMIT,
+    STEP_SCHEMA,
+    EncodedMessage,
+    Place,
+    decode_message,
+    encode_message,
+    place_of,
+)
 from flightedl.wire.rows import OutgoingBlocks
 from flightedl.wire.shared_values import Inbox, Outbox
 
@@ -66,7 +74,8 @@ class StepChannel:
 
     def end(self, stream: StepStream, error: BaseException | None = None) -> None:
         """Take back a stream whose step was answered completely, or end the stream of a step that failed."""
-        stream.rest(error)
+        if error is not None or stream.is_borrowing or not stream.is_answered:
+            stream.rest(error)
         self._kept.end(stream, error)
 
     def _opened(self, connection: Connection, exchange: ClientExchange, old_at: float, ends_at: float) -> StepStream:
@@ -98,7 +107,6 @@ class StepStream(Channel):
         "_ahead",
         "_by_line",
         "_by_stream",
-        "_is_borrowing",
         "_joined_bytes",
         "_now",
         "_pair",
@@ -107,6 +115,9 @@ class StepStream(Channel):
         "connection",
         "ends_at",
         "exchange",
+        "is_answered",
+        "is_borrowing",
+        "is_full",
         "old_at",
     )
 
@@ -133,8 +144,12 @@ class StepStream(Channel):
         self._by_line = self._by_stream = 0
         #: An encoded message that waits until others are answered.
         self._pending: tuple[EncodedMessage, int, int] | None = None
+        #: True if an answer has to be received before anything more can be sent.
+        self.is_full = False
+        #: True if all messages that were sent are answered.
+        self.is_answered = True
         #: True if the newest answer's values lie in the pserver's memory.
-        self._is_borrowing = False
+        self.is_borrowing = False
 
     def share(self, pair: SharedPair, joined_bytes: int) -> None:
         """Use memory of both sides from now on.
@@ -149,16 +164,6 @@ class StepStream(Channel):
         store = None if pair.store is None else pair.store.values
         self._share(pair.line, Outbox(pair.own.values), Inbox(pair.other.values, store))
 
-    @property
-    def is_full(self) -> bool:
-        """True if an answer has to be received before anything more can be sent."""
-        return self._pending is not None or len(self._unanswered) >= self._ahead
-
-    @property
-    def is_answered(self) -> bool:
-        """True if all messages that were sent are answered."""
-        return not self._unanswered
-
     def send(self, pieces: Sequence[OutgoingBlocks], attached: bytes = b"", *, checksums: bool) -> None:
         """Send a message, or keep it until the answers that are received make room for it.
 
@@ -167,21 +172,28 @@ class StepStream(Channel):
             attached: The step's request, with its first message.
             checksums: True if the values carry checksums.
         """
-        message = self._encoded(pieces, attached, checksums=checksums)
+        line = self._line
+        message = encode_message(pieces, attached, checksums=checksums, outbox=self._outbox, inline=self._is_inline)
         values, header, size_bytes = message
-        if self._line is None:
+        if line is None:
             by_line, by_stream = 0, size_bytes
         elif size_bytes + len(header) <= SMALL_BYTES:
             by_line, by_stream = _OVERHEAD_BYTES + size_bytes + len(header), 0
         else:
             by_line, by_stream = _OVERHEAD_BYTES, size_bytes
+        self.is_answered = False
         if self._unanswered and not self._has_room(by_line, by_stream):
             self._pending = message, by_line, by_stream
+            self.is_full = True
             return
         self._unanswered.append((by_line, by_stream, values is None))
         self._by_line += by_line
         self._by_stream += by_stream
-        self._post(values, header, size_bytes)
+        self.is_full = len(self._unanswered) >= self._ahead
+        if line is None or by_stream:
+            self._post(values, header, size_bytes)
+        elif not line.send(values, header, self._is_over):
+            self._line_ended()
 
     def receive(self) -> Received:
         """Return the next answer's parts, and what is attached to them. Drop the values of the one before it first.
@@ -190,7 +202,7 @@ class StepStream(Channel):
             FlightedlError: the server's error.
             OutcomeUnknownError: the server ended the stream before the step was answered completely.
         """
-        if self._is_borrowing:
+        if self.is_borrowing:
             self._give_back()
         message = self._next()
         if message is None:
@@ -205,12 +217,14 @@ class StepStream(Channel):
                 self._outbox.taken(1)
             if self._pending is not None:
                 self._post_pending()
+            self.is_answered = not self._unanswered
+            self.is_full = self._pending is not None or len(self._unanswered) >= self._ahead
         batch, packed = message
         if batch is None:
             place = place_of(packed)
             if place is Place.BATCH:
                 return [], packed or b""
-            self._is_borrowing = place is Place.MEMORY
+            self.is_borrowing = place is Place.MEMORY
         return decode_message(batch, packed, self.exchange.columns, self._inbox)
 
     def require_lent(self) -> None:
@@ -219,7 +233,7 @@ class StepStream(Channel):
         Raises:
             UnavailableError: the pserver has ended the stream in the meantime, and may have changed them.
         """
-        if self._is_borrowing and self._pair is not None and self._pair.other.is_over:
+        if self.is_borrowing and self._pair is not None and self._pair.other.is_over:
             raise UnavailableError("the stream ended while values were read: they may be of two versions")
 
     def joined(self, messages: Iterable[Sequence[OutgoingBlocks]]) -> Iterable[Sequence[OutgoingBlocks]]:
@@ -231,13 +245,14 @@ class StepStream(Channel):
         if error is not None:
             # The error may be kept, and with it the frames that it went through and this: let go of the memory.
             self._pair = self._outbox = self._inbox = None
-            self._is_borrowing = False
-        elif self._is_borrowing:
+            self.is_borrowing = False
+        elif self.is_borrowing:
             self._give_back()
         if self._unanswered:
             # The server ended the step before it had heard all of it.
             self._unanswered.clear()
             self._pending, self._by_line, self._by_stream = None, 0, 0
+            self.is_answered, self.is_full = True, False
 
     def _has_room(self, by_line: int, by_stream: int) -> bool:
         return self._by_line + by_line <= AHEAD_BYTES and self._by_stream + by_stream <= LOCK_STEP_LIMIT_BYTES
@@ -255,7 +270,7 @@ class StepStream(Channel):
 
     def _give_back(self) -> None:
         """Say that the newest answer's values were taken."""
-        self._is_borrowing = False
+        self.is_borrowing = False
         assert self._pair is not None, "values were read from its memory"
         self._pair.own.taken += 1
 
