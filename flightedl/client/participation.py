@@ -105,10 +105,10 @@ class Participation:
         if begun is None:
             return False
         if parameters is None:
-            current = CurrentBatch(batch, begun.member, begun.step)
+            current = CurrentBatch.of(batch, begun.member, begun.step)
         else:
             parameters.open_batch(batch, begun)
-            current = parameters.steps.current or CurrentBatch(batch)
+            current = parameters.steps.current or CurrentBatch.of(batch)
         current.place = place
         self._current = current
         self.probe.turn(SCRIPT)

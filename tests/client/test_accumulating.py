@@ -13,7 +13,7 @@ def summed(*batches: tuple[int, float]) -> dict[str, np.ndarray]:
     """What is pushed for batches of (records, gradient)."""
     sums, arrays = BatchSums(len(batches)), GradientSums()
     for number, (records, value) in enumerate(batches):
-        current = CurrentBatch(Batch(0, 0, 1, number, 9, records))
+        current = CurrentBatch.of(Batch(0, 0, 1, number, 9, records))
         weight = sums.add(current, {"w"})
         arrays.add(sums.identity, {"w": np.full(3, value, np.float32)}, weight)
         sums.complete(current)

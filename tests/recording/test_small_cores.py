@@ -103,7 +103,7 @@ class TestBatchesThatAreSaidToBeDone:
         handed = []
         for task in tasks:
             for number in range(2):
-                step = loop.take(ReadBatch(task, number), [1, 2])
+                step = loop.take(ReadBatch.of(task, number), [1, 2])
                 assert isinstance(step, HandOut)
                 handed.append(step.batch)
             loop.take(TaskEnd(task), [1, 2])
@@ -131,7 +131,7 @@ class TestARejectedGradient:
         task, made = AssignedTask(assignment_of(0, 1, 1, 2), 1), recorder("trainer")
         loop = recorded(made, {"trainer": "a"}, BatchLoop)
         steps = recorded(made, {"trainer": "a"}, Steps, [[0]], Async(push_every=2))
-        step = loop.take(ReadBatch(task, 0))
+        step = loop.take(ReadBatch.of(task, 0))
         for turn in range(REJECTION_LIMIT):
             assert isinstance(step, HandOut)
             assert step.is_again == (turn > 0)

@@ -232,15 +232,16 @@ class Dataset:
         if not self.explicit_done:
             raise UsageError("batches are done as the loop goes on: to say it yourself, declare explicit_done=True")
         waiting = [] if self._acknowledged is None else self._acknowledged.not_done
-        found = next((each for each in waiting if batch is None or self._records.get(each.key) is batch), None)
+        of = self._records
+        found = next((e for e in waiting if batch is None or of.get((e.batch.reading, e.batch.number)) is batch), None)
         if found is None or self._acknowledged is None:
             raise UsageError(NOT_GIVEN)
         self._require_lease()
-        loop, feed, handed = self._acknowledged, self._feed, found.item.batch
+        loop, feed, handed = self._acknowledged, self._feed, found.batch
         assert feed is not None, "a loop has given the batch"
-        feed.batch_done(found.item.task, handed.number)
+        feed.batch_done(found.task, handed.number)
         done = loop.done(handed, feed.held)
-        self._records.pop(found.key, None)
+        self._records.pop((handed.reading, handed.number), None)
         if done.report is not None:
             self._report(feed, done.report)
         self._listener.batch_done(handed, is_counted=done.outcome is Done.COUNTED)
@@ -352,7 +353,7 @@ class Dataset:
                     step = loop.take(read) if is_taken else loop.next_step()
                 case HandOut(task, batch):
                     if self._open(feed, task, batch):
-                        yield self._records[batch.key]
+                        yield self._records[batch.reading, batch.number]
                         self._at = None
                         step = loop.next_step(self._closed())
                     else:
@@ -387,7 +388,7 @@ class Dataset:
                     step = loop.take(self._kept(cast("Item", item)), feed.held)
                 case HandOut(task, batch):
                     if self._open(feed, task, batch):
-                        yield self._records[batch.key]
+                        yield self._records[batch.reading, batch.number]
                         self._at = None
                         step = loop.next_step()
                     else:
@@ -403,7 +404,7 @@ class Dataset:
             return read
         if not self.explicit_done and self._records and next(iter(self._records))[0] != read.task.number:
             self._records.clear()
-        self._records[read.task.number, read.number] = records
+        self._records[read.task.number, read.batch.number] = records
         return read
 
     def _open(self, feed: TaskFeed, task: AssignedTask, batch: Batch) -> bool:
@@ -501,7 +502,7 @@ def _read_task(task: AssignedTask, read: ReadTask, put: Callable[[Item], bool]) 
     number = task.assignment.first_batch
     try:
         for records in read(task):
-            if not put((ReadBatch(task, number, records.num_rows), records)):
+            if not put((ReadBatch.of(task, number, records.num_rows), records)):
                 return
             number += 1
     except Exception as error:  # noqa: BLE001 - raised or reported where the batch would have been handed out

@@ -53,7 +53,7 @@ class GradientSums:
 
     def add(self, identity: object, gradients: Mapping[str, Array], weight: int) -> None:
         """Add finite gradients, each of the parameter's shape and dtype, multiplied by ``weight``."""
-        if identity is not self._identity:
+        if identity != self._identity:
             self._identity, self._sums = identity, {}
         if not weight:
             return
@@ -68,7 +68,7 @@ class GradientSums:
     def take(self, identity: object, divisors: Mapping[str, int]) -> dict[str, Array]:
         """What is to be pushed: the gradient of each parameter that has any, divided by what is given for it."""
         sums, self._sums = self._sums, {}
-        if identity is not self._identity:
+        if identity != self._identity:
             return {}
         gradients: dict[str, Array] = {}
         for name, total in sums.items():

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from flightedl.client.tables.requests import DistinctIds
 from flightedl.client.tables.traffic import Lookup, PendingRows, RowMessages, RowSums
 from flightedl.domain.model.sharding import ShardPlan
-from flightedl.domain.trainer.batches import CurrentBatch
-from flightedl.domain.trainer.transfers import Push, Pushed, Transfer
+from flightedl.domain.trainer.batches import CurrentBatch, Pushed
+from flightedl.domain.trainer.transfers import Push, Transfer
 
 _PREFIX = "rows of table "
 

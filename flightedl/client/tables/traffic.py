@@ -249,7 +249,7 @@ class RowSums:
 
     def add(self, identity: object, gradients: Mapping[int, tuple[Ids, Floats]], weight: int) -> None:
         """Add gradients by table, multiplied by ``weight``."""
-        if identity is not self._identity:
+        if identity != self._identity:
             self._identity = identity
             self._pending.clear()
         for number, (ids, values) in gradients.items() if weight else ():
@@ -257,7 +257,7 @@ class RowSums:
 
     def take(self, identity: object, divisors: Mapping[int, int]) -> dict[int, tuple[Ids, Floats]]:
         """What is to be pushed, divided by what is given for each table."""
-        found = self._pending.take() if identity is self._identity else {}
+        found = self._pending.take() if identity == self._identity else {}
         self._pending.clear()
         return {
             number: (ids, values / np.float32(divisors[number]) if number in divisors else values)

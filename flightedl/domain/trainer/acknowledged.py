@@ -14,7 +14,7 @@ import enum
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from flightedl.domain.trainer.batches import Batch
+from flightedl.domain.trainer.batches import Batch, BatchState
 from flightedl.domain.trainer.readings import (
     Finished,
     HandBack,
@@ -62,9 +62,9 @@ class AcknowledgedLoop:
         self._due: list[LoopStep] = []
 
     @property
-    def not_done(self) -> list[Handed]:
+    def not_done(self) -> list[HandOut]:
         """Batches that were handed out, or are about to be, and are not done; the oldest first."""
-        return [handed for reading in self._readings for handed in reading.handed]
+        return [HandOut(reading.task, handed.batch) for reading in self._readings for handed in reading.handed]
 
     def take(self, item: Item, held: Collection[int]) -> LoopStep:
         """An item has come, in the order of reading; return the next step."""
@@ -80,7 +80,7 @@ class AcknowledgedLoop:
             elif isinstance(item, ReadFailure):
                 self._due.append(Unreadable(item))
             else:
-                reading.handed.append(Handed(item))
+                reading.handed.append(Handed(item.batch, BatchState(item.batch.reading, item.batch.number)))
                 self._due.append(HandOut(item.task, item.batch))
         return self.next_step()
 
@@ -111,7 +111,7 @@ class AcknowledgedLoop:
         """Drop a batch, and return the reading that it was of."""
         for reading in self._readings:
             for handed in reading.handed:
-                if (reading.task.number, handed.item.number) == (batch.reading, batch.number):
+                if handed.batch == batch:
                     reading.handed.remove(handed)
                     return reading
         raise UsageError(NOT_GIVEN)

@@ -29,18 +29,20 @@ class Batch(msgspec.Struct, frozen=True):
     #: The sum that it has to be pushed in, because some block may have, or lacks, just these batches of it.
     again: SumAgain | None = None
 
-    @property
-    def key(self) -> tuple[int, int]:
-        """Tells the batch from the others of its feed: (reading, number)."""
-        return (self.reading, self.number)
-
-    @property
-    def identity(self) -> BatchIdentity:
-        """What makes its push happen once."""
-        return BatchIdentity(epoch=self.epoch, task=self.task, batch=self.number, batch_count=self.batch_count)
-
     def __str__(self) -> str:
         return f"epoch {self.epoch + 1}, task {self.task}, batch {self.number}"
+
+
+class Pushed(msgspec.Struct, frozen=True):
+    """The batch, or the sum of several, that a transfer pushes, or at whose rounds it pulls."""
+
+    identity: BatchIdentity
+    #: Records, as the weight in a synchronous round.
+    weight: int
+    #: How many batches the trainer has begun since it was admitted, this one included.
+    step: int = 0
+    #: The other batches of a sum.
+    further: tuple[BatchIdentity, ...] = ()
 
 
 class BatchState(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -58,6 +60,19 @@ class BatchState(msgspec.Struct, frozen=True, omit_defaults=True):
     #: Error of its gradient, if the gradient was rejected.
     rejection: Exception | None = None
 
+    @classmethod
+    def of(cls, current: CurrentBatch) -> BatchState:
+        """Return the state as the loop is told it."""
+        return cls(
+            current.batch.reading,
+            current.batch.number,
+            current.waits,
+            current.must_repeat,
+            current.generations,
+            current.again,
+            current.rejection if current.must_repeat else None,
+        )
+
 
 @dataclass(slots=True, eq=False)
 class CurrentBatch:
@@ -67,10 +82,9 @@ class CurrentBatch:
     """
 
     batch: Batch
+    pushed: Pushed
     #: The membership it is pushed under; also when a later answer says that it ended, so that pservers can tell.
     member: int = 0
-    #: How many batches the trainer has begun since it was admitted, this one included.
-    step: int = 0
     #: Blocks that have an answer for this batch -> the version that its gradient was computed at.
     answered: dict[int, int] = field(default_factory=dict)
     #: The one version that all of its gradients count as computed at; None: each block's own.
@@ -79,8 +93,6 @@ class CurrentBatch:
     generations: dict[int, int] = field(default_factory=dict)
     #: Its gradient met a newer version or a lost membership: it has to be computed and pushed again.
     must_repeat: bool = False
-    #: The other batches of the sum that is pushed in its name.
-    further: tuple[BatchIdentity, ...] = ()
     #: Its gradients are in a sum that was not pushed yet.
     waits: bool = False
     #: The sum that it has to be pushed in when it is handed out again.
@@ -93,6 +105,12 @@ class CurrentBatch:
     place: Callable[[], str] | None = None
     #: The user's code gave a gradient for the batch.
     has_gradient: bool = False
+
+    @classmethod
+    def of(cls, batch: Batch, member: int = 0, step: int = 0) -> CurrentBatch:
+        """Return the state of a batch that is about to be handed out."""
+        identity = BatchIdentity(epoch=batch.epoch, task=batch.task, batch=batch.number, batch_count=batch.batch_count)
+        return cls(batch, Pushed(identity, batch.record_count, step), member, again=batch.again)
 
     @property
     def number(self) -> int:
@@ -108,19 +126,6 @@ class CurrentBatch:
     def is_undone(self) -> bool:
         """True if the batch has to be handed out again."""
         return self.must_repeat or self.rejection is not None
-
-    @property
-    def state(self) -> BatchState:
-        """The state as the loop is told it."""
-        return BatchState(
-            self.batch.reading,
-            self.batch.number,
-            self.waits,
-            self.must_repeat,
-            self.generations,
-            self.again,
-            self.rejection if self.must_repeat else None,
-        )
 
     def note_sum(self, pushed: CurrentBatch) -> None:
         """Every block has it, by the sum that its gradients are in or from before."""

@@ -24,7 +24,6 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from flightedl.domain.exactly_once.accumulation import SumAgain
 from flightedl.domain.trainer.batches import Batch, BatchState
 from flightedl.domain.trainer.feed import AssignedTask
 
@@ -37,23 +36,15 @@ class ReadBatch:
     """A batch that was read."""
 
     task: AssignedTask
-    #: Within its task.
-    number: int
-    record_count: int = 1
+    #: The batch as it is handed out first.
+    batch: Batch
 
-    @property
-    def batch(self) -> Batch:
-        """The batch as it is handed out first."""
-        given = self.task.assignment
-        return Batch(
-            given.epoch,
-            given.task,
-            given.attempt,
-            self.number,
-            given.batch_count,
-            self.record_count,
-            self.task.number,
-        )
+    @classmethod
+    def of(cls, task: AssignedTask, number: int, record_count: int = 1) -> ReadBatch:
+        """Return the batch of a task that has this number within it."""
+        given = task.assignment
+        epoch, count = given.epoch, given.batch_count
+        return cls(task, Batch(epoch, given.task, given.attempt, number, count, record_count, task.number))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,31 +68,17 @@ Item = ReadBatch | TaskEnd | ReadFailure
 
 @dataclass(eq=False, slots=True)
 class Handed:
-    """A batch that the user's code has or had, and its state as far as it is known."""
+    """A batch that the user's code has or had, and its newest state."""
 
-    item: ReadBatch
-    waits: bool = False
-    must_repeat: bool = False
-    generations: Mapping[int, int] = field(default_factory=dict)
-    again: SumAgain | None = None
-    rejection: Exception | None = None
+    batch: Batch
+    state: BatchState
     rejection_count: int = 0
-
-    @property
-    def key(self) -> tuple[int, int]:
-        """As of ``Batch``."""
-        return (self.item.task.number, self.item.number)
 
     @property
     def turn(self) -> tuple[int, int]:
         """Batches that are done again come by this: those of one sum after each other."""
-        return (self.item.number if self.again is None else self.again.first, self.item.number)
-
-    def note(self, state: BatchState) -> None:
-        """The batch has come to this."""
-        self.waits, self.must_repeat, self.generations = state.waits, state.must_repeat, state.generations
-        self.again, self.rejection = state.again, state.rejection
-        self.rejection_count += state.rejection is not None
+        again, number = self.state.again, self.batch.number
+        return (number if again is None else again.first, number)
 
 
 @dataclass(eq=False, slots=True)
@@ -142,7 +119,7 @@ class Reading:
         assignment = self.task.assignment
         numbers = range(assignment.first_batch, assignment.end_batch)
         assert all(number in numbers for number in self._settled), "a batch of another task is settled"
-        kept = [handed.item.number for handed in self.handed]
+        kept = [handed.batch.number for handed in self.handed]
         assert len(set(kept)) == len(kept), "a batch is kept twice"
         assert self._settled.isdisjoint(kept), "a batch that is settled is done again"
 
@@ -233,32 +210,30 @@ class BatchLoop:
         elif isinstance(item, ReadFailure):
             self._due.append(Unreadable(item))
         else:
-            self._reading.handed.append(Handed(item))
-            self._due.append(HandOut(item.task, item.batch))
+            batch = item.batch
+            self._reading.handed.append(Handed(batch, BatchState(batch.reading, batch.number)))
+            self._due.append(HandOut(item.task, batch))
         return self._due.pop(0) if self._due else self.next_step()
 
     def next_step(self, states: Sequence[BatchState] = ()) -> LoopStep:
         """Return the next step; ``states``: of batches that have changed since the last time."""
-        reading = self._reading
-        if reading is not None:
-            for state in states:
-                self._note(reading, state)
+        if (reading := self._reading) is None:
+            return _NEED_ITEM
+        for state in states:
+            for handed in reading.handed:
+                if (handed.batch.number, handed.batch.reading) == (state.number, state.reading):
+                    handed.state = state
+                    handed.rejection_count += state.rejection is not None
+        if not self._due and (again := self._settle(reading)) is not None:
+            return again
         if self._due:
             return self._due.pop(0)
-        if reading is not None:
-            if (again := self._settle(reading)) is not None:
-                if again.rejection is not None and again.rejection_count >= REJECTION_LIMIT:
-                    reading.is_lost = True
-                    return Unreadable(ReadFailure(reading.task, again.item.number, again.rejection))
-                return HandOut(reading.task, replace(again.item.batch, again=again.again), is_again=True)
-            if self._due:
-                return self._due.pop(0)
-            if self._is_at_end:
-                if reading.handed:
-                    return PushSum()
-                self._is_at_end = False
-                return reading.end()
-        return _NEED_ITEM
+        if not self._is_at_end:
+            return _NEED_ITEM
+        if reading.handed:
+            return PushSum()
+        self._is_at_end = False
+        return reading.end()
 
     def denied(self, batch: Batch) -> LoopStep:
         """The work that this batch belongs to was taken away: this task only, what was fetched since is another."""
@@ -267,33 +242,31 @@ class BatchLoop:
         assert reading.task.number == batch.reading, "the batch is of the task that the loop is at"
         reading.is_lost = True
         for handed in reading.handed:
-            if handed.item.number == batch.number:
-                handed.must_repeat, handed.waits = True, False
+            if handed.batch.number == batch.number:
+                handed.state = BatchState(batch.reading, batch.number, must_repeat=True)
         return HandBack(reading.task)
 
-    def _note(self, reading: Reading, state: BatchState) -> None:
-        if state.reading == reading.task.number:
-            for handed in reading.handed:
-                if handed.item.number == state.number:
-                    handed.note(state)
-
-    def _settle(self, reading: Reading) -> Handed | None:
-        """Note what has the batches that do not wait any more; the next one that has to be done again."""
+    def _settle(self, reading: Reading) -> HandOut | Unreadable | None:
+        """Settle the batches that do not wait any more, unless one of them has to be done again: return that."""
         answered: list[Handed] = []
         again: Handed | None = None
         for handed in reading.handed:
-            if not handed.waits:
+            if not handed.state.waits:
                 answered.append(handed)
-                if handed.must_repeat and (again is None or handed.turn < again.turn):
+                if handed.state.must_repeat and (again is None or handed.turn < again.turn):
                     again = handed
         if again is not None and not reading.is_lost:
-            return again
+            if (error := again.state.rejection) is not None and again.rejection_count >= REJECTION_LIMIT:
+                reading.is_lost = True
+                return Unreadable(ReadFailure(reading.task, again.batch.number, error))
+            return HandOut(reading.task, replace(again.batch, again=again.state.again), is_again=True)
         for handed in answered:
             reading.handed.remove(handed)
-            if not handed.must_repeat:
-                reading.settle(handed.item.number, handed.generations)
-                if not handed.generations:
-                    self._due.append(BatchDone(reading.task, handed.item.number))
+            state = handed.state
+            if not state.must_repeat:
+                reading.settle(state.number, state.generations)
+                if not state.generations:
+                    self._due.append(BatchDone(reading.task, state.number))
         return None
 
     def check(self) -> None:

@@ -30,10 +30,10 @@ from typing import Literal
 import msgspec
 
 from flightedl.domain.consistency.modes import Async, Bounded, Mode, Sync
-from flightedl.domain.trainer.batches import Batch, BatchState, CurrentBatch
+from flightedl.domain.trainer.batches import Batch, BatchState, CurrentBatch, Pushed
 from flightedl.domain.trainer.joined import joined_answers
 from flightedl.domain.trainer.sums import BatchSums
-from flightedl.domain.trainer.transfers import OVER, Answer, Pushed, ShardTransfer, Transfer, TransferState, Verdict
+from flightedl.domain.trainer.transfers import OVER, Answer, ShardTransfer, Transfer, TransferState, Verdict
 from flightedl.errors import GradientError
 
 
@@ -212,11 +212,18 @@ class Steps:
         taking, self._taking = self._taking, None
         step: Next | None = None
         if transfer is not None:
-            step = self._transferred(transfer, taking)
+            if transfer.must_repeat:
+                self._is_member_lost = True
+                if transfer.current is not None:
+                    transfer.current.must_repeat = True
+            if taking is not None:
+                self._note(taking.sums.members)
+                taking.sums.settle(taking.together, transfer.refusals)
+                step = self._catch_up(taking.together)
         elif taking is not None:
             self._taking = taking
-            step = self._push(taking.together, self._blocks, pull=taking.pull)
-        return step or self._go_on()
+            step = self._begin(taking.together, taking.together.member, self._blocks, {}, pull=taking.pull)
+        return step or (self._go_on() if self._left or self._changed or self._is_member_lost else _DONE)
 
     def failed(self, error: BaseException) -> Next:
         """The effect ended with this error."""
@@ -267,14 +274,12 @@ class Steps:
                     self._steps_since_pull = 0
             if step is not None:
                 return step
-        return self._done()
+        return self._done() if self._changed or self._is_member_lost else _DONE
 
     def _done(self, error: BaseException | None = None) -> Done:
-        if error is None and not (self._changed or self._is_member_lost):
-            return _DONE
         is_lost, self._is_member_lost = self._is_member_lost, False
         changed, self._changed = self._changed, {}
-        return Done(error, is_lost, tuple(current.state for current in changed.values()))
+        return Done(error, is_lost, tuple(map(BatchState.of, changed.values())))
 
     def _note(self, batches: Iterable[CurrentBatch]) -> None:
         """Batches of a sum change; the loop is told of those that are closed."""
@@ -291,8 +296,9 @@ class Steps:
 
     def open_batch(self, batch: Batch, member: int, step: int) -> Next:
         """The user's code is about to get a batch, as a member that has begun so many batches."""
-        self.drop()
-        self.current = current = CurrentBatch(batch, member, step, again=batch.again)
+        if self._transfer is not None or self._taking is not None:
+            self.drop()
+        self.current = current = CurrentBatch.of(batch, member, step)
         if self.sums is not None and self.sums.is_of_others(current):
             # The rest of a sum that is done again: its other batches were pushed for themselves, under another mode.
             return self._push_sum(self.sums, pull=self._is_synchronous)
@@ -303,7 +309,8 @@ class Steps:
 
         It ends with the error that ended the batch's push, where doing it again cannot help.
         """
-        self.drop()
+        if self._transfer is not None or self._taking is not None:
+            self.drop()
         current, self.current = self.current, None
         assert current is not None, "no batch is open"
         self._changed[id(current)] = current
@@ -327,7 +334,7 @@ class Steps:
             return None
         if rest := self._blocks.difference(current.answered):
             self._left.append(_Left("settle", current))
-            return self._push(current, rest, pull=self._pull_every == 1)
+            return self._begin(current, current.member, rest, {}, pull=self._pull_every == 1)
         return self._catch_up(current) if self._is_synchronous else None
 
     def _catch_up(self, current: CurrentBatch) -> Next | None:
@@ -358,7 +365,8 @@ class Steps:
         """
         if self._transfer is not None or self._taking is not None:
             self.drop()
-        current = self._at_hand()
+        current = self.current
+        assert current is not None, "no batch is open"
         if current.must_repeat:
             return self._done()
         current.rejection = None
@@ -369,7 +377,7 @@ class Steps:
         if self.sums is not None:
             return self._complete(self.sums, current, pull=pull, is_told=True) or self._go_on()
         rest = self._blocks.difference(current.answered) if current.answered else self._blocks
-        return self._push(current, rest, pull=pull) or self._go_on()
+        return self._begin(current, current.member, rest, {}, pull=pull) or self._go_on()
 
     def rejected(self, error: Exception) -> None:
         """Note that a gradient was rejected before anything of it was sent; ignored for a batch that is complete."""
@@ -381,7 +389,9 @@ class Steps:
         """Push the batch's gradients to these blocks; others may follow. Not where gradients are added up."""
         self.drop()
         current = self._at_hand()
-        return self._done() if current.must_repeat else self._push(current, blocks) or self._go_on()
+        return (
+            self._done() if current.must_repeat else self._begin(current, current.member, blocks, {}) or self._go_on()
+        )
 
     def pull(self, blocks: Collection[int], min_version: int = 0, *, as_reader: bool = False) -> Next:
         """Have values of these blocks, at or above a version; in synchronous mode of the batch's round.
@@ -400,7 +410,7 @@ class Steps:
             return self._begin(None, 0, (), wanted) or self._go_on()
         if self._others_wait and current.answered and not current.must_repeat:
             self._left.append(_Left("pull", current, wanted))
-            return self._push(current, self._blocks.difference(current.answered)) or self._go_on()
+            return self._begin(current, current.member, self._blocks.difference(current.answered), {}) or self._go_on()
         return self._pull(current, wanted) or self._go_on()
 
     def _pull(self, current: CurrentBatch, wanted: Mapping[int, int]) -> Next | None:
@@ -468,14 +478,9 @@ class Steps:
         """
         together, divisors = sums.take()
         self._taking = _Taking(sums, together, pull, is_told)
-        return TakeSum(_pushed(together), divisors, sums.identity)
+        return TakeSum(together.pushed, divisors, sums.identity)
 
     # one batch to all pservers
-
-    def _push(self, current: CurrentBatch, blocks: Collection[int], *, pull: bool = False) -> Next | None:
-        if self._has_one_base and not current.answered:
-            current.base_version = min(self.versions.values())
-        return self._begin(current, current.member, blocks, {}, pull=pull)
 
     def _begin(
         self,
@@ -489,33 +494,15 @@ class Steps:
         """Begin a transfer; None: there is nothing to be sent or asked."""
         if not (pushes or pulls):
             return None
+        if pushes and self._has_one_base and current is not None and not current.answered:
+            current.base_version = min(self.versions.values())
         self._serial += 1
-        shards = [
-            ShardTransfer(
-                set(blocks.intersection(pushes)),
-                {block: version for block, version in pulls.items() if block in blocks} if pulls else {},
-            )
-            for blocks in self._shards
-        ]
+        shards: list[ShardTransfer] = []
+        for blocks in self._shards:
+            wanted = {block: version for block, version in pulls.items() if block in blocks} if pulls else {}
+            shards.append(ShardTransfer(set(blocks.intersection(pushes)), wanted))
         self._transfer = transfer = TransferState(
             self._serial, current, self.versions, self.mode, pull, shards, frozenset(pushes)
         )
         calls = tuple(map(transfer.call, shards))
-        return Transfer(self._serial, member, None if current is None else _pushed(current), calls, pull)
-
-    def _transferred(self, transfer: TransferState, taking: _Taking | None) -> Next | None:
-        """Draw the conclusions from a transfer that is over."""
-        current = transfer.current
-        if transfer.must_repeat:
-            self._is_member_lost = True
-            if current is not None:
-                current.must_repeat = True
-        if taking is None or current is None:
-            return None
-        self._note(taking.sums.members)
-        taking.sums.settle(current, transfer.refusals)
-        return self._catch_up(current)
-
-
-def _pushed(current: CurrentBatch) -> Pushed:
-    return Pushed(current.batch.identity, current.further, current.batch.record_count, current.step)
+        return Transfer(self._serial, member, None if current is None else current.pushed, calls, pull)

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-import msgspec
-
 from flightedl.domain.exactly_once.accumulation import BatchGroup, SumAgain
-from flightedl.domain.trainer.batches import CurrentBatch
+from flightedl.domain.trainer.batches import CurrentBatch, Pushed
 from flightedl.errors import UsageError
 
 
@@ -134,9 +132,9 @@ class BatchSums:
             known = self._again.divisors if self._again is not None and self._keeps_shares else {}
             self._divisors = {**self._weights, **known}
         self._pushed = last
-        batch = msgspec.structs.replace(first.batch, record_count=self._weight, again=None)
-        further = tuple(member.batch.identity for member in members[1:])
-        return CurrentBatch(batch, last.member, last.step, further=further), self._divisors
+        identity, *further = (member.pushed.identity for member in members)
+        pushed = Pushed(identity, self._weight, last.pushed.step, tuple(further))
+        return CurrentBatch(first.batch, pushed, last.member), self._divisors
 
     def settle(self, together: CurrentBatch, refusals: Iterable[Sequence[int]]) -> None:
         """The push is through: its batches wait no more. Each refusal is what a block lacks that did not take it."""

@@ -26,21 +26,9 @@ import msgspec
 from flightedl.domain.consistency.modes import Mode, Sync
 from flightedl.domain.exactly_once.accumulation import lacking_of
 from flightedl.domain.retries import is_transient
-from flightedl.domain.trainer.batches import CurrentBatch
+from flightedl.domain.trainer.batches import CurrentBatch, Pushed
 from flightedl.errors import FlightedlError
-from flightedl.messages.parameters import BatchIdentity, Outcome
-
-
-class Pushed(msgspec.Struct, frozen=True):
-    """The batch, or the sum of several, that a transfer pushes, or at whose rounds it pulls."""
-
-    identity: BatchIdentity
-    #: The other batches of a sum.
-    further: tuple[BatchIdentity, ...]
-    #: Records, as the weight in a synchronous round.
-    weight: int
-    #: How many batches the trainer has begun since it was admitted.
-    step: int
+from flightedl.messages.parameters import Outcome
 
 
 class Push(msgspec.Struct, frozen=True):
@@ -193,7 +181,7 @@ class TransferState:
             else:
                 bases = dict.fromkeys(blocks, current.base_version)
             if outcome == Outcome.PARTLY_APPLIED:
-                self.refusals.add(lacking_of(answer.having, 1 + len(current.further)))
+                self.refusals.add(lacking_of(answer.having, 1 + len(current.pushed.further)))
                 # In a synchronous round the trainer has arrived, with nothing, and goes on with the next one.
                 is_pulled = self.pull_after_push and isinstance(self.mode, Sync)
             else:

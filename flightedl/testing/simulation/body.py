@@ -90,7 +90,7 @@ class Body:
         if steps.current is None or steps.current.must_repeat:
             self._go_on()
             return
-        shape, batch = self._trainer.cluster.shape, batch_of(self.batch.identity)
+        shape, batch = self._trainer.cluster.shape, batch_of(steps.current.pushed.identity)
         gradients = {number: {shape.element_of(batch): 1} for number in blocks if shape.has_gradient(batch, number)}
         if steps.sums is not None:
             added = steps.add([str(number) for number in gradients])

@@ -161,7 +161,7 @@ class Loop:
             self._items.append(ReadFailure(task, number, DataError("it cannot be read")))
             self._reads = None
         else:
-            self._items.append(ReadBatch(task, number, self._records(task, number)))
+            self._items.append(ReadBatch.of(task, number, self._records(task, number)))
             self._reads = (task, number + 1)
         if self._needs_item:
             self._go()

@@ -30,7 +30,7 @@ TRAINER_BUGS: dict[str, Planted] = {
     ),
     "the first batch of a refused sum is lost": bug(
         "what a block lacks of a sum is pushed again, but for the sum's first batch",
-        swaps(f"{_TRANSFER}_take", "1 + len(current.further))", "1 + len(current.further))[1:]"),
+        swaps(f"{_TRANSFER}_take", "1 + len(current.pushed.further))", "1 + len(current.pushed.further))[1:]"),
     ),
     "an unknown outcome counts as settled": bug(
         "a push that nobody answered is not sent again",
@@ -131,7 +131,8 @@ TRAINER_BUGS: dict[str, Planted] = {
             "",
             """
             for handed in reading.handed if self._is_at_end else ():
-                handed.must_repeat = handed.waits = False
+                state = handed.state
+                handed.state = BatchState(state.reading, state.number, generations=state.generations)
             """,
         ),
     ),
@@ -142,8 +143,9 @@ TRAINER_BUGS: dict[str, Planted] = {
             "",
             """
             for handed in reading.handed:
-                if handed.must_repeat:
-                    handed.must_repeat = handed.waits = False
+                if handed.state.must_repeat:
+                    state = handed.state
+                    handed.state = BatchState(state.reading, state.number, generations=state.generations)
             """,
         ),
     ),
@@ -186,6 +188,6 @@ TRAINER_BUGS: dict[str, Planted] = {
     ),
     "divided by all records": bug(
         "a parameter that some batches of a sum have no gradient for is divided by their records, too",
-        swaps(f"{_SUMS}take", ", self._divisors", ", dict.fromkeys(self._divisors, batch.record_count)"),
+        swaps(f"{_SUMS}take", ", self._divisors", ", dict.fromkeys(self._divisors, self._weight)"),
     ),
 }

@@ -110,7 +110,7 @@ class Worker:
 
     def add(self, identity: int, gradients: Mapping[int, Gradient], weight: int) -> None:
         """Add a batch's gradients to a sum, as ``GradientSums`` does."""
-        if identity is not self._sum_identity:
+        if identity != self._sum_identity:
             self._sum_identity, self._sum = identity, {}
         for block, gradient in gradients.items() if weight else ():
             total = self._sum.setdefault(block, {})
@@ -119,7 +119,7 @@ class Worker:
 
     def _take(self, taken: TakeSum) -> None:
         """A sum is sent as a gradient, divided as the core says."""
-        sums, self._sum = self._sum if taken.identity is self._sum_identity else {}, {}
+        sums, self._sum = self._sum if taken.identity == self._sum_identity else {}, {}
         self._gradients = {
             block: {element: Fraction(amount, taken.divisors.get(str(block), 1)) for element, amount in total.items()}
             for block, total in sums.items()

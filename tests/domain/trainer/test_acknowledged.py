@@ -40,9 +40,9 @@ class Loop:
         self._told(self.core.denied(batch, self.held.numbers))
 
     def done(self, batch: Batch) -> Done:
-        found = [each for each in self.core.not_done if each.key == batch.key]
-        for each in found:
-            self.held.batch_done(each.item.task, batch.number)
+        for each in self.core.not_done:
+            if each.batch == batch:
+                self.held.batch_done(each.task, batch.number)
         done = self.core.done(batch, self.held.numbers)
         if done.report is not None:
             self._told(done.report)
@@ -50,7 +50,7 @@ class Loop:
 
     @property
     def not_done(self) -> list[Batch]:
-        return [each.item.batch for each in self.core.not_done]
+        return [each.batch for each in self.core.not_done]
 
     def _told(self, step: LoopStep) -> LoopStep:
         if isinstance(step, Finished):
@@ -69,7 +69,7 @@ def given(loop: Loop, task: AssignedTask, *numbers: int, ends: bool = True) -> l
     """Batches that were read and handed out."""
     found: list[Batch] = []
     for number in numbers:
-        step = loop.take(ReadBatch(task, number))
+        step = loop.take(ReadBatch.of(task, number))
         assert isinstance(step, HandOut)
         found.append(step.batch)
     if ends:
@@ -119,7 +119,7 @@ def test_what_was_taken_away_does_not_count() -> None:
     held.tasks.remove(task)
     assert loop.done(first) is Done.TAKEN
     assert loop.done(second) is Done.TAKEN
-    loop.take(ReadBatch(task, 0))
+    loop.take(ReadBatch.of(task, 0))
     (third,) = given(loop, other, 0, ends=False)
     assert (held.done, held.returned, loop.not_done) == ([], [], [third])
 
@@ -153,7 +153,7 @@ def test_a_batch_that_was_denied_goes_back_with_its_task() -> None:
     task = task_of(1)
     held = Held(task)
     loop = loop_of(held)
-    step = loop.take(ReadBatch(task, 0))
+    step = loop.take(ReadBatch.of(task, 0))
     assert isinstance(step, HandOut)
     loop.denied(step.batch)
     assert (held.returned, loop.not_done) == ([1], [])

@@ -134,7 +134,7 @@ def test_batches_that_no_pserver_has_are_told_one_by_one() -> None:
     held = Held(task)
     loop = loop_of(held)
     for number in range(3):
-        loop.take(ReadBatch(task, number))
+        loop.take(ReadBatch.of(task, number))
         current = handed(loop)
         assert held.batches == ([] if number == 0 else [(1, 0)]), "not before the next one is asked for"
         assert needs_item(loop, *([answered(current)] if number == 1 else []))
@@ -146,7 +146,7 @@ def test_a_task_is_done_when_all_of_its_batches_are_settled() -> None:
     held = Held(task)
     loop = loop_of(held)
     for number, generation in ((0, 6), (1, 5)):
-        loop.take(ReadBatch(task, number))
+        loop.take(ReadBatch.of(task, number))
         assert needs_item(loop, answered(handed(loop), generation, 1))
     loop.take(TaskEnd(task))
     assert needs_item(loop)
@@ -157,7 +157,7 @@ def test_a_batch_that_came_too_late_is_handed_out_again_before_the_next_one() ->
     task = task_of(1, 1)
     held = Held(task)
     loop = loop_of(held)
-    loop.take(ReadBatch(task, 0))
+    loop.take(ReadBatch.of(task, 0))
     first = handed(loop)
     again = handed(loop, state(first, must_repeat=True))
     assert again == first
@@ -171,7 +171,7 @@ def test_a_batch_whose_gradient_was_rejected_fails_its_task_after_three_turns() 
     task, error = task_of(1, 2), GradientError("it has NaN")
     held = Held(task)
     loop = loop_of(held)
-    loop.take(ReadBatch(task, 0))
+    loop.take(ReadBatch.of(task, 0))
     batch = handed(loop)
     rejected = state(batch, must_repeat=True, rejection=error)
     for _ in range(REJECTION_LIMIT - 1):
@@ -188,7 +188,7 @@ def test_a_rejected_batch_that_succeeds_at_last_is_settled_as_any() -> None:
     task = task_of(1, 1)
     held = Held(task)
     loop = loop_of(held)
-    loop.take(ReadBatch(task, 0))
+    loop.take(ReadBatch.of(task, 0))
     batch = handed(loop)
     for _ in range(REJECTION_LIMIT - 1):
         batch = handed(loop, state(batch, must_repeat=True, rejection=GradientError("it has NaN")))
@@ -204,10 +204,10 @@ def test_work_that_was_denied_goes_back_and_the_rest_of_it_is_passed_over() -> N
     task, other = task_of(1), task_of(2, 1)
     held = Held(task, other)
     loop = loop_of(held)
-    loop.take(ReadBatch(task, 0))
+    loop.take(ReadBatch.of(task, 0))
     loop.denied(handed(loop))
     assert needs_item(loop)
-    for item in (ReadBatch(task, 1), TaskEnd(task)):
+    for item in (ReadBatch.of(task, 1), TaskEnd(task)):
         loop.take(item)
         assert needs_item(loop)
     assert (held.returned, held.done, held.tasks) == ([1], [], [other])
@@ -217,9 +217,9 @@ def test_a_reading_that_began_in_the_midst_does_not_count() -> None:
     first, again = task_of(1), task_of(1, number=9)
     held = Held(again)
     loop = loop_of(held)
-    loop.take(ReadBatch(first, 0))
+    loop.take(ReadBatch.of(first, 0))
     assert needs_item(loop), "it is another telling of the same attempt"
-    loop.take(ReadBatch(again, 1))
+    loop.take(ReadBatch.of(again, 1))
     assert needs_item(loop, answered(handed(loop)))
     loop.take(TaskEnd(again))
     assert needs_item(loop)
@@ -230,11 +230,11 @@ def test_the_state_of_another_reading_is_not_that_of_a_batch() -> None:
     first, again = task_of(1, 1), task_of(1, 1, number=9)
     held = Held(first)
     loop = loop_of(held)
-    loop.take(ReadBatch(first, 0))
+    loop.take(ReadBatch.of(first, 0))
     old = handed(loop)
     assert needs_item(loop, state(old, waits=True))
     held.tasks = [again]
-    loop.take(ReadBatch(again, 0))
+    loop.take(ReadBatch.of(again, 0))
     assert loop.next_step() == GiveUpSum()
     new = handed(loop, state(old, must_repeat=True))
     assert needs_item(loop, answered(new))
@@ -249,7 +249,7 @@ def test_a_task_ends_when_its_sums_are_pushed() -> None:
     loop = loop_of(held)
     batches = []
     for number in range(2):
-        loop.take(ReadBatch(task, number))
+        loop.take(ReadBatch.of(task, number))
         batches.append(handed(loop))
         assert needs_item(loop, state(batches[-1], waits=True))
     loop.take(TaskEnd(task))
@@ -265,7 +265,7 @@ def test_what_a_sum_left_behind_is_handed_out_sum_by_sum() -> None:
     loop = loop_of(held)
     batches = []
     for number in range(4):
-        loop.take(ReadBatch(task, number))
+        loop.take(ReadBatch.of(task, number))
         batches.append(handed(loop))
         assert needs_item(loop, state(batches[-1], waits=True))
     first, second = SumAgain(0, 2, {}), SumAgain(1, 2, {})
@@ -284,12 +284,12 @@ def test_the_sum_of_a_task_that_was_taken_away_is_given_up_for_the_next_task() -
     task, other = task_of(1), task_of(2, 1)
     held = Held(task, other)
     loop = loop_of(held)
-    loop.take(ReadBatch(task, 0))
+    loop.take(ReadBatch.of(task, 0))
     assert needs_item(loop, state(handed(loop), waits=True))
     held.tasks.remove(task)
     loop.take(TaskEnd(task))
     assert needs_item(loop)
-    loop.take(ReadBatch(other, 0))
+    loop.take(ReadBatch.of(other, 0))
     assert loop.next_step() == GiveUpSum()
     assert handed(loop).reading == other.number
 

@@ -492,7 +492,7 @@ class TestSums:
 
 class TestABatch:
     def test_says_where_it_lies_where_that_is_known(self) -> None:
-        current = CurrentBatch(Batch(0, 1, 1, 4, 9, 1))
+        current = CurrentBatch.of(Batch(0, 1, 1, 4, 9, 1))
         assert str(current) == "epoch 1, task 1, batch 4"
         current.place = lambda: "records 8 and 9 of a.csv"
         assert str(current) == "epoch 1, task 1, batch 4 (records 8 and 9 of a.csv)"

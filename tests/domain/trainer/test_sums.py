@@ -16,12 +16,12 @@ def batches(count: int) -> list[CurrentBatch]:
 
 
 def batch_of(number: int, records: int = 1, of: int = 3, again: SumAgain | None = None) -> CurrentBatch:
-    return CurrentBatch(Batch(0, 1, 1, number, of, records, again=again), again=again)
+    return CurrentBatch.of(Batch(0, 1, 1, number, of, records, again=again))
 
 
 def opened_again(current: CurrentBatch) -> CurrentBatch:
     """The same batch, when it is handed out the next time."""
-    return CurrentBatch(replace(current.batch, again=current.again), again=current.again)
+    return CurrentBatch.of(replace(current.batch, again=current.again))
 
 
 def added(sums: BatchSums, *members: CurrentBatch) -> None:
@@ -36,9 +36,14 @@ def test_a_sum_is_pushed_when_it_is_full_under_all_of_its_identities() -> None:
     assert (sums.has_batches, sums.is_full, first.waits) == (True, False, True)
     added(sums, second)
     assert sums.is_full
-    second.member, second.step = 7, 4
+    second.member, second.pushed = 7, replace(second.pushed, step=4)
     together = sums.take()[0]
-    assert (together.number, together.further, together.member, together.step) == (0, (second.batch.identity,), 7, 4)
+    assert (together.number, together.pushed.further, together.member, together.pushed.step) == (
+        0,
+        (second.pushed.identity,),
+        7,
+        4,
+    )
     assert sums.is_pushed(second)
     together.generations[0] = 5
     sums.settle(together, [])
@@ -150,13 +155,13 @@ def test_what_is_done_again_is_divided_as_it_was_or_weighed_by_its_round(keeps_s
         sums.add(member, {"w"})
         sums.complete(member)
     together, divisors = sums.take()
-    assert (together.record_count, divisors) == (8, {"w": 8})
+    assert (together.pushed.weight, divisors) == (8, {"w": 8})
     sums.settle(together, [(1,)])
     second = opened_again(second)
     sums.add(second, {"w"})
     sums.complete(second)
     together, divisors = sums.take()
-    assert (together.record_count, divisors) == (5, {"w": divisor})
+    assert (together.pushed.weight, divisors) == (5, {"w": divisor})
 
 
 @pytest.mark.parametrize(("kept_by_the_first", "divisor"), [(True, 8), (False, 5)])
@@ -182,4 +187,4 @@ def test_a_batch_without_a_gradient_has_no_weight_in_a_sum() -> None:
     sums.complete(second)
     sums.add(third, {})
     sums.complete(third)
-    assert sums.take()[0].record_count == 3
+    assert sums.take()[0].pushed.weight == 3

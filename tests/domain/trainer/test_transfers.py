@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from flightedl.domain.consistency.modes import Async, Mode, Sync
 from flightedl.domain.exactly_once.accumulation import having_bits
@@ -60,9 +61,10 @@ def pushed(
     further: int = 0,
     base: int | None = None,
 ) -> TransferState:
-    current = CurrentBatch(Batch(0, 1, 1, 0, 8, 1), member=7)
+    current = CurrentBatch.of(Batch(0, 1, 1, 0, 8, 1), member=7)
     current.base_version = base
-    current.further = tuple(BatchIdentity(epoch=0, task=1, batch=n + 1, batch_count=8) for n in range(further))
+    others = tuple(BatchIdentity(epoch=0, task=1, batch=n + 1, batch_count=8) for n in range(further))
+    current.pushed = replace(current.pushed, further=others)
     return transfer_of(current, {0: 5, 1: 5, 2: 6, 3: 5, 4: 5}, mode or Async(), blocks, pull=pull)
 
 
