@@ -13,7 +13,7 @@ from html import escape
 from flightedl.domain.diagnosis.findings import Finding, Wait
 from flightedl.domain.diagnosis.observations import Observations
 from flightedl.domain.diagnosis.trainers import name_of
-from flightedl.recording.redaction import url_without
+from flightedl.recording.texts import url_without
 
 _URL = re.compile(r"\w+://[^\s'\",]+")
 

@@ -21,9 +21,9 @@ from typing import Any
 import msgspec
 
 from flightedl.errors import CorruptError
-from flightedl.recording.arguments import effects_of, read, written, written_event
 from flightedl.recording.cores import APPLY, BY_CLASS, CORES, Kind
-from flightedl.recording.values import AGAIN, by_name, decode, fields_of
+from flightedl.recording.redaction import field_without
+from flightedl.recording.values import AGAIN, by_name, decode, effects_of, encode, read, read_value, written
 from flightedl.recording.writer import CoreRecorder, Recorder
 
 BEGUN = "Begun"
@@ -48,18 +48,14 @@ class _Calls:
         self._kind = kind
         self._lock = threading.RLock()
         self._is_inside = False
-        #: Parameters that are not written as their values say.
-        self._own = {*kind.hidden, *(parameter for _, parameter in kind.gists)}
         #: Method -> its written arguments of the last call.
         self._last: dict[str, object] = {}
 
-    def begun(self, about: Mapping[str, object], arguments: Mapping[str, Any]) -> None:
+    def begun(self, about: Mapping[str, object], arguments: dict[str, Any]) -> None:
         """The core was made."""
-        hidden = {
-            name: self._recorder.hidden_for_good(arguments[name]) for name in self._kind.hidden if name in arguments
-        }
-        fields = {name: self._written(value) for name, value in (dict(arguments) | hidden).items() if name != "now"}
-        at = arguments.get("now", self._recorder.now())
+        at = arguments.pop("now", self._recorder.now())
+        fields = {name: self._argument(BEGUN, name, value) for name, value in arguments.items()}
+        self._recorder.keep_hidden()
         self._recorder.record(at, {BEGUN: {"about": dict(about)} | fields})
 
     def call(self, core: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -70,62 +66,53 @@ class _Calls:
             if self._is_inside:
                 return method(core, *args, **kwargs)
             self._is_inside = True
+            given = dict(zip(_parameters(method), args, strict=False)) | kwargs
             try:
                 result = method(core, *args, **kwargs)
             except Exception as error:
                 self._last.clear()
-                at, event, _ = self._event(name, self._given(method, args, kwargs))
+                at, event, _ = self._event(name, given)
                 self._recorder.raised(at, event, error)
                 raise
             finally:
                 self._is_inside = False
             if not kind.skips(core, name, result):
-                self._write(core, name, self._given(method, args, kwargs), result)
+                self._write(core, name, given, result)
         return result
-
-    @staticmethod
-    def _given(method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        given = dict(zip(_parameters(method), args, strict=False))
-        return given | kwargs if kwargs else given
 
     def _write(self, core: Any, name: str, given: dict[str, Any], result: Any) -> None:
         at, event, (key, fields) = self._event(name, given)
         if (parameter := self._kind.repeated.get(key)) is not None:
-            mark = fields[parameter] if parameter else fields
+            mark = encode(fields[parameter] if parameter else fields)
             is_same, self._last[key] = self._last.get(key) == mark, mark
             if is_same and name != APPLY:
                 return
             event = {key: AGAIN} if is_same else event
-        self._recorder.record(at, event, _effects(self._kind, core, name, given, result))
+        self._recorder.record(at, event, _effects(self._kind, core, given, result))
 
     def _event(self, name: str, given: dict[str, Any]) -> tuple[float, object, tuple[str, Any]]:
         """(time, event, (name that it is known by, its fields))."""
         at = given.pop("now") if "now" in given else self._recorder.now()
         if name == APPLY:
             (happened,) = given.values()
-            event = written_event(happened, self._recorder.hidden)
-            return at, event, (type(event).__name__, event)
-        hide, own = self._recorder.hidden, self._own
-        fields = {
-            key: self._argument(name, key, value) if key in own else written(value, hide)
-            for key, value in given.items()
-        }
-        return at, {name: fields}, (name, fields)
+            event = written(happened, self._recorder.hidden)
+        else:
+            event = {name: {key: self._argument(name, key, value) for key, value in given.items()}}
+        ((key, fields),) = event.items()
+        return at, event, (key, fields)
 
     def _argument(self, name: str, key: str, value: Any) -> Any:
-        """An argument of a parameter that is not written as its value says."""
         if (gist := self._kind.gists.get((name, key))) is not None:
             value = gist(value)
-        return self._recorder.hidden(value) if key in self._kind.hidden else self._written(value)
-
-    def _written(self, value: Any) -> Any:
+        if type(value) is str:
+            return field_without(value, self._recorder.hidden, key)
         return written(value, self._recorder.hidden)
 
 
-def _effects(kind: Kind, core: Any, name: str, given: Mapping[str, Any], result: Any) -> list[object]:
+def _effects(kind: Kind, core: Any, given: Mapping[str, Any], result: Any) -> list[object]:
     """The result of a call, and the state that its kind tells."""
-    found = list(result) if name == APPLY else effects_of(result)
-    return found if kind.tells is None else found + kind.tells(core, given, result)
+    found = effects_of(result)
+    return found if kind.tells is None else found + [written(each) for each in kind.tells(core, given, result)]
 
 
 @functools.cache
@@ -180,12 +167,12 @@ class CorePlayer:
         result = getattr(self._core, name)(**given)
         if kind.is_checked and hasattr(self._core, "check"):
             self._core.check()
-        return _effects(kind, self._core, name, given, result)
+        return _effects(kind, self._core, given, result)
 
     def _event(self, name: str, event: msgspec.Raw, at: float) -> dict[str, Any]:
         method = self._kind.core.apply
         first, *more = _parameters(method)
-        return {first: read_event(_events(self._kind.core)[name], event)} | dict.fromkeys(more, at)
+        return {first: read_value(_events(self._kind.core)[name], event)} | dict.fromkeys(more, at)
 
     def _arguments(self, method: Callable[..., Any], event: msgspec.Raw, at: float) -> dict[str, Any]:
         hints = typing.get_type_hints(method)
@@ -193,14 +180,6 @@ class CorePlayer:
         fields.pop("about", None)
         found = {name: read(hints[name], value) for name, value in fields.items() if name in hints}
         return found | ({"now": at} if "now" in hints else {})
-
-
-def read_event(kind: Any, event: msgspec.Raw) -> Any:
-    """Read an event of a core with ``apply``."""
-    if not (tagged := fields_of(kind)[1]):
-        return decode(event, kind)
-    hints, fields = typing.get_type_hints(kind), decode(event, _Fields).items()
-    return kind(**{n: read(hints[n], v) if n in tagged else decode(v, hints[n]) for n, v in fields})
 
 
 @functools.cache

@@ -16,14 +16,12 @@ from flightedl.domain.pserver.blocks import BlockProtocol
 from flightedl.domain.pserver.life import PserverLife
 from flightedl.domain.trainer.acknowledged import AcknowledgedLoop
 from flightedl.domain.trainer.ending import JobEnd
-from flightedl.domain.trainer.feed import Feed, LookAgain
+from flightedl.domain.trainer.feed import ERROR_LENGTH, Feed, LookAgain
 from flightedl.domain.trainer.first_values import ElectionOfFirstValues, FollowedElection
 from flightedl.domain.trainer.membership import TrainerMembership
 from flightedl.domain.trainer.readings import BatchLoop
 from flightedl.domain.trainer.steps import Steps
 from flightedl.messages.tasks import TasksReply
-from flightedl.recording.arguments import CheckedRequest
-from flightedl.recording.redaction import text_without
 
 #: An input of this name takes an event, which is written under its own name, and returns effects.
 APPLY = "apply"
@@ -40,7 +38,6 @@ class Kind:
         skips: Decides from (core, method, result) that a call is not written.
         repeated: Methods and events that come again and again -> the parameter by which calls are the same; empty: all
             of them. A call that is the same as the one before is not written; an event refers to the one before.
-        hidden: Parameters that may name places.
         gists: (method, parameter) -> the part of the argument that is looked at.
         tells: From (core, arguments, result), the state after a call that is written, and compared, with the result.
         is_checked: A replay asserts the invariants of the core after each call.
@@ -51,7 +48,6 @@ class Kind:
     inputs: tuple[str, ...]
     skips: Callable[[Any, str, Any], bool] = lambda *_: False
     repeated: Mapping[str, str] = field(default_factory=dict)
-    hidden: tuple[str, ...] = ()
     gists: Mapping[tuple[str, str], Callable[[Any], Any]] = field(default_factory=dict)
     tells: Callable[[Any, Mapping[str, Any], Any], list[object]] | None = None
     is_checked: bool = True
@@ -102,8 +98,6 @@ _KINDS = (
         PserverLife,
         (APPLY, "hear_of_master", "check_request"),
         repeated={"Seen": "", "hear_of_master": "", "check_request": ""},
-        hidden=("storage",),
-        gists={("check_request", "request"): CheckedRequest.of},
         tells=lambda core, *_: [MasterKnown(core.newest_master)],
     ),
     Kind(
@@ -133,7 +127,6 @@ _KINDS = (
         ("take", "taken", "written", "failed"),
         # The same order comes again and again, while versions change.
         repeated={"take": "snapshot"},
-        hidden=("reason",),
         gists={("failed", "reason"): lambda reason: reason[:REASON_LIMIT]},
         tells=lambda core, *_: [core.progress],
     ),
@@ -156,8 +149,7 @@ _KINDS = (
         skips=lambda _, name, result: isinstance(result, LookAgain) or (name == "begin" and result is None),
         gists={
             ("answered", "reply"): _without_chunks,
-            ("failed", "error"): text_without,
-            ("failed", "place"): text_without,
+            ("failed", "error"): lambda error: error[:ERROR_LENGTH],
         },
     ),
     Kind(

@@ -1,40 +1,91 @@
-"""What of texts a recording leaves out: passwords in URLs, and what errors say, because they may quote records.
+"""The texts that a recording leaves out: passwords in URLs, and texts of errors, because they may quote records.
 
-What is left out is replaced by something that is the same for the same text, so that what was equal stays equal. A text
-that is replaced already stays as it is.
+One rule: fields of these names are replaced, wherever they are in an event, an argument or an effect. Each is replaced
+by something that is the same for the same text, so that what was equal stays equal. A text that is replaced already
+stays as it is.
 """
 
 from __future__ import annotations
 
-import hashlib
-import re
-from urllib.parse import urlsplit, urlunsplit
+import dataclasses
+import typing
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
 
-_DIGEST = re.compile(r"(\w+: )?#[0-9a-f]{12}")
-_REMOVED = re.compile(r"removed=[0-9a-f]{12}")
-_KIND = re.compile(r"(\w+): ")
+import msgspec
 
+from flightedl.domain.master.state import StoredState
+from flightedl.messages.declarations import JobDeclaration
+from flightedl.messages.decoding import builtins_from_json, made_alone
+from flightedl.recording.texts import text_without, url_without, value_without
 
-def text_without(text: str) -> str:
-    """An error's text: the class that it begins with, if it does, and a digest."""
-    if not text or _DIGEST.fullmatch(text):
-        return text
-    kind = _KIND.match(text)
-    return f"{kind[0] if kind else ''}#{_digest(text)}"
-
-
-def url_without(url: str) -> str:
-    """A URL without user, password and query."""
-    parts = urlsplit(url)
-    if "://" not in url or not (parts.query or "@" in parts.netloc) or _REMOVED.fullmatch(parts.query):
-        return url
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, f"removed={_digest(url)}", ""))
+#: Replaces a text that may name places, here and in what the core says from now on.
+Hide = Callable[[str], str]
 
 
-def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(errors="replace"), digest_size=6).hexdigest()
+#: Field -> what is written in its place.
+_REPLACED: Mapping[str, Callable[[Any], Any]] = {
+    "urls": lambda urls: [url_without(url) for url in urls],
+    "error": text_without,
+    "place": text_without,
+    "filter": lambda given: [[column, how, value_without(value)] for column, how, value in given],
+}
+#: Fields of what a core is told that are hidden; what it says of them is told to people.
+HIDDEN = frozenset({"reason", "why", "storage"})
 
 
-def value_without(value: object) -> str:
-    """What is written of a value of a record."""
-    return value if isinstance(value, str) and _DIGEST.fullmatch(value) else text_without(repr(value))
+def field_without(tree: Any, hide: Hide | None, name: str = "") -> Any:
+    """The content of a field, as dicts, lists and texts, without what is left out; ``hide`` as of ``written``."""
+    if tree and name in _REPLACED and isinstance(tree, str | list | tuple):
+        return _REPLACED[name](tree)
+    if hide is not None and name in HIDDEN and isinstance(tree, str):
+        return hide(tree)
+    if isinstance(tree, dict):
+        return {key: field_without(value, hide, key) for key, value in tree.items()}
+    return [field_without(each, hide) for each in tree] if isinstance(tree, list | tuple) else tree
+
+
+@cache
+def is_private(kind: Any, *, is_input: bool) -> bool:
+    """True if values of a class, or values within these, may have a field that is left out."""
+    names = _REPLACED.keys() | (HIDDEN if is_input else ())
+    pending, seen = [kind], set[Any]()
+    while pending:
+        if (hint := pending.pop()) in seen:
+            continue
+        seen.add(hint)
+        pending += [each for each in typing.get_args(hint) if not isinstance(each, list)]
+        if isinstance(hint, type) and (dataclasses.is_dataclass(hint) or issubclass(hint, msgspec.Struct)):
+            hints = typing.get_type_hints(hint)
+            pending += hints.values()
+            if any(name in names and not _is_error(of) for name, of in hints.items()):
+                return True
+    return False
+
+
+def _is_error(hint: Any) -> bool:
+    return any(isinstance(each, type) and issubclass(each, BaseException) for each in (hint, *typing.get_args(hint)))
+
+
+def stored_without(stored: StoredState) -> StoredState:
+    """What a predecessor left, likewise; documents that tell nothing stay as they are."""
+    tree = field_without(msgspec.to_builtins(stored.declaration), text_without)
+    declaration = made_alone(lambda: msgspec.convert(tree, JobDeclaration))
+    return dataclasses.replace(
+        stored,
+        declaration=msgspec.structs.replace(declaration, arrivals=[]),
+        failures=_document_without(stored.failures),
+        evaluations=_document_without(stored.evaluations),
+        stop=stored.stop and msgspec.structs.replace(stored.stop, reason=text_without(stored.stop.reason)),
+    )
+
+
+def _document_without(document: bytes | None) -> bytes | None:
+    if document is None:
+        return None
+    tree = field_without(builtins_from_json(document), None)
+    for each in tree.get("evaluations", ()):
+        if each["queue"]:
+            each["queue"] = msgspec.json.encode(field_without(builtins_from_json(each["queue"]), None)).decode()
+    return msgspec.json.encode(tree)

@@ -12,8 +12,7 @@ from flightedl.messages.decoding import builtins_from_json
 from flightedl.recording.calls import CorePlayer
 from flightedl.recording.cores import CORES
 from flightedl.recording.reader import ReadRecord, Recording
-from flightedl.recording.redacted_values import redacted
-from flightedl.recording.values import encode, tagged
+from flightedl.recording.values import encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,7 @@ def _play(player: CorePlayer, record: ReadRecord) -> tuple[int, Any, Any, str] |
             return None
         trace = "".join(traceback.format_exception(error)[-3:])
         return 1, _first_of(record), {"raised": raised, "text": str(error)}, trace
-    actual = encode([redacted(effect, tagged(effect)) for effect in effects])
+    actual = encode(effects)
     if not record.raised and actual == bytes(record.effects):
         return None
     now = builtins_from_json(actual)

@@ -151,7 +151,7 @@ class StepMoments(Core):
         if call is None:
             return
         if error is not None and not event["generation"]:
-            yield from self._once(index, self.moment(f"finds no pserver {index}: {error['kind']}", *self._subjects()))
+            yield from self._once(index, self.moment(f"finds no pserver {index}: {error['error']}", *self._subjects()))
             return
         pserver = f"pserver {index} ({event['generation']})"
         asked: dict[str, int] = call["bases"] if "bases" in call else call["wanted"]
@@ -167,7 +167,7 @@ class StepMoments(Core):
         if not rest:
             self._said.pop(index, None)
         else:
-            said = "no answer yet" if error is None else f"that fails with {error['kind']}"
+            said = "no answer yet" if error is None else f"that fails with {error['error']}"
             yield from self._once(index, self._of_blocks(f"{text}: {said}", rest))
 
     def _request(self, call: Any, wanted: Sequence[int], pserver: str) -> str:

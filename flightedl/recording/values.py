@@ -1,17 +1,19 @@
-"""Events and effects as JSON, and events back from it.
+"""The values that cores take and give, as JSON, and again from it.
 
-A value is written under the name of its class, ``{"Asked": {...}}``, and so is a value within it wherever the field
-may hold values of several classes. Events are read by their classes; effects are never read: those of a replay are
-written the same way, and compared.
+A value is written under the name of its class, ``{"Asked": {...}}``, and so is a value within it wherever the field may
+hold values of several classes. Arguments and events are read by their classes; effects are never read: those of a
+replay are written the same way, and compared.
 
-* An error is written as the name of its class only: its text is for people, and may name files.
-* Which batches a task has is a function; it is written as runs of equal counts.
+* Of an error the class is written, and of one that a core is given also a digest of its text and if it is transient.
+* The batches of tasks are a function; it is written as runs of equal counts.
+* Texts that may tell more than a recording should are replaced, see ``redaction``.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import types
 import typing
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
@@ -20,10 +22,15 @@ from typing import Any, TypeVar
 import msgspec
 
 from flightedl import errors
+from flightedl.domain.consistency.modes import Mode
+from flightedl.domain.exactly_once.applied import AppliedBatches
+from flightedl.domain.master.state import StoredState
+from flightedl.domain.retries import is_transient
 from flightedl.domain.trainer.feed import AssignedTask
-from flightedl.errors import CorruptError
+from flightedl.errors import CorruptError, FlightedlError, JobFailedError, UnavailableError
 from flightedl.messages.decoding import made_alone
 from flightedl.messages.tasks import Assignment
+from flightedl.recording.redaction import Hide, field_without, is_private, stored_without
 
 Value = TypeVar("Value")
 
@@ -31,6 +38,7 @@ Value = TypeVar("Value")
 AGAIN = "again"
 #: Classes whose values are written as they are.
 PLAIN = frozenset({dict, list, tuple, str, bytes, int, float, bool, type(None)})
+_Fields = dict[str, msgspec.Raw]
 
 
 class BatchCounts:
@@ -79,29 +87,56 @@ def with_counts(value: Value) -> Value:
     return found
 
 
-def tagged(value: object) -> object:
-    """A value that can be written: of an event or effect, its fields under the name of its class."""
-    if type(value) in PLAIN:
+# writing
+
+
+def written(value: Any, hide: Hide | None = None) -> Any:
+    """A value that can be encoded: its fields under the name of its class.
+
+    Args:
+        value: An argument, an event or an effect.
+        hide: Replaces a text that may name places; None: the value is an effect, whose texts come from what was hidden.
+    """
+    kind: Any = type(value)
+    if kind in PLAIN:
         return value
     if isinstance(value, set | frozenset):
         return sorted(value)
-    if not _has_fields(type(value)):
+    if isinstance(value, BaseException):
+        if hide is None:
+            return value
+        text = hide(str(value) or kind.__name__)
+        return {"error": kind.__name__, "text": text, "is_transient": is_transient(value)}
+    if isinstance(value, Mode):
+        return value.to_json()
+    if kind is AppliedBatches:
+        # As a result; a protocol that is restored gets all of it, by the gist.
+        return {"AppliedBatches": {"blocks": value.block_count}}
+    if not has_fields(kind):
         return value
-    kind: Any = type(value)
+    if kind is StoredState:
+        value = stored_without(value)
+    return _written(with_counts(value) if _has_counts(kind) else value, kind, hide)
+
+
+def _written(value: Any, kind: Any, hide: Hide | None) -> Any:
     plain, open_fields = fields_of(kind)
-    if not open_fields:
-        return {kind.__name__: value}
-    fields = {name: getattr(value, name) for name in plain}
-    return {kind.__name__: fields | {name: tagged(getattr(value, name)) for name in open_fields}}
+    content = value if not open_fields else {name: getattr(value, name) for name in plain}
+    if is_private(kind, is_input=hide is not None):
+        content = field_without(builtins(content), hide)
+    if open_fields:
+        content |= {name: written(getattr(value, name), hide) for name in open_fields}
+    return {kind.__name__: content}
 
 
-def _has_fields(kind: Any) -> bool:
+@functools.cache
+def _has_counts(kind: Any) -> bool:
+    return not {"batch_counts", "tasks"}.isdisjoint(getattr(kind, "__dataclass_fields__", ()))
+
+
+def has_fields(kind: Any) -> bool:
+    """True for the class of a dataclass or a message."""
     return hasattr(kind, "__struct_fields__") or hasattr(kind, "__dataclass_fields__")
-
-
-def is_written_whole(kind: Any) -> bool:
-    """True if values of this class are written unchanged, under the class name."""
-    return _has_fields(kind) and not fields_of(kind)[1]
 
 
 @functools.cache
@@ -122,12 +157,12 @@ def _classes(hint: Any) -> set[Any]:
     for member in members:
         if member is msgspec.Struct or member is object:
             return {msgspec.Struct, object}
-        if isinstance(member, type) and (issubclass(member, msgspec.Struct) or dataclasses.is_dataclass(member)):
+        if isinstance(member, type) and has_fields(member):
             found.add(member)
     return found
 
 
-def _written(value: object) -> object:
+def _encodable(value: object) -> object:
     if isinstance(value, range):
         return [value.start, value.stop]
     if isinstance(value, BatchCounts):
@@ -140,19 +175,7 @@ def _written(value: object) -> object:
     raise TypeError(f"a value of {type(value).__name__} cannot be recorded")
 
 
-def _read(kind: Any, value: Any) -> Any:
-    if kind is range:
-        return range(*value)
-    if kind is AssignedTask:
-        number, epoch, position, task, attempt, first, end, count = value
-        return AssignedTask(assignment_of(epoch, task, attempt, end, first, count, position), number)
-    if kind is Exception:
-        known = getattr(errors, value["error"], None)
-        return known("") if known is not None else Exception(value["error"])
-    return BatchCounts(value)
-
-
-_encoder = msgspec.json.Encoder(enc_hook=_written)
+_encoder = msgspec.json.Encoder(enc_hook=_encodable)
 
 
 def encode(value: object) -> bytes:
@@ -162,12 +185,53 @@ def encode(value: object) -> bytes:
 
 def builtins(value: object) -> Any:
     """As dicts, lists and texts, which are written as the value is."""
-    return msgspec.to_builtins(value, enc_hook=_written, str_keys=True)
+    return msgspec.to_builtins(value, enc_hook=_encodable, str_keys=True)
+
+
+def effects_of(result: Any) -> list[object]:
+    """The results of a call, one after the other; ``effects`` of a result follow it."""
+    found: list[object] = []
+    if (names := getattr(result, "_fields", None)) is not None:
+        fields = dict(zip(names, result, strict=True))
+        further = fields.pop("effects", ())
+        found.append({type(result).__name__: fields})
+        found += effects_of(list(further))
+    elif isinstance(result, list | tuple):
+        for each in result:
+            found += effects_of(each)
+    elif result is not None:
+        found.append({"returned": result} if isinstance(result, bool | int | str) else written(result))
+    return found
+
+
+# reading
+
+
+def _error(known: Mapping[str, Any]) -> BaseException:
+    """An error of the same class, or one that is as transient."""
+    name, text = known["error"], known.get("text", "")
+    kind = KeyboardInterrupt if name == KeyboardInterrupt.__name__ else getattr(errors, name, None)
+    if isinstance(kind, type) and issubclass(kind, FlightedlError | KeyboardInterrupt):
+        return kind(text)
+    return UnavailableError(text) if known.get("is_transient") else JobFailedError(text)
+
+
+def _decoded(kind: Any, value: Any) -> Any:
+    if kind is range:
+        return range(*value)
+    if kind is AssignedTask:
+        number, epoch, position, task, attempt, first, end, count = value
+        return AssignedTask(assignment_of(epoch, task, attempt, end, first, count, position), number)
+    if kind is AppliedBatches:
+        return AppliedBatches.decode(msgspec.convert(value, bytes))
+    if isinstance(kind, type) and issubclass(kind, BaseException):
+        return _error(value)
+    return BatchCounts(value)
 
 
 @functools.cache
 def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    return made_alone(lambda: msgspec.json.Decoder(kind, dec_hook=_read))
+    return made_alone(lambda: msgspec.json.Decoder(kind, dec_hook=_decoded))
 
 
 def decode(data: bytes | msgspec.Raw, kind: type[Value]) -> Value:
@@ -183,6 +247,38 @@ def decode(data: bytes | msgspec.Raw, kind: type[Value]) -> Value:
         name = getattr(kind, "__name__", str(kind))
         raise CorruptError(f"not a {name} of this version of flightedl: {str(error)[:200]}") from None
     return found
+
+
+def read(hint: Any, raw: msgspec.Raw) -> Any:
+    """Read an argument of a parameter, or the value of a field, that is annotated so.
+
+    Raises:
+        CorruptError: it is none.
+    """
+    if bytes(raw) == b"null":
+        return None
+    classes = typing.get_args(hint) if typing.get_origin(hint) in {typing.Union, types.UnionType} else (hint,)
+    if Mode in classes:
+        return Mode.from_json(decode(raw, dict[str, Any]))
+    known = by_name(each for kind in classes if has_fields(kind) for each in _with_subclasses(kind))
+    if not known:
+        return decode(raw, hint)
+    ((name, fields),) = decode(raw, _Fields).items()
+    if name not in known:
+        raise CorruptError(f"no {' or '.join(known)}: {name}")
+    return read_value(known[name], fields)
+
+
+def _with_subclasses(kind: Any) -> list[Any]:
+    return [kind, *(each for sub in kind.__subclasses__() for each in _with_subclasses(sub))]
+
+
+def read_value(kind: Any, raw: msgspec.Raw) -> Any:
+    """Read a value of a class, without its name."""
+    if not (tagged := fields_of(kind)[1]):
+        return decode(raw, kind)
+    hints, fields = typing.get_type_hints(kind), decode(raw, _Fields).items()
+    return kind(**{n: read(hints[n], v) if n in tagged else decode(v, hints[n]) for n, v in fields})
 
 
 def assignment_of(

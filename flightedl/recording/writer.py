@@ -25,8 +25,7 @@ import msgspec
 
 from flightedl.errors import UsageError
 from flightedl.ports import Clock
-from flightedl.recording.redaction import text_without
-from flightedl.recording.values import encode, tagged
+from flightedl.recording.texts import text_without
 
 _log = logging.getLogger(__name__)
 
@@ -70,6 +69,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     effects: Sequence[Any] = ()
     #: The class of the error that it raised.
     raised: str = ""
+
+
+def _in_json(text: str) -> bytes:
+    return msgspec.json.encode(text)[1:-1]
 
 
 def _warn(why: str) -> None:
@@ -158,31 +161,27 @@ class CoreRecorder:
         self.name = name
         #: Texts, as JSON, and what is written in their place; and those of them that are never forgotten.
         self._hidden: dict[bytes, bytes] = {}
-        self._hidden_for_good: dict[bytes, bytes] = {}
+        self._kept: dict[bytes, bytes] = {}
 
     def hidden(self, text: str) -> str:
-        """What is written for a text that may name places, here and in whatever this core says from now on."""
+        """Return the text that stands for one that may name places, here and in what this core says from now on."""
         if len(text) < _HIDDEN_FROM:
             return text
         shown = text_without(text)
         if shown != text:
             if len(self._hidden) >= _HIDDEN_COUNT:
                 del self._hidden[next(iter(self._hidden))]
-            self._hidden[encode(text)[1:-1]] = encode(shown)[1:-1]
+            self._hidden[_in_json(text)] = _in_json(shown)
         return shown
 
-    def hidden_for_good(self, text: str | None) -> str | None:
-        """As ``hidden``, until the core ends; a short text stays as it is."""
-        if text is None or len(text) < _HIDDEN_FROM:
-            return text
-        shown = text_without(text)
-        self._hidden_for_good[encode(text)[1:-1]] = encode(shown)[1:-1]
-        return shown
+    def keep_hidden(self) -> None:
+        """Never forget the texts that are hidden by now."""
+        self._kept, self._hidden = self._hidden, {}
 
     def without_hidden(self, line: bytes) -> bytes:
-        """The line, with what is written in their place."""
-        # A text that is hidden for good may be a part of another one, which has to go first.
-        for hidden in (self._hidden, self._hidden_for_good):
+        """Return a line with the texts that stand for hidden ones."""
+        # A text that is kept may be a part of another one, which has to go first.
+        for hidden in (self._hidden, self._kept):
             for text, shown in hidden.items():
                 line = line.replace(text, shown)
         return line
@@ -222,10 +221,10 @@ class Recorder:
         *,
         is_strict: bool = False,
     ) -> None:
-        # It knows the values of all processes, whose import nobody is to pay for who records nothing.
-        from flightedl.recording.redacted_values import redacted
+        # Imported lazily: it knows the values of all processes, and most processes record nothing.
+        from flightedl.recording.values import encode, written
 
-        self._redacted = redacted
+        self._encode, self._written = encode, written
         self._write = write
         self._clock = clock
         self._is_strict = is_strict
@@ -252,15 +251,12 @@ class Recorder:
         self._numbers[kind] += 1
         return CoreRecorder(self, f"{kind}-{self._numbers[kind]}")
 
-    def _written(self, value: object) -> object:
-        return value if type(value) is dict else self._redacted(value, tagged(value))
-
     def write(self, at: float, core: CoreRecorder, event: object, effects: Sequence[object], raised: str) -> None:
         """A line; see ``CoreRecorder``."""
         if not self._is_on:
             return
         try:
-            line = encode(
+            line = self._encode(
                 Record(
                     at=at,
                     core=core.name,

@@ -15,15 +15,15 @@ from flightedl.domain.master.state import CoreSettings, StoredState
 from flightedl.domain.queue.values import FailedPiece, Quarantined, QueueSettings
 from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset, JobDeclaration
 from flightedl.messages.tasks import FailedTask, TasksTicket
-from flightedl.recording.redacted_values import redacted, stored_without
-from flightedl.recording.redaction import text_without, url_without
-from flightedl.recording.values import encode, tagged
+from flightedl.recording.redaction import stored_without
+from flightedl.recording.texts import text_without, url_without
+from flightedl.recording.values import encode, written
 
 SECRET = "hunter2"
 
 
 def line(value: object) -> str:
-    return encode(redacted(value, tagged(value))).decode()
+    return encode(written(value)).decode()
 
 
 @pytest.mark.parametrize(

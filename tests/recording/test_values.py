@@ -17,8 +17,8 @@ from flightedl.errors import CorruptError, JobFailedError
 from flightedl.messages.control import AppliedReply, AppliedRequest
 from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset
 from flightedl.messages.tasks import FinishedTask, TasksTicket
-from flightedl.recording.calls import read_event
-from flightedl.recording.values import BatchCounts, encode, tagged, with_counts
+from flightedl.recording.values import BatchCounts, encode, read_value, with_counts
+from flightedl.recording.values import written as as_written
 
 DECLARED = DeclaredDataset(
     index_hash="i",
@@ -30,12 +30,12 @@ DECLARED = DeclaredDataset(
 
 
 def written(value: object) -> object:
-    return json.loads(encode(tagged(value)))
+    return json.loads(encode(as_written(value)))
 
 
 def again(event: object) -> object:
-    (fields,) = msgspec.json.decode(encode(tagged(event)), type=dict[str, msgspec.Raw]).values()
-    return read_event(type(event), fields)
+    (fields,) = msgspec.json.decode(encode(as_written(event)), type=dict[str, msgspec.Raw]).values()
+    return read_value(type(event), fields)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_the_order_of_a_mapping_is_kept() -> None:
 def test_every_event_can_be_read() -> None:
     for kind in (*typing.get_args(events.Event), *typing.get_args(life_values.Event)):
         with pytest.raises(CorruptError):
-            read_event(kind, msgspec.Raw(b'"no event"'))
+            read_value(kind, msgspec.Raw(b'"no event"'))
 
 
 def test_values_of_several_classes_say_which_one_they_are() -> None:
@@ -110,4 +110,4 @@ def test_batch_counts_are_runs() -> None:
 
 def test_what_cannot_be_written_is_an_error() -> None:
     with pytest.raises(TypeError, match="object cannot be recorded"):
-        encode(tagged(out.Note("x", (object(),), out.Kind.DECLARED)))
+        encode(as_written(out.Note("x", (object(),), out.Kind.DECLARED)))

@@ -55,7 +55,8 @@ _IDLE_WAIT_S = 2.0
 _KEPT_S = 1.0
 #: The way to the master is kept open so long after something was said.
 _OPEN_S = 1.0
-_ERROR_LENGTH = 1000
+#: Longer texts of errors are cut.
+ERROR_LENGTH = 1000
 #: The master hears at most this often which batches of tasks that are not finished are done. If it is slow, a pause is
 #: this many times as long as it took to answer, at most ``_TELL_CEILING_S``.
 _TELL_S = 0.2
@@ -308,7 +309,7 @@ class Feed:
             epoch=a.epoch,
             position=a.position,
             attempt=a.attempt,
-            error=error[:_ERROR_LENGTH],
+            error=error[:ERROR_LENGTH],
             batch=batch,
             place=place,
         )
