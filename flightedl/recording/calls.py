@@ -27,6 +27,7 @@ from flightedl.recording.values import AGAIN, by_name, decode, effects_of, encod
 from flightedl.recording.writer import CoreRecorder, Recorder
 
 BEGUN = "Begun"
+_NUMBERS = frozenset({bool, int, float, type(None)})
 _Fields = dict[str, msgspec.Raw]
 
 
@@ -66,7 +67,8 @@ class _Calls:
             if self._is_inside:
                 return method(core, *args, **kwargs)
             self._is_inside = True
-            given = dict(zip(_parameters(method), args, strict=False)) | kwargs
+            given = dict(zip(_parameters(method), args, strict=False))
+            given.update(kwargs)
             try:
                 result = method(core, *args, **kwargs)
             except Exception as error:
@@ -96,10 +98,13 @@ class _Calls:
         if name == APPLY:
             (happened,) = given.values()
             event = written(happened, self._recorder.hidden)
-        else:
-            event = {name: {key: self._argument(name, key, value) for key, value in given.items()}}
-        ((key, fields),) = event.items()
-        return at, event, (key, fields)
+            return at, event, next(iter(event.items()))
+        fields = given
+        for key, value in given.items():
+            # Most arguments are numbers.
+            if type(value) not in _NUMBERS:
+                fields[key] = self._argument(name, key, value)
+        return at, {name: fields}, (name, fields)
 
     def _argument(self, name: str, key: str, value: Any) -> Any:
         if (gist := self._kind.gists.get((name, key))) is not None:

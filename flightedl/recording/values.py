@@ -98,8 +98,9 @@ def written(value: Any, hide: Hide | None = None) -> Any:
         hide: Replaces a text that may name places; None: the value is an effect, whose texts come from what was hidden.
     """
     kind: Any = type(value)
-    if kind in PLAIN:
-        return value
+    name = _name_of_whole(kind, is_input=hide is not None)
+    if name is not None:
+        return {name: value} if name else value
     if isinstance(value, set | frozenset):
         return sorted(value)
     if isinstance(value, BaseException):
@@ -112,11 +113,22 @@ def written(value: Any, hide: Hide | None = None) -> Any:
     if kind is AppliedBatches:
         # As a result; a protocol that is restored gets all of it, by the gist.
         return {"AppliedBatches": {"blocks": value.block_count}}
-    if not has_fields(kind):
-        return value
     if kind is StoredState:
         value = stored_without(value)
     return _written(with_counts(value) if _has_counts(kind) else value, kind, hide)
+
+
+@functools.cache
+def _name_of_whole(kind: Any, *, is_input: bool) -> str | None:
+    """The name under which all values of a class are written as they are; empty: under none; None: they are not."""
+    if kind in PLAIN:
+        return ""
+    if issubclass(kind, set | frozenset | BaseException | Mode) or kind in {AppliedBatches, StoredState}:
+        return None
+    if not has_fields(kind):
+        return ""
+    is_whole = not (fields_of(kind)[1] or _has_counts(kind) or is_private(kind, is_input=is_input))
+    return str(kind.__name__) if is_whole else None
 
 
 def _written(value: Any, kind: Any, hide: Hide | None) -> Any:
@@ -191,17 +203,22 @@ def builtins(value: object) -> Any:
 def effects_of(result: Any) -> list[object]:
     """The results of a call, one after the other; ``effects`` of a result follow it."""
     found: list[object] = []
+    _add_effects(result, found)
+    return found
+
+
+def _add_effects(result: Any, found: list[object]) -> None:
     if (names := getattr(result, "_fields", None)) is not None:
         fields = dict(zip(names, result, strict=True))
         further = fields.pop("effects", ())
         found.append({type(result).__name__: fields})
-        found += effects_of(list(further))
+        for each in further:
+            _add_effects(each, found)
     elif isinstance(result, list | tuple):
         for each in result:
-            found += effects_of(each)
+            _add_effects(each, found)
     elif result is not None:
         found.append({"returned": result} if isinstance(result, bool | int | str) else written(result))
-    return found
 
 
 # reading
