@@ -129,7 +129,7 @@ def _recorded_class(core: type) -> type:
 
         return call
 
-    return type(f"Recorded{core.__name__}", (core,), {name: method(name) for name in BY_CLASS[core].inputs})
+    return type(f"Recorded{core.__name__}", (core,), {name: method(name) for name in BY_CLASS[core].methods})
 
 
 def recorded_core(
@@ -163,7 +163,7 @@ class CorePlayer:
         if name == BEGUN:
             self._core = kind.core(**self._arguments(kind.core.__init__, event, at))
             return ()
-        if self._core is None or name not in {*kind.inputs, *_events(kind.core)} or name == APPLY:
+        if self._core is None or name not in {*kind.methods, *_events(kind.core)} or name == APPLY:
             raise CorruptError(f"no event of a {kind.name} that has begun: {name}")
         if name in _events(kind.core):
             name, given = APPLY, self._event(name, event, at)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from types import FunctionType
 from typing import Any
 
 import msgspec
@@ -27,14 +29,15 @@ from flightedl.messages.tasks import TasksReply
 APPLY = "apply"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Kind:
     """A kind of core.
 
     Args:
         name: Of the kind.
         core: Its class.
-        inputs: The methods that change the core, or whose results matter.
+        queries: Public methods that are not recorded, because they change nothing; all others are the core's inputs.
+        inputs: The methods that are recorded, if few of the public ones are.
         skips: Decides from (core, method, result) that a call is not written.
         repeated: Methods and events that come again and again -> the parameter by which calls are the same; empty: all
             of them. A call that is the same as the one before is not written; an event refers to the one before.
@@ -45,12 +48,20 @@ class Kind:
 
     name: str
     core: Any
-    inputs: tuple[str, ...]
+    queries: Collection[str] = ()
+    inputs: tuple[str, ...] = ()
     skips: Callable[[Any, str, Any], bool] = lambda *_: False
     repeated: Mapping[str, str] = field(default_factory=dict)
     gists: Mapping[tuple[str, str], Callable[[Any], Any]] = field(default_factory=dict)
     tells: Callable[[Any, Mapping[str, Any], Any], list[object]] | None = None
     is_checked: bool = True
+
+    @cached_property
+    def methods(self) -> tuple[str, ...]:
+        """The core's inputs."""
+        found = (name for name, member in vars(self.core).items() if isinstance(member, FunctionType))
+        skipped = {"check", *self.queries}
+        return self.inputs or tuple(name for name in found if not name.startswith("_") and name not in skipped)
 
 
 class MasterKnown(msgspec.Struct, frozen=True):
@@ -92,30 +103,18 @@ def _changes_no_block(_: BlockProtocol, name: str, result: Any) -> bool:
 
 
 _KINDS = (
-    Kind("master", MasterCore, (APPLY,)),
+    Kind("master", MasterCore, inputs=(APPLY,)),
     Kind(
         "life",
         PserverLife,
-        (APPLY, "hear_of_master", "check_request"),
+        inputs=(APPLY, "hear_of_master", "check_request"),
         repeated={"Seen": "", "hear_of_master": "", "check_request": ""},
         tells=lambda core, *_: [MasterKnown(core.newest_master)],
     ),
     Kind(
         "blocks",
         BlockProtocol,
-        (
-            "split",
-            "initialize",
-            "prepare",
-            "push",
-            "take_view",
-            "begin_cut",
-            "copy",
-            "end_cut",
-            "drop_cut",
-            "seal",
-            "restore",
-        ),
+        {"span", "version", "versions", "version_range", "highest_open_round", "initialized_count", "pull", "applied"},
         skips=_changes_no_block,
         gists={("restore", "applied"): AppliedBatches.encode},
         # Marks of all blocks are compared there, which would take longer with each batch.
@@ -124,7 +123,7 @@ _KINDS = (
     Kind(
         "snapshots",
         PserverSnapshots,
-        ("take", "taken", "written", "failed"),
+        {"is_current"},
         # The same order comes again and again, while versions change.
         repeated={"take": "snapshot"},
         gists={("failed", "reason"): lambda reason: reason[:REASON_LIMIT]},
@@ -133,19 +132,7 @@ _KINDS = (
     Kind(
         "feed",
         Feed,
-        (
-            "begin",
-            "finished",
-            "failed",
-            "batch_done",
-            "hand_back",
-            "registered_again",
-            "retire",
-            "close",
-            "next_step",
-            "answered",
-            "ask_failed",
-        ),
+        {"begin_ahead", "is_held"},
         skips=lambda _, name, result: isinstance(result, LookAgain) or (name == "begin" and result is None),
         gists={
             ("answered", "reply"): _without_chunks,
@@ -155,47 +142,18 @@ _KINDS = (
     Kind(
         "membership",
         TrainerMembership,
-        ("has_model", "lost", "begin_batch", "join_answered", "tasks_answered", "all_done"),
         gists={("tasks_answered", "reply"): lambda reply: TasksReply(assignments=[], outcome="", member=reply.member)},
         tells=lambda core, *_: [MemberNow(core.member, core.epoch)],
     ),
-    Kind("loop", BatchLoop, ("take", "next_step", "denied")),
-    Kind("acknowledged", AcknowledgedLoop, ("take", "next_step", "denied", "done")),
-    Kind(
-        "steps",
-        Steps,
-        (
-            "joined",
-            "open_batch",
-            "add",
-            "step",
-            "push",
-            "pull",
-            "rejected",
-            "close_batch",
-            "refresh",
-            "push_sum",
-            "give_up_sum",
-            "abandon_batch",
-            "heard",
-            "give_up_transfer",
-            "answered",
-            "failed",
-            "drop",
-        ),
-        skips=lambda _, name, result: name == "drop" and not result,
-    ),
-    Kind(
-        "election",
-        ElectionOfFirstValues,
-        ("next_step", "looked", "stood", "uploaded", "confirmed", "failed"),
-    ),
+    Kind("loop", BatchLoop),
+    Kind("acknowledged", AcknowledgedLoop),
+    Kind("steps", Steps, skips=lambda _, name, result: name == "drop" and not result),
+    Kind("election", ElectionOfFirstValues),
     # It is written where the model is another one, which raises.
-    Kind("election-followed", FollowedElection, ("require_same",), skips=lambda *_: True),
+    Kind("election-followed", FollowedElection, skips=lambda *_: True),
     Kind(
         "end",
         JobEnd,
-        ("heard", "may_read", "require"),
         skips=lambda core, name, _: name == "may_read" and not core.is_known,
         repeated={"heard": ""},
         gists={("heard", "reply"): _end_of, ("require", "reply"): _end_of},

@@ -117,7 +117,7 @@ TRAINER_BUGS: dict[str, Planted] = {
         "a join's answer about one attempt drops all work",
         rewrites(
             f"{_FEED}hand_back",
-            "self._drop(task, now)",
+            "",
             """
             self._held.clear()
             self._ready.clear()
