@@ -29,7 +29,7 @@ BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
     ),
     "formats": (5_175, 4_700, ("flightedl/formats",)),
     "launch": (5_690, 4_800, ("flightedl/launch",)),
-    "recording": (2_350, 1_500, ("flightedl/recording",)),
+    "recording": (2_160, 1_500, ("flightedl/recording",)),
     "testing": (9_445, 8_000, ("flightedl/testing",)),
     "tools/bench": (3_195, 3_000, ("tools/bench",)),
     "commands, examples, curves, rest": (
