@@ -18,8 +18,7 @@ from flightedl.domain.model.optimizers import (
 )
 from flightedl.domain.tables.optimizers import RowAdagrad, RowAdam
 from flightedl.kernels.compiled import block_kernels, half_kernels, kernel_for
-from flightedl.kernels.compiled_distinct import distinct_kernels
-from flightedl.kernels.compiled_rows import all_row_kernels, row_kernel, row_update
+from flightedl.kernels.compiled_rows import all_row_kernels, distinct_kernels, row_kernel, row_update
 
 _FOR_BOTH: tuple[Optimizer, ...] = (
     SGD(lr=1.0),

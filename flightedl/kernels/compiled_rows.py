@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from flightedl.domain.model.optimizers import SGD, Adagrad, Adam, Ftrl, Momentum
 from flightedl.domain.model.schedules import Constant
 from flightedl.domain.tables.optimizers import RowAdagrad, RowAdam
 from flightedl.errors import UsageError
-from flightedl.kernels import row_cuts, row_handles, row_records, row_rules, row_updates, rows, rules
+from flightedl.kernels import distinct, row_cuts, row_handles, row_records, row_rules, row_updates, rows, rules
 from flightedl.kernels.compiled import Rule, adam_constants, constants_of, machine_code, rule_of
 
 Floats = npt.NDArray[np.float32]
@@ -73,10 +74,21 @@ _SIGNATURES: dict[Callable[..., Any], Any] = {
     row_cuts.collect: types.void(_WORDS, _I64, _I64, _I64, _NUMBERS, _WORDS),
     row_cuts.next_wanted: _I64(_TABLE, _I64, _I64, _NUMBERS),
     row_cuts.existing: _I64(_TABLE, _I64, _I64, _I64, _NUMBERS),
-    rows.problem: _I64(_IDS, _U64, _I64, _I64, _LONGS),
-    rows.first_problem: _I64(_NUMBERS, _NUMBERS, _LONGS, _IDS, _received(_U32), _I64, _I64, _LONGS),
+    rows.received: _I64(
+        _received(_U32), _IDS, _NUMBERS, _LONGS, _NUMBERS, types.boolean, types.boolean, _COUNTS, _own(_I64, 2)
+    ),
     row_rules.first_values: types.void(_IDS, _NUMBERS, _U64, _I64, _F64, _F64, _own(_F32, 2)),
     row_rules.combine: _I64(_IDS, _GRADIENTS, _F32, _NUMBERS, _LONGS, _own(_F32, 2), _I64),
+}
+_F32S = _received(_F32)
+#: The loops of trainers.
+_DISTINCT: dict[Callable[..., Any], Any] = {
+    distinct.number_ids: _I64(_IDS, _NUMBERS, _COUNTS, _LONGS, _NUMBERS),
+    distinct.add_up: _I64(_GRADIENTS, _received(_U32, 2), _NUMBERS, _own(_F32, 2)),
+    distinct.spread: types.void(_F32S, _NUMBERS, _I64, _FLOATS),
+    distinct.spread_tables: types.void(_F32S, _NUMBERS, _NUMBERS, _NUMBERS, _NUMBERS, _FLOATS),
+    distinct.are_equal: types.boolean(_IDS, _IDS),
+    distinct.first_not_finite: _I64(_received(_U32), _I64),
 }
 _UPDATE = (
     _NUMBERS,
@@ -98,12 +110,18 @@ _HALF = types.NamedTuple(  # type: ignore[no-untyped-call]
 
 @cache
 def row_kernel(loop: Callable[..., Any]) -> Any:
-    """A function of ``rows``, ``row_cuts`` or ``row_rules`` as machine code."""
-    return machine_code(loop, _SIGNATURES[loop], allocates=False)
+    """Return a function of ``rows``, ``row_cuts``, ``row_rules`` or ``distinct`` as machine code."""
+    return machine_code(loop, _SIGNATURES.get(loop) or _DISTINCT[loop], allocates=False)
+
+
+@cache
+def distinct_kernels() -> Any:
+    """Return the functions of ``distinct`` as machine code, by name."""
+    return SimpleNamespace(**{loop.__name__: row_kernel(loop) for loop in _DISTINCT})
 
 
 def all_row_kernels() -> list[Callable[..., Any]]:
-    """What ``row_kernel`` compiles."""
+    """Return the functions that pservers need."""
     return list(_SIGNATURES)
 
 

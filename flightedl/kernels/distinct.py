@@ -127,6 +127,16 @@ def spread_tables(rows: Floats, starts: Places, widths: Places, counts: Places, 
         at = end
 
 
+def are_equal(ids: Ids, others: Ids) -> bool:
+    """True if the ids are the same, in the same order."""
+    if ids.size != others.size:
+        return False
+    difference = np.uint64(0)
+    for i in range(ids.size):
+        difference |= ids[i] ^ others[i]
+    return bool(difference == np.uint64(0))
+
+
 def first_not_finite(bits: npt.NDArray[np.uint32], width: int) -> int:
     """The first row, ``width`` numbers each, that has NaN or infinity; -1: none has.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 from numba.extending import register_jitable
@@ -53,6 +55,8 @@ from flightedl.kernels.row_records import (
 
 _U1 = np.uint64(1)
 _ZERO = np.uint64(0)
+# Kinds of sections, see ``wire.table_rows``.
+GRADIENTS, WANTED = np.uint32(1), np.uint32(2)
 
 
 def gather(handles: Handles, work: Work, ids: Ids, out: Words, missing: npt.NDArray[np.int64], is_beside: bool) -> int:
@@ -250,68 +254,115 @@ def sweep(
             state[EVICTED] += 1
 
 
-def problem(ids: Ids, salt: int, first_bucket: int, end_bucket: int, seen: Ids) -> int:
-    """Whether ids can be those of one call: 0, yes; 1, one is there twice; 2, one lies in another bucket.
+@register_jitable
+def _problem(ids: Ids, salt: int, first_bucket: int, end_bucket: int, seen: npt.NDArray[np.int32]) -> int:
+    """Check the ids of one call: 0, nothing is wrong; 1, one is there twice; 2, one lies in another bucket.
 
-    ``seen`` is of a size that is a power of two, more than ids.
+    ``seen`` is scratch memory of ``index_size(ids.size)``.
     """
     mask = np.uint64(seen.size - 1)
-    seen[:] = _ZERO
-    zeros = 0
+    seen[:] = -1
     for i in range(ids.size):
         mixed = mixed_id(ids[i], salt)
         bucket = np.int64(mixed >> np.uint64(54))
         if bucket < first_bucket or bucket >= end_bucket:
             return 2
-        if mixed == _ZERO:
-            zeros += 1
-            continue
-        at = mixed & mask
-        while seen[np.int64(at)] != _ZERO:
-            if seen[np.int64(at)] == mixed:
+        at = np.int64(mixed & mask)
+        while seen[at] >= 0:
+            if ids[seen[at]] == ids[i]:
                 return 1
-            at = (at + _U1) & mask
-        seen[np.int64(at)] = mixed
-    return 1 if zeros > 1 else 0
+            at = np.int64(np.uint64(at + 1) & mask)
+        seen[at] = i
+    return 0
 
 
-_problem = register_jitable(problem)
 _index_size = register_jitable(index_size)
+# Rows of what ``received`` finds: sections with gradients, and behind them as many that are only asked for.
+RECEIVED_TABLE, RECEIVED_DIM, RECEIVED_COUNT, RECEIVED_FIRST, RECEIVED_VALUES = range(5)
+RECEIVED_SIZE = 5
 
 
-def first_problem(
-    counts: npt.NDArray[np.int64],
-    sizes: npt.NDArray[np.int64],
-    salts: Ids,
+@register_jitable
+def _is_known(found: Any, start: Any, place: Any, table: Any) -> Any:
+    """True if one of the sections from ``start`` to before ``place`` is of the table, or if there is no such place."""
+    if place - start >= found.shape[1] // 2:
+        return True
+    for other in range(start, place):  # noqa: SIM110 - numba compiles no generators
+        if found[RECEIVED_TABLE, other] == table:
+            return True
+    return False
+
+
+@register_jitable
+def _sections(words: Any, dims: Any, may_push: Any, found: Any) -> Any:
+    """Fill ``found``; return the sections with gradients, those without, and the place of the values; -1: unsound."""
+    tables, count = dims.size, np.int64(words[1])
+    pushed = asked = 0
+    first = values = answer = np.int64(0)
+    found[RECEIVED_COUNT, :] = -1
+    for section in range(count):
+        at = 2 + 4 * section
+        kind, table = words[at] & np.uint32(0xFFFF), np.int64(words[at + 1])
+        size = np.int64(words[at + 2]) | np.int64(words[at + 3]) << 32
+        is_pushed = kind == GRADIENTS
+        start, place = (0, pushed) if is_pushed else (tables, tables + asked)
+        is_sound = (is_pushed and may_push) or kind == WANTED
+        if not is_sound or table >= tables or not 0 <= size <= words.size or _is_known(found, start, place, table):
+            return -1, 0, 0
+        found[RECEIVED_TABLE, place], found[RECEIVED_DIM, place] = table, dims[table]
+        found[RECEIVED_COUNT, place], found[RECEIVED_FIRST, place] = size, first
+        found[RECEIVED_VALUES, place] = values if is_pushed else answer
+        first += size
+        if is_pushed:
+            pushed, values = pushed + 1, values + size * dims[table]
+        else:
+            asked, answer = asked + 1, answer + size * dims[table]
+    values_at = 2 + 4 * count + 2 * first
+    if values_at + values != words.size:
+        return -1, 0, 0
+    return pushed, asked, values_at
+
+
+def received(
+    words: Words,
     ids: Ids,
-    bits: Words,
-    first_bucket: int,
-    end_bucket: int,
-    seen: Ids,
+    dims: npt.NDArray[np.int64],
+    salts: npt.NDArray[np.uint64],
+    buckets: npt.NDArray[np.int64],
+    may_push: bool,
+    is_finite: bool,
+    seen: npt.NDArray[np.int32],
+    found: npt.NDArray[np.int64],
 ) -> int:
-    """The first of several tables' sections that no call may have; -1: there is none.
+    """Decode a trainer's message about rows, see ``wire.table_rows``, and check it.
 
     Args:
-        counts: (n,): ids of each section.
-        sizes: (n,): numbers that it has.
-        salts: (n,): of its table.
-        ids: Of all sections.
-        bits: Of the float32 numbers of all; none may be NaN or infinity.
-        first_bucket: Of the pserver.
-        end_bucket: Behind its last one.
-        seen: Scratch memory, twice as many as the most ids of a section, and a power of two.
+        words: The whole message.
+        ids: The same memory from the first id on.
+        dims: (tables,).
+        salts: (tables,).
+        buckets: The first one of the pserver, and the one behind its last one.
+        may_push: Sections with gradients may be among the others.
+        is_finite: The values are known to be finite.
+        seen: Scratch memory, of ``index_size`` of the most ids of a section.
+        found: (RECEIVED_SIZE, 2 * tables), filled: for each section its table, dim, number of ids, place of the first
+            of them among all ids, and place of its values: among all values, or in the answer.
+
+    Returns:
+        n * (tables + 1) + m, if n sections have gradients and m are asked for; -1 if something is wrong.
     """
-    at = value_at = 0
-    for section in range(counts.size):
-        count = counts[section]
-        size = _index_size(count)
-        if _problem(ids[at : at + count], salts[section], first_bucket, end_bucket, seen[:size]) != 0:
-            return section
-        largest = np.uint32(0)
-        for i in range(value_at, value_at + sizes[section]):
-            largest = max(largest, bits[i] & MAGNITUDE)
-        if largest >= INFINITY:
-            return section
-        at += count
-        value_at += sizes[section]
-    return -1
+    tables = dims.size
+    pushed, asked, values_at = _sections(words, dims, may_push, found)
+    if pushed < 0:
+        return -1
+    for place in range(2 * tables):
+        size = found[RECEIVED_COUNT, place]
+        if size > 0:
+            some, table = found[RECEIVED_FIRST, place], found[RECEIVED_TABLE, place]
+            mine = seen[: _index_size(size)]
+            if _problem(ids[some : some + size], salts[table], buckets[0], buckets[1], mine) != 0:
+                return -1
+    largest = np.uint32(0)
+    for i in range(words.size if is_finite else values_at, words.size):
+        largest = max(largest, words[i] & MAGNITUDE)
+    return -1 if largest >= INFINITY else pushed * (tables + 1) + asked

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import chain
+from operator import mul
 from struct import Struct
 from typing import NamedTuple
 
@@ -34,9 +35,11 @@ Floats = npt.NDArray[np.float32]
 Numbers = npt.NDArray[np.int64]
 Payload = npt.NDArray[np.uint8]
 
-_LAYOUT = 2
+LAYOUT = 2
 _START = Struct("<II")
 _SECTION = np.dtype([("kind", "<u2"), ("zero", "<u2"), ("table", "<u4"), ("rows", "<u8")])
+#: Bytes before the sections, and of each of them.
+IDS_AT, SECTION_BYTES = _START.size, _SECTION.itemsize
 _ID_BYTES, _VALUE_BYTES = 8, 4
 #: The most sections of a payload, which is twice as many tables.
 SECTIONS_LIMIT = 65_536
@@ -67,11 +70,6 @@ class Section(NamedTuple):
     #: (n, dim), where there are any.
     values: Floats | None = None
 
-    @property
-    def row_count(self) -> int:
-        """How many rows it has."""
-        return len(self.ids) if self.values is None else len(self.values)
-
 
 @dataclass(frozen=True, slots=True)
 class Sections:
@@ -86,18 +84,6 @@ class Sections:
     ids: Ids
     values: Floats
 
-    @property
-    def id_ends(self) -> Numbers:
-        """(n,): up to where in ``ids`` each section's lie."""
-        ends: Numbers = np.cumsum(self.counts * _HAS_IDS[self.kinds])
-        return ends
-
-    @property
-    def value_ends(self) -> Numbers:
-        """(n,): the same of its numbers in ``values``."""
-        ends: Numbers = np.cumsum(self.counts * self.dims * _HAS_VALUES[self.kinds])
-        return ends
-
     def __iter__(self) -> Iterator[Section]:
         id_at = value_at = 0
         lists = (each.tolist() for each in (self.kinds, self.tables, self.dims, self.counts))
@@ -108,35 +94,54 @@ class Sections:
             id_at, value_at = id_end, value_end
 
 
-def new_payload(kinds: Numbers, tables: Numbers, dims: Numbers, counts: Numbers) -> tuple[Payload, Sections]:
-    """A payload whose ids and values are to be filled in, and what it has; arguments as of ``Sections``."""
-    start = _START.size + len(kinds) * _SECTION.itemsize
-    values_at = start + int((counts * _HAS_IDS[kinds]).sum()) * _ID_BYTES
-    size_bytes = values_at + int((counts * dims * _HAS_VALUES[kinds]).sum()) * _VALUE_BYTES
-    payload = np.empty(size_bytes, np.uint8)
-    _START.pack_into(payload.data, 0, _LAYOUT, len(kinds))
-    fields = payload[_START.size : start].view(_SECTION)
-    fields["kind"], fields["zero"], fields["table"], fields["rows"] = kinds, 0, tables, counts
-    ids, values = payload[start:values_at].view(np.uint64), payload[values_at:].view(np.float32)
-    return payload, Sections(kinds, tables, dims, counts, ids, values)
+def rows_payload(tables: Sequence[int], dims: Sequence[int], counts: Sequence[int]) -> tuple[Payload, Floats]:
+    """Return a payload of ``ROWS``, one section for each table, and its values, which are to be filled in."""
+    header = header_of([(Kind.ROWS, table, count) for table, count in zip(tables, counts, strict=True)])
+    payload = np.empty(len(header) + _VALUE_BYTES * sum(map(mul, dims, counts)), np.uint8)
+    payload.data[: len(header)] = header
+    return payload, payload[len(header) :].view(np.float32)
+
+
+def new_gradients(ids: Ids, dim: int) -> Floats:
+    """Return memory for (n, dim) gradients of (n,) ids, with room before it for the rest of their payload."""
+    start = IDS_AT + SECTION_BYTES
+    values_at = start + ids.nbytes
+    payload = np.empty(values_at + _VALUE_BYTES * dim * len(ids), np.uint8)
+    payload[start:values_at] = ids.view(np.uint8)
+    return payload[values_at:].view(np.float32).reshape(-1, dim)
+
+
+def payload_of(table: int, ids: Ids, gradients: Floats) -> Payload:
+    """Return the payload of one table's gradients, without a copy if ``new_gradients`` made them."""
+    payload, values_at = gradients.base, IDS_AT + SECTION_BYTES + ids.nbytes
+    if (
+        not isinstance(payload, np.ndarray)
+        or payload.dtype != np.uint8
+        or payload.nbytes != values_at + gradients.nbytes
+    ):
+        return encode_sections([Section(Kind.GRADIENTS, table, ids, gradients)])
+    payload.data[: IDS_AT + SECTION_BYTES] = header_of([(Kind.GRADIENTS, table, len(ids))])
+    return payload
 
 
 def encode_sections(sections: Sequence[Section]) -> Payload:
     """A payload, (n,) bytes."""
     ids = [np.ascontiguousarray(each.ids, np.uint64).data for each in sections if _HAS_IDS[each.kind]]
     values = [np.ascontiguousarray(each.values, np.float32).data for each in sections if each.values is not None]
-    header = header_of([(each.kind, each.table, each.row_count) for each in sections])
+    header = header_of(
+        [(each.kind, each.table, len(each.ids if each.values is None else each.values)) for each in sections]
+    )
     return np.frombuffer(b"".join([header, *ids, *values]), np.uint8)
 
 
 def header_of(sections: Sequence[tuple[int, int, int]]) -> bytes:
     """The bytes of a payload before its ids: kind, table and number of rows of each section."""
     fields = chain.from_iterable((kind, 0, table, rows) for kind, table, rows in sections)
-    return Struct("<II" + "HHIQ" * len(sections)).pack(_LAYOUT, len(sections), *fields)
+    return Struct("<II" + "HHIQ" * len(sections)).pack(LAYOUT, len(sections), *fields)
 
 
 #: No sections: a version has been reached.
-NOTHING: Payload = np.frombuffer(_START.pack(_LAYOUT, 0), np.uint8)
+NOTHING: Payload = np.frombuffer(_START.pack(LAYOUT, 0), np.uint8)
 
 
 def decode_sections(data: memoryview, dims: Numbers, kinds: Iterable[int]) -> Sections:
@@ -154,7 +159,7 @@ def decode_sections(data: memoryview, dims: Numbers, kinds: Iterable[int]) -> Se
         raise MessageError(f"rows of tables have {len(data)} bytes: no header")
     layout, count = _START.unpack_from(data)
     start = _START.size + count * _SECTION.itemsize
-    if layout != _LAYOUT or count > SECTIONS_LIMIT or len(data) < start:
+    if layout != LAYOUT or count > SECTIONS_LIMIT or len(data) < start:
         raise MessageError(
             f"rows of tables of layout {layout} with {count} sections have {len(data)} bytes: another version?"
         )

@@ -17,7 +17,7 @@ def test_rules_without_a_form_of_their_own_run_the_loops_of_others():
 
 
 def test_machine_code_is_kept_until_any_file_of_the_kernels_changes():
-    code = compiled_rows.row_kernel(rows.problem)
+    code = compiled_rows.row_kernel(rows.received)
     (signature,) = code.nopython_signatures
     assert code._cache._cache_file._source_stamp == compiled._stamp()
     assert code._cache.load_overload(signature, code.targetctx) is not None

@@ -14,16 +14,19 @@ from flightedl.domain.exactly_once.batches import Batch
 from flightedl.domain.model.initial import Normal, Uniform, Zeros
 from flightedl.domain.model.optimizers import SGD, Adagrad, Adam, Ftrl, Momentum, Optimizer
 from flightedl.domain.model.schedules import Constant, StepDecay
+from flightedl.domain.model.sharding import plan_shards
 from flightedl.domain.tables.evict import Evict
 from flightedl.domain.tables.optimizers import RowAdagrad, RowAdam
 from flightedl.domain.tables.placement import BUCKETS
 from flightedl.domain.tables.reference import ReferenceTable
 from flightedl.domain.tables.spec import TableSpec
-from flightedl.errors import UnavailableError
+from flightedl.errors import GradientError, MessageError, UnavailableError
 from flightedl.pserver.rows import norms, threads
+from flightedl.pserver.rows.incoming import IncomingRows
 from flightedl.pserver.rows.layout import new_table
 from flightedl.pserver.rows.memory import RowMemory, available_bytes, machine_bytes
 from flightedl.pserver.rows.tables import RowChunk, RowCut, RowTables, TableGradients
+from flightedl.wire.table_rows import Kind, Section, encode_sections
 
 SPEC = TableSpec("t", 2, SGD(1.0))
 #: Of which the tests take ids: small ones, the highest, and some that fall into one line of the index.
@@ -502,23 +505,37 @@ def test_rows_go_by_the_memory_declared() -> None:
 
 
 def test_pushes_are_checked() -> None:
-    store = RowTables([SPEC], range(512))
-    inside = [n for n in range(100) if not store.check(0, ids(n))]
+    incoming = IncomingRows(plan_shards([], 2, tables=[SPEC]), 0)
+
+    def problem(numbers: np.ndarray, gradients: np.ndarray | None = None, table: int = 0) -> str:
+        kind = Kind.WANTED if gradients is None else Kind.GRADIENTS
+        try:
+            received = incoming.pushed(encode_sections([Section(kind, table, numbers, gradients)]).data)
+        except (MessageError, GradientError) as error:
+            return str(error)
+        found = received.wanted if gradients is None else received.gradients
+        assert [(each.table, each.ids.tolist()) for each in found] == [(0, numbers.tolist())]
+        return ""
+
+    inside = [n for n in range(100) if not problem(ids(n))]
     assert 30 < len(inside) < 70
-    assert store.check(0, ids(*inside), ones(len(inside))) == ""
-    assert store.check(0, ids()) == ""
-    assert "there twice" in store.check(0, ids(inside[0], inside[1], inside[0]))
-    assert "not lie on this pserver" in store.check(0, ids(*range(100)))
-    assert "shape (2, 3), not (1, 2)" in store.check(0, ids(inside[0]), ones(2, 3))
-    assert "not finite" in store.check(0, ids(inside[0]), ones(1) * np.float32(np.inf))
-    assert "no table of number 1" in store.check(1, ids())
+    assert problem(ids(*inside), ones(len(inside))) == ""
+    assert problem(ids()) == ""
+    for gradients in (None, ones(3)):
+        assert "there twice" in problem(ids(inside[0], inside[1], inside[0]), gradients)
+        assert "not lie on this pserver" in problem(ids(*range(100)), None if gradients is None else ones(100))
+    assert "tell of" in problem(ids(inside[0]), ones(1, 3))
+    for wrong in (np.inf, -np.inf, np.nan):
+        assert "NaN or infinity" in problem(ids(*inside[:2]), ones(2) * np.float32([1, wrong]))
+    assert "no table of number 1" in problem(ids(), table=1)
+    with pytest.raises(MessageError, match="kind 1 for table 0 that they may not have"):
+        incoming.asked(encode_sections([Section(Kind.GRADIENTS, 0, ids(inside[0]), ones(1))]).data)
 
 
 def test_gradients_may_lie_anywhere() -> None:
     store = RowTables([SPEC], range(1024))
     raw = b"x" + ids(1, 2).tobytes() + ones(2).tobytes()
     numbers, gradients = np.frombuffer(raw, np.uint64, 2, 1), np.frombuffer(raw, np.float32, 4, 17).reshape(2, 2)
-    assert store.check(0, numbers, gradients) == ""
     store.update([TableGradients(0, numbers, gradients)], version=1, epoch=0, number=0)
     assert content(store, 1) == {1: [-1, -1], 2: [-1, -1]}
 

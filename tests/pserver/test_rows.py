@@ -30,7 +30,7 @@ from flightedl.errors import BusyError, GradientError, MessageError, UsageError
 from flightedl.formats.checkpoint_files import found_checkpoints
 from flightedl.formats.stored_tables import stored_rows
 from flightedl.kernels import compiled, compiled_rows
-from flightedl.kernels.compiled_distinct import distinct_kernels
+from flightedl.kernels.compiled_rows import distinct_kernels
 from flightedl.kernels.half_precision import widened
 from flightedl.messages.base import encode
 from flightedl.messages.control import ViewMember, ViewRequest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from flightedl.domain.tables.placement import buckets_of, pservers_of
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.kernels.plain import index_size
+from flightedl.wire.table_rows import new_gradients
 
 Array = npt.NDArray[np.generic]
 Floats = npt.NDArray[np.float32]
@@ -19,14 +20,10 @@ Ids = npt.NDArray[np.uint64]
 Places = npt.NDArray[np.int64]
 
 
-if TYPE_CHECKING:
-    from flightedl.kernels.compiled_distinct import DistinctKernels
-
-
 @cache
-def kernels() -> DistinctKernels:
-    """What tables compute with. Trainers without tables do without numba."""
-    from flightedl.kernels.compiled_distinct import distinct_kernels
+def kernels() -> Any:
+    """Return the compiled loops of ``kernels.distinct``. Trainers without tables do without numba."""
+    from flightedl.kernels.compiled_rows import distinct_kernels
 
     return distinct_kernels()
 
@@ -42,10 +39,10 @@ class DistinctIds:
 
     Args:
         ids: (n,) as the user gave them.
-        numbered: ``ids`` and ``places`` of them, and no copy is needed; None: find them out.
+        numbered: ``ids`` and ``places`` of them, which need no copy; None: find them out.
     """
 
-    __slots__ = ("_bytes", "_is_distinct", "given", "ids", "places")
+    __slots__ = ("_is_distinct", "given", "ids", "places")
 
     def __init__(self, ids: Ids, numbered: tuple[Ids, Places] | None = None) -> None:
         if numbered is None:
@@ -56,12 +53,11 @@ class DistinctIds:
         self.given = ids
         #: (m,) in the order in which they come first; and (n,): of each id, its place there.
         self.ids, self.places = numbered
-        self._bytes = ids.tobytes()
         self._is_distinct = len(self.ids) == len(ids)
 
     @classmethod
     def of_each(cls, many: Sequence[Ids]) -> list[DistinctIds]:
-        """Those of several pulls, in the time of one."""
+        """Return those of several pulls, in the time of one."""
         lengths = [len(ids) for ids in many]
         counts = np.array(lengths, np.int64)
         given, distinct, places = _numbered(many, counts)
@@ -74,12 +70,11 @@ class DistinctIds:
         return found
 
     def is_of(self, ids: Ids) -> bool:
-        """Whether these are what was given."""
-        # As bytes: many times as fast as NumPy for a few ids.
-        return len(ids) == len(self.given) and ids.tobytes() == self._bytes
+        """True if these ids were given, in this order."""
+        return len(ids) == len(self.given) and bool(kernels().are_equal(ids, self.given))
 
     def spread(self, rows: Floats) -> Floats:
-        """(m, dim) rows of ``ids`` as (n, dim) rows of what was given: an array of its own."""
+        """Return (m, dim) rows of ``ids`` as (n, dim) rows of the ids as they were given: an array of its own."""
         if self._is_distinct:
             return rows.copy()
         dim = rows.shape[1]
@@ -88,20 +83,18 @@ class DistinctIds:
         return found
 
     def summed(self, gradients: Floats) -> tuple[Floats, int]:
-        """(n, dim) gradients of what was given, contiguous, added up by id.
+        """Add up (n, dim) contiguous gradients of the ids as they were given, by id.
 
         Returns:
-            (m, dim) sums, an array of its own; and the first row that has NaN or infinity, -1: none has.
+            (m, dim) sums, as ``new_gradients`` makes them; and the first row that has NaN or infinity, -1 if none has.
         """
-        if self._is_distinct:
-            return gradients.copy(), first_not_finite(gradients)
-        sums = np.empty((len(self.ids), gradients.shape[1]), np.float32)
+        sums = new_gradients(self.ids, gradients.shape[1])
         return sums, int(kernels().add_up(gradients, gradients.view(np.uint32), self.places, sums))
 
 
 def _numbered(many: Sequence[Ids], counts: Places) -> tuple[Ids, Ids, Places]:
     """All ids, all distinct ones, and the places; ``counts``: of ids of each, changed to those of distinct ones."""
-    given = np.concatenate(many) if many else np.empty(0, np.uint64)
+    given = many[0].copy() if len(many) == 1 else np.concatenate(many) if many else np.empty(0, np.uint64)
     distinct, places = np.empty(len(given), np.uint64), np.empty(len(given), np.int64)
     index = np.empty(index_size(int(counts.max(initial=0))), np.int32)
     kernels().number_ids(given, counts, index, distinct, places)
@@ -109,10 +102,10 @@ def _numbered(many: Sequence[Ids], counts: Places) -> tuple[Ids, Ids, Places]:
 
 
 class Divided:
-    """Distinct ids of some tables by the pserver that has them.
+    """Distinct ids of some tables by the pserver that has them, of several.
 
     Args:
-        tables: Whose.
+        tables: Specs of the tables.
         ids: Of each table, (m,), each once.
         pserver_count: Of the job.
     """
@@ -120,31 +113,21 @@ class Divided:
     def __init__(self, tables: Sequence[TableSpec], ids: Sequence[Ids], pserver_count: int) -> None:
         self._tables = tables
         self._ids = ids
+        owners = [pservers_of(each, table.salt, pserver_count) for table, each in zip(tables, ids, strict=True)]
+        of_tables = [np.bincount(each, minlength=pserver_count) for each in owners]
+        orders = [np.argsort(each, kind="stable") for each in owners]
+        parts = [np.split(order, np.cumsum(n)[:-1]) for order, n in zip(orders, of_tables, strict=True)]
+        #: By pserver and table: places in ``ids``.
+        self.places = [[part[pserver] for part in parts] for pserver in range(pserver_count)]
         #: (pservers, tables): how many ids each has.
-        self.counts: Places = np.array([[len(each) for each in ids]], np.int64)
-        #: By pserver and table: places in ``ids``; None: all are of the only one.
-        self._places: list[list[Places]] | None = None
-        if pserver_count > 1:
-            owners = [pservers_of(each, table.salt, pserver_count) for table, each in zip(tables, ids, strict=True)]
-            of_tables = [np.bincount(each, minlength=pserver_count) for each in owners]
-            orders = [np.argsort(each, kind="stable") for each in owners]
-            parts = [np.split(order, np.cumsum(n)[:-1]) for order, n in zip(orders, of_tables, strict=True)]
-            self._places = [[part[pserver] for part in parts] for pserver in range(pserver_count)]
-            self.counts = np.array(of_tables, np.int64).reshape(len(ids), pserver_count).T
-
-    def places(self, pserver: int, table: int) -> Places | slice:
-        """Which of the ids of a table a pserver has."""
-        return slice(None) if self._places is None else self._places[pserver][table]
-
-    def places_within(self, pserver: int, table: int, buckets: range) -> Places:
-        """The same, of some of its buckets."""
-        at = self.places(pserver, table)
-        found = buckets_of(self._ids[table][at], self._tables[table].salt)
-        chosen = np.flatnonzero((found >= buckets.start) & (found < buckets.stop))
-        return chosen if isinstance(at, slice) else at[chosen]
+        self.counts: Places = np.array(of_tables, np.int64).reshape(len(ids), pserver_count).T
 
     def ids_of(self, pserver: int) -> list[Ids]:
-        """The ids of a pserver, of each table in order."""
-        if self._places is None:
-            return list(self._ids)
-        return [ids[places] for ids, places in zip(self._ids, self._places[pserver], strict=True)]
+        """Return the ids of a pserver, of each table in order."""
+        return [ids[places] for ids, places in zip(self._ids, self.places[pserver], strict=True)]
+
+
+def places_within(ids: Ids, table: TableSpec, buckets: range) -> Places:
+    """Return the places of the ids that lie in some buckets."""
+    found = buckets_of(ids, table.salt)
+    return np.flatnonzero((found >= buckets.start) & (found < buckets.stop))

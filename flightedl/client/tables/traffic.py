@@ -7,11 +7,14 @@ Nothing is decided here: which transfer brings what, and what is done again, is 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+from operator import mul
 
 import numpy as np
 
-from flightedl.client.tables.requests import DistinctIds, Divided, kernels
+from flightedl.client.tables.requests import DistinctIds, Divided, kernels, places_within
 from flightedl.domain.model.sharding import ShardPlan
+from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import MessageError, UsageError
 from flightedl.wire.table_rows import (
     NOTHING,
@@ -24,6 +27,7 @@ from flightedl.wire.table_rows import (
     decode_sections,
     encode_sections,
     header_of,
+    payload_of,
 )
 
 _ANSWERED = (Kind.ROWS, Kind.UNKNOWN)
@@ -40,22 +44,23 @@ class Lookup:
     def __init__(self, plan: ShardPlan, ids: Mapping[int, DistinctIds]) -> None:
         self._plan = plan
         self._ids = list(ids.values())
-        numbers = list(ids)
         #: Table number -> its place among those that are asked for.
-        self._place_of = {number: place for place, number in enumerate(numbers)}
-        specs = [plan.tables[number] for number in numbers]
-        self._divided = Divided(specs, [found.ids for found in self._ids], plan.pserver_count)
-        self._asked: list[bool] = (self._divided.counts.sum(1) > 0).tolist()
-        self._dims = np.array([spec.dim for spec in specs], np.int64)
-        sizes = self._dims * self._divided.counts.sum(0)
-        self._starts = np.cumsum(sizes) - sizes
+        self._place_of = {number: place for place, number in enumerate(ids)}
+        specs = [plan.tables[number] for number in ids]
+        lengths = [len(found.ids) for found in self._ids]
+        self._dims = [spec.dim for spec in specs]
+        #: Where the rows of each table begin in the values, and where the last ones end.
+        self._bounds = [0, *accumulate(map(mul, lengths, self._dims))]
         #: Of the distinct ids of all tables, flat.
-        self._values: Floats = np.empty(int(sizes.sum()), np.float32)
-        #: How the answer begins that brings just these from the only pserver; empty: there are several.
+        self._values: Floats = np.empty(self._bounds[-1], np.float32)
+        self._divided = _divided(plan, specs, [found.ids for found in self._ids])
+        #: How the answer begins that brings just these from the only pserver; empty if there are several.
         self._header = b""
-        if plan.pserver_count == 1:
-            counts = [len(found.ids) for found in self._ids]
-            self._header = header_of([(Kind.ROWS, n, count) for n, count in zip(numbers, counts, strict=True) if count])
+        if self._divided is None:
+            self._asked = [any(lengths)]
+            self._header = header_of([(Kind.ROWS, n, count) for n, count in zip(ids, lengths, strict=True) if count])
+        else:
+            self._asked = (self._divided.counts.sum(1) > 0).tolist()
         #: Table number -> some ids that have no row, of a table where that is an error.
         self.unknown: dict[int, list[int]] = {}
         #: Pserver -> the lowest version of the rows that came from it, and of how many buckets they came.
@@ -63,26 +68,28 @@ class Lookup:
         self._came: dict[int, int] = {}
 
     def is_asked(self, pserver: int) -> bool:
-        """Whether a pserver has any of the rows."""
+        """True if a pserver has any of the rows."""
         return self._asked[pserver]
 
     def asked(self, pserver: int) -> list[Section]:
-        """What is asked of a pserver."""
-        found = zip(self._place_of, self._divided.ids_of(pserver), strict=True)
-        return [Section(Kind.WANTED, number, ids) for number, ids in found if len(ids)]
+        """Return what is asked of a pserver."""
+        ids = [found.ids for found in self._ids] if self._divided is None else self._divided.ids_of(pserver)
+        return [
+            Section(Kind.WANTED, number, each) for number, each in zip(self._place_of, ids, strict=True) if len(each)
+        ]
 
     def begin(self, pserver: int) -> None:
-        """A pserver is about to answer, maybe not for the first time."""
+        """Forget an earlier answer of a pserver, which is about to answer."""
         self._versions.pop(pserver, None)
         self._came[pserver] = 0
 
     def take(self, pserver: int, blocks: range, version: int, data: memoryview) -> None:
-        """Rows of some buckets came from a pserver."""
-        first, mine = self._plan.block_count, self._plan.buckets_of(pserver)
-        is_whole, header = blocks == mine, self._header
+        """Take over rows of some buckets, which came from a pserver."""
+        is_whole, header = blocks == self._plan.buckets_of(pserver), self._header
         if is_whole and header and len(data) == len(header) + self._values.nbytes and data[: len(header)] == header:
-            self._values[:] = np.frombuffer(data, np.float32, offset=len(header))
+            self._values.data.cast("B")[:] = data[len(header) :]
         else:
+            first = self._plan.block_count
             buckets = None if is_whole else range(blocks.start - first, blocks.stop - first)
             self._take_each(pserver, buckets, _answer(self._plan, data))
         self._versions[pserver] = min(version, self._versions.get(pserver, version))
@@ -96,12 +103,12 @@ class Lookup:
             if section.values is None:
                 self.unknown.setdefault(section.table, []).extend(section.ids.tolist())
                 continue
-            rows = self.rows(section.table)
-            at = self._divided.places(pserver, place)
+            rows, ids = self.rows(section.table), self._ids[place].ids
+            at = np.arange(len(ids)) if self._divided is None else self._divided.places[pserver][place]
             if buckets is not None:
-                at = self._divided.places_within(pserver, place, buckets)
-            if len(rows[at]) != section.row_count:
-                raise MessageError(f"pserver {pserver} sent {section.row_count} rows of table {section.table}")
+                at = at[places_within(ids[at], self._plan.tables[section.table], buckets)]
+            if len(at) != len(section.values):
+                raise MessageError(f"pserver {pserver} sent {len(section.values)} rows of table {section.table}")
             rows[at] = section.values
 
     def missing(self) -> list[int]:
@@ -125,21 +132,21 @@ class Lookup:
     def rows(self, table: int) -> Floats:
         """(m, dim) of the distinct ids of a table."""
         place = self._place_of[table]
-        dim, start = int(self._dims[place]), int(self._starts[place])
-        return self._values[start : start + len(self._ids[place].ids) * dim].reshape(-1, dim)
+        return self._values[self._bounds[place] : self._bounds[place + 1]].reshape(-1, self._dims[place])
 
     def spread(self, tables: Sequence[int]) -> list[Floats]:
         """Of each of these tables (n, dim) rows of the ids as they were given: nobody else's arrays."""
         places = [self._place_of[number] for number in tables]
-        given, dims = [self._ids[place] for place in places], self._dims[places]
-        lengths = [len(found.given) for found in given]
-        counts = np.array(lengths, np.int64)
+        given = [self._ids[place] for place in places]
+        starts, dims, counts = np.array(
+            [(self._bounds[place], self._dims[place], len(self._ids[place].given)) for place in places], np.int64
+        ).T.copy()
         out = np.empty(int((counts * dims).sum()), np.float32)
         numbers = np.concatenate([found.places for found in given])
-        kernels().spread_tables(self._values, self._starts[places], dims, counts, numbers, out)
+        kernels().spread_tables(self._values, starts, dims, counts, numbers, out)
         found = []
         at = 0
-        for length, dim in zip(lengths, dims.tolist(), strict=True):
+        for length, dim in zip(counts.tolist(), dims.tolist(), strict=True):
             found.append(out[at : at + length * dim].reshape(length, dim))
             at += length * dim
         return found
@@ -159,21 +166,27 @@ class RowMessages:
     ) -> None:
         self._plan = plan
         self._lookup = lookup
-        self._gradients = [values for _, values in gradients.values()]
-        self._numbers = list(gradients)
+        self._gradients = gradients
         specs = [plan.tables[number] for number in gradients]
-        self._divided = Divided(specs, [ids for ids, _ in gradients.values()], plan.pserver_count)
+        self._divided = _divided(plan, specs, [ids for ids, _ in gradients.values()]) if gradients else None
 
     def pushed(self, pserver: int, *, pull: bool) -> Payload | None:
-        """What is sent with a batch; None: only that it arrives."""
-        found = zip(self._numbers, self._divided.ids_of(pserver), self._gradients, strict=True)
-        sections = [
-            Section(Kind.GRADIENTS, number, ids, values[self._divided.places(pserver, place)])
-            for place, (number, ids, values) in enumerate(found)
-        ]
-        if not pull or self._lookup is None:
-            return encode_sections(sections) if sections else None
-        return encode_sections(sections + self._lookup.asked(pserver))
+        """Return what is sent with a batch; None: only that it arrives."""
+        lookup, gradients = self._lookup if pull else None, self._gradients
+        if self._divided is None and lookup is None and len(gradients) == 1:
+            ((number, (ids, values)),) = gradients.items()
+            return payload_of(number, ids, values)
+        sections = [Section(Kind.GRADIENTS, number, ids, values) for number, (ids, values) in gradients.items()]
+        if self._divided is not None:
+            places = self._divided.places[pserver]
+            sections = [
+                Section(Kind.GRADIENTS, table, ids[at], values[at])
+                for (_, table, ids, values), at in zip(sections, places, strict=True)
+                if values is not None
+            ]
+        if lookup is not None:
+            sections += lookup.asked(pserver)
+        return encode_sections(sections) if sections else None
 
     def asked(self, pserver: int) -> Payload | None:
         """What is sent to read rows; None: only the version is wanted."""
@@ -190,6 +203,11 @@ class RowMessages:
             self._lookup.take(pserver, blocks, version, data)
         elif data != NOTHING.data:
             _answer(self._plan, data)
+
+
+def _divided(plan: ShardPlan, tables: Sequence[TableSpec], ids: Sequence[Ids]) -> Divided | None:
+    """Return ids of tables by pserver; None if there is only one."""
+    return Divided(tables, ids, plan.pserver_count) if plan.pserver_count > 1 else None
 
 
 def _answer(plan: ShardPlan, data: memoryview) -> Sections:

@@ -13,6 +13,7 @@ Each function has a form for plain integers and one for NumPy, which agree.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +48,7 @@ def pserver_of(bucket: int, pserver_count: int) -> int:
     return bucket * pserver_count // BUCKETS
 
 
+@cache
 def buckets_of_pserver(index: int, pserver_count: int) -> range:
     """The buckets of a pserver; empty where there are more pservers than buckets."""
     first, end = (-(-place * BUCKETS // pserver_count) for place in (index, index + 1))

@@ -1,12 +1,10 @@
-"""What was sent about rows of tables, before anything is done with it: is it whole, of this pserver's, and finite?"""
+"""Decoding and checking of what trainers send about rows of tables, before anything is done with it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import islice
+from struct import Struct
 
 import numpy as np
-import numpy.typing as npt
 
 from flightedl.domain.model.sharding import ShardPlan
 from flightedl.domain.tables.placement import buckets_of, buckets_of_pserver
@@ -15,20 +13,19 @@ from flightedl.kernels import rows
 from flightedl.kernels.compiled_rows import row_kernel
 from flightedl.kernels.plain import index_size
 from flightedl.pserver.rows.span import ReceivedRows
-from flightedl.pserver.rows.values import Floats, TableRows, begins
-from flightedl.wire.table_rows import Kind, Section, Sections, decode_sections
+from flightedl.pserver.rows.values import NO_ROWS, Floats, Ids, Numbers, TableRows
+from flightedl.wire.table_rows import IDS_AT, LAYOUT, SECTION_BYTES, Kind, Section, decode_sections
 
-_PUSHED = (Kind.GRADIENTS, Kind.WANTED)
-_ASKED = (Kind.WANTED,)
+_START = Struct("<II")
 _NO_VALUES: Floats = np.empty(0, np.float32)
 
 
-def _those(sections: Sections, chosen: npt.NDArray[np.bool_], values: Floats = _NO_VALUES) -> TableRows:
-    """Some of the sections; those that have values, or none of them."""
-    tables, dims, counts, starts = (
-        each[chosen] for each in (sections.tables, sections.dims, sections.counts, begins(sections.counts))
-    )
-    return TableRows(tables, dims, counts, starts, begins(counts * dims), sections.ids, values)
+def _those(found: Numbers, ids: Ids, values: Floats = _NO_VALUES) -> TableRows:
+    """Return sections as ``rows.received`` found them."""
+    if not found.shape[1]:
+        return NO_ROWS
+    tables, dims, counts, starts, value_starts = found
+    return TableRows(tables, dims, counts, starts, value_starts, ids, values)
 
 
 class IncomingRows:
@@ -42,48 +39,58 @@ class IncomingRows:
     def __init__(self, plan: ShardPlan, index: int) -> None:
         self._tables = plan.tables
         self._buckets = buckets_of_pserver(index, plan.pserver_count)
+        self._ends = np.array([self._buckets.start, self._buckets.stop], np.int64)
         self._dims = np.array([table.dim for table in plan.tables], np.int64)
         self._salts = np.array([table.salt for table in plan.tables], np.uint64)
 
-    def pushed(self, data: memoryview) -> ReceivedRows:
-        """What a push carries.
+    def pushed(self, data: memoryview, *, is_finite: bool = False) -> ReceivedRows:
+        """Return the content of a push; ``is_finite``: its values are known to be finite.
 
         Raises:
             MessageError: it is damaged, of an unknown table, of ids that do not lie here, or has one twice.
             GradientError: NaN or infinity.
         """
-        return self._received(data, _PUSHED)
+        return self._received(data, may_push=True, is_finite=is_finite)
 
     def asked(self, data: memoryview) -> ReceivedRows:
-        """What a lookup asks for. Errors as ``pushed``."""
-        return self._received(data, _ASKED)
+        """Return the content of a lookup. Errors as of ``pushed``."""
+        return self._received(data, may_push=False, is_finite=True)
 
-    def _received(self, data: memoryview, kinds: Sequence[Kind]) -> ReceivedRows:
+    def _received(self, data: memoryview, *, may_push: bool, is_finite: bool) -> ReceivedRows:
         if not data:
             return ReceivedRows()
-        sections = decode_sections(data, self._dims, kinds)
-        is_pushed = sections.kinds == Kind.GRADIENTS
-        self._check(sections, is_pushed)
-        return ReceivedRows(_those(sections, is_pushed, sections.values), _those(sections, ~is_pushed))
+        size_bytes, tables = len(data), len(self._tables)
+        layout, count = _START.unpack_from(data) if size_bytes >= IDS_AT else (0, 0)
+        start = IDS_AT + count * SECTION_BYTES
+        if layout != LAYOUT or size_bytes < start or size_bytes % 4:
+            raise self._problem(data, may_push=may_push)
+        words = np.frombuffer(data, np.uint32)
+        ids = np.frombuffer(data, np.uint64, (size_bytes - start) // 8, start)
+        found = np.empty((rows.RECEIVED_SIZE, 2 * tables), np.int64)
+        seen = np.empty(index_size(len(ids)), np.int32)
+        given = (words, ids, self._dims, self._salts, self._ends, may_push, is_finite, seen, found)
+        number = row_kernel(rows.received)(*given)
+        if number < 0:
+            raise self._problem(data, may_push=may_push)
+        pushed, asked = divmod(number, tables + 1)
+        gradients = NO_ROWS
+        if pushed:
+            total = int((found[rows.RECEIVED_COUNT, :pushed] * found[rows.RECEIVED_DIM, :pushed]).sum())
+            gradients = _those(found[:, :pushed], ids, np.frombuffer(data, np.float32, total, size_bytes - 4 * total))
+        return ReceivedRows(gradients, _those(found[:, tables : tables + asked], ids))
 
-    def _check(self, sections: Sections, is_pushed: npt.NDArray[np.bool_]) -> None:
-        counts = sections.counts
-        sizes = np.where(is_pushed, counts * sections.dims, 0)
-        seen = np.empty(index_size(int(counts.max(initial=0))), np.uint64)
-        number = row_kernel(rows.first_problem)(
-            counts,
-            sizes,
-            self._salts[sections.tables],
-            sections.ids,
-            sections.values.view(np.uint32),
-            self._buckets.start,
-            self._buckets.stop,
-            seen,
-        )
-        if number >= 0:
-            raise self._problem_of(next(islice(sections, number, None)))
+    def _problem(self, data: memoryview, *, may_push: bool) -> Exception:
+        """Return the error to raise for a message that is not as it should be."""
+        try:
+            kinds = (Kind.GRADIENTS, Kind.WANTED) if may_push else (Kind.WANTED,)
+            for section in decode_sections(data, self._dims, kinds):
+                if error := self._problem_of(section):
+                    return error
+        except MessageError as error:
+            return error
+        raise AssertionError("the compiled check found something wrong")
 
-    def _problem_of(self, section: Section) -> Exception:
+    def _problem_of(self, section: Section) -> Exception | None:
         table = self._tables[section.table]
         ids = section.ids
         places = buckets_of(ids, table.salt)
@@ -92,6 +99,8 @@ class IncomingRows:
             return MessageError(f"id {ids[outside][0]} of table {table.name!r} does not lie on this pserver")
         if len(np.unique(ids)) < len(ids):
             return MessageError(f"an id of table {table.name!r} is there twice: add up its gradients")
-        assert section.values is not None, "nothing else is wrong with ids"
-        number = ids[~np.isfinite(section.values).all(axis=1)][0]
-        return GradientError(f"table {table.name!r} has NaN or infinity for id {number}: nothing of it was applied")
+        if section.values is None or (finite := np.isfinite(section.values).all(axis=1)).all():
+            return None
+        return GradientError(
+            f"table {table.name!r} has NaN or infinity for id {ids[~finite][0]}: nothing of it was applied"
+        )

@@ -27,7 +27,7 @@ from flightedl.pserver.copier import SnapshotCopier
 from flightedl.pserver.rows.tables import RowCut, RowTables, TableRows
 from flightedl.pserver.rows.values import NO_ROWS, Numbers
 from flightedl.wire.rows import OutgoingBlocks
-from flightedl.wire.table_rows import NOTHING, Ids, Kind, Section, encode_sections, new_payload
+from flightedl.wire.table_rows import NOTHING, Ids, Kind, Section, decode_sections, encode_sections, rows_payload
 
 #: Ids without a row that an answer names.
 _NAMED_UNKNOWN = 3
@@ -177,10 +177,11 @@ class RowSpan(SpanPlace):
         del is_for_many
         if not len(wanted):
             return OutgoingBlocks(numbers, version, outcome, NOTHING, ())
-        kinds = np.full(len(wanted), Kind.ROWS, np.int64)
-        payload, sections = new_payload(kinds, wanted.tables, wanted.dims, wanted.counts)
-        found = self.rows.read_all(wanted, version, self.epoch, sections.values)
+        payload, values = rows_payload(wanted.tables.tolist(), wanted.dims.tolist(), wanted.counts.tolist())
+        found = self.rows.read_all(wanted, version, self.epoch, values)
         if unknown := list(self._unknown_of(version, wanted, found)):
+            dims = np.array([spec.dim for spec in self.rows.specs], np.int64)
+            sections = decode_sections(payload.data, dims, (Kind.ROWS,))
             payload = encode_sections([*sections, *unknown])
         return OutgoingBlocks(numbers, version, outcome, payload, ())
 

@@ -94,7 +94,7 @@ class RowStore:
             GradientError: NaN or infinity.
         """
         self._require_all(part.blocks)
-        return self._incoming.pushed(part.data)
+        return self._incoming.pushed(part.data, is_finite=part.is_finite)
 
     def _require_all(self, blocks: range) -> None:
         if blocks != self.numbers:

@@ -28,8 +28,7 @@ _INDEX_BYTES = 14
 def _compile_for(spec: TableSpec) -> None:
     """Have the machine code of whatever pushes and cuts will wait for."""
     wanted: list[Callable[..., Any]] = [
-        rows.problem,
-        rows.first_problem,
+        rows.received,
         rows.make,
         row_cuts.scatter,
         row_cuts.collect,

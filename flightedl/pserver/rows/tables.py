@@ -34,8 +34,7 @@ from flightedl.domain.checkpoint.changes import ChangesSince
 from flightedl.domain.exactly_once.batches import Batch
 from flightedl.domain.tables.placement import BUCKETS, buckets_of
 from flightedl.domain.tables.spec import TableSpec
-from flightedl.kernels import row_rules, rows
-from flightedl.kernels.compiled import block_kernels
+from flightedl.kernels import row_rules
 from flightedl.kernels.compiled_rows import RowPush, row_kernel
 from flightedl.kernels.plain import index_size
 from flightedl.kernels.row_handles import HANDLE_SIZE
@@ -93,21 +92,6 @@ class RowTables:
         self._round: list[_Contribution] = []
         self._cut: RowCut | None = None
         self._changes: ChangesSince[RowChanges] = ChangesSince(merged)
-
-    def check(self, table: int, ids: Ids, gradients: Floats | None = None) -> str:
-        """Why these cannot be read, or pushed; empty: nothing is wrong with them."""
-        if not 0 <= table < len(self.specs):
-            return f"there is no table of number {table}"
-        spec = self.specs[table]
-        seen = np.empty(index_size(ids.size), np.uint64)
-        found = row_kernel(rows.problem)(ids, spec.salt, self.buckets.start, self.buckets.stop, seen)
-        if found:
-            return f"table {spec.name!r}: an id " + ("is there twice" if found == 1 else "does not lie on this pserver")
-        if gradients is not None and gradients.shape != (ids.size, spec.dim):
-            return f"table {spec.name!r}: gradients have the shape {gradients.shape}, not {(ids.size, spec.dim)}"
-        if gradients is not None and not block_kernels("float32").all_finite(gradients.reshape(-1)):
-            return f"table {spec.name!r}: a gradient is not finite"
-        return ""
 
     def read(self, table: int, ids: Ids, version: int, epoch: int, out: Floats) -> int:
         """The rows of (n,) ids into ``out``, (n, dim) float32; what has no row as ``spec.unknown`` says.
