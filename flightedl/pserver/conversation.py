@@ -170,7 +170,8 @@ class Conversation:
         return parked
 
     def _answer(self, parts: list[ReceivedBlocks], request: bytes) -> None:
-        self._call.check_begin()
+        if self._call.is_late or self._call.closing.is_set():
+            self._call.check_begin()
         began = self._clock.now()
         header = _opened(request)
         if isinstance(header, LookupHeader):

@@ -4,7 +4,7 @@ Reading order: ``routes`` (what a server is made of), ``server`` (its life and i
 ``streams`` (how it answers), ``client`` and ``client_streams`` (how it is asked), ``request_stream`` (again and again),
 ``reuse`` (streams that stay open from one request to the next), ``errors`` (how they cross), ``validation`` (what is
 checked of every batch), ``integrity`` (which values carry checksums), ``same_host`` (memory beside a stream), ``line``
-(a socket beside it), ``channel`` (how either end uses all of them), ``companions`` (what ends with a stream).
+(a socket beside it), ``channel`` (how either end uses all of them).
 ``identity`` says who talks to whom, ``authentication`` proves it, and ``connector`` opens connections accordingly;
 ``arrow_flight`` imports pyarrow.flight in the right order.
 

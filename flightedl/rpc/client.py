@@ -33,7 +33,6 @@ from flightedl.process.socket_abort import leave
 from flightedl.rpc.arrow_flight import flight
 from flightedl.rpc.authentication import SERVER_NAME, Credentials
 from flightedl.rpc.client_streams import ClientCall, ClientExchange, Download, upload
-from flightedl.rpc.companions import Companions
 from flightedl.rpc.errors import FOREIGN_ERRORS, shortened
 from flightedl.rpc.identity import (
     CALLER_HEADER,
@@ -45,6 +44,7 @@ from flightedl.rpc.identity import (
     ServerIdentity,
     checksum_of,
 )
+from flightedl.rpc.line import Lines
 from flightedl.rpc.routes import Endpoint, Endpoints
 
 _CHANNEL_OPTIONS = [
@@ -133,7 +133,7 @@ class Connection:
             self._headers.append((EXPECT_HEADER.encode(), expected.to_header().encode()))
         self._replies = _Replies()
         self._is_severed = False
-        self._companions = Companions()
+        self._lines = Lines()
         GUARD.check()
         secured: dict[str, Any] = {}
         if credentials is not None:
@@ -173,7 +173,7 @@ class Connection:
         """
         if not self._is_severed:
             self._is_severed = True
-            self._companions.shut()
+            self._lines.shut()
             leave(self.address)
 
     def action(self, verb: str, body: bytes, *, timeout_s: float) -> bytes:
@@ -253,7 +253,7 @@ class Connection:
         call = self._start("exchange", timeout_s, descriptor)
         target = flight.FlightDescriptor.for_command(descriptor)
         writer, reader = call.run(lambda: self._client.do_exchange(target, call.options))
-        return ClientExchange(call, writer, reader, schema, timeout_s, self._companions)
+        return ClientExchange(call, writer, reader, schema, timeout_s, self._lines)
 
     def info(self, descriptor: bytes, *, timeout_s: float) -> Endpoints:
         """Ask where a data set is found (GetFlightInfo)."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -16,9 +17,9 @@ import pyarrow as pa
 
 from flightedl.errors import FlightedlError, OutcomeUnknownError, ReplacedError, UsageError
 from flightedl.rpc.arrow_flight import flight
-from flightedl.rpc.companions import Companion, Companions
 from flightedl.rpc.errors import FOREIGN_ERRORS, decoded, from_wire
 from flightedl.rpc.identity import ServerIdentity
+from flightedl.rpc.line import Line, Lines
 from flightedl.rpc.routes import TEXT_KEY, Message
 from flightedl.rpc.validation import BatchLimits, Tally, check_batch, check_schema, not_null_columns
 
@@ -140,9 +141,9 @@ class ClientExchange:
 
     __slots__ = (
         "_call",
-        "_companions",
         "_is_done_writing",
         "_is_ended",
+        "_lines",
         "_not_null",
         "_reader",
         "_schema",
@@ -159,10 +160,10 @@ class ClientExchange:
         reader: flight.FlightStreamReader,
         schema: pa.Schema,
         timeout_s: float,
-        companions: Companions,
+        lines: Lines,
     ) -> None:
         self._call = call
-        self._companions = companions
+        self._lines = lines
         #: Of all of it, from its beginning.
         self.timeout_s = timeout_s
         self._writer = writer
@@ -195,12 +196,12 @@ class ClientExchange:
                 raise
         self._close(error)
 
-    def have(self, companion: Companion) -> None:
-        """Something that ends with the stream, and with whatever ends the calls of its connection."""
-        self._companions.add(self, companion)
+    def have(self, line: Line) -> None:
+        """Take a line, which ends with the stream, and with whatever ends the calls of its connection."""
+        self._lines.add(self, line)
 
     def _close(self, error: BaseException | None) -> None:
-        self._companions.end(self)
+        self._lines.end(self)
         is_cancelled = not self._is_ended
         if is_cancelled:
             self._is_ended = True
@@ -287,14 +288,6 @@ def check_fits(batch: pa.RecordBatch, schema: pa.Schema) -> None:
         raise UsageError(f"a batch with columns {batch.schema.names} does not fit a stream of {schema.names}")
 
 
-def write_message(writer: flight.FlightStreamWriter, batch: pa.RecordBatch, metadata: bytes | None) -> None:
-    """Send a batch with or without metadata."""
-    if metadata is None:
-        writer.write_batch(batch)
-    else:
-        writer.write_with_metadata(batch, metadata)
-
-
 def upload(
     call: ClientCall,
     writer: flight.FlightStreamWriter,
@@ -308,7 +301,8 @@ def upload(
         for batch, metadata in batches:
             check_fits(batch, schema)
             tally.add(batch)
-            call.run(lambda: write_message(writer, batch, metadata))  # noqa: B023 - run at once
+            write = writer.write_batch if metadata is None else partial(writer.write_with_metadata, buf=metadata)
+            call.run(partial(write, batch))
         call.run(lambda: writer.write_metadata(tally.commit_record()))
         call.run(writer.done_writing)
         acknowledgement = call.run(reader.read)

