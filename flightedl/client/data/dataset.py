@@ -24,6 +24,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from queue import Empty
 from typing import Protocol, Self, cast
@@ -167,6 +168,8 @@ class Dataset:
         self._at: AssignedTask | None = None
         #: Of the batch within its task.
         self._number = 0
+        #: The present loop was given a batch.
+        self._has_batches = False
         self._stopping = threading.Event()
         self._reader: threading.Thread | None = None
         self._reader_error: Exception | None = None
@@ -282,7 +285,7 @@ class Dataset:
                 f"one loop over a dataset goes through all of them, see epochs=; {self._begin_again}"
             )
         if self.explicit_done:
-            self._resumable = self._resumable or self._iterate()
+            self._resumable = self._resumable or self._acknowledged_batches()
             return self._until_starved(self._resumable)
         if self._loop is not None:
             self._leave_loop(self._loop())
@@ -309,16 +312,16 @@ class Dataset:
             None,
         )
 
-    def _iterate(self) -> Loop:
+    @contextmanager
+    def _begun(self) -> Iterator[TaskFeed]:
+        """Fetch and read ahead inside the ``with`` block, which is left when the loop is."""
         self._feed = feed = self._feed_factory()
         read_ahead = partial(self._read_ahead, feed, self._stopping, self._read_queue)
         self._reader = threading.Thread(target=read_ahead, name="flightedl-reader", daemon=True)
         self._reader.start()
-        has_batches = False
+        self._has_batches = False
         try:
-            for batch in self._batches(feed):
-                has_batches = True
-                yield batch
+            yield feed
         except GeneratorExit:
             # The loop was left at a batch: by ``break``, or by an exception, of which the session hears in a moment.
             self._stopping.set()
@@ -327,73 +330,70 @@ class Dataset:
         except BaseException:
             self.close()
             raise
-        self._is_finished = True
         self.close()
+        if self._reader_error is not None:
+            raise self._reader_error
+        self._is_finished = True
         self._listener.loop_over()
-        if not has_batches:
+        if not self._has_batches:
             sys.stderr.write(
                 f"flightedl: the job is done, with all its epochs ({self._declared.declaration.epochs}): "
                 f"there are no batches left for this loop; {self._begin_again}\n"
             )
 
-    def _batches(self, feed: TaskFeed) -> Iterator[pa.RecordBatch | None]:
-        if self.explicit_done:
-            yield from self._acknowledged_batches(feed)
-            return
-        loop, listener = self._loop_of(), self._listener
-        step: LoopStep = loop.next_step()
-        while True:
-            match step:
-                case NeedItem():
-                    if (item := self._next_item(feed)) is None:
-                        return
+    def _iterate(self) -> Loop:
+        loop, listener, queue = self._loop_of(), self._listener, self._read_queue
+        with self._begun() as feed:
+            step: LoopStep = loop.next_step()
+            while True:
+                if isinstance(step, HandOut):
+                    batch = step.batch
+                    if not self._open(feed, step.task, batch):
+                        step = loop.denied(batch)
+                        continue
+                    yield self._records[batch.reading, batch.number]
+                    self._at = None
+                    states = listener.close_batch()
+                    for state in states:
+                        if not (state.waits or state.must_repeat):
+                            self._records.pop((state.reading, state.number), None)
+                    step = loop.next_step(states)
+                elif isinstance(step, NeedItem):
+                    item = queue.get(0.0) if queue.items else self._next_item(feed)
+                    if item is None:
+                        break
                     read = self._kept(cast("Item", item))
-                    # A batch is looked at when it is handed out.
+                    # Whether a batch's task is held is looked at when the batch is handed out.
                     is_taken = isinstance(read, ReadBatch) or feed.is_held(read.task)
                     step = loop.take(read) if is_taken else loop.next_step()
-                case HandOut(task, batch):
-                    if self._open(feed, task, batch):
-                        yield self._records[batch.reading, batch.number]
-                        self._at = None
-                        step = loop.next_step(self._closed())
-                    else:
-                        step = loop.denied(batch)
-                case PushSum():
+                elif isinstance(step, PushSum):
                     step = loop.next_step(listener.push_sum())
-                case GiveUpSum():
+                elif isinstance(step, GiveUpSum):
                     step = loop.next_step(listener.give_up_sum())
-                case _:
+                else:
                     self._report(feed, step)
                     step = loop.next_step()
 
-    def _closed(self) -> Sequence[BatchState]:
-        """The user's code is through with the batch; the records of what is settled are let go of."""
-        states = self._listener.close_batch()
-        for state in states:
-            if not (state.waits or state.must_repeat):
-                self._records.pop((state.reading, state.number), None)
-        return states
-
-    def _acknowledged_batches(self, feed: TaskFeed) -> Iterator[pa.RecordBatch | None]:
-        """The same where the user says which batches are done."""
+    def _acknowledged_batches(self) -> Loop:
+        """Yield batches where the user says which are done; None if nothing comes while some are not."""
         loop = self._acknowledged = self._acknowledged_of()
-        step: LoopStep = loop.next_step()
-        while True:
-            match step:
-                case NeedItem():
+        with self._begun() as feed:
+            step: LoopStep = loop.next_step()
+            while True:
+                if isinstance(step, HandOut):
+                    if not self._open(feed, step.task, step.batch):
+                        step = loop.denied(step.batch, feed.held)
+                        continue
+                    yield self._records[step.batch.reading, step.batch.number]
+                    self._at = None
+                    step = loop.next_step()
+                elif isinstance(step, NeedItem):
                     while (item := self._next_item(feed)) is _STARVED:
                         yield None
                     if item is None:
-                        return
+                        break
                     step = loop.take(self._kept(cast("Item", item)), feed.held)
-                case HandOut(task, batch):
-                    if self._open(feed, task, batch):
-                        yield self._records[batch.reading, batch.number]
-                        self._at = None
-                        step = loop.next_step()
-                    else:
-                        step = loop.denied(batch, feed.held)
-                case _:
+                else:
                     self._report(feed, step)
                     step = loop.next_step()
 
@@ -408,12 +408,11 @@ class Dataset:
         return read
 
     def _open(self, feed: TaskFeed, task: AssignedTask, batch: Batch) -> bool:
-        """False: the work was taken away."""
+        """Get ready to hand a batch out; False if the work was taken away."""
         self._require_lease()
-        place = partial(self._place, task, batch.number)
-        if not feed.is_held(task) or not self._listener.open_batch(batch, place):
+        if not feed.is_held(task) or not self._listener.open_batch(batch, partial(self._place, task, batch.number)):
             return False
-        self._at, self._number = task, batch.number
+        self._at, self._number, self._has_batches = task, batch.number, True
         return True
 
     @staticmethod
@@ -452,8 +451,6 @@ class Dataset:
                     else:
                         waiting.patiently(self._patience)
                 else:
-                    if item is None and self._reader_error is not None:
-                        raise self._reader_error
                     return item
         finally:
             if waiting is not None:

@@ -22,7 +22,8 @@ class ReadQueue(Generic[Item]):
     """Items in their order. One thread puts, one gets."""
 
     def __init__(self) -> None:
-        self._items: deque[Item] = deque()
+        #: For the thread that gets: it may look whether there are any.
+        self.items: deque[Item] = deque()
         self._changed = threading.Condition()
         self._is_full = False
         #: True while the thread that gets waits.
@@ -31,13 +32,13 @@ class ReadQueue(Generic[Item]):
     def put(self, item: Item, timeout_s: float) -> bool:
         """Put an item in; False: there was no room in time."""
         with self._changed:
-            if len(self._items) >= AHEAD:
+            if len(self.items) >= AHEAD:
                 self._is_full = True
                 # The other thread takes items without the lock: it may have seen the queue before it was full.
-                self._is_full = len(self._items) > _REFILL_AT
+                self._is_full = len(self.items) > _REFILL_AT
             if not self._changed.wait_for(lambda: not self._is_full, timeout_s):
                 return False
-            self._items.append(item)
+            self.items.append(item)
             if self._is_waited_for:
                 self._changed.notify_all()
             return True
@@ -48,7 +49,7 @@ class ReadQueue(Generic[Item]):
         Raises:
             Empty: there was none in time.
         """
-        items = self._items
+        items = self.items
         if not items:
             with self._changed:
                 self._is_waited_for = True
@@ -66,4 +67,4 @@ class ReadQueue(Generic[Item]):
     @property
     def first(self) -> Item | None:
         """Return what ``get`` would return; None if there is nothing. For the thread that gets."""
-        return self._items[0] if self._items else None
+        return self.items[0] if self.items else None

@@ -32,7 +32,7 @@ from flightedl.domain.model.settings import Limits, checked
 from flightedl.domain.model.sharding import Block, ShardPlan, runs_of
 from flightedl.domain.trainer.batches import Batch, BatchState, CurrentBatch
 from flightedl.domain.trainer.membership import Begun, TrainerMembership
-from flightedl.domain.trainer.steps import Added, Done, Effect, Next, Steps, TakeSum
+from flightedl.domain.trainer.steps import Added, Done, Next, Steps, TakeSum
 from flightedl.domain.trainer.transfers import Transfer
 from flightedl.errors import GradientError, UsageError
 from flightedl.ports import Clock
@@ -131,8 +131,6 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         self._sums = GradientSums()
         #: Batches that have changed since the loop was told of any.
         self._changed: list[BatchState] = []
-        #: The gradients of the push that is under way.
-        self._outgoing = self._plans.nothing
         self._listener: Listener | None = None
         self._probe = probe or StepProbe(clock.now)
         self._probe.conversations[:] = [shard.conversation for shard in self._shards]
@@ -332,7 +330,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         self.run(self.steps.joined(member, mode))
 
     def close_batch(self) -> Sequence[BatchState]:
-        """The user's code is through with the batch: what it did not push arrives, rows that it left leave."""
+        """Answer for what the user's code did not push of the batch; return the batches that have changed."""
         try:
             if self.steps.sums is not None:
                 current = self._require_current()
@@ -340,8 +338,10 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
                     self._add_rows()
             self.run(self.steps.close_batch())
         finally:
-            self.rows.forget()
-        return self._told()
+            if self._plan.tables:
+                self.rows.forget()
+        changed, self._changed = self._changed, []
+        return changed
 
     def push_sum(self) -> Sequence[BatchState]:
         """Push what was added up and not pushed yet; return the batches that have changed."""
@@ -350,13 +350,13 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
 
     def give_up_sum(self) -> Sequence[BatchState]:
         """Forget what was added up and not pushed yet; return the batches that have changed."""
-        self._end(self.steps.give_up_sum())
+        self.run(self.steps.give_up_sum())
         return self._told()
 
     def abandon_batch(self) -> None:
         """The loop was left at a batch: nothing of it goes on."""
         self.rows.forget()
-        self._end(self.steps.abandon_batch())
+        self.run(self.steps.abandon_batch())
 
     def refresh(self) -> None:
         """Pull all blocks: as a member at or above its first round, else at whatever version they are."""
@@ -366,50 +366,30 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         changed, self._changed = self._changed, []
         return changed
 
-    def _end(self, done: Done) -> None:
-        """An operation is over."""
-        self._changed += done.batches
-        if done.is_member_lost:
-            self._scope.membership.lost()
-        if done.error is not None:
-            raise done.error
-
     def run(self, step: Next, outgoing: Outgoing | None = None) -> None:
-        """Do what the core says, which is about this trainer's gradients."""
-        if not isinstance(step, Done):
-            if outgoing is not None:
-                self._outgoing = outgoing
-            try:
-                step = self._last(step)
-            finally:
-                self._outgoing = self._plans.nothing
-        if step.error is not None or step.is_member_lost or step.batches:
-            self._end(step)
-        if self._values.lending is not None:
-            self._values.lending.require()
+        """Carry out an operation of the steps from ``step`` on; ``outgoing``: the gradients that it pushes.
 
-    def _last(self, step: Next) -> Done:
-        """Carry out effects until there is none."""
+        Raises:
+            BaseException: the operation ended with it.
+        """
         while not isinstance(step, Done):
             try:
-                self.carry_out(step)
+                if isinstance(step, Transfer):
+                    self._transfer(step, outgoing or self._plans.nothing)
+                else:
+                    outgoing = self._sum(step)
             except BaseException as error:  # noqa: BLE001 - whatever it is, the steps say what follows
                 step = self.steps.failed(error)
             else:
                 step = self.steps.answered()
-        return step
-
-    def carry_out(self, effect: Effect) -> None:
-        """One effect of ``steps``.
-
-        Raises:
-            GradientError: a sum cannot be pushed.
-            FlightedlError: a transfer failed.
-        """
-        if isinstance(effect, Transfer):
-            self._transfer(effect)
-        elif isinstance(effect, TakeSum):
-            self._outgoing = self._sum(effect)
+        if step.batches:
+            self._changed += step.batches
+        if step.is_member_lost:
+            self._scope.membership.lost()
+        if step.error is not None:
+            raise step.error
+        if self._values.lending is not None:
+            self._values.lending.require()
 
     def close(self, why: str = "this session is over") -> None:
         """Stop the threads, and let go of the streams; the values stay. ``why`` is told to whoever still asks."""
@@ -429,34 +409,36 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         self.steps.rejected(error)
 
     def _push(self, gradients: Mapping[str, npt.ArrayLike], *, is_complete: bool) -> None:
-        self._require_open()
-        try:
-            self._push_sound(gradients, self._require_current(), is_complete=is_complete)
-        except GradientError as error:
-            self.rejected(error)
-            raise
-
-    def _push_sound(self, gradients: Mapping[str, npt.ArrayLike], current: CurrentBatch, *, is_complete: bool) -> None:
-        steps = self.steps
+        if self._closed:
+            raise UsageError(self._closed)
+        steps, current = self.steps, self.steps.current or self._require_current()
         if self._tree is not None and gradients is not _NO_GRADIENTS:
             gradients = self._tree.flattened(gradients)
-        outgoing = self._plans.sound(gradients, current)
-        current.has_gradient = True
-        if current.must_repeat:
-            return
-        if steps.sums is not None:
-            names = outgoing.plan.names
-            added = self._added(names)
-            self._sums.add(added.identity, dict(zip(names, outgoing.arrays, strict=True)), added.weight)
-            if is_complete:
-                self._add_rows()
-                self.run(steps.step())
-            return
-        if current.answered:
-            self._require_first(gradients, current)
-        if self._plans.encodes:
-            outgoing = self._plans.encoded(outgoing)
-        self.run(steps.step() if is_complete else steps.push(self._blocks_of(gradients)), outgoing)
+        try:
+            outgoing = self._plans.sound(gradients, current)
+            current.has_gradient = True
+            if current.must_repeat:
+                return
+            if steps.sums is not None:
+                self._add(outgoing, is_complete=is_complete)
+                return
+            if current.answered:
+                self._require_first(gradients, current)
+            if self._plans.encodes:
+                outgoing = self._plans.encoded(outgoing)
+            self.run(steps.step() if is_complete else steps.push(self._blocks_of(gradients)), outgoing)
+        except GradientError as error:
+            steps.rejected(error)
+            raise
+
+    def _add(self, outgoing: Outgoing, *, is_complete: bool) -> None:
+        """Add the batch's gradients to the sum that is pushed next."""
+        names = outgoing.plan.names
+        added = self._added(names)
+        self._sums.add(added.identity, dict(zip(names, outgoing.arrays, strict=True)), added.weight)
+        if is_complete:
+            self._add_rows()
+            self.run(self.steps.step())
 
     def _places_of(self, name: str) -> list[Block]:
         return [self._blocks[number] for number in self._ranges[name]]
@@ -500,40 +482,37 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         rows = self.rows.of_sum(taken.identity, taken.divisors)
         return self._plans.encoded(outgoing, is_clipped=True)._replace(rows=rows)
 
-    def _transfer(self, transfer: Transfer) -> None:
-        """All pservers in parallel."""
+    def _transfer(self, transfer: Transfer, outgoing: Outgoing) -> None:
+        """Ask all pservers in parallel."""
         before = self._probe.turn(PUSH)
         try:
-            self._carry_all_out(transfer)
-        finally:
-            self._probe.transferred(before)
-
-    def _carry_all_out(self, transfer: Transfer) -> None:
-        outgoing = self._outgoing
-        if self._plan.tables and outgoing.rows is None:
-            outgoing = outgoing._replace(rows=self.rows.of(transfer))
-        pairs = list(zip(self._shards, transfer.calls, strict=True))
-        try:
-            if len(pairs) == 1:
-                shard, call = pairs[0]
-                shard.carry_out(call, transfer, outgoing)
-                return
-            futures = [
-                self._pool.submit(tracing.bound(shard.carry_out, call, transfer, outgoing)) for shard, call in pairs
-            ]
-            try:
-                errors = [error for future in futures if (error := future.exception()) is not None]
-            except BaseException:
-                # Ctrl-C: what arrived later would be taken for values of the batch that comes next.
-                self.steps.give_up_transfer()
-                wait(futures)
-                raise
-            if errors:
-                raise errors[0]
+            if self._plan.tables and outgoing.rows is None:
+                outgoing = outgoing._replace(rows=self.rows.of(transfer))
+            if len(self._shards) == 1:
+                self._shards[0].carry_out(transfer.calls[0], transfer, outgoing)
+            else:
+                self._ask_all(transfer, outgoing)
         finally:
             if self._feedback is not None and self.steps.pushing is not None:
                 self._feedback.settle(self.steps.pushing.answered)
-            self._tell_values()
+            if self._values.stored:
+                self._tell_values()
+            self._probe.transferred(before)
+
+    def _ask_all(self, transfer: Transfer, outgoing: Outgoing) -> None:
+        futures = [
+            self._pool.submit(tracing.bound(shard.carry_out, call, transfer, outgoing))
+            for shard, call in zip(self._shards, transfer.calls, strict=True)
+        ]
+        try:
+            errors = [error for future in futures if (error := future.exception()) is not None]
+        except BaseException:
+            # Ctrl-C: what arrived later would be taken for values of the batch that comes next.
+            self.steps.give_up_transfer()
+            wait(futures)
+            raise
+        if errors:
+            raise errors[0]
 
     def _tell_values(self) -> None:
         stored = self._values.stored

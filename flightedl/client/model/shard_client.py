@@ -18,7 +18,7 @@ from itertools import chain
 from typing import Protocol
 
 from flightedl.client.connections import Servers
-from flightedl.client.model.step_channel import LOCK_STEP_LIMIT_BYTES, StepChannel
+from flightedl.client.model.step_channel import LOCK_STEP_LIMIT_BYTES, StepChannel, StepStream
 from flightedl.client.model.step_plan import Outgoing, Piece, at_one_version
 from flightedl.client.model.values import ModelValues
 from flightedl.client.probe import PULL, PUSH, WAIT, Conversation
@@ -27,7 +27,6 @@ from flightedl.client.waiting import Pauses, Waiting
 from flightedl.domain.model.sharding import Block, ShardPlan
 from flightedl.domain.trainer.steps import Steps
 from flightedl.domain.trainer.transfers import (
-    OVER,
     Answer,
     AskAgain,
     Call,
@@ -125,7 +124,7 @@ class ShardClient:
         self._channel.close_idle()
 
     def carry_out(self, call: Call | None, transfer: Transfer, outgoing: Outgoing) -> None:
-        """Until nothing more is asked of this pserver.
+        """Converse with the pserver until nothing more is asked of it.
 
         Raises:
             FlightedlError: asking again cannot help.
@@ -135,14 +134,11 @@ class ShardClient:
         if call is None:
             times.seconds = {}
             return
-        if isinstance(call, Push):
-            times.begin(PUSH)
-        else:
-            times.begin(WAIT if next(iter(call.wanted.values()), 0) > 0 else PULL)
+        times.begin(PUSH if isinstance(call, Push) else WAIT if next(iter(call.wanted.values()), 0) > 0 else PULL)
         with tracing.NOTHING if tracing.tracer is None else tracing.span("transfer", pserver=self._index):
             try:
                 verdict = self._attempt(call, transfer, outgoing)
-                if verdict is not OVER:
+                if not isinstance(verdict, Over):
                     self._persist(verdict, transfer, outgoing)
             finally:
                 times.asked_at = None
@@ -151,10 +147,27 @@ class ShardClient:
                     times.waiting = None
                 times.turn("")
 
+    def _attempt(self, call: Call, transfer: Transfer, outgoing: Outgoing) -> Verdict:
+        """Ask the process that holds the index now, once."""
+        index, heard = self._index, self._steps.heard
+        answers: list[Answer] = []
+        generation = 0
+        try:
+            generation, connection = self._servers.pserver(index)
+            if transfer.batch is None:
+                self._sender.require_final(index, generation)
+            if isinstance(call, Push):
+                self._push(call, answers, transfer, outgoing, connection)
+            else:
+                self._read(call.wanted, answers, transfer, outgoing.rows, connection)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, what was answered before counts
+            return heard(transfer.serial, index, generation, answers, error)
+        return heard(transfer.serial, index, generation, answers)
+
     def _persist(self, verdict: Verdict, transfer: Transfer, outgoing: Outgoing) -> None:
         """Go on after a first attempt that was not enough."""
         times = self.conversation
-        # Whoever looks at waits finds this one by its thread; the first attempt may have been told as one already.
+        # The first attempt may have taken so long that it was told as a wait.
         waiting = times.waiting = times.waiting or self._waiting()
         if times.asked_at is not None:
             waiting.since(times.asked_at)
@@ -173,34 +186,6 @@ class ShardClient:
                 verdict = self._attempt(call, transfer, outgoing)
         finally:
             pauses.over()
-
-    def _attempt(self, call: Call, transfer: Transfer, outgoing: Outgoing) -> Verdict:
-        """Ask the process that holds the index now, once."""
-        index, heard = self._index, self._steps.heard
-        answers: list[Answer] = []
-        generation = 0
-        try:
-            generation, connection = self._servers.pserver(index)
-            if transfer.batch is None:
-                self._sender.require_final(index, generation)
-            self._call(call, answers, transfer, outgoing, connection)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, what was answered before counts
-            return heard(transfer.serial, index, generation, answers, error)
-        return heard(transfer.serial, index, generation, answers)
-
-    def _call(
-        self, call: Call, answers: list[Answer], transfer: Transfer, outgoing: Outgoing, connection: Connection
-    ) -> None:
-        """Ask a process, once."""
-        if isinstance(call, Push):
-            self._push(call, answers, transfer, outgoing, connection)
-            return
-        blocks = {number: version for number, version in call.wanted.items() if number not in self._buckets}
-        if blocks:
-            self._pull(blocks, answers, transfer.member, connection)
-        if len(blocks) < len(call.wanted):
-            wanted = call.wanted[self._buckets.start]
-            self._look_up(wanted, answers, transfer.member, outgoing.rows, connection)
 
     # a push: blocks up, outcomes and values down
 
@@ -237,46 +222,11 @@ class ShardClient:
         else:
             messages = chain.from_iterable(self._messages_of(run, push.bases, wanted, outgoing) for run in runs)
         if has_rows:
-            rows = self._rows_pushed(push.bases[blocks[-1]], outgoing.rows, pull=transfer.pull_after_push)
+            pull, found = transfer.pull_after_push, outgoing.rows
+            payload = None if found is None else found.pushed(self._index, pull=pull)
+            rows = OutgoingBlocks(self._buckets, push.bases[blocks[-1]], Outcome.NONE, payload, ())
             messages = chain(messages, [[rows]])
         self._exchange(messages, encode(header), answers, outgoing.rows, connection)
-
-    def _exchange(
-        self,
-        messages: Iterable[Sequence[OutgoingBlocks]],
-        request: bytes,
-        answers: list[Answer],
-        rows: RowMessages | None,
-        connection: Connection,
-    ) -> None:
-        """Messages there, the first of which brings the request, and answers back."""
-        if rows is not None:
-            rows.begin(self._index)
-        checksums = connection.has_checksums
-        stream = self._channel.begin(connection, timeout_s=_STREAM_S)
-        try:
-            if not isinstance(messages, list) or len(messages) > 1:
-                messages = stream.joined(messages)
-            said = b""
-            for pieces in messages:
-                stream.send(pieces, request, checksums=checksums)
-                request = b""
-                while stream.is_full and said != STEP_END:
-                    parts, said = stream.receive()
-                    self._take(parts, answers, stream.require_lent if stream.is_borrowing else None, rows)
-                    del parts
-                if said == STEP_END:
-                    break
-            while said != STEP_END:
-                if self.conversation.phase == PUSH and stream.is_answered:
-                    self.conversation.turn(WAIT)
-                parts, said = stream.receive()
-                self._take(parts, answers, stream.require_lent if stream.is_borrowing else None, rows)
-                del parts
-        except BaseException as error:
-            self._channel.end(stream, error)
-            raise
-        self._channel.end(stream)
 
     def _messages_of(
         self, run: Sequence[Piece], bases: Mapping[int, int], wanted: Collection[int] | None, outgoing: Outgoing
@@ -296,25 +246,71 @@ class ShardClient:
             for part in at_one_version(blocks, bases, wanted):
                 sent = None if gradient is None else values.outgoing(gradient, blocks, part)
                 pieces.append(OutgoingBlocks(part, bases[part.start], Outcome.NONE, sent, ()))
+        if len(pieces) <= PARTS_LIMIT:
+            return [pieces] if pieces else []
         return [pieces[start : start + PARTS_LIMIT] for start in range(0, len(pieces), PARTS_LIMIT)]
 
-    # rows of tables
-
-    def _rows_pushed(self, base: int, rows: RowMessages | None, *, pull: bool) -> OutgoingBlocks:
-        """The rows of the batch, or that it arrives without any."""
-        payload = None if rows is None else rows.pushed(self._index, pull=pull)
-        return OutgoingBlocks(self._buckets, base, Outcome.NONE, payload, ())
-
-    def _look_up(
-        self, min_version: int, answers: list[Answer], member: int, rows: RowMessages | None, connection: Connection
+    def _exchange(
+        self,
+        messages: Iterable[Sequence[OutgoingBlocks]],
+        request: bytes,
+        answers: list[Answer],
+        rows: RowMessages | None,
+        connection: Connection,
     ) -> None:
-        """Read rows, or only have the version of all rows."""
-        payload = None if rows is None else rows.asked(self._index)
-        header = LookupHeader(
-            plan_hash=self._model.plan.hash, member=member, wait_s=_SLICE_S, checksums=connection.has_checksums
-        )
-        message = [OutgoingBlocks(self._buckets, min_version, Outcome.NONE, payload, ())]
-        self._exchange([message], encode(header), answers, rows, connection)
+        """Send messages, the first of which brings the request, and take the answers."""
+        if rows is not None:
+            rows.begin(self._index)
+        checksums, times = connection.has_checksums, self.conversation
+        stream = self._channel.begin(connection, timeout_s=_STREAM_S)
+        try:
+            is_one = isinstance(messages, list) and len(messages) == 1
+            said = b""
+            for pieces in messages if is_one else stream.joined(messages):
+                stream.send(pieces, request, checksums=checksums)
+                request = b""
+                while not is_one and stream.is_full and said != STEP_END:
+                    parts, said = stream.receive()
+                    self._take(parts, answers, stream, rows)
+                    del parts
+                if said == STEP_END:
+                    break
+            while said != STEP_END:
+                if answers and times.phase == PUSH and stream.is_answered:
+                    times.turn(WAIT)
+                parts, said = stream.receive()
+                self._take(parts, answers, stream, rows)
+                del parts
+        except BaseException as error:
+            self._channel.end(stream, error)
+            raise
+        self._channel.end(stream)
+
+    # reading
+
+    def _read(
+        self,
+        wanted: Mapping[int, int],
+        answers: list[Answer],
+        transfer: Transfer,
+        rows: RowMessages | None,
+        connection: Connection,
+    ) -> None:
+        """Pull blocks, and look up rows of tables or at least the version of all rows."""
+        blocks = {number: version for number, version in wanted.items() if number not in self._buckets}
+        if blocks:
+            self._pull(blocks, answers, transfer.member, connection)
+        if len(blocks) < len(wanted):
+            payload = None if rows is None else rows.asked(self._index)
+            header = LookupHeader(
+                plan_hash=self._model.plan.hash,
+                member=transfer.member,
+                wait_s=_SLICE_S,
+                checksums=connection.has_checksums,
+            )
+            version = wanted[self._buckets.start]
+            message = [OutgoingBlocks(self._buckets, version, Outcome.NONE, payload, ())]
+            self._exchange([message], encode(header), answers, rows, connection)
 
     def _take_rows(self, part: ReceivedBlocks, answers: list[Answer], rows: RowMessages | None) -> None:
         """Some buckets have answered, maybe with rows."""
@@ -332,8 +328,6 @@ class ShardClient:
         else:
             answers.append(Answer(blocks.start, blocks.stop, outcome))
 
-    # a pull
-
     def _pull(self, wanted: Mapping[int, int], answers: list[Answer], member: int, connection: Connection) -> None:
         blocks = sorted(wanted)
         versions = [wanted[number] for number in blocks]
@@ -348,7 +342,7 @@ class ShardClient:
         with connection.get(encode(ticket), timeout_s=_STREAM_S) as stream:
             for batch, _ in stream:
                 if batch is not None:
-                    self._take(parts_of(decode_batch(batch), self._run_of), answers, None)
+                    self._take(parts_of(decode_batch(batch), self._run_of), answers)
 
     # answers
 
@@ -356,10 +350,10 @@ class ShardClient:
         self,
         parts: Iterable[ReceivedBlocks],
         answers: list[Answer],
-        require_lent: Callable[[], None] | None,
+        stream: StepStream | None = None,
         rows: RowMessages | None = None,
     ) -> None:
-        """Store the values that came, and say what was answered."""
+        """Store the values that came, and note the answers; ``stream``: that brought them."""
         for part in parts:
             blocks, version, outcome, data, _ = part
             if blocks.start in self._buckets:
@@ -375,8 +369,8 @@ class ShardClient:
                 answers.append(Answer(blocks.start, blocks.stop, outcome, None, having))
             elif data:
                 self._model.values.store(blocks, data)
-                if require_lent is not None:
-                    require_lent()
+                if stream is not None and stream.is_borrowing:
+                    stream.require_lent()
                 answers.append(Answer(blocks.start, blocks.stop, outcome, version))
             else:
                 answers.append(Answer(blocks.start, blocks.stop, outcome))

@@ -37,6 +37,8 @@ class ModelValues:
 
     def __init__(self, plan: ShardPlan, blocks: Mapping[int, Block], halves: HalfKernels | None) -> None:
         self._half = halves
+        #: True if some elements travel as 16-bit floats though they are longer.
+        self.shortens = halves is not None
         self._line, starts = _line_of(plan)
         arrays = {
             spec.name: self._line[start : start + spec.size * spec.seen_item_bytes]
@@ -121,11 +123,6 @@ class ModelValues:
             name = self._names[parameter]
             lending.show(name, self._blocks[mine[0]].start, data[place - first : end - first], self.dtypes[name])
             place = end
-
-    @property
-    def shortens(self) -> bool:
-        """True if some elements travel as 16-bit floats though they are longer."""
-        return self._half is not None
 
     def outgoing(self, gradient: Array, blocks: range, part: range) -> Array:
         """Return the ``part`` of neighbouring blocks' (n,) gradient as it is sent."""
