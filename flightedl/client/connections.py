@@ -159,13 +159,13 @@ def persistently(waiting: Waiting, attempt: Callable[[], Result]) -> Result:
         FlightedlError: the first error that repeating cannot cure.
     """
     try:
-        for _ in waiting.steps():
+        while True:
             try:
                 return attempt()
             except FlightedlError as error:
                 if not is_transient(error):
                     raise
                 waiting.because(error)
+            waiting.pause()
     finally:
         waiting.over()
-    raise AssertionError("unreachable")

@@ -14,7 +14,7 @@ from flightedl.client.connections import SLICE_S, Servers, persistently
 from flightedl.client.model.parameters import Parameters
 from flightedl.client.probe import DATA, PUSH, SCRIPT, StepProbe
 from flightedl.client.registration import Registration
-from flightedl.client.waiting import Pauses, Waiting
+from flightedl.client.waiting import Waiting
 from flightedl.domain.consistency.modes import Mode
 from flightedl.domain.trainer.batches import Batch, BatchState, CurrentBatch
 from flightedl.domain.trainer.ending import JobEnd
@@ -28,7 +28,7 @@ from flightedl.rpc.request_stream import RequestStream
 
 
 class Participation:
-    """What the dataset and the parameters ask of the session (``BatchListener``, ``Scope``), and the feed (``fetch``).
+    """What the dataset and the parameters ask of the session (``Scope``), and the feed (``fetch``).
 
     Args:
         registration: Who this trainer is.
@@ -118,7 +118,7 @@ class Participation:
         """None: the work was taken away."""
         assert self._parameters is not None, "without a model there is nothing to join"
         begun: Begun | None = None
-        pauses: Pauses | None = None
+        waiting: Waiting | None = None
         try:
             while begun is None:
                 reply = persistently(self._waiting(), lambda: self._ask_to_join(batch.attempt))
@@ -127,13 +127,14 @@ class Participation:
                         self._parameters.joined(member, new_mode)
                         begun = self.membership.begin_batch(batch.epoch)
                     case NotYet(waiting_for):
-                        pauses = pauses or Pauses(self._waiting())
-                        pauses.because(waiting_for)
+                        waiting = waiting or self._waiting()
+                        waiting.because(waiting_for)
+                        waiting.pause()
                     case Denied():
                         return None
         finally:
-            if pauses is not None:
-                pauses.over()
+            if waiting is not None:
+                waiting.over()
         return begun
 
     def close_batch(self) -> Sequence[BatchState]:

@@ -131,7 +131,7 @@ class TrainerProcess:
         return self.servers.master().action("log", body, timeout_s=SLICE_S)
 
     def wait_for_pservers(self, count: int) -> None:
-        """Return when there are so many."""
+        """Return when ``count`` pservers are registered."""
         waiting = self.waiting()
 
         def missing(directory: Directory) -> int:
@@ -140,12 +140,13 @@ class TrainerProcess:
         def are_there(directory: Directory) -> bool | None:
             return None if missing(directory) else True
 
-        for _ in waiting.steps():
+        while True:
             self.directory.require_followed()
             if self.directory.wait_until(are_there, _LOOK_S):
                 break
             lacking = missing(self.directory)
             waiting.because(f"{lacking} of {count} pservers are missing: start them with `flightedl pserver`")
+            waiting.pause()
         waiting.over()
 
     # tasks

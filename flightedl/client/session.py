@@ -353,7 +353,7 @@ class Job:
         """
         self._require_open()
         waiting, requests = self._process.waiting(), self._process.request_stream()
-        for _ in waiting.steps():
+        while True:
             try:
                 if self._participation.ask(requests).outcome == "epochs_done":
                     break
@@ -363,6 +363,7 @@ class Job:
                 waiting.because(error)
             else:
                 waiting.patiently("the other trainers to finish their tasks")
+            waiting.pause()
         requests.close_idle()
         waiting.over()
 

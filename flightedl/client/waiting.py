@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from flightedl.client.probe import Conversation
 from flightedl.errors import FlightedlError, JobFailedError, UnavailableError
 from flightedl.ports import Clock
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
 
 
 class Waiting:
@@ -22,7 +24,7 @@ class Waiting:
     Args:
         clock: The process's clock.
         say_after_s: Silence until then.
-        give_up_s: After that, ``step`` raises UnavailableError with the last reason.
+        give_up_s: After that, ``because`` raises UnavailableError with the last reason.
         tell: Where the reason goes beside stderr ("" when the wait is over); the session reports it to the master.
         ended: Called with this one when the wait is over.
         job_over: Why what is waited for can never come; empty: it may.
@@ -35,6 +37,7 @@ class Waiting:
         "_give_up_s",
         "_job_over",
         "_lock",
+        "_pause_s",
         "_printed",
         "_say_after_s",
         "_start",
@@ -59,6 +62,7 @@ class Waiting:
         self._tell = tell
         #: The thread that waits.
         self.thread = threading.get_ident()
+        self._pause_s = _FIRST_PAUSE_S
         self._start = clock.now()
         self._trouble_since: float | None = self._start
         #: What is told now; empty if nothing is. And what was printed last.
@@ -87,16 +91,10 @@ class Waiting:
             if asked is not None and now - asked[1] >= self._say_after_s:
                 self._say(f"{asked[0]} to answer", now - self._start)
 
-    def steps(self, first_s: float = 0.02, longest_s: float = 0.5) -> Iterator[None]:
-        """Endless attempts, with a pause between them that grows by a third.
-
-        So what is waited for is noticed when the wait has become about a third longer, at most.
-        """
-        pause = first_s
-        while True:
-            yield
-            self._clock.sleep(pause)
-            pause = min(pause * 4 / 3, longest_s)
+    def pause(self) -> None:
+        """Sleep between two attempts, each time a third longer: the wait lasts about a third too long at most."""
+        self._clock.sleep(self._pause_s)
+        self._pause_s = min(self._pause_s * 4 / 3, _LONGEST_PAUSE_S)
 
     def because(self, reason: str | FlightedlError) -> None:
         """The attempt just made did not succeed for this reason.
@@ -143,7 +141,7 @@ class Waiting:
         self._ended(self)
 
     def take_back(self) -> None:
-        """Take back what was told; the next step tells it again."""
+        """Take back what was told; the next reason tells it again."""
         with self._lock:
             self._asked = None
             if self.said:
@@ -151,34 +149,11 @@ class Waiting:
                 self._tell("")
 
 
-class Pauses:
-    """A wait whose attempts are somebody else's: a pause after each reason."""
-
-    def __init__(self, waiting: Waiting) -> None:
-        self._waiting = waiting
-        self._steps = waiting.steps()
-        next(self._steps)
-
-    def because(self, reason: str | FlightedlError) -> None:
-        """Wait a little, for this reason. Errors as ``Waiting.because``."""
-        self._waiting.because(reason)
-        next(self._steps)
-
-    def patiently(self, reason: str) -> None:
-        """Wait a little, see ``Waiting.patiently``."""
-        self._waiting.patiently(reason)
-        next(self._steps)
-
-    def over(self) -> None:
-        """The wait is over."""
-        self._waiting.over()
-
-
 class Waits:
     """The waits of all threads of a trainer, one of each at a time. Thread-safe.
 
     A thread that begins another wait does not wait for what it waited for before, even if that wait was never ended. An
-    outer wait is told again at its next step. Of several threads, what the first one waits for is told.
+    outer wait is told again with its next reason. Of several threads, what the first one waits for is told.
 
     Args: as of :class:`Waiting`.
     """

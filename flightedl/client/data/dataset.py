@@ -23,22 +23,23 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from queue import Empty
-from typing import Protocol, Self, cast
+from typing import Self, cast
 
 import pyarrow as pa
 
 from flightedl.client.data.feed import TaskFeed
 from flightedl.client.data.read_queue import AHEAD, ReadQueue
 from flightedl.client.data.reading import EarlyReads, ReadTask, place_of
+from flightedl.client.participation import Participation
 from flightedl.client.tables.table import Column, Table
 from flightedl.client.waiting import Waiting
 from flightedl.domain.trainer import readings
 from flightedl.domain.trainer.acknowledged import NOT_GIVEN, AcknowledgedLoop, Done
-from flightedl.domain.trainer.batches import Batch, BatchState, CurrentBatch
+from flightedl.domain.trainer.batches import Batch, CurrentBatch
 from flightedl.domain.trainer.feed import AssignedTask
 from flightedl.domain.trainer.readings import (
     REJECTION_LIMIT,
@@ -68,38 +69,6 @@ _SLICE_S = 0.5
 _STARVED = object()
 
 
-class BatchListener(Protocol):
-    """Who has to know where the user's code is: the session, on behalf of parameters and tables."""
-
-    def open_batch(self, batch: Batch, place: Callable[[], str]) -> bool:
-        """The batch is about to be handed out: be a member, have fresh values. False: the work was taken away."""
-        ...
-
-    def close_batch(self) -> Sequence[BatchState]:
-        """The user's code is through with it: answer for what it left out. Return the batches that have changed."""
-        ...
-
-    def batch_done(self, batch: Batch, *, is_counted: bool) -> None:
-        """The user says that a batch of data without a model is done; False: another trainer does it."""
-        ...
-
-    def abandon_batch(self) -> None:
-        """The loop was left at a batch: nothing of it goes on."""
-        ...
-
-    def push_sum(self) -> Sequence[BatchState]:
-        """Push the sum of what was not pushed yet: no batch ``waits`` afterwards. Return the batches that changed."""
-        ...
-
-    def give_up_sum(self) -> Sequence[BatchState]:
-        """Forget the sum of what was not pushed yet: its batches are somebody else's now. Returns likewise."""
-        ...
-
-    def loop_over(self) -> None:
-        """Read the model's final values, because all batches of all epochs are done."""
-        ...
-
-
 #: Makes what decides about a loop.
 LoopOf = Callable[[], BatchLoop]
 AcknowledgedOf = Callable[[], AcknowledgedLoop]
@@ -123,7 +92,7 @@ class Dataset:
         declared: DeclaredDataset,
         feed_factory: Callable[[], TaskFeed],
         read: ReadTask,
-        listener: BatchListener,
+        listener: Participation,
         waiting: Callable[[], Waiting],
         grace_s: float,
         end_growth: Callable[[], object],

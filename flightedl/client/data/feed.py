@@ -48,6 +48,9 @@ class TaskFeed:
         self._changed = threading.Condition()
         #: Under the lock.
         self._feed = Feed(cover_s) if feed is None else feed
+        #: False when this task was taken away or handed back: drop what is left of it, also of its end. It needs no
+        #: lock, being one look into a dict.
+        self.is_held = self._feed.is_held
         self._thread = threading.Thread(target=self._run, name="flightedl-tasks", daemon=True)
         self._thread.start()
 
@@ -85,11 +88,6 @@ class TaskFeed:
         """Why the master cannot be asked; empty when it answers."""
         with self._changed:
             return self._feed.trouble
-
-    def is_held(self, task: AssignedTask) -> bool:
-        """False when this task was taken away or handed back: drop what is left of it, also of its end."""
-        # One look into a dict needs no lock.
-        return self._feed.is_held(task)
 
     @property
     def held(self) -> frozenset[int]:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from flightedl.client.connections import SLICE_S, Servers
 from flightedl.client.registration import Registration
-from flightedl.client.waiting import Pauses, Waiting
+from flightedl.client.waiting import Waiting
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keys import JobKeys
 from flightedl.domain.model.sharding import ShardPlan
@@ -56,7 +56,7 @@ def elect_and_initialize(
 ) -> Elected:
     """Return when the model has its first values, from this trainer or another."""
     driver = _Driver(plan, values, registration, coordinator, keys, directory, servers, recorder)
-    wait = Pauses(waiting())
+    wait = waiting()
     uploading: Upload | None = None
     while True:
         match driver.election.next_step(driver.newest()):
@@ -65,13 +65,15 @@ def elect_and_initialize(
                 return elected
             case Pause(why):
                 wait.because(why)
+                wait.pause()
             case WaitFor(candidate):
                 driver.await_other(candidate)
                 wait.because(f"trainer {candidate.trainer} to send the first values")
+                wait.pause()
             case step:
                 if isinstance(step, Upload) and step != uploading:
                     # The one before has taken as long as it took.
-                    uploading, wait = step, Pauses(waiting())
+                    uploading, wait = step, waiting()
                 try:
                     driver.carry_out(step)
                 except FlightedlError as error:

@@ -324,7 +324,7 @@ class JobModel:
                     raise
 
         waiting = self._process.waiting()
-        for _ in waiting.steps():
+        while True:
             try:
                 write_file(target, file_of(schema, batches()), require)
                 break
@@ -332,6 +332,7 @@ class JobModel:
                 if error not in lost or not is_transient(error):
                     raise
                 waiting.because(error)
+            waiting.pause()
         waiting.over()
 
     def _rows_of(self, index: int, name: str, schema: pa.Schema, *, has_slots: bool) -> Iterator[pa.RecordBatch]:
@@ -344,7 +345,7 @@ class JobModel:
 
     def _save_on_master(self, request: SaveModelRequest) -> SaveModelReply:
         waiting = self._process.waiting()
-        for _ in waiting.steps():
+        while True:
             reply = self._process.ask_master("save_model", encode(request), SaveModelReply)
             if reply.state in {"written", "live"}:
                 waiting.over()
@@ -353,7 +354,7 @@ class JobModel:
                 waiting.over()
                 raise UnavailableError(f"the {'table' if request.table else 'model'} was not saved: {reply.error}")
             waiting.patiently(f"the master to write the {'table' if request.table else 'model'}")
-        raise AssertionError("unreachable")
+            waiting.pause()
 
     def _life(self) -> int:
         return self._process.servers.life

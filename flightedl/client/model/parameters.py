@@ -18,7 +18,7 @@ import numpy.typing as npt
 from flightedl.client.connections import Servers
 from flightedl.client.model.kept import ErrorFeedback, GradientSums
 from flightedl.client.model.lending import Show
-from flightedl.client.model.shard_client import Model, Sender, ShardClient
+from flightedl.client.model.shard_client import Sender, ShardClient
 from flightedl.client.model.step_plan import Outgoing, StepPlans
 from flightedl.client.model.trees import Tree
 from flightedl.client.model.values import ModelValues
@@ -115,7 +115,6 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         self.rows = TableRows(plan)
         self._values = ModelValues(plan, self._blocks, halves)
         runs = [runs_of(plan, index) for index in range(plan.pserver_count)]
-        model = Model(plan, self._blocks, self._values)
         #: What is pushed when, and what is pulled.
         blocks = [
             [*(number for run in shard_runs for number in run), *plan.buckets_of(index)[:1]]
@@ -123,7 +122,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         ]
         self.steps = steps(blocks, mode, [plan.buckets_of(index) for index in range(plan.pserver_count)])
         self._shards = [
-            ShardClient(index, shard_runs, model, servers, scope, waiting, clock, self.steps)
+            ShardClient(index, shard_runs, plan, self._values, servers, scope, waiting, clock, self.steps)
             for index, shard_runs in enumerate(runs)
         ]
         self._pool = ThreadPoolExecutor(plan.pserver_count, "flightedl-parameters")
@@ -323,7 +322,9 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
 
     def open_batch(self, batch: Batch, begun: Begun) -> None:
         """The user's code is about to get a batch."""
-        self.run(self.steps.open_batch(batch, begun.member, begun.step))
+        step = self.steps.open_batch(batch, begun.member, begun.step)
+        if not isinstance(step, Done):
+            self.run(step)
 
     def joined(self, member: int, mode: Mode | None) -> None:
         """The trainer is a member now: have values that a member may have."""

@@ -74,15 +74,13 @@ class ModelSaves(TrainerNames):
         return request if self._has(url, request) else None
 
     def _has(self, url: str, request: SaveRecord) -> bool:
-        """Whether the request is this trainer's: taken now, or from before."""
+        """True if the request is this trainer's: taken now, or from before."""
         wait = self.waiting()
-        for _ in wait.steps():
-            taken = persistently(self.waiting(), lambda: self._try(url, request))
-            if taken is not None:
-                wait.over()
-                return taken
+        while (taken := persistently(self.waiting(), lambda: self._try(url, request))) is None:
             wait.patiently(f"another trainer to finish writing {url}")
-        raise AssertionError("unreachable")
+            wait.pause()
+        wait.over()
+        return taken
 
     def _try(self, url: str, request: SaveRecord) -> bool | None:
         """Whether this trainer has it; None: ask again."""

@@ -13,7 +13,6 @@ rows of tables travel in one, too, behind the blocks, or alone where they are lo
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Protocol
 
@@ -23,8 +22,8 @@ from flightedl.client.model.step_plan import Outgoing, Piece, at_one_version
 from flightedl.client.model.values import ModelValues
 from flightedl.client.probe import PULL, PUSH, WAIT, Conversation
 from flightedl.client.tables.traffic import RowMessages
-from flightedl.client.waiting import Pauses, Waiting
-from flightedl.domain.model.sharding import Block, ShardPlan
+from flightedl.client.waiting import Waiting
+from flightedl.domain.model.sharding import ShardPlan
 from flightedl.domain.trainer.steps import Steps
 from flightedl.domain.trainer.transfers import (
     Answer,
@@ -64,25 +63,14 @@ class Sender(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Model:
-    """What all pservers' clients share.
-
-    ``blocks``: by number.
-    """
-
-    plan: ShardPlan
-    blocks: Mapping[int, Block]
-    values: ModelValues
-
-
 class ShardClient:
     """The client's side of one pserver.
 
     Args:
         index: Of the pserver.
         runs: Its blocks that travel in one message, see ``runs_of``.
-        model: Which model it is.
+        plan: The model's.
+        values: Where its values lie.
         servers: Finds the process that holds the index.
         sender: In whose name.
         waiting: Begins a wait that the user sees.
@@ -94,7 +82,8 @@ class ShardClient:
         self,
         index: int,
         runs: Sequence[range],
-        model: Model,
+        plan: ShardPlan,
+        values: ModelValues,
         servers: Servers,
         sender: Sender,
         waiting: Callable[[], Waiting],
@@ -105,13 +94,14 @@ class ShardClient:
         self._steps = steps
         #: Block -> number of its run, by rising block.
         self._run_of = {number: run for run, blocks in enumerate(runs) for number in blocks}
-        self._model = model
+        self._plan_hash = plan.hash
+        self._values = values
         #: All are one block to the core of the trainer, which knows them by the first.
-        self._buckets = model.plan.buckets_of(index)
+        self._buckets = plan.buckets_of(index)
         self._servers = servers
         self._sender = sender
         self._waiting = waiting
-        sizes = [model.values.sent_bytes(run) for run in runs]
+        sizes = [values.sent_bytes(run) for run in runs]
         largest = max(sizes, default=1)
         window = max(2, LOCK_STEP_LIMIT_BYTES // max(largest, 1))
         #: Steps follow each other on it.
@@ -171,7 +161,6 @@ class ShardClient:
         waiting = times.waiting = times.waiting or self._waiting()
         if times.asked_at is not None:
             waiting.since(times.asked_at)
-        pauses = Pauses(waiting)
         try:
             while not isinstance(verdict, Over):
                 if times.phase == PUSH:
@@ -180,12 +169,13 @@ class ShardClient:
                     case Refused(final):
                         raise final
                     case AskAgain(reason, call):
-                        pauses.because(reason)
+                        waiting.because(reason)
                     case KeepWaiting(for_what, call):
-                        pauses.patiently(for_what)
+                        waiting.patiently(for_what)
+                waiting.pause()
                 verdict = self._attempt(call, transfer, outgoing)
         finally:
-            pauses.over()
+            waiting.over()
 
     # a push: blocks up, outcomes and values down
 
@@ -200,7 +190,7 @@ class ShardClient:
         header = PushHeader(
             trainer=self._sender.trainer,
             generation=self._sender.generation,
-            plan_hash=self._model.plan.hash,
+            plan_hash=self._plan_hash,
             member=transfer.member,
             identity=batch.identity,
             further=list(batch.further),
@@ -233,7 +223,7 @@ class ShardClient:
     ) -> list[list[OutgoingBlocks]]:
         """Return the messages with the blocks of a run; only the ``wanted`` blocks unless that is None."""
         pieces: list[OutgoingBlocks] = []
-        values = self._model.values
+        values = self._values
         for blocks, number, elements in run:
             gradient = None if number is None else outgoing.lines[number]
             if elements is not None and gradient is not None:
@@ -303,7 +293,7 @@ class ShardClient:
         if len(blocks) < len(wanted):
             payload = None if rows is None else rows.asked(self._index)
             header = LookupHeader(
-                plan_hash=self._model.plan.hash,
+                plan_hash=self._plan_hash,
                 member=transfer.member,
                 wait_s=_SLICE_S,
                 checksums=connection.has_checksums,
@@ -333,7 +323,7 @@ class ShardClient:
         versions = [wanted[number] for number in blocks]
         is_everything = len(blocks) == len(self._run_of) and len(set(versions)) == 1
         ticket = PullTicket(
-            plan_hash=self._model.plan.hash,
+            plan_hash=self._plan_hash,
             member=member,
             blocks=None if is_everything else blocks,
             min_versions=versions[:1] if is_everything else versions,
@@ -368,7 +358,7 @@ class ShardClient:
                 having = data[: len(data) // len(blocks)].tobytes()
                 answers.append(Answer(blocks.start, blocks.stop, outcome, None, having))
             elif data:
-                self._model.values.store(blocks, data)
+                self._values.store(blocks, data)
                 if stream is not None and stream.is_borrowing:
                     stream.require_lent()
                 answers.append(Answer(blocks.start, blocks.stop, outcome, version))
