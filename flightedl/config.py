@@ -43,13 +43,13 @@ _JOB_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
 class Resume(StrEnum):
-    """Where a job begins of which etcd knows nothing: at the newest checkpoint, or from nothing."""
+    """Start of a job that etcd does not know: from the newest checkpoint, or from scratch."""
 
-    #: From nothing. Checkpoints of the job are refused.
+    #: From scratch. Existing checkpoints of the job are an error.
     NEVER = "false"
-    #: At the newest checkpoint, which must exist.
+    #: From the newest checkpoint, which must exist.
     ALWAYS = "true"
-    #: At the newest checkpoint, or from nothing if there is none.
+    #: From the newest checkpoint, or from scratch if there is none.
     AUTO = "auto"
 
     @classmethod
@@ -96,19 +96,19 @@ class CommonSettings:
     tls_dir: str = ""
     #: Directory with ca.pem, cert.pem, key.pem: TLS to etcd. Empty: plain text.
     etcd_tls_dir: str = ""
-    #: Who comes in to etcd by a password; empty: nobody.
+    #: Name of etcd's user, who authenticates by a password; empty: no user.
     etcd_user: str = ""
     #: File with the password of ``etcd_user``.
     etcd_password_file: str = ""
     #: "otlp": send traces and logs to an OpenTelemetry collector, which its own variables name; empty: nothing is sent.
     telemetry: str = ""
-    #: Directory where the process records what happens to it, for ``flightedl replay``; empty: nothing is recorded.
+    #: Directory of the process's recording for ``flightedl replay``; empty: no recording.
     record: str = ""
-    #: Whether values that travel between trainers and pservers carry checksums: "always", "never", or "auto", where
-    #: nothing else protects them, see ``rpc.integrity``.
+    #: Checksums of values that travel between trainers and pservers: "always", "never", or "auto" (only if nothing else
+    #: protects them), see ``rpc.integrity``.
     integrity: str = "auto"
-    #: Whether values between a trainer and a pserver of one host and user lie in memory that both map: "auto", or
-    #: "never", see ``rpc.same_host``.
+    #: Shared memory for values between a trainer and a pserver of one host and user: "auto" or "never", see
+    #: ``rpc.same_host``.
     same_host: str = "auto"
 
     def __post_init__(self) -> None:
@@ -157,10 +157,9 @@ class ServerSettings(CommonSettings):
 class MasterSettings(ServerSettings):
     """The master's settings."""
 
-    #: How many pservers the job has; 0: none, as there is only data. The first master of a job writes it; -1: take
-    #: what is written.
+    #: Number of pservers; 0 for a job of data only. The first master writes it to etcd; -1 takes it from there.
     pservers: Annotated[int, msgspec.Meta(ge=-1)] = 1
-    #: How many trainers the job is going to have, for ``Sync(deterministic=True)``; 0: not known.
+    #: Number of trainers, for ``Sync(deterministic=True)``; 0: unknown.
     trainers: Count = 0
     attempts_limit: Positive = 5
     #: A task is taken back from a trainer after ``task_timeout_factor`` times the average of finished tasks, never
@@ -172,16 +171,16 @@ class MasterSettings(ServerSettings):
     stuck_after_s: Annotated[float, msgspec.Meta(ge=STUCK_FLOOR_S)] = 900.0
     #: Seconds between checkpoints; 0: only at the end of an epoch.
     checkpoint_every_s: Seconds = 60.0
-    #: After so many finished tasks; 0: not by tasks.
+    #: Checkpoint every N finished tasks; 0 disables this trigger.
     checkpoint_every_tasks: Count = 0
     checkpoint_keep: Positive = 3
-    #: Checkpoints whose number is a multiple of it stay for ever; 0: none.
+    #: Keep every checkpoint whose number is a multiple of N; 0: none.
     checkpoint_keep_every: Count = 0
-    #: So many checkpoints in a row have of tables only the rows that have changed; 0: all have all.
+    #: Maximum number of consecutive checkpoints that have only the changed rows of tables; 0: all have all rows.
     checkpoint_increments: Count = 8
     #: "replay": a pserver that comes back catches up. "rollback": all go back to the checkpoint that it has.
     recovery: str = "replay"
-    #: How often to look for new files of a dataset that is followed; a file joins when two looks find it the same.
+    #: Seconds between looks for new files of a followed dataset. A file joins when two looks find it unchanged.
     follow_every_s: AboveZero = 5.0
     #: Go on from the newest checkpoint if etcd knows nothing of the job; ``auto``: only if there is one.
     resume: Resume = Resume.NEVER
@@ -214,13 +213,13 @@ class DoctorSettings(CommonSettings):
 class TrainerSettings(CommonSettings):
     """Settings of ``fe.connect()``."""
 
-    #: After how long an unreachable server ends the program with an error.
+    #: Seconds after which an unreachable server ends the program with an error.
     give_up_s: Seconds = 300.0
-    #: After how long of waiting the program says what it waits for.
+    #: Seconds of waiting after which the program says what it waits for.
     say_after_s: Seconds = 10.0
     #: Directory where ``job.output_dir`` points; empty: the current one.
     output_dir: str = ""
-    #: What the launcher calls this process, for ``flightedl status``; empty: nobody has a name for it.
+    #: The launcher's name for this process, for ``flightedl status``; empty if it has none.
     process_name: str = ""
     #: Write what ``job.log`` is given to files for TensorBoard, too, in ``output_dir``.
     tensorboard: bool = False

@@ -63,7 +63,7 @@ class GradientError(UsageError):
 
 
 class DeclarationError(FlightedlError):
-    """Somebody declared this job differently; the text tells the difference."""
+    """Another trainer declared this job differently. The text says the difference."""
 
     code = "declaration"
 
@@ -75,7 +75,7 @@ class NotFoundError(FlightedlError):
 
 
 class FencedError(FlightedlError):
-    """What the sender acts for is no longer current; nothing was done, and the same request is refused for ever."""
+    """The sender acts for something that is no longer current. Nothing was done; the same request never succeeds."""
 
     code = "fenced"
 
@@ -105,7 +105,7 @@ class MessageError(FlightedlError):
 
 
 class AuthenticationError(FlightedlError):
-    """Who is asking is not proven, or may not ask this."""
+    """The sender is not authenticated, or may not send this request."""
 
     code = "authentication"
 

@@ -1,4 +1,4 @@
-"""What flightedl needs of the world, in its own words.
+"""Interfaces of flightedl to the world: clock, instruments, coordinator, files, storage, cluster.
 
 Each port has an adapter in ``flightedl.adapters``, an in-memory twin in ``flightedl.testing``, and one contract suite
 in ``flightedl.testing.contracts`` that both pass. The guarantees written here are what that suite checks.

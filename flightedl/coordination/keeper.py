@@ -4,15 +4,12 @@ Rules:
 
 * The key's create_revision is its holder's *generation*. Every write under it is a transaction that is refused unless
   the key still has this create_revision; that, not the lease, is what makes a deposed holder harmless.
-* The holder stops by itself before others may start: it counts the key as lost when its last successful renewal was
-  *sent* more than two thirds of the granted time to live ago, by a clock that goes on while the process or its machine
-  stands still. A process that was frozen finds its key lost at its first look, before it has spoken to etcd.
-* It renews six times in a time to live. The last renewal was then sent at most a sixth of the time to live ago, so an
-  outage of etcd of up to half a time to live demotes no process, whenever it begins.
+* ``domain.tenure`` decides when to renew the key and when it counts as lost, by a clock that goes on while the process
+  or its machine stands still.
 * A process that takes long to start asks for a longer time to live first, and for the usual one when it is ready
   (``hold_for``): the key moves to another lease and keeps its create_revision. A busy machine can keep a process from
   renewing for seconds, and a process that ends for that is started again and makes the machine busier.
-* A lost key stays lost. A process that wants the key again claims it anew and gets another generation.
+* A process that wants a lost key again claims it anew and gets another generation.
 * The renewal has a thread of its own and holds no lock while it waits for etcd.
 
 Not guaranteed: another process may hold the key at the instant at which ``is_held`` is read; only ``write`` knows.
@@ -25,6 +22,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
+from flightedl.domain.tenure import Tenure
 from flightedl.errors import FencedError, FlightedlError, OutcomeUnknownError, UnavailableError
 from flightedl.ports import (
     Absent,
@@ -44,10 +42,6 @@ from flightedl.ports import (
 
 _log = logging.getLogger(__name__)
 
-#: Renewals a time to live, and the part of it after which an unrenewed key counts as lost.
-RENEWALS_PER_TTL = 6
-TRUSTED_PART = 2 / 3
-_RETRIES_PER_TTL = 20
 _WATCH_SLICE_S = 0.5
 _UNREACHABLE_PAUSE_S = 0.2
 
@@ -70,7 +64,6 @@ class HeldKey:
         self.key = key
         self.generation = generation
         self.lease_id = lease.id
-        self.ttl_s = lease.ttl_s
         self._coordinator = coordinator
         self._clock = clock
         self._lease = lease
@@ -80,10 +73,7 @@ class HeldKey:
         self._tried: dict[int, Lease] = {}
         self._on_lost = on_lost
         self._lock = threading.Lock()
-        #: When the last successful renewal (first: the grant) was sent.
-        self._renewed_at = sent_at
-        #: Reason of the loss; empty while the key is held. Never emptied again.
-        self._lost_because = ""
+        self._tenure = Tenure(key, lease.ttl_s, sent_at)
         self._is_released = False
         #: Set when the renewal thread has nothing more to renew.
         self._is_over = threading.Event()
@@ -174,18 +164,20 @@ class HeldKey:
         """Reason why the key is lost or released. Empty while it is held."""
         now = self._clock.now()
         with self._lock:
-            age = now - self._renewed_at
-            if not self._lost_because and age >= self.ttl_s * TRUSTED_PART:
-                self._lost_because = f"the lease of {self.key} was not renewed for {age:.1f} s"
-            return self._lost_because
+            self._tenure.left_s(now)
+            return self._tenure.lost_because
+
+    @property
+    def ttl_s(self) -> float:
+        """The granted time to live."""
+        return self._tenure.ttl_s
 
     @property
     def slack_s(self) -> float:
         """Seconds for which this process may still act if no further renewal succeeds."""
+        now = self._clock.now()
         with self._lock:
-            if self._lost_because:
-                return 0.0
-            return max(0.0, self._renewed_at + self.ttl_s * TRUSTED_PART - self._clock.now())
+            return self._tenure.left_s(now)
 
     def write(self, operations: Sequence[Operation], extra_conditions: Sequence[Condition] = ()) -> TransactionResult:
         """Transact, provided that this process still holds the key.
@@ -245,9 +237,8 @@ class HeldKey:
     def _lose(self, reason: str) -> str:
         """Mark the key as lost, and return the first reason."""
         with self._lock:
-            self._lost_because = self._lost_because or reason
             self._is_over.set()
-            return self._lost_because
+            return self._tenure.lose(reason)
 
     def _keep(self) -> None:
         """The renewal thread."""
@@ -274,9 +265,9 @@ class HeldKey:
             self._on_lost(f"{reason} ({trouble})" if trouble else reason)
 
     def _note_renewed(self, sent_at: float) -> None:
-        if self.is_held:
-            with self._lock:
-                self._renewed_at = sent_at
+        now = self._clock.now()
+        with self._lock:
+            self._tenure.renewed(sent_at, now)
 
     def _move(self, ttl_s: float) -> None:
         """Move the key to a lease of this time to live.
@@ -299,14 +290,14 @@ class HeldKey:
             self._tried[lease.id] = lease
             with self._lock:
                 # From here on the key may live for the shorter of both times only.
-                self.ttl_s = min(self.ttl_s, lease.ttl_s)
+                self._tenure.ttl_s = min(self.ttl_s, lease.ttl_s)
             unchanged = ModifiedAt(self.key, found.mod_revision)
             result = self._coordinator.transact([unchanged], [Put(self.key, found.value, lease.id)])
             if not result.committed:
                 raise UnavailableError(f"{self.key} was written by somebody else at the same time")
         unused = [each for each in (self._lease, *self._tried.values()) if each is not lease]
         with self._lock:
-            self._lease, self.lease_id, self.ttl_s = lease, lease.id, lease.ttl_s
+            self._lease, self.lease_id, self._tenure.ttl_s = lease, lease.id, lease.ttl_s
             self._tried, self._wanted_ttl_s = {}, None
         self._note_renewed(sent_at)
         for each in unused:
@@ -314,14 +305,9 @@ class HeldKey:
                 each.revoke()
 
     def _pause_s(self, *, is_troubled: bool) -> float:
-        """Return the seconds until the next renewal, at most until the key counts as lost."""
+        now = self._clock.now()
         with self._lock:
-            if self._lost_because:
-                return 0.0
-            age = self._clock.now() - self._renewed_at
-        left_s = self.ttl_s * TRUSTED_PART - age
-        wanted_s = self.ttl_s / _RETRIES_PER_TTL if is_troubled else self.ttl_s / RENEWALS_PER_TTL - age
-        return max(0.0, min(wanted_s, left_s))
+            return self._tenure.pause_s(now, is_troubled=is_troubled)
 
 
 def _claimed_after_all(coordinator: Coordinator, key: str, lease_id: int) -> int | None:

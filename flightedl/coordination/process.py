@@ -40,7 +40,10 @@ from flightedl.process.health_page import PATHS, Health
 from flightedl.process.http_page import Answer, Asked, Handler, HttpPage, patient_page
 from flightedl.process.metrics_page import Figure, Figures, Metrics
 from flightedl.recording.writer import Recorder, recording_process
-from flightedl.rpc.authentication import Role, pem_files_of
+from flightedl.rpc.authentication import Credentials, Role, pem_files_of
+from flightedl.rpc.identity import ServerIdentity
+from flightedl.rpc.routes import Routes
+from flightedl.rpc.server import FlightServer
 
 Settings = TypeVar("Settings", bound=ServerSettings)
 
@@ -95,6 +98,18 @@ class ServerProcess(abc.ABC, Generic[Settings]):
     @abc.abstractmethod
     def _serve(self, coordinator: JobCoordinator) -> int:
         """Run the process to completion and return its exit code."""
+
+    def _server(self, routes: Routes) -> FlightServer:
+        """Bind the server. It answers "not ready" until it serves."""
+        chosen = self._settings
+        return FlightServer(
+            routes,
+            ServerIdentity(chosen.job, self.role),
+            host=chosen.bind,
+            port=chosen.port,
+            credentials=Credentials.load(chosen.tls_dir, Role.SERVER),
+            clock=self._clock,
+        )
 
     def _instruments(self, index: int, measures: Iterable[Measure]) -> Instruments:
         """Return instruments whose measures appear on the Prometheus page, if the settings want one."""

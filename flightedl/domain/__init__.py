@@ -11,7 +11,8 @@ The cores, one for each kind of process. The real process and the simulated one 
 * ``trainer``: what a trainer decides: its tasks, their batches, its membership.
 
 Beside them, as it decides nothing: ``diagnosis``, which says what is wrong with a job from what its processes say.
-``retries`` classifies errors: which are worth another attempt, and for how long to try.
+``retries`` classifies errors: which are worth another attempt, and for how long to try. ``tenure`` decides how long the
+holder of a leased key may act.
 
 The machines they are made of, each package without knowledge of the ones above it in this list:
 

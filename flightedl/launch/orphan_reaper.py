@@ -1,4 +1,4 @@
-"""The process that cleans up after a launcher that died without doing it itself.
+"""The process that cleans up after a launcher that died before it could clean up.
 
 Rules:
 
@@ -8,9 +8,8 @@ Rules:
   list, then removes every directory still on it, then ends.
 * It has a session of its own and ignores the terminal's signals, so that it outlives the launcher by a moment.
 
-Not guaranteed: a grandchild that made a session of its own is not found; nor is anything when the reaper itself is
-killed together with the launcher (children then still die by their parent-death signal, grandchildren and directories
-stay).
+Not guaranteed: a grandchild with a session of its own is not found. If the reaper is killed together with the launcher,
+children still die by their parent-death signal, but grandchildren and directories stay.
 """
 
 from __future__ import annotations
@@ -44,13 +43,13 @@ def reap(lines: Iterable[str]) -> None:
 
 
 def kill_group(group: int) -> None:
-    """SIGKILL to all processes of the group; fine when there are none."""
+    """Send SIGKILL to all processes of the group. Does nothing if there are none."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
 
 
 def remove_directory(directory: str) -> None:
-    """Remove a tree, also one that a process being killed is still writing to."""
+    """Remove a tree, even if a dying process still writes to it."""
     for _attempt in range(5):
         shutil.rmtree(directory, ignore_errors=True)
         if not os.path.lexists(directory):

@@ -5,8 +5,8 @@ Started by the launcher as ``python -m flightedl.launch.trainer SCRIPT_OR_MODULE
 * A crash prints the traceback from the user's first frame on, and ends with the error's exit code: 1 in general, 2 when
   the script must be changed, 3 when the job cannot go on, 75 when a new trainer may simply take over.
 * SIGTERM raises SystemExit in the main thread, so that ``with`` blocks and ``finally`` run: a trainer that is stopped
-  hands back what it holds.
-* When the script has ended, so does the process (``process.ending``).
+  hands back its work.
+* The process ends when the script has ended (``process.ending``).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from flightedl.process.ending import code_of, end_process
 
 _EXIT_INTERRUPTED = 128 + signal.SIGINT
 _OUTER_FILES = {__file__, runpy.__file__, "<frozen runpy>"}
-#: Frames below are of no use to who made a mistake in a call.
+#: Frames in these directories do not help a user who made a mistake in a call.
 _LIBRARY = Path(__file__).resolve().parent.parent
 _STANDARD_LIBRARY = Path(os.__file__).resolve().parent
 
@@ -41,7 +41,7 @@ def is_script(target: str) -> bool:
 
 
 def check_target(target: str) -> None:
-    """Find out cheaply, without importing anything of the user's, whether the target can exist.
+    """Check that the target can exist, without importing the user's modules.
 
     Raises:
         UsageError: there is no such file or module.
@@ -62,7 +62,7 @@ def check_target(target: str) -> None:
 
 
 def run(target: str, arguments: Sequence[str]) -> None:
-    """Run the script or module with ``sys.argv`` set for it; whatever it raises comes through."""
+    """Run the script or module with ``sys.argv`` set for it. Its exceptions reach the caller."""
     check_target(target)
     if is_script(target):
         sys.argv = [target, *arguments]
@@ -85,7 +85,7 @@ def _is_module(target: str) -> bool:
 
 
 def main() -> int:
-    """Run what the command line names; the exit code."""
+    """Run the target of the command line, and return the exit code."""
     if len(sys.argv) < 2:
         sys.stderr.write("usage: python -m flightedl.launch.trainer SCRIPT_OR_MODULE [ARGUMENT ...]\n")
         return EXIT_USAGE
@@ -108,7 +108,7 @@ def main() -> int:
 
 
 def _say_whole_lines() -> None:
-    """Flush the script's output at line ends only: the launcher shows whole lines, and each flush is a call."""
+    """Flush the script's output at line ends only: the launcher shows whole lines, and each flush costs a call."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True, write_through=False)
@@ -120,7 +120,7 @@ def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def _print_from_user_frame(error: BaseException) -> None:
-    """The traceback without the frames around the user's; for an error of ours, the user's line and the sentence."""
+    """Print the traceback from the user's first frame on, or a FlightedlError's sentence with the user's line."""
     trace: TracebackType | None = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename in _OUTER_FILES:
         trace = trace.tb_next

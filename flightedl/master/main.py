@@ -26,10 +26,9 @@ from flightedl.master.page.answers import JobPage
 from flightedl.master.recovery import read_state
 from flightedl.master.service import MasterService
 from flightedl.ports import Coordinator, ModifiedAt, Put
-from flightedl.rpc.authentication import Credentials, Role
+from flightedl.rpc.authentication import Role
 from flightedl.rpc.connector import Connector
 from flightedl.rpc.identity import Caller, ServerIdentity
-from flightedl.rpc.server import FlightServer
 
 _log = logging.getLogger(__name__)
 
@@ -78,7 +77,6 @@ class MasterProcess(ServerProcess[MasterSettings]):
         pserver_count = self._fix_pserver_count(coordinator, held)
         resuming.begin(checkpoints, coordinator, held, self._keys, pserver_count, resume=resume)
         directory = Directory(coordinator, self._keys, self._clock).start()
-        credentials = Credentials.load(self._settings.tls_dir, Role.SERVER)
         service = MasterService(
             self._settings,
             pserver_count=pserver_count,
@@ -98,14 +96,7 @@ class MasterProcess(ServerProcess[MasterSettings]):
             recorder=self._recorder,
             instruments=self._instruments(0, MEASURES),
         )
-        server = FlightServer(
-            MasterFlight(service).routes(),
-            ServerIdentity(self._settings.job, "master"),
-            host=self._settings.bind,
-            port=self._settings.port,
-            credentials=credentials,
-            clock=self._clock,
-        )
+        server = self._server(MasterFlight(service).routes())
         service.refusals = lambda: server.refusals
         try:
             service.start(read_state(coordinator, self._keys, checkpoints))

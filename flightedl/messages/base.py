@@ -1,4 +1,4 @@
-"""What all JSON messages of the protocol have in common: each is a validated struct.
+"""Bases of all JSON messages of the protocol, each of which is a validated struct.
 
 Rules:
 

@@ -1,6 +1,6 @@
-"""What anybody asks of the master about checkpoints and written models.
+"""Requests to the master for checkpoints and written models.
 
-A request is repeated until its answer says that it is done: it is the same request that asks how far it is.
+A client repeats its request until the answer says that it is done: the same request also asks for progress.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from flightedl.messages.base import Natural, OfJob, Reply, Request, Text
 
 
 class CheckpointRequest(OfJob, frozen=True, kw_only=True):
-    """Asks the master for a checkpoint of what there is now; ``ticket`` of an earlier answer: whether it is there."""
+    """Asks the master for a checkpoint, or with the ``ticket`` of an earlier answer for its progress."""
 
     ticket: Natural | None = None
     reason: Text = "a request"
@@ -25,27 +25,27 @@ class CheckpointReply(Reply, frozen=True, kw_only=True):
 
     ticket: int
     complete: bool
-    #: The newest complete checkpoint; 0: there is none.
+    #: Number of the newest complete checkpoint; 0 if there is none.
     latest: int = 0
     trouble: str = ""
 
 
 class SaveModelRequest(Request, frozen=True, kw_only=True):
-    """Asks the master to write the model, taken from a new checkpoint, to a file; again: how far it is."""
+    """Asks the master to write the model, taken from a new checkpoint, to a file; repeated, for its progress."""
 
     url: Text
-    #: "safetensors", "npz" or "arrow"; empty: by the name. Of a table: it is Parquet.
+    #: "safetensors", "npz" or "arrow"; empty: by the file's name. Tables are always Parquet.
     format: Text = ""
     #: Write the rows of this table, not the parameters.
     table: Text = ""
-    #: With what the table's optimizer keeps beside the values.
+    #: Write the table's optimizer slots, too.
     slots: bool = False
     #: Life of the model, as in ``EvaluationDeclaration``.
     life: Natural = 0
 
 
 class SaveRecord(Reply, frozen=True, kw_only=True):
-    """The value of ``saves/<url>``: the newest request to write the model there, and whether it is done."""
+    """The value of ``saves/<url>``: the newest request to write the model there, and its state."""
 
     trainer: str
     epoch: int

@@ -1,4 +1,4 @@
-"""What a job is: data, model and evaluations as trainers declare them to the master, and as etcd keeps them.
+"""Definition of a job: data, model and evaluations as trainers declare them to the master, and as etcd keeps them.
 
 The first declaration of a part wins; a different one is refused with the difference.
 """
@@ -13,7 +13,7 @@ from flightedl.messages.base import Name, Natural, Reply, Request, Text
 
 
 class DatasetDeclaration(Request, frozen=True, kw_only=True):
-    """What ``job.dataset(...)`` says. The first one wins; a different one is refused with the difference."""
+    """The arguments of ``job.dataset(...)``."""
 
     urls: list[Text]
     batch_size: Annotated[int, msgspec.Meta(ge=1)]
@@ -27,41 +27,41 @@ class DatasetDeclaration(Request, frozen=True, kw_only=True):
     filter: list[tuple[str, str, Any]] | None = None
     records_per_task: Natural = 0
     on_corrupt: Text = "fail"
-    #: So many times each batch is handed out, under an identity of its own each time.
+    #: Number of times that each batch is handed out, each time under an identity of its own.
     steps_per_batch: Annotated[int, msgspec.Meta(ge=1)] = 1
-    #: The files that match are added to for as long as there is no ``_END`` beside them; see ``formats.following``.
+    #: True: matching files may be added until there is an ``_END`` beside them; see ``formats.following``.
     follow: bool = False
 
 
 class DeclaredDataset(Reply, frozen=True, kw_only=True):
-    """The declared dataset, as the master indexed it; one that is followed, as it was then."""
+    """The declared dataset as the master indexed it. A followed one may have grown since."""
 
     index_hash: str
     task_count: int
     record_count: int
-    #: Arrow IPC schema message, base64: what the batches look like.
+    #: Schema of the batches: an Arrow IPC schema message in base64.
     schema: str
     declaration: DatasetDeclaration
 
 
 class ArrivalRecord(Reply, frozen=True, kw_only=True):
-    """Files that joined a followed dataset together, in this order; its tasks are never of two arrivals."""
+    """Files that joined a followed dataset together, in this order. No task has files of two arrivals."""
 
     #: [url, size in bytes, version]
     files: list[tuple[str, int, str]]
 
 
 class EvaluationDeclaration(Request, frozen=True, kw_only=True):
-    """What ``job.evaluate(...)`` says. The same name is the same evaluation, within a life of the model."""
+    """The arguments of ``job.evaluate(...)``. Within a life of the model, a name stands for one evaluation."""
 
     name: Name
     dataset: DatasetDeclaration
-    #: Election of the model's first values; 0: the trainer has declared no model.
+    #: Election of the model's first values; 0 if the trainer has declared no model.
     life: Natural = 0
 
 
 class EvaluationRecord(Reply, frozen=True, kw_only=True):
-    """One evaluation as it lies in etcd."""
+    """One evaluation as etcd keeps it."""
 
     name: str
     declared: DeclaredDataset
@@ -77,7 +77,7 @@ class EvaluationsRecord(Reply, frozen=True, kw_only=True):
     """The value of ``evaluations``."""
 
     evaluations: list[EvaluationRecord]
-    #: Life of the model that they belong to; 0: unknown.
+    #: Life of the model that they belong to; 0 if unknown.
     life: int = 0
 
 
@@ -90,48 +90,48 @@ class ParameterDeclaration(Request, frozen=True, kw_only=True):
 
 
 class ModelDeclaration(Request, frozen=True, kw_only=True):
-    """What ``job.table(...)`` and ``job.parameters(...)`` say. Optimizers and mode are tagged objects (to_json)."""
+    """The arguments of ``job.table(...)`` and ``job.parameters(...)``. Optimizers and mode are tagged objects."""
 
     parameters: list[ParameterDeclaration]
     optimizer: dict[str, Any]
     mode: dict[str, Any]
-    #: "bfloat16" or "float16": how float32 gradients and values travel, as 16 bits an element. First values never do.
+    #: "bfloat16" or "float16": float32 gradients and values travel as 16 bits an element. First values never do.
     wire: Text = ""
     #: Embedding tables by rising name, each a tagged object of ``domain.tables``.
     tables: Annotated[list[dict[str, Any]], msgspec.Meta(max_length=10_000)] = []
 
 
 class DeclaredModel(Reply, frozen=True, kw_only=True):
-    """The declared model and how it lies on the pservers."""
+    """The declared model and its distribution on the pservers."""
 
     declaration: ModelDeclaration
     pservers: int
     plan_hash: str
-    #: For how many pservers the parameters were cut into blocks, where it was another number; 0: for ``pservers``.
+    #: Number of pservers for which the parameters were cut into blocks; 0: ``pservers``.
     cut_for: int = 0
-    #: The mode that was changed to while the job ran; None: the declared one.
+    #: The mode after a change while the job ran; None: the declared one.
     mode: dict[str, Any] | None = None
-    #: As a checkpoint has it, and no trainer has declared it since: the optimizer may get other settings, and nobody
-    #: works with it yet.
+    #: True if it comes from a checkpoint and no trainer has declared it since. No trainer works with it yet, and the
+    #: declaration may change the optimizer's settings.
     is_former: bool = False
 
     @property
     def present_mode(self) -> dict[str, Any]:
-        """The mode of now, as a tagged object."""
+        """The present mode, as a tagged object."""
         return self.declaration.mode if self.mode is None else self.mode
 
 
 class JobDeclaration(Reply, frozen=True, kw_only=True):
-    """The value of the ``job`` key: all that the trainers declared, each part once."""
+    """The value of the ``job`` key: all declarations of the trainers, each part once."""
 
     dataset: DeclaredDataset | None = None
     model: DeclaredModel | None = None
-    #: The job goes on from a checkpoint, and no trainer has declared its dataset since: it may have other epochs,
-    #: and be shuffled otherwise from the next one on.
+    #: True if the job goes on from a checkpoint and no trainer has declared its dataset since. The declaration may
+    #: change the epochs, and the shuffling from the next epoch on.
     is_resumed: bool = False
-    #: In a checkpoint: all that had joined by then. In etcd, arrivals have keys of their own.
+    #: Files that had joined by then, in a checkpoint. In etcd, arrivals have keys of their own.
     arrivals: list[ArrivalRecord] = []
-    #: Why files are no part of a dataset that was followed and is complete; each sentence names its file.
+    #: Reasons why files were left out of a completed followed dataset. Each sentence names its file.
     left_out: list[str] = []
 
 

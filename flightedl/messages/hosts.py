@@ -1,4 +1,4 @@
-"""What any process says of itself and of the machine that it is on."""
+"""Facts about a process and its machine."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from flightedl.messages.base import Natural, Text
 
 
 class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """A process and its machine, as the process sees them. Fields that it does not know are empty or 0."""
+    """A process and its machine, as the process sees them. Unknown fields are empty or 0."""
 
-    #: Of flightedl.
+    #: Version of flightedl.
     version: Text = ""
-    #: Seconds since 1970, by the machine's clock, when this was said.
+    #: Seconds since 1970, by the machine's clock, at the time of the report.
     wall_s: float = 0.0
-    #: That the process may use.
+    #: Cores that the process may use.
     cores: Natural = 0
-    #: That a library for linear algebra was told to begin; 0: as many as it likes.
+    #: Threads that a library for linear algebra may start; 0: no limit.
     threads: Natural = 0
-    #: Of the process in main memory, and the most that it may have.
+    #: Bytes of the process in main memory, and their limit.
     memory_bytes: Natural = 0
     memory_limit_bytes: Natural = 0

@@ -1,4 +1,4 @@
-"""What servers say of themselves, for people and for ``flightedl status --json``, which prints it as it is."""
+"""Status of servers, for people and for ``flightedl status --json``, which prints the master's reply unchanged."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from flightedl.messages.base import Natural, Reply, Request
 from flightedl.messages.hosts import HostFacts
 
-#: Error codes of calls whose refusal is part of every start and every change of who is who.
+#: Error codes of refusals that every start and every replacement of a process causes.
 USUAL_REFUSALS = frozenset({"not_ready", "busy", "fenced", "replaced", "unregistered", "deadline", "unavailable"})
 
 
@@ -55,7 +55,7 @@ class TrainerStatus(Reply, frozen=True, kw_only=True):
 
     trainer: str
     generation: int
-    #: What its launcher calls it; empty: nobody does.
+    #: Its launcher's name for it; empty if it has none.
     name: str = ""
     host: str = ""
     pid: int = 0
@@ -63,35 +63,34 @@ class TrainerStatus(Reply, frozen=True, kw_only=True):
     holding: int = 0
     records: int = 0
     waiting_for: str = ""
-    #: Since it was heard of last, and since it was through with a batch when it was.
+    #: Seconds since its last report, and from its last finished batch to that report.
     silent_s: float = 0.0
     batch_s: float = 0.0
-    #: Seconds of its loop since this master heard of it first: waiting for "data", in the "script", to "push", to
-    #: "wait" for others of a round or for a version, to "pull".
+    #: Seconds of its loop by activity, since its first report to this master: see ``LogRequest.profile``.
     profile: dict[str, float] = {}
-    #: What it did when it was heard of last, see ``LogRequest.doing``.
+    #: Activity at its last report, see ``LogRequest.doing``.
     doing: str = ""
-    #: Updates that its newest gradients did not see, a mean in which newer ones count more; None: it has pushed none
-    #: that is of no round.
+    #: Updates that its newest gradients did not see, a mean in which newer ones count more. None if all its pushes
+    #: belong to rounds.
     staleness: float | None = None
-    #: Pservers that it has a stream to, and those of them with which its values lie in memory that both sides map.
+    #: Pservers to which it has a stream, and those of them with which its values lie in memory that both sides map.
     pservers: int = 0
     shared_pservers: int = 0
     facts: HostFacts | None = None
 
 
 class RunningPiece(Reply, frozen=True, kw_only=True):
-    """A piece of work that a trainer is at."""
+    """A piece of work that a trainer is working on."""
 
     trainer: str
     epoch: int
     task: int
     first_batch: int
     end_batch: int
-    #: How often it failed so far, and for how long it has been worked on now.
+    #: Number of its failures so far, and seconds since it was handed out.
     failures: int
     running_s: float
-    #: The file that it begins in.
+    #: The file in which it begins.
     url: str = ""
 
 
@@ -104,10 +103,10 @@ class TaskCounts(Reply, frozen=True, kw_only=True):
     failed: int = 0
     total: int = 0
     copies: int = 0
-    #: Handed out since the job began, whole tasks and parts.
+    #: Assignments since the job began, whole tasks and parts.
     attempts: int = 0
     #: Quarantined batches of all epochs that are still listed; quarantined pieces that are not listed any more;
-    #: batches that somebody let go.
+    #: batches that were dropped by hand.
     failed_batches: int = 0
     forgotten: int = 0
     dropped_batches: int = 0
@@ -132,12 +131,12 @@ class FailedPiece(Reply, frozen=True, kw_only=True):
     attempts: int
     trainer: str
     error: str
-    #: The file, the first chunk, and the narrowest stretch of that file that the records are in.
+    #: The file, the first chunk, and the narrowest range of that file that has the records.
     url: str = ""
     chunk: int = 0
     first_record: int = 0
     records: int = 0
-    #: The very records, as far as they are few stretches.
+    #: The exact records, if they are few ranges.
     ranges: list[RecordRange] = []
 
 
@@ -145,18 +144,18 @@ class RaisedError(Reply, frozen=True, kw_only=True):
     """An error that the script raised in the last minutes, at one place of its code."""
 
     place: str
-    #: The newest one's.
+    #: Text of the newest one.
     error: str
-    #: Different batches at which it was raised; and those of them at which it was raised more than once.
+    #: Number of batches at which it was raised, and of those at which it was raised more than once.
     batches: int
     repeated: int
 
 
 class TableCounts(Reply, frozen=True, kw_only=True):
-    """Figures of an embedding table, on one pserver or on all. What is counted begins with the pservers' processes."""
+    """Figures of an embedding table, on one pserver or on all. Counts begin with the pservers' processes."""
 
     name: str
-    #: That exist, and their memory with slots and index.
+    #: Number of rows, and their memory with slots and index.
     rows: int = 0
     size_bytes: int = 0
     #: Ids that wait for admission.
@@ -171,7 +170,7 @@ class TableCounts(Reply, frozen=True, kw_only=True):
     evicted: int = 0
 
     def plus(self, other: TableCounts) -> TableCounts:
-        """Those of both."""
+        """Return the sum of both."""
         names = [name for name in self.__struct_fields__ if name != "name"]
         return TableCounts(name=self.name, **{name: getattr(self, name) + getattr(other, name) for name in names})
 
@@ -181,13 +180,13 @@ class EvaluationStatus(Reply, frozen=True, kw_only=True):
 
     name: str
     is_done: bool
-    #: Weighted means over what is done.
+    #: Weighted means over the finished tasks.
     metrics: dict[str, float]
     tasks: TaskCounts
 
 
 class StatusReply(Reply, frozen=True, kw_only=True):
-    """The job at a glance: ``flightedl status --json`` prints it as it is."""
+    """The job at a glance. ``flightedl status --json`` prints it unchanged."""
 
     job: str
     #: waiting, training, done or failed.
@@ -200,13 +199,13 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     raised: list[RaisedError] = []
     evaluations: list[EvaluationStatus] = []
     records: int = 0
-    #: Batches that trainers worked through since this master began, those worked through again included.
+    #: Batches that trainers finished since this master began, repeated ones included.
     batches: int = 0
-    #: Those of them for which the script gave the declared model no gradient.
+    #: Batches among them for which the script gave the declared model no gradient.
     idle_batches: int = 0
     #: Trainers that worked at the same time, each on a model of its own; 0 if any trainer shared what it trained.
     own_models: int = 0
-    #: Corrupt records that trainers passed over since this master began, in each epoch again; and parts of files that
+    #: Corrupt records that trainers skipped since this master began, counted in each epoch; and parts of files that
     #: the index leaves out, because not even their records can be counted.
     skipped_records: int = 0
     skipped_parts: int = 0
@@ -222,16 +221,16 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     mode: str = ""
     #: All of the mode, as a tagged object.
     mode_settings: dict[str, Any] = {}
-    #: What a change of the mode waits for; empty: none is under way.
+    #: Processes or rounds that a change of the mode waits for; empty if none is under way.
     mode_change: str = ""
     plan_hash: str = ""
-    #: Over all pservers, as they said last.
+    #: Sums over the last reports of all pservers.
     tables: list[TableCounts] = []
     checkpoint: str = ""
     checkpoint_age_s: float | None = None
-    #: What keeps checkpoints from being made; empty: nothing.
+    #: Trouble that keeps checkpoints from being made, or empty.
     checkpoint_alarm: str = ""
-    #: Tasks that counted as done and were missing in a pserver, since this master began: they are done again. Any
+    #: Tasks that counted as done but were missing in a pserver, since this master began. They are done again. Any
     #: number but 0 is a fault of flightedl, of a client in another language, or of a machine.
     missing_tasks: int = 0
     #: True if a trainer ended the job with ``job.stop()``: unfinished work stays unfinished.
@@ -239,70 +238,70 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     #: The trainer that ended the job, and its reason; empty if none did.
     stopped_by: str = ""
     stop_reason: str = ""
-    #: Why a stopped job is not whole, and no trainer makes it so; empty: it is, or may still become so.
+    #: Work that is missing in a stopped job and that no trainer will do. Empty if the job is or may become complete.
     unfinished: str = ""
-    #: Whether files may still join the dataset.
+    #: True if files may still join the dataset.
     is_growing: bool = False
-    #: What is wrong with the files of a dataset that is followed; empty: nothing.
+    #: Trouble with the files of a followed dataset, or empty.
     dataset_alarm: str = ""
-    #: Why files are no part of a dataset that was followed and is complete; each sentence names its file.
+    #: Reasons why files were left out of a completed followed dataset. Each sentence names its file.
     left_out: list[str] = []
-    #: What trainers reported of their work, since this master began: finished, failed, returned, outdated and so on.
+    #: Reports of trainers since this master began, by kind: finished, failed, returned, outdated and so on.
     reports: dict[str, int] = {}
-    #: The pieces of work that have been worked on for longest, and how long a whole task takes on average.
+    #: The pieces of work that have been running for longest, and seconds of a whole task on average.
     running: list[RunningPiece] = []
     task_s: float = 0.0
-    #: How often things happened since then, by the kind of event.
+    #: Number of events since this master began, by kind.
     events: dict[str, int] = {}
     error: str = ""
 
 
 class JobEvent(Reply, frozen=True, kw_only=True):
-    """Something that happened to the job."""
+    """An event of the job."""
 
     #: Counts the events of one master, from 1.
     number: int
     #: Seconds since 1970, by the master's clock.
     at: float
     kind: str
-    #: A trainer's id, "pserver-3" or "master"; empty: the job.
+    #: A trainer's id, "pserver-3" or "master"; empty for the job.
     who: str = ""
-    #: What, and why.
+    #: Description of the event and its reason.
     text: str = ""
     is_warning: bool = False
 
 
 class EventsRequest(Request, frozen=True, kw_only=True):
-    """Asks a master what has happened."""
+    """Asks a master for its events."""
 
-    #: Events with a higher number, of the master of this generation; of another master, all that it keeps.
+    #: Number of the last known event, and the generation of its master. Another master returns all its events.
     after: Natural = 0
     generation: Natural = 0
-    #: How long to wait where there are none.
+    #: Most seconds to wait if there are no events.
     wait_s: float = 0.0
 
 
 class EventsReply(Reply, frozen=True, kw_only=True):
-    """What has happened, oldest first."""
+    """Events of a job, oldest first."""
 
-    #: Of the master, which knows nothing of what happened before it led.
+    #: Generation of the master, which has no events from before it led.
     generation: int
     events: list[JobEvent]
-    #: How many that were asked for are not kept any more.
+    #: Number of requested events that are not kept any more.
     forgotten: int = 0
 
 
 class StacksRequest(Request, frozen=True, kw_only=True):
-    """Asks where the threads of a process stand; of a trainer, by way of the master."""
+    """Asks a server for the stacks of its threads, or a master for those of a trainer."""
 
-    #: Empty: of the process that is asked.
+    #: The trainer; empty for the server itself.
     trainer: str = ""
-    #: How long to wait for a trainer to say so.
+    #: Most seconds to wait for the trainer's report.
     wait_s: float = 0.0
 
 
 class StacksReply(Reply, frozen=True, kw_only=True):
-    """Names of threads, functions and files, without values; empty: the trainer has not said so."""
+    """Names of threads, functions and files, without values. Empty if the trainer has not reported them."""
 
     text: str
 

@@ -209,7 +209,7 @@ class LogRequest(Sender, frozen=True, kw_only=True):
     waiting_for: Text = ""
     #: Since it was through with a batch, in seconds.
     batch_s: float = 0.0
-    #: Seconds of its loop: "data", "script", "push", "wait" and "pull".
+    #: Seconds of its loop: "data", "script", "push", "wait" (for others of a round or for a version) and "pull".
     profile: Annotated[dict[Name, float], msgspec.Meta(max_length=8)] = {}
     #: What it does now: "data", "script" or, as long as it is with the parameter servers, "push"; empty: not known.
     doing: Text = ""

@@ -25,9 +25,7 @@ from flightedl.pserver.flight import PserverFlight
 from flightedl.pserver.meter import MEASURES
 from flightedl.pserver.metrics import figures
 from flightedl.pserver.service import PserverService
-from flightedl.rpc.authentication import Credentials, Role
 from flightedl.rpc.identity import ServerIdentity
-from flightedl.rpc.server import FlightServer
 
 _log = logging.getLogger(__name__)
 
@@ -61,15 +59,7 @@ class PserverProcess(ServerProcess[PserverSettings]):
             self._settings.table_memory_mb << 20,
             shares_memory=shares_memory,
         )
-        credentials = Credentials.load(self._settings.tls_dir, Role.SERVER)
-        server = FlightServer(
-            PserverFlight(service, self._clock, shares_memory=shares_memory).routes(),
-            ServerIdentity(self._settings.job, "pserver"),
-            host=self._settings.bind,
-            port=self._settings.port,
-            credentials=credentials,
-            clock=self._clock,
-        )
+        server = self._server(PserverFlight(service, self._clock, shares_memory=shares_memory).routes())
         service.refusals = lambda: server.refusals
         held = None
         try:

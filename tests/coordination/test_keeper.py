@@ -128,7 +128,7 @@ def test_an_unreachable_etcd_loses_the_key_at_two_thirds_of_its_time(
     held: HeldKey, coordinator: MemoryCoordinator, clock: ProcessClock, losses: list[str]
 ) -> None:
     coordinator.disconnect()
-    renewed_at = held._renewed_at
+    renewed_at = held._tenure.renewed_at
     eventually(lambda: losses)
     assert TTL_S * 2 / 3 <= clock.now() - renewed_at < TTL_S
     assert "not renewed for" in losses[0]
@@ -146,11 +146,11 @@ def test_an_outage_of_four_tenths_of_the_time_to_live_demotes_nobody_whenever_it
     held = HeldKey.claim(coordinator, clock, KEY, b"me", ttl_s, losses.append)
     assert held is not None
     # The worst moment: just before a renewal is sent.
-    eventually(lambda: clock.now() - held._renewed_at > ttl_s / 6 - 0.05)
+    eventually(lambda: clock.now() - held._tenure.renewed_at > ttl_s / 6 - 0.05)
     coordinator.disconnect()
     clock.pass_time(0.4 * ttl_s)
     coordinator.reconnect()
-    eventually(lambda: clock.now() - held._renewed_at < 0.3)
+    eventually(lambda: clock.now() - held._tenure.renewed_at < 0.3)
     assert held.is_held
     assert losses == []
     held.release()
@@ -176,7 +176,7 @@ def test_a_process_that_slept_past_its_lease_finds_itself_lost_before_it_asks(co
         held.write([Put(OTHER, b"1")])
     assert coordinator.get(OTHER) is None
     # Lost is for ever, even when a renewal is answered after all.
-    held._renewed_at = fake.now()
+    held._tenure.renewed_at = fake.now()
     assert not held.is_held
     held.release()
 
@@ -282,13 +282,13 @@ def test_with_real_etcd_a_key_survives_a_restart_and_is_lost_by_a_freeze(
     held = HeldKey.claim(coordinator, machine_clock, KEY, b"me", 3.0, losses.append)
     assert held is not None
     own_etcd.restart()
-    renewed_at = held._renewed_at
-    eventually(lambda: held._renewed_at > renewed_at)
+    renewed_at = held._tenure.renewed_at
+    eventually(lambda: held._tenure.renewed_at > renewed_at)
     assert held.write([Put(OTHER, b"1")]).committed
-    renewed_at = held._renewed_at
+    renewed_at = held._tenure.renewed_at
     own_etcd.freeze()
     eventually(lambda: losses)
-    assert 2.0 <= machine_clock.now() - max(renewed_at, held._renewed_at) < 3.0
+    assert 2.0 <= machine_clock.now() - max(renewed_at, held._tenure.renewed_at) < 3.0
     assert not held.is_held
     own_etcd.thaw()
     held.release()

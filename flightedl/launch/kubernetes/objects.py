@@ -1,20 +1,20 @@
 """All objects of a job, in the order in which they are applied.
 
-Masters and pservers are Deployments: which pod has which index is decided in etcd, not by its name. Each pod binds its
-own address. A pod that is told to end (SIGTERM) drains: a pserver asks for a checkpoint and waits for it, at most
-``drain_s``. So there is no hook before the signal. A rollout goes on to the next pod when the one before has been ready
-for a moment, which a pserver is when it has loaded what its predecessor left.
+Masters and pservers are Deployments: a pod claims its index in etcd, independent of its name. Each pod binds its own
+address. A pod that is told to end (SIGTERM) drains: a pserver asks for a checkpoint and waits for it, at most
+``drain_s``. So there is no hook before the signal. A rollout goes on to the next pod when the last one has been ready
+for a moment. A pserver is ready when it has loaded its predecessor's checkpoint.
 
-The trainers are a Job without completions: as many pods as ``parallelism`` says, until one of them ends well. A trainer
-ends well when all is trained, which then is true for all of them: the Job waits for the others and is complete.
+The trainers are a Job without completions: ``parallelism`` pods run until one of them succeeds. A trainer succeeds when
+all data is trained, so all others will, too: the Job waits for them and is complete.
 ``parallelism`` may change at any time, down to 0 and up again. Exit codes of trainers (docs/operations.md) decide:
 
 * 2 and 3: starting again does not help; the Job fails.
 * 75 and 143, and pods that the cluster took away: nothing is wrong; another pod, and it does not count.
 * anything else is a crash, and counts against ``backoffLimit``.
 
-The Job owns all other objects of the job, so that they go when it goes: ``ttlSecondsAfterFinished`` after its end, or
-when somebody deletes it.
+The Job owns all other objects of the job, so the cluster deletes them with it: ``ttlSecondsAfterFinished`` after its
+end, or when a user deletes it.
 
 The autoscaler is a Deployment of one. It may read and change the trainers' Job, list pods, and nothing else.
 """
@@ -80,7 +80,7 @@ def render(job: ClusterJob) -> list[Object]:
 
 
 def owned(objects: Sequence[Object], owner: Object, uid: str) -> list[Object]:
-    """Return the same objects, with an owner with which they go."""
+    """Return the same objects with an owner, so that the cluster deletes them with it."""
     reference = {
         "apiVersion": owner["apiVersion"],
         "kind": owner["kind"],

@@ -1,8 +1,8 @@
 """A whole job in one pod: ``flightedl run``, with its own etcd and all processes beside each other.
 
-For jobs that fit on one machine: processes reach each other by loopback and its memory, nothing needs certificates or
-network policies, and what dies inside is started again inside. The pod itself is replaced by the Job: the next one goes
-on from the newest checkpoint.
+For jobs that fit on one machine: processes reach each other by loopback and shared memory, need neither certificates
+nor network policies, and are restarted inside the pod. The Job replaces the pod itself: the next one goes on from the
+newest checkpoint.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def render(job: ClusterJob) -> list[Object]:
     arguments = ["run", f"--job={job.job}", f"--trainers={job.trainers}", f"--pservers={job.pservers}"]
     arguments.append(f"--output={WORK}/output")
     if job.checkpoint:
-        # The pod before may have ended before its first checkpoint.
+        # The last pod may have ended before its first checkpoint.
         arguments += [f"--checkpoint={job.checkpoint}", "--resume=auto"]
     arguments += [job.target, *(["--", *job.arguments] if job.arguments else [])]
     mounts, volumes = code_of(job)

@@ -28,7 +28,7 @@ USER = 10001
 
 
 def labels(job: ClusterJob, component: str = "") -> dict[str, str]:
-    """Labels that select the objects of a job, or of one of its components."""
+    """Return the labels that select the objects of a job, or of one of its components."""
     return labels_of(job.job, component)
 
 
@@ -72,13 +72,13 @@ def variable_of_pod(name: str, path: str) -> Object:
 
 
 def common_variables() -> list[Object]:
-    """Variables that allocator and gRPC read when the process starts, and directories to which it may write."""
+    """Return the variables that allocator and gRPC read when the process starts, and those of writable directories."""
     written = {"HOME": WORK, "NUMBA_CACHE_DIR": f"{WORK}/.numba", "PYTHONUNBUFFERED": "1"}
     return variables(tuned_environment() | written)
 
 
 def settings_of(job: ClusterJob) -> list[Object]:
-    """Sources of the settings that all processes share."""
+    """Return the sources of the settings that all processes share."""
     secret = [{"secretRef": {"name": job.secret}}] if job.secret else []
     return [{"configMapRef": {"name": job.job}}, *secret]
 
@@ -123,7 +123,7 @@ def pod(
         resources: What it requests, and its limits.
         container: Further fields of the container.
         spec: Further fields of the pod.
-        certificates: Role whose Secret has the pod's certificates. Empty, and without TLS: the pod has none.
+        certificates: Role whose Secret has the pod's certificates. Empty if it needs none.
         mounts: Further mounts of the container.
         volumes: Volumes of these mounts.
     """
@@ -147,7 +147,7 @@ def pod(
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         },
-        # Its last lines are then in its pod's status, for ``flightedl submit``.
+        # The pod's status then has the process's last lines, for ``flightedl submit``.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [*first, *mounts],
         **container,
@@ -173,7 +173,7 @@ def pod(
 
 
 def code_of(job: ClusterJob) -> tuple[list[Object], list[Object]]:
-    """Mounts and volumes of the code that is sent along."""
+    """Return mounts and volumes of the code that is sent along."""
     if not job.code:
         return [], []
     mount = {"name": "code", "mountPath": CODE, "readOnly": True}
@@ -183,7 +183,7 @@ def code_of(job: ClusterJob) -> tuple[list[Object], list[Object]]:
 def failure_policy(component: str, *more: tuple[str, Sequence[int]]) -> Object:
     """Return a Job's pod failure policy. ``more``: actions and the exit codes that lead to them."""
     codes = {"containerName": component, "operator": "In"}
-    # First: a pod that was taken away says so whatever its exit code is.
+    # First, because a pod that was taken away may have any exit code.
     rules: list[Object] = [{"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}]
     return {"rules": rules + [{"action": action, "onExitCodes": codes | {"values": [*each]}} for action, each in more]}
 

@@ -1,11 +1,11 @@
 """Pod templates of users, merged into the pods of a job.
 
 As in a strategic merge patch of Kubernetes, maps are merged, ``null`` removes a field, and lists whose entries have a
-key (``_KEYS``) are merged entry by entry. Other lists of maps, such as tolerations and ``envFrom``, are appended to,
-where Kubernetes replaces them: a job needs its own entries. Other values are replaced.
+key (``_KEYS``) are merged entry by entry. Other lists of maps, such as tolerations and ``envFrom``, are appended to.
+Kubernetes would replace them, but a job needs its own entries. Other values are replaced.
 
-The container of the process itself is called ``flightedl`` in a template, or by its role. An entry of another role is
-left out, so one template may serve several roles.
+A template names the container of the process itself ``flightedl``, or by its role. Entries of other roles are ignored,
+so one template may serve several roles.
 """
 
 from __future__ import annotations

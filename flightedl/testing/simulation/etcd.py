@@ -2,7 +2,7 @@
 
 * A lease is renewed as long as its owner is alive, awake, connected, and etcd is up; nothing is sent for it. When that
   ends, the last renewal was some part of a sixth of its time to live ago, and it ends a time to live after that.
-* The owner counts itself out at two thirds (``is_held``), as ``coordination.keeper`` does, and for ever.
+* The owner counts itself out after the product's part of its time to live (``domain.tenure``), and for ever.
 * While etcd is down or frozen no lease ends; after a restart all are extended. Frozen, it carries requests out later,
   when those who asked have given up: their outcome is unknown to them.
 """
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flightedl.domain.recovery.store_history import LIFE_REVISIONS, Sighting
+from flightedl.domain.tenure import TRUSTED_PART
 from flightedl.testing.simulation.world import Process, Reply, Violation, World
 
 LOCK = "master/lock"
@@ -64,8 +65,7 @@ class Lease:
     epoch: int = 0
 
     def is_held(self) -> bool:
-        """Whether the owner may still act: its own view, by its own clock."""
-        if self.last_s is not None and self.owner.world.now - self.last_s >= self.ttl_s * 2 / 3:
+        if self.last_s is not None and self.owner.world.now - self.last_s >= self.ttl_s * TRUSTED_PART:
             self.is_lost = True
         return not self.is_lost
 
