@@ -18,7 +18,7 @@ ROOT = Path(flightedl.__file__).resolve().parent.parent
 
 #: Part -> (most lines of its Python files, lines planned, its directories, without packages that are parts themselves).
 BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
-    "domain": (17_987, 16_000, ("flightedl/domain",)),
+    "domain": (18_010, 16_000, ("flightedl/domain",)),
     "client, torch": (9_325, 8_000, ("flightedl/client", "flightedl/torch")),
     "pserver, kernels": (9_451, 8_000, ("flightedl/pserver", "flightedl/kernels")),
     "rpc, wire, messages": (5_582, 4_500, ("flightedl/rpc", "flightedl/wire", "flightedl/messages")),
@@ -33,7 +33,7 @@ BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
     "testing": (9_445, 8_000, ("flightedl/testing",)),
     "tools/bench": (3_195, 3_000, ("tools/bench",)),
     "commands, examples, curves, rest": (
-        6_800,
+        6_760,
         6_400,
         ("tools", "flightedl/examples", "flightedl/curves", "flightedl"),
     ),
