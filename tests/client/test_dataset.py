@@ -88,6 +88,10 @@ class Listener:
         self.finished += 1
 
 
+#: Arrow imports pandas with the first list that it converts, which may take longer than a test may.
+_NUMBERS = pa.array([0])
+
+
 def empty_batches(task: AssignedTask) -> Iterator[pa.RecordBatch]:
     for number in range(task.assignment.first_batch, task.assignment.end_batch):
         yield pa.RecordBatch.from_pydict({"k": [number]})

@@ -1,10 +1,8 @@
 """The conversation with one pserver, through its restarts: what a transfer asks of it, and the messages that say so.
 
-A step is a stream of messages in lock-step: a few ahead, then one answer read for each message written, which keeps the
-data in the processor's cache and cannot deadlock. The stream is kept open from step to step; what its messages travel
-by is the business of ``step_channel``. In synchronous mode a
-block's fresh values come when its round has closed; what has not come by the end of a step is asked for again, in
-slices of time.
+A step is a conversation in lock-step on a stream that is kept open from step to step (``step_channel``). In synchronous
+mode a block's fresh values come when its round has closed; values that have not come by the end of a step are asked for
+again, in slices of time.
 
 What lies in one piece of memory is sent as it lies there: the blocks of a run (``runs_of``) travel in one message. The
 rows of tables travel in one, too, behind the blocks, or alone where they are looked up (``client.tables``).
@@ -15,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Protocol
+
+from msgspec.json import encode
 
 from flightedl.client.connections import Servers
 from flightedl.client.model.step_channel import LOCK_STEP_LIMIT_BYTES, StepChannel, StepStream
@@ -37,7 +37,6 @@ from flightedl.domain.trainer.transfers import (
     Verdict,
 )
 from flightedl.errors import MessageError
-from flightedl.messages.base import encode
 from flightedl.messages.parameters import LookupHeader, Outcome, PullTicket, PushHeader
 from flightedl.ports import Clock
 from flightedl.process import tracing
