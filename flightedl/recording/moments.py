@@ -15,6 +15,8 @@ Subject = tuple[Any, ...]
 JOB: Subject = ("job",)
 #: With a moment that is of no interest but to a trainer, or to blocks: values are read.
 VALUES: Subject = ("values",)
+#: Name of the first record of a core.
+BEGUN = "Begun"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +62,13 @@ class Teller:
     #: Of a process that is one.
     trainer: Subject = ("trainer", "")
 
-    def is_trainer(self, trainer: str) -> None:
-        """It is this trainer's."""
-        self.name, self.trainer = f"trainer {trainer}", ("trainer", trainer)
+    def begun(self, event: Any) -> None:
+        """A core of the process begins, and may name it."""
+        about = event["about"]
+        if trainer := about.get("trainer", event.get("trainer")):
+            self.name, self.trainer = f"trainer {trainer}", ("trainer", trainer)
+        elif "pserver" in about:
+            self.name = f"pserver {about['pserver']} ({about['generation']})"
 
 
 class Core:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from flightedl.messages.parameters import Outcome
-from flightedl.recording.moments import JOB, Core, Known, Moment, Subject, Teller, of_blocks
+from flightedl.recording.moments import BEGUN, JOB, Core, Known, Moment, Subject, Teller, of_blocks
 
 
 class LifeMoments(Core):
@@ -36,8 +36,7 @@ class BlockMoments(Core):
         self._spans: dict[int, tuple[int, int]] = {}
 
     def tell(self, name: str, event: Any, effects: Sequence[Mapping[str, Any]]) -> Iterator[Moment]:
-        if name == "Begun":
-            self.process.name = "pserver {pserver} ({generation})".format(**event["about"])
+        if name == BEGUN:
             self._spans = {begin: (begin, end) for (begin, end), _ in event["extents"]}
         elif name == "push":
             yield from self._pushed(event, effects)

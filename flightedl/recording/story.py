@@ -8,7 +8,7 @@ from dataclasses import replace
 from flightedl.errors import UsageError
 from flightedl.messages.decoding import builtins_from_json
 from flightedl.recording.master_moments import MasterMoments
-from flightedl.recording.moments import JOB, Core, Known, Moment, Subject, Teller
+from flightedl.recording.moments import BEGUN, JOB, Core, Known, Moment, Subject, Teller, ranges
 from flightedl.recording.pserver_moments import BlockMoments, LifeMoments, SnapshotMoments
 from flightedl.recording.reader import Recording
 from flightedl.recording.trainer_moments import (
@@ -78,6 +78,8 @@ def moments_of(recording: Recording, known: Known) -> Iterator[Moment]:
         core = cores[record.core]
         core.at = header.wall_s + record.at - header.clock_s
         event, effects = builtins_from_json(record.fields), builtins_from_json(record.effects)
+        if record.name == BEGUN:
+            process.begun(event)
         yield from core.tell(record.name, event, effects)
 
 
@@ -146,12 +148,7 @@ def text_of(moment: Moment) -> str:
 
 
 def _blocks(places: Iterable[tuple[int, int]]) -> str:
-    ranges: list[tuple[int, int]] = []
-    for begin, end in sorted(places):
-        if ranges and ranges[-1][1] == begin:
-            ranges[-1] = (ranges[-1][0], end)
-        else:
-            ranges.append((begin, end))
-    names = [str(begin) if end - begin == 1 else f"{begin}-{end - 1}" for begin, end in ranges]
-    is_one = len(ranges) == 1 and ranges[0][1] - ranges[0][0] == 1
+    found = ranges(number for place in places for number in range(*place))
+    names = [str(begin) if end - begin == 1 else f"{begin}-{end - 1}" for begin, end in found]
+    is_one = len(found) == 1 and found[0][1] - found[0][0] == 1
     return f"block{'' if is_one else 's'} {', '.join(names)}"

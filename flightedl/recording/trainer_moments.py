@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from flightedl.messages.parameters import Outcome
-from flightedl.recording.moments import VALUES, Core, Known, Moment, Subject, Teller, of_blocks, ranges, task_of
+from flightedl.recording.moments import BEGUN, VALUES, Core, Known, Moment, Subject, Teller, of_blocks, ranges, task_of
 
 Told = Sequence[Mapping[str, Any]]
 
@@ -20,8 +20,7 @@ class FeedMoments(Core):
         self._tasks: dict[int, tuple[Subject, str]] = {}
 
     def tell(self, name: str, event: Any, effects: Told) -> Iterator[Moment]:
-        if name == "Begun":
-            self.process.is_trainer(event["about"]["trainer"])
+        if name == BEGUN:
             self._evaluation = event["about"]["evaluation"]
             whole = f"its part in evaluation {self._evaluation}" if self._evaluation else "a loop over the data"
             yield self.moment(f"begins {whole}", *self._whole())
@@ -61,9 +60,7 @@ class LoopMoments(Core):
     """Of the batches that the script gets."""
 
     def tell(self, name: str, event: Any, effects: Told) -> Iterator[Moment]:
-        if name == "Begun":
-            self.process.is_trainer(event["about"]["trainer"])
-        elif name == "done":
+        if name == "done":
             batch = _batch_of(event["batch"]["Batch"])
             yield self.moment("is told that {}/{}/{} is done".format(*batch), ("batch", *batch), self.process.trainer)
         for each in effects:
@@ -98,9 +95,7 @@ class StepMoments(Core):
         self._said: dict[int, tuple[str, tuple[tuple[int, int], ...]]] = {}
 
     def tell(self, name: str, event: Any, effects: Told) -> Iterator[Moment]:
-        if name == "Begun":
-            self.process.is_trainer(event["about"]["trainer"])
-        elif name == "open_batch":
+        if name == "open_batch":
             *task, self._number = _batch_of(event["batch"]["Batch"])
             self._task, self._is_computed = (task[0], task[1]), False
         elif name in {"step", "push", "add"} and not self._is_computed:
@@ -221,9 +216,7 @@ class ElectionMoments(Core):
         super().__init__(process, known)
         self._said = ""
 
-    def tell(self, name: str, event: Any, effects: Told) -> Iterator[Moment]:
-        if name == "Begun":
-            self.process.is_trainer(event["trainer"])
+    def tell(self, name: str, event: Any, effects: Told) -> Iterator[Moment]:  # noqa: ARG002
         for each in effects:
             ((kind, step),) = each.items()
             text = _STEPS.get(kind, "").format(**step)
