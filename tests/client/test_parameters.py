@@ -321,6 +321,19 @@ class TestSums:
             assert first.must_repeat
             assert not first.waits
 
+    def test_another_loop_hears_nothing_of_batches_of_a_loop_that_was_left(self) -> None:
+        with Cluster(SHAPES, Async(push_every=3)) as cluster:
+            trainer = cluster.trainer()
+            trainer.begin(0)
+            trainer.parameters.step(ONES)
+            trainer.parameters.close_batch()
+            trainer.begin(1)
+            trainer.parameters.abandon_batch()
+            assert trainer.lost
+            trainer.begin(0)
+            (state,) = trainer.parameters.close_batch()
+            assert (state.number, state.waits, state.must_repeat) == (0, True, False)
+
     def test_a_gradient_counts_once_for_a_batch(self) -> None:
         with Cluster(SHAPES, Async(push_every=3)) as cluster:
             trainer = cluster.trainer()

@@ -351,6 +351,7 @@ class Dataset:
             while True:
                 if isinstance(step, HandOut):
                     if not self._open(feed, step.task, step.batch):
+                        self._records.pop((step.batch.reading, step.batch.number), None)
                         step = loop.denied(step.batch, feed.held)
                         continue
                     yield self._records[step.batch.reading, step.batch.number]

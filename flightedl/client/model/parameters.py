@@ -358,6 +358,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         """The loop was left at a batch: nothing of it goes on."""
         self.rows.forget()
         self.run(self.steps.abandon_batch())
+        # Another loop counts its readings anew.
+        self._changed.clear()
 
     def refresh(self) -> None:
         """Pull all blocks: as a member at or above its first round, else at whatever version they are."""
