@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -155,14 +156,9 @@ def against_tcp(one: Comparison) -> str:
 
 
 def processor_name() -> str:
-    """As the system calls it."""
-    try:
-        for line in _PROCESSORS.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
+    """Return the system's name of the processor."""
+    names = re.findall(r"^model name\s*: (.+)$", _PROCESSORS.read_text(), re.MULTILINE)
+    return names[0] if names else platform.machine()
 
 
 @click.command()

@@ -19,7 +19,7 @@ from flightedl.process.importing import require
 from .dense import STANDARD, compare, default_steps, flightedl_side
 from .floor import COUNT, floor_side
 from .modules import all_reduce, gloo_side
-from .sides import BusyCores, Side, measuring, print_json, print_table, ratio, say, take_turns
+from .sides import Side, busy_cores, measuring, print_json, print_table, ratio, say, take_turns
 from .trainer import Workload
 
 _SMALL_MB = 4 * COUNT / (1 << 20)
@@ -61,11 +61,10 @@ def by_floor(what: str, times: Sequence[Sequence[float]], limit: float) -> Bar:
 def when_busy(what: str, ours: Side, turns: int, limit: float) -> Bar:
     """Compare a step while each core runs a busy loop with one on the quiet machine, by turns."""
     quiet, busy = [], []
-    with BusyCores() as cores:
-        for _ in range(turns):
-            quiet.append(ours.run(_STEPS))
-            with cores.running():
-                busy.append(ours.run(_STEPS))
+    for _ in range(turns):
+        quiet.append(ours.run(_STEPS))
+        with busy_cores():
+            busy.append(ours.run(_STEPS))
     told = f"{1e3 * statistics.median(busy):.3f} ms", f"without {1e3 * statistics.median(quiet):.3f} ms"
     return Bar(f"{what}, a busy loop on each core: x of the time without", *told, ratio(busy, quiet), limit)
 

@@ -8,9 +8,9 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from signal import SIGCONT, SIGSTOP
 from typing import Any, Self
 
 import click
@@ -19,6 +19,9 @@ from rich.table import Table
 
 from ..options import Decorator, together
 from .workers import Worker, cpu_s, resident_bytes, started
+
+#: Time that an interpreter takes to start.
+_LOOPS_START_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,33 +172,17 @@ def ratio(times: Sequence[float], others: Sequence[float]) -> float:
     return statistics.median(one / other for one, other in zip(times, others, strict=True))
 
 
-class BusyCores:
-    """A busy loop for each core, stopped outside ``running``."""
-
-    def __init__(self) -> None:
-        self._loops: list[subprocess.Popen[bytes]] = []
-
-    def __enter__(self) -> Self:
-        for _ in range(os.cpu_count() or 1):
-            self._loops.append(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
-            self._loops[-1].send_signal(SIGSTOP)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for loop in self._loops:
+@contextlib.contextmanager
+def busy_cores() -> Iterator[None]:
+    """Run a busy loop for each core until the block ends."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    try:
+        time.sleep(_LOOPS_START_S)
+        yield
+    finally:
+        for loop in loops:
             loop.kill()
             loop.wait()
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Keep all cores busy for a block."""
-        for loop in self._loops:
-            loop.send_signal(SIGCONT)
-        try:
-            yield
-        finally:
-            for loop in self._loops:
-                loop.send_signal(SIGSTOP)
 
 
 def measuring(turns: int, least: int = 1) -> Decorator:
