@@ -21,7 +21,7 @@ BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
     "domain": (18_010, 16_000, ("flightedl/domain",)),
     "client, torch": (9_325, 8_000, ("flightedl/client", "flightedl/torch")),
     "pserver, kernels": (9_451, 8_000, ("flightedl/pserver", "flightedl/kernels")),
-    "rpc, wire, messages": (5_582, 4_500, ("flightedl/rpc", "flightedl/wire", "flightedl/messages")),
+    "rpc, wire, messages": (5_581, 4_500, ("flightedl/rpc", "flightedl/wire", "flightedl/messages")),
     "master, coordination, adapters, process": (
         8_160,
         7_500,
