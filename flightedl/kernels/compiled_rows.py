@@ -47,8 +47,7 @@ _TABLE = types.NamedTuple(  # type: ignore[no-untyped-call]
         _COUNTS,
         _LONGS,
         _LONGS,
-        _LONGS,
-        _WORDS,
+        _NUMBERS,
         _COUNTS,
         _COUNTS,
         _NUMBERS,
@@ -72,7 +71,7 @@ _SIGNATURES: dict[Callable[..., Any], Any] = {
     row_cuts.remove: types.void(_TABLE, _NUMBERS, _U64),
     row_cuts.scatter: types.void(_WORDS, _I64, _I64, _I64, _NUMBERS, _received(_U32)),
     row_cuts.collect: types.void(_WORDS, _I64, _I64, _I64, _NUMBERS, _WORDS),
-    row_cuts.next_wanted: _I64(_TABLE, _I64, _I64, _NUMBERS),
+    row_cuts.next_wanted: _I64(_TABLE, _I64, _I64, _I64, _NUMBERS),
     row_cuts.existing: _I64(_TABLE, _I64, _I64, _I64, _NUMBERS),
     rows.received: _I64(
         _received(_U32), _IDS, _NUMBERS, _LONGS, _NUMBERS, types.boolean, types.boolean, _COUNTS, _own(_I64, 2)

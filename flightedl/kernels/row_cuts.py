@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from flightedl.kernels.intrinsics import copy, trailing_zeros
+from flightedl.kernels.intrinsics import copy, longs_at, trailing_zeros
 from flightedl.kernels.row_index import find, made_record, mixed_id, remove_record
 from flightedl.kernels.row_records import (
     CURSOR,
-    CUT_HIGH,
+    CUT_SIZE,
+    END,
     HIGH,
+    WANTED,
     Ids,
     Records,
     Table,
@@ -69,20 +71,21 @@ def collect(words: Words, stride: int, at: int, width: int, records: Records, ou
         copy(out, i * width, words, records[i] * stride + at, width)
 
 
-def next_wanted(t: Table, oldest_version: int, oldest_epoch: int, records: Records) -> int:
-    """The next records that the cut has and that nobody has changed since; their number, 0 at the end.
+def next_wanted(t: Table, line: int, oldest_version: int, oldest_epoch: int, records: Records) -> int:
+    """Find the next records of a cut, by its line, that nobody has changed since; return their number, 0 at the end.
 
-    Who changes one of them from now on sets nothing aside: they have to be copied before the lock is given back.
+    A later change of one of them sets nothing aside: the caller copies them before it gives the lock back.
     """
-    state, found = t.state, 0
-    while found < records.size and state[CURSOR] < state[CUT_HIGH]:
-        at = state[CURSOR] >> 6
-        left = t.wanted[at] & ~t.dirty[at] & ~((_U1 << np.uint64(state[CURSOR] & 63)) - _U1)
-        state[CURSOR] = min((at + 1) << 6, state[CUT_HIGH])
+    found, cursor, end = 0, line * CUT_SIZE + CURSOR, t.cuts[line * CUT_SIZE + END]
+    wanted = longs_at(t.cuts, line * CUT_SIZE + WANTED)
+    while found < records.size and t.cuts[cursor] < end:
+        at = t.cuts[cursor] >> 6
+        left = wanted[at] & ~t.dirty[at] & ~((_U1 << np.uint64(t.cuts[cursor] & 63)) - _U1)
+        t.cuts[cursor] = min((at + 1) << 6, end)
         while left != _ZERO:
             record = (at << 6) + trailing_zeros(left)
             if found == records.size:
-                state[CURSOR] = record
+                t.cuts[cursor] = record
                 break
             left &= left - _U1
             if exists(t, record, oldest_version, oldest_epoch):

@@ -14,8 +14,12 @@ once.
 **Batches.** A row that is not in the cache costs a wait for memory, and its place in the index another. So ids go
 through in groups: first the lines of all are asked for, then the records that these name, and then the work is done.
 
-**Cuts.** ``dirty`` has a bit for each record that has changed since the last cut, ``wanted`` one for each record that
-the cut has. The first change of a wanted record that the cut has not come to yet copies it to ``undo``.
+**Cuts.** Up to ``MAX_CUTS`` may be read at once. ``dirty`` has a bit for each record that has changed since the newest
+cut began. Each cut has a line of numbers in ``cuts``: the record that its reading has come to, and where a bit for each
+record that it wants and the memory for old contents are. The first change of a record since the newest cut copies it
+for each cut that wants it and has not come to it. When another cut begins, the bits of records that have changed are
+taken out of ``wanted`` of those before it, and ``dirty`` begins anew. A cut whose memory is full is lost: ``UNDONE``
+says so.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 from numba.extending import register_jitable
 
-from flightedl.kernels.intrinsics import atomic_add, atomic_or, copy
+from flightedl.kernels.intrinsics import atomic_add, atomic_or, copy, longs_at, words_at
 
 Ids = npt.NDArray[np.uint64]
 Records = npt.NDArray[np.int64]
@@ -47,9 +51,8 @@ class Table(NamedTuple):
     #: A bit for each record.
     used: npt.NDArray[np.uint64]
     dirty: npt.NDArray[np.uint64]
-    wanted: npt.NDArray[np.uint64]
-    #: Records as they were at the cut.
-    undo: Words
+    #: (MAX_CUTS * CUT_SIZE,): see below.
+    cuts: npt.NDArray[np.int64]
     #: Rows by the version that updated them last, and by the epoch.
     by_version: npt.NDArray[np.int32]
     by_epoch: npt.NDArray[np.int32]
@@ -66,19 +69,26 @@ FREE = 1  # first of the chain of free ones, plus 1
 USED = 2
 SEGMENTS = 3
 DEPTH = 4  # bits of the directory's index
-CURSOR = 5  # records that the cut has come to
-CUT_HIGH = 6  # records that it may want; 0: there is no cut
-UNDO = 7
-OLDEST = 8  # rows of lower versions do not exist
-LIVE = 9  # rows of this version or higher
-RECORD_LIMIT = 10
-SEGMENT_LIMIT = 11
-SWEPT = 12
-CREATED = 13
-NOT_ADMITTED = 14
-REFUSED = 15
-EVICTED = 16
-STATE_SIZE = 17
+CUTS = 5  # lines of ``cuts`` that may be in use
+OLDEST = 6  # rows of lower versions do not exist
+LIVE = 7  # rows of this version or higher
+RECORD_LIMIT = 8
+SEGMENT_LIMIT = 9
+SWEPT = 10
+CREATED = 11
+NOT_ADMITTED = 12
+REFUSED = 13
+EVICTED = 14
+STATE_SIZE = 15
+
+# a line of ``cuts``
+CURSOR = 0  # record that reading has come to
+END = 1  # behind the last record that may be wanted; 0: there is no cut
+UNDONE = 2  # records copied before they changed, also those that found no room
+WANTED = 3  # address and size of a bit for each record
+UNDO = 5  # address and size of the copies
+CUT_SIZE = 7
+MAX_CUTS = 8
 
 # layout; -1: records have none
 STRIDE = 0
@@ -114,10 +124,23 @@ def change(t: Table, record: Any) -> None:
     if t.dirty[record >> 6] & bit != _ZERO:
         return
     atomic_or(t.dirty, record >> 6, bit)
-    state, stride = t.state, t.layout[STRIDE]
-    if state[CURSOR] <= record < state[CUT_HIGH] and t.wanted[record >> 6] & bit != _ZERO:
-        target = atomic_add(state, np.int64(UNDO), np.int64(1))
-        copy(t.undo, target * stride, t.words, record * stride, stride)
+    if t.state[CUTS]:
+        _set_aside(t, record, bit)
+
+
+@register_jitable
+def _set_aside(t: Table, record: Any, bit: Any) -> None:
+    """Copy a record for each cut that wants it and has not come to it."""
+    stride = t.layout[STRIDE]
+    for line in range(t.state[CUTS]):
+        at = line * CUT_SIZE
+        if t.cuts[at + CURSOR] <= record < t.cuts[at + END]:
+            if longs_at(t.cuts, at + WANTED)[record >> 6] & bit == _ZERO:
+                continue
+            target = atomic_add(t.cuts, np.int64(at + UNDONE), np.int64(1)) * stride
+            undo = words_at(t.cuts, at + UNDO)
+            if target + stride <= undo.size:
+                copy(undo, target, t.words, record * stride, stride)
 
 
 @register_jitable

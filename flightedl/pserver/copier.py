@@ -81,6 +81,7 @@ class SnapshotCopier:
         self._memory = memory
         self._blocks: list[StoredBlock | None] = [None] * block_count
         self._rows: list[CutRows] = []
+        self._are_rows_dropped = False
         self._left = block_count
         self._changed = threading.Condition()
         #: By block, 1: due and not copied.
@@ -128,10 +129,12 @@ class SnapshotCopier:
     def copy_rows(self, span: RowSpan, version: int, updates: int) -> None:
         """Cut the rows of a span, as the protocol says: they are copied behind it. The span's lock is held."""
         rows = CutRows(span, version, updates, self._command, is_base=not self.after)
-        self._rows.append(rows)
         if rows.is_base and self.after:
             self.give_up("rows do not know any more what has changed in them")
         with self._changed:
+            self._rows.append(rows)
+            if self._are_rows_dropped:
+                rows.cut.drop()
             for local in span.local:
                 self._due[local] = 0
             self._left -= len(span.local)
@@ -170,8 +173,11 @@ class SnapshotCopier:
         return sorted(self._rows, key=lambda rows: rows.span.first)
 
     def drop_rows(self) -> None:
-        """What was cut of tables is not wanted any more."""
-        for rows in self._rows:
+        """Give up what was cut of tables, and what a push is just cutting."""
+        with self._changed:
+            self._are_rows_dropped = True
+            dropped = list(self._rows)
+        for rows in dropped:
             rows.drop()
 
     def take_blocks(self) -> list[StoredBlock]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.pserver.block_values import BlocksDue, CopyBlocks
+from flightedl.errors import UnavailableError
 from flightedl.pserver.copier import SnapshotCopier
 from flightedl.pserver.held import Held
 
@@ -53,10 +54,10 @@ class Copying:
             return
         try:
             span.cut(copies, effect)
-        except MemoryError:
+        except (MemoryError, UnavailableError) as error:
             # Training goes on without them.
             self.drop(copies)
-            copies.give_up("there is no memory for the copies of its blocks and rows")
+            copies.give_up(str(error) or "there is no memory for the copies of its blocks and rows")
 
     def copy_due(self, copies: SnapshotCopier) -> None:
         """Copy every block that is due now, unless these copies were dropped."""

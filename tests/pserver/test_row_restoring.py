@@ -109,6 +109,7 @@ def chains_of(old: Rows, steps: list[tuple[set[int], float, int, str]]) -> list[
         for span, chain in zip(old.spans, chains, strict=True):
             cut = CutRows(span, version, version, command, is_base=not newest)
             stored: list[Any] = [] if what == "unread" else list(cut.stored())
+            cut.drop()
             if what == "cut":
                 chain.append((cut.span, stored))
         if what == "cut":

@@ -21,6 +21,7 @@ from flightedl.domain.tables.placement import BUCKETS
 from flightedl.domain.tables.reference import ReferenceTable
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import GradientError, MessageError, UnavailableError
+from flightedl.kernels.row_records import MAX_CUTS
 from flightedl.pserver.rows import norms, threads
 from flightedl.pserver.rows.incoming import IncomingRows
 from flightedl.pserver.rows.layout import new_table
@@ -134,6 +135,9 @@ class Pair:
             self.given_up += 1
             if len(self.chain) % 2:
                 chunks_of(cut, 200)
+            else:
+                cut.next_rows(200)
+            cut.drop()
             return
         self.newest, self.removed = str(1 + int(newest)), []
         self.chain.append((chunks_of(cut, 200), cut))
@@ -269,9 +273,9 @@ def test_a_cut_has_what_was_there_when_it_began(
         for one in (store, twin):
             push(one, version, *numbers)
             if version == 1:
-                cut_of(one, 1)
+                first = cut_of(one, 1)
                 if not is_base:
-                    chunks_of(one._cut)
+                    chunks_of(first)
     version = len(before)
     expected = content(twin, version, is_base=is_base)
     cut = cut_of(store, version, is_base=is_base)
@@ -575,13 +579,73 @@ def test_rounding_to_nearest_loses_what_is_small(dtype: Any) -> None:
     assert out.tolist() == [[1.0, 0.0, largest], [2.0**-20, 0.0, 1.0]]
 
 
-def test_a_cut_whose_place_another_takes_fails_and_does_not_end_as_if_it_had_everything() -> None:
+@settings(deadline=None, max_examples=40)
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from(["push", "push", "cut", "file", "read", "read", "drop"]),
+            st.lists(st.sampled_from(IDS), unique=True, max_size=12),
+        ),
+        max_size=40,
+    )
+)
+def test_cuts_that_are_read_at_once_have_what_was_there_when_each_began(steps: list[tuple[str, list[int]]]) -> None:
+    spec = TableSpec("t", 2, SGD(1.0), admit_after=2, evict=Evict(unused_versions=6))
+    store, reference = RowTables([spec], range(1024)), ReferenceTable(spec)
+    version = files = 0
+    reading: list[tuple[RowCut, dict[int, list[float]], dict[int, list[float]]]] = []
+    for what, numbers in [*steps, *[("read", list[int]())] * 400]:
+        if what == "push":
+            version += 1
+            push(store, version, *numbers)
+            gradients = {key: [1.0, 1.0] for key in numbers}
+            reference.update(gradients, version=version, epoch=0, number=version - 1)
+        elif what in {"cut", "file"} and len(reading) < MAX_CUTS:
+            files += what == "file"
+            cut = store.begin_cut(version, 0, file=str(files) if what == "file" else "", is_base=True)
+            now = {key: list(row.values) for key, row in reference.live(version, 0).items()}
+            reading.append((cut, now, {}))
+        elif reading:
+            cut, wanted, found = reading.pop(0)
+            if what == "drop":
+                cut.drop()
+            elif (chunk := cut.next_rows(60)) is not None:
+                found |= values_of([chunk])
+                reading.append((cut, wanted, found))
+            else:
+                assert found == wanted
+    assert not reading
+
+
+def test_an_increment_has_what_changed_before_a_cut_for_no_file() -> None:
     store = RowTables([SPEC], range(1024))
     push(store, 1, *range(20))
-    old = store.begin_cut(1, 0)
-    new = store.begin_cut(1, 0, is_base=True)
-    with pytest.raises(UnavailableError, match="taken the place"):
-        old.next_rows()
-    assert len(values_of(chunks_of(new))) == 20
-    store.begin_cut(1, 0, is_base=True)
-    assert new.next_rows() is None, "it had been read before"
+    content(store, 1)
+    push(store, 2, 3)
+    export = store.begin_cut(2, 0, is_base=True)
+    push(store, 3, 5)
+    assert sorted(content(store, 3, is_base=False)) == [3, 5]
+    assert values_of(chunks_of(export))[5] == [-1, -1]
+
+
+def test_no_more_cuts_are_read_at_once_than_there_is_place_for() -> None:
+    store = RowTables([SPEC], range(1024))
+    push(store, 1, *range(20))
+    cuts = [store.begin_cut(1, 0, is_base=True) for _ in range(MAX_CUTS)]
+    with pytest.raises(UnavailableError, match="ask again"):
+        store.begin_cut(1, 0, is_base=True)
+    cuts[3].drop()
+    push(store, 2, 1)
+    assert values_of(chunks_of(store.begin_cut(2, 0, is_base=True)))[1] == [-2, -2]
+    assert values_of(chunks_of(cuts[4]))[1] == [-1, -1]
+
+
+def test_a_cut_that_has_too_little_memory_for_what_changes_is_lost_and_no_other() -> None:
+    store = RowTables([SPEC], range(1024))
+    push(store, 1, *range(5000))
+    bounded = store.begin_cut(1, 0, is_base=True, most_bytes=1 << 12)
+    checkpoint = store.begin_cut(1, 0, file="1", is_base=True)
+    push(store, 2, *range(5000))
+    with pytest.raises(UnavailableError, match="memory"):
+        bounded.next_rows()
+    assert values_of(chunks_of(checkpoint)) == {number: [-1, -1] for number in range(5000)}

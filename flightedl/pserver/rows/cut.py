@@ -1,4 +1,4 @@
-"""The content of a store of rows at one moment, while it is read; see ``store``.
+"""The content of the tables at one moment, while it is read; see ``tables``.
 
 A cut is made of the tables' parts: rows, and ids that wait. Each is read in two passes: the records that nobody has
 changed since, up to the end, and then what was set aside of the others, of which there is no more then.
@@ -19,8 +19,7 @@ from flightedl.pserver.rows.memory import reserved
 from flightedl.pserver.rows.table import RowTable
 from flightedl.pserver.rows.values import CutTable, RowChunk
 
-_NO_IDS = _NO_BITS = np.empty(0, np.uint64)
-_NO_WORDS = np.empty(0, np.uint32)
+_NO_IDS = np.empty(0, np.uint64)
 _WORD_BYTES = 4
 
 
@@ -54,67 +53,71 @@ def _parts_of(tables: Iterable[RowTable]) -> list[tuple[RowTable, bool]]:
 
 
 def changes_of(tables: Sequence[RowTable], removed: Iterable[npt.NDArray[np.uint64]]) -> RowChanges:
-    """What has changed since the cut before; these rows are removed by the one that is made now."""
-    bits = []
-    for table, is_waiting in _parts_of(tables):
-        records = table.waiting if is_waiting else table.rows
-        bits.append(records.dirty[: -(-int(records.state[row_records.HIGH]) // 64)].copy())
-    return RowChanges(tuple(bits), tuple(removed))
+    """Return what has changed since the newest cut for a file; these rows are removed by the one that is made now."""
+    return RowChanges(
+        tuple(table.changed(is_waiting=is_waiting) for table, is_waiting in _parts_of(tables)), tuple(removed)
+    )
 
 
 class _Part:
-    """Rows of one table, or the ids that wait in it; ``changed`` None: all of them are wanted."""
+    """Rows of one table, or the ids that wait in it; ``changed`` None if all of them are wanted."""
 
     def __init__(
-        self, owner: RowTable, oldest: tuple[int, int], changed: npt.NDArray[np.uint64] | None, *, is_waiting: bool
+        self,
+        owner: RowTable,
+        line: int,
+        oldest: tuple[int, int],
+        changed: npt.NDArray[np.uint64] | None,
+        most_bytes: int | None,
+        *,
+        is_waiting: bool,
     ) -> None:
         self._owner = owner
         self._is_waiting = is_waiting
+        self._line = line
         self._oldest = oldest
-        self._undone = 0
-        table = self._table
+        self._given = 0
+        self._table = table = owner.part(is_waiting=is_waiting)
+        at = line * row_records.CUT_SIZE
+        self._numbers = table.cuts[at : at + row_records.CUT_SIZE]
         self._high = int(table.state[row_records.HIGH])
-        used = table.used[: -(-self._high // 64)]
-        wanted = used.copy() if changed is None else used & changed
-        count = int(np.bitwise_count(wanted).sum())
         self._row_bytes = int(table.layout[row_records.STRIDE]) * _WORD_BYTES
-        undo = reserved(count * self._row_bytes, np.uint32) if count else _NO_WORDS
-        self._ready = (wanted, undo)
+        used = table.used[: -(-self._high // 64)]
+        self._wanted = used.copy() if changed is None else used & changed
+        size_bytes = int(np.bitwise_count(self._wanted).sum()) * self._row_bytes
+        if most_bytes is not None:
+            size_bytes = min(size_bytes, max(most_bytes, self._row_bytes))
+        self._undo = reserved(size_bytes, np.uint32) if size_bytes else np.empty(0, np.uint32)
 
     def begin(self) -> None:
         """Set aside from now on what changes before it was read."""
-        table, (wanted, undo) = self._table, self._ready
-        table.dirty[: -(-self._high // 64)] = 0
-        table.state[[row_records.CURSOR, row_records.CUT_HIGH, row_records.UNDO]] = 0, self._high, 0
-        self._table = table._replace(wanted=wanted, undo=undo)
+        arrays = [number for array in (self._wanted, self._undo) for number in (array.ctypes.data, array.size)]
+        self._numbers[:] = [0, self._high, 0, *arrays]
+        state = self._table.state
+        state[row_records.CUTS] = max(int(state[row_records.CUTS]), self._line + 1)
 
-    @property
-    def _table(self) -> row_records.Table:
-        return self._owner.waiting if self._is_waiting else self._owner.rows
-
-    @_table.setter
-    def _table(self, table: row_records.Table) -> None:
-        if self._is_waiting:
-            self._owner.waiting = table
-        else:
-            self._owner.rows = table
+    def settle(self) -> None:
+        """Another cut begins: what has changed so far was set aside, and is not again."""
+        self._wanted &= ~self._table.dirty[: self._wanted.size]
 
     def next_rows(self, max_bytes: int) -> RowChunk | None:
-        table = self._table
+        table, numbers = self._table, self._numbers
+        if int(numbers[row_records.UNDONE]) * self._row_bytes > self._undo.nbytes:
+            raise UnavailableError("more rows have changed while a cut of them was read than it has memory for")
         most = max(1, max_bytes // self._row_bytes)
-        if table.state[row_records.CUT_HIGH]:
+        if numbers[row_records.END]:
             records = np.empty(most, np.int64)
-            records = records[: row_kernel(row_cuts.next_wanted)(table, *self._oldest, records)]
+            records = records[: row_kernel(row_cuts.next_wanted)(table, self._line, *self._oldest, records)]
             if records.size:
                 return self._chunk(table.words, records)
-            table.state[[row_records.CURSOR, row_records.CUT_HIGH]] = 0
-        left = int(table.state[row_records.UNDO]) - self._undone
+            numbers[row_records.END] = 0
+        left = int(numbers[row_records.UNDONE]) - self._given
         if not left:
             self.end()
             return None
-        records = np.arange(self._undone, self._undone + min(left, most))
-        self._undone += records.size
-        chunk = self._chunk(table.undo, records)
+        records = np.arange(self._given, self._given + min(left, most))
+        self._given += records.size
+        chunk = self._chunk(self._undo, records)
         layout = table.layout
         exists: npt.NDArray[Any] = np.ones(records.size, np.bool_)
         for column, field, oldest in zip(
@@ -122,39 +125,47 @@ class _Part:
         ):
             if layout[field] >= 0:
                 exists &= column >= oldest
-        return chunk if exists.all() else self._chunk(table.undo, records[exists])
+        return chunk if exists.all() else self._chunk(self._undo, records[exists])
 
     def _chunk(self, words: npt.NDArray[np.uint32], records: npt.NDArray[np.int64]) -> RowChunk:
         return self._owner.chunk_of(words, records, is_waiting=self._is_waiting)
 
     def end(self) -> None:
         """Set nothing aside any more, and give back what was."""
-        table = self._table
-        table.state[[row_records.CURSOR, row_records.CUT_HIGH, row_records.UNDO]] = 0
-        self._table = table._replace(wanted=_NO_BITS, undo=_NO_WORDS)
-        self._ready = (_NO_BITS, _NO_WORDS)
+        self._numbers[:] = 0
+        self._wanted, self._undo = np.empty(0, np.uint64), np.empty(0, np.uint32)
 
 
 class RowCut:
-    """The content of a store at one moment. The lock of the span is held around each call.
+    """The content of the tables at one moment. The lock of the span is held around each call.
 
     Args:
         tables: Of the store.
+        line: Of this cut among those that are being read.
         version: Of the span.
         epoch: The highest of all batches applied so far.
-        changes: What is in it; None: everything.
+        changes: What is in it; None if everything is.
+        most_bytes: Memory of each part for rows that change before they are read; None: as much as all of them take.
 
     Raises:
         MemoryError: nothing was done.
     """
 
-    def __init__(self, tables: Sequence[RowTable], version: int, epoch: int, changes: RowChanges | None) -> None:
+    def __init__(
+        self,
+        tables: Sequence[RowTable],
+        line: int,
+        version: int,
+        epoch: int,
+        changes: RowChanges | None,
+        most_bytes: int | None = None,
+    ) -> None:
         self.version = version
         self.epoch = epoch
+        self.line = line
         self.is_base = changes is None
-        #: All rows were given.
-        self.is_read = False
-        self._is_displaced = False
+        #: No rows are to be given any more.
+        self.is_over = False
         #: By table number.
         removed = (_NO_IDS,) * len(tables) if changes is None else changes.removed
         self.tables: Sequence[CutTable] = [
@@ -163,37 +174,38 @@ class RowCut:
         ]
         bits = (None,) * (2 * len(tables)) if changes is None else changes.records
         self._left = [
-            _Part(table, table.oldest(version, epoch), changed, is_waiting=is_waiting)
+            _Part(table, line, table.oldest(version, epoch), changed, most_bytes, is_waiting=is_waiting)
             for (table, is_waiting), changed in zip(_parts_of(tables), bits, strict=True)
         ]
+
+    def begin(self) -> None:
+        """Set aside from now on what changes before it was read."""
         for part in self._left:
             part.begin()
 
+    def settle(self) -> None:
+        """Another cut begins."""
+        for part in self._left:
+            part.settle()
+
     def next_rows(self, max_bytes: int = 1 << 22) -> RowChunk | None:
-        """The next rows, of about so many bytes; None: that was all, and the cut is complete, or it was dropped.
+        """Return the next rows, of about so many bytes; None if that was all, or the cut was dropped.
 
         A chunk may be empty. Its arrays are its own.
 
         Raises:
-            UnavailableError: a later cut took its place, and the rest is not known any more.
+            UnavailableError: the memory for changes was not enough, and the rest is lost.
         """
-        if self._is_displaced:
-            raise UnavailableError("a later cut of these rows has taken the place of this one")
         while self._left:
             chunk = self._left[0].next_rows(max_bytes)
             if chunk is not None:
                 return chunk
             del self._left[0]
-        self.is_read = True
+        self.is_over = True
         return None
 
-    def displace(self) -> None:
-        """Drop the rest for a later cut, and have the reader notice."""
-        self._is_displaced = not self.is_read
-        self.drop()
-
     def drop(self) -> None:
-        """The rest is not wanted any more. Also after its end."""
+        """Give up the rest. Also after its end."""
         for part in self._left:
             part.end()
-        self._left, self.is_read = [], True
+        self._left, self.is_over = [], True

@@ -13,8 +13,6 @@ _SEGMENT_BYTES = row_records.LINES * 64
 #: Of an index with nothing in it.
 _FIRST_SEGMENTS = 2
 _NO_COUNTS = np.empty(0, np.int32)
-_NO_BITS = np.empty(0, np.uint64)
-_NO_WORDS = np.empty(0, np.uint32)
 _VERSIONS_BYTES = 1 << 34
 _EPOCHS_BYTES = 1 << 24
 
@@ -48,8 +46,7 @@ def new_table(layout: list[int], memory_bytes: int, *, is_counted_by_age: bool) 
         counts,
         reserved(bits, np.uint64),
         reserved(bits, np.uint64),
-        _NO_BITS,
-        _NO_WORDS,
+        np.zeros(row_records.MAX_CUTS * row_records.CUT_SIZE, np.int64),
         by_version,
         by_epoch,
         state,
@@ -62,7 +59,8 @@ def new_table(layout: list[int], memory_bytes: int, *, is_counted_by_age: bool) 
 def size_of(table: row_records.Table) -> int:
     """Bytes that it has touched."""
     state = table.state.tolist()
-    records = (state[row_records.HIGH] + state[row_records.UNDO]) * int(table.layout[row_records.STRIDE]) * _WORD_BYTES
+    undone = int(table.cuts[row_records.UNDONE :: row_records.CUT_SIZE].sum())
+    records = (state[row_records.HIGH] + undone) * int(table.layout[row_records.STRIDE]) * _WORD_BYTES
     index = state[row_records.SEGMENTS] * (_SEGMENT_BYTES + 8) + (_WORD_BYTES << state[row_records.DEPTH])
     return int(records + index + state[row_records.HIGH] // 4)
 

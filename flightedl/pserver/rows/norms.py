@@ -23,6 +23,10 @@ class Measured(Protocol):
 
     rows: row_records.Table
 
+    def changed(self, *, is_waiting: bool) -> npt.NDArray[np.uint64]:
+        """Return a bit for each record that has changed since the newest cut for a file."""
+        ...
+
     def floats_of(self, records: Records) -> npt.NDArray[np.float32]:
         """(n, dim) values."""
         ...
@@ -49,7 +53,8 @@ class SmallRows:
         size = -(-int(table.state[row_records.HIGH]) // TOGETHER) * (TOGETHER >> 6)
         unseen = np.zeros(size, np.uint64)
         unseen[: self._unseen.size] = self._unseen
-        unseen |= table.dirty[:size]
+        changed_bits = measured.changed(is_waiting=False)
+        unseen[: changed_bits.size] |= changed_bits
         self._unseen = unseen
         small, looked_at = [np.empty(0, np.int64)], 0
         for start in range(0, size << 6, TOGETHER):

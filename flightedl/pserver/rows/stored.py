@@ -32,9 +32,9 @@ class CutRows:
         numbers = span.numbers
         self.span = StoredRowSpan(numbers.start, len(numbers), version, updates, span.epoch)
         self._lock = span.lock
-        self._cut = span.begin_cut(version, file=command.name, after=command.after, is_base=is_base)
+        self.cut = span.begin_cut(version, file=command.name, after=command.after, is_base=is_base)
         #: All rows are there.
-        self.is_base = self._cut.is_base
+        self.is_base = self.cut.is_base
         #: Of what was given so far.
         self.size_bytes = 0
 
@@ -47,7 +47,7 @@ class CutRows:
 
     def _stored(self) -> Iterator[StoredRows]:
         nothing, no_rows = np.empty(0, np.uint32), np.empty((0, 0), np.float32)
-        for number, table in enumerate(self._cut.tables):
+        for number, table in enumerate(self.cut.tables):
             yield StoredRows(
                 self.span.first,
                 number,
@@ -62,7 +62,7 @@ class CutRows:
             )
         while True:
             with self._lock:
-                chunk = self._cut.next_rows()
+                chunk = self.cut.next_rows()
             if chunk is None:
                 break
             kind = WAITING if chunk.is_waiting else f"{ROWS_OF}{chunk.values.dtype.name}"
@@ -81,7 +81,7 @@ class CutRows:
     def drop(self) -> None:
         """They are not wanted any more."""
         with self._lock:
-            self._cut.drop()
+            self.cut.drop()
 
 
 def chunk_of(spec: TableSpec, stored: StoredRows) -> RowChunk:

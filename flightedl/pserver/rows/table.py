@@ -67,9 +67,10 @@ class RowTable:
         self.value_words = layout[0] - layout[row_records.AT_VALUES]
         self.half = "" if spec.dtype == "float32" else spec.dtype
         self.salt, self._key = spec.salt, spec.key
-        self._handle = handle
         self._beside = np.empty(row_records.SCRATCH_SIZE, np.uint64), np.empty(row_records.SCRATCH_SIZE, np.int64)
+        #: Records, and their index.
         self.rows = new_table(layout, memory_bytes, is_counted_by_age=True)
+        row_handles.write_handle(handle, self.rows, self._beside, self.salt, spec.dim, self.value_words)
         is_counting = spec.admit_after > 1 and spec.admission == "exact"
         self.waiting = new_table(waiting, memory_bytes if is_counting else 0, is_counted_by_age=False)
         sketch_bytes = 1 << (spec.sketch_bytes.bit_length() - 1)
@@ -78,19 +79,12 @@ class RowTable:
         self._init = init_numbers(spec.init)
         self._small = None if evict is None or evict.norm_below is None else SmallRows(evict.norm_below)
         self._removed = 0
+        #: A bit for each record of the rows, and of the ids that wait, that has changed since the newest cut for a file
+        #: and before the newest cut.
+        self._changed = [np.empty(0, np.uint64), np.empty(0, np.uint64)]
         _compile_for(spec)
         #: Whether rows expire.
         self.ages = evict is not None and (evict.goes_by_version or evict.goes_by_epoch)
-
-    @property
-    def rows(self) -> row_records.Table:
-        """Records, and their index."""
-        return self._rows
-
-    @rows.setter
-    def rows(self, table: row_records.Table) -> None:
-        self._rows = table
-        row_handles.write_handle(self._handle, table, self._beside, self.salt, self.spec.dim, self.value_words)
 
     # reads
 
@@ -236,11 +230,30 @@ class RowTable:
             return np.ascontiguousarray(found.view(np.uint16)[:, : self.spec.dim])
         return found.view(np.float32)
 
-    # checkpoints
+    # cuts
+
+    def part(self, *, is_waiting: bool) -> row_records.Table:
+        """Return the ids that wait, or the rows."""
+        return self.waiting if is_waiting else self.rows
+
+    def changed(self, *, is_waiting: bool) -> npt.NDArray[np.uint64]:
+        """Return a bit for each record that has changed since the newest cut for a file."""
+        table = self.part(is_waiting=is_waiting)
+        found = table.dirty[: -(-int(table.state[row_records.HIGH]) // 64)].copy()
+        before = self._changed[is_waiting]
+        found[: before.size] |= before
+        return found
+
+    def begin_cut(self, *, is_for_file: bool) -> None:
+        """Note changes anew from now on; the cuts that are being read have settled with those so far."""
+        for is_waiting in (False, True):
+            self._changed[is_waiting] = np.empty(0, np.uint64) if is_for_file else self.changed(is_waiting=is_waiting)
+            table = self.part(is_waiting=is_waiting)
+            table.dirty[: -(-int(table.state[row_records.HIGH]) // 64)] = 0
 
     def chunk_of(self, words: npt.NDArray[np.uint32], records: npt.NDArray[np.int64], *, is_waiting: bool) -> RowChunk:
         """Copies of records in ``words``."""
-        table = self.waiting if is_waiting else self.rows
+        table = self.part(is_waiting=is_waiting)
         layout = table.layout
 
         def column(field: int) -> npt.NDArray[np.uint32]:
@@ -266,7 +279,7 @@ class RowTable:
 
     def restore(self, chunk: RowChunk) -> None:
         """Take rows over; ids are those of the store's buckets."""
-        table = self.waiting if chunk.is_waiting else self.rows
+        table = self.part(is_waiting=chunk.is_waiting)
         records = np.empty(chunk.ids.size, np.int64)
         if not chunk.is_waiting and self.waiting.state[row_records.USED]:
             row_kernel(row_cuts.look_up)(self.waiting, chunk.ids, self.salt, records)

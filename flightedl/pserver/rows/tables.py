@@ -11,7 +11,8 @@ round closes, they are summed by id, in the order of arrival, or of the batches,
 
 **Cuts.** ``begin_cut`` is instantaneous: the cut's content is what exists then, wherever its reading has got to. It is
 read in chunks (``RowCut.next_rows``), each of which takes a millisecond or two; a row that changes before it was read
-is set aside first. A cut has everything (a *base*) or what has changed since the cut that some file was made of (an
+is set aside first. Several cuts may be read at once, and none disturbs another. A cut has everything (a *base*) or what
+has changed since the cut that some file was made of (an
 *increment*, see ``domain.checkpoint.changes``): whoever reads a base and its increments drops before each of these what
 it names as removed, takes the last of each row, and drops what does not exist by the last cut's ``oldest``, version and
 epoch.
@@ -34,10 +35,12 @@ from flightedl.domain.checkpoint.changes import ChangesSince
 from flightedl.domain.exactly_once.batches import Batch
 from flightedl.domain.tables.placement import BUCKETS, buckets_of
 from flightedl.domain.tables.spec import TableSpec
+from flightedl.errors import UnavailableError
 from flightedl.kernels import row_rules
 from flightedl.kernels.compiled_rows import RowPush, row_kernel
 from flightedl.kernels.plain import index_size
 from flightedl.kernels.row_handles import HANDLE_SIZE
+from flightedl.kernels.row_records import MAX_CUTS
 from flightedl.pserver.rows.calls import RowCalls
 from flightedl.pserver.rows.cut import RowChanges, RowCut, changes_of, merged
 from flightedl.pserver.rows.memory import ADDRESS_BYTES, RowMemory, machine_bytes
@@ -90,7 +93,8 @@ class RowTables:
         self._size_bytes = 0
         self._note_size()
         self._round: list[_Contribution] = []
-        self._cut: RowCut | None = None
+        #: By line, those that are being read, or were.
+        self._cuts: dict[int, RowCut] = {}
         self._changes: ChangesSince[RowChanges] = ChangesSince(merged)
 
     def read(self, table: int, ids: Ids, version: int, epoch: int, out: Floats) -> int:
@@ -235,25 +239,47 @@ class RowTables:
         """Whether there can be an increment on this file."""
         return self._changes.knows(file)
 
-    def begin_cut(self, version: int, epoch: int, *, file: str = "", after: str = "", is_base: bool = False) -> RowCut:
-        """Cut what is there now, to be read from now on; a cut that is still being read fails.
+    def begin_cut(
+        self,
+        version: int,
+        epoch: int,
+        *,
+        file: str = "",
+        after: str = "",
+        is_base: bool = False,
+        most_bytes: int | None = None,
+    ) -> RowCut:
+        """Cut what is there now, to be read from now on beside the cuts before it.
 
         Args:
             version: Of the span.
             epoch: The highest of all batches applied so far.
-            file: That is made of it, by which later cuts may name it.
+            file: The file that is made of it, by which later cuts may name it; empty: none, so it removes nothing and
+                later increments do not count from it.
             after: The newest file that counts; a cut has what has changed since, and everything where that is unknown.
             is_base: It has everything in any case.
+            most_bytes: As for ``RowCut``.
 
         Raises:
             MemoryError: there is none for what the cut may have to set aside; no cut is made.
+            UnavailableError: as many cuts are being read as can be.
         """
-        if self._cut is not None:
-            self._cut.displace()
-        removed = [table.remove_small(version, epoch) for table in self._tables]
-        changes = self._changes.cut(file, after, changes_of(self._tables, removed))
-        self._cut = RowCut(self._tables, version, epoch, None if is_base else changes)
-        return self._cut
+        self._cuts = {line: cut for line, cut in self._cuts.items() if not cut.is_over}
+        line = next((line for line in range(MAX_CUTS) if line not in self._cuts), None)
+        if line is None:
+            raise UnavailableError(f"{MAX_CUTS} cuts of these rows are being read: ask again")
+        changes = None
+        if file:
+            removed = [table.remove_small(version, epoch) for table in self._tables]
+            changes = self._changes.cut(file, after, changes_of(self._tables, removed))
+        cut = RowCut(self._tables, line, version, epoch, None if is_base else changes, most_bytes)
+        for other in self._cuts.values():
+            other.settle()
+        for table in self._tables:
+            table.begin_cut(is_for_file=bool(file))
+        cut.begin()
+        self._cuts[line] = cut
+        return cut
 
     def restore(self, chunk: RowChunk) -> None:
         """Take rows over, before anybody has seen the store; ids of other buckets are left out.
