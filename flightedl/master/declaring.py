@@ -7,7 +7,7 @@ from flightedl.domain.master.effects import Undeclared
 from flightedl.domain.master.events import ModelPlanned
 from flightedl.domain.model.declared import parameters_of, tables_of
 from flightedl.domain.model.optimizers import Optimizer
-from flightedl.domain.model.sharding import plan_for
+from flightedl.domain.model.sharding import placed, placement_of, plan_for
 from flightedl.master.growing import Growing
 from flightedl.master.indexing import DatasetIndexing
 from flightedl.master.state import JobState
@@ -59,4 +59,5 @@ class Declaring:
         Optimizer.from_json(declared.optimizer).check_names([spec.name for spec in specs])
         Mode.from_json(declared.mode)
         plan = plan_for(specs, self._state.pserver_count, tables=tables_of(declared))
-        return ModelPlanned(declared, plan.hash, plan.block_count)
+        placement = placement_of(plan)
+        return ModelPlanned(declared, placed(plan, placement).hash, plan.block_count, placement)

@@ -23,7 +23,8 @@ from flightedl.coordination.keys import JobKeys
 from flightedl.domain.checkpoint.manifest import Manifest, Skipped, candidates, examine, manifest_name
 from flightedl.domain.checkpoint.restoring import saved_plan
 from flightedl.domain.master.stored import values_of_checkpoint
-from flightedl.domain.model.declared import parameters_of, plan_of
+from flightedl.domain.model.declared import parameters_of, tables_of
+from flightedl.domain.model.sharding import placed, placement_of, plan_for
 from flightedl.errors import CorruptError, FencedError, NotFoundError, UnavailableError, UsageError
 from flightedl.messages.base import decode, encode
 from flightedl.messages.declarations import ArrivalRecord, ElectionRecord, JobDeclaration
@@ -138,10 +139,17 @@ def redeclared(manifest: Manifest, pserver_count: int) -> JobDeclaration:
     declaration = decode(manifest.declaration, JobDeclaration)
     if declaration.model is None:
         raise CorruptError(f"checkpoint {manifest.number} has no model")
-    saved_plan(manifest, parameters_of(declaration.model.declaration))
-    plan = plan_of(declaration.model, pserver_count, manifest.cut_for)
+    declared = declaration.model
+    parameters = parameters_of(declared.declaration)
+    saved_plan(manifest, parameters)
+    plan = plan_for(parameters, pserver_count, manifest.cut_for, tables_of(declared.declaration))
+    placement = placement_of(plan, 1 + (0 if declared.placement is None else declared.placement.version))
     model = msgspec.structs.replace(
-        declaration.model, pservers=pserver_count, plan_hash=plan.hash, cut_for=manifest.cut_for
+        declared,
+        pservers=pserver_count,
+        plan_hash=placed(plan, placement).hash,
+        cut_for=manifest.cut_for,
+        placement=placement,
     )
     return msgspec.structs.replace(declaration, model=model)
 

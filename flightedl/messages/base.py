@@ -6,7 +6,8 @@ Rules:
   nothing was done. Replies tolerate unknown fields, so that a server may be newer than its client.
 * Whatever can be retried carries its identity: a pushed batch its ``BatchIdentity``, a report its ``attempt``, a
   trainer its ``generation``, a member its ``member``. Generations of the *servers* travel in headers of the transport.
-* Whatever goes to a pserver about its blocks names the shard plan that the sender means (``plan_hash``).
+* Whatever goes to a pserver about its blocks names the shard plan that the sender means (``plan_hash``), and with it
+  the version of its placement.
 * Numbers that identify (epoch, task, batch, attempt, generation, member) are non-negative.
 """
 

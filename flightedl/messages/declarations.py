@@ -101,6 +101,19 @@ class ModelDeclaration(Request, frozen=True, kw_only=True):
     tables: Annotated[list[dict[str, Any]], msgspec.Meta(max_length=10_000)] = []
 
 
+class Placement(Reply, frozen=True, kw_only=True):
+    """Owners of all blocks and buckets; the master stores it, and another version places the same blocks otherwise.
+
+    Owners are runs in the order of the blocks: index of a pserver, and how many neighbours it owns.
+    """
+
+    version: int
+    pservers: int
+    blocks: list[tuple[int, int]]
+    #: Empty without tables.
+    buckets: list[tuple[int, int]] = []
+
+
 class DeclaredModel(Reply, frozen=True, kw_only=True):
     """The declared model and its distribution on the pservers."""
 
@@ -109,6 +122,8 @@ class DeclaredModel(Reply, frozen=True, kw_only=True):
     plan_hash: str
     #: Number of pservers for which the parameters were cut into blocks; 0: ``pservers``.
     cut_for: int = 0
+    #: Owners of the blocks; None if an older version declared the model: then they are computed.
+    placement: Placement | None = None
     #: The mode after a change while the job ran; None: the declared one.
     mode: dict[str, Any] | None = None
     #: True if it comes from a checkpoint and no trainer has declared it since. No trainer works with it yet, and the

@@ -104,7 +104,7 @@ class JobModel:
         )
         declared = self._process.ask_master("declare_model", encode(declaration), DeclaredModel)
         tables = [self._tables[name].spec for name in sorted(self._tables)]
-        plan = plan_for(specs, declared.pservers, declared.cut_for, tables)
+        plan = plan_for(specs, declared.pservers, declared.cut_for, tables, declared.placement)
         if plan.hash != declared.plan_hash:
             raise DeclarationError(
                 "this trainer computes another shard plan: run the same flightedl version everywhere"

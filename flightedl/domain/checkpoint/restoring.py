@@ -8,6 +8,7 @@ more of the files, and no others.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,11 +16,11 @@ from flightedl.domain.checkpoint.manifest import Manifest, ShardFile
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.model.declared import tables_of
 from flightedl.domain.model.parameters import ParameterSpec
-from flightedl.domain.model.sharding import ShardPlan, plan_for
+from flightedl.domain.model.sharding import ShardPlan, placed, plan_for
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import CorruptError, MessageError, UsageError
 from flightedl.messages.base import decode
-from flightedl.messages.declarations import JobDeclaration
+from flightedl.messages.declarations import JobDeclaration, Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +43,16 @@ class FilePart:
 
 
 def saved_plan(manifest: Manifest, parameters: Sequence[ParameterSpec]) -> ShardPlan:
-    """The plan by which a checkpoint was written.
+    """Return the plan by which a checkpoint was written; without a stored placement, the computed one.
 
     Raises:
         UsageError: the parameters are others, or this version cuts them otherwise.
     """
-    plan = plan_for(parameters, manifest.pserver_count, manifest.cut_for, saved_tables(manifest))
+    tables, placement = _saved(manifest)
+    plan = plan_for(parameters, manifest.pserver_count, manifest.cut_for, tables)
+    if placement is not None:
+        with contextlib.suppress(UsageError):
+            plan = placed(plan, placement)
     if plan.hash != manifest.plan_hash:
         raise UsageError(
             f"checkpoint {manifest.number} is of other parameters, or of a flightedl that cuts them into other blocks: "
@@ -57,11 +62,16 @@ def saved_plan(manifest: Manifest, parameters: Sequence[ParameterSpec]) -> Shard
 
 
 def saved_tables(manifest: Manifest) -> list[TableSpec]:
-    """The tables that a checkpoint has rows of. CorruptError: its declaration is none."""
+    """Return the tables that a checkpoint has rows of. CorruptError: its declaration is none."""
+    return _saved(manifest)[0]
+
+
+def _saved(manifest: Manifest) -> tuple[list[TableSpec], Placement | None]:
+    """Return the tables of a checkpoint, and the placement of its blocks if one was stored."""
     declaration = manifest.stored_declaration
     try:
         model = None if declaration is None else decode(declaration, JobDeclaration).model
-        return [] if model is None else tables_of(model.declaration)
+        return ([], None) if model is None else (tables_of(model.declaration), model.placement)
     except (MessageError, UsageError) as error:
         raise CorruptError(f"checkpoint {manifest.number} has a declaration that is none: {error}") from None
 

@@ -157,7 +157,9 @@ class Declaring:
         if state.declaration.model is not None:
             return
         count = state.settings.pserver_count
-        reply = DeclaredModel(declaration=event.declared, pservers=count, plan_hash=event.plan_hash)
+        reply = DeclaredModel(
+            declaration=event.declared, pservers=count, plan_hash=event.plan_hash, placement=event.placement
+        )
         state.declaration = replace(state.declaration, model=reply)
         state.begin_membership(reply, None)
         state.touch()

@@ -18,6 +18,7 @@ from flightedl.messages.declarations import (
     DeclaredDataset,
     EvaluationDeclaration,
     ModelDeclaration,
+    Placement,
 )
 from flightedl.messages.status import PserverStatusReply
 from flightedl.messages.tasks import (
@@ -117,6 +118,7 @@ class ModelPlanned:
     declared: ModelDeclaration
     plan_hash: str
     block_count: int
+    placement: Placement | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,20 +18,7 @@ def tables_of(declaration: ModelDeclaration) -> list[TableSpec]:
     return [TableSpec.from_json(table) for table in declaration.tables]
 
 
-def plan_of(model: DeclaredModel, pserver_count: int | None = None, cut_for: int | None = None) -> ShardPlan:
-    """The shard plan of a declared model.
-
-    Args:
-        model: As declared.
-        pserver_count: None: as it is.
-        cut_for: For how many pservers the parameters were cut; None: as it is.
-
-    Raises:
-        UsageError: something declared is not valid.
-    """
-    return plan_for(
-        parameters_of(model.declaration),
-        model.pservers if pserver_count is None else pserver_count,
-        model.cut_for if cut_for is None else cut_for,
-        tables_of(model.declaration),
-    )
+def plan_of(model: DeclaredModel) -> ShardPlan:
+    """Return the shard plan of a declared model. UsageError: something declared is not valid."""
+    declared = model.declaration
+    return plan_for(parameters_of(declared), model.pservers, model.cut_for, tables_of(declared), model.placement)

@@ -1,8 +1,12 @@
 """Blocks and the shard plan: which pserver owns which slice of which parameter.
 
-A *block* is a contiguous slice of one parameter, flattened in C order. The *plan* is a pure function of the declared
-parameters and the number of pservers, so everybody computes it; its hash, carried in every message, proves that both
-sides mean the same. Block numbers count through the parameters in order.
+A *block* is a contiguous slice of one parameter, flattened in C order. The *cut* into blocks is a pure function of the
+declared parameters and a number of pservers, so everybody computes it, and it never changes. The owners of the blocks
+are computed once, by the master, which stores them as a ``Placement`` with a version. The hash of the *plan*, cut and
+placement together, is carried in every message and proves that both sides mean the same: it names the cut, and behind
+a dot the version of the placement. Block numbers count through the parameters in order.
+
+A job that was declared by a version without placements has the computed one, which is part of its plan's hash.
 
 Derivation. Lay all T bytes of the model in one line, in declared order. With P pservers and R rounds the line is cut at
 ``j * T / (P * R)``; stretch j belongs to pserver ``j % P``. Each pserver so gets R stretches of equal length, whatever
@@ -30,6 +34,7 @@ import hashlib
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +43,7 @@ from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.tables.placement import BUCKETS, buckets_of_pserver
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import NotFoundError, UsageError
+from flightedl.messages.declarations import Placement
 
 #: The rules of this module; part of every plan's hash. A plan of another version is another plan.
 PLAN_VERSION = 3
@@ -76,7 +82,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShardPlan:
-    """All blocks of a model. The four arrays have one entry per block, (n,) int64; ``hash`` is 32 hex digits."""
+    """All blocks of a model. The four arrays have one entry per block, (n,) int64; ``hash``: see the module."""
 
     parameters: tuple[ParameterSpec, ...]
     pserver_count: int
@@ -86,6 +92,10 @@ class ShardPlan:
     block_pservers: Integers
     version: int = PLAN_VERSION
     tables: tuple[TableSpec, ...] = ()
+    #: Version of the stored placement; 0 if the owners are computed.
+    placement: int = 0
+    #: Owner of each bucket, (BUCKETS,) int64, if a placement is stored.
+    bucket_pservers: Integers | None = None
     hash: str = field(init=False)
     #: Parameter name -> its number.
     numbers_by_name: dict[str, int] = field(init=False, repr=False)
@@ -130,6 +140,10 @@ class ShardPlan:
             raise NotFoundError(f"there is no pserver {pserver}; the plan has {self.pserver_count}")
         first = self.block_count
         found = buckets_of_pserver(pserver, self.pserver_count) if self.tables else range(0)
+        if self.bucket_pservers is not None:
+            own = np.flatnonzero(self.bucket_pservers == pserver)
+            found = range(int(own[0]), int(own[-1]) + 1) if own.size else range(0)
+            assert own.size == len(found), "the buckets of a pserver are neighbours"
         return range(first + found.start, first + found.stop)
 
     def positions_of(self, pserver: int) -> list[int]:
@@ -267,15 +281,54 @@ def reassigned(plan: ShardPlan, pserver_count: int) -> ShardPlan:
 
 
 def plan_for(
-    parameters: Sequence[ParameterSpec], pserver_count: int, cut_for: int = 0, tables: Sequence[TableSpec] = ()
+    parameters: Sequence[ParameterSpec],
+    pserver_count: int,
+    cut_for: int = 0,
+    tables: Sequence[TableSpec] = (),
+    placement: Placement | None = None,
 ) -> ShardPlan:
-    """The plan of a job whose parameters were cut into blocks for ``cut_for`` pservers (0: for as many as it has now).
+    """Return the plan of a job whose parameters were cut for ``cut_for`` pservers (0: for as many as it has now).
+
+    Args:
+        parameters: In declared order.
+        pserver_count: Of the job.
+        cut_for: Likewise.
+        tables: In declared order.
+        placement: As stored; None if the owners are to be computed.
 
     Raises:
-        UsageError: as ``plan_shards``.
+        UsageError: as ``plan_shards``; or the placement is of other blocks.
     """
     plan = plan_shards(parameters, cut_for or pserver_count, tables=tables)
+    if placement is not None:
+        return placed(plan, placement)
     return plan if plan.pserver_count == pserver_count else reassigned(plan, pserver_count)
+
+
+def placement_of(plan: ShardPlan, version: int = 1) -> Placement:
+    """Return the owners of a plan as they are stored."""
+    buckets = [pserver for pserver in range(plan.pserver_count) for _ in plan.buckets_of(pserver)]
+    owners = (plan.block_pservers.tolist(), buckets)
+    blocks, buckets_ = ([(owner, len(list(run))) for owner, run in groupby(each)] for each in owners)
+    return Placement(version=version, pservers=plan.pserver_count, blocks=blocks, buckets=buckets_)
+
+
+def placed(plan: ShardPlan, placement: Placement) -> ShardPlan:
+    """Return the blocks of a plan with the owners of a stored placement. UsageError: it is of other blocks."""
+    owners, buckets = (
+        np.array([owner for owner, count in runs for _ in range(count)], np.int64)
+        for runs in (placement.blocks, placement.buckets)
+    )
+    known = set(owners.tolist()) | set(buckets.tolist())
+    if (owners.size, buckets.size) != (plan.block_count, plan.bucket_count) or known - {*range(placement.pservers)}:
+        raise UsageError(f"placement {placement.version} is of other blocks than the job's: run one version everywhere")
+    return replace(
+        plan,
+        pserver_count=placement.pservers,
+        block_pservers=owners,
+        placement=placement.version,
+        bucket_pservers=buckets if plan.tables else None,
+    )
 
 
 def _cuts(parameters: Sequence[ParameterSpec], ends: Integers, stretch_count: int) -> list[int]:
@@ -339,10 +392,11 @@ def _hash(plan: ShardPlan) -> str:
     for parameter in plan.parameters:
         text = f"{parameter.name!r} {parameter.shape} {parameter.dtype}"
         digest.update(f"{len(text)} {text}\n".encode())
-    digest.update(f"{plan.version} {plan.pserver_count} {plan.block_count}\n".encode())
-    for array in (plan.block_parameters, plan.block_starts, plan.block_stops, plan.block_pservers):
+    count, owners = (0, ()) if plan.placement else (plan.pserver_count, (plan.block_pservers,))
+    digest.update(f"{plan.version} {count} {plan.block_count}\n".encode())
+    for array in (plan.block_parameters, plan.block_starts, plan.block_stops, *owners):
         digest.update(array.astype("<i8").tobytes())
     for table in plan.tables:
         text = f"table {table.name!r} {table.dim} {table.dtype}"
         digest.update(f"{len(text)} {text}\n".encode())
-    return digest.hexdigest()
+    return f"{digest.hexdigest()}.{plan.placement}" if plan.placement else digest.hexdigest()

@@ -7,7 +7,7 @@ from struct import Struct
 import numpy as np
 
 from flightedl.domain.model.sharding import ShardPlan
-from flightedl.domain.tables.placement import buckets_of, buckets_of_pserver
+from flightedl.domain.tables.placement import buckets_of
 from flightedl.errors import GradientError, MessageError
 from flightedl.kernels import rows
 from flightedl.kernels.compiled_rows import row_kernel
@@ -38,7 +38,8 @@ class IncomingRows:
 
     def __init__(self, plan: ShardPlan, index: int) -> None:
         self._tables = plan.tables
-        self._buckets = buckets_of_pserver(index, plan.pserver_count)
+        numbers = plan.buckets_of(index)
+        self._buckets = range(numbers.start - plan.block_count, numbers.stop - plan.block_count)
         self._ends = np.array([self._buckets.start, self._buckets.stop], np.int64)
         self._dims = np.array([table.dim for table in plan.tables], np.int64)
         self._salts = np.array([table.salt for table in plan.tables], np.uint64)

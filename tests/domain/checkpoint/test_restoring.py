@@ -14,7 +14,7 @@ from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.exactly_once.batches import Batch
 from flightedl.domain.model.optimizers import SGD
 from flightedl.domain.model.parameters import ParameterSpec
-from flightedl.domain.model.sharding import BLOCK_BYTES, plan_for, plan_shards, reassigned
+from flightedl.domain.model.sharding import BLOCK_BYTES, placed, placement_of, plan_for, plan_shards, reassigned
 from flightedl.domain.tables.placement import BUCKETS
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import UsageError
@@ -147,6 +147,26 @@ def test_each_bucket_has_one_owner_and_brings_what_is_applied_to_it(before, afte
         owners = [next(p.file.index for p in parts if number in p.blocks) for number in plan.positions_of(index)]
         assert all(applied.has(place, Batch(0, owner, 0)) for place, owner in enumerate(owners))
     assert seen == list(range(count, count + BUCKETS))
+
+
+def test_a_checkpoint_names_its_placement_and_one_without_has_the_computed_one():
+    made = with_tables(3)
+    computed = saved_plan(made, PARAMETERS)
+    declared = ModelDeclaration(parameters=[], optimizer={}, mode={}, tables=[each.to_json() for each in TABLES])
+    placement = placement_of(computed, 4)
+    plan = placed(computed, placement)
+    model = DeclaredModel(declaration=declared, pservers=3, plan_hash=plan.hash, placement=placement)
+    stored = msgspec.structs.replace(
+        made, plan_hash=plan.hash, declaration=msgspec.Raw(encode(JobDeclaration(model=model)))
+    )
+    found = saved_plan(stored, PARAMETERS)
+    assert (found.placement, found.hash) == (4, plan.hash)
+    for index in range(3):
+        assert found.positions_of(index) == computed.positions_of(index)
+        (part,) = recut(made, computed, found, index)
+        assert part.is_whole
+    with pytest.raises(UsageError, match="other parameters"):
+        saved_plan(stored, PARAMETERS[:1])
 
 
 def test_tables_are_part_of_the_plan():
