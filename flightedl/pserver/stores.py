@@ -46,11 +46,8 @@ class Span(Protocol):
     local: range
     is_split: bool
     lock: threading.Lock
-
-    @property
-    def offsets(self) -> Sequence[int]:
-        """Bytes of the wire where each block starts and the last one ends; empty for buckets."""
-        ...
+    #: Bytes of the wire where each block starts and the last one ends; empty for buckets.
+    offsets: Sequence[int]
 
     def get_ready(self, needs: Needs, received: Any) -> Any:
         """Have all memory that a push may take; return ``received``, copied if it outlives the message.
@@ -73,15 +70,7 @@ class Span(Protocol):
     def piece(
         self, numbers: range, version: int, outcome: Outcome, wanted: TableRows = NO_ROWS, *, is_for_many: bool = False
     ) -> OutgoingBlocks:
-        """Return values of some of the blocks, to be sent.
-
-        Args:
-            numbers: Of the blocks.
-            version: That the values have.
-            outcome: Of the blocks.
-            wanted: The rows to be sent, of buckets.
-            is_for_many: Others will want this version, too: it is kept for them until it changes.
-        """
+        """Return values of some of the blocks, or the wanted rows; kept if others want this version, too."""
         ...
 
     def within(self, numbers: range, wanted: TableRows) -> TableRows:
@@ -89,11 +78,7 @@ class Span(Protocol):
         ...
 
     def cut(self, copies: SnapshotCopier, copy: CopyBlocks, lead: int | None = None) -> None:
-        """Copy blocks for a cut, before they change; ``lead`` as for ``SnapshotCopier.copy``.
-
-        Raises:
-            MemoryError: the copies are incomplete.
-        """
+        """Copy blocks for a cut, before they change. MemoryError: the copies are incomplete."""
         ...
 
     def parts(self, into: Sequence[range], version: int) -> list[Self]:

@@ -14,6 +14,7 @@ from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import ShardPlan, plan_for
 from flightedl.domain.tables.evict import Evict
 from flightedl.domain.tables.optimizers import RowAdam
+from flightedl.domain.tables.placement import bucket_of, buckets_of
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.formats.row_batches import StoredRows, StoredRowSpan
 from flightedl.pserver.rows.store import RowStore
@@ -43,6 +44,7 @@ class Rows:
     """The rows of all pservers, which get the same pushes."""
 
     def __init__(self, spec: TableSpec, count: int) -> None:
+        self.spec = spec
         self.plan: ShardPlan = plan_for([ParameterSpec("w", (10,))], count, 1, [spec])
         self.stores = [RowStore(self.plan, index, 0) for index in range(count)]
         self.spans = [span for store in self.stores for span in store.distinct()]
@@ -51,7 +53,7 @@ class Rows:
         for span in self.spans:
             span.epoch = epoch
             own = np.array(sorted(ids), np.uint64)
-            own = own[[not span.rows.check(0, own[place : place + 1]) for place in range(own.size)]]
+            own = own[np.isin(buckets_of(own, self.spec.salt), span.buckets)]
             gradients = np.full((own.size, 2), gradient, np.float32)
             push = [TableGradients(0, own, gradients)]
             span.rows.update(push, version=version, epoch=epoch, number=version - 1)
@@ -61,7 +63,9 @@ class Rows:
         for span in self.spans:
             for row_id in IDS:
                 one, out = np.array([row_id], np.uint64), np.empty((1, 2), np.float32)
-                if not span.rows.check(0, one) and span.rows.read(0, one, version, epoch, out):
+                if bucket_of(int(row_id), self.spec.salt) in span.buckets and span.rows.read(
+                    0, one, version, epoch, out
+                ):
                     found[int(row_id)] = out[0].tolist()
         return found
 

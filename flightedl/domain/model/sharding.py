@@ -164,10 +164,6 @@ class ShardPlan:
         first, last = np.searchsorted(self.block_parameters, (number, number + 1))
         return range(int(first), int(last))
 
-    def blocks_of_parameter(self, name: str) -> tuple[Block, ...]:
-        """The parameter's blocks by rising start. NotFoundError: no such parameter."""
-        return tuple(self.block(number) for number in self.block_range(name))
-
 
 def block_limit(parameters: Sequence[ParameterSpec], pserver_count: int) -> int:
     """The most bytes of a block, and of a run, of a model on so many pservers."""
@@ -223,10 +219,7 @@ def plan_shards(
     Raises:
         UsageError: no pserver, neither parameters nor tables, or two of one name.
     """
-    if pserver_count < 1:
-        raise UsageError(
-            f"this job has {pserver_count} pservers, and a model needs one: start it with --pservers 1 or more"
-        )
+    _require_pserver(pserver_count)
     if not parameters and not tables:
         raise UsageError("a model needs at least 1 parameter, or a table")
     _require_distinct("parameters", [parameter.name for parameter in parameters])
@@ -236,6 +229,11 @@ def plan_shards(
         return ShardPlan((), pserver_count, nothing, nothing, nothing, nothing.copy(), tables=tuple(tables))
     limit = block_limit(parameters, pserver_count) if block_bytes is None else block_bytes
     return replace(_divide(tuple(parameters), pserver_count, limit), tables=tuple(tables))
+
+
+def _require_pserver(count: int) -> None:
+    if count < 1:
+        raise UsageError(f"this job has {count} pservers, and a model needs one: start it with --pservers 1 or more")
 
 
 def _require_distinct(kind: str, names: Sequence[str]) -> None:
@@ -257,10 +255,7 @@ def reassigned(plan: ShardPlan, pserver_count: int) -> ShardPlan:
     Raises:
         UsageError: no pserver.
     """
-    if pserver_count < 1:
-        raise UsageError(
-            f"this job has {pserver_count} pservers, and a model needs one: start it with --pservers 1 or more"
-        )
+    _require_pserver(pserver_count)
     sizes = plan.block_bytes
     loads = [(0, index) for index in range(pserver_count)]
     owners = np.empty(plan.block_count, np.int64)

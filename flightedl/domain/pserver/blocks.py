@@ -68,7 +68,6 @@ from flightedl.domain.pserver.block_values import (
     Update,
     ViewTaken,
 )
-from flightedl.domain.pserver.first_values import FirstValues
 from flightedl.errors import CorruptError, MessageError
 from flightedl.messages.control import ViewRequest
 from flightedl.messages.parameters import Outcome
@@ -115,7 +114,8 @@ class BlockProtocol:
         self._view = PserverView(mode)
         #: (member, trainer, generation) of everybody in the view.
         self._senders: frozenset[tuple[int, str, int]] = frozenset()
-        self._first_values = FirstValues()
+        #: Block number -> the election (its create_revision) whose first values it has.
+        self._elections: dict[int, int] = {}
         self._is_restored = False
         #: By number, the cuts whose blocks are being copied.
         self._cuts: dict[int, SnapshotCut] = {}
@@ -194,16 +194,19 @@ class BlockProtocol:
     # first values
 
     def initialize(self, number: int, election: int) -> bool:
-        """Whether a block takes first values of this election now; the caller has them ready, and writes them."""
-        span = self._span_of[number]
-        if span.updates or self._is_restored or not self._first_values.may_take(number, election):
+        """Return True if a block takes first values of this election now; the caller has them ready, and writes them.
+
+        An elected trainer may die on the way: a newer election's values replace an older one's, block by block, and
+        never the other way round. They count when all blocks have those of one election that is done.
+        """
+        if self._span_of[number].updates or self._is_restored or election < self._elections.get(number, 0):
             return False
-        self._first_values.took(number, election)
+        self._elections[number] = election
         return True
 
     def initialized_count(self, election: int) -> int:
         """Blocks that have the first values of this election."""
-        return self._first_values.count(election)
+        return sum(known == election for known in self._elections.values())
 
     # pushes
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -10,26 +10,15 @@ import numpy.typing as npt
 from flightedl.kernels import row_cuts, row_records
 from flightedl.kernels.compiled_rows import row_kernel
 
+if TYPE_CHECKING:
+    from flightedl.pserver.rows.table import RowTable
+
 #: Records whose norms are computed together: a multiple of 64.
 TOGETHER = 1 << 14
 #: Records that one cut looks at, about.
 A_CUT = 1 << 20
 
 Records = npt.NDArray[np.int64]
-
-
-class Measured(Protocol):
-    """The rows of a table."""
-
-    rows: row_records.Table
-
-    def changed(self, *, is_waiting: bool) -> npt.NDArray[np.uint64]:
-        """Return a bit for each record that has changed since the newest cut for a file."""
-        ...
-
-    def floats_of(self, records: Records) -> npt.NDArray[np.float32]:
-        """(n, dim) values."""
-        ...
 
 
 class SmallRows:
@@ -47,7 +36,7 @@ class SmallRows:
         #: A bit for each record that has changed since its norm was looked at.
         self._unseen = np.empty(0, np.uint64)
 
-    def found(self, measured: Measured, oldest: tuple[int, int]) -> Records:
+    def found(self, measured: RowTable, oldest: tuple[int, int]) -> Records:
         """The records of rows that are too small; those of lower versions and epochs than ``oldest`` are no rows."""
         table = measured.rows
         size = -(-int(table.state[row_records.HIGH]) // TOGETHER) * (TOGETHER >> 6)

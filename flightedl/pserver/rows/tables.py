@@ -3,8 +3,8 @@
 What becomes of a row is said in ``flightedl.domain.tables.reference``; this is the same, fast and in little memory. A
 store is for buckets of one history: where a pserver's buckets differ in that, each range has a store of its own.
 
-Ids are (n,) uint64, contiguous, without repetitions within a call (``check``), and in the store's buckets. ``version``
-is the span's, see the reference; ``epoch`` the highest of all batches applied to the span so far.
+Ids are (n,) uint64, contiguous, without repetitions within a call, and in the store's buckets (see ``incoming``).
+``version`` is the span's, see the reference; ``epoch`` the highest of all batches applied to the span so far.
 
 **Rounds.** Contributions are kept as they came (``add``), not copied: whoever adds them leaves them alone. When the
 round closes, they are summed by id, in the order of arrival, or of the batches, and the sum is applied like a push.
@@ -20,7 +20,7 @@ epoch.
 **Memory** is bounded (``memory``): beyond that no new rows are made. Their gradients are dropped and counted as
 ``refused``; reads of them give what ``unknown`` says. Rows that are there are updated on.
 
-Not thread-safe: the lock of the span is held around every call but ``check``, here and of ``RowCut``. Calls release the
+Not thread-safe: the lock of the span is held around every call, here and of ``RowCut``. Calls release the
 GIL.
 """
 

@@ -8,12 +8,18 @@ from flightedl.domain.model.sharding import (
     BLOCK_BYTES,
     ELEMENTS_LIMIT,
     MINIMUM_ELEMENTS,
+    Block,
     ShardPlan,
     block_limit,
     plan_shards,
     runs_of,
 )
 from flightedl.errors import NotFoundError, UsageError
+
+
+def blocks_of(plan: ShardPlan, name: str) -> list[Block]:
+    """Return the blocks of a parameter by rising start."""
+    return [plan.block(number) for number in plan.block_range(name)]
 
 
 def resnet50() -> list[ParameterSpec]:
@@ -68,7 +74,7 @@ def check(plan: ShardPlan, block_bytes: int = BLOCK_BYTES) -> None:
     assert (np.diff(plan.block_parameters) >= 0).all()
     expected_start = 0
     for number, parameter in enumerate(plan.parameters):
-        blocks = plan.blocks_of_parameter(parameter.name)
+        blocks = blocks_of(plan, parameter.name)
         expected_start = 0
         for block in blocks:
             assert (block.parameter, block.start) == (number, expected_start)
@@ -101,29 +107,26 @@ def test_neighbours_stay_together() -> None:
     plan = plan_shards(bert_base(), 4)
     pairs = [(p.name, p.name.replace("weight", "bias")) for p in plan.parameters if len(p.shape) == 2 and "." in p.name]
     pairs = [(weight, bias) for weight, bias in pairs if bias in plan.numbers_by_name]
-    owners = [
-        (plan.blocks_of_parameter(weight)[-1].pserver, plan.blocks_of_parameter(bias)[0].pserver)
-        for weight, bias in pairs
-    ]
+    owners = [(blocks_of(plan, weight)[-1].pserver, blocks_of(plan, bias)[0].pserver) for weight, bias in pairs]
     assert len(pairs) == 73
     assert sum(first == second for first, second in owners) >= 65
 
 
 def test_any_few_layers_lie_on_all_pservers() -> None:
     plan = plan_shards(bert_base(), 4)
-    layer = [b.pserver for p in plan.parameters if p.name.startswith("5.") for b in plan.blocks_of_parameter(p.name)]
+    layer = [b.pserver for p in plan.parameters if p.name.startswith("5.") for b in blocks_of(plan, p.name)]
     assert set(layer) == {0, 1, 2, 3}
 
 
 def test_equal_pieces_instead_of_a_small_rest() -> None:
     plan = plan_shards([ParameterSpec("w", (393_216 + 16_000,))], 1)
-    assert [block.size for block in plan.blocks_of_parameter("w")] == [204_608, 204_608]
+    assert [block.size for block in blocks_of(plan, "w")] == [204_608, 204_608]
 
 
 def test_a_power_of_two_model_gets_whole_messages() -> None:
     plan = plan_shards([ParameterSpec("w", (16 << 20,))], 2)
     assert plan.block_count == 32
-    assert {block.size for block in plan.blocks_of_parameter("w")} == {524_288}
+    assert {block.size for block in blocks_of(plan, "w")} == {524_288}
     assert plan.block_bytes[plan.blocks_of(1)].sum() == 32 << 20
 
 
