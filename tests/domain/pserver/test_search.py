@@ -1,4 +1,4 @@
-"""Which checkpoint a pserver loads, and which first values its blocks have."""
+"""The search for the checkpoint that a pserver loads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 from msgspec.structs import replace
 
 from flightedl.domain.checkpoint.manifest import Link, Manifest, ShardFile, Skipped, manifest_name, shard_name
-from flightedl.domain.pserver.first_values import FirstValues
 from flightedl.domain.pserver.search import CheckpointSearch, Found, ListFiles, LoadBlocks, NothingFound, ReadManifest
 
 
@@ -148,16 +147,3 @@ def test_when_all_that_was_listed_is_gone_the_store_is_listed_again():
     assert search.listed(store.sizes) == ReadManifest(2)
     assert isinstance(search.manifest_read(store.data[2]), LoadBlocks)
     assert search.loaded() == Found(2, ())
-
-
-def test_values_of_a_newer_election_replace_older_ones_block_by_block():
-    values = FirstValues()
-    for block in (0, 1):
-        assert values.may_take(block, 5)
-        values.took(block, 5)
-    assert values.count(5) == 2
-    assert values.may_take(0, 6)
-    values.took(0, 6)
-    assert (values.count(5), values.count(6)) == (1, 1)
-    assert not values.may_take(0, 5)
-    assert values.may_take(1, 5), "the same again"
