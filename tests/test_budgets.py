@@ -18,12 +18,12 @@ ROOT = Path(flightedl.__file__).resolve().parent.parent
 
 #: Part -> (most lines of its Python files, lines planned, its directories, without packages that are parts themselves).
 BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
-    "domain": (18_010, 16_000, ("flightedl/domain",)),
+    "domain": (18_020, 16_000, ("flightedl/domain",)),
     "client, torch": (9_325, 8_000, ("flightedl/client", "flightedl/torch")),
-    "pserver, kernels": (9_451, 8_000, ("flightedl/pserver", "flightedl/kernels")),
-    "rpc, wire, messages": (5_581, 4_500, ("flightedl/rpc", "flightedl/wire", "flightedl/messages")),
+    "pserver, kernels": (9_501, 8_000, ("flightedl/pserver", "flightedl/kernels")),
+    "rpc, wire, messages": (5_597, 4_500, ("flightedl/rpc", "flightedl/wire", "flightedl/messages")),
     "master, coordination, adapters, process": (
-        8_165,
+        8_157,
         7_500,
         ("flightedl/master", "flightedl/coordination", "flightedl/adapters", "flightedl/process"),
     ),
