@@ -54,13 +54,12 @@ class BenchJob:
     def begin(self, batch: int, records: int = 1) -> None:
         """A batch is handed out."""
         assert self.trainer is not None
-        self.trainer.begin(batch, of=1000).record_count = records
+        self.trainer.begin(batch, of=1000, records=records)
 
     def begin_again(self, current: CurrentBatch) -> None:
         """The same batch is handed out once more."""
         assert self.trainer is not None
-        current.begin()
-        self.trainer.current = current
+        self.trainer.begin(current.number, of=1000, records=current.record_count)
 
     def end(self) -> None:
         """The next one is asked for."""
@@ -68,8 +67,7 @@ class BenchJob:
         current, model = self.trainer.current, self.trainer.parameters
         assert current is not None
         model.batch_ends(current)
-        if not current.must_repeat:
-            model.close_batch(current)
+        model.close_batch()
         self.trainer.current = None
 
 

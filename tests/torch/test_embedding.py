@@ -630,7 +630,8 @@ def test_a_batch_with_a_rejected_gradient_counts_once_when_it_comes_again(
     with pytest.raises(GradientError, match="NaN or infinity"):
         optimizer.step()
     bench.job.end()
-    assert (current.must_repeat, current.rejection_count) == (True, 1)
+    assert current.must_repeat
+    assert isinstance(current.rejection, GradientError)
     assert net["norm"].running_mean.tolist() == [0.0, 0.0, 0.0], "as the job has it"
     bench.job.begin_again(current)
     optimizer.zero_grad()
