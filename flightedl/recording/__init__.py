@@ -1,13 +1,8 @@
 """Recorded runs: the inputs of a process's cores and their results, written down, and run again.
 
-<<<<<<< HEAD
 * ``writer`` writes one file for each process; ``reader`` reads it. ``values`` writes values as JSON and reads them;
   ``arguments`` does so with arguments that are more than values. ``redaction`` and ``redacted_values`` leave out texts
   that a recording should not tell; ``texts`` are the texts in their place.
-=======
-* ``writer`` writes one file for each process; ``reader`` reads it. ``values`` writes values as JSON and reads them.
-  ``redaction`` and ``texts`` leave out texts that a recording should not tell.
->>>>>>> e16365a (Name the modules of the recording that there are)
 * ``recorded`` makes a core, recorded or not. ``cores`` lists the inputs of each kind of core; ``calls`` records these
   inputs and runs them again.
 * ``replay`` runs a recording again, and compares.
