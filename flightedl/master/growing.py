@@ -32,15 +32,7 @@ _QUICK_S = 1.5
 
 
 class Growing:
-    """The growth of one job's dataset. Thread-safe.
-
-    Args:
-        state: Has the dataset and its queue.
-        files: Where the files are.
-        storage: Where the index is kept; None: nowhere.
-        every_s: Seconds between two looks.
-        step_down: Ends this master.
-    """
+    """The growth of one job's dataset. Thread-safe."""
 
     def __init__(
         self,

@@ -60,11 +60,6 @@ class TcpProxy:
     def address(self) -> str:
         return f"127.0.0.1:{self._port}"
 
-    @property
-    def connection_count(self) -> int:
-        with self._lock:
-            return len(self._pairs)
-
     # --- faults ---
 
     def heal(self) -> None:

@@ -368,17 +368,6 @@ class BlockRounds:
                 self._clocks.setdefault(member, first)
         self._count_missing()
 
-    def admit(self, member: int, first_round: int) -> bool:
-        """Wait for a member from a round on; False (and nothing changed) when that round is closed."""
-        if not self.can_admit(first_round):
-            return False
-        self.change({member: first_round}, ())
-        return True
-
-    def remove(self, member: int) -> None:
-        """Wait no longer for a member; removing an absent one is fine. Its contributions stay."""
-        self.change({}, (member,))
-
     def can_switch(self, at_version: int) -> bool:
         """Whether the mode may change at this version, once nobody is a member any more."""
         has_begun = bool(self._arrived or self._contributors)

@@ -97,11 +97,9 @@ def _still(seen: Observations, trainer: TrainerStatus, held_up: dict[str, float]
             BROKEN if waited else HARMFUL,
             who,
             f"{name_of(trainer)} has said nothing for {trainer.silent_s:.0f} s though its lease is alive: the "
-            "process is "
-            f"stopped, or its machine is, or something holds Python's lock all the time{waited}",
+            f"process is stopped, or its machine is, or something holds Python's lock all the time{waited}",
             f"Look at process {trainer.pid} on {trainer.host or 'its machine'} (state T is stopped: kill -CONT), or "
-            "kill "
-            "it: its work goes to others as soon as its lease ends.",
+            "kill it: its work goes to others as soon as its lease ends.",
             stack,
         )
         return
@@ -118,8 +116,7 @@ def _still(seen: Observations, trainer: TrainerStatus, held_up: dict[str, float]
             who,
             f"{name_of(trainer)} is at one batch for {batch_s:.0f} s{waited}; its script is {where}",
             "If that is its machine, see what else runs there; if it is one batch, make batches more alike. "
-            "Sync(backup=1) "
-            "lets rounds close without the slowest, Async and Bounded do not wait.",
+            "Sync(backup=1) lets rounds close without the slowest, Async and Bounded do not wait.",
             stack,
         )
 
@@ -145,8 +142,7 @@ def _cut_off(seen: Observations, trainer: TrainerStatus) -> Iterator[Finding]:
             BROKEN,
             trainer.trainer,
             f"{name_of(trainer)} waits for {trainer.waiting_for}, and pserver-{index} answers here: the way between "
-            "the "
-            "two is cut",
+            "the two is cut",
             f"See that {trainer.host or 'its machine'} may connect to {address}: a firewall, a network policy, or an "
             "--advertise address that is right for some machines only.",
         )
@@ -168,8 +164,7 @@ def _stuck(seen: Observations, status: StatusReply) -> Iterator[Finding]:
                 BROKEN,
                 f"pserver-{index}",
                 f"round {reply.waits_at} of pserver-{index} waits for {reply.waits_s:.0f} s for members that the "
-                "master "
-                "does not have: the view that says that they have left has not come there",
+                "master does not have: the view that says that they have left has not come there",
                 "See that the master reaches the pserver; if it does, restart the pserver: it gets the newest view.",
             )
         elif idle:
@@ -178,7 +173,6 @@ def _stuck(seen: Observations, status: StatusReply) -> Iterator[Finding]:
                 BROKEN,
                 f"pserver-{index}",
                 f"round {reply.waits_at} of pserver-{index} waits for {reply.waits_s:.0f} s for {', '.join(idle)}, "
-                "which "
-                "hold no work",
+                "which hold no work",
                 "Restart the master: pushes go on meanwhile. If it happens again, please report it with --report.",
             )

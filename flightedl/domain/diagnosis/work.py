@@ -72,8 +72,7 @@ def _slow_files(status: StatusReply) -> Iterator[Finding]:
                 f"task {piece.task} of {piece.url or 'the data'} is worked on for {piece.running_s:.0f} s, tasks take "
                 f"{status.task_s:.1f} s on average",
                 "If it is always the same file, it is larger, further away or damaged: `flightedl dataset inspect` "
-                "shows "
-                "its chunks; `flightedl dataset split` makes smaller ones.",
+                "shows its chunks; `flightedl dataset split` makes smaller ones.",
             )
             return
 
@@ -125,8 +124,7 @@ def _data(status: StatusReply) -> Iterator[Finding]:
                 f"{idle} of {len(status.trainers)} trainers have nothing to do: {tasks.todo + tasks.pending} of the "
                 f"epoch's {tasks.total} tasks are left",
                 "At the end of an epoch that is so. If an epoch has few tasks, cut the data into more and smaller "
-                "chunks "
-                "(`flightedl dataset split`).",
+                "chunks (`flightedl dataset split`).",
             )
 
 

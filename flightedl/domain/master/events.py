@@ -143,19 +143,12 @@ class ControlAsked:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A pserver has answered a ``ControlCall``.
-
-    Args:
-        index: As in the call.
-        generation: As in the call.
-        request: As in the call.
-        reply: None: the call may not have arrived; only views are reported as lost.
-        audit: As in the call.
-    """
+    """A pserver has answered a ``ControlCall``, of which all but the reply is."""
 
     index: int
     generation: int
     request: ControlRequest
+    #: None: the call may not have arrived; only views are reported as lost.
     reply: ViewReply | AppliedReply | SnapshotReply | Done | None
     audit: int | None = None
 

@@ -26,6 +26,10 @@ from flightedl.messages.tasks import StopRecord
 Found = Mapping[str, tuple[bytes, int]]
 
 
+#: Values that a master keeps as they are stored.
+_DOCUMENTS = ("queue", "failures", "evaluations", "membership", "recovery", "checkpoints")
+
+
 class Write(msgspec.Struct, frozen=True):
     """One transaction: all of it happens or nothing."""
 
@@ -73,16 +77,11 @@ def state_in(found: Found, files: Iterable[ShardFile] = ()) -> StoredState:
     stopped, declared = values.get("stopped"), values.get("declaration")
     return StoredState(
         declaration=JobDeclaration() if declared is None else decode(declared, JobDeclaration),
-        queue=values.get("queue"),
-        failures=values.get("failures"),
-        evaluations=values.get("evaluations"),
-        membership=values.get("membership"),
-        recovery=values.get("recovery"),
-        checkpoints=values.get("checkpoints"),
         files=tuple(files),
         stop=None if stopped is None else decode(stopped, StopRecord),
         # The queue is as resuming put it there, in one transaction.
         is_resumed="queue" in found and found["queue"][1] == found.get("declaration", (b"", 0))[1],
+        **{name: values.get(name) for name in _DOCUMENTS},
     )
 
 

@@ -116,6 +116,11 @@ def _decoded(data: bytes | msgspec.Raw, kind: type[Document]) -> Document:
     return document
 
 
+#: Of the state and of the dispatch document alike.
+_COUNTERS = (
+    *("revision", "epoch", "cursor", "next_attempt"),
+    *("growth_ended", "average_s", "average_count", "copies"),
+)
 #: (epoch, position, first batch, end batch, failures)
 Row = tuple[int, int, int, int, int]
 
@@ -133,12 +138,7 @@ def encode_parts(state: QueueState) -> tuple[bytes, bytes]:
     document = DispatchDocument(
         version=VERSION,
         seeds=state.seeds.rows,
-        revision=state.revision,
-        epoch=state.epoch,
-        cursor=state.cursor,
-        next_attempt=state.next_attempt,
         sizes=state.sizes.recent,
-        growth_ended=state.growth_ended,
         held={
             trainer: HeldDocument(backlog.generation, backlog.rows)
             for trainer, backlog in sorted(state.pending.backlogs().items())
@@ -147,10 +147,8 @@ def encode_parts(state: QueueState) -> tuple[bytes, bytes]:
         parts=[_row(piece) for piece in state.waiting.pieces],
         finished_parts=[(*place, attempts) for place, attempts in state.finished_parts.items()],
         due=[(epoch, positions.encode()) for epoch, positions in state.due.items()],
-        average_s=state.average_s,
-        average_count=state.average_count,
-        copies=state.copies,
         failures_serial=state.failed.serial,
+        **{name: getattr(state, name) for name in _COUNTERS},
     )
     return msgspec.json.encode(document), _encode_failures(state)
 
@@ -272,16 +270,10 @@ def _restore_counters(state: QueueState, document: DispatchDocument, failures: F
     rises = all(before[0] < after[0] for before, after in pairwise(seeds))
     if not seeds or seeds[0][0] != 0 or not rises or seeds[-1][0] > document.epoch + 1:
         raise CorruptError("the stored task queue has impossible seeds of its epochs")
-    state.revision = document.revision
-    state.epoch = document.epoch
-    state.cursor = document.cursor
-    state.next_attempt = document.next_attempt
+    for name in _COUNTERS:
+        setattr(state, name, getattr(document, name))
     state.sizes = EpochSizes(document.sizes, failures.sizes)
     state.seeds = EpochSeeds(seeds)
-    state.growth_ended = document.growth_ended
-    state.average_s = document.average_s
-    state.average_count = document.average_count
-    state.copies = document.copies
 
 
 def _restore_pieces(state: QueueState, document: DispatchDocument) -> None:

@@ -15,8 +15,8 @@ What decides is the production code of ``flightedl.domain``: the cores of master
 * ``account``: *what must hold*, of all that is given out, done, stored and told; ``row_account``, of rows;
 * ``job``: the ledger program, some of whose data nobody can train; ``evaluating``: what it evaluates before and after;
 * ``planted``: how bugs are planted in the product's source; ``planted_master``, ``planted_pserver`` and
-  ``planted_trainer``: which; ``flaws``: those in these models; ``bugs``: all of them by name; ``strikes``: faults at
-  random; ``runs``: many seeds on several processes; ``recorded``: recordings of the processes.
+  ``planted_trainer``: which; ``bugs``: all of them by name, and those in these models; ``strikes``: faults at random;
+  ``runs``: many seeds on several processes; ``recorded``: recordings of the processes.
 
 What must hold, besides every ``check`` of the domain:
 

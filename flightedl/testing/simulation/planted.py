@@ -9,7 +9,7 @@ A bug is one mistake in one place, or in the few places that it takes, written a
 
 The source of today is edited, compiled, and its code put into the function for as long as the run lasts. A bug whose
 line is gone, or is there twice, raises ``StalePatchError``: whoever changes the line says what the bug is now.
-The bugs of ``flaws`` are in what the simulation models itself.
+The flaws of ``bugs`` are in what the simulation models itself.
 """
 
 from __future__ import annotations
