@@ -52,13 +52,8 @@ class Audit:
     def epochs_ended(self, end_epoch: int, revision: int, *, is_last: bool) -> bool:
         """Epochs 0 to ``end_epoch``, exclusive, have ended; the queue is at ``revision``.
 
-        Args:
-            end_epoch: See above.
-            revision: See above.
-            is_last: All epochs have ended: whatever has changed since the audit before has to be looked at.
-
-        Returns:
-            Whether an audit begins, so that the pservers have to be asked.
+        With ``is_last`` all have: whatever has changed since the audit before has to be looked at. True if an audit
+        begins, so that the pservers have to be asked.
         """
         is_new = end_epoch > self._end_epoch or (is_last and (revision != self._revision or not self._is_last))
         if not is_new:

@@ -340,15 +340,15 @@ class Master(Process):
 
     # trainers
 
-    def _refusal(self) -> FlightedlError | None:
-        return None if self.is_leading else NotReadyError("this master does not lead")
+    def _may_answer(self, reply: Reply) -> bool:
+        """Refuse a request unless this master leads; one whose lease is over ends, and answers nothing."""
+        if not self.is_leading:
+            reply(NotReadyError("this master does not lead"))
+        return self.is_leading and self.is_held()
 
     def tasks(self, ticket: TasksTicket, reply: Reply) -> None:
         """Reports, and asks for work; answers a ``TasksReply``, or the error that refuses it."""
-        if self.is_leading and not self.is_held():
-            return
-        if (refusal := self._refusal()) is not None:
-            reply(refusal)
+        if not self._may_answer(reply):
             return
         if ticket.evaluation and self.core.evaluations.known(ticket.evaluation) is not None:
             self._begin_evaluation(ticket.evaluation)
@@ -366,10 +366,7 @@ class Master(Process):
 
     def declare_evaluation(self, wanted: tuple[str, int], reply: Reply) -> None:
         """The first declaration of a name begins it; answers when that is stored, or the error that refuses it."""
-        if self.is_leading and not self.is_held():
-            return
-        if (refusal := self._refusal()) is not None:
-            reply(refusal)
+        if not self._may_answer(reply):
             return
         name, life = wanted
         dataset = self.cluster.shape.declared_evaluation().declaration
@@ -392,12 +389,8 @@ class Master(Process):
 
     def join(self, request: JoinRequest, reply: Reply) -> None:
         """A trainer with work asks to be waited for; answers a ``JoinReply``, or the error that refuses it."""
-        if self.is_leading and not self.is_held():
-            return
-        if (refusal := self._refusal()) is not None:
-            reply(refusal)
-            return
-        self._ask(request, reply)
+        if self._may_answer(reply):
+            self._ask(request, reply)
 
     def change_mode(self, mode: Mode) -> None:
         self.world.note("somebody asks {} for the mode {}", self.name, mode)
