@@ -100,7 +100,6 @@ class JobProgress:
         self._raised.extend((now, report) for report in reports if report.place)
 
     def raised(self, now: float) -> list[RaisedError]:
-        """What the script raised lately, by place."""
         while self._raised and self._raised[0][0] < now - _RAISED_S:
             self._raised.popleft()
         #: place -> batch -> the attempts at it; a report that is sent again is the same attempt.
@@ -130,7 +129,6 @@ class JobProgress:
         return tuple(progressed)
 
     def records_per_s(self, now: float) -> float:
-        """Records per second over the last seconds."""
         self._forget(now)
         if self._first is None:
             return 0.0

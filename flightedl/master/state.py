@@ -278,7 +278,6 @@ class JobState:
         )
 
     def _tell(self, kind: Kind, who: str, text: str, *values: object, is_warning: bool = False) -> None:
-        """Something has happened: into the log, and into the journal."""
         _log.log(logging.WARNING if is_warning else logging.INFO, text, *values)
         self.journal.add(kind, who, text % values, is_warning=is_warning)
 

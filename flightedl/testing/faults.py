@@ -57,12 +57,10 @@ class FaultPlan:
             raise error
 
     def count(self, point: str) -> int:
-        """How often the point was passed."""
         with self._lock:
             return self._counts[point]
 
     @property
     def trace(self) -> tuple[str, ...]:
-        """All passes in order."""
         with self._lock:
             return tuple(self._trace)

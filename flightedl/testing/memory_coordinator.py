@@ -143,7 +143,6 @@ class MemoryCoordinator:
             self._store.end(lease_id)
 
     def backup(self) -> Backup:
-        """What the store has now."""
         with self._store.condition:
             return Backup(self._store.revision, dict(self._store.entries), dict(self._store.leases))
 

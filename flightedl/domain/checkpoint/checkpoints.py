@@ -192,7 +192,6 @@ class Checkpoints:
 
     @property
     def under_way(self) -> int | None:
-        """The number of the checkpoint that is being made."""
         return None if self._work is None else self._work.number
 
     def age_s(self, now: float) -> float:

@@ -127,7 +127,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def stored_declaration(self) -> bytes | None:
-        """The job's declaration; None: there is none."""
         return _document(self.declaration)
 
     @property
@@ -137,7 +136,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def stored_evaluations(self) -> bytes | None:
-        """Results of evaluations; None: there are none."""
         return _document(self.evaluations)
 
     def encode(self) -> bytes:

@@ -94,7 +94,6 @@ class SnapshotCommand:
 
     @classmethod
     def of(cls, request: SnapshotRequest) -> SnapshotCommand:
-        """What a master asks for."""
         number = OrderNumber(request.master_generation, request.number, request.serial)
         return cls(number, request.round, request.name, request.after, request.is_base)
 

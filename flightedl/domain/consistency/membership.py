@@ -389,7 +389,6 @@ class Membership:
     # storage
 
     def encode(self) -> bytes:
-        """The state that a later master goes on from."""
         return msgspec.msgpack.encode(
             _Record(
                 _FORMAT,

@@ -147,7 +147,6 @@ class BlockRounds:
 
     @property
     def total_weight(self) -> float:
-        """Of the contributions in the open round."""
         return self._total_weight
 
     @property
@@ -313,7 +312,6 @@ class BlockRounds:
         return self._missing <= self._backup and self._has_arrivals()
 
     def _has_arrivals(self) -> bool:
-        """Whether somebody arrived who is still a member."""
         return not self._arrived.isdisjoint(self.members)
 
     def _next_start(self) -> int:

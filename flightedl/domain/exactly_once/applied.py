@@ -118,7 +118,6 @@ class AppliedBatches:
         return having
 
     def count_having(self, blocks: Iterable[int], batch: Batch) -> int:
-        """How many of the blocks have taken in the batch."""
         return sum((cohort.mask(batch) & mask).bit_count() for cohort, mask in self._masks_of(blocks))
 
     def alike(self, blocks: range) -> list[range]:

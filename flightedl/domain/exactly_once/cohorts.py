@@ -107,7 +107,6 @@ class Cohort:
         self.epochs: dict[int, _Epoch] = {}
 
     def mask(self, batch: Batch) -> int:
-        """Blocks that have the batch."""
         number, task, position = batch
         if number in self.finished:
             return self.full
@@ -174,7 +173,6 @@ class Cohort:
             self.finished[number] = epoch.task_count
 
     def remove(self, batch: Batch, batch_count: int, blocks: int) -> None:
-        """Remove the batch from the blocks of a mask."""
         remaining = self.mask(batch) & ~blocks
         number, task, position = batch
         if number in self.finished:

@@ -39,7 +39,6 @@ class IntervalSet:
 
     @classmethod
     def of(cls, values: Iterable[int]) -> Self:
-        """The set of single ``values``, in any order."""
         return cls((value, value + 1) for value in values)
 
     @property

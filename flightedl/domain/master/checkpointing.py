@@ -45,7 +45,6 @@ class Checkpointing:
             self.perform(self.checkpoints.pserver_up(index, generation, now))
 
     def down(self, index: int, now: float) -> None:
-        """A pserver is gone, or has to go."""
         self._orders.pop(index, None)
         self._draining.discard(index)
         self.perform(self.checkpoints.pserver_down(index, now))
@@ -71,7 +70,6 @@ class Checkpointing:
         return self.checkpoints.age_s(now) if self.is_kept else None
 
     def tick(self, now: float, rounds: OpenRounds | None) -> None:
-        """Time has passed, and there are values to copy."""
         if self.is_kept:
             if self.checkpoints.latest is None and self.checkpoints.under_way is None:
                 self.checkpoints.request("the first values")

@@ -163,7 +163,6 @@ class Outbox:
         self.effects.append(Note(text, values, kind, who, is_warning))
 
     def news(self, evaluation: str, effects: Iterable[QueueEffect]) -> None:
-        """What a queue has decided, of the training data ("") or of an evaluation."""
         self.effects.extend(QueueNews(evaluation, effect) for effect in effects)
 
     def wake(self, index: int) -> None:

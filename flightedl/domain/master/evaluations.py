@@ -45,7 +45,6 @@ class Evaluation:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Weighted means so far."""
         return {name: total / weight for name, (total, weight) in sorted(self.sums.items()) if weight}
 
     def take(self, metrics: Mapping[str, tuple[float, float]]) -> None:

@@ -35,7 +35,6 @@ class Members:
         return self._schedule.is_on(self.membership.mode)
 
     def perform(self, effects: Sequence[MembershipEffect]) -> None:
-        """What the membership decided: views to be sent."""
         if not effects:
             return
         self._outbox.touch()

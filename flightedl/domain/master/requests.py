@@ -179,28 +179,43 @@ class Requests:
     def _work_reply(
         self, work: Work, ticket: TasksTicket, lost: list[ReturnedTask], *, is_last: bool
     ) -> TasksReply | None:
-        """What the trainer is told, or None: it waits."""
-        state = self._state
+        """Decide what the trainer gets, apply what follows from that, and reply; None: it waits."""
         given, outcome, retry_after_s = self._hand_out(work, ticket)
         waits = not given and outcome == "none_now" and ticket.want > 0 and not is_last
+        self._apply_handed_out(work, ticket, given, is_over=outcome == "epochs_done", waits=waits)
+        return None if waits else self._reply_to(work, ticket, lost, given, outcome, retry_after_s)
+
+    def _apply_handed_out(
+        self, work: Work, ticket: TasksTicket, given: list[Assignment], *, is_over: bool, waits: bool
+    ) -> None:
+        """Let the trainer leave that got nothing, or join with what it got; look whether the job has ended."""
+        state = self._state
         is_moment = waits and ticket.wait_s <= MOMENT_S
         if not (is_moment and self._epoch_ends.should_stay(work.queue, ticket, state.now)):
             self._leave_if_idle(work, ticket.trainer)
-        if waits:
-            return None
-        has_none_left = len(given) < ticket.want and not (state.members is not None and state.members.is_deterministic)
         if given:
             self._join_with(ticket, given[0])
             state.outbox.revision += 1
-        if outcome == "epochs_done":
+        if is_over:
             if state.has_former_model:
                 # Nobody needs to declare the model again: what the checkpoint has is looked at, and the job ends.
                 assert state.declaration.model is not None
                 state.adopt_model(state.declaration.model.declaration)
             state.look_at_end()
-        is_ending = outcome == "epochs_done" and not state.ending.may_end
-        if is_ending:
+
+    def _reply_to(
+        self,
+        work: Work,
+        ticket: TasksTicket,
+        lost: list[ReturnedTask],
+        given: list[Assignment],
+        outcome: str,
+        retry_after_s: float,
+    ) -> TasksReply:
+        members = self._state.members
+        if is_ending := outcome == "epochs_done" and not self._state.ending.may_end:
             outcome, retry_after_s = "none_now", _END_RETRY_S
+        has_none_left = len(given) < ticket.want and not (members is not None and members.is_deterministic)
         ahead = work.promise(ticket.trainer) if has_none_left else []
         self._epoch_ends.told_ahead(ticket, ahead)
         return TasksReply(

@@ -80,7 +80,6 @@ class AppliedSummary(msgspec.Struct, frozen=True, array_like=True):
         return int.from_bytes(self.done.get(epoch, b""), "little")
 
     def encode(self) -> bytes:
-        """As msgpack."""
         return msgspec.msgpack.encode((_FORMAT, self))
 
     @classmethod
@@ -208,7 +207,6 @@ class PserverRecovery:
             self._known[index] = max(generation, self._known.get(index, generation))
 
     def generation_of(self, index: int) -> int | None:
-        """The process that counts."""
         return self._known.get(index)
 
     def is_settled(self, index: int) -> bool:

@@ -114,7 +114,6 @@ class Account:
         members.perform = observed  # type: ignore[method-assign]
 
     def told_member(self, master: Master, member_id: int) -> None:
-        """A trainer is told of its membership."""
         if member_id not in {0, *self._admitted}:
             raise Violation(f"{master.name} tells of member {member_id}, which not all pservers have agreed to")
 

@@ -51,7 +51,6 @@ class Body:
             self._swallows_next = False
 
     def _go_on(self) -> None:
-        """The next call, or the next batch."""
         trainer = self._trainer
         if self is not trainer.body:
             return

@@ -188,7 +188,6 @@ class Cluster:
         self.world.after(1.0, self._look_at_leases)
 
     def loadable(self) -> range | None:
-        """The checkpoints that may be loaded, as etcd names them."""
         pointer = pointer_in(self.etcd.keys)
         return None if pointer is None else loadable_of(pointer)
 

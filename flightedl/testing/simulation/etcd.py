@@ -210,7 +210,6 @@ class Etcd(Process):
             reply({name: self.keys.get(name) for name in names})
 
     def read_all(self, prefix: str, reply: Reply) -> None:
-        """Reply with all keys that begin with ``prefix``."""
         if not self.is_down:
             reply({name: key for name, key in self.keys.items() if name.startswith(prefix)})
 

@@ -216,7 +216,6 @@ class World:
 
     @property
     def is_parted(self) -> bool:
-        """Whether any two do not hear each other."""
         return bool(self._cuts)
 
     def cut(self, *names: str) -> Action:
