@@ -28,7 +28,7 @@ from flightedl.domain.consistency.modes import Async
 from flightedl.domain.model.optimizers import Adam
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import ShardPlan, plan_shards
-from flightedl.messages.control import ViewMemberMessage, ViewRequest
+from flightedl.messages.control import ViewMember, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, PushHeader
 from flightedl.pserver.restoring import load_newest
 from flightedl.pserver.shard import Shard
@@ -50,7 +50,7 @@ class Pusher:
         self._stop = threading.Event()
         #: Begin and seconds of each push of all blocks.
         self.taken: list[tuple[float, float]] = []
-        members = [ViewMemberMessage(trainer="t", generation=1, member=1, first_round=0)]
+        members = [ViewMember(trainer="t", generation=1, member=1, first_round=0)]
         shard.set_members(ViewRequest(plan_hash=plan.hash, master_generation=1, serial=1, members=members))
         self._thread = threading.Thread(target=self._run)
 
