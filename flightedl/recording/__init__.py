@@ -1,8 +1,7 @@
 """Recorded runs: the inputs of a process's cores and their results, written down, and run again.
 
-* ``writer`` writes one file for each process; ``reader`` reads it. ``values`` writes values as JSON and reads them;
-  ``arguments`` does so with arguments that are more than values. ``redaction`` and ``redacted_values`` leave out texts
-  that a recording should not tell; ``texts`` are the texts in their place.
+* ``writer`` writes one file for each process; ``reader`` reads it. ``values`` writes values as JSON and reads them.
+  ``redaction`` leaves out texts that a recording should not tell; ``texts`` are the texts in their place.
 * ``recorded`` makes a core, recorded or not. ``cores`` lists the inputs of each kind of core; ``calls`` records these
   inputs and runs them again.
 * ``replay`` runs a recording again, and compares.

@@ -400,7 +400,7 @@ def test_what_a_trainer_had_that_is_killed_with_lent_values_is_given_back() -> N
             _wait_for(lambda: _mapped() == 0)
             _wait_for(lambda: _streams(cluster) == [(0, 0)])
             _push_ones(cluster, 200 + turn)
-            sizes.append(sum(array.nbytes for array, _ in shard._arena._left))
+            sizes.append(sum(array.nbytes for array, _ in shard.dense._arena._left))
             before = before or _descriptors()
         assert _descriptors() == before
         assert sizes[0] > 0, "values were moved"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import flightedl as fe
-from flightedl.client.data.dataset import Dataset
-from flightedl.client.data.feed import TaskFeed
-from flightedl.domain.trainer.readings import BatchLoop, Handed
+from flightedl.domain.trainer.readings import BatchLoop, HandOut, Item, LoopStep
 
 pytestmark = [pytest.mark.etcd, pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -24,19 +21,16 @@ RECORDS, EPOCHS = 60, 2
 def dropped(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, int, int]]:
     """(epoch, task, batch) of batches that are left out the first time, and taken for settled all the same."""
     left = {(0, 1, 2), (1, 0, 0), (1, 5, 4)}
-    hand_out = Dataset._hand_out
+    take = BatchLoop.take
 
-    def leaving_out(
-        self: Dataset, loop: BatchLoop[pa.RecordBatch], feed: TaskFeed, handed: Handed[pa.RecordBatch]
-    ) -> Iterator[pa.RecordBatch]:
-        assignment = handed.item.task.assignment
-        place = (assignment.epoch, assignment.task, handed.item.number)
-        if place in left:
+    def leaving_out(self: BatchLoop, item: Item) -> LoopStep:
+        step = take(self, item)
+        if isinstance(step, HandOut) and (place := (step.batch.epoch, step.batch.task, step.batch.number)) in left:
             left.remove(place)
-            return
-        yield from hand_out(self, loop, feed, handed)
+            return self.next_step()
+        return step
 
-    monkeypatch.setattr(Dataset, "_hand_out", leaving_out)
+    monkeypatch.setattr(BatchLoop, "take", leaving_out)
     return left
 
 
