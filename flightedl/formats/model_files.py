@@ -56,7 +56,7 @@ _DTYPES = {
 }
 _SAFETENSORS_DTYPES = {name: said for said, name in _DTYPES.items()}
 _HEADER_LIMIT_BYTES = 100 << 20
-#: Errors of readers of other bytes.
+#: Errors that the readers raise for files of another format.
 _TROUBLE = (
     ValueError,
     KeyError,

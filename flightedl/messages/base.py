@@ -56,7 +56,7 @@ class SenderOfJob(Sender, frozen=True, kw_only=True):
 
 
 class OfPlan(Request, frozen=True, kw_only=True):
-    """A request about the blocks of a pserver, which refuses it as fenced if its shard plan is another one."""
+    """A request about the blocks of a pserver. A pserver with another shard plan answers *fenced*."""
 
     plan_hash: Name
 

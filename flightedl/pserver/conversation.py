@@ -29,8 +29,7 @@ from flightedl.pserver.line_loop import LineLoop
 from flightedl.pserver.meter import Meter
 from flightedl.pserver.shard import Shard
 from flightedl.pserver.step_stream import BY_STREAM, StepStream
-from flightedl.pserver.steps import SLICE_S, StepSession, awaited_values
-from flightedl.pserver.stores import Wanted
+from flightedl.pserver.steps import LITTLE_BYTES, MOMENT_S, SLICE_S, StepSession, awaited_values, pushed
 from flightedl.rpc.channel import Received
 from flightedl.rpc.line import LineMessage
 from flightedl.rpc.routes import Call
@@ -40,9 +39,7 @@ from flightedl.wire.rows import OutgoingBlocks
 _step_decoder = decoder_of(PushHeader)
 _UNDECODABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 #: Limit of a step's values for the loop: it is not to be held up by copies and optimizers.
-SMALL_STEP_BYTES = 64 << 10
-#: The outcomes of a small step wait for so long for its values: then all of it is one message and its answer.
-_MOMENT_S = 0.002
+SMALL_STEP_BYTES = LITTLE_BYTES
 #: Seconds between two looks of a handler at its stream, while the loop has the conversation.
 _LOOK_S = 0.1
 
@@ -284,12 +281,7 @@ class Conversation:
         began, seen = self._clock.now(), shard.changes.count
         if header.member != stream.member:
             stream.serves(header.member)
-        pieces: list[OutgoingBlocks] = []
-        waiting: list[Wanted] = []
-        for piece, wanted in shard.push(header, parts):
-            pieces.append(piece)
-            if wanted is not None:
-                waiting.append(wanted)
+        pieces, waiting = pushed(shard, header, parts)
         if not waiting and stream.write_at_once(pieces, STEP_END, checksums=header.checksums):
             shard.meter.step(self._clock.now() - began)
             call.is_resting = True
@@ -299,7 +291,7 @@ class Conversation:
         if not waiting:
             self._handed.put(begun)
             return False
-        begun.moment = self.due_at = began + _MOMENT_S
+        begun.moment = self.due_at = began + MOMENT_S
         shard.changes.wake = self._lines.wake
         self._parked = begun
         return True

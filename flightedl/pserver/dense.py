@@ -15,6 +15,7 @@ from flightedl.process.shared_memory import NONCE_BYTES, SharedMemory, host_mark
 from flightedl.pserver.arena import ALIGNMENT_BYTES, Arena
 from flightedl.pserver.building import spans_of
 from flightedl.pserver.spans import ArraySpan
+from flightedl.pserver.stores import distinct
 from flightedl.wire.rows import Row
 
 Array = npt.NDArray[np.generic]
@@ -63,7 +64,7 @@ class DenseStore:
         """Return (position, number of the array, elements, dtype) of each array that a copy of all blocks has."""
         return [
             (span.local.start + at, number, place.size, array.dtype)
-            for span in dict.fromkeys(self.spans.values())
+            for span in distinct(self.spans)
             for at, place in enumerate(span.places)
             for number, array in enumerate((span.values, *span.slots))
         ]

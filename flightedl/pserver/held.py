@@ -53,8 +53,8 @@ class Held:
         #: The parts of a span that is split share its lock.
         self._locks = [span.lock for span in self.spans()]
         extents = [
-            *(Extent(span.numbers) for span in distinct(dense)),
-            *(Extent(span.numbers, is_copied_whole=True) for span in distinct(rows)),
+            *(Extent(span.numbers) for span in distinct(dense.spans)),
+            *(Extent(span.numbers, is_copied_whole=True) for span in distinct(rows.spans)),
         ]
         about = {"pserver": pserver[0], "generation": pserver[1]}
         self.protocol = recorded(recorder, about, BlockProtocol, extents, mode)
@@ -65,7 +65,7 @@ class Held:
 
     def spans(self) -> list[Any]:
         """Return all spans as they are now, by position."""
-        return [*distinct(self.dense), *distinct(self.rows)]
+        return [*distinct(self.dense.spans), *distinct(self.rows.spans)]
 
     def span(self, number: int) -> Any:
         """Return the span of a block, which may be split at any moment. MessageError: the block does not lie here."""

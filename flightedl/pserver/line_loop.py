@@ -114,14 +114,7 @@ class LineLoop:
                 for descriptor, _ in ready:
                     conversation = self._lent.get(descriptor)
                     if conversation is not None:
-                        try:
-                            is_lent = conversation.take_turn()
-                        except BaseException as error:  # noqa: BLE001 - the handler raises it
-                            conversation.fail(error)
-                            is_lent = False
-                        if not is_lent:
-                            self._let_go(conversation)
-                        elif conversation.due_at is not None:
+                        if self._serve(conversation, conversation.take_turn) and conversation.due_at is not None:
                             self._parked.add(conversation)
                     elif descriptor == event:
                         os.eventfd_read(event)
@@ -134,17 +127,21 @@ class LineLoop:
         """Look at all parked steps; returns the seconds until one of them is due."""
         now = self._now()
         for conversation in list(self._parked):
-            try:
-                is_lent = conversation.look(now)
-            except BaseException as error:  # noqa: BLE001 - the handler raises it
-                conversation.fail(error)
-                is_lent = False
-            if not is_lent:
-                self._let_go(conversation)
-            elif conversation.due_at is None:
+            if self._serve(conversation, conversation.look, now) and conversation.due_at is None:
                 self._parked.discard(conversation)
         due = [conversation.due_at for conversation in self._parked if conversation.due_at is not None]
         return max(0.0, min(due) - now) if due else _LONG_S
+
+    def _serve(self, conversation: Lent, method: Callable[..., bool], *args: float) -> bool:
+        """Call a method of a conversation. False if it handed the conversation back, or failed."""
+        try:
+            is_lent = method(*args)
+        except BaseException as error:  # noqa: BLE001 - the handler raises it
+            conversation.fail(error)
+            is_lent = False
+        if not is_lent:
+            self._let_go(conversation)
+        return is_lent
 
     def _let_go(self, conversation: Lent) -> None:
         self._parked.discard(conversation)

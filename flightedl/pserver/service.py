@@ -58,6 +58,7 @@ from flightedl.pserver.meter import Meter
 from flightedl.pserver.restoring import load_newest
 from flightedl.pserver.shard import Shard
 from flightedl.pserver.snapshots import Snapshots
+from flightedl.pserver.stores import distinct
 from flightedl.pserver.turns import Turns
 from flightedl.recording.recorded import recorded
 from flightedl.recording.writer import Recorder
@@ -432,7 +433,7 @@ class PserverService:
             if self._has_first_rows:
                 return
             try:
-                for span in shard.rows.distinct():
+                for span in distinct(shard.rows.spans):
                     span.begin_restore()
                     load_first_rows(span, self._files, self._clock)
             except UsageError as error:

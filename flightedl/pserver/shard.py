@@ -47,7 +47,7 @@ from flightedl.pserver.rows.stored import CutRows
 from flightedl.pserver.rows.values import NO_ROWS, TableRows
 from flightedl.pserver.soundness import Soundness
 from flightedl.pserver.spans import ArraySpan, BlockArrays
-from flightedl.pserver.stores import Pushed, Stored, Wanted, split_span
+from flightedl.pserver.stores import Pushed, Stored, Wanted, distinct, split_span
 from flightedl.recording.writer import Recorder
 from flightedl.wire.parts import ReceivedBlocks, parts_of
 from flightedl.wire.rows import OutgoingBlocks, Row, Rows
@@ -129,8 +129,7 @@ class Shard:
 
     def blocks(self) -> list[BlockArrays]:
         """Return every block with its state, as it lies in memory; for a caller who knows that nobody pushes."""
-        spans = dict.fromkeys(self.dense.spans.values())
-        states = [(span, self._protocol.span(span.numbers.start)) for span in spans]
+        states = [(span, self._protocol.span(span.numbers.start)) for span in distinct(self.dense.spans)]
         return [block for span, state in states for block in span.blocks(state.rounds, state.updates)]
 
     def version_range(self) -> tuple[int, int]:
@@ -383,7 +382,7 @@ class Shard:
             raise BusyError(f"pserver {self._index} is being read for another export")
         cuts: list[CutRows] = []
         try:
-            for span in self.rows.distinct():
+            for span in distinct(self.rows.spans):
                 with span.lock:
                     self._soundness.require()
                     cuts.append(CutRows(span, self._protocol.version(span.numbers.start), 0, _NO_FILE, is_base=True))

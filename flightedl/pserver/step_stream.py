@@ -228,10 +228,7 @@ class StepStream(Channel):
         self._meter.stream(0, shared=1)
 
     def is_over(self) -> bool:
-        """Return True if there is no reason to wait for the trainer any longer."""
-        return self._is_over()
-
-    def _is_over(self) -> bool:
+        """See ``Channel``."""
         call = self._call
         return call.is_late or call.closing.is_set() or call.is_cancelled()
 

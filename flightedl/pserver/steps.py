@@ -23,8 +23,8 @@ SLICE_S = 0.25
 #: Blocks whose values are not there yet, after which no others are looked for.
 _LOOK_AHEAD = 4
 #: Of a step so small that what it costs is its messages: for so long its outcomes wait for the values.
-_MOMENT_S = 0.002
-_LITTLE_BYTES = 64 << 10
+MOMENT_S = 0.002
+LITTLE_BYTES = 64 << 10
 _FEW = 4
 
 
@@ -83,12 +83,7 @@ class StepSession:
             raise MessageError(f"{self._header.rows} rows were announced, {-left} more came")
         self._left = left
         self._received_bytes += received_bytes
-        pieces: list[OutgoingBlocks] = []
-        wanted: list[Wanted] = []
-        for piece, still_wanted in shard.push(self._header, parts):
-            pieces.append(piece)
-            if still_wanted is not None:
-                wanted.append(still_wanted)
+        pieces, wanted = pushed(shard, self._header, parts)
         if self._waiting:
             pieces += self._ready(received_bytes - sum(piece.size_bytes for piece in pieces))
         self._waiting.extend(wanted)
@@ -113,11 +108,11 @@ class StepSession:
 
     def _soon(self) -> list[OutgoingBlocks]:
         """Values whose rounds close in a moment. The trainer has sent everything and waits for them."""
-        if len(self._waiting) > _FEW or self._received_bytes > _LITTLE_BYTES:
+        if len(self._waiting) > _FEW or self._received_bytes > LITTLE_BYTES:
             return []
         seen = self._shard.changes.count
         found = self.ready()
-        if self._waiting and self._shard.changes.wait(seen, _MOMENT_S) != seen:
+        if self._waiting and self._shard.changes.wait(seen, MOMENT_S) != seen:
             found += self.ready()
         return found
 
@@ -136,6 +131,19 @@ class StepSession:
     def drain(self, clock: Clock, deadline: float) -> Iterator[list[OutgoingBlocks]]:
         """The values that are still wanted, see ``awaited_values``."""
         return awaited_values(self._shard, self._header.member, self._waiting, clock, deadline)
+
+
+def pushed(
+    shard: Shard, header: PushHeader, parts: Sequence[ReceivedBlocks]
+) -> tuple[list[OutgoingBlocks], list[Wanted]]:
+    """Push what one message carries; return the outcomes, and the values that are still to follow."""
+    pieces: list[OutgoingBlocks] = []
+    waiting: list[Wanted] = []
+    for piece, wanted in shard.push(header, parts):
+        pieces.append(piece)
+        if wanted is not None:
+            waiting.append(wanted)
+    return pieces, waiting
 
 
 def awaited_values(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 from flightedl.domain.pserver.block_values import AddGradient, CopyBlocks, Needs, Split, Update
 from flightedl.formats.row_batches import StoredRows, StoredRowSpan
@@ -19,6 +19,7 @@ from flightedl.pserver.copier import SnapshotCopier
 from flightedl.pserver.rows.values import NO_ROWS, TableRows
 from flightedl.wire.rows import OutgoingBlocks
 
+S = TypeVar("S")
 #: A record of a checkpoint's file.
 Stored = StoredBlock | StoredRows | StoredRowSpan
 
@@ -132,6 +133,6 @@ def split_span(store: Store, split: Split, version: int) -> None:
         store.spans.update((number, part) for part in parts for number in part.numbers)
 
 
-def distinct(store: Store) -> list[Any]:
-    """Return all spans of a store as they are now, by position."""
-    return list(dict.fromkeys(store.spans.values()))
+def distinct(spans: Mapping[int, S]) -> list[S]:
+    """Return all spans of a store as they are now, by position; ``spans``: the store's."""
+    return list(dict.fromkeys(spans.values()))

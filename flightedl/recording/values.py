@@ -91,7 +91,7 @@ def with_counts(value: Value) -> Value:
 
 
 def written(value: Any, hide: Hide | None = None) -> Any:
-    """A value that can be encoded: its fields under the name of its class.
+    """Convert a value for JSON: its fields under the name of its class.
 
     Args:
         value: An argument, an event or an effect.

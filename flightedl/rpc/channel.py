@@ -73,7 +73,7 @@ class Channel:
         line = self._line
         if line is not None:
             is_small = size_bytes + len(header) <= SMALL_BYTES
-            if not (line.send(values, header, self._is_over) if is_small else line.send(None, b"", self._is_over)):
+            if not (line.send(values, header, self.is_over) if is_small else line.send(None, b"", self.is_over)):
                 self._line_ended()
             if is_small:
                 return
@@ -87,12 +87,12 @@ class Channel:
         line = self._line
         if line is None:
             return self._exchange.read()
-        message = line.receive(self._is_over)
+        message = line.receive(self.is_over)
         if message is None:
             self._line_ended()
         return self._exchange.read() if message[0] is None and not message[1] else message
 
-    def _is_over(self) -> bool:
+    def is_over(self) -> bool:
         """Return True if there is no point in waiting at the line any longer."""
         raise NotImplementedError
 

@@ -13,6 +13,7 @@ import pytest
 from flightedl.domain.consistency.modes import Async, Mode, Sync
 from flightedl.errors import UsageError
 from flightedl.process.socket_abort import abort_connections
+from flightedl.pserver.stores import distinct
 
 from .pserver_bench import Cluster, Trainer
 
@@ -175,7 +176,7 @@ def test_what_is_taken_back_while_it_is_shown_is_shown_again(mode: Mode) -> None
                 abort_connections(cluster.servers[0].port)
                 while cluster.services[0].meter.streams != (0, 0):
                     time.sleep(0.01)
-                for span in dict.fromkeys(cluster.shards[0].dense.spans.values()):
+                for span in distinct(cluster.shards[0].dense.spans):
                     with span.lock:
                         span.detach_for_write()[:] -= 1
             device.put(name, start, values)

@@ -18,6 +18,7 @@ from flightedl.domain.model.optimizers import SGD
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import GradientError, UsageError
 from flightedl.messages.status import TableCounts
+from flightedl.pserver.stores import distinct
 
 from .pserver_bench import Cluster, Trainer
 
@@ -80,7 +81,7 @@ def test_in_a_round_rows_are_combined_by_id_and_divided_by_who_pushed_to_the_tab
                 trainer.begin(number + 3)
                 found = table_of(trainer, USERS).pull([1, 2, 3])
                 assert found[:, 0].tolist() == [-1 / 4, -(1 + 3 * 5) / 4, -3 * 5 / 4]
-            spans = [span for shard in cluster.shards for span in shard.rows.distinct()]
+            spans = [span for shard in cluster.shards for span in distinct(shard.rows.spans)]
             assert {version for shard in cluster.shards for version in shard.version_range()} == {1}
             assert all(len(set(span.numbers)) == 1024 // pservers for span in spans)
 
@@ -137,7 +138,7 @@ def test_sums_of_several_batches_have_their_rows(pservers: int) -> None:
         first = ITEMS.init.first_values(ITEMS.key, 5, 3)
         assert np.allclose(items.pull([5])[0], np.array(first) - 1), "divided by the batches that pushed to it"
         for shard in cluster.shards:
-            assert {shard._protocol.span(span.numbers.start).updates for span in shard.rows.distinct()} == {1}
+            assert {shard._protocol.span(span.numbers.start).updates for span in distinct(shard.rows.spans)} == {1}
 
 
 @pytest.mark.parametrize("pservers", [1, 3])

@@ -20,6 +20,7 @@ from flightedl.formats.row_batches import StoredRows, StoredRowSpan
 from flightedl.pserver.rows.store import RowStore
 from flightedl.pserver.rows.stored import CutRows
 from flightedl.pserver.rows.tables import TableGradients
+from flightedl.pserver.stores import distinct
 
 IDS = np.arange(12, dtype=np.uint64)
 EVICTIONS = [
@@ -47,7 +48,7 @@ class Rows:
         self.spec = spec
         self.plan: ShardPlan = plan_for([ParameterSpec("w", (10,))], count, 1, [spec])
         self.stores = [RowStore(self.plan, index, 0) for index in range(count)]
-        self.spans = [span for store in self.stores for span in store.distinct()]
+        self.spans = [span for store in self.stores for span in distinct(store.spans)]
 
     def push(self, ids: set[int], gradient: float, version: int, epoch: int) -> None:
         for span in self.spans:

@@ -43,7 +43,7 @@ from flightedl.pserver.rows.memory import RowMemory
 from flightedl.pserver.rows.tables import RowTables, TableGradients
 from flightedl.pserver.shard import Shard
 from flightedl.pserver.snapshots import Snapshots
-from flightedl.pserver.stores import Pushed
+from flightedl.pserver.stores import Pushed, distinct
 from flightedl.testing.contracts.coordinator import eventually
 from flightedl.testing.memory import MemoryStorage
 from flightedl.wire.parts import ReceivedBlocks
@@ -218,9 +218,9 @@ def test_rows_are_restored_on_another_number_of_pservers_also_of_different_histo
     for index in range(after):
         new = Pserver(storage, Async(), index, after)
         assert new.restore() == 1
-        versions = {new.shard._protocol.version(span.numbers.start) for span in new.shard.rows.distinct()}
+        versions = {new.shard._protocol.version(span.numbers.start) for span in distinct(new.shard.rows.spans)}
         assert versions <= {1, 2}
-        assert len(new.shard.rows.distinct()) == len(versions), "split only where histories differ"
+        assert len(distinct(new.shard.rows.spans)) == len(versions), "split only where histories differ"
         new.check()
         outcomes = {one.piece.outcome for one in new.push(1, base=1)}
         assert outcomes <= {Outcome.ACCEPTED, Outcome.ALREADY_APPLIED}
@@ -324,7 +324,7 @@ def test_the_rows_of_a_chain_are_exported_as_they_are() -> None:
 
 def test_a_table_begins_with_the_rows_of_a_file(tmp_path: Path) -> None:
     first = Pserver(MemoryStorage(), Async(), 0, 2)
-    span = first.shard.rows.distinct()[0]
+    span = distinct(first.shard.rows.spans)[0]
     path = tmp_path / "rows.parquet"
     values = np.arange(600, dtype=np.float32).reshape(300, 2)
     columns = {"id": IDS.view(np.int64), "values": pa.FixedSizeListArray.from_arrays(values.reshape(-1), 2)}

@@ -32,7 +32,7 @@ from flightedl.domain.model.settings import Limits, checked
 from flightedl.domain.model.sharding import Block, ShardPlan, runs_of
 from flightedl.domain.trainer.batches import Batch, BatchState, CurrentBatch
 from flightedl.domain.trainer.membership import Begun, TrainerMembership
-from flightedl.domain.trainer.steps import Added, Done, Next, Steps, TakeSum
+from flightedl.domain.trainer.steps import Added, Done, Effect, Next, Steps, TakeSum, carried_out
 from flightedl.domain.trainer.transfers import Transfer
 from flightedl.errors import GradientError, UsageError
 from flightedl.ports import Clock
@@ -341,8 +341,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         finally:
             if self._plan.tables:
                 self.rows.forget()
-        changed, self._changed = self._changed, []
-        return changed
+        return self._told()
 
     def push_sum(self) -> Sequence[BatchState]:
         """Push what was added up and not pushed yet; return the batches that have changed."""
@@ -375,22 +374,21 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         Raises:
             BaseException: the operation ended with it.
         """
-        while not isinstance(step, Done):
-            try:
-                if isinstance(step, Transfer):
-                    self._transfer(step, outgoing or self._plans.nothing)
-                else:
-                    outgoing = self._sum(step)
-            except BaseException as error:  # noqa: BLE001 - whatever it is, the steps say what follows
-                step = self.steps.failed(error)
+
+        def carry_out(effect: Effect) -> None:
+            nonlocal outgoing
+            if isinstance(effect, Transfer):
+                self._transfer(effect, outgoing or self._plans.nothing)
             else:
-                step = self.steps.answered()
-        if step.batches:
-            self._changed += step.batches
-        if step.is_member_lost:
+                outgoing = self._sum(effect)
+
+        done = carried_out(self.steps, step, carry_out)
+        if done.batches:
+            self._changed += done.batches
+        if done.is_member_lost:
             self._scope.membership.lost()
-        if step.error is not None:
-            raise step.error
+        if done.error is not None:
+            raise done.error
         if self._values.lending is not None:
             self._values.lending.require()
 

@@ -259,21 +259,23 @@ class ShardClient:
                 stream.send(pieces, request, checksums=checksums)
                 request = b""
                 while not is_one and stream.is_full and said != STEP_END:
-                    parts, said = stream.receive()
-                    self._take(parts, answers, stream, rows)
-                    del parts
+                    said = self._receive(stream, answers, rows)
                 if said == STEP_END:
                     break
             while said != STEP_END:
                 if answers and times.phase == PUSH and stream.is_answered:
                     times.turn(WAIT)
-                parts, said = stream.receive()
-                self._take(parts, answers, stream, rows)
-                del parts
+                said = self._receive(stream, answers, rows)
         except BaseException as error:
             self._channel.end(stream, error)
             raise
         self._channel.end(stream)
+
+    def _receive(self, stream: StepStream, answers: list[Answer], rows: RowMessages | None) -> bytes:
+        """Take the next answer; return what is attached to it. Its values are dropped by then."""
+        parts, said = stream.receive()
+        self._take(parts, answers, stream, rows)
+        return said
 
     # reading
 

@@ -174,7 +174,7 @@ class StepStream(Channel):
         """
         line = self._line
         message = encode_message(pieces, attached, checksums=checksums, outbox=self._outbox, inline=self._is_inline)
-        values, header, size_bytes = message
+        _, header, size_bytes = message
         if line is None:
             by_line, by_stream = 0, size_bytes
         elif size_bytes + len(header) <= SMALL_BYTES:
@@ -186,14 +186,8 @@ class StepStream(Channel):
             self._pending = message, by_line, by_stream
             self.is_full = True
             return
-        self._unanswered.append((by_line, by_stream, values is None))
-        self._by_line += by_line
-        self._by_stream += by_stream
+        self._post_counted(message, by_line, by_stream)
         self.is_full = len(self._unanswered) >= self._ahead
-        if line is None or by_stream:
-            self._post(values, header, size_bytes)
-        elif not line.send(values, header, self._is_over):
-            self._line_ended()
 
     def receive(self) -> Received:
         """Return the next answer's parts, and what is attached to them. Drop the values of the one before it first.
@@ -263,6 +257,10 @@ class StepStream(Channel):
         if self._unanswered and not self._has_room(by_line, by_stream):
             return
         self._pending = None
+        self._post_counted(message, by_line, by_stream)
+
+    def _post_counted(self, message: EncodedMessage, by_line: int, by_stream: int) -> None:
+        """Send a message, and count it until it is answered."""
         self._unanswered.append((by_line, by_stream, message.values is None))
         self._by_line += by_line
         self._by_stream += by_stream
@@ -274,7 +272,8 @@ class StepStream(Channel):
         assert self._pair is not None, "values were read from its memory"
         self._pair.own.taken += 1
 
-    def _is_over(self) -> bool:
+    def is_over(self) -> bool:
+        """See ``Channel``."""
         return self._now() > self.ends_at
 
     def _line_ended(self) -> NoReturn:

@@ -46,7 +46,7 @@ _square: Any = np.vdot
 
 @dataclass(frozen=True, slots=True)
 class _Declared:
-    """A parameter's declaration, as its gradients have to follow it."""
+    """The shape and types that a parameter's gradients must have."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]

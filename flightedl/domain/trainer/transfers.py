@@ -70,11 +70,11 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
 
     begin: int
     end: int
-    #: Of the batch there; ``Outcome.NONE`` for a pull.
+    #: What became of the batch there; ``Outcome.NONE`` for a pull.
     outcome: int
-    #: Of the values that came with the answer and are stored; None: none came.
+    #: Version of the values that came with the answer, which are stored; None if none came.
     version: int | None = None
-    #: Of a sum that was not taken: which of its batches the blocks have, see ``having_bits``.
+    #: The batches of a refused sum that the blocks already have, see ``having_bits``.
     having: bytes = b""
 
 

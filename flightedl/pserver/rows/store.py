@@ -21,6 +21,7 @@ from flightedl.pserver.rows.span import ReceivedRows, RowSpan
 from flightedl.pserver.rows.stored import chunk_of
 from flightedl.pserver.rows.tables import CutTable, RowTables
 from flightedl.pserver.rows.values import RowCounts
+from flightedl.pserver.stores import distinct
 from flightedl.wire.parts import ReceivedBlocks
 
 
@@ -49,14 +50,10 @@ class RowStore:
             self.spans = dict.fromkeys(self.numbers, RowSpan(self.numbers, local, first, rows, threading.Lock()))
         self._taken: TakenSpans[CutTable] = TakenSpans()
 
-    def distinct(self) -> list[RowSpan]:
-        """Return the spans as they are now."""
-        return list(dict.fromkeys(self.spans.values()))
-
     @property
     def size_bytes(self) -> int:
         """Memory of all rows."""
-        return sum(span.rows.size_bytes for span in self.distinct())
+        return sum(span.rows.size_bytes for span in distinct(self.spans))
 
     def name_of(self, number: int) -> str:
         del number
@@ -67,7 +64,7 @@ class RowStore:
         found = []
         for number in range(len(self.tables)):
             counts = []
-            for span in self.distinct():
+            for span in distinct(self.spans):
                 with span.lock:
                     counts.append(span.rows.counts(number))
             names = [field.name for field in fields(RowCounts)]
@@ -76,7 +73,7 @@ class RowStore:
 
     def knows(self, file: str) -> bool:
         """Return True if all rows know what has changed since the cut that this file was made of."""
-        spans = self.distinct()
+        spans = distinct(self.spans)
         return bool(spans) and all(span.rows.knows(file) for span in spans)
 
     # what comes
@@ -113,7 +110,7 @@ class RowStore:
 
     def begin_restore(self) -> None:
         self._taken.clear()
-        for span in self.distinct():
+        for span in distinct(self.spans):
             span.begin_restore()
 
     @property
@@ -125,7 +122,7 @@ class RowStore:
         """Take over a record of a checkpoint; rows of other pservers' buckets are left out."""
         if not self.spans:
             raise CorruptError("a file has rows of tables, and the job has none")
-        (span,) = self.distinct()
+        (span,) = distinct(self.spans)
         if isinstance(stored, StoredRowSpan):
             self._taken.span(stored.numbers, span.numbers, stored.version, stored.updates, stored.epoch)
         elif stored.table >= len(self.tables):
@@ -139,7 +136,7 @@ class RowStore:
 
     def finish_restore(self) -> None:
         """Remove what had expired at the cuts that were restored."""
-        for span in self.distinct():
+        for span in distinct(self.spans):
             span.epoch = self._taken.epoch_of(span.numbers)
             for table, spec in enumerate(self.tables):
                 oldest_epoch = spec.oldest_epoch(span.epoch)

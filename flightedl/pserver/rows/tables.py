@@ -98,16 +98,20 @@ class RowTables:
         self._changes: ChangesSince[RowChanges] = ChangesSince(merged)
 
     def read(self, table: int, ids: Ids, version: int, epoch: int, out: Floats) -> int:
-        """The rows of (n,) ids into ``out``, (n, dim) float32; what has no row as ``spec.unknown`` says.
+        """Read the rows of (n,) ids into ``out``, (n, dim) float32. ``spec.unknown`` says what ids without a row get.
 
         Returns:
-            How many ids had a row. With ``unknown`` "error" those that had none are zeros.
+            The number of ids that had a row. With ``unknown`` "error", ids without one get zeros.
         """
         wanted = TableRows.of([TableGradients(table, ids, np.empty((0, self.specs[table].dim), np.float32))])
         return int(self.read_all(wanted, version, epoch, out.reshape(-1))[0])
 
     def read_all(self, wanted: TableRows, version: int, epoch: int, out: Floats) -> Numbers:
-        """The same of some tables, to where ``value_starts`` says; of each how many ids had a row."""
+        """Read rows of several tables, each table's to where ``value_starts`` says.
+
+        Returns:
+            For each table, the number of ids that had a row.
+        """
         found = self._calls.read(wanted, version, epoch, out)
         self._reads[wanted.tables] += wanted.counts
         self._hits[wanted.tables] += found
