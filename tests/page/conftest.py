@@ -80,7 +80,6 @@ def shown(etcd: EtcdServer, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         page=True,
         checkpoint=str(place / "checkpoints"),
         attempts_limit=1,
-        lease_ttl_s=2.0,
     )
     with Browser(profile) as browser, cluster:
         found = Shown(browser, cluster, place, place / "release")

@@ -141,7 +141,9 @@ class QueueAgainstModel(RuleBasedStateMachine):
                 self.ended.append(effect.epoch)
 
     def is_finished(self):
-        return self.epoch == self.settings.epochs and not any(self.is_open(e) for e in range(self.epoch))
+        """A piece of which every batch was noted as done is held until its trainer finishes it."""
+        is_open = any(self.is_open(epoch) for epoch in range(self.epoch))
+        return self.epoch == self.settings.epochs and not is_open and not self.out
 
     def is_alone(self, attempt, epoch):
         """Whether nobody has a copy of an unsuspicious piece."""
