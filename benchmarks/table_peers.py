@@ -24,7 +24,7 @@ from typing import Any
 import click
 import numpy as np
 
-from flightedl.launch.etcd import free_ports
+from flightedl.launch.places import free_ports
 from flightedl_tools.bench.sparse import FLOOR, RowPeer, run, sparse
 from flightedl_tools.bench.tables import (
     EPS,

@@ -113,14 +113,14 @@ class Directory:
     def master(self) -> ServerRecord | None:
         """The active master; ``generation`` is that of its lock."""
         found = self.entry(self._keys.master_address)
-        return None if found is None else _decoded(found, ServerRecord)
+        return None if found is None else decoded(found, ServerRecord)
 
     def pservers(self) -> Mapping[int, ServerRecord]:
         """The pservers by index; ``generation`` is the create_revision of ``ps/<index>``."""
         entries = self._snapshot[0]
         known, found = self._known_pservers
         if known is not entries:
-            found = MappingProxyType(dict(sorted(_records(entries, self._keys.pserver_index, ServerRecord))))
+            found = MappingProxyType(dict(sorted(records(entries, self._keys.pserver_index, ServerRecord))))
             # Asked for by each step, and mostly the same.
             self._known_pservers = entries, found
         return found
@@ -132,7 +132,7 @@ class Directory:
 
     def trainers(self) -> dict[str, TrainerRecord]:
         """The live trainers by id; ``generation`` is the create_revision of their key."""
-        return dict(_records(self._snapshot[0], self._keys.trainer_id, TrainerRecord))
+        return dict(records(self._snapshot[0], self._keys.trainer_id, TrainerRecord))
 
     def wait_until(self, predicate: Callable[[Directory], Result | None], timeout_s: float) -> Result | None:
         """Return the first result of ``predicate`` that is not None, tried now and after each change.
@@ -225,17 +225,17 @@ class Directory:
                 _log.exception("a subscriber of the directory failed")
 
 
-def _records(
+def records(
     entries: Mapping[str, Entry], name_in: Callable[[str], Name | None], kind: type[Record]
 ) -> Iterator[tuple[Name, Record]]:
     """Yield the records of all keys that name a process, with the generations of their keys."""
     for key, entry in entries.items():
         name = name_in(key)
-        if name is not None and (record := _decoded(entry, kind)) is not None:
+        if name is not None and (record := decoded(entry, kind)) is not None:
             yield name, msgspec.structs.replace(record, generation=entry.create_revision)
 
 
-def _decoded(entry: Entry, kind: type[Record]) -> Record | None:
+def decoded(entry: Entry, kind: type[Record]) -> Record | None:
     """Return the record under a key. None for any other value, as if the process were not there."""
     try:
         return from_json(entry.value, kind)

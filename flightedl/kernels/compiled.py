@@ -130,7 +130,7 @@ def _stamp() -> int:
 class Rule(NamedTuple):
     """An optimizer's rule with its settings."""
 
-    #: Of ``rules``, or LAMB's loop.
+    #: A function of ``rules``, or ``blocks.lamb``, which is a whole loop.
     function: Loop
     slot_count: int
     #: From the learning rate: the rule's constants from ``rules.Constants.rate`` on.

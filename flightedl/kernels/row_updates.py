@@ -78,7 +78,7 @@ class Half(NamedTuple):
 
     is_bfloat16: Any
     is_stochastic: Any
-    #: Of stochastic rounding.
+    #: Seed of the stochastic rounding.
     seed: Any
     #: Room for a row.
     values: Any
@@ -114,7 +114,7 @@ def loop_of(step: Loop, rule: Loop | None = None, get: Loop | None = None, put: 
             g: Gradients of all sections.
             version: That this makes.
             epoch: Of it.
-            constants: (n, CONSTANT_COUNT), see ``rules.Constants``.
+            constants: (n, fields of ``rules.Constants``).
             first: Bias corrections by the number of updates before.
             second: Likewise.
             missing: Filled with the places of ids without a row, see ``rows.gather``.

@@ -46,9 +46,6 @@ class Constants(NamedTuple):
     shrink: Any
 
 
-CONSTANT_COUNT = len(Constants._fields)
-
-
 @register_jitable(forceinline=True)
 def constants_in(c: Any) -> Any:
     """The constants of an array, in the order of the fields."""

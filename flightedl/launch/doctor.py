@@ -19,6 +19,7 @@ import msgspec
 from flightedl.adapters.etcd import EtcdCoordinator
 from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.config import DoctorSettings
+from flightedl.coordination.directory import decoded, records
 from flightedl.coordination.keys import JobKeys, jobs_in
 from flightedl.coordination.lives import JobCoordinator
 from flightedl.coordination.records import ServerRecord
@@ -29,7 +30,6 @@ from flightedl.errors import FlightedlError
 from flightedl.launch.probes import certificate_of, disk_of, try_store
 from flightedl.launch.status import tool_connector
 from flightedl.messages.base import decode, encode
-from flightedl.messages.decoding import from_json
 from flightedl.messages.status import (
     EventsReply,
     EventsRequest,
@@ -147,16 +147,12 @@ class Doctor:
         return self._tried(endpoint, ask)
 
     def _servers(self, listing: Listing) -> list[_Server]:
-        found: list[_Server] = []
-        for entry in listing.entries:
-            index = self._keys.pserver_index(entry.key)
-            with suppress(msgspec.DecodeError):
-                if index is not None:
-                    record = from_json(entry.value, ServerRecord)
-                    record = msgspec.structs.replace(record, generation=entry.create_revision)
-                    found.append(_Server("pserver", index, record))
-                elif entry.key == self._keys.master_address:
-                    found.append(_Server("master", 0, from_json(entry.value, ServerRecord)))
+        entries = {entry.key: entry for entry in listing.entries}
+        pservers = records(entries, self._keys.pserver_index, ServerRecord)
+        found = [_Server("pserver", index, record) for index, record in pservers]
+        entry = entries.get(self._keys.master_address)
+        if entry is not None and (record := decoded(entry, ServerRecord)) is not None:
+            found.append(_Server("master", 0, record))
         return found
 
     def _jobs(self) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from flightedl.domain.consistency.modes import Mode
-from flightedl.domain.master.effects import Undeclared
 from flightedl.domain.master.events import ModelPlanned
 from flightedl.domain.model.declared import parameters_of, tables_of
 from flightedl.domain.model.optimizers import Optimizer
@@ -31,10 +30,8 @@ class Declaring:
             NotReadyError: the index is being built, or etcd cannot be written; ask again.
             UsageError: a job that was resumed is in a later epoch already.
         """
-        reply: DeclaredDataset | Undeclared = self._state.ask(declared)
-        if isinstance(reply, Undeclared):
-            self._state.begin_dataset(self._indexing.index(declared))
-            reply = self._state.ask(declared)
+        state, index = self._state, self._indexing.index
+        reply = state.declare(declared, lambda: state.begin_dataset(index(declared)))
         assert isinstance(reply, DeclaredDataset), "a dataset whose tasks are known is declared"
         self._growing.begin()
         return reply
@@ -47,10 +44,7 @@ class Declaring:
             DeclarationError: the job has another model.
             NotReadyError: etcd cannot be written; ask again.
         """
-        reply: DeclaredModel | Undeclared = self._state.ask(declared)
-        if isinstance(reply, Undeclared):
-            self._state.apply(self._planned(declared))
-            reply = self._state.ask(declared)
+        reply = self._state.declare(declared, lambda: self._state.apply(self._planned(declared)))
         assert isinstance(reply, DeclaredModel), "a model that has a plan is declared"
         return reply
 

@@ -98,7 +98,7 @@ class MasterFlight:
         return b"{}"
 
     def _asks(self, kind: type[_Changing]) -> Callable[[bytes, Call], bytes]:
-        """Return the action that puts a request to the core which changes the job."""
+        """Return an action that passes a request of this kind, which changes the job, to the core."""
 
         def ask(body: bytes, _: Call) -> bytes:
             request: Any = self._meant(body, kind)

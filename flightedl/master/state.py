@@ -183,6 +183,14 @@ class JobState:
             then()
         self._carry_out(effects, carry)
 
+    def declare(self, declaration: Request, begin: Callable[[], object]) -> Any:
+        """Return the answer to a declaration, as ``ask`` does; ``begin`` makes what the job does not have yet."""
+        reply = self.ask(declaration)
+        if isinstance(reply, out.Undeclared):
+            begin()
+            reply = self.ask(declaration)
+        return reply
+
     def ask(self, request: Request, closing: threading.Event | None = None, *, is_last: bool = False) -> Any:
         """Return the answer to a request, which is stored by then. Called without the lock.
 

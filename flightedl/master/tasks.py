@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 
-from flightedl.domain.master.effects import Kind, Undeclared
+from flightedl.domain.master.effects import Kind
 from flightedl.domain.master.events import EvaluationIndexed
 from flightedl.formats.chunks import Chunk
 from flightedl.master.state import JobState
@@ -61,10 +61,7 @@ class Tasks:
             DeclarationError: the evaluation of this name has another dataset.
             NotReadyError: the index is being built; ask again.
         """
-        reply: DeclaredDataset | Undeclared = self._state.ask(request)
-        if isinstance(reply, Undeclared):
-            self._begin_evaluation(request.name, request)
-            reply = self._state.ask(request)
+        reply = self._state.declare(request, lambda: self._begin_evaluation(request.name, request))
         assert isinstance(reply, DeclaredDataset), "what was begun is declared"
         return reply
 

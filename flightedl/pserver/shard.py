@@ -133,7 +133,6 @@ class Shard:
         return [block for span, state in states for block in span.blocks(state.rounds, state.updates)]
 
     def version_range(self) -> tuple[int, int]:
-        """Lowest and highest version."""
         return self._protocol.version_range()
 
     def waits_for(self) -> tuple[int, list[int]]:
@@ -169,7 +168,6 @@ class Shard:
                 place[:] = values
 
     def initialized_count(self, election: int) -> int:
-        """Blocks that have the first values of this election."""
         return self._protocol.initialized_count(election)
 
     # pushes
@@ -400,7 +398,6 @@ class Shard:
 
     @property
     def members(self) -> list[int]:
-        """Members that the blocks know."""
         return self._protocol.members
 
     def set_members(self, request: ViewRequest) -> ViewReply:

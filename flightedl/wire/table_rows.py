@@ -36,10 +36,10 @@ Numbers = npt.NDArray[np.int64]
 Payload = npt.NDArray[np.uint8]
 
 LAYOUT = 2
-_START = Struct("<II")
+START = Struct("<II")
 _SECTION = np.dtype([("kind", "<u2"), ("zero", "<u2"), ("table", "<u4"), ("rows", "<u8")])
 #: Bytes before the sections, and of each of them.
-IDS_AT, SECTION_BYTES = _START.size, _SECTION.itemsize
+IDS_AT, SECTION_BYTES = START.size, _SECTION.itemsize
 _ID_BYTES, _VALUE_BYTES = 8, 4
 #: The most sections of a payload, which is twice as many tables.
 SECTIONS_LIMIT = 65_536
@@ -141,7 +141,7 @@ def header_of(sections: Sequence[tuple[int, int, int]]) -> bytes:
 
 
 #: No sections: a version has been reached.
-NOTHING: Payload = np.frombuffer(_START.pack(LAYOUT, 0), np.uint8)
+NOTHING: Payload = np.frombuffer(START.pack(LAYOUT, 0), np.uint8)
 
 
 def decode_sections(data: memoryview, dims: Numbers, kinds: Iterable[int]) -> Sections:
@@ -155,15 +155,15 @@ def decode_sections(data: memoryview, dims: Numbers, kinds: Iterable[int]) -> Se
     Raises:
         MessageError: it is no payload, or has a section that is not expected, or two of a kind for a table.
     """
-    if len(data) < _START.size:
+    if len(data) < START.size:
         raise MessageError(f"rows of tables have {len(data)} bytes: no header")
-    layout, count = _START.unpack_from(data)
-    start = _START.size + count * _SECTION.itemsize
+    layout, count = START.unpack_from(data)
+    start = START.size + count * _SECTION.itemsize
     if layout != LAYOUT or count > SECTIONS_LIMIT or len(data) < start:
         raise MessageError(
             f"rows of tables of layout {layout} with {count} sections have {len(data)} bytes: another version?"
         )
-    fields = np.frombuffer(data, _SECTION, count, _START.size)
+    fields = np.frombuffer(data, _SECTION, count, START.size)
     found, tables = fields["kind"].astype(np.int64), fields["table"].astype(np.int64)
     _require_sound(found, tables, len(dims), kinds)
     most = len(data) // _VALUE_BYTES

@@ -19,6 +19,7 @@ from typing import Any
 import click
 import numpy as np
 
+from flightedl.domain.tenure import RENEWALS_PER_TTL
 from flightedl.master.progress import report_every_s
 
 from ..options import Number
@@ -27,8 +28,6 @@ from .sides import measuring, print_json, print_table, say
 from .trainer import Workload
 from .workers import cpu_s
 
-#: Renewals of a lease in its time to live, see ``coordination.keeper``.
-RENEWALS_PER_TTL = 6
 MB, GB = 1 << 20, 1e9
 
 
@@ -57,7 +56,7 @@ class Seen:
     #: Of one trainer, and of all parameter servers together, for one step of one trainer.
     trainer_s: float
     servers_s: float
-    #: A second, of the master and of etcd.
+    #: Seconds per second of the master, and of etcd.
     master_s: float
     etcd_s: float
     #: Steps a second of all trainers together, and requests to the master.

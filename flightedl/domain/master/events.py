@@ -143,7 +143,7 @@ class ControlAsked:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A pserver has answered a ``ControlCall``, of which all but the reply is."""
+    """A pserver has answered a ``ControlCall``. All fields but ``reply`` are copied from that call."""
 
     index: int
     generation: int

@@ -188,7 +188,7 @@ class Requests:
     def _apply_handed_out(
         self, work: Work, ticket: TasksTicket, given: list[Assignment], *, is_over: bool, waits: bool
     ) -> None:
-        """Let the trainer leave that got nothing, or join with what it got; look whether the job has ended."""
+        """If the trainer got nothing, let it leave, else let it join with its work. Then check if the job has ended."""
         state = self._state
         is_moment = waits and ticket.wait_s <= MOMENT_S
         if not (is_moment and self._epoch_ends.should_stay(work.queue, ticket, state.now)):

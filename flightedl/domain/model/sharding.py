@@ -76,7 +76,6 @@ class Block:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
         return self.stop - self.start
 
 
@@ -99,10 +98,13 @@ class ShardPlan:
     hash: str = field(init=False)
     #: Parameter name -> its number.
     numbers_by_name: dict[str, int] = field(init=False, repr=False)
+    #: Pserver -> the position numbers of its buckets.
+    bucket_ranges: tuple[range, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "hash", _hash(self))
         object.__setattr__(self, "numbers_by_name", {p.name: number for number, p in enumerate(self.parameters)})
+        object.__setattr__(self, "bucket_ranges", tuple(map(self._buckets_of, range(self.pserver_count))))
         for array in (self.block_parameters, self.block_starts, self.block_stops, self.block_pservers):
             array.flags.writeable = False
 
@@ -138,6 +140,9 @@ class ShardPlan:
         """Position numbers of a pserver's buckets. NotFoundError: there is no pserver of that index."""
         if not 0 <= pserver < self.pserver_count:
             raise NotFoundError(f"there is no pserver {pserver}; the plan has {self.pserver_count}")
+        return self.bucket_ranges[pserver]
+
+    def _buckets_of(self, pserver: int) -> range:
         first = self.block_count
         found = buckets_of_pserver(pserver, self.pserver_count) if self.tables else range(0)
         if self.bucket_pservers is not None:

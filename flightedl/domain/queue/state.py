@@ -98,7 +98,7 @@ class QueueState:
         return self.sizes.find(epoch)[1]
 
     def seed_of(self, epoch: int) -> int | None:
-        """Return what shuffles the tasks of an epoch, and the records within each; None: nothing does."""
+        """Return the seed that shuffles an epoch's tasks and the records in each. None if they are not shuffled."""
         return self.seeds.find(epoch)
 
     def assignment(self, pending: Pending, attempt: int) -> Assignment:
@@ -345,7 +345,7 @@ class QueueState:
         return {position for place, position in places if place == epoch}
 
     def incomplete(self, epoch: int) -> IntervalSet:
-        """Return the tasks of a begun epoch that are incomplete in that way; NotFoundError when it is forgotten."""
+        """Return the tasks at ``incomplete_positions`` of a begun epoch; NotFoundError when it is forgotten."""
         order = self.order(epoch)
         return IntervalSet.of(order.at(position) for position in self.incomplete_positions(epoch))
 

@@ -116,7 +116,7 @@ def _decoded(data: bytes | msgspec.Raw, kind: type[Document]) -> Document:
     return document
 
 
-#: Of the state and of the dispatch document alike.
+#: Attributes that have the same names in the state and in the dispatch document.
 _COUNTERS = (
     *("revision", "epoch", "cursor", "next_attempt"),
     *("growth_ended", "average_s", "average_count", "copies"),
@@ -183,9 +183,7 @@ def restore(state: QueueState, data: bytes, failures: bytes | None, *, may_resee
         UsageError: they are of another dataset, seed or shuffle.
     """
     if failures is None:
-        both = _decoded(data, QueueDocument)
-        dispatch = _decoded(both.dispatch, DispatchDocument)
-        failed = _decoded(both.failures, FailuresDocument)
+        dispatch, failed = _both_of(data)
     else:
         dispatch = _decoded(data, DispatchDocument)
         failed = _decoded(failures, FailuresDocument)
@@ -202,17 +200,18 @@ def restore(state: QueueState, data: bytes, failures: bytes | None, *, may_resee
         raise CorruptError(f"the stored task queue is inconsistent: {error}") from None
 
 
+def _both_of(data: bytes) -> tuple[DispatchDocument, FailuresDocument]:
+    both = _decoded(data, QueueDocument)
+    return _decoded(both.dispatch, DispatchDocument), _decoded(both.failures, FailuresDocument)
+
+
 def progress_of(queue: bytes) -> tuple[int, int, int]:
     """Return (epoch, tasks that are done or failed, tasks) of the last epoch that was begun when this was stored.
 
     Raises:
         CorruptError: not what ``encode`` writes.
     """
-    both = _decoded(queue, QueueDocument)
-    dispatch, failures = (
-        _decoded(both.dispatch, DispatchDocument),
-        _decoded(both.failures, FailuresDocument),
-    )
+    dispatch, failures = _both_of(queue)
     sizes = EpochSizes(dispatch.sizes, failures.sizes)
     epoch = dispatch.epoch if dispatch.cursor or not dispatch.epoch else dispatch.epoch - 1
     total = sizes.find(epoch)[1]

@@ -142,7 +142,7 @@ class TaskQueue(QueueState):
     def promise(self, trainer: str) -> tuple[Assignment, ...]:
         """What a trainer may read ahead of the next epoch, while nothing of this one is left for it; see ``ahead``.
 
-        Attempts are 0: it holds nothing of that.
+        The attempts are 0, because the trainer does not hold these pieces.
         """
         if self.cursor < self.epoch_size(self.epoch) or self.waiting.lowest_epoch is not None:
             return ()
@@ -600,8 +600,8 @@ class TaskQueue(QueueState):
         return (finished,)
 
     def _forget_sizes(self) -> None:
-        needed_epoch = self.epoch if self.lowest_open_epoch is None else min(self.lowest_open_epoch, self.epoch)
-        if self.sizes.put_away(needed_epoch):
+        lowest = self.lowest_open_epoch
+        if self.sizes.put_away(self.epoch if lowest is None else min(lowest, self.epoch)):
             self.failed.serial += 1  # They are stored together.
         self.failed.forget_before(self.sizes.oldest_epoch)
 

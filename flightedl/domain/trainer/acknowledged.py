@@ -14,11 +14,10 @@ import enum
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from flightedl.domain.trainer.batches import Batch, BatchState
+from flightedl.domain.trainer.batches import Batch
 from flightedl.domain.trainer.readings import (
     Finished,
     HandBack,
-    Handed,
     HandOut,
     Item,
     LoopStep,
@@ -57,8 +56,6 @@ class AcknowledgedLoop:
         #: Of tasks that are not reported, and of those taken away of which batches are not done, in the order in which
         #: they were begun.
         self._readings: list[Reading] = []
-        #: Those of them that have had all of their batches.
-        self._at_end: list[Reading] = []
         self._due: list[LoopStep] = []
 
     @property
@@ -74,14 +71,13 @@ class AcknowledgedLoop:
                 self._readings.append(Reading(item.task))
             reading = self._readings[-1]
             if isinstance(item, TaskEnd):
-                self._at_end.append(reading)
+                reading.is_at_end = True
                 if (report := self._end(reading)) is not None:
                     self._due.append(report)
             elif isinstance(item, ReadFailure):
                 self._due.append(Unreadable(item))
             else:
-                reading.handed.append(Handed(item.batch, BatchState(item.batch.reading, item.batch.number)))
-                self._due.append(HandOut(item.task, item.batch))
+                self._due.append(reading.hand_out(item.batch))
         return self.next_step()
 
     def next_step(self) -> LoopStep:
@@ -117,21 +113,16 @@ class AcknowledgedLoop:
         raise UsageError(NOT_GIVEN)
 
     def _end(self, reading: Reading) -> Finished | HandBack | None:
-        if reading not in self._at_end or reading.handed:
+        if not reading.is_at_end or reading.handed:
             return None
         self._readings.remove(reading)
-        self._at_end.remove(reading)
         return reading.end()
 
     def _forget(self, held: Collection[int]) -> None:
         """Drop tasks that were taken away, once the user has said of all of their batches that they are done."""
-        for reading in [each for each in self._readings if not (each.handed or each.task.number in held)]:
-            self._readings.remove(reading)
-            if reading in self._at_end:
-                self._at_end.remove(reading)
+        self._readings = [each for each in self._readings if each.handed or each.task.number in held]
 
     def check(self) -> None:
         """Assert the invariants."""
         for reading in self._readings:
             reading.check()
-        assert all(reading in self._readings for reading in self._at_end)

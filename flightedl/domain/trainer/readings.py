@@ -90,6 +90,8 @@ class Reading:
     handed: list[Handed] = field(default_factory=list)
     #: The task was taken away, or is reported as failed.
     is_lost: bool = False
+    #: All of its batches were read. Only ``AcknowledgedLoop`` uses it, which has several readings.
+    is_at_end: bool = False
     #: Numbers of the batches of which that is known.
     _settled: set[int] = field(default_factory=set)
     #: Pserver -> the oldest generation of it that has a batch of the task.
@@ -101,6 +103,11 @@ class Reading:
         for index, generation in generations.items():
             self._generations[index] = min(generation, self._generations.get(index, generation))
 
+    def hand_out(self, batch: Batch) -> HandOut:
+        """Return the step that hands a batch out, and wait for what becomes of the batch."""
+        self.handed.append(Handed(batch, BatchState(batch.reading, batch.number)))
+        return HandOut(self.task, batch)
+
     @property
     def is_settled(self) -> bool:
         """True if every batch of the task is settled."""
@@ -108,7 +115,7 @@ class Reading:
         return self._settled.issuperset(range(assignment.first_batch, assignment.end_batch))
 
     def end(self) -> Finished | HandBack:
-        """Return the report of a task of which all batches were handed out that were read."""
+        """Return the report of this task, once every batch that was read has been handed out."""
         if not self.is_settled:
             return HandBack(self.task)
         generations = self._generations
@@ -210,9 +217,7 @@ class BatchLoop:
         elif isinstance(item, ReadFailure):
             self._due.append(Unreadable(item))
         else:
-            batch = item.batch
-            self._reading.handed.append(Handed(batch, BatchState(batch.reading, batch.number)))
-            self._due.append(HandOut(item.task, batch))
+            self._due.append(self._reading.hand_out(item.batch))
         return self._due.pop(0) if self._due else self.next_step()
 
     def next_step(self, states: Sequence[BatchState] = ()) -> LoopStep:
@@ -236,7 +241,7 @@ class BatchLoop:
         return reading.end()
 
     def denied(self, batch: Batch) -> LoopStep:
-        """The work that this batch belongs to was taken away: this task only, what was fetched since is another."""
+        """The batch's task was taken away. Only this task is lost: what was fetched since belongs to another one."""
         reading = self._reading
         assert reading is not None, "a batch was handed out"
         assert reading.task.number == batch.reading, "the batch is of the task that the loop is at"

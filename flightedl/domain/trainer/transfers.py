@@ -144,11 +144,15 @@ class TransferState:
         if self.is_given_up or shard.must_repeat:
             return None
         if shard.pushes and (current := self.current) is not None:
-            blocks, base = sorted(shard.pushes), current.base_version
-            if base is not None:
-                return Push(blocks, dict.fromkeys(blocks, base))
-            return Push(blocks, dict(zip(blocks, map(self.versions.__getitem__, blocks), strict=True)))
+            blocks = sorted(shard.pushes)
+            return Push(blocks, self._bases(current, blocks))
         return Pull(dict(shard.pulls)) if shard.pulls else None
+
+    def _bases(self, current: CurrentBatch, blocks: Sequence[int]) -> dict[int, int]:
+        """Return the versions that the gradients of these blocks count as computed at."""
+        if current.base_version is not None:
+            return dict.fromkeys(blocks, current.base_version)
+        return dict(zip(blocks, map(self.versions.__getitem__, blocks), strict=True))
 
     def heard(self, index: int, generation: int, answers: Sequence[Answer], error: BaseException | None) -> Verdict:
         """A conversation with a pserver is over; see ``Steps.heard``."""
@@ -176,10 +180,7 @@ class TransferState:
         elif outcome != Outcome.NONE and current is not None:
             shard.pushes.difference_update(blocks)
             current.generations[index] = min(generation, current.generations.get(index, generation))
-            if current.base_version is None:
-                bases = dict(zip(blocks, map(self.versions.__getitem__, blocks), strict=True))
-            else:
-                bases = dict.fromkeys(blocks, current.base_version)
+            bases = self._bases(current, blocks)
             if outcome == Outcome.PARTLY_APPLIED:
                 self.refusals.add(lacking_of(answer.having, 1 + len(current.pushed.further)))
                 # In a synchronous round the trainer has arrived, with nothing, and goes on with the next one.

@@ -17,7 +17,7 @@ from flightedl.kernels import row_cuts, row_records
 from flightedl.kernels.compiled_rows import row_kernel
 from flightedl.pserver.rows.memory import reserved
 from flightedl.pserver.rows.table import RowTable
-from flightedl.pserver.rows.values import CutTable, RowChunk
+from flightedl.pserver.rows.values import CutTable, RowChunk, bit_words, either_bits
 
 _NO_IDS = np.empty(0, np.uint64)
 _WORD_BYTES = 4
@@ -35,16 +35,9 @@ class RowChanges(NamedTuple):
 def merged(older: RowChanges, newer: RowChanges) -> RowChanges:
     """All that has changed."""
     return RowChanges(
-        tuple(_either(one, other) for one, other in zip(older.records, newer.records, strict=True)),
+        tuple(either_bits(one, other) for one, other in zip(older.records, newer.records, strict=True)),
         tuple(np.union1d(one, other) for one, other in zip(older.removed, newer.removed, strict=True)),
     )
-
-
-def _either(one: npt.NDArray[np.uint64], other: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    found = np.zeros(max(one.size, other.size), np.uint64)
-    found[: one.size] = one
-    found[: other.size] |= other
-    return found
 
 
 def _parts_of(tables: Iterable[RowTable]) -> list[tuple[RowTable, bool]]:
@@ -53,7 +46,7 @@ def _parts_of(tables: Iterable[RowTable]) -> list[tuple[RowTable, bool]]:
 
 
 def changes_of(tables: Sequence[RowTable], removed: Iterable[npt.NDArray[np.uint64]]) -> RowChanges:
-    """Return what has changed since the newest cut for a file; these rows are removed by the one that is made now."""
+    """Return what has changed since the newest cut for a file. ``removed``: ids that the cut being made removes."""
     return RowChanges(
         tuple(table.changed(is_waiting=is_waiting) for table, is_waiting in _parts_of(tables)), tuple(removed)
     )
@@ -82,7 +75,7 @@ class _Part:
         self._numbers = table.cuts[at : at + row_records.CUT_SIZE]
         self._high = int(table.state[row_records.HIGH])
         self._row_bytes = int(table.layout[row_records.STRIDE]) * _WORD_BYTES
-        used = table.used[: -(-self._high // 64)]
+        used = table.used[: bit_words(table)]
         self._wanted = used.copy() if changed is None else used & changed
         size_bytes = int(np.bitwise_count(self._wanted).sum()) * self._row_bytes
         if most_bytes is not None:
@@ -90,7 +83,7 @@ class _Part:
         self._undo = reserved(size_bytes, np.uint32) if size_bytes else np.empty(0, np.uint32)
 
     def begin(self) -> None:
-        """Set aside from now on what changes before it was read."""
+        """From now on, copy each record that changes before this cut has read it."""
         arrays = [number for array in (self._wanted, self._undo) for number in (array.ctypes.data, array.size)]
         self._numbers[:] = [0, self._high, 0, *arrays]
         state = self._table.state
@@ -179,7 +172,7 @@ class RowCut:
         ]
 
     def begin(self) -> None:
-        """Set aside from now on what changes before it was read."""
+        """From now on, copy each record that changes before this cut has read it."""
         for part in self._left:
             part.begin()
 

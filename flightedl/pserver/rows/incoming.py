@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from struct import Struct
-
 import numpy as np
 
 from flightedl.domain.model.sharding import ShardPlan
@@ -14,9 +12,8 @@ from flightedl.kernels.compiled_rows import row_kernel
 from flightedl.kernels.plain import index_size
 from flightedl.pserver.rows.span import ReceivedRows
 from flightedl.pserver.rows.values import NO_ROWS, Floats, Ids, Numbers, TableRows
-from flightedl.wire.table_rows import IDS_AT, LAYOUT, SECTION_BYTES, Kind, Section, decode_sections
+from flightedl.wire.table_rows import IDS_AT, LAYOUT, SECTION_BYTES, START, Kind, Section, decode_sections
 
-_START = Struct("<II")
 _NO_VALUES: Floats = np.empty(0, np.float32)
 
 
@@ -61,7 +58,7 @@ class IncomingRows:
         if not data:
             return ReceivedRows()
         size_bytes, tables = len(data), len(self._tables)
-        layout, count = _START.unpack_from(data) if size_bytes >= IDS_AT else (0, 0)
+        layout, count = START.unpack_from(data) if size_bytes >= IDS_AT else (0, 0)
         start = IDS_AT + count * SECTION_BYTES
         if layout != LAYOUT or size_bytes < start or size_bytes % 4:
             raise self._problem(data, may_push=may_push)

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from flightedl.kernels import row_cuts, row_records
 from flightedl.kernels.compiled_rows import row_kernel
+from flightedl.pserver.rows.values import either_bits
 
 if TYPE_CHECKING:
     from flightedl.pserver.rows.table import RowTable
@@ -41,9 +42,8 @@ class SmallRows:
         table = measured.rows
         size = -(-int(table.state[row_records.HIGH]) // TOGETHER) * (TOGETHER >> 6)
         unseen = np.zeros(size, np.uint64)
-        unseen[: self._unseen.size] = self._unseen
-        changed_bits = measured.changed(is_waiting=False)
-        unseen[: changed_bits.size] |= changed_bits
+        known = either_bits(self._unseen, measured.changed(is_waiting=False))
+        unseen[: known.size] = known
         self._unseen = unseen
         small, looked_at = [np.empty(0, np.int64)], 0
         for start in range(0, size << 6, TOGETHER):

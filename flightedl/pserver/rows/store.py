@@ -62,12 +62,12 @@ class RowStore:
     def counts(self) -> list[RowCounts]:
         """Return the figures of each table, by number."""
         found = []
+        spans, names = distinct(self.spans), [field.name for field in fields(RowCounts)]
         for number in range(len(self.tables)):
             counts = []
-            for span in distinct(self.spans):
+            for span in spans:
                 with span.lock:
                     counts.append(span.rows.counts(number))
-            names = [field.name for field in fields(RowCounts)]
             found.append(RowCounts(**{name: sum(getattr(count, name) for count in counts) for name in names}))
         return found
 

@@ -14,7 +14,16 @@ from flightedl.kernels.compiled import half_kernels
 from flightedl.kernels.compiled_rows import RowPush, init_numbers, row_kernel
 from flightedl.pserver.rows.layout import layouts_of, new_table, size_of
 from flightedl.pserver.rows.norms import SmallRows
-from flightedl.pserver.rows.values import CutTable, Floats, Ids, RowChunk, RowCounts, slots_of_new_rows
+from flightedl.pserver.rows.values import (
+    CutTable,
+    Floats,
+    Ids,
+    RowChunk,
+    RowCounts,
+    bit_words,
+    either_bits,
+    slots_of_new_rows,
+)
 
 #: New rows that are filled together, while their records are in the cache.
 _CHUNK = 2048
@@ -239,17 +248,14 @@ class RowTable:
     def changed(self, *, is_waiting: bool) -> npt.NDArray[np.uint64]:
         """Return a bit for each record that has changed since the newest cut for a file."""
         table = self.part(is_waiting=is_waiting)
-        found = table.dirty[: -(-int(table.state[row_records.HIGH]) // 64)].copy()
-        before = self._changed[is_waiting]
-        found[: before.size] |= before
-        return found
+        return either_bits(table.dirty[: bit_words(table)], self._changed[is_waiting])
 
     def begin_cut(self, *, is_for_file: bool) -> None:
         """Note changes anew from now on; the cuts that are being read have settled with those so far."""
         for is_waiting in (False, True):
             self._changed[is_waiting] = np.empty(0, np.uint64) if is_for_file else self.changed(is_waiting=is_waiting)
             table = self.part(is_waiting=is_waiting)
-            table.dirty[: -(-int(table.state[row_records.HIGH]) // 64)] = 0
+            table.dirty[: bit_words(table)] = 0
 
     def chunk_of(self, words: npt.NDArray[np.uint32], records: npt.NDArray[np.int64], *, is_waiting: bool) -> RowChunk:
         """Copies of records in ``words``."""

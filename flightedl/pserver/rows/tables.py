@@ -85,7 +85,6 @@ class RowTables:
             RowTable(spec, number, len(buckets), each, handles[number]) for number, spec in enumerate(self.specs)
         ]
         self._calls = RowCalls(self._tables, handles)
-        self._ages = [table.ages for table in self._tables]
         #: Of the newest push.
         self._epoch = 0
         #: Ids read by table, and those that had a row.
@@ -145,7 +144,7 @@ class RowTables:
         for table, gradients, missing in self._calls.update(pushed, common, scale):
             self._make(table, gradients, common, missing, scale)
         for table, count in zip(pushed.tables.tolist(), pushed.counts.tolist(), strict=True):
-            if self._ages[table]:
+            if self._tables[table].ages:
                 self._tables[table].grow_older(version, epoch, count)
 
     def _make(
@@ -253,7 +252,7 @@ class RowTables:
         is_base: bool = False,
         most_bytes: int | None = None,
     ) -> RowCut:
-        """Cut what is there now, to be read from now on beside the cuts before it.
+        """Cut what is there now. The cut may be read while earlier ones are still being read.
 
         Args:
             version: Of the span.

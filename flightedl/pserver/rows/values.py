@@ -12,6 +12,7 @@ import numpy.typing as npt
 from flightedl.domain.tables.placement import buckets_of
 from flightedl.domain.tables.rules import first_slots
 from flightedl.domain.tables.spec import TableSpec
+from flightedl.kernels import row_records
 
 Ids = npt.NDArray[np.uint64]
 Floats = npt.NDArray[np.float32]
@@ -177,3 +178,16 @@ class CutTable:
     removed: Ids
     #: Counters of a sketch of ids that wait; empty: there is none.
     sketch: npt.NDArray[np.uint8]
+
+
+def bit_words(table: row_records.Table) -> int:
+    """Return the number of words that have a bit for each record that was ever used."""
+    return -(-int(table.state[row_records.HIGH]) // 64)
+
+
+def either_bits(one: npt.NDArray[np.uint64], other: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Return the bits that are set in either; the shorter one ends in zeros."""
+    found = np.zeros(max(one.size, other.size), np.uint64)
+    found[: one.size] = one
+    found[: other.size] |= other
+    return found

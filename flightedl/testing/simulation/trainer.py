@@ -209,7 +209,7 @@ class Trainer(Process):
         """Ask until there is an answer."""
 
         def again(_: Any = None) -> None:
-            self.later(0.1, lambda: self.ask_to_join(attempt, answered))
+            self.later(_JOIN_AGAIN_S, lambda: self.ask_to_join(attempt, answered))
 
         def heard(reply: JoinReply | FlightedlError) -> None:
             if not isinstance(reply, FlightedlError):
