@@ -203,6 +203,7 @@ def test_pservers_told_to_end_leave_a_checkpoint_of_everything(tmp_path: Path) -
 
 
 @pytest.mark.s3
+@pytest.mark.storm
 def test_everybody_is_killed_with_checkpoints_on_s3(tmp_path: Path, s3_url: str, forks: ForkServer) -> None:
     storm = Storm(tmp_path, "async", kills=8, stops=2, records=12_000, epochs=2, every_s=1.0, seed=3, limit_s=600)
     storm.optimizer = "adam"
@@ -212,7 +213,6 @@ def test_everybody_is_killed_with_checkpoints_on_s3(tmp_path: Path, s3_url: str,
 
 
 @pytest.mark.s3
-@pytest.mark.storm
 def test_killed_pservers_come_back_from_s3(tmp_path: Path, s3_url: str, forks: ForkServer) -> None:
     storm = Storm(tmp_path, "sync", kills=2, roles=("pserver",), records=4_000, epochs=2, every_s=1.0, limit_s=240)
     storm.checkpoint = f"{s3_url}/ck"
