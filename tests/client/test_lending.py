@@ -14,6 +14,7 @@ from flightedl.domain.consistency.modes import Async, Mode, Sync
 from flightedl.errors import UsageError
 from flightedl.process.socket_abort import abort_connections
 from flightedl.pserver.stores import distinct
+from flightedl.wire.shared_values import UNTAKEN_LIMIT_BYTES
 
 from .pserver_bench import Cluster, Trainer
 
@@ -73,13 +74,15 @@ def test_what_is_shown_is_what_others_have(mode: Mode, shares_memory: bool, wire
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is shared on Linux only")
 def test_nothing_is_copied_on_one_host() -> None:
-    with Cluster({"big": SHAPES["big"]}, Async()) as cluster:
+    # All answers of a step may be untaken at a time: a pserver waits for none of them.
+    shape = (UNTAKEN_LIMIT_BYTES // 4,)
+    with Cluster({"big": shape}, Async()) as cluster:
         trainer = cluster.trainer()
         lent: list[bool] = []
         trainer.parameters.lend_to(lambda _name, _start, values: lent.append(_lies_in_pservers_memory(values)))
         lent.clear()
         trainer.begin(0)
-        trainer.step(0, {"big": np.ones(SHAPES["big"], np.float32)})
+        trainer.step(0, {"big": np.ones(shape, np.float32)})
         assert lent
         assert all(lent)
 
