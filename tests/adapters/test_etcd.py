@@ -31,13 +31,15 @@ pytestmark = pytest.mark.etcd
 class EtcdWorld:
     """Real etcd behind a proxy."""
 
-    def __init__(self, server: EtcdServer, proxy: TcpProxy) -> None:
+    def __init__(self, server: EtcdServer, proxy: TcpProxy, *, timeout_s: float = 2.0) -> None:
+        self.timeout_s = timeout_s
         self.prefix = f"/test/{uuid.uuid4().hex}/"
         self.server = server
         self.proxy = proxy
         self.connections: list[EtcdCoordinator] = []
 
-    def connect(self, timeout_s: float = 2.0) -> EtcdCoordinator:
+    def connect(self, timeout_s: float | None = None) -> EtcdCoordinator:
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
         self.connections.append(EtcdCoordinator(self.proxy.address, timeout_s=timeout_s, clock=SystemClock()))
         return self.connections[-1]
 
@@ -72,7 +74,8 @@ class EtcdWorld:
 @pytest.fixture
 def shared_world(etcd: EtcdServer) -> Iterator[EtcdWorld]:
     with TcpProxy(etcd.address) as proxy:
-        world = EtcdWorld(etcd, proxy)
+        # Nothing is down here, so a call fails only on a machine that is too busy for it.
+        world = EtcdWorld(etcd, proxy, timeout_s=10.0)
         yield world
         world.close()
 

@@ -402,7 +402,8 @@ def test_what_a_trainer_had_that_is_killed_with_lent_values_is_given_back() -> N
             _push_ones(cluster, 200 + turn)
             sizes.append(sum(array.nbytes for array, _ in shard.dense._arena._left))
             before = before or _descriptors()
-        assert _descriptors() == before
+        # Those of a connection that ends may still be open.
+        _wait_for(lambda: _descriptors() <= before)
         assert sizes[0] > 0, "values were moved"
         assert sizes[1:] == sizes[:-1], "what dead trainers had is used again"
         for block in shard.blocks():
