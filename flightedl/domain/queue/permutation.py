@@ -17,6 +17,8 @@ Not guaranteed: secrecy, and that all size! orders are reachable. It is a shuffl
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -79,15 +81,11 @@ class KeyedPermutation:
 
     def positions_of(self, elements: Integers) -> Integers:
         """``position_of`` for an array: (n,) int64 to (n,) int64."""
-        if elements.size and (int(elements.min()) < 0 or int(elements.max()) >= self.size):
-            raise IndexError(f"an element is outside of 0 … {self.size - 1}")
-        values = self._backward_all(elements.astype(np.uint64))
-        outside = np.flatnonzero(values >= np.uint64(self.size))
-        while outside.size:
-            walked = self._backward_all(values[outside])
-            values[outside] = walked
-            outside = outside[walked >= np.uint64(self.size)]
-        return values.astype(np.int64)
+        return self._walked(elements, self._backward_all)
+
+    def elements_at(self, positions: Integers) -> Integers:
+        """``at`` for an array: (n,) int64 to (n,) int64."""
+        return self._walked(positions, self._forward_all)
 
     def _check(self, value: int) -> None:
         if not 0 <= value < self.size:
@@ -110,6 +108,27 @@ class KeyedPermutation:
             low ^= mix(high ^ key) & self._low_mask
             high ^= mix(low ^ next(keys)) & self._high_mask
         return high << self._low_bits | low
+
+    def _walked(self, start: Integers, step: Callable[[npt.NDArray[np.uint64]], npt.NDArray[np.uint64]]) -> Integers:
+        if start.size and (int(start.min()) < 0 or int(start.max()) >= self.size):
+            raise IndexError(f"an element is outside of 0 … {self.size - 1}")
+        values = step(start.astype(np.uint64))
+        outside = np.flatnonzero(values >= np.uint64(self.size))
+        while outside.size:
+            walked = step(values[outside])
+            values[outside] = walked
+            outside = outside[walked >= np.uint64(self.size)]
+        return values.astype(np.int64)
+
+    def _forward_all(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        low_mask, high_mask, shift = np.uint64(self._low_mask), np.uint64(self._high_mask), np.uint64(self._low_bits)
+        low = values & low_mask
+        high = values >> shift
+        keys = iter(self._keys)
+        for key in keys:
+            high ^= _mix_all(low ^ np.uint64(key)) & high_mask
+            low ^= _mix_all(high ^ np.uint64(next(keys))) & low_mask
+        return high << shift | low
 
     def _backward_all(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
         low_mask, high_mask, shift = np.uint64(self._low_mask), np.uint64(self._high_mask), np.uint64(self._low_bits)

@@ -38,6 +38,7 @@ def test_arrays_and_integers_agree(size, key):
     elements = np.arange(0, size, max(size // 50, 1))
 
     assert permutation.positions_of(elements).tolist() == [permutation.position_of(int(e)) for e in elements]
+    assert permutation.elements_at(elements).tolist() == [permutation.at(int(e)) for e in elements]
 
 
 def test_golden_values():

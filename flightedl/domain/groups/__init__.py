@@ -1,0 +1,5 @@
+"""Groups: ranks that train one model of their own and take the data together, in rounds.
+
+* ``plan``: the pure function "batch of rank r in round k" of one epoch after the other.
+* ``token``: the position of a group in its data, as text for the user's own checkpoints.
+"""

@@ -1,0 +1,381 @@
+"""Rounds of a group: which records each rank gets in each round.
+
+Rules:
+
+* A round gives every rank one batch. Everything here is a pure function of the sizes of the tasks, the seed, the start
+  position, the world size, the batch size and the remainder, so no rank has to ask another one for its records.
+* A rank takes whole tasks. The next task goes to the rank whose tasks end first, the lowest rank if several do. This
+  order counts records, not rounds, so it does not depend on the batch size.
+* No rank may hold more than its share, ``records // world_size``. The first task that would break this rule, and
+  all tasks behind it, are the *tail* of the epoch. The ranks that have nothing else consume the tail together, from
+  its front: so many records for rank 0, then those of rank 1, and so on. With tasks of one size the tail has less than
+  ``world_size`` tasks.
+* A position is what is left of an epoch: the tasks that are partly read, each with its first unread record, and the
+  first task that nobody has opened. It does not depend on the world size or the batch size. An epoch that
+  goes on from a position first hands out what is left of its opened tasks, so there are never more of them than the
+  greatest world size of the epoch, plus one.
+
+What becomes of the records that do not fill a round of whole batches (the *remainder*):
+
+* ``split``: the last round is spread evenly over the ranks. If it has fewer records than ranks, the round before it
+  gives up some of its records, so that every rank has at least one record in each. Batches of one record cannot do
+  this: then some batches of the last round have two. In an epoch with fewer records than ranks, some ranks get none.
+* ``drop``: the last records are left out, fewer than one round.
+* ``pad``: every batch is full. The last ones repeat records from the beginning of the epoch.
+
+Memory: the sizes of all tasks (8 bytes each), and a few numbers for each rank.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from heapq import heapify, heapreplace
+from typing import Annotated, Literal
+
+import msgspec
+import numpy as np
+
+from flightedl.domain.queue.permutation import Integers, KeyedPermutation, key_of
+
+Remainder = Literal["split", "drop", "pad"]
+_Natural = Annotated[int, msgspec.Meta(ge=0)]
+#: Tasks of the shuffled order that are computed at once.
+_BLOCK = 1024
+
+
+class Piece(msgspec.Struct, frozen=True, array_like=True):
+    """Consecutive records of one task, numbered in the order in which the task is read."""
+
+    task: int
+    first_record: int
+    end_record: int
+
+
+class Position(msgspec.Struct, frozen=True, array_like=True):
+    """A place in the data, the same for every number of ranks."""
+
+    epoch: _Natural = 0
+    #: Records of the epoch before this position.
+    records: _Natural = 0
+    #: Number of the first unopened task, in the order of the epoch.
+    unopened: _Natural = 0
+    #: (number of the task in the order of the epoch, first unread record) of tasks that are partly read, by number.
+    opened: tuple[tuple[_Natural, _Natural], ...] = ()
+
+
+#: Position of a group that has read nothing.
+BEGINNING = Position()
+
+
+class Round(msgspec.Struct, frozen=True, tag="round"):
+    """A rank's part of a round. It has no pieces if the epoch has fewer records than ranks."""
+
+    epoch: int
+    #: Number of the round in its epoch, counted from 0 where this plan started.
+    number: int
+    pieces: tuple[Piece, ...]
+
+    @property
+    def record_count(self) -> int:
+        """Records of this rank in the round."""
+        return sum(piece.end_record - piece.first_record for piece in self.pieces)
+
+
+class EpochEnd(msgspec.Struct, frozen=True, tag="epoch_end"):
+    """Summary of an epoch, with the same values on every rank."""
+
+    epoch: int
+    #: Different records that the ranks got, including those before the start position.
+    records: int
+    #: Rounds from the start position on.
+    rounds: int
+    #: Records that no rank got (``drop``).
+    left_out: int
+    #: Records that a rank got for the second time (``pad``).
+    repeated: int
+    #: Most records that all ranks together decode from the start position on; every rank decodes the tail.
+    decoded: int
+
+
+class RoundPlan:
+    """The rounds of all epochs, for one rank.
+
+    Args:
+        sizes: Records of each task, (task count,) int64.
+        epochs: Number of epochs.
+        seed: Shuffles the order of the tasks in each epoch; None: they are taken in order.
+        world_size: Number of ranks.
+        rank: From 0.
+        batch_size: Most records of a batch.
+        remainder: See the module's rules.
+        start: Position to start from.
+    """
+
+    def __init__(
+        self,
+        sizes: Integers,
+        *,
+        epochs: int,
+        seed: int | None,
+        world_size: int,
+        rank: int,
+        batch_size: int,
+        remainder: Remainder = "split",
+        start: Position = BEGINNING,
+    ) -> None:
+        if not 0 <= rank < world_size or batch_size < 1:
+            raise ValueError(f"there is no rank {rank} of {world_size} with batches of {batch_size} records")
+        self._sizes = sizes
+        self._epochs = epochs
+        self._seed = seed
+        self._world_size = world_size
+        self._rank = rank
+        self._batch_size = batch_size
+        self._remainder = remainder
+        self._record_count = int(sizes.sum())
+        self._start = start
+        self._epoch = self._begun(start) if start.epoch < epochs else None
+
+    def next(self) -> Round | EpochEnd | None:
+        """Return the next round of this rank, or the summary after the last round of an epoch; None after the last."""
+        if self._epoch is None:
+            return None
+        if self._epoch.round < self._epoch.shares.rounds:
+            return Round(self._start.epoch, self._epoch.round, tuple(self._epoch.next_round()))
+        ended, end = self._epoch, self._start.epoch
+        self._start = Position(end + 1)
+        self._epoch = self._begun(self._start) if end + 1 < self._epochs else None
+        given = ended.shares.given
+        left_out = ended.records - given
+        return EpochEnd(
+            epoch=end,
+            records=self._record_count - left_out,
+            rounds=ended.shares.rounds,
+            left_out=left_out,
+            repeated=ended.shares.repeated,
+            decoded=ended.decoded,
+        )
+
+    def position(self) -> Position:
+        """Return the position behind the last round. Behind the last round of an epoch it is the next epoch's start."""
+        if self._epoch is None or not self._epoch.round:
+            return self._start
+        if self._epoch.round == self._epoch.shares.rounds:
+            return Position(self._start.epoch + 1)
+        return self._epoch.position(self._start)
+
+    def _begun(self, start: Position) -> _Epoch:
+        order = _Order(len(self._sizes), self._seed, start.epoch)
+        records = self._record_count - start.records
+        shares = Shares(records, self._world_size, self._batch_size, self._remainder)
+        return _Epoch(self._sizes, order, records, shares, self._rank, start)
+
+
+class Shares:
+    """Number of records of each rank in each round, for ``records`` records in all."""
+
+    def __init__(self, records: int, world_size: int, batch_size: int, remainder: Remainder) -> None:
+        full, rest = divmod(records, world_size * batch_size)
+        self.world_size = world_size
+        self.batch_size = batch_size
+        self.rounds = full + (rest > 0 and remainder != "drop")
+        self._records = records
+        self._drops = remainder == "drop"
+        self._pads = remainder == "pad"
+        #: The last two rounds share their records.
+        self._halves = remainder == "split" and 0 < rest < world_size and full > 0 and batch_size > 1
+        if remainder == "split" and 0 < rest < world_size and full > 0 and batch_size == 1:
+            self.rounds = full
+
+    @property
+    def given(self) -> int:
+        """Different records that the ranks get."""
+        return self.rounds * self.world_size * self.batch_size if self._drops else self._records
+
+    @property
+    def repeated(self) -> int:
+        """Records that fill the last round."""
+        return self.rounds * self.world_size * self.batch_size - self._records if self._pads else 0
+
+    def before(self, number: int, rank: int) -> int:
+        """Return how many different records a rank gets before a round."""
+        plain = number * self.batch_size
+        if self._drops or number < self.rounds - 1:
+            return plain
+        quota = self._records // self.world_size + (rank < self._records % self.world_size)
+        if number == self.rounds:
+            return quota
+        if self._halves:
+            earlier = plain - self.batch_size
+            return earlier + -(-(quota - earlier) // 2)
+        return plain
+
+
+class _Epoch:
+    """The rounds of one epoch, for one rank. ``ends`` count the records of a rank from the start position on."""
+
+    def __init__(
+        self, sizes: Integers, order: _Order, records: int, shares: Shares, rank: int, start: Position
+    ) -> None:
+        self._sizes = sizes
+        self._order = order
+        self.records = records
+        self.shares = shares
+        self.round = 0
+        self._rank = rank
+        self._line = _Line(sizes, order, start)
+        world_size = shares.world_size
+        #: (records of the rank's tasks, rank)
+        self._ends = [(0, rank) for rank in range(world_size)]
+        heapify(self._ends)
+        #: By rank: number in the epoch's order and size of the task that it took last, and the records of all of them.
+        self._last = [(0, 0, 0)] * world_size
+        #: This rank's unfinished tasks: (task, first record, records before it, records with it)
+        self._own: deque[tuple[int, int, int, int]] = deque()
+        self._in_tail = False
+        self._assigned = 0
+
+    @property
+    def decoded(self) -> int:
+        tail = self.records - self._assigned if self._in_tail else 0
+        return self.records + (self.shares.world_size - 1) * tail
+
+    def next_round(self) -> list[Piece]:
+        number = self.round
+        self._assign(number)
+        self.round += 1
+        pieces = [*self._own_pieces(number), *self._tail_pieces(number)]
+        if number == self.shares.rounds - 1 and self.shares.repeated:
+            pieces += self._repeated(number)
+        return pieces
+
+    def position(self, start: Position) -> Position:
+        opened = self._line.opened
+        given = 0
+        for rank, (number, size, end) in enumerate(self._last):
+            before = self.shares.before(self.round, rank)
+            given += before
+            if end > before:
+                opened.append((number, size - (end - before)))
+        return Position(start.epoch, start.records + given, self._line.unopened, tuple(sorted(opened)))
+
+    def _assign(self, round_number: int) -> None:
+        """Let the ranks take the tasks that the round needs."""
+        share = self.records // self.shares.world_size
+        while not self._in_tail:
+            end, rank = self._ends[0]
+            if end >= self.shares.before(round_number + 1, rank) or (head := self._line.head()) is None:
+                return
+            number, task, first = head
+            new_end = end + int(self._sizes[task]) - first
+            if new_end > share:
+                self._in_tail = True
+                return
+            self._line.pass_on()
+            heapreplace(self._ends, (new_end, rank))
+            self._assigned += new_end - end
+            self._last[rank] = (number, int(self._sizes[task]), new_end)
+            if rank == self._rank:
+                self._own.append((task, first, end, new_end))
+
+    def _own_pieces(self, number: int) -> Iterator[Piece]:
+        start, end = (self.shares.before(each, self._rank) for each in (number, number + 1))
+        while self._own:
+            task, first, task_start, task_end = self._own[0]
+            if task_start >= end:
+                return
+            yield Piece(task, first + max(start - task_start, 0), first + min(end, task_end) - task_start)
+            if task_end > end:
+                return
+            self._own.popleft()
+
+    def _tail_pieces(self, number: int) -> list[Piece]:
+        pieces: list[Piece] = []
+        if self._in_tail:
+            for rank, (_, _, end) in enumerate(self._last):
+                start, stop = (self.shares.before(each, rank) for each in (number, number + 1))
+                taken = self._line.take(max(stop - max(start, end), 0))
+                if rank == self._rank:
+                    pieces = taken
+        return pieces
+
+    def _repeated(self, number: int) -> list[Piece]:
+        """Fill the batch of the last round from the beginning of the epoch."""
+        missing = [
+            self.shares.batch_size - self.shares.before(number + 1, rank) + self.shares.before(number, rank)
+            for rank in range(self._rank + 1)
+        ]
+        skipped, wanted = sum(missing[:-1]) % int(self._sizes.sum()), missing[-1]
+        pieces: list[Piece] = []
+        while wanted:
+            line = _Line(self._sizes, self._order, BEGINNING)
+            line.take(skipped)
+            skipped = 0
+            pieces += line.take(wanted)
+            wanted = missing[-1] - sum(piece.end_record - piece.first_record for piece in pieces)
+        return pieces
+
+
+class _Order:
+    """Order of the tasks of one epoch."""
+
+    def __init__(self, task_count: int, seed: int | None, epoch: int) -> None:
+        self.task_count = task_count
+        self._permutation = None if seed is None else KeyedPermutation(task_count, key_of(seed, epoch))
+        self._block_start = 0
+        self._block: list[int] = []
+
+    def task(self, number: int) -> int:
+        """Return the task at a place in the order. Places that follow each other are computed in blocks."""
+        if self._permutation is None:
+            return number
+        if not 0 <= number - self._block_start < len(self._block):
+            self._block_start = number
+            places = np.arange(number, min(number + _BLOCK, self.task_count))
+            self._block = self._permutation.elements_at(places).tolist()
+        return self._block[number - self._block_start]
+
+
+class _Line:
+    """Records that no rank has taken: what is left of opened tasks, then all unopened ones."""
+
+    def __init__(self, sizes: Integers, order: _Order, position: Position) -> None:
+        self._sizes = sizes
+        self._order = order
+        #: (number in the order, first record), the next one last.
+        self._opened = list(reversed(position.opened))
+        self.unopened = position.unopened
+
+    @property
+    def opened(self) -> list[tuple[int, int]]:
+        """Opened tasks that no rank has taken."""
+        return self._opened[::-1]
+
+    def head(self) -> tuple[int, int, int] | None:
+        """Return the next task: its number in the order, the task, and its first record; None at the end."""
+        while not self._opened:
+            if self.unopened >= self._order.task_count:
+                return None
+            if self._sizes[self._order.task(self.unopened)]:
+                self._opened.append((self.unopened, 0))
+            self.unopened += 1
+        number, first = self._opened[-1]
+        return number, self._order.task(number), first
+
+    def pass_on(self) -> None:
+        """Remove the head."""
+        self._opened.pop()
+
+    def take(self, count: int) -> list[Piece]:
+        """Take ``count`` records from the front, or all if there are fewer."""
+        pieces: list[Piece] = []
+        while count and (head := self.head()) is not None:
+            number, task, first = head
+            end = min(first + count, int(self._sizes[task]))
+            pieces.append(Piece(task, first, end))
+            count -= end - first
+            self.pass_on()
+            if end < self._sizes[task]:
+                self._opened.append((number, end))
+        return pieces
