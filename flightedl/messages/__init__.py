@@ -2,7 +2,7 @@
 
 * ``base``: bases of all messages. ``decoding``: decoders that threads may share.
 * ``declarations``: the definition of a job. ``hosts``: facts about a process and its machine.
-* ``tasks``: from trainers to the master. ``parameters``: from trainers to pservers.
+* ``tasks``, ``groups``: from trainers to the master. ``parameters``: from trainers to pservers.
 * ``control``: from the master to pservers.
 * ``checkpoints``, ``status``: from any client to servers.
 

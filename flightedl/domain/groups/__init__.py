@@ -2,4 +2,5 @@
 
 * ``plan``: the pure function "batch of rank r in round k" of one epoch after the other.
 * ``token``: the position of a group in its data, as text for the user's own checkpoints.
+* ``incarnation``: starts of a group, their ranks and tokens, its end, and records that kill ranks.
 """

@@ -1,0 +1,270 @@
+"""State machine of a group's incarnations: which start of the group is current, and which records kill its ranks.
+
+Every start of a group is an incarnation, numbered by the generation of its rank 0. Generations are create_revisions of
+etcd, so a later start has a higher number. Rules:
+
+* Only rank 0 begins an incarnation, and only with a higher generation than the current one. That ends the incarnation
+  before it: none of its ranks starts, reports or finishes any more.
+* An incarnation runs when all of its ranks have declared the token that they loaded, or that they loaded none. One
+  distinct token counts for all of them. Two different tokens end the incarnation with an explanation for every rank.
+* The group is done when every rank of the current incarnation has left its session cleanly after the end of the data.
+
+Records that kill a rank are found by the rank that ended first: only a rank whose own script raised, or that ended
+without a word, can have been the first. The records of its round are suspect. A suspect is cleared when every rank of a
+later incarnation is past it, and convicted after ``attempts_limit`` incarnations that ended there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from flightedl.errors import FencedError, UsageError
+from flightedl.messages.groups import (
+    GroupLeaveRequest,
+    GroupPlaceReply,
+    GroupPlaceRequest,
+    GroupRank,
+    GroupRecord,
+    GroupStartReply,
+    GroupStartRequest,
+    Piece,
+    Suspect,
+)
+
+GATHERING, RUNNING, OVER, DONE = "gathering", "running", "over", "done"
+OVER_TEXT = "another rank of this group has ended, or the group was started again: start this process again"
+_SILENT = "it ended without a word"
+#: Most ranks named in one sentence.
+_NAMED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The round that a rank works on, as far as the master was told."""
+
+    at: int
+    pieces: tuple[Piece, ...]
+    heard_at: float
+
+
+class Group:
+    """The group of one job. Not thread-safe.
+
+    Args:
+        attempts_limit: Number of incarnations that records may end before no rank gets them any more.
+        record: The state that a predecessor stored.
+    """
+
+    def __init__(self, attempts_limit: int, record: GroupRecord | None = None) -> None:
+        self._attempts_limit = attempts_limit
+        #: All that a successor needs. Replaced as a whole.
+        self.record = GroupRecord() if record is None else record
+        #: Rank -> its round; a successor hears of it again.
+        self.places: dict[int, Place] = {}
+
+    @property
+    def is_done(self) -> bool:
+        """True if every rank of the current incarnation has left cleanly after the end of the data."""
+        return self.record.phase == DONE
+
+    @property
+    def has_started(self) -> bool:
+        """True if this job's data goes to a group."""
+        return self.record.incarnation > 0
+
+    # starting
+
+    def enter(self, request: GroupStartRequest) -> GroupStartReply:
+        """Let a rank join the start of its group. Repeating the request changes nothing.
+
+        Raises:
+            UsageError: the ranks of this start contradict each other.
+            FencedError: this start is over.
+        """
+        if request.rank >= request.size:
+            raise UsageError(f"rank {request.rank} is not below the group's size, {request.size}")
+        record = self.record
+        known = record.ranks.get(request.rank)
+        if known is None or not _is_from(request, known) or record.start != request.start:
+            if request.rank == 0:
+                if request.generation <= record.incarnation:
+                    raise FencedError("a later start of the group has replaced this one: end this process")
+                self._begin(request)
+            elif not self._may_join(request, known):
+                return GroupStartReply(waiting_for="rank 0 of this start of the group", is_stale=True)
+            else:
+                self._require_same_size(request)
+                self.record = replace(record, ranks={**record.ranks, request.rank: _declared(request)})
+            self._start_if_complete()
+        elif known.token != request.token:
+            raise UsageError("this rank has declared another token before: load it before the first batch")
+        return self._answer()
+
+    def _may_join(self, request: GroupStartRequest, known: GroupRank | None) -> bool:
+        record = self.record
+        is_newer = known is None or known.generation < request.generation
+        return record.phase == GATHERING and record.start == request.start and is_newer
+
+    def _require_same_size(self, request: GroupStartRequest) -> None:
+        if request.size != self.record.size:
+            raise UsageError(
+                f"rank {request.rank} says that the group has {request.size} ranks, and rank 0 that it has "
+                f"{self.record.size}: start all ranks with the same number"
+            )
+
+    def _begin(self, request: GroupStartRequest) -> None:
+        self._judge(self._silent_longest(), _SILENT)
+        self.places = {}
+        self.record = replace(
+            self.record,
+            incarnation=request.generation,
+            start=request.start,
+            size=request.size,
+            phase=GATHERING,
+            ranks={0: _declared(request)},
+            token="",
+            refused="",
+            is_judged=False,
+            starts=self.record.starts + 1,
+        )
+
+    def _start_if_complete(self) -> None:
+        record = self.record
+        if record.phase != GATHERING or len(record.ranks) < record.size:
+            return
+        declared = {each.token: rank for rank, each in sorted(record.ranks.items(), reverse=True) if each.token}
+        if len(declared) > 1:
+            first, second = sorted(declared.values())[:2]
+            ranks = record.ranks
+            self.record = replace(
+                record,
+                phase=OVER,
+                refused=(
+                    f"rank {first} has loaded the data's position {ranks[first].position or 'A'} and rank {second} "
+                    f"{ranks[second].position or 'B'}: load the same checkpoint in all ranks, or in rank 0 alone"
+                ),
+            )
+        else:
+            self.record = replace(record, phase=RUNNING, token=next(iter(declared), ""))
+
+    def _answer(self) -> GroupStartReply:
+        record = self.record
+        if record.refused:
+            raise UsageError(record.refused)
+        if record.phase == GATHERING:
+            missing = [rank for rank in range(record.size) if rank not in record.ranks]
+            named = ", ".join(map(str, missing[:_NAMED])) + (", ..." if len(missing) > _NAMED else "")
+            return GroupStartReply(waiting_for=f"rank {named} of {record.size} to ask for its first batch")
+        if record.phase != RUNNING:
+            raise FencedError(OVER_TEXT)
+        return GroupStartReply(
+            incarnation=record.incarnation,
+            token=record.token,
+            left_out=[piece for each in record.convicted for piece in each.pieces],
+            watched_until=max((each.at for each in record.suspects), default=-1) + 1,
+        )
+
+    # running
+
+    def at(self, request: GroupPlaceRequest, now: float) -> GroupPlaceReply:
+        """Note the round that a rank works on."""
+        if not self._is_current(request) or self.record.phase != RUNNING:
+            return GroupPlaceReply(is_current=False)
+        self.places[request.rank] = Place(request.at, tuple(request.pieces), now)
+        if self.record.suspects:
+            passed = min((each.at for each in self.places.values()), default=0)
+            if len(self.places) == self.record.size and any(each.at < passed for each in self.record.suspects):
+                left = [each for each in self.record.suspects if each.at >= passed]
+                self.record = replace(self.record, suspects=left)
+        return GroupPlaceReply()
+
+    # ending
+
+    def leave(self, request: GroupLeaveRequest) -> None:
+        """Note that a rank has left its session. Ranks of other incarnations change nothing."""
+        if not self._is_current(request):
+            return
+        rank = self.record.ranks[request.rank]
+        if rank.has_left or rank.is_cleared:
+            return
+        if not request.is_clean:
+            self._update(request.rank, is_cleared=True)
+            if request.error:
+                self._judge(request.rank, request.error)
+            self.record = replace(self.record, phase=OVER)
+            return
+        self._update(request.rank, has_left=True, has_finished=request.has_finished)
+        ranks = self.record.ranks.values()
+        if self.record.phase == RUNNING and all(each.has_left for each in ranks):
+            self.record = replace(self.record, phase=DONE if all(each.has_finished for each in ranks) else OVER)
+
+    def gone(self, trainer: str, generation: int) -> None:
+        """Note that the lease of a process has ended."""
+        ranks = self.record.ranks
+        rank = next((r for r, each in ranks.items() if (each.trainer, each.generation) == (trainer, generation)), None)
+        if rank is None or ranks[rank].has_left:
+            return
+        if self.record.phase == GATHERING and rank:
+            self.record = replace(self.record, ranks={other: each for other, each in ranks.items() if other != rank})
+            return
+        if not ranks[rank].is_cleared:
+            self._judge(rank, _SILENT)
+        self.record = replace(self.record, phase=OVER)
+
+    def _judge(self, first: int | None, error: str) -> None:
+        """Suspect the records of the rank that was the first to end, once in an incarnation."""
+        place = None if first is None else self.places.get(first)
+        if self.record.is_judged or place is None or not place.pieces:
+            return
+        suspects, pieces = self.record.suspects, list(place.pieces)
+        found = next(
+            (each for each in suspects if each.pieces == pieces), Suspect(at=place.at, pieces=pieces, deaths=0)
+        )
+        found = replace(found, deaths=found.deaths + 1, error=error)
+        others = [each for each in suspects if each.pieces != pieces]
+        is_convicted = found.deaths >= self._attempts_limit
+        self.record = replace(
+            self.record,
+            is_judged=True,
+            suspects=others if is_convicted else [*others, found],
+            convicted=[*self.record.convicted, found] if is_convicted else self.record.convicted,
+        )
+
+    def _silent_longest(self) -> int | None:
+        """Return the rank that ended without a word and was heard from the longest time ago, if there is one."""
+        silent = [rank for rank, each in self.record.ranks.items() if not each.has_left and not each.is_cleared]
+        heard = [(self.places[rank].heard_at, rank) for rank in silent if rank in self.places]
+        return min(heard)[1] if heard else None
+
+    def _update(self, rank: int, **changes: bool) -> None:
+        ranks = self.record.ranks
+        self.record = replace(self.record, ranks={**ranks, rank: replace(ranks[rank], **changes)})
+
+    def _is_current(self, request: GroupPlaceRequest | GroupLeaveRequest) -> bool:
+        known = self.record.ranks.get(request.rank)
+        return request.incarnation == self.record.incarnation and known is not None and _is_from(request, known)
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        record = self.record
+        assert record.phase in {GATHERING, RUNNING, OVER, DONE}
+        assert record.phase == OVER or record.ranks[0].generation == record.incarnation
+        assert all(0 <= rank < record.size for rank in record.ranks)
+        if record.phase in {RUNNING, DONE}:
+            assert len(record.ranks) == record.size
+            assert {each.token for each in record.ranks.values() if each.token} <= {record.token}
+        if record.phase == DONE:
+            assert all(each.has_left and each.has_finished for each in record.ranks.values())
+        assert all(each.deaths < self._attempts_limit for each in record.suspects)
+
+
+def _is_from(request: GroupStartRequest | GroupPlaceRequest | GroupLeaveRequest, known: GroupRank) -> bool:
+    return (known.trainer, known.generation) == (request.trainer, request.generation)
+
+
+def _declared(request: GroupStartRequest) -> GroupRank:
+    return GroupRank(
+        trainer=request.trainer, generation=request.generation, token=request.token, position=request.position
+    )

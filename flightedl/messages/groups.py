@@ -1,0 +1,129 @@
+"""Messages between the ranks of a group and the master: how a group starts, where its ranks are, how they leave.
+
+A *group* is the ranks that train one model of their own together, as ``torchrun`` starts them. Each start of a group is
+an *incarnation*, numbered by the generation of its rank 0.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from flightedl.messages.base import Name, Natural, Reply, SenderOfJob, Text
+
+#: Most ranks of a group.
+SIZE_LIMIT = 65_536
+#: Epoch, task, first record and end record (exclusive) of a stretch of records within a task.
+Piece = tuple[Natural, Natural, Natural, Natural]
+Pieces = Annotated[list[Piece], msgspec.Meta(max_length=4096)]
+#: An encoded token; empty: none.
+TokenText = Annotated[str, msgspec.Meta(max_length=8192)]
+Rank = Annotated[int, msgspec.Meta(ge=0, lt=SIZE_LIMIT)]
+Size = Annotated[int, msgspec.Meta(ge=1, le=SIZE_LIMIT)]
+
+
+class GroupStartRequest(SenderOfJob, frozen=True, kw_only=True):
+    """A rank joins the start of its group and declares the token that it has loaded."""
+
+    #: Name that all ranks of this start share, and no ranks of another start. Empty if the ranks share no name: then
+    #: rank 0 begins an incarnation, and the others join it.
+    start: Text = ""
+    rank: Rank
+    size: Size
+    token: TokenText = ""
+    #: The token's position, for people.
+    position: Text = ""
+    wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 2.0
+
+
+class GroupStartReply(Reply, frozen=True, kw_only=True):
+    """The incarnation that has started, and the token from which all of its ranks go on."""
+
+    #: 0: it has not started yet; ask again.
+    incarnation: int = 0
+    #: Cause of the wait if the incarnation has not started.
+    waiting_for: str = ""
+    #: True if the master knows of no current start of that name: look the name up again before asking again.
+    is_stale: bool = False
+    token: str = ""
+    #: Records that are handed out to no rank, because they have killed their ranks too often.
+    left_out: list[Piece] = []
+    #: Tell the master about each round before it is handed out until every rank is past this position; 0: do not.
+    watched_until: int = 0
+
+
+class GroupPlaceRequest(SenderOfJob, frozen=True, kw_only=True):
+    """The round that a rank works on."""
+
+    incarnation: Natural
+    rank: Rank
+    #: Records of the dataset, over all epochs, that were handed out before this round.
+    at: Natural
+    #: The rank's records of this round.
+    pieces: Pieces = []
+
+
+class GroupPlaceReply(Reply, frozen=True, kw_only=True):
+    """Answers it."""
+
+    #: False: the incarnation is over, so the rank must stop.
+    is_current: bool = True
+
+
+class GroupLeaveRequest(SenderOfJob, frozen=True, kw_only=True):
+    """A rank leaves its session."""
+
+    incarnation: Natural
+    rank: Rank
+    #: True if no exception ended the session.
+    is_clean: bool
+    #: True if the rank has seen the end of the data.
+    has_finished: bool = False
+    #: The exception of the rank's own script at its own batch; empty if there was none, or if another rank or a signal
+    #: caused it.
+    error: Text = ""
+
+
+class GroupRank(Reply, frozen=True, kw_only=True):
+    """A process that takes part in an incarnation."""
+
+    trainer: Name
+    generation: Natural
+    token: str = ""
+    position: str = ""
+    has_left: bool = False
+    has_finished: bool = False
+    #: True if it cannot have been the first rank to end.
+    is_cleared: bool = False
+
+
+class Suspect(Reply, frozen=True, kw_only=True):
+    """Records at which ranks ended first, one incarnation after the other."""
+
+    at: int
+    pieces: list[Piece]
+    #: Number of incarnations.
+    deaths: int = 1
+    error: str = ""
+
+
+class GroupRecord(Reply, frozen=True, kw_only=True):
+    """Value of ``group`` in etcd: the current incarnation, and what it knows about harmful records."""
+
+    #: Generation of its rank 0; 0: no group has started.
+    incarnation: int = 0
+    start: str = ""
+    size: int = 0
+    #: "gathering", "running", "over" or "done".
+    phase: str = "over"
+    ranks: dict[int, GroupRank] = {}
+    token: str = ""
+    #: Explanation for all ranks if they cannot start together.
+    refused: str = ""
+    #: True if the records of the rank that ended first are among the suspects or the convicted.
+    is_judged: bool = False
+    suspects: list[Suspect] = []
+    convicted: list[Suspect] = []
+    #: Starts of this job's group so far.
+    starts: int = 0

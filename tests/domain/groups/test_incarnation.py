@@ -1,0 +1,382 @@
+"""Incarnations of a group: explored exhaustively where they are small, at random where they are not."""
+
+import copy
+from dataclasses import dataclass, replace
+
+import msgspec
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from flightedl.domain.groups.incarnation import DONE, OVER, RUNNING, Group
+from flightedl.errors import FencedError, FlightedlError, UsageError
+from flightedl.messages.groups import (
+    GroupLeaveRequest,
+    GroupPlaceRequest,
+    GroupRecord,
+    GroupStartRequest,
+)
+
+LIMIT = 3
+
+
+@dataclass(frozen=True)
+class Process:
+    start: str
+    rank: int
+    generation: int
+    size: int = 2
+    token: str = ""
+
+    @property
+    def trainer(self):
+        return f"{self.start}-{self.rank}-{self.generation}"
+
+    def _own(self):
+        return {"trainer": self.trainer, "generation": self.generation, "job": "j", "rank": self.rank}
+
+    def enter(self, **more):
+        told = {"start": self.start, "size": self.size, "token": self.token, "position": self.token} | more
+        return GroupStartRequest(**self._own(), **told)
+
+    def at(self, incarnation, at=0, pieces=((0, 0, 0, 10),)):
+        return GroupPlaceRequest(**self._own(), incarnation=incarnation, at=at, pieces=list(pieces))
+
+    def leave(self, incarnation, **more):
+        told = {"is_clean": True, "has_finished": True} | more
+        return GroupLeaveRequest(**self._own(), incarnation=incarnation, **told)
+
+
+def pair(start, first, tokens=("", ""), size=2):
+    return [Process(start, rank, first + rank, size, token) for rank, token in enumerate(tokens)]
+
+
+def begin(group, processes):
+    """All of them join; return the incarnation."""
+    replies = [group.enter(each.enter()) for each in (*processes, *processes)]
+    assert len({reply.incarnation for reply in replies[-len(processes) :]}) == 1
+    return replies[-1].incarnation
+
+
+def as_stored(group):
+    """A successor's group, which knows what is stored and nothing else."""
+    return Group(LIMIT, msgspec.json.decode(msgspec.json.encode(group.record), type=GroupRecord))
+
+
+# exhaustively
+
+
+@dataclass(frozen=True)
+class View:
+    """A process as it sees itself."""
+
+    state: str = "new"  # new, started, left, raised, gone
+    incarnation: int = 0
+    token: str = ""
+
+
+def _key(group, views):
+    return msgspec.json.encode(group.record), tuple(sorted(group.places)), views
+
+
+def _steps(group, views, processes):
+    """Yield all states that one event leads to."""
+    for number, (process, view) in enumerate(zip(processes, views, strict=True)):
+        if view.state in {"new", "started"}:
+            after = copy.deepcopy(group)
+            try:
+                reply = after.enter(process.enter())
+            except FlightedlError:
+                seen = view
+            else:
+                seen = View("started", reply.incarnation, reply.token) if reply.incarnation else view
+            yield "enter", number, after, _with(views, number, seen)
+            after = copy.deepcopy(group)
+            after.gone(process.trainer, process.generation)
+            yield "gone", number, after, _with(views, number, replace(view, state="gone"))
+        if view.state == "started":
+            after = copy.deepcopy(group)
+            is_current = after.at(process.at(view.incarnation), 0.0).is_current
+            assert is_current == (view.incarnation == group.record.incarnation and group.record.phase == RUNNING)
+            yield "at", number, after, views
+        if view.state in {"started", "left"}:
+            # Also a second time: the message may be repeated.
+            after = copy.deepcopy(group)
+            after.leave(process.leave(view.incarnation))
+            yield "left", number, after, _with(views, number, replace(view, state="left"))
+        if view.state in {"started", "raised"}:
+            after = copy.deepcopy(group)
+            after.leave(process.leave(view.incarnation, is_clean=False, error="E"))
+            yield "raised", number, after, _with(views, number, replace(view, state="raised"))
+        if view.state in {"left", "raised"}:
+            after = copy.deepcopy(group)
+            after.gone(process.trainer, process.generation)
+            yield "gone", number, after, views
+
+
+def _with(views, number, view):
+    return (*views[:number], view, *views[number + 1 :])
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("", "")])
+@pytest.mark.parametrize("tokens", [("", "", "", ""), ("A", "", "", "B"), ("A", "B", "A", "A")])
+def test_every_order_of_two_starts_of_two_ranks(names, tokens):
+    processes = [*pair(names[0], 10, tokens[:2]), *pair(names[1], 20, tokens[2:])]
+    first = Group(2), (View(),) * 4
+    known, open_ = {_key(*first)}, [first]
+    phases = set()
+    while open_:
+        group, views = open_.pop()
+        for what, number, after, seen in _steps(group, views, processes):
+            key = _key(after, seen)
+            if key in known:
+                continue
+            known.add(key)
+            open_.append((after, seen))
+            phases.add(after.record.phase)
+            after.check()
+            assert after.record.incarnation >= group.record.incarnation
+            started = seen[number]
+            if what == "enter" and started.state == "started":
+                # Only the newest incarnation starts anybody.
+                assert started.incarnation == after.record.incarnation
+                group_of = {
+                    p.start for p, v in zip(processes, seen, strict=True) if v.incarnation == started.incarnation
+                }
+                assert group_of == {processes[number].start}
+                assert {v.token for v in seen if v.incarnation == started.incarnation} == {after.record.token}
+            if after.record.phase == DONE:
+                ended = [v.state for v in seen if v.incarnation == after.record.incarnation]
+                assert ended == ["left", "left"]
+            # A successor decides the same.
+            assert as_stored(after).record == after.record
+    is_refused = tokens[0] and tokens[1] and tokens[0] != tokens[1]
+    assert phases == {"gathering", RUNNING, OVER, DONE}
+    assert len(known) > 100
+    assert not is_refused or any(b"has loaded" in key[0] for key in known)
+
+
+# by example
+
+
+def test_one_token_counts_for_those_that_have_none():
+    group = Group(LIMIT)
+    zero, one, two = processes = pair("a", 10, ("", "T", ""), size=3)
+    assert group.enter(two.enter()).is_stale
+    assert group.enter(zero.enter()).waiting_for == "rank 1, 2 of 3 to ask for its first batch"
+    assert not group.enter(two.enter()).is_stale
+    assert group.enter(one.enter()).token == "T"
+    assert {group.enter(each.enter()).token for each in processes} == {"T"}
+
+
+def test_two_tokens_are_refused_with_both_named_in_every_rank():
+    group = Group(LIMIT)
+    zero, one = pair("a", 10, ("epoch 1, record 300", "epoch 2, record 5"))
+    group.enter(zero.enter())
+    for each in (one, zero):
+        with pytest.raises(UsageError, match=r"rank 0 .* epoch 1, record 300 and rank 1 epoch 2, record 5: load"):
+            group.enter(each.enter())
+    assert begin(group, pair("b", 20, ("T", "T"))) == 20
+
+
+def test_loading_another_token_later_is_refused():
+    group = Group(LIMIT)
+    zero, _ = processes = pair("a", 10)
+    begin(group, processes)
+    with pytest.raises(UsageError, match="another token before"):
+        group.enter(zero.enter(token="T"))
+
+
+def test_ranks_that_differ_about_the_size_are_refused():
+    group = Group(LIMIT)
+    zero, one = pair("a", 10)
+    group.enter(zero.enter())
+    with pytest.raises(UsageError, match="has 3 ranks, and rank 0 that it has 2"):
+        group.enter(one.enter(size=3))
+    with pytest.raises(UsageError, match="not below"):
+        group.enter(msgspec.structs.replace(one.enter(), rank=7))
+
+
+def test_a_later_start_ends_the_one_before():
+    group = Group(LIMIT)
+    old, new = pair("a", 10), pair("b", 20)
+    assert begin(group, old) == 10
+    assert begin(group, new) == 20
+    assert not group.at(old[1].at(10), 1.0).is_current
+    group.leave(old[0].leave(10))
+    group.leave(old[1].leave(10))
+    assert group.record.phase == RUNNING
+    assert group.at(new[1].at(20), 1.0).is_current
+    assert group.enter(old[1].enter()).is_stale
+    with pytest.raises(FencedError, match="later start"):
+        group.enter(old[0].enter())
+
+
+def test_a_death_in_the_last_save_is_no_end():
+    group = Group(LIMIT)
+    zero, one = processes = pair("a", 10)
+    begin(group, processes)
+    group.leave(zero.leave(10))
+    group.gone(zero.trainer, zero.generation)
+    assert group.record.phase == RUNNING
+    group.gone(one.trainer, one.generation)
+    assert group.record.phase == OVER
+    again = pair("b", 20, ("T", "T"))
+    begin(group, again)
+    for each in again:
+        group.leave(each.leave(20))
+    assert group.is_done
+
+
+def test_leaving_before_the_end_of_the_data_is_no_end_of_the_job():
+    group = Group(LIMIT)
+    processes = pair("a", 10)
+    begin(group, processes)
+    for each in processes:
+        group.leave(each.leave(10, has_finished=False))
+    assert group.record.phase == OVER
+
+
+# harmful records
+
+
+def dies(group, start, first, at, pieces, how="gone"):
+    """A start whose rank 1 dies at ``pieces``, while rank 0 is at other records of the same round."""
+    zero, one = pair(start, first)
+    begin(group, [zero, one])
+    group.at(zero.at(first, at, [(0, 9, 0, 10)]), 2.0)
+    group.at(one.at(first, at, pieces), 1.0)
+    if how == "raises":
+        group.leave(one.leave(first, is_clean=False, error="ValueError: odd"))
+        group.gone(zero.trainer, zero.generation)
+    elif how == "gone":
+        group.gone(one.trainer, one.generation)
+        group.gone(zero.trainer, zero.generation)
+    elif how == "collective":
+        group.leave(zero.leave(first, is_clean=False))
+        group.gone(zero.trainer, zero.generation)
+        group.gone(one.trainer, one.generation)
+    else:
+        assert how == "replaced"
+
+
+BAD = [(0, 3, 20, 30)]
+
+
+@pytest.mark.parametrize("how", ["raises", "gone", "collective", "replaced"])
+def test_records_that_kill_their_rank_again_and_again_are_convicted(how):
+    group = Group(LIMIT)
+    for number in range(LIMIT):
+        assert not group.record.convicted
+        dies(group, f"s{number}", 10 * (number + 1), 40, BAD, how)
+    zero, one = pair("last", 100)
+    begin(group, [zero, one])
+    (convicted,) = group.record.convicted
+    assert [tuple(piece) for piece in convicted.pieces] == BAD
+    assert convicted.deaths == LIMIT
+    assert group.enter(one.enter()).left_out == [BAD[0]]
+    assert not group.record.suspects
+
+
+def test_records_that_every_rank_has_passed_are_suspect_no_more():
+    group = Group(LIMIT)
+    dies(group, "a", 10, 40, BAD)
+    zero, one = pair("b", 20)
+    begin(group, [zero, one])
+    assert group.enter(zero.enter()).watched_until == 41
+    group.at(zero.at(20, 60), 3.0)
+    assert group.record.suspects
+    group.at(one.at(20, 40, BAD), 3.0)
+    assert group.record.suspects
+    group.at(one.at(20, 60), 3.0)
+    assert not group.record.suspects
+    assert group.enter(zero.enter()).watched_until == 0
+
+
+def test_deaths_at_different_records_convict_nothing():
+    group = Group(LIMIT)
+    for number in range(4 * LIMIT):
+        dies(group, f"s{number}", 10 * (number + 1), 40, [(0, number, 0, 10)])
+    assert not group.record.convicted
+
+
+def test_a_death_before_the_first_round_is_no_suspicion():
+    group = Group(LIMIT)
+    processes = pair("a", 10)
+    begin(group, processes)
+    group.gone(processes[1].trainer, processes[1].generation)
+    assert not group.record.suspects
+    assert group.record.phase == OVER
+
+
+# at random
+
+
+class Starts(RuleBasedStateMachine):
+    """Many starts of groups of any size, with masters that are replaced."""
+
+    def __init__(self):
+        super().__init__()
+        self.group, self.generation = Group(LIMIT), 0
+        self.processes, self.started, self.left = [], {}, set()
+
+    @rule(size=st.integers(1, 4), token=st.sampled_from(["", "A", "B"]), order=st.randoms(use_true_random=False))
+    def start(self, size, token, order):
+        name = f"s{self.generation}"
+        ranks = list(range(size))
+        order.shuffle(ranks)
+        for rank in ranks:
+            self.generation += 1
+            self.processes.append(Process(name, rank, self.generation, size, token if order.random() < 0.8 else ""))
+
+    @precondition(lambda self: self.processes)
+    @rule(data=st.data())
+    def enter(self, data):
+        process = data.draw(st.sampled_from(self.processes[-8:]))
+        try:
+            reply = self.group.enter(process.enter())
+        except FlightedlError:
+            return
+        if reply.incarnation:
+            assert reply.incarnation == self.group.record.incarnation
+            self.started[process] = reply.incarnation
+
+    @precondition(lambda self: self.started)
+    @rule(data=st.data(), at=st.integers(0, 5))
+    def work(self, data, at):
+        process = data.draw(st.sampled_from(sorted(self.started, key=lambda each: each.generation)))
+        self.group.at(process.at(self.started[process], at), float(at))
+
+    @precondition(lambda self: self.started)
+    @rule(data=st.data(), is_clean=st.booleans())
+    def leave(self, data, is_clean):
+        process = data.draw(st.sampled_from(sorted(self.started, key=lambda each: each.generation)))
+        incarnation = self.started.pop(process)
+        self.group.leave(process.leave(incarnation, is_clean=is_clean))
+        self.processes.remove(process)
+        if is_clean:
+            self.left.add((incarnation, process.rank))
+
+    @precondition(lambda self: self.processes)
+    @rule(data=st.data())
+    def dies(self, data):
+        process = data.draw(st.sampled_from(self.processes))
+        self.processes.remove(process)
+        self.started.pop(process, None)
+        self.group.gone(process.trainer, process.generation)
+
+    @rule()
+    def another_master(self):
+        self.group = as_stored(self.group)
+
+    @invariant()
+    def holds(self):
+        self.group.check()
+        record = self.group.record
+        if record.phase == DONE:
+            assert all((record.incarnation, rank) in self.left for rank in range(record.size))
+
+
+TestStarts = Starts.TestCase
+TestStarts.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
