@@ -67,6 +67,7 @@ def _keys() -> dict[str, str]:
         keys.save("<url>"): "SaveRecord; leased until done",
         keys.task_queues: "the queue's own encoding; constant size",
         keys.task_failures: "what the queue has quarantined",
+        keys.group: "GroupRecord: the current start of the group of ranks to which the data goes",
         keys.stopped: "StopRecord, written when a trainer stopped the job",
         keys.arrival(0): "ArrivalRecord: files that joined a followed dataset, written once",
         keys.evaluations: "EvaluationsRecord",

@@ -58,6 +58,8 @@ class JobKeys:
         self.arrivals = f"{state}arrivals/"
         #: A ``StopRecord``, written when a trainer ends the job before all of its data has been trained.
         self.stopped = f"{state}stopped"
+        #: A ``GroupRecord``: the current start of the group of ranks to which the data goes.
+        self.group = f"{state}group"
         #: The evaluations, with their queues and sums.
         self.evaluations = f"{state}evaluations"
         #: The membership view.
@@ -77,6 +79,7 @@ class JobKeys:
             "recovery": self.pserver_recovery,
             "checkpoints": self.checkpoint_latest,
             "stopped": self.stopped,
+            "group": self.group,
         }
 
     def pserver(self, index: int) -> str:

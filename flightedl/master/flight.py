@@ -13,6 +13,7 @@ from flightedl.master.service import MasterService
 from flightedl.messages.base import OfJob, SenderOfJob, decode, encode
 from flightedl.messages.checkpoints import CheckpointRequest, SaveModelRequest
 from flightedl.messages.declarations import DatasetDeclaration, EvaluationDeclaration, ModelDeclaration
+from flightedl.messages.groups import GroupLeaveRequest, GroupPlaceRequest, GroupStartRequest
 from flightedl.messages.parameters import PullTicket
 from flightedl.messages.status import EventsRequest, StacksReply, StacksRequest
 from flightedl.messages.tasks import (
@@ -34,7 +35,7 @@ from flightedl.wire.rows import VALUES_SCHEMA
 
 _OF_A_TRAINER = (
     *("declare_dataset", "declare_model", "declare_evaluation", "join", "tasks", "log", "end_growth", "stop"),
-    "save_model",
+    *("save_model", "group_start", "group_at", "group_leave"),
 )
 _OF_AN_ADMIN = ("set_mode", "checkpoint", "retry_failed", "drop_failed", "stacks")
 _ROLES = {
@@ -72,6 +73,9 @@ class MasterFlight:
                 ),
                 "end_growth": self._end_growth,
                 "stop": self._asks(StopRequest),
+                "group_start": self._asks(GroupStartRequest),
+                "group_at": self._asks(GroupPlaceRequest),
+                "group_leave": self._asks(GroupLeaveRequest),
                 "retry_failed": self._asks(FailedTasksRequest),
                 "drop_failed": self._asks(DroppedTasksRequest),
                 "status": lambda _body, _: encode(self._service.status()),

@@ -45,6 +45,7 @@ from flightedl.master.progress import JobProgress
 from flightedl.messages.base import encode
 from flightedl.messages.checkpoints import CheckpointRequest
 from flightedl.messages.declarations import DatasetDeclaration, EvaluationDeclaration, ModelDeclaration
+from flightedl.messages.groups import GroupLeaveRequest, GroupPlaceRequest, GroupStartRequest
 from flightedl.messages.tasks import (
     DroppedTasksRequest,
     FailedTasksRequest,
@@ -75,6 +76,9 @@ _REQUESTS: Mapping[type, str] = {
     FailedTasksRequest: "failed_work",
     DroppedTasksRequest: "failed_work",
     StopRequest: "stop",
+    GroupStartRequest: "group_start",
+    GroupPlaceRequest: "group_at",
+    GroupLeaveRequest: "group_leave",
     ModelDeclaration: "model",
     DatasetDeclaration: "dataset",
     EvaluationDeclaration: "evaluation",
@@ -126,6 +130,7 @@ class JobState:
             recovery="rollback" if chosen.recovery == "rollback" else "replay",
             checkpoints=settings_of(chosen),
             keeps_checkpoints=keeps_checkpoints,
+            attempts_limit=chosen.attempts_limit,
         )
         self._recorder = recorder
         #: Until ``recover``, one that knows nothing.

@@ -13,6 +13,7 @@ from flightedl.domain.master.members import waiting_for_mode
 from flightedl.domain.queue.tasks import TaskQueue
 from flightedl.formats.following import MARKER
 from flightedl.master.failures import failed_piece
+from flightedl.master.groups import with_group
 from flightedl.master.indexing import IndexedDataset
 from flightedl.master.progress import JobProgress, TrainerProgress
 from flightedl.messages.declarations import JobDeclaration
@@ -63,7 +64,7 @@ def describe(
     counts = TaskCounts() if queue is None else msgspec.convert(queue.counts(), TaskCounts, from_attributes=True)
     dataset = declaration.dataset
     model = declaration.model
-    return StatusReply(
+    reply = StatusReply(
         job=job,
         state="done" if is_done else "waiting" if waiting_for else "training",
         waiting_for="" if is_done else waiting_for,
@@ -132,6 +133,9 @@ def describe(
         running=[] if queue is None or indexed is None else _running(queue, indexed, now),
         task_s=0.0 if queue is None else queue.average_s or 0.0,
     )
+    if queue is None or indexed is None or not core.group.has_started:
+        return reply
+    return with_group(reply, core.group, queue, indexed)
 
 
 def _mode_change(membership: Membership) -> str:

@@ -185,6 +185,17 @@ class EvaluationStatus(Reply, frozen=True, kw_only=True):
     tasks: TaskCounts
 
 
+class GroupStatus(Reply, frozen=True, kw_only=True):
+    """The group of ranks to which the data goes."""
+
+    #: "gathering", "running", "over" or "done".
+    phase: str
+    ranks: int
+    #: Number of its starts so far.
+    starts: int
+    incarnation: int
+
+
 class StatusReply(Reply, frozen=True, kw_only=True):
     """The job at a glance. ``flightedl status --json`` prints it unchanged."""
 
@@ -253,6 +264,8 @@ class StatusReply(Reply, frozen=True, kw_only=True):
     task_s: float = 0.0
     #: Number of events since this master began, by kind.
     events: dict[str, int] = {}
+    #: None if the data does not go to a group. Otherwise ``records`` and ``tasks`` are those of its current start.
+    group: GroupStatus | None = None
     error: str = ""
 
 

@@ -83,6 +83,7 @@ class MasterCore(MasterState):
         for trainer, generation in before.items():
             if event.trainers.get(trainer) != generation:
                 self._trainer_gone(trainer, is_alive=trainer in event.trainers)
+                self.requests.groups.gone(trainer, generation)
         for trainer, generation in event.trainers.items():
             if before.get(trainer) != generation:
                 text = "trainer is there trainer=%s generation=%d"
@@ -121,6 +122,7 @@ class MasterCore(MasterState):
 
     def _forget_the_dead(self) -> None:
         """Trainers that died while there was no master lose what the predecessor's state says they have."""
+        self.requests.groups.forget_the_dead()
         is_graceful = self._is_resumed
         if self.work is not None and self.work.forget_the_dead(self.trainers, self.now, is_graceful=is_graceful):
             self.touch()

@@ -121,6 +121,8 @@ class Kind(enum.StrEnum):
     CHECKPOINT_TROUBLE = "checkpoint_trouble"
     JOB_REFUSED = "job_refused"
     JOB_STOPPED = "job_stopped"
+    GROUP_RUNS = "group_runs"
+    GROUP_OVER = "group_over"
     JOB_DONE = "job_done"
 
 

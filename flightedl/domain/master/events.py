@@ -20,6 +20,7 @@ from flightedl.messages.declarations import (
     ModelDeclaration,
     Placement,
 )
+from flightedl.messages.groups import GroupLeaveRequest, GroupPlaceRequest, GroupStartRequest
 from flightedl.messages.status import PserverStatusReply
 from flightedl.messages.tasks import (
     DroppedTasksRequest,
@@ -59,6 +60,9 @@ Request = (
     | FailedTasksRequest
     | DroppedTasksRequest
     | StopRequest
+    | GroupStartRequest
+    | GroupPlaceRequest
+    | GroupLeaveRequest
     | DatasetDeclaration
     | ModelDeclaration
     | EvaluationDeclaration

@@ -18,6 +18,7 @@ from flightedl.domain.master import effects as out
 from flightedl.domain.master import events
 from flightedl.domain.master.declaring import Declaring
 from flightedl.domain.master.epoch_ends import EpochEnds
+from flightedl.domain.master.groups import GroupRequests
 from flightedl.domain.master.members import Members
 from flightedl.domain.master.state import MasterState
 from flightedl.domain.master.work import Work
@@ -26,6 +27,7 @@ from flightedl.errors import FlightedlError, JobFailedError, NotReadyError, Unre
 from flightedl.messages.base import Sender
 from flightedl.messages.checkpoints import CheckpointReply, CheckpointRequest
 from flightedl.messages.declarations import DatasetDeclaration, EvaluationDeclaration, ModelDeclaration
+from flightedl.messages.groups import GroupLeaveRequest, GroupPlaceRequest, GroupStartRequest
 from flightedl.messages.tasks import (
     MOMENT_S,
     Assignment,
@@ -69,6 +71,7 @@ class Requests:
         self._state = state
         self._waiting: dict[int, _Waiting] = {}
         self._epoch_ends = EpochEnds()
+        self.groups = GroupRequests(state)
         self._looks: Mapping[type, Callable[[Any], _Look]] = {
             TasksTicket: self._work,
             JoinRequest: self._join,
@@ -76,6 +79,7 @@ class Requests:
             FailedTasksRequest: self._failed_work,
             DroppedTasksRequest: self._failed_work,
             StopRequest: self._stop,
+            **dict.fromkeys((GroupStartRequest, GroupPlaceRequest, GroupLeaveRequest), self._of_group),
             DatasetDeclaration: lambda declared: lambda _: declaring.dataset(declared) or out.Undeclared(),
             ModelDeclaration: lambda declared: lambda _: declaring.model(declared) or out.Undeclared(),
             EvaluationDeclaration: lambda declared: lambda _: declaring.evaluation(declared) or out.Undeclared(),
@@ -137,6 +141,8 @@ class Requests:
             raise NotReadyError("no trainer has declared the dataset yet")
         if state.pservers.refusal:
             raise JobFailedError(state.pservers.refusal)
+        if state.group.has_started:
+            raise UsageError("the data of this job goes to a group: give job.dataset the same group= in all processes")
         if ticket.want:
             state.ending.work_asked(state.now)
         elif state.ending.unfinished:
@@ -419,6 +425,13 @@ class Requests:
                     state.work.queue.stop()
                 state.touch()
             return out.Done()
+
+        return look
+
+    def _of_group(self, request: GroupStartRequest | GroupPlaceRequest | GroupLeaveRequest) -> _Look:
+        def look(is_last: bool) -> msgspec.Struct | None:
+            self.require_trainer(request)
+            return self.groups.answer(request, is_last=is_last)
 
         return look
 

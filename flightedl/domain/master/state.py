@@ -15,6 +15,7 @@ from flightedl.domain.checkpoint.manifest import ShardFile
 from flightedl.domain.checkpoint.values import CheckpointSettings
 from flightedl.domain.consistency.membership import Membership
 from flightedl.domain.consistency.modes import Mode
+from flightedl.domain.groups.incarnation import Group
 from flightedl.domain.master import effects as out
 from flightedl.domain.master.checkpointing import Checkpointing
 from flightedl.domain.master.deterministic_schedule import DeterministicSchedule
@@ -25,8 +26,9 @@ from flightedl.domain.master.pservers import Pservers
 from flightedl.domain.master.work import Work
 from flightedl.domain.queue.tasks import TaskQueue
 from flightedl.domain.queue.values import QueueSettings
-from flightedl.messages.base import encode
+from flightedl.messages.base import decode, encode
 from flightedl.messages.declarations import DeclaredModel, JobDeclaration, ModelDeclaration
+from flightedl.messages.groups import GroupRecord
 from flightedl.messages.tasks import StopRecord
 
 
@@ -41,6 +43,7 @@ class CoreSettings:
         recovery: What is done when a pserver comes back with less than it had.
         checkpoints: When they are made.
         keeps_checkpoints: Whether there is anywhere to keep them.
+        attempts_limit: Number of a group's starts that the same records may end.
     """
 
     generation: int
@@ -49,6 +52,7 @@ class CoreSettings:
     recovery: Literal["replay", "rollback"] = "replay"
     checkpoints: CheckpointSettings = field(default_factory=CheckpointSettings)
     keeps_checkpoints: bool = True
+    attempts_limit: int = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +66,7 @@ class StoredState:
     membership: bytes | None = None
     recovery: bytes | None = None
     checkpoints: bytes | None = None
+    group: bytes | None = None
     #: Of the newest checkpoint, with what they are built on; empty: that is not known.
     files: tuple[ShardFile, ...] = ()
     #: Who stopped the job; None if nobody did.
@@ -103,6 +108,9 @@ class MasterState:
         self.pservers = Pservers(settings.pserver_count, settings.recovery, stored.recovery, self.outbox)
         checkpoints = self._checkpoints(stored)
         self.checkpointing = Checkpointing(checkpoints, is_kept=settings.keeps_checkpoints, outbox=self.outbox)
+        #: The ranks to which the training data goes, if they are a group.
+        record = None if stored.group is None else decode(stored.group, GroupRecord)
+        self.group = Group(settings.attempts_limit, record)
         self.ending = Ending(self.pservers, self.checkpointing)
         self.evaluations = Evaluations(self.outbox)
         if stored.evaluations is not None:
@@ -206,12 +214,13 @@ class MasterState:
     @property
     def is_over(self) -> bool:
         """Whether all training is done that will ever be."""
-        return self.work is not None and self.work.queue.is_over
+        return self.group.is_done or (self.work is not None and self.work.queue.is_over)
 
     def look_at_end(self) -> None:
         """Something has happened: an epoch may have ended, or the job."""
         before = self.ending.may_end
         self.ending.look(self.work, self.serving_members, self.now)
+        self.ending.may_end |= self.group.is_done
         if self.ending.may_end and not before:
             self.outbox.note(out.Kind.JOB_DONE, "", "all is done")
 
@@ -226,7 +235,7 @@ class MasterState:
         """What a later master goes on from, by name; all of it belongs into one transaction.
 
         ``declaration``, ``queue``, ``failures``, ``evaluations``, ``membership``, ``recovery`` (of pservers),
-        ``checkpoints`` and ``stopped``; what there is nothing of is left out.
+        ``checkpoints``, ``group`` and ``stopped``; what there is nothing of is left out.
         """
         values: dict[str, bytes] = {}
         if self.members is not None:
@@ -238,6 +247,8 @@ class MasterState:
             values["queue"], values["failures"] = self.work.queue.encode_parts()
         if self.stop is not None:
             values["stopped"] = encode(self.stop)
+        if self.group.has_started:
+            values["group"] = encode(self.group.record)
         if self.evaluations:
             values["evaluations"] = self.evaluations.encode()
         if self.declaration.dataset is not None or self.declaration.model is not None:
@@ -253,3 +264,4 @@ class MasterState:
             self.members.membership.check()
         self.checkpointing.checkpoints.check()
         self.pservers.check()
+        self.group.check()

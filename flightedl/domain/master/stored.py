@@ -27,7 +27,7 @@ Found = Mapping[str, tuple[bytes, int]]
 
 
 #: Values that a master keeps as they are stored.
-_DOCUMENTS = ("queue", "failures", "evaluations", "membership", "recovery", "checkpoints")
+_DOCUMENTS = ("queue", "failures", "evaluations", "membership", "recovery", "checkpoints", "group")
 
 
 class Write(msgspec.Struct, frozen=True):

@@ -1,0 +1,163 @@
+"""A master and the ranks of a group: starts, masters that are replaced, ranks that die, the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from flightedl.domain.master.effects import Kind
+from flightedl.errors import FencedError, UnregisteredError, UsageError
+from flightedl.launch.failed import failed_tasks, joined, place_of
+from flightedl.messages.groups import GroupLeaveRequest, GroupPlaceRequest, GroupStartReply, GroupStartRequest
+from flightedl.testing.contracts.coordinator import eventually
+
+from .job_of_twins import DATASET, MODEL, Job, Master, until_ready
+
+RECORDS = 16
+
+
+@dataclass
+class Rank:
+    job: Job
+    start: str
+    rank: int
+    size: int = 2
+
+    def __post_init__(self) -> None:
+        self.name = f"{self.start}-{self.rank}"
+        self.generation = self.job.start_trainer(self.name)
+        self.incarnation = 0
+
+    def _own(self) -> dict[str, object]:
+        return {"trainer": self.name, "generation": self.generation, "job": "demo", "rank": self.rank}
+
+    def enter(self, master: Master, token: str = "") -> GroupStartReply:
+        request = GroupStartRequest(**self._own(), start=self.start, size=self.size, token=token, wait_s=0.0)  # type: ignore[arg-type]
+        reply: GroupStartReply = until_ready(lambda: master.service.ask(request))
+        self.incarnation = reply.incarnation
+        return reply
+
+    def at(self, master: Master, at: int, *pieces: tuple[int, int, int, int]) -> bool:
+        request = GroupPlaceRequest(**self._own(), incarnation=self.incarnation, at=at, pieces=list(pieces))  # type: ignore[arg-type]
+        return bool(until_ready(lambda: master.service.ask(request)).is_current)
+
+    def leave(self, master: Master, *, is_clean: bool = True, has_finished: bool = True, error: str = "") -> None:
+        told = {"is_clean": is_clean, "has_finished": has_finished, "error": error}
+        request = GroupLeaveRequest(**self._own(), incarnation=self.incarnation, **told)  # type: ignore[arg-type]
+        until_ready(lambda: master.service.ask(request))
+
+
+def start(job: Job, master: Master, name: str, *tokens: str) -> list[Rank]:
+    ranks = [Rank(job, name, rank, len(tokens)) for rank in range(len(tokens))]
+    for rank, token in zip(ranks, tokens, strict=True):
+        rank.enter(master, token)
+    for rank, token in zip(ranks, tokens, strict=True):
+        assert rank.enter(master, token).incarnation == ranks[0].generation
+    return ranks
+
+
+@pytest.fixture
+def job(make_job: Callable[..., Job]) -> Job:
+    return make_job(0, is_kept=False)
+
+
+@pytest.fixture
+def master(job: Job) -> Master:
+    master = job.start_master()
+    until_ready(lambda: master.service.declaring.dataset(DATASET))
+    return master
+
+
+def phase(master: Master) -> str:
+    group = master.service.status().group
+    assert group is not None
+    return group.phase
+
+
+def test_a_group_is_done_when_all_ranks_have_left_cleanly_also_under_the_next_master(job: Job, master: Master) -> None:
+    zero, one = start(job, master, "a", "", "T")
+    assert zero.at(master, 4, (0, 1, 0, 2))
+    assert one.at(master, 8, (0, 2, 0, 2))
+    status = master.service.status()
+    assert (status.state, status.records, status.tasks.done) == ("training", 4, 1)
+    zero.leave(master)
+    successor = job.start_master()
+    eventually(lambda: one.enter(successor, "T").token == "T")
+    assert phase(successor) == "running"
+    one.leave(successor)
+    assert successor.service.status().state == "done"
+    job.end_trainer(zero.name)
+    job.end_trainer(one.name)
+    last = job.start_master()
+    status = last.service.status()
+    assert (status.state, status.records) == ("done", RECORDS)
+
+
+def test_a_rank_that_dies_under_no_master_ends_its_group(job: Job, master: Master) -> None:
+    zero, one = start(job, master, "a", "", "")
+    job.end_master()
+    job.end_trainer(one.name)
+    successor = job.start_master()
+    eventually(lambda: phase(successor) == "over")
+    assert not zero.at(successor, 4)
+    with pytest.raises(FencedError):
+        zero.enter(successor)
+    again = start(job, successor, "b", "T", "T")
+    assert again[1].at(successor, 8)
+    assert not zero.at(successor, 4)
+
+
+def test_a_rank_without_a_lease_is_not_let_in(job: Job, master: Master) -> None:
+    rank = Rank(job, "a", 0)
+    rank.enter(master)
+    job.end_trainer(rank.name)
+    eventually(lambda: rank.name not in master.state.core.trainers)
+    with pytest.raises(UnregisteredError):
+        rank.enter(master)
+
+
+def test_records_that_kill_their_rank_are_named_as_failed(job: Job) -> None:
+    master = job.start_master(attempts_limit=2)
+    until_ready(lambda: master.service.declaring.dataset(DATASET))
+    for name in ("a", "b"):
+        zero, one = start(job, master, name, "", "")
+        zero.at(master, 4, (0, 1, 0, 2))
+        one.at(master, 4, (0, 3, 2, 4))
+        job.end_trainer(one.name)
+        eventually(lambda: phase(master) == "over")
+        job.end_trainer(zero.name)
+    # What a later answer rests on is stored.
+    start(job, master, "c", "", "")
+    successor = job.start_master(attempts_limit=2)
+    _, one = start(job, successor, "d", "", "")
+    assert one.enter(successor).left_out == [(0, 3, 2, 4)]
+    status = successor.service.status()
+    assert failed_tasks(status) == 1
+    (piece,) = joined(status.failed)
+    assert place_of(piece) == "a.parquet chunk 3, records 14-15"
+    assert (piece.attempts, piece.error) == (2, "it ended without a word")
+
+
+def test_people_are_told_of_starts_and_ends(job: Job, master: Master) -> None:
+    _, one = start(job, master, "a", "", "")
+    job.end_trainer(one.name)
+    eventually(lambda: phase(master) == "over")
+    counts = master.service.journal.counts
+    assert (counts[Kind.GROUP_RUNS], counts[Kind.GROUP_OVER]) == (1, 1)
+
+
+def test_a_group_and_single_trainers_do_not_share_the_data(job: Job, master: Master) -> None:
+    zero, _ = start(job, master, "a", "", "")
+    with pytest.raises(UsageError, match="goes to a group"):
+        master.ask(zero.name, zero.generation, want=1)
+
+
+def test_a_job_with_parameters_has_no_groups(make_job: Callable[..., Job]) -> None:
+    job = make_job(is_kept=False)
+    job.start_pserver(0)
+    master = job.start_master()
+    master.declare(model=MODEL)
+    with pytest.raises(UsageError, match="leave group= out"):
+        Rank(job, "a", 0).enter(master)
