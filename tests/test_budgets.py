@@ -18,16 +18,16 @@ ROOT = Path(flightedl.__file__).resolve().parent.parent
 
 #: Part -> (most lines of its Python files, lines planned, its directories, without packages that are parts themselves).
 BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
-    "domain": (18_880, 16_000, ("flightedl/domain",)),
-    "client, torch": (9_325, 8_000, ("flightedl/client", "flightedl/torch")),
+    "domain": (18_889, 16_000, ("flightedl/domain",)),
+    "client, torch": (9_801, 8_000, ("flightedl/client", "flightedl/torch")),
     "pserver, kernels": (9_501, 8_000, ("flightedl/pserver", "flightedl/kernels")),
     "rpc, wire, messages": (5_739, 4_500, ("flightedl/rpc", "flightedl/wire", "flightedl/messages")),
     "master, coordination, adapters, process": (
-        8_218,
+        8_235,
         7_500,
         ("flightedl/master", "flightedl/coordination", "flightedl/adapters", "flightedl/process"),
     ),
-    "formats": (5_170, 4_700, ("flightedl/formats",)),
+    "formats": (5_195, 4_700, ("flightedl/formats",)),
     "launch": (5_690, 4_800, ("flightedl/launch",)),
     "recording": (2_160, 1_500, ("flightedl/recording",)),
     "testing": (9_420, 8_000, ("flightedl/testing",)),

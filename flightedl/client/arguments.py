@@ -11,11 +11,12 @@ import datetime as dt
 import math
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from flightedl.domain.groups.plan import Remainder
 from flightedl.domain.model.parameters import STORAGE_DTYPES
 from flightedl.domain.model.settings import Limits, checked
 from flightedl.errors import UsageError
@@ -66,6 +67,24 @@ def dataset_declaration(
         follow=checked("follow", follow, bool, None),
         steps_per_batch=checked("steps_per_batch", steps_per_batch, int, _AT_LEAST_ONE),
     )
+
+
+def remainder_of(value: Any, declared: DatasetDeclaration, *, explicit_done: bool) -> Remainder:
+    """One of the remainders, for a dataset that can be taken in rounds.
+
+    Raises:
+        UsageError: it is another value, or the dataset cannot be taken in rounds.
+    """
+    for name, is_given in (
+        ("follow", declared.follow),
+        ("steps_per_batch", declared.steps_per_batch > 1),
+        ("explicit_done", explicit_done),
+    ):
+        if is_given:
+            raise UsageError(f"{name} is not for the ranks of a group: leave out {name}= or group=")
+    if value not in get_args(Remainder):
+        raise UsageError(f"remainder is {value!r:.80}, but must be one of {', '.join(get_args(Remainder))}")
+    return cast("Remainder", value)
 
 
 def url_of(name: str, value: Any) -> str:

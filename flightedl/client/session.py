@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from flightedl.client import arguments
-from flightedl.client.data.dataset import Dataset
 from flightedl.client.data.evaluation import Measure
 from flightedl.client.data.job_data import JobData
+from flightedl.client.data.ranks import rank_and_size
 from flightedl.client.model.job_model import JobModel
 from flightedl.client.model.parameters import Parameters
 from flightedl.client.once import Once, OnceNames
@@ -139,8 +139,15 @@ class Job:
         follow: bool = False,
         steps_per_batch: int = 1,
         explicit_done: bool = False,
-    ) -> Dataset:
+        group: Any = None,
+        remainder: str = "split",
+        explicit_commit: bool = False,
+    ) -> Any:
         """Declare the job's training data: the same in every trainer, whose share of it comes by iterating.
+
+        With ``group``, the trainers are the ranks of one training whose model is elsewhere, as with DDP or FSDP. They
+        take the data in rounds of one batch for each rank, all ranks get the same number of batches, and the position
+        in the data is saved with the model (``GroupDataset.state_dict``). Without it, each trainer takes what it can.
 
         With ``follow``, files that match later join as new tasks, for good and in the order in which they come. The
         master looks every few seconds (``FLIGHTEDL_FOLLOW_EVERY_S``) and takes a file when two looks find it the same,
@@ -167,6 +174,14 @@ class Job:
                 ``Dataset.step_of_batch`` says which one it is. Each is done once, like batches of their own.
             explicit_done: Batches count as done when ``Dataset.done`` says so, not when the next one is asked for; for
                 jobs without parameters.
+            group: "auto" for the process group of torchrun, ``torch.distributed`` or JAX; (rank, number of ranks) among
+                which data is shared, or a dimension of a DeviceMesh, if some processes need equal batches.
+            remainder: With ``group``: what becomes of records that fill no round of full batches. "split" spreads them
+                evenly, "drop" leaves them out, and "pad" repeats records of the epoch's beginning.
+            explicit_commit: With ``group``: rounds count for ``state_dict`` when ``commit`` names them.
+
+        Returns:
+            A ``Dataset``; with ``group``, a ``GroupDataset``.
 
         Raises:
             DataError: a file is missing, unreadable, or of another schema than the others.
@@ -190,7 +205,19 @@ class Job:
             follow=follow,
             steps_per_batch=steps_per_batch,
         )
-        return self._data.declare(declaration, decode, explicit_done=explicit_done)
+        if group is None:
+            if remainder != "split" or explicit_commit:
+                raise UsageError('remainder and explicit_commit are for the ranks of a group: give group="auto"')
+            return self._data.declare(declaration, decode, explicit_done=explicit_done)
+        if self._model.is_declared:
+            raise UsageError("a group trains a model of its own: give either group= or job.parameters, not both")
+        return self._data.declare_for_group(
+            declaration,
+            decode,
+            rank_and_size(group),
+            remainder=arguments.remainder_of(remainder, declaration, explicit_done=explicit_done),
+            explicit_commit=arguments.flag("explicit_commit", explicit_commit),
+        )
 
     def parameters(
         self,

@@ -80,6 +80,11 @@ class TaskLayout:
         """Records of one epoch."""
         return self._index.record_count
 
+    @property
+    def task_records(self) -> npt.NDArray[np.int64]:
+        """Records of each task, before the filter, (task count,)."""
+        return self._records
+
     def records(self, task: int) -> int:
         """Records of a task, before the filter."""
         return int(self._records[self._valid(task)])

@@ -218,6 +218,11 @@ def as_batch(table: pa.Table) -> pa.RecordBatch:
     raise DataError(f"a batch of {len(table)} records has over 2 GiB of text in one column: use a smaller batch_size")
 
 
+def joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """Return all records of at least one batch, in order."""
+    return batches[0] if len(batches) == 1 else as_batch(_joined([pa.Table.from_batches([each]) for each in batches]))
+
+
 def _read_unchanged(files: Files, chunk: Chunk, request: ReadRequest) -> Records:
     """The chunk, and certainly of the version that was indexed: the version is looked at after reading."""
     try:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,6 +38,10 @@ _FILES_SCHEMA = pa.schema(
         pa.field("skipped", pa.list_(pa.string())),
     ]
 )
+
+#: An index on its way from the master to the ranks of a group: its stored form in pieces.
+PIECES_SCHEMA = pa.schema([pa.field("piece", pa.binary(), nullable=False)])
+_PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,6 +142,18 @@ def decode_index(data: bytes) -> ChunkIndex:
     if index.content_hash() != stated:
         raise ValueError("it does not match its hash")
     return index
+
+
+def index_to_pieces(index: ChunkIndex) -> list[pa.RecordBatch]:
+    """Return the stored form as batches of ``PIECES_SCHEMA``."""
+    data = encode_index(index)
+    pieces = [data[start : start + _PIECE_BYTES] for start in range(0, len(data), _PIECE_BYTES)]
+    return [pa.record_batch([[piece]], schema=PIECES_SCHEMA) for piece in pieces]
+
+
+def index_from_pieces(batches: Iterable[pa.RecordBatch]) -> ChunkIndex:
+    """Return the index of batches that ``index_to_pieces`` made. Raises ``ValueError`` as ``decode_index`` does."""
+    return decode_index(b"".join(piece for batch in batches for piece in batch.column(0).to_pylist()))
 
 
 def _files(batch: pa.RecordBatch, metadata: dict[bytes, bytes]) -> list[FileIndex]:

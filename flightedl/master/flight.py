@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from flightedl.errors import MessageError
 from flightedl.formats.chunks import CHUNK_SCHEMA, Chunk, chunks_to_batch, chunks_to_rows
+from flightedl.formats.stored_index import PIECES_SCHEMA, index_to_pieces
 from flightedl.master.service import MasterService
 from flightedl.messages.base import OfJob, SenderOfJob, decode, encode
 from flightedl.messages.checkpoints import CheckpointRequest, SaveModelRequest
@@ -35,7 +36,7 @@ from flightedl.wire.rows import VALUES_SCHEMA
 
 _OF_A_TRAINER = (
     *("declare_dataset", "declare_model", "declare_evaluation", "join", "tasks", "log", "end_growth", "stop"),
-    *("save_model", "group_start", "group_at", "group_leave"),
+    *("save_model", "index", "group_start", "group_at", "group_leave"),
 )
 _OF_AN_ADMIN = ("set_mode", "checkpoint", "retry_failed", "drop_failed", "stacks")
 _ROLES = {
@@ -82,7 +83,7 @@ class MasterFlight:
                 "stacks": self._stacks,
                 "events": lambda body, call: encode(self._service.events(decode(body, EventsRequest), call.closing)),
             },
-            gets={"tasks": self._get_tasks},
+            gets={"tasks": self._get_tasks, "index": self._get_index},
             request_streams={"tasks": self._ask_for_tasks},
             info=self._info,
             roles=_ROLES,
@@ -124,6 +125,9 @@ class MasterFlight:
     def _get_tasks(self, ticket: bytes, call: Call) -> Answer:
         reply, pieces, _ = self._service.tasks.exchange(decode(ticket, TasksTicket), call.closing)
         return Answer(CHUNK_SCHEMA, [chunks_to_batch(chunks) for chunks in pieces], encode(reply))
+
+    def _get_index(self, _ticket: bytes, _call: Call) -> Answer:
+        return Answer(PIECES_SCHEMA, index_to_pieces(self._service.tasks.index()), b"")
 
     def _ask_for_tasks(self, ticket: bytes, call: Call) -> bytes:
         request = decode(ticket, TasksTicket)

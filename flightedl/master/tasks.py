@@ -10,6 +10,8 @@ import threading
 
 from flightedl.domain.master.effects import Kind
 from flightedl.domain.master.events import EvaluationIndexed
+from flightedl.errors import NotReadyError
+from flightedl.formats.chunk_index import ChunkIndex
 from flightedl.formats.chunks import Chunk
 from flightedl.master.state import JobState
 from flightedl.messages.declarations import DeclaredDataset, EvaluationDeclaration
@@ -52,6 +54,17 @@ class Tasks:
             return reply, [], []
         chunks_of = dataset.layout.chunks_of
         return reply, [chunks_of(each.task) for each in reply.assignments], [chunks_of(a.task) for a in reply.ahead]
+
+    def index(self) -> ChunkIndex:
+        """Return the index of the declared dataset, from which the ranks of a group plan their rounds.
+
+        Raises:
+            NotReadyError: there is no dataset yet.
+        """
+        dataset = self._state.dataset
+        if dataset is None:
+            raise NotReadyError("no dataset is declared yet")
+        return dataset.layout.index
 
     def declare_evaluation(self, request: EvaluationDeclaration) -> DeclaredDataset:
         """First declaration of a name wins.

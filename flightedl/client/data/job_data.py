@@ -9,30 +9,41 @@ from functools import partial
 from typing import Any
 
 import pyarrow as pa
+import xxhash
+from msgspec.structs import replace
 
 from flightedl.adapters.patience import PatientFiles, Persistence
 from flightedl.adapters.storage import FsspecFiles
 from flightedl.client import arguments
+from flightedl.client.connections import persistently
 from flightedl.client.data import evaluation
 from flightedl.client.data.dataset import Dataset, LookAhead
 from flightedl.client.data.evaluation import Measure
 from flightedl.client.data.feed import TaskFeed
+from flightedl.client.data.group_dataset import GroupDataset, Unattended
+from flightedl.client.data.pieces import PieceReader
 from flightedl.client.data.reading import ReadTask, batches_of, place_of, telling
 from flightedl.client.participation import Participation
 from flightedl.client.process import TrainerProcess
+from flightedl.domain.groups.plan import Remainder, RoundPlan
 from flightedl.domain.retries import PATIENT
 from flightedl.domain.trainer.acknowledged import AcknowledgedLoop
 from flightedl.domain.trainer.feed import Ask
 from flightedl.domain.trainer.readings import BatchLoop
-from flightedl.errors import UsageError
+from flightedl.errors import DataError, UsageError
+from flightedl.formats.chunk_index import ChunkIndex
 from flightedl.formats.dataset_spec import schema_of, spec_of
+from flightedl.formats.layout import TaskLayout
 from flightedl.formats.reader import Decode
+from flightedl.formats.stored_index import PIECES_SCHEMA, index_from_pieces
 from flightedl.messages.base import encode
 from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset, EvaluationDeclaration
 from flightedl.messages.tasks import EndGrowthRequest, TasksReply
 from flightedl.recording.recorded import recorded
 
 _CLOSE_S = 4.0
+#: Time for the index of a dataset to come from the master.
+_INDEX_S = 60.0
 
 
 class JobData:
@@ -62,6 +73,8 @@ class JobData:
         self._closing = threading.Event()
         self._files = PatientFiles(FsspecFiles(), Persistence(PATIENT, process.clock, self._closing))
         self._dataset: Dataset | None = None
+        #: Instead of it in a process that is a rank of a group.
+        self._group: GroupDataset | None = None
         #: Of the evaluation that is under way.
         self._evaluation: TaskFeed | None = None
 
@@ -89,6 +102,58 @@ class JobData:
         )
         return self._dataset
 
+    def declare_for_group(
+        self,
+        declaration: DatasetDeclaration,
+        decode: Decode | None,
+        ranks: tuple[int, int],
+        *,
+        remainder: Remainder,
+        explicit_commit: bool,
+    ) -> GroupDataset:
+        """Declare the training data of a group, of which this process is a rank. Errors as of ``Job.dataset``."""
+        if decode is not None:
+            arguments.function_of("decode", decode)
+        process, (rank, world_size) = self._process, ranks
+        # Neither the master nor the tasks depend on the batch size, and another start of the group may change it.
+        declared = process.ask_master("declare_dataset", encode(replace(declaration, batch_size=1)), DeclaredDataset)
+        index = persistently(process.waiting(), self._index)
+        if index.content_hash() != declared.index_hash:
+            raise DataError("the master has another index of the dataset than the one declared: start this rank again")
+        layout = TaskLayout(index, 1, records_per_task=declaration.records_per_task)
+        seed = declaration.seed % 2**64 if declaration.shuffle else None
+        plan_from = partial(
+            RoundPlan,
+            layout.task_records,
+            epochs=declaration.epochs,
+            seed=seed,
+            world_size=world_size,
+            rank=rank,
+            batch_size=declaration.batch_size,
+            remainder=remainder,
+        )
+        reader = PieceReader(self._files, layout, spec_of(declaration), seed, decode, process.progress.skipped)
+        self._group = GroupDataset(
+            declared,
+            xxhash.xxh3_64_hexdigest(f"{declared.index_hash} {declaration.records_per_task}".encode()),
+            lambda start: plan_from(start=start),
+            seed,
+            reader.read,
+            rank,
+            Unattended(),
+            process.progress.batch,
+            process.waiting,
+            lambda: self._files.trouble,
+            explicit_commit=explicit_commit,
+        )
+        return self._group
+
+    def _index(self) -> ChunkIndex:
+        with self._process.servers.master().get(
+            b'{"verb": "index"}', timeout_s=_INDEX_S, schema=PIECES_SCHEMA
+        ) as stream:
+            return index_from_pieces(batch for batch, _ in stream if batch is not None)
+
     @property
     def explicit_done(self) -> bool:
         """Whether the user says which batches are done."""
@@ -96,7 +161,7 @@ class JobData:
 
     def require_undeclared(self) -> None:
         """UsageError: there is a dataset."""
-        if self._dataset is not None:
+        if self._dataset is not None or self._group is not None:
             raise UsageError("this job already has its dataset: declare it once, before the training loop")
 
     def evaluate(
@@ -166,3 +231,5 @@ class JobData:
         self._closing.set()
         if self._dataset is not None:
             self._dataset.close()
+        if self._group is not None:
+            self._group.close()

@@ -28,6 +28,7 @@ Memory: the sizes of all tasks (8 bytes each), and a few numbers for each rank.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from heapq import heapify, heapreplace
@@ -74,6 +75,8 @@ class Round(msgspec.Struct, frozen=True, tag="round"):
     epoch: int
     #: Number of the round in its epoch, counted from 0 where this plan started.
     number: int
+    #: Records of the epoch that all ranks together got before this round.
+    records: int
     pieces: tuple[Piece, ...]
 
     @property
@@ -103,7 +106,7 @@ class RoundPlan:
 
     Args:
         sizes: Records of each task, (task count,) int64.
-        epochs: Number of epochs.
+        epochs: Number of epochs; None: endless.
         seed: Shuffles the order of the tasks in each epoch; None: they are taken in order.
         world_size: Number of ranks.
         rank: From 0.
@@ -116,7 +119,7 @@ class RoundPlan:
         self,
         sizes: Integers,
         *,
-        epochs: int,
+        epochs: int | None,
         seed: int | None,
         world_size: int,
         rank: int,
@@ -127,7 +130,7 @@ class RoundPlan:
         if not 0 <= rank < world_size or batch_size < 1:
             raise ValueError(f"there is no rank {rank} of {world_size} with batches of {batch_size} records")
         self._sizes = sizes
-        self._epochs = epochs
+        self._epochs = math.inf if epochs is None else epochs
         self._seed = seed
         self._world_size = world_size
         self._rank = rank
@@ -135,26 +138,26 @@ class RoundPlan:
         self._remainder = remainder
         self._record_count = int(sizes.sum())
         self._start = start
-        self._epoch = self._begun(start) if start.epoch < epochs else None
+        self._epoch = self._begun(start) if start.epoch < self._epochs else None
 
     def next(self) -> Round | EpochEnd | None:
         """Return the next round of this rank, or the summary after the last round of an epoch; None after the last."""
         if self._epoch is None:
             return None
-        if self._epoch.round < self._epoch.shares.rounds:
-            return Round(self._start.epoch, self._epoch.round, tuple(self._epoch.next_round()))
-        ended, end = self._epoch, self._start.epoch
+        number, shares = self._epoch.round, self._epoch.shares
+        if number < shares.rounds:
+            records = self._start.records + shares.before_all(number)
+            return Round(self._start.epoch, number, records, tuple(self._epoch.next_round()))
+        end, decoded, left_out = self._start.epoch, self._epoch.decoded, self._epoch.records - shares.given
         self._start = Position(end + 1)
         self._epoch = self._begun(self._start) if end + 1 < self._epochs else None
-        given = ended.shares.given
-        left_out = ended.records - given
         return EpochEnd(
             epoch=end,
             records=self._record_count - left_out,
-            rounds=ended.shares.rounds,
+            rounds=shares.rounds,
             left_out=left_out,
-            repeated=ended.shares.repeated,
-            decoded=ended.decoded,
+            repeated=shares.repeated,
+            decoded=decoded,
         )
 
     def position(self) -> Position:
@@ -211,6 +214,12 @@ class Shares:
             return earlier + -(-(quota - earlier) // 2)
         return plain
 
+    def before_all(self, number: int) -> int:
+        """Return how many different records all ranks together get before a round."""
+        if self._halves and number == self.rounds - 1:
+            return sum(self.before(number, rank) for rank in range(self.world_size))
+        return min(number * self.world_size * self.batch_size, self.given)
+
 
 class _Epoch:
     """The rounds of one epoch, for one rank. ``ends`` count the records of a rank from the start position on."""
@@ -252,13 +261,13 @@ class _Epoch:
 
     def position(self, start: Position) -> Position:
         opened = self._line.opened
-        given = 0
         for rank, (number, size, end) in enumerate(self._last):
             before = self.shares.before(self.round, rank)
-            given += before
             if end > before:
                 opened.append((number, size - (end - before)))
-        return Position(start.epoch, start.records + given, self._line.unopened, tuple(sorted(opened)))
+        return Position(
+            start.epoch, start.records + self.shares.before_all(self.round), self._line.unopened, tuple(sorted(opened))
+        )
 
     def _assign(self, round_number: int) -> None:
         """Let the ranks take the tasks that the round needs."""

@@ -1,0 +1,306 @@
+"""Data of a group: ``for batch in data`` gives every rank one batch in each round, or ends on all ranks.
+
+Which records a rank gets is decided by ``domain.groups.plan``, the same on every rank without asking another one. A
+reader thread follows the plan a few rounds ahead. A second plan follows the rounds that count: those that were handed
+out or, with ``explicit_commit``, those that the user has committed. Its position is what ``state_dict`` returns.
+
+The position belongs to the model that was trained on it: saved in one checkpoint and loaded together, every record
+counts once in that model, whatever the ranks were given after the checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from queue import Empty
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from flightedl.client.data.read_queue import ReadQueue
+from flightedl.client.waiting import Waiting
+from flightedl.domain.groups.plan import BEGINNING, EpochEnd, Position, Round, RoundPlan
+from flightedl.domain.groups.token import Token, decode, encode, require_same_data
+from flightedl.errors import UsageError
+from flightedl.formats.dataset_spec import schema_of
+from flightedl.messages.declarations import DeclaredDataset
+
+_log = logging.getLogger(__name__)
+
+_SLICE_S = 0.5
+_KEY = "flightedl_data"
+#: Share of records decoded more than once that is worth a word.
+_DECODED_TWICE = 0.05
+
+
+class Attendance(Protocol):
+    """This rank's part in the present start of its group."""
+
+    def begin(self, token: str, position: str) -> str:
+        """Declare the token that this rank has loaded, empty if none. Return the one that counts for all ranks."""
+
+    def take(self, at: int, step: Round) -> None:
+        """Note that this rank takes a round, before which ``at`` records of all epochs were given.
+
+        Raises:
+            FencedError: this start of the group is over.
+        """
+
+    def finish(self) -> None:
+        """Note that this rank has seen the end of the data."""
+
+
+class Unattended:
+    """Ranks that nobody follows: each one starts from the token that it has loaded itself."""
+
+    def begin(self, token: str, position: str) -> str:  # noqa: ARG002 - nobody is told
+        return token
+
+    def take(self, at: int, step: Round) -> None: ...
+
+    def finish(self) -> None: ...
+
+
+class GroupDataset:
+    """The data of a group of ranks, which train one model of their own.
+
+    Args:
+        declared: The dataset.
+        data: Digest of the files and the tasks.
+        plan_from: Makes this rank's plan from a position.
+        seed: Seed of the plan, which tokens name.
+        read: Reads a round of this rank.
+        rank: This rank.
+        attendance: Knows the group's starts.
+        batch_done: Called with the number of records of a batch when the next one is asked for.
+        waiting: Begins a wait of the user's thread.
+        trouble_of_files: Returns the cause of a wait for files, or "".
+        explicit_commit: True if only rounds that ``commit`` names count for ``state_dict``.
+    """
+
+    def __init__(
+        self,
+        declared: DeclaredDataset,
+        data: str,
+        plan_from: Callable[[Position], RoundPlan],
+        seed: int | None,
+        read: Callable[[Round], pa.RecordBatch],
+        rank: int,
+        attendance: Attendance,
+        batch_done: Callable[[int], None],
+        waiting: Callable[[], Waiting],
+        trouble_of_files: Callable[[], str],
+        *,
+        explicit_commit: bool = False,
+    ) -> None:
+        self._declared = declared
+        self._data = data
+        self._plan_from = plan_from
+        self._seed = seed
+        self._read = read
+        self._rank = rank
+        self._attendance = attendance
+        self._batch_done = batch_done
+        self._waiting = waiting
+        self._trouble_of_files = trouble_of_files
+        self._explicit_commit = explicit_commit
+        self._has_begun = False
+        self._is_over = False
+        self._loaded: Token | None = None
+        #: Follows the rounds that count.
+        self._counted = plan_from(BEGINNING)
+        #: Rounds that were handed out and are not committed, the oldest first.
+        self._uncommitted: deque[pa.RecordBatch] = deque()
+        self._handed_out: Round | None = None
+        self._summary: EpochEnd | None = None
+        self._queue: ReadQueue[tuple[Round, pa.RecordBatch] | EpochEnd | Exception | None] = ReadQueue()
+        self._stopping = threading.Event()
+        self._reader: threading.Thread | None = None
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Arrow schema of the batches; with ``decode``, of the records that it is given."""
+        schema, columns = schema_of(self._declared), self._declared.declaration.columns
+        if columns is None or not set(columns) <= set(schema.names):
+            return schema
+        return pa.schema([schema.field(name) for name in columns])
+
+    @property
+    def record_count(self) -> int:
+        """Records of one epoch, over all ranks."""
+        return self._declared.record_count
+
+    @property
+    def task_count(self) -> int:
+        """Tasks of one epoch, over all ranks."""
+        return self._declared.task_count
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the batch that the loop has now, counted from 0.
+
+        Raises:
+            UsageError: no batch is current.
+        """
+        if self._handed_out is None:
+            raise UsageError("no batch is current: ask for the epoch inside `for batch in data`")
+        return self._handed_out.epoch
+
+    @property
+    def summary(self) -> EpochEnd | None:
+        """Records given, left out and repeated in the last epoch that has ended; None before the first one has."""
+        return self._summary
+
+    @property
+    def is_over(self) -> bool:
+        """True if a loop has had all rounds of all epochs."""
+        return self._is_over
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        return self.rounds()
+
+    def rounds(self) -> Iterator[pa.RecordBatch]:
+        """Yield one batch in each round until all epochs are over. Every rank gets the same number of batches.
+
+        A loop that was left goes on with the next round when it is begun again.
+
+        Raises:
+            UsageError: an earlier loop has had all rounds; or the ranks have loaded different positions.
+            DataError: a file cannot be read.
+        """
+        if self._is_over:
+            epochs = self._declared.declaration.epochs
+            raise UsageError(
+                f"this loop has had all rounds of all epochs ({epochs}): one loop goes through all of them, see epochs="
+            )
+        return self._rounds()
+
+    def _rounds(self) -> Iterator[pa.RecordBatch]:
+        if not self._has_begun:
+            self._begin()
+        while (item := self._next_item()) is not None:
+            if isinstance(item, Exception):
+                raise item
+            if isinstance(item, EpochEnd):
+                self._end_epoch(item)
+                continue
+            step, batch = item
+            self._attendance.take(step.epoch * self.record_count + step.records, step)
+            self._handed_out = step
+            if self._explicit_commit:
+                self._uncommitted.append(batch)
+            else:
+                self._count_round()
+            yield batch
+            self._handed_out = None
+            self._batch_done(batch.num_rows)
+        self._is_over = True
+        self._attendance.finish()
+        self.close()
+
+    def state_dict(self) -> dict[str, str]:
+        """Return the position behind the rounds that count, to be saved with the model; the same on every rank.
+
+        These are all rounds that the loop was given, including the present one. With ``explicit_commit`` they are those
+        that ``commit`` has named.
+        """
+        return {_KEY: encode(Token(self._data, self._seed, self._counted.position()))}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a position that ``state_dict`` returned, with any number of ranks and any batch size.
+
+        Raises:
+            UsageError: the position is damaged, belongs to other data or another seed, or the loop has begun.
+        """
+        if self._has_begun:
+            raise UsageError("the loop over the data has begun: load its position before the first batch")
+        if not isinstance(state, Mapping) or _KEY not in state:
+            raise UsageError("this is no position of flightedl's data: load what data.state_dict() returned")
+        token = decode(state[_KEY])
+        require_same_data(token, self._data, self._seed)
+        self._loaded = token
+        self._counted = self._plan_from(token.position)
+
+    def commit(self, batch: pa.RecordBatch | None = None) -> None:
+        """Count a round for ``state_dict``; for a dataset declared with ``explicit_commit``.
+
+        Args:
+            batch: A batch of the loop, which is counted with all before it; None: the oldest one that is not counted.
+
+        Raises:
+            UsageError: it was declared without ``explicit_commit``, or there is no such batch.
+        """
+        if not self._explicit_commit:
+            raise UsageError("rounds count as they are handed out: to commit them, declare explicit_commit=True")
+        places = (place for place, each in enumerate(self._uncommitted) if batch is None or each is batch)
+        place = next(places, None)
+        if place is None:
+            raise UsageError("this batch is not one of the loop's batches that are not committed")
+        for _ in range(place + 1):
+            self._uncommitted.popleft()
+            self._count_round()
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        self._stopping.set()
+        if self._reader is not None:
+            self._reader.join()
+
+    def _begin(self) -> None:
+        text = "" if self._loaded is None else encode(self._loaded)
+        agreed = self._attendance.begin(text, "" if self._loaded is None else str(self._loaded))
+        if agreed != text:
+            self.load_state_dict({_KEY: agreed})
+        self._has_begun = True
+        read_ahead = partial(self._read_ahead, self._plan_from(self._counted.position()))
+        self._reader = threading.Thread(target=read_ahead, name="flightedl-reader", daemon=True)
+        self._reader.start()
+
+    def _read_ahead(self, plan: RoundPlan) -> None:
+        item: tuple[Round, pa.RecordBatch] | EpochEnd | Exception | None
+        try:
+            while not self._stopping.is_set() and (step := plan.next()) is not None:
+                self._put((step, self._read(step)) if isinstance(step, Round) else step)
+        except Exception as error:  # noqa: BLE001 - raised in the user's thread
+            item = error
+        else:
+            item = None
+        self._put(item)
+
+    def _put(self, item: tuple[Round, pa.RecordBatch] | EpochEnd | Exception | None) -> None:
+        while not self._stopping.is_set() and not self._queue.put(item, _SLICE_S):
+            pass
+
+    def _next_item(self) -> tuple[Round, pa.RecordBatch] | EpochEnd | Exception | None:
+        if self._queue.items:
+            return self._queue.get(0.0)
+        waiting = self._waiting()
+        try:
+            while True:
+                try:
+                    return self._queue.get(_SLICE_S)
+                except Empty:
+                    waiting.patiently(self._trouble_of_files() or "the next batch to be read")
+        finally:
+            waiting.over()
+
+    def _count_round(self) -> None:
+        while isinstance(self._counted.next(), EpochEnd):
+            pass
+
+    def _end_epoch(self, end: EpochEnd) -> None:
+        self._summary = end
+        twice = end.decoded / max(end.records, 1) - 1
+        if self._rank == 0 and (end.left_out or end.repeated or twice > _DECODED_TWICE):
+            _log.warning(
+                "epoch %d is over: the ranks got %d records in %d rounds left_out=%d repeated=%d decoded_twice=%.0f%%",
+                end.epoch + 1,
+                end.records,
+                end.rounds,
+                end.left_out,
+                end.repeated,
+                100 * twice,
+            )

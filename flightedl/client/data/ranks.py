@@ -1,0 +1,71 @@
+"""This process's rank in the group of processes that share the data, and the number of ranks."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from flightedl.errors import UsageError
+
+_WANTED = (
+    'group is "auto", (rank, number of ranks), or one dimension of a DeviceMesh such as mesh["dp"]; '
+    "None shares the data without rounds"
+)
+
+
+def rank_and_size(group: Any) -> tuple[int, int]:
+    """Return (rank, number of ranks) for the ``group`` argument of ``job.dataset``.
+
+    "auto" looks for an initialized process group of PyTorch, then of JAX, then for the variables ``RANK`` and
+    ``WORLD_SIZE``. A process that has none of them is a group of its own.
+
+    Raises:
+        UsageError: the argument or a variable has another form.
+    """
+    if isinstance(group, str):
+        if group != "auto":
+            raise UsageError(f"group is {group!r:.80}: {_WANTED}")
+        return _of_torch() or _of_jax() or _of_environment()
+    if isinstance(group, tuple | list):
+        return _checked("group", *group) if len(group) == 2 else _refused(group)
+    if getattr(group, "ndim", None) == 1 and hasattr(group, "get_local_rank"):
+        return _checked("group", group.get_local_rank(), group.size())
+    if callable(getattr(group, "rank", None)) and callable(getattr(group, "size", None)):
+        return _checked("group", group.rank(), group.size())
+    return _refused(group)
+
+
+def _refused(group: Any) -> tuple[int, int]:
+    raise UsageError(f"group is {group!r:.80}: {_WANTED}")
+
+
+def _checked(what: str, rank: Any, size: Any) -> tuple[int, int]:
+    try:
+        found = int(rank), int(size)
+    except (TypeError, ValueError):
+        found = -1, 0
+    if not 0 <= found[0] < found[1]:
+        raise UsageError(f"{what} says rank {rank!r:.20} of {size!r:.20}: a rank is from 0 to the number of ranks - 1")
+    return found
+
+
+def _of_torch() -> tuple[int, int] | None:
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not (distributed.is_available() and distributed.is_initialized()):
+        return None
+    return distributed.get_rank(), distributed.get_world_size()
+
+
+def _of_jax() -> tuple[int, int] | None:
+    # Asking a JAX that has not joined a cluster for its processes would initialize it for this process alone.
+    jax = sys.modules.get("jax")
+    is_initialized = getattr(getattr(jax, "distributed", None), "is_initialized", bool)
+    return (jax.process_index(), jax.process_count()) if jax is not None and is_initialized() else None
+
+
+def _of_environment() -> tuple[int, int]:
+    names = os.environ  # noqa: TID251 - launchers set them, such as torchrun
+    if "RANK" not in names and "WORLD_SIZE" not in names:
+        return 0, 1
+    return _checked("the environment (RANK, WORLD_SIZE)", names.get("RANK"), names.get("WORLD_SIZE"))

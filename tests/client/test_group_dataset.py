@@ -1,0 +1,288 @@
+"""The loop of a group's rank: rounds, positions, commits and summaries."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from flightedl.adapters.storage import FsspecFiles
+from flightedl.client.data.group_dataset import GroupDataset, Unattended
+from flightedl.client.data.pieces import PieceReader
+from flightedl.domain.groups.plan import Round, RoundPlan
+from flightedl.errors import DataError, FencedError, UsageError
+from flightedl.formats.dataset_spec import DatasetSpec
+from flightedl.formats.index import build_index
+from flightedl.formats.layout import TaskLayout
+from flightedl.formats.stored_index import index_from_pieces, index_to_pieces
+from flightedl.master.indexing import _indexed
+from flightedl.messages.declarations import DatasetDeclaration
+
+from .loop_bench import waiting
+
+RECORDS = 200
+
+
+class Ranks:
+    """Makes the data of each rank of a group over one file of ``RECORDS`` numbers, in row groups of 11."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "data.parquet"
+        pq.write_table(pa.table({"id": range(RECORDS)}), self.path, row_group_size=11)
+        self.done: list[int] = []
+        self.made: list[GroupDataset] = []
+
+    def data(self, rank: int = 0, size: int = 1, **given: Any) -> GroupDataset:
+        more = {"batch_size": 8, "epochs": 1, "seed": 5, "remainder": "split", "filter": (), "attendance": Unattended()}
+        more |= given
+        declared = DatasetDeclaration(urls=[str(self.path)], batch_size=1)
+        spec = DatasetSpec((str(self.path),), filter=more["filter"])
+        index = index_from_pieces(index_to_pieces(build_index(FsspecFiles(), spec)))
+        layout, seed = TaskLayout(index, 1), more["seed"]
+        plan_from = partial(
+            RoundPlan,
+            layout.task_records,
+            epochs=more["epochs"],
+            seed=seed,
+            world_size=size,
+            rank=rank,
+            batch_size=more["batch_size"],
+            remainder=more["remainder"],
+        )
+        self.made.append(
+            GroupDataset(
+                _indexed(index, declared).reply,
+                more.get("digest", "digest"),
+                lambda start: plan_from(start=start),
+                seed,
+                PieceReader(FsspecFiles(), layout, spec, seed, None, lambda _: None).read,
+                rank,
+                more["attendance"],
+                self.done.append,
+                waiting,
+                str,
+                explicit_commit=more.get("explicit_commit", False),
+            )
+        )
+        return self.made[-1]
+
+    def group(self, size: int, **given: Any) -> list[GroupDataset]:
+        return [self.data(rank, size, **given) for rank in range(size)]
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Iterator[Ranks]:
+    made = Ranks(tmp_path)
+    yield made
+    for data in made.made:
+        data.close()
+
+
+def rounds_of(group: list[GroupDataset], limit: int | None = None) -> list[list[list[int]]]:
+    """Up to ``limit`` rounds, each with the records of each rank."""
+    loops = [iter(data) for data in group]
+    found: list[list[list[int]]] = []
+    while len(found) != limit:
+        batches = [next(loop, None) for loop in loops]
+        if batches[0] is None:
+            assert not any(batches)
+            break
+        found.append([batch["id"].to_pylist() for batch in batches if batch is not None])
+        assert len(found[-1]) == len(group)
+    return found
+
+
+def counted(rounds: list[list[list[int]]]) -> Counter[int]:
+    return Counter(record for batches in rounds for batch in batches for record in batch)
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+def test_each_record_comes_once_over_three_starts_of_different_groups(ranks: Ranks, seed: int | None) -> None:
+    first = ranks.group(4, batch_size=4, seed=seed)
+    rounds = rounds_of(first, 3)
+    assert len({data.state_dict()["flightedl_data"] for data in first}) == 1
+    second = ranks.group(2, batch_size=8, seed=seed)
+    for data in second:
+        data.load_state_dict(first[0].state_dict())
+    rounds += rounds_of(second, 4)
+    third = ranks.group(3, batch_size=8, seed=seed)
+    for data in third:
+        data.load_state_dict(second[1].state_dict())
+    rounds += rounds_of(third)
+
+    assert counted(rounds) == Counter(range(RECORDS))
+    assert all(data.is_over for data in third)
+
+
+def test_a_position_is_behind_the_round_that_the_loop_has_and_not_behind_what_is_read_ahead(ranks: Ranks) -> None:
+    data = ranks.data()
+    beginning = data.state_dict()
+    seen = []
+    for batch in data:
+        seen += batch["id"].to_pylist()
+        if len(seen) == 24:
+            break
+    again = ranks.data()
+    again.load_state_dict(data.state_dict())
+    assert not set(seen) & set(counted(rounds_of([again])))
+    whole = ranks.data()
+    whole.load_state_dict(beginning)
+    assert counted(rounds_of([whole])) == Counter(range(RECORDS))
+
+
+def test_a_loop_that_was_left_goes_on(ranks: Ranks) -> None:
+    data = ranks.data()
+    rounds = rounds_of([data], 5) + rounds_of([data])
+    assert counted(rounds) == Counter(range(RECORDS))
+    with pytest.raises(UsageError, match="had all rounds of all epochs"):
+        iter(data)
+
+
+def test_only_committed_rounds_count(ranks: Ranks) -> None:
+    data = ranks.data(explicit_commit=True)
+    loop = iter(data)
+    batches = [next(loop) for _ in range(4)]
+    nothing = data.state_dict()
+    data.commit()
+    one = data.state_dict()
+    data.commit(batches[2])
+    three = data.state_dict()
+    with pytest.raises(UsageError, match="not one of the loop's batches"):
+        data.commit(batches[1])
+
+    for state, count in ((nothing, 0), (one, 1), (three, 3)):
+        again = ranks.data()
+        again.load_state_dict(state)
+        left = counted(rounds_of([again]))
+        assert set(left) == set(range(RECORDS)) - {n for batch in batches[:count] for n in batch["id"].to_pylist()}
+
+
+def test_commit_needs_explicit_commit(ranks: Ranks) -> None:
+    with pytest.raises(UsageError, match="declare explicit_commit=True"):
+        ranks.data().commit()
+
+
+def test_a_filtered_batch_has_no_rows_and_still_comes(ranks: Ranks) -> None:
+    rounds = rounds_of(ranks.group(2, filter=(("id", "<", 16),), seed=None))
+    assert counted(rounds) == Counter(range(16))
+    assert len(rounds) == -(-RECORDS // 16)
+
+
+def test_a_rank_without_records_gets_a_batch_without_rows(ranks: Ranks) -> None:
+    pq.write_table(pa.table({"id": range(3)}), ranks.path)
+    assert rounds_of(ranks.group(5)) in (
+        [[[a], [b], [c], [], []]] for a in range(3) for b in range(3) for c in range(3)
+    )
+    assert ranks.made[4].schema.names == ["id"]
+
+
+def test_the_summary_says_what_was_left_out_or_repeated(ranks: Ranks, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    dropping, padding = ranks.group(3, remainder="drop"), ranks.group(3, remainder="pad")
+    rounds_of(dropping)
+    rounds_of(padding)
+    for data, left_out, repeated in ((dropping[1], RECORDS % 24, 0), (padding[1], 0, -RECORDS % 24)):
+        assert data.summary is not None
+        assert (data.summary.left_out, data.summary.repeated) == (left_out, repeated)
+    assert f"left_out={RECORDS % 24}" in caplog.text
+    assert f"repeated={-RECORDS % 24}" in caplog.text
+
+
+def test_epochs_follow_each_other(ranks: Ranks) -> None:
+    data = ranks.data(epochs=2)
+    epochs = Counter(data.epoch for _ in data)
+    assert epochs == {0: RECORDS // 8, 1: RECORDS // 8}
+    assert sum(ranks.done) == 2 * RECORDS
+    with pytest.raises(UsageError, match="no batch is current"):
+        _ = data.epoch
+
+
+def _damaged(state: dict[str, str]) -> dict[str, str]:
+    return {key: text[:-2] for key, text in state.items()}
+
+
+@pytest.mark.parametrize(
+    ("change", "more", "sentence"),
+    [
+        (_damaged, {}, "damaged or incomplete"),
+        (lambda _: {"model": 1}, {}, "load what data.state_dict"),
+        (lambda _: "text", {}, "load what data.state_dict"),
+        (dict, {"digest": "other"}, "belongs to other data"),
+        (dict, {"seed": 6}, "belongs to seed=5, and the data is declared with seed=6"),
+    ],
+)
+def test_a_bad_position_is_refused_and_nothing_is_consumed(
+    ranks: Ranks, change: Callable[[dict[str, str]], Any], more: dict[str, Any], sentence: str
+) -> None:
+    before = ranks.data()
+    rounds_of([before], 2)
+    data = ranks.data(**more)
+    with pytest.raises(UsageError, match=sentence):
+        data.load_state_dict(change(before.state_dict()))
+    assert counted(rounds_of([data])) == Counter(range(RECORDS))
+
+
+def test_a_position_is_loaded_before_the_first_batch(ranks: Ranks) -> None:
+    data = ranks.data()
+    next(iter(data))
+    with pytest.raises(UsageError, match="before the first batch"):
+        data.load_state_dict(data.state_dict())
+
+
+class Followed(Unattended):
+    """One rank has loaded a token, and all go on from it."""
+
+    def __init__(self, token: str) -> None:
+        self.token = token
+        self.declared: list[tuple[str, str]] = []
+        self.taken: list[tuple[int, Round]] = []
+        self.finished = 0
+        self.is_over = False
+
+    def begin(self, token: str, position: str) -> str:
+        self.declared.append((token, position))
+        return self.token
+
+    def take(self, at: int, step: Round) -> None:
+        if self.is_over:
+            raise FencedError("over")
+        self.taken.append((at, step))
+
+    def finish(self) -> None:
+        self.finished += 1
+
+
+def test_the_position_of_another_rank_counts_and_each_round_is_told(ranks: Ranks) -> None:
+    before = ranks.data()
+    rounds_of([before], 3)
+    attendance = Followed(before.state_dict()["flightedl_data"])
+    data = ranks.data(attendance=attendance, explicit_commit=True)
+    rounds = rounds_of([data])
+
+    assert attendance.declared == [("", "")]
+    assert attendance.finished == 1
+    assert [at for at, _ in attendance.taken] == list(range(24, RECORDS, 8))
+    assert sum(counted(rounds).values()) == RECORDS - 24
+
+
+def test_a_start_that_is_over_gets_nothing_more(ranks: Ranks) -> None:
+    attendance = Followed("")
+    loop = iter(ranks.data(attendance=attendance))
+    next(loop)
+    attendance.is_over = True
+    with pytest.raises(FencedError):
+        next(loop)
+
+
+def test_a_file_that_changed_ends_the_loop(ranks: Ranks) -> None:
+    data = ranks.data()
+    pq.write_table(pa.table({"id": range(RECORDS + 1)}), ranks.path, row_group_size=11)
+    with pytest.raises(DataError, match="has changed since it was indexed"):
+        rounds_of([data])
