@@ -7,6 +7,7 @@ judge; of other files a few blocks at a time, each with its own checksum.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -61,9 +62,8 @@ def verify(storage: Storage, manifest: Manifest) -> int:
         for file in shard.chain:
             header, applied, blocks = load_shard(storage, file.name, file.size_bytes, file.hash)
             require_file(manifest, header, shard.index, file)
-            for _ in blocks:
-                pass
-            AppliedBatches.decode(applied)
+            numbers = [block.number for block in blocks if isinstance(block, StoredBlock)]
+            AppliedBatches.decode(applied, chain(numbers, *(span.numbers for span in header.rows)))
             size_bytes += file.size_bytes
     return size_bytes
 
@@ -158,7 +158,7 @@ def _load_part(
             applied = contents.applied
             for block in contents.blocks:
                 take(block)
-    return AppliedBatches.decode(applied)
+    return AppliedBatches.decode(applied, part.of_file)
 
 
 def _load_links(

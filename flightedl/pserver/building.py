@@ -28,7 +28,6 @@ def spans_of(plan: ShardPlan, index: int, optimizer: Optimizer, wire: str, arena
     """
     updates: dict[tuple[Optimizer, str], Update] = {}
     spans: list[ArraySpan] = []
-    local = 0
     for run in runs_of(plan, index):
         for numbers in _of_one_rule(plan, run, optimizer):
             spec = plan.parameters[plan.block(numbers.start).parameter]
@@ -42,7 +41,6 @@ def spans_of(plan: ShardPlan, index: int, optimizer: Optimizer, wire: str, arena
             spans.append(
                 ArraySpan(
                     numbers,
-                    range(local, local + len(numbers)),
                     places,
                     arena.allocate(total, dtype, is_values=True),
                     [arena.allocate(total, dtype, slot.initial) for slot in rule.slots],
@@ -53,7 +51,6 @@ def spans_of(plan: ShardPlan, index: int, optimizer: Optimizer, wire: str, arena
                     spec.short_kind or wire,
                 )
             )
-            local += len(numbers)
     return spans
 
 

@@ -34,21 +34,21 @@ class CopyMemory:
     def __init__(self) -> None:
         self._arrays: dict[tuple[int, int], Array] = {}
 
-    def copy(self, local: int, arrays: Sequence[Array]) -> list[Array]:
+    def copy(self, number: int, arrays: Sequence[Array]) -> list[Array]:
         """Copies of a block's arrays; the lock of its span is held."""
-        return [self._copied(local, place, array) for place, array in enumerate(arrays)]
+        return [self._copied(number, place, array) for place, array in enumerate(arrays)]
 
-    def reserve(self, local: int, place: int, size: int, dtype: np.dtype[np.generic]) -> None:
+    def reserve(self, number: int, place: int, size: int, dtype: np.dtype[np.generic]) -> None:
         """Make and touch what the copy of one array of a block will need, unless it is there."""
-        if (local, place) not in self._arrays:
+        if (number, place) not in self._arrays:
             array = np.empty(size, dtype)
             np.copyto(array, 0)
-            self._arrays.setdefault((local, place), array)
+            self._arrays.setdefault((number, place), array)
 
-    def _copied(self, local: int, place: int, array: Array) -> Array:
-        known = self._arrays.get((local, place))
+    def _copied(self, number: int, place: int, array: Array) -> Array:
+        known = self._arrays.get((number, place))
         if known is None or known.size != array.size or known.dtype != array.dtype:
-            known = self._arrays[local, place] = np.empty_like(array)
+            known = self._arrays[number, place] = np.empty_like(array)
         np.copyto(known, array)
         return known
 
@@ -57,7 +57,7 @@ class SnapshotCopier:
     """One snapshot while its blocks are copied. Thread-safe.
 
     Args:
-        block_count: Of the shard.
+        numbers: Of the shard's blocks and buckets.
         memory: Where the copies lie.
         command: That it is for.
         after: The file that it is an increment on; empty: none.
@@ -66,7 +66,7 @@ class SnapshotCopier:
 
     def __init__(
         self,
-        block_count: int,
+        numbers: Sequence[int],
         memory: CopyMemory,
         command: SnapshotCommand,
         after: str = "",
@@ -79,48 +79,47 @@ class SnapshotCopier:
         self.replaces = replaces
         self._command = command
         self._memory = memory
-        self._blocks: list[StoredBlock | None] = [None] * block_count
+        #: By number.
+        self._blocks: dict[int, StoredBlock] = {}
         self._rows: list[CutRows] = []
         self._are_rows_dropped = False
-        self._left = block_count
+        self._left = len(numbers)
         self._changed = threading.Condition()
-        #: By block, 1: due and not copied.
-        self._due = bytearray(block_count)
+        #: By number, 1: due and not copied.
+        self._due = bytearray(max(numbers, default=-1) + 1)
         #: Where the thread goes on.
         self._next = 0
         #: Why they are not going to be complete.
         self._given_up = ""
         self.is_complete = threading.Event()
-        if not block_count:
+        if not numbers:
             self.is_complete.set()
 
-    def note_due(self, positions: Iterable[int]) -> None:
+    def note_due(self, numbers: Iterable[int]) -> None:
         """These blocks may be copied from now on; the lock of their span is held."""
         with self._changed:
-            for local in positions:
-                self._due[local] = 1
+            for number in numbers:
+                self._due[number] = 1
             self._changed.notify_all()
 
-    def copy(
-        self, place: Block, copy: CopyBlocks, local: int, arrays: Sequence[Array], lead: int | None = None
-    ) -> None:
+    def copy(self, place: Block, copy: CopyBlocks, arrays: Sequence[Array], lead: int | None = None) -> None:
         """Copy a block as the protocol says; the lock of its span is held.
 
         Args:
             place: Of the block in its parameter.
             copy: The decision.
-            local: Position of the block.
             arrays: Values and slots as they are now.
             lead: Blocks behind this one that are left to a push which is coming to them; None: the usual number.
         """
         lead = _LEAD if lead is None else lead
-        values, *slots = self._memory.copy(local, arrays)
-        self._blocks[local] = StoredBlock(
-            place.number, place.parameter, place.start, place.stop, copy.version, copy.updates, values, tuple(slots)
+        number = place.number
+        values, *slots = self._memory.copy(number, arrays)
+        self._blocks[number] = StoredBlock(
+            number, place.parameter, place.start, place.stop, copy.version, copy.updates, values, tuple(slots)
         )
         with self._changed:
-            self._due[local] = 0
-            self._next = local + 1 + lead
+            self._due[number] = 0
+            self._next = number + 1 + lead
             self._left -= 1
             if not self._left:
                 self.is_complete.set()
@@ -135,9 +134,9 @@ class SnapshotCopier:
             self._rows.append(rows)
             if self._are_rows_dropped:
                 rows.cut.drop()
-            for local in span.local:
-                self._due[local] = 0
-            self._left -= len(span.local)
+            for number in span.numbers:
+                self._due[number] = 0
+            self._left -= len(span.numbers)
             if not self._left:
                 self.is_complete.set()
                 self._changed.notify_all()
@@ -182,5 +181,5 @@ class SnapshotCopier:
 
     def take_blocks(self) -> list[StoredBlock]:
         """The copies, once."""
-        blocks, self._blocks = self._blocks, []
-        return [block for block in blocks if block is not None]
+        blocks, self._blocks = self._blocks, {}
+        return [blocks[number] for number in sorted(blocks)]

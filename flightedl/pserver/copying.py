@@ -5,7 +5,7 @@ Several cuts may be under way. Each has a ``SnapshotCopier``, which brings the m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from flightedl.domain.exactly_once.applied import AppliedBatches
@@ -29,7 +29,7 @@ class Copying:
         #: By number of the cut.
         self.under_way: dict[int, SnapshotCopier] = {}
 
-    def begin(self, begin: Callable[[Sequence[int], int], SnapshotCopier | None]) -> None:
+    def begin(self, begin: Callable[[Mapping[int, int], int], SnapshotCopier | None]) -> None:
         """Let ``begin`` decide, under all locks, whether blocks are to be copied from now on."""
         held = self.held
         with held.all_locked():
@@ -50,7 +50,7 @@ class Copying:
         if copies is None:
             return
         if isinstance(effect, BlocksDue):
-            copies.note_due(effect.local)
+            copies.note_due(effect.numbers)
             return
         try:
             span.cut(copies, effect)
@@ -62,15 +62,13 @@ class Copying:
     def copy_due(self, copies: SnapshotCopier) -> None:
         """Copy every block that is due now, unless these copies were dropped."""
         self.held.soundness.require()
-        while (local := copies.next_due()) is not None:
-            if not self.copy_one(copies, local):
+        while (number := copies.next_due()) is not None:
+            if not self.copy_one(copies, number):
                 return
 
-    def copy_one(self, copies: SnapshotCopier, local: int) -> bool:
+    def copy_one(self, copies: SnapshotCopier, number: int) -> bool:
         """Copy a block unless it was copied since; False if these copies were dropped."""
         held = self.held
-        own = held.dense.numbers
-        number = own[local] if local < len(own) else held.rows.numbers[local - len(own)]
         with held.locked(number) as span:
             with held.deciding:
                 copy = held.protocol.copy(copies.cut, number)

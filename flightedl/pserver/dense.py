@@ -61,11 +61,11 @@ class DenseStore:
         return repr(self._plan.parameters[self._plan.block(number).parameter].name)
 
     def copied_arrays(self) -> list[tuple[int, int, int, np.dtype[np.generic]]]:
-        """Return (position, number of the array, elements, dtype) of each array that a copy of all blocks has."""
+        """Return (block, number of the array, elements, dtype) of each array that a copy of all blocks has."""
         return [
-            (span.local.start + at, number, place.size, array.dtype)
+            (place.number, number, place.size, array.dtype)
             for span in distinct(self.spans)
-            for at, place in enumerate(span.places)
+            for place in span.places
             for number, array in enumerate((span.values, *span.slots))
         ]
 

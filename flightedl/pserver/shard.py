@@ -93,7 +93,7 @@ class Shard:
         self.changes = Changes()
         self._index = index
         self.dense = DenseStore(plan, index, optimizer, wire, shares_memory=shares_memory)
-        self.rows = RowStore(plan, index, len(self.dense.numbers), row_bytes)
+        self.rows = RowStore(plan, index, row_bytes)
         self._soundness = Soundness(on_lost)
         #: Of the plan: from this number on there are buckets.
         self.first_bucket = plan.block_count
@@ -102,6 +102,8 @@ class Shard:
         )
         self._protocol, self._deciding = self._held.protocol, self._held.deciding
         self.copying = Copying(self._held, plan.hash)
+        #: The block by which updates are counted.
+        self._lowest = min([*self.dense.numbers[:1], *self.rows.numbers[:1]], default=0)
         #: Held by the one export that reads all rows.
         self._reading = threading.Lock()
 
@@ -296,7 +298,7 @@ class Shard:
                 self._soundness.broke_off(error)
                 raise
             self.changes.has_news |= decided.is_news
-            if decided.effects and not span.local.start:
+            if decided.effects and first == self._lowest:
                 self.meter.updates(decided.effects, base_version, push.member)
             if header.pull and decided.is_ready:
                 is_for_many = protocol.is_synchronous

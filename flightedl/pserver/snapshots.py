@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import TypeVar
 
@@ -97,12 +97,12 @@ class Snapshots:
         """Take an order, unless it is known or old; how far the newest one is."""
         taken: list[SnapshotCopier] = []
 
-        def begin(versions: Sequence[int], highest_open_round: int) -> SnapshotCopier | None:
+        def begin(versions: Mapping[int, int], highest_open_round: int) -> SnapshotCopier | None:
             with self._lock:
-                if not self._state.take(order, versions, highest_open_round):
+                if not self._state.take(order, list(versions.values()), highest_open_round):
                     return None
             after = increment_on(order.after, self._copying.held.rows.knows, is_base=order.is_base)
-            self._newest = SnapshotCopier(len(versions), self._memory, order, after, self._newest)
+            self._newest = SnapshotCopier(list(versions), self._memory, order, after, self._newest)
             taken.append(self._newest)
             return self._newest
 

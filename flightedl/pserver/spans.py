@@ -45,7 +45,6 @@ class BlockArrays:
     """One block with its state: views of the span's arrays."""
 
     place: Block
-    local: int
     rounds: BlockRounds
     updates: int
     values: Array
@@ -57,7 +56,6 @@ class ArraySpan(SpanPlace):
 
     Args:
         numbers: Block numbers, neighbours.
-        local: Their places among the blocks of this pserver, neighbours too.
         places: Of the blocks in their parameters.
         values: (n,) values of all blocks, one after the other.
         slots: The optimizer's arrays, likewise.
@@ -89,7 +87,6 @@ class ArraySpan(SpanPlace):
     def __init__(
         self,
         numbers: range,
-        local: range,
         places: Sequence[Block],
         values: Array,
         slots: Sequence[Array],
@@ -99,7 +96,7 @@ class ArraySpan(SpanPlace):
         lock: threading.Lock,
         wire: str = "",
     ) -> None:
-        super().__init__(numbers, local)
+        super().__init__(numbers)
         self.places = places
         #: Where each block starts, in elements, and the last one ends.
         self.bounds: list[int] = [0, *accumulate(place.size for place in places)]
@@ -127,8 +124,8 @@ class ArraySpan(SpanPlace):
     def blocks(self, rounds: BlockRounds, updates: int) -> list[BlockArrays]:
         """Return the blocks with their arrays and state."""
         return [
-            BlockArrays(place, local, rounds, updates, self.values[at], [slot[at] for slot in self.slots])
-            for place, local in zip(self.places, self.local, strict=True)
+            BlockArrays(place, rounds, updates, self.values[at], [slot[at] for slot in self.slots])
+            for place in self.places
             for at in (self.part(place.number),)
         ]
 
@@ -208,7 +205,6 @@ class ArraySpan(SpanPlace):
             at = slice(bounds[0], bounds[-1])
             part = ArraySpan(
                 numbers,
-                self.local_of(numbers),
                 self.places[first:stop],
                 self.values[at],
                 [slot[at] for slot in self.slots],
@@ -277,10 +273,10 @@ class ArraySpan(SpanPlace):
         return wanted
 
     def cut(self, copies: SnapshotCopier, copy: CopyBlocks, lead: int | None = None) -> None:
-        for local in copy.local:
-            place = self.places[local - self.local.start]
-            at = self.part(place.number)
-            copies.copy(place, copy, local, [self.values[at], *(slot[at] for slot in self.slots)], lead)
+        for number in copy.numbers:
+            at = self.part(number)
+            arrays = [self.values[at], *(slot[at] for slot in self.slots)]
+            copies.copy(self.places[number - self.numbers.start], copy, arrays, lead)
 
 
 def _batch_of(contribution: tuple[Batch, float, Array]) -> Batch:

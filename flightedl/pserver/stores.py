@@ -44,7 +44,6 @@ class Span(Protocol):
     """Values of neighbouring blocks with the same history. The holder of ``lock`` calls its methods."""
 
     numbers: range
-    local: range
     is_split: bool
     lock: threading.Lock
     #: Bytes of the wire where each block starts and the last one ends; empty for buckets.

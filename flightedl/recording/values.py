@@ -112,7 +112,7 @@ def written(value: Any, hide: Hide | None = None) -> Any:
         return value.to_json()
     if kind is AppliedBatches:
         # As a result; a protocol that is restored gets all of it, by the gist.
-        return {"AppliedBatches": {"blocks": value.block_count}}
+        return {"AppliedBatches": {"blocks": len(value.numbers)}}
     if kind is StoredState:
         value = stored_without(value)
     return _written(with_counts(value) if _has_counts(kind) else value, kind, hide)
@@ -240,7 +240,7 @@ def _decoded(kind: Any, value: Any) -> Any:
         number, epoch, position, task, attempt, first, end, count = value
         return AssignedTask(assignment_of(epoch, task, attempt, end, first, count, position), number)
     if kind is AppliedBatches:
-        return AppliedBatches.decode(msgspec.convert(value, bytes))
+        return AppliedBatches.decode(*msgspec.convert(value, tuple[bytes, list[int]]))
     if isinstance(kind, type) and issubclass(kind, BaseException):
         return _error(value)
     return BatchCounts(value)

@@ -228,7 +228,7 @@ class Cluster:
 
 def missing_batches(applied: AppliedBatches, epoch: int, task: int, batch_count: int) -> list[int]:
     """Return the batches of a task that some block lacks."""
-    blocks = range(applied.block_count)
+    blocks = applied.numbers
     return [
         b for b in range(batch_count) if not all(applied.has(block, batches.Batch(epoch, task, b)) for block in blocks)
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -128,7 +128,7 @@ class Pserver:
 
     def has(self, batch: int) -> set[bool]:
         applied = self.shard.applied()
-        return {applied.has(local, Batch(0, 0, batch)) for local in range(applied.block_count)}
+        return {applied.has(number, Batch(0, 0, batch)) for number in applied.numbers}
 
 
 def publish(storage: MemoryStorage, number: int, plan: ShardPlan, *files: ShardFile, cut_for: int = 0) -> None:
@@ -320,20 +320,20 @@ class ByHand:
         self.memory = CopyMemory() if replaces is None else replaces.memory
         self.copies: SnapshotCopier
 
-        def begin(versions: Sequence[int], _: int) -> SnapshotCopier:
+        def begin(versions: Mapping[int, int], _: int) -> SnapshotCopier:
             command = SnapshotCommand(COMMAND.order, at_round, COMMAND.name)
             old = None if replaces is None else replaces.copies
-            self.copies = SnapshotCopier(len(versions), self.memory, command, replaces=old)
+            self.copies = SnapshotCopier(list(versions), self.memory, command, replaces=old)
             return self.copies
 
         pserver.shard.copying.begin(begin)
 
     def copy_one(self) -> int | None:
         """What the thread does next."""
-        local = self.copies.next_due()
-        if local is not None:
-            self.pserver.shard.copying.copy_one(self.copies, local)
-        return local
+        number = self.copies.next_due()
+        if number is not None:
+            self.pserver.shard.copying.copy_one(self.copies, number)
+        return number
 
     def end(self) -> tuple[list[StoredBlock], AppliedBatches]:
         assert self.copies.is_complete.is_set()
@@ -356,7 +356,7 @@ def test_a_round_is_copied_before_the_next_one_changes_it_and_not_before() -> No
     blocks, applied = snapshot.end()
     assert {block.version for block in blocks} == {1}
     assert {block.values[0] for block in blocks} == {-2.0}
-    has = [{applied.has(local, Batch(0, 0, n)) for local in range(applied.block_count)} for n in range(4)]
+    has = [{applied.has(number, Batch(0, 0, n)) for number in applied.numbers} for n in range(4)]
     assert has == [{True}, {True}, {False}, {False}]
 
 
@@ -428,8 +428,8 @@ def test_whenever_blocks_are_copied_they_hold_what_they_say(mode: Mode, seed: in
             pserver.push_some(batch, part, bases[member, part.start], member)
         batch += 1
         for block in pserver.shard.blocks():
-            bases[member, block.local] = block.rounds.version
-            value_at[block.local, block.rounds.version] = float(block.values[0])
+            bases[member, block.place.number] = block.rounds.version
+            value_at[block.place.number, block.rounds.version] = float(block.values[0])
     if snapshot is None:
         return
     blocks, applied = snapshot.end()
@@ -480,7 +480,7 @@ def test_copies_taken_while_others_push_hold_exactly_what_they_say() -> None:
         assert other.restore() == number
         for block in other.shard.blocks():
             applied = other.shard._protocol._applied
-            count = sum(applied.has(block.local, Batch(0, 0, batch)) for batch in range(100))
+            count = sum(applied.has(block.place.number, Batch(0, 0, batch)) for batch in range(100))
             assert set(block.values.tolist()) == {-float(count)}
     thread.join()
 

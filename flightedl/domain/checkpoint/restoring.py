@@ -30,10 +30,13 @@ class FilePart:
     file: ShardFile
     #: Numbers of blocks and buckets, rising.
     blocks: tuple[int, ...]
-    #: Where each of them is among those of the file: its position in the file's applied sets.
-    positions: tuple[int, ...]
-    #: Whether these are all that the file has.
-    is_whole: bool
+    #: All that the file has, likewise.
+    of_file: tuple[int, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        """True if all blocks of the file are needed."""
+        return len(self.blocks) == len(self.of_file)
 
     def split(self, block_count: int) -> tuple[tuple[int, ...], range]:
         """The blocks, and the range of buckets, of a plan with so many blocks."""
@@ -104,10 +107,8 @@ def recut(manifest: Manifest, saved: ShardPlan, plan: ShardPlan, index: int) -> 
     parts = []
     for file in manifest.shards:
         there = saved.positions_of(file.index)
-        found = [(number, position) for position, number in enumerate(there) if number in wanted]
-        if found:
-            numbers, positions = zip(*found, strict=True)
-            parts.append(FilePart(file, numbers, positions, len(found) == len(there)))
+        if found := tuple(number for number in there if number in wanted):
+            parts.append(FilePart(file, found, tuple(there)))
     return tuple(parts)
 
 
@@ -116,15 +117,10 @@ def _shapes(plan: ShardPlan) -> list[tuple[str, int, str]]:
 
 
 def applied_of(parts: Sequence[FilePart], applied: Mapping[str, AppliedBatches]) -> AppliedBatches:
-    """The applied sets of a pserver's blocks, by position among its blocks as rising numbers.
+    """Return the applied sets of a pserver's blocks.
 
     Args:
         parts: What ``recut`` gave.
         applied: File name -> the sets of all blocks of that file.
     """
-    sources = sorted(
-        (number, part.file.name, position)
-        for part in parts
-        for number, position in zip(part.blocks, part.positions, strict=True)
-    )
-    return AppliedBatches.rebuilt([(applied[name], position) for _, name, position in sources])
+    return AppliedBatches.rebuilt({number: applied[part.file.name] for part in parts for number in part.blocks})

@@ -32,17 +32,17 @@ class SnapshotCut:
     """The state of one snapshot while it is taken.
 
     Args:
-        block_count: Blocks of this pserver, by position.
+        numbers: Of the blocks of this pserver.
         at_round: The round to cut at; None: at once.
     """
 
     __slots__ = ("_excluded", "_left", "_versions", "at_round")
 
-    def __init__(self, block_count: int, at_round: int | None) -> None:
+    def __init__(self, numbers: Iterable[int], at_round: int | None) -> None:
         self.at_round = at_round
-        #: Version of each block's copy; None: not cut yet.
-        self._versions: list[int | None] = [None] * block_count
-        self._left = block_count
+        #: Block -> version of its copy; None: not cut yet.
+        self._versions: dict[int, int | None] = dict.fromkeys(numbers)
+        self._left = len(self._versions)
         #: Marks that are in the shared sets and not in the copies: (blocks, batch, batches of its task).
         self._excluded: list[tuple[Sequence[int], Batch, int]] = []
 
@@ -54,7 +54,7 @@ class SnapshotCut:
     @property
     def versions(self) -> Sequence[int]:
         """Of the copies, by block; only when complete."""
-        return [version for version in self._versions if version is not None]
+        return [version for version in self._versions.values() if version is not None]
 
     def is_due(self, block: int, version: int) -> bool:
         """Whether the block is to be cut now; ask when the order came, and after each closed round or update."""
@@ -64,7 +64,7 @@ class SnapshotCut:
         """Blocks of one history are copied now.
 
         Args:
-            blocks: Their positions.
+            blocks: Their numbers.
             version: As it is.
             held: Batches, each with the count of its task, that are marked but wait in the accumulator.
 
@@ -115,7 +115,7 @@ class PserverSnapshots:
 
         Args:
             snapshot: The order.
-            versions: Of all blocks, by position.
+            versions: Of all blocks.
             highest_open_round: To tell the master.
 
         Returns:

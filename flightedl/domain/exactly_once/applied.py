@@ -4,14 +4,15 @@ Rules:
 
 * A batch is known by ``Batch(epoch, task, batch)``; the number of batches of its task travels beside it. It is marked
   on a block in the same critical section that adds its gradient to the block (or to the block's open round).
-* A block's set belongs to the block: it is copied, stored, and moved to another pserver with the block's values.
+* A block's set belongs to the block: it is copied, stored, and moved to another pserver with the block's values
+  (``release``, ``adopt``).
 
 Representation. Almost always all blocks of a pserver have the same batches. So blocks form *cohorts*, whose sets are
 kept together (``cohorts``). Memory is one bit per task of an unfinished epoch, plus the tasks in flight. A
-pserver starts with one cohort; blocks that come from several pservers, or are added later, bring their own, and cohorts
-that have become equal are merged.
+pserver starts with one cohort; blocks that come from other pservers bring their own, and cohorts that have become equal
+are merged.
 
-Blocks are positions 0 to ``block_count`` - 1 here; the caller maps its block numbers.
+Blocks are named by their numbers in the shard plan. Stored sets have them in rising order, without the numbers.
 
 Not guaranteed: an epoch collapses to its number only when its task count was told (``seal``), and never while a task of
 it is incomplete, as one that was given up for failed is.
@@ -19,7 +20,7 @@ it is incomplete, as one that was given up for failed is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from operator import and_, itemgetter
 
@@ -42,23 +43,33 @@ class _Record(msgspec.Struct, array_like=True):
 
 
 class AppliedBatches:
-    """The applied sets of the blocks of one pserver. Not thread-safe."""
+    """The applied sets of the blocks of one pserver. Not thread-safe.
 
-    __slots__ = ("_bits", "_cohorts", "_masks", "_of")
+    Args:
+        numbers: Of the blocks, which have nothing yet.
+    """
 
-    def __init__(self, block_count: int) -> None:
+    __slots__ = ("_cohorts", "_masks", "_places")
+
+    def __init__(self, numbers: Iterable[int]) -> None:
         self._cohorts: list[Cohort] = []
-        #: Cohort of each block.
-        self._of: list[Cohort] = []
-        #: Bit of each block in its cohort's masks.
-        self._bits: list[int] = []
+        #: Block number -> its cohort, and its bit in the cohort's masks.
+        self._places: dict[int, tuple[Cohort, int]] = {}
         #: Stretches of blocks that were asked for -> their masks.
         self._masks: dict[range, list[tuple[Cohort, int]]] = {}
-        self.add_blocks(block_count)
+        if own := list(numbers):
+            self._put(own, Cohort(len(own)))
+
+    def _put(self, numbers: Sequence[int], cohort: Cohort) -> None:
+        """Add all blocks of a cohort, in the order of its bits."""
+        self._cohorts.append(cohort)
+        self._places.update((number, (cohort, 1 << bit)) for bit, number in enumerate(numbers))
+        self._masks.clear()
 
     @property
-    def block_count(self) -> int:
-        return len(self._of)
+    def numbers(self) -> list[int]:
+        """Numbers of the blocks, rising."""
+        return sorted(self._places)
 
     def mark(self, blocks: Iterable[int], batch: Batch, batch_count: int) -> int:
         """Note that the blocks have taken in the batch; return how many did not have it.
@@ -126,8 +137,8 @@ class AppliedBatches:
         masks = {id(cohort): cohort.partial_masks() for cohort in self._cohorts}
         last: tuple[int, tuple[bool, ...]] | None = None
         for block in blocks:
-            cohort, bit = id(self._of[block]), self._bits[block]
-            present = (cohort, tuple(bool(mask & bit) for mask in masks[cohort]))
+            cohort, bit = self._places[block]
+            present = (id(cohort), tuple(bool(mask & bit) for mask in masks[id(cohort)]))
             if present == last:
                 found[-1] = range(found[-1].start, block + 1)
             else:
@@ -142,8 +153,8 @@ class AppliedBatches:
             return known
         masks: dict[int, tuple[Cohort, int]] = {}
         for block in blocks:
-            cohort = self._of[block]
-            masks[id(cohort)] = (cohort, masks.get(id(cohort), (cohort, 0))[1] | self._bits[block])
+            cohort, bit = self._places[block]
+            masks[id(cohort)] = (cohort, masks.get(id(cohort), (cohort, 0))[1] | bit)
         found = list(masks.values())
         if isinstance(blocks, range):
             self._masks[blocks] = found
@@ -156,7 +167,8 @@ class AppliedBatches:
                 cohort.remove(batch, batch_count, having)
 
     def has(self, block: int, batch: Batch) -> bool:
-        return self._of[block].mask(batch) & self._bits[block] != 0
+        cohort, bit = self._places[block]
+        return cohort.mask(batch) & bit != 0
 
     def seal(self, epoch: int, task_count: int) -> None:
         """Tell how many tasks the epoch has; lets it collapse once all blocks have all of them.
@@ -166,8 +178,7 @@ class AppliedBatches:
         """
         if not 0 < task_count <= MAX_TASKS:
             raise MessageError(f"an epoch cannot have {task_count} tasks; the limit is {MAX_TASKS}")
-        if any(cohort.known_task_count(epoch) > task_count for cohort in self._cohorts):
-            raise MessageError(f"epoch {epoch} cannot have {task_count} tasks: a later one has arrived")
+        _require_counts(self._cohorts, {epoch: task_count})
         for cohort in self._cohorts:
             cohort.tell_task_count(epoch, task_count)
 
@@ -204,19 +215,43 @@ class AppliedBatches:
         counts = {cohort.finished.get(epoch) for cohort in self._cohorts}
         return counts.pop() if len(counts) == 1 else None
 
-    def add_blocks(self, count: int) -> None:
-        if count:
-            cohort = Cohort(count)
-            self._append([cohort] * count, [1 << i for i in range(count)])
-            self.merge()
-
-    def _append(self, cohorts: Sequence[Cohort], bits: Sequence[int]) -> None:
+    def release(self, block: int) -> bytes:
+        """Take a block out; return its set, for ``adopt``."""
+        cohort, bit = self._places.pop(block)
+        place, last = bit.bit_length() - 1, cohort.block_count - 1
+        released = AppliedBatches(())
+        released._put([block], cohort.restricted([place]))
+        if last:
+            cohort.drop(place)
+            if place != last:
+                (moved,) = (number for number, known in self._places.items() if known == (cohort, 1 << last))
+                self._places[moved] = (cohort, bit)
+        else:
+            self._cohorts = [known for known in self._cohorts if known is not cohort]
         self._masks.clear()
-        for cohort, bit in zip(cohorts, bits, strict=True):
-            if not any(known is cohort for known in self._cohorts):
-                self._cohorts.append(cohort)
-            self._of.append(cohort)
-            self._bits.append(bit)
+        self.merge()
+        return released.encode()
+
+    def adopt(self, block: int, released: bytes) -> None:
+        """Put in a block that was released elsewhere. Each side gets the other's task counts of epochs.
+
+        Raises:
+            CorruptError: damaged.
+            MessageError: the block is here, or an epoch here has another number of tasks; nothing was done.
+        """
+        if block in self._places:
+            raise MessageError(f"block {block} is here already")
+        (cohort,) = AppliedBatches.decode(released, (block,))._cohorts  # noqa: SLF001
+        here, there = _told_counts(self._cohorts), _told_counts([cohort])
+        _require_counts(self._cohorts, there)
+        _require_counts([cohort], here)
+        if any(here.get(epoch, task_count) != task_count for epoch, task_count in there.items()):
+            raise MessageError(f"block {block} comes with other numbers of tasks than the epochs have here")
+        for each in (*self._cohorts, cohort):
+            for epoch, task_count in (here | there).items():
+                each.tell_task_count(epoch, task_count)
+        self._put([block], cohort)
+        self.merge()
 
     def merge(self) -> None:
         """Join cohorts whose blocks all have the same batches."""
@@ -234,70 +269,69 @@ class AppliedBatches:
                 shifts[id(cohort)] = (same, same.block_count)
                 same.block_count += cohort.block_count
                 same.full = (1 << same.block_count) - 1
-        for block, cohort in enumerate(self._of):
+        if not shifts:
+            return
+        for block, (cohort, bit) in self._places.items():
             if id(cohort) in shifts:
-                self._of[block], shift = shifts[id(cohort)]
-                self._bits[block] <<= shift
+                same, shift = shifts[id(cohort)]
+                self._places[block] = (same, bit << shift)
         self._cohorts = [cohort for _, cohort in kept]
-        if shifts:
-            self._masks.clear()
+        self._masks.clear()
 
     @classmethod
-    def rebuilt(cls, blocks: Sequence[tuple[AppliedBatches, int]]) -> AppliedBatches:
-        """The sets of blocks that come from elsewhere: block i is block ``blocks[i][1]`` of ``blocks[i][0]``.
-
-        A block that is cut anew brings the set of the block it is cut from. Sources are not changed.
-        """
-        chosen: dict[int, tuple[Cohort, list[int]]] = {}
-        for source, block in blocks:
-            cohort = source._of[block]  # noqa: SLF001 - of the same class
-            chosen.setdefault(id(cohort), (cohort, []))[1].append(source._bits[block].bit_length() - 1)  # noqa: SLF001
-        new = {key: cohort.restricted(positions) for key, (cohort, positions) in chosen.items()}
-        counts = dict.fromkeys(new, 0)
-        result = cls(0)
-        for source, block in blocks:
-            key = id(source._of[block])  # noqa: SLF001
-            result._append([new[key]], [1 << counts[key]])
-            counts[key] += 1
+    def rebuilt(cls, sources: Mapping[int, AppliedBatches]) -> AppliedBatches:
+        """Return the sets of blocks that come from elsewhere: each block's from its source, which is not changed."""
+        chosen: dict[int, tuple[Cohort, list[int], list[int]]] = {}
+        for number, source in sources.items():
+            cohort, bit = source._places[number]  # noqa: SLF001 - of the same class
+            _, numbers, bits = chosen.setdefault(id(cohort), (cohort, [], []))
+            numbers.append(number)
+            bits.append(bit.bit_length() - 1)
+        result = cls(())
+        for cohort, numbers, bits in chosen.values():
+            result._put(numbers, cohort.restricted(bits))
         result.merge()
         return result
 
     def copy(self) -> AppliedBatches:
         """An independent copy: what a snapshot takes under the lock."""
-        other = AppliedBatches(0)
+        other = AppliedBatches(())
         new = {id(cohort): cohort.copy() for cohort in self._cohorts}
-        other._append([new[id(cohort)] for cohort in self._of], self._bits)
+        other._cohorts = list(new.values())
+        other._places = {number: (new[id(cohort)], bit) for number, (cohort, bit) in self._places.items()}
         return other
 
     def encode(self) -> bytes:
         """Compact bytes; equal sets with equal histories give equal bytes."""
         self.merge()
         numbers = {id(cohort): i for i, cohort in enumerate(self._cohorts)}
+        places = [self._places[number] for number in self.numbers]
         # The bits are stored as ranks: a cohort's blocks are renumbered in the order of the blocks.
         cohorts = []
         for cohort in self._cohorts:
-            positions = [bit.bit_length() - 1 for of, bit in zip(self._of, self._bits, strict=True) if of is cohort]
-            in_order = positions == list(range(cohort.block_count))
-            cohorts.append((cohort if in_order else cohort.restricted(positions)).content())
-        return msgspec.msgpack.encode(_Record(_FORMAT, [numbers[id(cohort)] for cohort in self._of], cohorts))
+            bits = [bit.bit_length() - 1 for of, bit in places if of is cohort]
+            in_order = bits == list(range(cohort.block_count))
+            cohorts.append((cohort if in_order else cohort.restricted(bits)).content())
+        return msgspec.msgpack.encode(_Record(_FORMAT, [numbers[id(cohort)] for cohort, _ in places], cohorts))
 
     @classmethod
-    def decode(cls, data: bytes) -> AppliedBatches:
-        """What ``encode`` wrote.
+    def decode(cls, data: bytes, numbers: Iterable[int]) -> AppliedBatches:
+        """Decode the output of ``encode``; ``numbers`` are the blocks' numbers, rising.
 
         Raises:
-            CorruptError: anything else.
+            CorruptError: anything else, or sets of another number of blocks.
         """
         try:
             record = from_msgpack(data, _Record)
             if record.format != _FORMAT:
                 raise CorruptError(f"applied sets of format {record.format}; this version reads format {_FORMAT}")
             cohorts = [Cohort.of(stored) for stored in record.cohorts]
-            result = cls(0)
-            counts = [0] * len(cohorts)
-            for number in record.cohort_of:
-                result._append([cohorts[number]], [1 << counts[number]])
-                counts[number] += 1
+            members: list[list[int]] = [[] for _ in cohorts]
+            for number, place in zip(numbers, record.cohort_of, strict=True):
+                members[place].append(number)
+            result = cls(())
+            for cohort, own in zip(cohorts, members, strict=True):
+                result._put(own, cohort)
             result.check()
         except (msgspec.DecodeError, AssertionError, IndexError, OverflowError, ValueError) as error:
             raise CorruptError(f"not the applied sets of a pserver: {str(error)[:200]}") from None
@@ -306,5 +340,17 @@ class AppliedBatches:
     def check(self) -> None:
         for cohort in self._cohorts:
             cohort.check()
-            bits = [bit for of, bit in zip(self._of, self._bits, strict=True) if of is cohort]
+            bits = [bit for of, bit in self._places.values() if of is cohort]
             assert sorted(bits) == [1 << i for i in range(cohort.block_count)], "blocks and bits of a cohort differ"
+        assert len({id(cohort) for cohort, _ in self._places.values()}) == len(self._cohorts), "a cohort has no blocks"
+
+
+def _told_counts(cohorts: Iterable[Cohort]) -> dict[int, int]:
+    """Return the task counts of the epochs of which any cohort was told."""
+    return {epoch: count for cohort in cohorts for epoch, count in cohort.told_counts()}
+
+
+def _require_counts(cohorts: Sequence[Cohort], told: Mapping[int, int]) -> None:
+    for epoch, task_count in told.items():
+        if any(cohort.known_task_count(epoch) > task_count for cohort in cohorts):
+            raise MessageError(f"epoch {epoch} cannot have {task_count} tasks: a later one has arrived")

@@ -7,7 +7,7 @@ cohort is ``applied``'s.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import and_, or_
 
@@ -213,19 +213,31 @@ class Cohort:
 
     def restricted(self, positions: Sequence[int]) -> Cohort:
         """The sets of some blocks; block ``positions[i]`` here is block i there."""
-        other = Cohort(len(positions))
-        other.finished = self.finished.copy()
-        for number, epoch in self.epochs.items():
-            new = other.epochs[number] = epoch.copy()
-            for task, flight in epoch.tasks.items():
-                new.tasks[task].partial.clear()
-                for batch, mask in flight.partial.items():
-                    blocks = sum(1 << i for i, position in enumerate(positions) if mask >> position & 1)
-                    if blocks:
-                        other.add(Batch(number, task, batch), flight.batch_count, blocks)
-                if (left := new.tasks.get(task)) is not None and not left.complete.count and not left.partial:
-                    del new.tasks[task]
+        other = self.copy()
+        other.renumber(len(positions), lambda mask: sum(1 << i for i, at in enumerate(positions) if mask >> at & 1))
         return other
+
+    def drop(self, block: int) -> None:
+        """Take a block out, which is not the only one; the last block takes its place."""
+        last = self.block_count - 1
+        self.renumber(last, lambda mask: (mask & ~(1 << block) | (mask >> last & 1) << block) & ((1 << last) - 1))
+
+    def renumber(self, block_count: int, renumbered: Callable[[int], int]) -> None:
+        """Have other blocks, of which each mask is ``renumbered``."""
+        self.block_count, self.full = block_count, (1 << block_count) - 1
+        for number, epoch in list(self.epochs.items()):
+            for task, flight in list(epoch.tasks.items()):
+                partial, flight.partial = flight.partial, {}
+                for batch, mask in partial.items():
+                    if blocks := renumbered(mask):
+                        self.add(Batch(number, task, batch), flight.batch_count, blocks)
+                if not flight.complete.count and not flight.partial:
+                    del epoch.tasks[task]
+
+    def told_counts(self) -> list[tuple[int, int]]:
+        """Return (epoch, tasks) of the epochs whose number of tasks was told."""
+        told = [(number, epoch.task_count) for number, epoch in self.epochs.items() if epoch.task_count]
+        return [*self.finished.items(), *told]
 
     def is_uniform(self) -> bool:
         return not any(task.partial for epoch in self.epochs.values() for task in epoch.tasks.values())

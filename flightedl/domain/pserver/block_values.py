@@ -30,25 +30,18 @@ class Extent(NamedTuple):
 
 
 class SpanPlace:
-    """Where a span lies: a store derives its arrays from it, the protocol its state.
+    """The place of a span in the plan: a store derives its arrays from it, the protocol its state.
 
     Args:
         numbers: Block numbers of the plan.
-        local: Their positions among the blocks of this pserver.
     """
 
-    __slots__ = ("is_split", "local", "numbers")
+    __slots__ = ("is_split", "numbers")
 
-    def __init__(self, numbers: range, local: range) -> None:
+    def __init__(self, numbers: range) -> None:
         self.numbers = numbers
-        self.local = local
         #: Other spans have taken its blocks over.
         self.is_split = False
-
-    def local_of(self, numbers: range) -> range:
-        """Positions of some of its blocks."""
-        shift = self.local.start - self.numbers.start
-        return range(numbers.start + shift, numbers.stop + shift)
 
 
 @dataclass(slots=True)
@@ -79,7 +72,7 @@ class CopyBlocks(NamedTuple):
     """Copy these blocks for a cut, as they are now."""
 
     cut: int
-    local: Sequence[int]
+    numbers: Sequence[int]
     #: That the copies have in the file.
     version: int
     updates: int
@@ -89,7 +82,7 @@ class BlocksDue(NamedTuple):
     """A cut may copy these blocks from now on, and has to before they change."""
 
     cut: int
-    local: Sequence[int]
+    numbers: Sequence[int]
 
 
 class AddGradient(NamedTuple):
@@ -170,7 +163,7 @@ class Split(NamedTuple):
 
 
 class CutBegun(NamedTuple):
-    """A new cut: its number, and the positions of the blocks that are due at once."""
+    """A new cut: its number, and the numbers of the blocks that are due at once."""
 
     cut: int
     due: Sequence[int]

@@ -90,8 +90,8 @@ class BlockSpan(SpanPlace):
 
     __slots__ = ("is_copied_whole", "rounds", "updates")
 
-    def __init__(self, numbers: range, local: range, rounds: BlockRounds, *, is_copied_whole: bool) -> None:
-        super().__init__(numbers, local)
+    def __init__(self, numbers: range, rounds: BlockRounds, *, is_copied_whole: bool) -> None:
+        super().__init__(numbers)
         self.rounds = rounds
         self.is_copied_whole = is_copied_whole
         #: How often their values were updated.
@@ -102,15 +102,18 @@ class BlockProtocol:
     """The blocks of one pserver.
 
     Args:
-        extents: Of all spans, by position.
+        extents: Of all spans, by rising number.
         mode: That they begin in.
     """
 
     def __init__(self, extents: Sequence[Extent], mode: Mode) -> None:
-        #: By rising position; replaced, never changed, when one is split.
-        self.spans: Sequence[BlockSpan] = _spans_of(extents, mode)
+        #: By rising number; replaced, never changed, when one is split.
+        self.spans: Sequence[BlockSpan] = [
+            BlockSpan(numbers, BlockRounds(mode), is_copied_whole=is_copied_whole)
+            for numbers, is_copied_whole in extents
+        ]
         self._span_of = {number: span for span in self.spans for number in span.numbers}
-        self._applied = AppliedBatches(len(self._span_of))
+        self._applied = AppliedBatches(self._span_of)
         self._view = PserverView(mode)
         #: (member, trainer, generation) of everybody in the view.
         self._senders: frozenset[tuple[int, str, int]] = frozenset()
@@ -157,9 +160,9 @@ class BlockProtocol:
         """Of the span that has a block."""
         return self._span_of[number].rounds.version
 
-    def versions(self) -> list[int]:
-        """Of all blocks, by position."""
-        return [span.rounds.version for span in self.spans for _ in span.numbers]
+    def versions(self) -> dict[int, int]:
+        """Return the version of each block, by rising number."""
+        return {number: span.rounds.version for span in self.spans for number in span.numbers}
 
     def version_range(self) -> tuple[int, int]:
         """Lowest and highest version."""
@@ -182,8 +185,7 @@ class BlockProtocol:
         if len(into) > 1:
             parts = []
             for numbers in into:
-                local = span.local_of(numbers)
-                part = BlockSpan(numbers, local, span.rounds.copy(), is_copied_whole=span.is_copied_whole)
+                part = BlockSpan(numbers, span.rounds.copy(), is_copied_whole=span.is_copied_whole)
                 part.updates = span.updates
                 parts.append(part)
             at = self.spans.index(span)
@@ -238,15 +240,15 @@ class BlockProtocol:
             return Pushed(Outcome.NOT_MEMBER, rounds.version)
         if len(batches) > 1 and not self._takes_sums:
             raise MessageError("the mode takes no sums of several batches: push each batch for itself")
-        having = self._applied.mark_together(span.local, batches)
+        having = self._applied.mark_together(span.numbers, batches)
         is_new = not any(having)
         if not is_new:
-            if any(0 < count < len(span.local) for count in having):
+            if any(0 < count < len(span.numbers) for count in having):
                 return self.split(first, self._alike(span))
             if not all(having):
                 return self._refuse_sum(span, push, base_version, having_bits(map(bool, having)))
         for cut in self._cuts.values() if is_new else ():
-            cut.marked(span.local, batches)
+            cut.marked(span.numbers, batches)
         weight = (push.weight if self._is_mean else 1.0) if has_gradient else 0.0
         arrival = self._arrive(span, push, base_version, weight, is_new=is_new)
         effects: list[Effect] = []
@@ -279,13 +281,12 @@ class BlockProtocol:
 
     def _alike(self, span: BlockSpan) -> list[range]:
         """The blocks of a span in neighbours that have the same batches."""
-        shift = span.numbers.start - span.local.start
-        return [range(same.start + shift, same.stop + shift) for same in self._applied.alike(span.local)]
+        return self._applied.alike(span.numbers)
 
     def _unmark(self, span: BlockSpan, batches: Batches) -> None:
         """Take marks back that were made just now."""
         for batch, batch_count in batches:
-            self._applied.unmark(span.local, batch, batch_count)
+            self._applied.unmark(span.numbers, batch, batch_count)
 
     def _arrive(self, span: BlockSpan, push: Push, base_version: int, weight: float, *, is_new: bool) -> Arrival:
         """Let the marked batches arrive, or take their marks back."""
@@ -408,19 +409,18 @@ class BlockProtocol:
 
     def begin_cut(self, at_round: int | None) -> CutBegun:
         """Copy each block once from now on: at once, or when this round of it opens."""
-        cut = SnapshotCut(self.block_count, at_round)
+        versions = self.versions()
+        cut = SnapshotCut(versions, at_round)
         self._next_cut += 1
         self._cuts[self._next_cut] = cut
-        due = [position for position, version in enumerate(self.versions()) if cut.is_due(position, version)]
-        return CutBegun(self._next_cut, due)
+        return CutBegun(self._next_cut, [number for number, version in versions.items() if cut.is_due(number, version)])
 
     def copy(self, cut: int, number: int) -> CopyBlocks | None:
         """Copy a block now, if it is due, with its span where that is copied whole; None: not due, or copied before."""
         known, span = self._cuts.get(cut), self._span_of[number]
-        (position,) = span.local_of(range(number, number + 1))
-        if known is None or not known.is_due(position, span.rounds.version):
+        if known is None or not known.is_due(number, span.rounds.version):
             return None
-        return self._copied(span, cut, span.local if span.is_copied_whole else (position,))
+        return self._copied(span, cut, span.numbers if span.is_copied_whole else (number,))
 
     def end_cut(self, cut: int) -> AppliedBatches | None:
         """What is applied to complete copies; None: the cut was dropped."""
@@ -437,15 +437,15 @@ class BlockProtocol:
 
     @staticmethod
     def _due(span: BlockSpan, cut: SnapshotCut) -> Sequence[int]:
-        """Positions of the blocks that are due."""
+        """Return the numbers of the blocks that are due."""
         version = span.rounds.version
         if span.is_copied_whole:
-            return span.local if cut.is_due(span.local.start, version) else ()
-        return [position for position in span.local if cut.is_due(position, version)]
+            return span.numbers if cut.is_due(span.numbers.start, version) else ()
+        return [number for number in span.numbers if cut.is_due(number, version)]
 
-    def _copied(self, span: BlockSpan, cut: int, positions: Sequence[int]) -> CopyBlocks:
-        kept = self._cuts[cut].cut(positions, span.rounds.version, span.rounds.held)
-        return CopyBlocks(cut, positions, kept, span.updates)
+    def _copied(self, span: BlockSpan, cut: int, numbers: Sequence[int]) -> CopyBlocks:
+        kept = self._cuts[cut].cut(numbers, span.rounds.version, span.rounds.held)
+        return CopyBlocks(cut, numbers, kept, span.updates)
 
     def _note_due(self, span: BlockSpan, effects: list[Effect]) -> None:
         """The version has changed: blocks may be due from now on."""
@@ -479,8 +479,8 @@ class BlockProtocol:
         Raises:
             CorruptError: they are not all blocks.
         """
-        if applied.block_count != self.block_count or blocks.keys() != self._span_of.keys():
-            raise CorruptError(f"{applied.block_count} blocks were restored, not {self.block_count}")
+        if not applied.numbers == sorted(blocks) == sorted(self._span_of):
+            raise CorruptError(f"{len(blocks)} blocks were restored, and not the {self.block_count} of this pserver")
         splits = [self.split(span.numbers.start, _neighbours_with_same(blocks, span.numbers)) for span in self.spans]
         self._applied = applied
         splits += [self.split(span.numbers.start, self._alike(span)) for span in self.spans if span.is_copied_whole]
@@ -493,25 +493,15 @@ class BlockProtocol:
     def check(self) -> None:
         """Assert every invariant."""
         self._applied.check()
-        positions = [position for span in self.spans for position in span.local]
-        assert positions == list(range(self.block_count)), "a block lies in no span, or in several"
+        numbers = [number for span in self.spans for number in span.numbers]
+        assert numbers == self._applied.numbers == sorted(self._span_of), "a block lies in no span, or in several"
         for span in self.spans:
             span.rounds.check()
             assert all(self._span_of[number] is span for number in span.numbers), "a block is looked for elsewhere"
             assert span.rounds.mode == self.mode, "a block has another mode than the others"
             for batch, _ in span.rounds.held:
-                having = self._applied.count_having(span.local, batch)
-                assert having == len(span.local), "a gradient waits in a round, and its batch is not marked"
-
-
-def _spans_of(extents: Sequence[Extent], mode: Mode) -> list[BlockSpan]:
-    spans: list[BlockSpan] = []
-    at = 0
-    for numbers, is_copied_whole in extents:
-        local = range(at, at + len(numbers))
-        spans.append(BlockSpan(numbers, local, BlockRounds(mode), is_copied_whole=is_copied_whole))
-        at = local.stop
-    return spans
+                having = self._applied.count_having(span.numbers, batch)
+                assert having == len(span.numbers), "a gradient waits in a round, and its batch is not marked"
 
 
 def around(whole: range, part: range) -> list[range]:

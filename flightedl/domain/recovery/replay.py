@@ -70,7 +70,7 @@ class AppliedSummary(msgspec.Struct, frozen=True, array_like=True):
                 through[-1] = (through[-1][0], epoch + 1, task_count)
             else:
                 through.append((epoch, epoch + 1, task_count))
-        return cls(through, done, applied.block_count > 0, parts)
+        return cls(through, done, bool(applied.numbers), parts)
 
     def is_through(self, epoch: int) -> bool:
         return any(first <= epoch < end for first, end, _ in self.through)

@@ -51,7 +51,6 @@ class RowSpan(SpanPlace):
 
     Args:
         numbers: Of the buckets, as positions of the plan.
-        local: Their positions on this pserver.
         first_bucket: Number of the plan's first bucket.
         rows: Of the tables.
         lock: Held around everything.
@@ -65,12 +64,11 @@ class RowSpan(SpanPlace):
     def __init__(
         self,
         numbers: range,
-        local: range,
         first_bucket: int,
         rows: RowTables,
         lock: threading.Lock,
     ) -> None:
-        super().__init__(numbers, local)
+        super().__init__(numbers)
         self.rows = rows
         self.lock = lock
         #: The highest of the batches in the rows.
@@ -95,7 +93,7 @@ class RowSpan(SpanPlace):
         parts = []
         for numbers in into:
             rows = RowTables(specs, self.buckets_of(numbers), self.rows.memory)
-            part = RowSpan(numbers, self.local_of(numbers), self._first, rows, self.lock)
+            part = RowSpan(numbers, self._first, rows, self.lock)
             part.epoch = self.epoch
             parts.append(part)
         cut = self.begin_cut(version)

@@ -31,11 +31,10 @@ class RowStore:
     Args:
         plan: Places of all buckets.
         index: Of the pserver.
-        local_start: Position of the first bucket on this pserver.
         row_bytes: Memory that rows may have; 0: what is there.
     """
 
-    def __init__(self, plan: ShardPlan, index: int, local_start: int, row_bytes: int = 0) -> None:
+    def __init__(self, plan: ShardPlan, index: int, row_bytes: int = 0) -> None:
         #: By number.
         self.tables: Sequence[TableSpec] = plan.tables
         #: Numbers of the buckets, behind those of all blocks.
@@ -46,8 +45,7 @@ class RowStore:
             first = plan.block_count
             buckets = range(self.numbers.start - first, self.numbers.stop - first)
             rows = RowTables(plan.tables, buckets, RowMemory(row_bytes))
-            local = range(local_start, local_start + len(self.numbers))
-            self.spans = dict.fromkeys(self.numbers, RowSpan(self.numbers, local, first, rows, threading.Lock()))
+            self.spans = dict.fromkeys(self.numbers, RowSpan(self.numbers, first, rows, threading.Lock()))
         self._taken: TakenSpans[CutTable] = TakenSpans()
 
     @property

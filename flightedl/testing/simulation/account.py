@@ -211,7 +211,7 @@ class Account:
             shard = whole(store.files, name)
             if shard is not None and not self._has_rot(name):
                 blocks = list(zip(shard.blocks, shard.values, shard.slots, shard.updates, strict=True))
-                self._require_exact(name, blocks, AppliedBatches.decode(shard.applied))
+                self._require_exact(name, blocks, AppliedBatches.decode(shard.applied, shard.blocks))
                 require_stored_rows(name, self._cluster.shape.table, shard)
             return
         self.checkpoints += 1
@@ -252,15 +252,15 @@ class Account:
     ) -> None:
         """Applied sets have the batches that are in the values of the blocks (number, values, slot, updates)."""
         shape = self._cluster.shape
-        for place, (number, values, slot, updates) in enumerate(blocks):
+        for number, values, slot, updates in blocks:
             require_sound(name, number, values, slot, updates)
             for batch in shape.batches():
                 if not shape.has_gradient(batch, number) or not shape.records_of(batch):
                     continue
-                is_marked = applied.has(place, batch)
+                is_marked = applied.has(number, batch)
                 if is_marked == bool(values[shape.element_of(batch)]):
                     continue
-                task_count = AppliedBatches.rebuilt([(applied, place)]).through_task_count(batch.epoch)
+                task_count = AppliedBatches.rebuilt({number: applied}).through_task_count(batch.epoch)
                 if task_count is None or batch.task < task_count:  # Else its file joined when this epoch was over.
                     word = "has, and it lacks" if is_marked else "lacks, and it has"
                     raise Violation(f"{name} says that block {number} {word} {batch}")

@@ -60,10 +60,8 @@ class LedgerSpan(SpanPlace):
 
     __slots__ = ("accumulator", "arrived", "blocks", "protocol", "shape")
 
-    def __init__(
-        self, numbers: range, local: range, protocol: BlockProtocol, blocks: Sequence[Block], shape: JobShape
-    ) -> None:
-        super().__init__(numbers, local)
+    def __init__(self, numbers: range, protocol: BlockProtocol, blocks: Sequence[Block], shape: JobShape) -> None:
+        super().__init__(numbers)
         self.protocol = protocol
         self.blocks = blocks
         self.shape = shape
@@ -80,7 +78,7 @@ class LedgerSpan(SpanPlace):
         for numbers in into:
             first = numbers.start - self.numbers.start
             at = slice(first, first + len(numbers))
-            part = type(self)(numbers, self.local_of(numbers), self.protocol, self.blocks[at], self.shape)
+            part = type(self)(numbers, self.protocol, self.blocks[at], self.shape)
             part.accumulator, part.arrived = [dict(total) for total in self.accumulator[at]], self.arrived.copy()
             parts.append(part)
         return parts
@@ -152,10 +150,8 @@ class BucketSpan(LedgerSpan):
 
     __slots__ = ("rows",)
 
-    def __init__(
-        self, numbers: range, local: range, protocol: BlockProtocol, blocks: Sequence[Block], shape: JobShape
-    ) -> None:
-        super().__init__(numbers, local, protocol, blocks, shape)
+    def __init__(self, numbers: range, protocol: BlockProtocol, blocks: Sequence[Block], shape: JobShape) -> None:
+        super().__init__(numbers, protocol, blocks, shape)
         assert shape.table is not None, "buckets have rows of a table"
         self.rows = SpanRows(shape.table, numbers)
 

@@ -66,7 +66,7 @@ PSERVER_BUGS: dict[str, Planted] = {
     ),
     "snapshot without applied": bug(
         "a checkpoint has values without the batches that are in them",
-        swaps(f"{_BLOCKS}restore", "self._applied = applied", "self._applied = AppliedBatches(applied.block_count)"),
+        swaps(f"{_BLOCKS}restore", "self._applied = applied", "self._applied = AppliedBatches(applied.numbers)"),
     ),
     "marks of the open round are saved": bug(
         "a checkpoint says that it has batches which wait in an accumulator",
@@ -88,14 +88,14 @@ PSERVER_BUGS: dict[str, Planted] = {
             "return self._refuse_sum(span, push, base_version, having_bits(map(bool, having)))",
             """
             for batch, batch_count in batches:
-                self._applied.mark(span.local, batch, batch_count)
+                self._applied.mark(span.numbers, batch, batch_count)
             is_new = True
             """,
         ),
     ),
     "only the first of a sum is marked": bug(
         "a block takes a sum and does not note all of its batches",
-        swaps(f"{_BLOCKS}push", "mark_together(span.local, batches)", "mark_together(span.local, batches[:1])"),
+        swaps(f"{_BLOCKS}push", "mark_together(span.numbers, batches)", "mark_together(span.numbers, batches[:1])"),
     ),
     "a refusal names no batch": bug(
         "a block that refuses a sum says that it has all of its batches",

@@ -71,7 +71,7 @@ class Shard:
         self._publish = publish
         #: Told of the member, and of the round, of each gradient that is added to a sum.
         self.contributed: Callable[[int, int], None] = lambda _member, _round: None
-        #: By position.
+        #: By rising number.
         self.blocks: list[Block] = []
         buckets = shape.buckets(plan.pserver_count, index)
         about = {"pserver": pserver[0], "generation": pserver[1]}
@@ -79,9 +79,8 @@ class Shard:
         self.protocol = recorded(recorder, about, BlockProtocol, extents, mode)
         for numbers, is_of_buckets in extents:
             blocks = [Block(number, [0] * shape.element_count) for number in numbers]
-            local = range(len(self.blocks), len(self.blocks) + len(blocks))
             kind = BucketSpan if is_of_buckets else LedgerSpan
-            kind(numbers, local, self.protocol, blocks, shape)
+            kind(numbers, self.protocol, blocks, shape)
             self.blocks += blocks
         self._block_of = {block.number: block for block in self.blocks}
         #: Whom the blocks wait for: member -> first round.
@@ -91,9 +90,9 @@ class Shard:
         #: Of its own, so that what is drawn from it changes nothing else: when blocks are copied.
         self._copying = Random(f"{process.world.seed} {process.name}")  # noqa: S311 - repeatable on purpose
         self._is_copying = False
-        #: Positions of blocks to be copied.
+        #: Numbers of blocks to be copied.
         self._due: set[int] = set()
-        #: Position -> (version, updates, values, slot, history of rows).
+        #: Block -> (version, updates, values, slot, history of rows).
         self._copies: dict[int, tuple[int, int, tuple[int, ...], int, tuple[Moment, ...]]] = {}
         #: First block of a span -> what the file gets of its rows.
         self._tables: dict[int, StoredTable] = {}
@@ -134,7 +133,7 @@ class Shard:
 
     def restore(self, found: list[tuple[FilePart, StoredShard]]) -> None:
         """Take blocks over from files."""
-        sets = {part.file.name: AppliedBatches.decode(shard.applied) for part, shard in found}
+        sets = {part.file.name: AppliedBatches.decode(shard.applied, shard.blocks) for part, shard in found}
         restored: dict[int, tuple[int, int]] = {}
         for part, shard in found:
             for number in part.blocks:
@@ -187,8 +186,8 @@ class Shard:
                     span.update(effect, mode, gradients, base)
                 case CopyBlocks():
                     self._copy(effect)
-                case BlocksDue(_, positions):
-                    self._due.update(positions)
+                case BlocksDue(_, numbers):
+                    self._due.update(numbers)
                     self._go_on_copying()
             if isinstance(effect, EmptyRound) or (isinstance(effect, Update) and effect.is_of_round):
                 span.round_over(effect, self._first_rounds, mode.backup if isinstance(mode, Sync) else 0)
@@ -216,7 +215,7 @@ class Shard:
     def take_order(self, order: SnapshotCommand) -> SnapshotProgress:
         """Begin to copy, if the order is newer than all before; how far the newest one is."""
         protocol = self.protocol
-        if self.snapshots.take(order, protocol.versions(), protocol.highest_open_round()):
+        if self.snapshots.take(order, list(protocol.versions().values()), protocol.highest_open_round()):
             protocol.drop_cut(self._cut)
             self._cut, due = protocol.begin_cut(order.round)
             self._copies, self._due, self._command = {}, set(due), order
@@ -241,25 +240,25 @@ class Shard:
         """Copy one of the blocks that are due: what pushes come to before is copied by them."""
         self._is_copying = False
         if self._due:
-            position = self._copying.choice(sorted(self._due))
-            copy = self.protocol.copy(self._cut, self.blocks[position].number)
+            number = self._copying.choice(sorted(self._due))
+            copy = self.protocol.copy(self._cut, number)
             if copy is None:
-                raise Violation(f"{self._process.name} is to copy block {position}, and may not")
+                raise Violation(f"{self._process.name} is to copy block {number}, and may not")
             self._copy(copy)
             self._go_on_copying()
 
     def _copy(self, copy: CopyBlocks) -> None:
         command = self._command
         assert command is not None, "blocks are copied for a snapshot"
-        span = self.blocks[copy.local[0]].span
+        span = self._span(copy.numbers[0])
         changed = None
         if isinstance(span, BucketSpan):
             changed, self._tables[span.numbers.start] = span.cut(command, copy, is_increment=bool(self._after))
             if self._after and changed is None:
                 raise Violation(f"{self._process.name} does not know any more what has changed in {span.numbers}")
         wanted = changed.elements if self._after and changed is not None else None
-        for position in copy.local:
-            block = self.blocks[position]
+        for number in copy.numbers:
+            block = self._block_of[number]
             if block.updates != copy.updates or block.updated_to > copy.version:
                 made = (block.updates, block.updated_to)
                 raise Violation(f"block {block.number} is copied as {copy}, and has (updates, version) {made}")
@@ -267,8 +266,8 @@ class Shard:
                 value if wanted is None or (block.number, element) in wanted else UNCHANGED
                 for element, value in enumerate(block.values)
             )
-            self._copies[position] = (copy.version, copy.updates, values, block.slot, tuple(block.history))
-            self._due.discard(position)
+            self._copies[number] = (copy.version, copy.updates, values, block.slot, tuple(block.history))
+            self._due.discard(number)
         if len(self._copies) == len(self.blocks):
             self._process.later(_COPY_S * self._copying.random(), lambda: self._save(copy.cut, command))
 
@@ -277,7 +276,7 @@ class Shard:
         applied = self.protocol.end_cut(cut)
         if applied is None or not self.snapshots.taken(command.order):
             return
-        copies = [self._copies[position] for position in range(len(self.blocks))]
+        copies = [self._copies[block.number] for block in self.blocks]
         shard = StoredShard(
             blocks=tuple(block.number for block in self.blocks),
             versions=tuple(copy[0] for copy in copies),

@@ -110,7 +110,7 @@ class World:
             return ()
         self.cuts.pop(effect.index, None)
         if snapshots.take(effect.snapshot, [self.version] * 2, self.version):
-            self.cuts[effect.index] = SnapshotCut(2, effect.snapshot.round)
+            self.cuts[effect.index] = SnapshotCut(range(2), effect.snapshot.round)
             self.advance_to(effect.index)
         return self.master.progressed(effect.index, generation, snapshots.progress, self.now)
 

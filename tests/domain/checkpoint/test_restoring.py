@@ -71,9 +71,9 @@ def test_every_block_is_read_once_from_where_it_is(before, after):
     sets = {}
     for file in stored.shards:
         numbers = saved.blocks_of(file.index).tolist()
-        sets[file.name] = AppliedBatches(len(numbers))
-        for position, number in enumerate(numbers):
-            sets[file.name].mark([position], Batch(0, number, 0), 1)
+        sets[file.name] = AppliedBatches(numbers)
+        for number in numbers:
+            sets[file.name].mark([number], Batch(0, number, 0), 1)
     read = []
     for index in range(after):
         parts = recut(stored, saved, plan, index)
@@ -81,8 +81,8 @@ def test_every_block_is_read_once_from_where_it_is(before, after):
         assert sorted(number for part in parts for number in part.blocks) == mine
         read += mine
         applied = applied_of(parts, sets)
-        for position, number in enumerate(mine):
-            assert [b for b in range(plan.block_count) if applied.has(position, Batch(0, b, 0))] == [number]
+        for number in mine:
+            assert [b for b in range(plan.block_count) if applied.has(number, Batch(0, b, 0))] == [number]
         if before == after:
             assert [(part.file.index, part.is_whole) for part in parts] == [(index, True)]
     assert sorted(read) == list(range(plan.block_count))
@@ -140,12 +140,13 @@ def test_each_bucket_has_one_owner_and_brings_what_is_applied_to_it(before, afte
         assert sorted(number for blocks, _ in found for number in blocks) == plan.blocks_of(index).tolist()
         sets = {}
         for part in parts:
-            applied = AppliedBatches(len(saved.positions_of(part.file.index)))
-            applied.mark(range(applied.block_count), Batch(0, part.file.index, 0), 2)
+            applied = AppliedBatches(saved.positions_of(part.file.index))
+            applied.mark(applied.numbers, Batch(0, part.file.index, 0), 2)
             sets[part.file.name] = applied
         applied = applied_of(parts, sets)
-        owners = [next(p.file.index for p in parts if number in p.blocks) for number in plan.positions_of(index)]
-        assert all(applied.has(place, Batch(0, owner, 0)) for place, owner in enumerate(owners))
+        owners = {number: part.file.index for part in parts for number in part.blocks}
+        assert applied.numbers == plan.positions_of(index)
+        assert all(applied.has(number, Batch(0, owners[number], 0)) for number in applied.numbers)
     assert seen == list(range(count, count + BUCKETS))
 
 

@@ -59,7 +59,7 @@ def test_a_passed_round_is_refused_with_where_it_is():
 
 
 def test_a_block_is_cut_when_its_round_opens():
-    cut = SnapshotCut(2, 4)
+    cut = SnapshotCut(range(2), 4)
     assert not cut.is_due(0, 3)
     assert cut.is_due(1, 4)
     assert cut.cut((1,), 4, ()) == 4
@@ -78,7 +78,7 @@ class Pushed:
         self.rounds = [BlockRounds(Sync()) for _ in range(BLOCKS)]
         for block in self.rounds:
             block.change({1: 0, 2: 0}, ())
-        self.applied = AppliedBatches(BLOCKS)
+        self.applied = AppliedBatches(range(BLOCKS))
         self.values: list[set[Batch]] = [set() for _ in range(BLOCKS)]
         self.copies: list[set[Batch]] = [set() for _ in range(BLOCKS)]
         self.steps = {(member, block): 0 for member in (1, 2) for block in range(BLOCKS)}
@@ -86,7 +86,7 @@ class Pushed:
         self.saved: AppliedBatches | None = None
 
     def order(self) -> None:
-        self.cut = SnapshotCut(BLOCKS, self.at_round)
+        self.cut = SnapshotCut(range(BLOCKS), self.at_round)
         for block in range(BLOCKS):
             self.look(block)
 

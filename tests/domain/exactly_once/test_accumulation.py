@@ -19,7 +19,7 @@ def _batches(*numbers: int) -> list[tuple[Batch, int]]:
 
 
 def test_a_sum_is_marked_whole_or_not_at_all() -> None:
-    applied = AppliedBatches(BLOCKS)
+    applied = AppliedBatches(range(BLOCKS))
     assert applied.mark_together([0, 1], _batches(0, 1, 2)) == [0, 0, 0]
     assert applied.mark_together([0, 1], _batches(0, 1, 2)) == [2, 2, 2]
     assert applied.mark_together([0, 1, 2], _batches(2, 3)) == [2, 0]
@@ -37,7 +37,7 @@ def test_a_sum_is_marked_whole_or_not_at_all() -> None:
     ],
 )
 def test_a_sum_that_cannot_be_marks_nothing(batches: list[tuple[Batch, int]], text: str) -> None:
-    applied = AppliedBatches(1)
+    applied = AppliedBatches(range(1))
     applied.mark([0], Batch(0, 0, 4), BATCHES)
     before = applied.encode()
     with pytest.raises(MessageError, match=text):
@@ -112,7 +112,7 @@ class _Blocks:
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
-        self.applied = AppliedBatches(BLOCKS)
+        self.applied = AppliedBatches(range(BLOCKS))
         self.values: list[dict[Batch, int]] = [{} for _ in range(BLOCKS)]
         self.saved = self.save()
 
@@ -121,7 +121,7 @@ class _Blocks:
 
     def restart(self) -> None:
         """A process that starts from its checkpoint."""
-        self.applied = AppliedBatches.decode(self.saved[0])
+        self.applied = AppliedBatches.decode(self.saved[0], range(BLOCKS))
         self.values = [values.copy() for values in self.saved[1]]
 
     def push(self, block: int, batches: list[tuple[Batch, int]]) -> tuple[int, ...] | None:

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.exactly_once.batches import MAX_BATCHES_PER_TASK, MAX_TASKS, Batch
@@ -29,25 +30,24 @@ def marked(applied: AppliedBatches, model: set, actions) -> None:
 
 def assert_equal(applied: AppliedBatches, model: set) -> None:
     applied.check()
-    for block in range(applied.block_count):
+    blocks = applied.numbers
+    for block in blocks:
         for identity in BATCHES:
             assert applied.has(block, Batch(*identity)) == ((block, Batch(*identity)) in model)
-    for epoch in range(2):
+    for epoch in range(2) if blocks else ():
         missing = {
-            task: [
-                b for b in range(count) if any((k, (epoch, task, b)) not in model for k in range(applied.block_count))
-            ]
+            task: [b for b in range(count) if any((k, (epoch, task, b)) not in model for k in blocks)]
             for task, count in enumerate(COUNTS)
         }
         assert applied.done_tasks(epoch) == [task for task in missing if not missing[task]]
-        assert applied.in_part(epoch) == in_part(model, applied.block_count, epoch)
+        assert applied.in_part(epoch) == in_part(model, blocks, epoch)
 
 
-def in_part(model: set, block_count: int, epoch: int) -> dict[int, bytes]:
-    """What blocks have of tasks that not all of them have wholly; empty where blocks differ."""
+def in_part(model: set, blocks: list[int], epoch: int) -> dict[int, bytes]:
+    """Batches that blocks have of tasks that not all of them have wholly; empty where blocks differ."""
     found = {}
     for task, count in enumerate(COUNTS):
-        every = {tuple((k, (epoch, task, b)) in model for b in range(count)) for k in range(block_count)}
+        every = {tuple((k, (epoch, task, b)) in model for b in range(count)) for k in blocks}
         if every not in ({(True,) * count}, {(False,) * count}):
             bits = sum(1 << batch for batch, has in enumerate(min(every)) if has)
             found[task] = bits.to_bytes((count + 7) // 8, "little") if len(every) == 1 else b""
@@ -57,7 +57,7 @@ def in_part(model: set, block_count: int, epoch: int) -> dict[int, bytes]:
 @given(marks, st.booleans(), unmarks, marks)
 @settings(max_examples=80, deadline=None)
 def test_it_behaves_like_a_set_of_pairs(first, is_sealed, taken, second):
-    applied, model = AppliedBatches(4), set()
+    applied, model = AppliedBatches(range(4)), set()
     if is_sealed:
         applied.seal(0, 3)
     marked(applied, model, first)
@@ -74,26 +74,129 @@ def test_it_behaves_like_a_set_of_pairs(first, is_sealed, taken, second):
     marked(applied, model, second)
     assert_equal(applied, model)
     assert_equal(copy, before)
-    assert_equal(AppliedBatches.decode(applied.encode()), model)
+    assert_equal(AppliedBatches.decode(applied.encode(), range(4)), model)
 
 
 @given(st.lists(marks, min_size=1, max_size=3), st.data())
 @settings(max_examples=60, deadline=None)
 def test_a_set_travels_with_its_block(parts, data):
-    sources = [AppliedBatches(4) for _ in parts]
+    sources = [AppliedBatches(range(4)) for _ in parts]
     models = [set() for _ in parts]
     for source, model, actions in zip(sources, models, parts, strict=True):
         marked(source, model, actions)
-    chosen = data.draw(st.lists(st.tuples(st.integers(0, len(parts) - 1), st.integers(0, 3)), min_size=1, max_size=6))
-    rebuilt = AppliedBatches.rebuilt([(sources[s], block) for s, block in chosen])
-    expected = {(i, batch) for i, (s, b) in enumerate(chosen) for block, batch in models[s] if block == b}
+    chosen = data.draw(st.dictionaries(st.integers(0, 3), st.integers(0, len(parts) - 1), min_size=1))
+    rebuilt = AppliedBatches.rebuilt({block: sources[number] for block, number in chosen.items()})
+    expected = {(block, batch) for block, number in chosen.items() for at, batch in models[number] if at == block}
     assert_equal(rebuilt, expected)
     for source, model in zip(sources, models, strict=True):
         assert_equal(source, model)
-    assert_equal(AppliedBatches.decode(rebuilt.encode()), expected)
+    assert_equal(AppliedBatches.decode(rebuilt.encode(), sorted(chosen)), expected)
     if len(chosen) == 4:
         marked(rebuilt, expected, data.draw(marks))
         assert_equal(rebuilt, expected)
+
+
+class Moves(RuleBasedStateMachine):
+    """Blocks move between three pservers while batches are marked and epochs are sealed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pservers = [AppliedBatches(range(3)), AppliedBatches(range(3, 6)), AppliedBatches(())]
+        self.model: set[tuple[int, Batch]] = set()
+        self.sealed: set[int] = set()
+
+    @rule(pserver=st.integers(0, 2), block=st.integers(0, 5), batch=st.sampled_from(BATCHES))
+    def mark(self, pserver: int, block: int, batch: tuple[int, int, int]) -> None:
+        applied, identity = self.pservers[pserver], Batch(*batch)
+        blocks = [number for number in applied.numbers if number <= block]
+        new = {(number, identity) for number in blocks} - self.model
+        assert applied.mark(blocks, identity, COUNTS[identity.task]) == len(new)
+        self.model |= new
+
+    @rule(pserver=st.integers(0, 2), task=st.integers(0, 2), epoch=st.integers(0, 1))
+    def mark_task_on_all(self, pserver: int, task: int, epoch: int) -> None:
+        applied = self.pservers[pserver]
+        for number in range(COUNTS[task]):
+            applied.mark(applied.numbers, Batch(epoch, task, number), COUNTS[task])
+            self.model |= {(block, Batch(epoch, task, number)) for block in applied.numbers}
+
+    @rule(block=st.integers(0, 5), to=st.integers(0, 2))
+    def move(self, block: int, to: int) -> None:
+        source = next(applied for applied in self.pservers if block in applied.numbers)
+        self.pservers[to].adopt(block, source.release(block))
+
+    @rule(pserver=st.integers(0, 2), epoch=st.integers(0, 1))
+    def seal(self, pserver: int, epoch: int) -> None:
+        self.pservers[pserver].seal(epoch, 3)
+
+    @invariant()
+    def every_block_has_its_batches(self) -> None:
+        assert sorted(block for applied in self.pservers for block in applied.numbers) == list(range(6))
+        for applied in self.pservers:
+            assert_equal(applied, {pair for pair in self.model if pair[0] in applied.numbers})
+
+
+TestMoves = Moves.TestCase
+TestMoves.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_a_block_that_lacks_a_batch_takes_what_it_lacks_along():
+    """The others have the whole task then, and one cohort has all of them."""
+    applied = AppliedBatches(range(5, 8))
+    fill(applied, [5, 7], 0)
+    fill(applied, [6], 0, tasks=2)
+    released = applied.release(6)
+    alone = AppliedBatches([5, 7])
+    fill(alone, [5, 7], 0)
+    assert applied.encode() == alone.encode()
+    assert applied.done_tasks(0) == [0, 1, 2]
+    applied.adopt(6, released)
+    assert applied.done_tasks(0) == [0, 1]
+    assert [applied.has(block, Batch(0, 2, 0)) for block in (5, 6, 7)] == [True, False, True]
+
+
+def test_blocks_that_come_back_cost_nothing_more():
+    applied = AppliedBatches(range(4))
+    fill(applied, range(4), 0)
+    before = applied.encode()
+    for block in (3, 0, 2):
+        applied.adopt(block, applied.release(block))
+    assert applied.encode() == before
+
+
+def test_a_moved_block_s_epochs_collapse_wherever_their_size_was_told():
+    source, target = AppliedBatches([0]), AppliedBatches([1])
+    fill(source, [0], 0)
+    fill(target, [1], 0)
+    target.seal(0, 3)
+    source.seal(1, 3)
+    target.adopt(0, source.release(0))
+    assert target.through_task_count(0) == 3
+    fill(target, [0, 1], 1)
+    assert target.through_task_count(1) == 3
+    assert source.numbers == source.epochs() == []
+
+
+@pytest.mark.parametrize(
+    ("told", "marked_task", "text"),
+    [(2, None, "other numbers of tasks"), (0, 7, "a later one has arrived")],
+)
+def test_a_block_whose_epochs_are_longer_is_refused_and_nothing_is_done(told, marked_task, text):
+    source, target = AppliedBatches([0]), AppliedBatches([1])
+    if told:
+        source.seal(0, told)
+    if marked_task is not None:
+        source.mark([0], Batch(0, marked_task, 0), 1)
+    target.seal(0, 3)
+    before = target.encode()
+    released = source.release(0)
+    with pytest.raises(MessageError, match=text):
+        target.adopt(0, released)
+    assert (target.encode(), target.numbers) == (before, [1])
+    with pytest.raises(MessageError, match="here already"):
+        target.adopt(1, released)
+    with pytest.raises(CorruptError):
+        target.adopt(2, released[:-1])
 
 
 def fill(applied: AppliedBatches, blocks, epoch: int, tasks: int = 3) -> None:
@@ -103,7 +206,7 @@ def fill(applied: AppliedBatches, blocks, epoch: int, tasks: int = 3) -> None:
 
 
 def test_a_whole_epoch_costs_nothing_but_its_number():
-    applied = AppliedBatches(4)
+    applied = AppliedBatches(range(4))
     applied.seal(0, 3)
     empty = len(applied.encode())
     fill(applied, range(4), 0)
@@ -114,7 +217,7 @@ def test_a_whole_epoch_costs_nothing_but_its_number():
 
 
 def test_a_million_tasks_take_a_bit_each():
-    applied = AppliedBatches(3)
+    applied = AppliedBatches(range(3))
     for task in range(0, 20_000, 2):
         applied.mark(range(3), Batch(0, task, 0), 1)
     assert len(applied.encode()) < 20_000 / 8 + 100
@@ -122,10 +225,9 @@ def test_a_million_tasks_take_a_bit_each():
 
 
 def test_blocks_added_later_have_nothing_and_share_again_when_they_have_all():
-    applied = AppliedBatches(2)
+    applied = AppliedBatches(range(2))
     fill(applied, range(2), 0)
-    applied.add_blocks(2)
-    assert applied.block_count == 4
+    add(applied, 2, 3)
     assert applied.done_tasks(0) == []
     assert applied.has(1, Batch(0, 1, 1))
     assert not applied.has(2, Batch(0, 1, 1))
@@ -134,16 +236,22 @@ def test_blocks_added_later_have_nothing_and_share_again_when_they_have_all():
     assert applied.done_tasks(0) == [0, 1, 2]
     applied.merge()
     applied.check()
-    shared = AppliedBatches(4)
+    shared = AppliedBatches(range(4))
     fill(shared, range(4), 0)
     assert applied.encode() == shared.encode()
 
 
+def add(applied: AppliedBatches, *blocks: int) -> None:
+    """Adopt blocks that have nothing."""
+    for block in blocks:
+        applied.adopt(block, AppliedBatches([block]).release(block))
+
+
 def test_stretches_asked_for_before_stay_right_when_blocks_come_and_cohorts_join():
-    applied = AppliedBatches(2)
+    applied = AppliedBatches(range(2))
     first, second = Batch(0, 0, 0), Batch(0, 1, 0)
     assert applied.mark(range(1, 2), first, 2) == 1
-    applied.add_blocks(3)
+    add(applied, 2, 3, 4)
     # The same stretches under both cohorts, and under the one that is left.
     assert [applied.count_having(stretch, first) for stretch in (range(2), range(1, 4), range(5))] == [1, 1, 1]
     assert applied.mark(range(5), first, 2) == 4
@@ -155,20 +263,23 @@ def test_stretches_asked_for_before_stay_right_when_blocks_come_and_cohorts_join
 
 
 def test_an_epoch_is_through_when_it_is_on_every_block():
-    applied = AppliedBatches(1)
+    applied = AppliedBatches(range(1))
     applied.mark([0], Batch(0, 0, 0), 1)
     assert applied.through_task_count(0) is None
     applied.seal(0, 1)
     assert applied.through_task_count(0) == 1
-    applied.add_blocks(1)
+    other = AppliedBatches(range(1))
+    other.mark([0], Batch(0, 0, 0), 1)
+    assert other.through_task_count(0) is None
+    add(applied, 1)
     assert applied.through_task_count(0) is None
 
 
-def test_adding_blocks_to_none_is_a_start():
-    applied = AppliedBatches(0)
+def test_adopting_blocks_where_there_are_none_is_a_start():
+    applied = AppliedBatches(())
     assert applied.done_tasks(0) == []
-    applied.add_blocks(3)
-    assert applied.encode() == AppliedBatches(3).encode()
+    add(applied, 0, 1, 2)
+    assert applied.encode() == AppliedBatches(range(3)).encode()
 
 
 @pytest.mark.parametrize(
@@ -186,7 +297,7 @@ def test_adding_blocks_to_none_is_a_start():
     ],
 )
 def test_an_impossible_batch_is_refused_and_nothing_is_done(batch, batch_count):
-    applied = AppliedBatches(2)
+    applied = AppliedBatches(range(2))
     applied.mark([0], Batch(0, 1, 0), 4)
     applied.seal(5, 2)
     before = applied.encode()
@@ -198,7 +309,7 @@ def test_an_impossible_batch_is_refused_and_nothing_is_done(batch, batch_count):
 
 
 def test_an_epoch_cannot_be_shorter_than_what_arrived():
-    applied = AppliedBatches(1)
+    applied = AppliedBatches(range(1))
     applied.mark([0], Batch(0, 4, 0), 1)
     with pytest.raises(MessageError, match="a later one has arrived"):
         applied.seal(0, 4)
@@ -210,11 +321,11 @@ def test_an_epoch_cannot_be_shorter_than_what_arrived():
 @pytest.mark.parametrize("task_count", [0, MAX_TASKS + 1])
 def test_an_impossible_number_of_tasks_is_refused(task_count):
     with pytest.raises(MessageError, match="the limit is"):
-        AppliedBatches(1).seal(0, task_count)
+        AppliedBatches(range(1)).seal(0, task_count)
 
 
 def test_the_lowest_and_the_highest_numbers_are_possible():
-    applied = AppliedBatches(1)
+    applied = AppliedBatches(range(1))
     applied.seal(0, 1)
     applied.seal(1, MAX_TASKS)
     assert applied.mark([0], Batch(2, 0, MAX_BATCHES_PER_TASK - 1), MAX_BATCHES_PER_TASK)
@@ -222,30 +333,30 @@ def test_the_lowest_and_the_highest_numbers_are_possible():
 
 
 def test_no_block_has_a_batch_beyond_those_of_its_task():
-    applied = AppliedBatches(1)
+    applied = AppliedBatches(range(1))
     applied.mark([0], Batch(0, 0, 0), 8)
     assert not applied.has(0, Batch(0, 0, 8))
 
 
 def test_blocks_that_differ_among_themselves_are_not_joined_with_others_that_look_alike():
-    sources = [AppliedBatches(2), AppliedBatches(2)]
+    sources = [AppliedBatches(range(2)), AppliedBatches(range(2, 4))]
     for source in sources:
-        source.mark([0], Batch(0, 0, 0), 2)
-    rebuilt = AppliedBatches.rebuilt([(source, block) for source in sources for block in range(2)])
+        source.mark(source.numbers[:1], Batch(0, 0, 0), 2)
+    rebuilt = AppliedBatches.rebuilt({block: sources[block // 2] for block in range(4)})
     rebuilt.check()
     assert [rebuilt.has(block, Batch(0, 0, 0)) for block in range(4)] == [True, False, True, False]
 
 
 def test_blocks_that_were_joined_out_of_their_order_are_stored_in_it():
-    sources = [AppliedBatches(2), AppliedBatches(2)]
-    applied = AppliedBatches.rebuilt([(sources[number % 2], number // 2) for number in range(4)])
+    sources = [AppliedBatches([0, 2]), AppliedBatches([1, 3])]
+    applied = AppliedBatches.rebuilt({block: sources[block % 2] for block in range(4)})
     applied.mark([1], Batch(0, 0, 0), 2)
-    stored = AppliedBatches.decode(applied.encode())
+    stored = AppliedBatches.decode(applied.encode(), range(4))
     assert [stored.has(block, Batch(0, 0, 0)) for block in range(4)] == [False, True, False, False]
 
 
 def test_bytes_that_are_not_applied_sets_are_refused():
-    applied = AppliedBatches(2)
+    applied = AppliedBatches(range(2))
     fill(applied, [0], 0, tasks=2)
     applied.mark([1], Batch(0, 0, 0), 1)
     data = applied.encode()
@@ -255,15 +366,17 @@ def test_bytes_that_are_not_applied_sets_are_refused():
             broken = bytearray(data)
             broken[place] ^= 1 << bit
             try:
-                AppliedBatches.decode(bytes(broken)).check()
+                AppliedBatches.decode(bytes(broken), range(2)).check()
             except CorruptError:
                 refused += 1
     assert refused > len(data)
     for short in range(len(data)):
         with pytest.raises(CorruptError):
-            AppliedBatches.decode(data[:short])
+            AppliedBatches.decode(data[:short], range(2))
     with pytest.raises(CorruptError, match="format 9"):
-        AppliedBatches.decode(msgspec.msgpack.encode([9, [], []]))
+        AppliedBatches.decode(msgspec.msgpack.encode([9, [], []]), ())
+    with pytest.raises(CorruptError):
+        AppliedBatches.decode(data, range(3))
 
 
 @pytest.mark.slow
@@ -272,7 +385,7 @@ def test_memory_is_bounded_by_a_bit_for_each_task_and_what_is_in_flight():
     blocks, tasks, batches, in_flight = range(20), 8_000, 3, 64
     order = list(range(tasks))
     random.Random(1).shuffle(order)
-    applied = AppliedBatches(len(blocks))
+    applied = AppliedBatches(blocks)
 
     def held() -> int:
         """Bytes that the domain's own lines hold: other threads of this process allocate as they please."""

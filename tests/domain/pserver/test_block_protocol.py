@@ -36,6 +36,7 @@ from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
 
 #: Numbers of the blocks: two spans.
 FIRST, SECOND = range(10, 13), range(20, 22)
+BLOCKS = [*FIRST, *SECOND]
 TASK_SIZE = 1000
 
 
@@ -48,8 +49,8 @@ class Span(SpanPlace):
 
     __slots__ = ("held", "protocol", "values")
 
-    def __init__(self, numbers: range, local: range, protocol: BlockProtocol) -> None:
-        super().__init__(numbers, local)
+    def __init__(self, numbers: range, protocol: BlockProtocol) -> None:
+        super().__init__(numbers)
         self.protocol = protocol
         self.values: list[list[Batch]] = [[] for _ in numbers]
         self.held: list[Batch] = []
@@ -65,7 +66,7 @@ class Span(SpanPlace):
     def parts(self, into: Sequence[range]) -> list[Span]:
         parts = []
         for numbers in into:
-            part = Span(numbers, self.local_of(numbers), self.protocol)
+            part = Span(numbers, self.protocol)
             part.values = [self.values[number - self.numbers.start] for number in numbers]
             part.held = list(self.held)
             parts.append(part)
@@ -77,11 +78,11 @@ class Bench:
 
     def __init__(self, mode: Mode, *members: int, first_round: int = 0, is_whole: bool = False) -> None:
         self.protocol = BlockProtocol([Extent(FIRST, is_whole), Extent(SECOND)], mode)
-        spans = [Span(FIRST, range(3), self.protocol), Span(SECOND, range(3, 5), self.protocol)]
+        spans = [Span(FIRST, self.protocol), Span(SECOND, self.protocol)]
         self.spans = {number: span for span in spans for number in span.numbers}
         self.serial = 0
         self.effects: list[Effect] = []
-        #: Number of the newest cut, and position -> (version, updates, batches) of its copy.
+        #: Number of the newest cut, and block -> (version, updates, batches) of its copy.
         self.newest_cut = 0
         self.copies: dict[int, tuple[int, int, list[Batch]]] = {}
         #: Cut -> the same, of all of them.
@@ -175,16 +176,16 @@ class Bench:
                     assert sorted(new) == sorted(each for each, _ in effect.batches)
                     for block_values in span.values:
                         block_values.extend(new)
-                case CopyBlocks(cut, positions, version, updates):
-                    for position in positions:
-                        values = span.values[position - span.local.start]
-                        assert position not in self.copies_of[cut], "a block is copied twice"
-                        self.copies_of[cut][position] = (version, updates, list(values))
+                case CopyBlocks(cut, numbers, version, updates):
+                    for number in numbers:
+                        values = span.values[number - span.numbers.start]
+                        assert number not in self.copies_of[cut], "a block is copied twice"
+                        self.copies_of[cut][number] = (version, updates, list(values))
                         if cut == self.newest_cut:
-                            self.due.discard(position)
-                case BlocksDue(cut, positions):
+                            self.due.discard(number)
+                case BlocksDue(cut, numbers):
                     if cut == self.newest_cut:
-                        self.due.update(positions)
+                        self.due.update(numbers)
 
     def cut(self, at_round: int | None = None) -> int:
         self.newest_cut, due = self.protocol.begin_cut(at_round)
@@ -192,9 +193,8 @@ class Bench:
         self.due = set(due)
         return self.newest_cut
 
-    def copy(self, position: int, cut: int = 0) -> bool:
-        span = next(span for span in self.spans.values() if position in span.local)
-        number = span.numbers[position - span.local.start]
+    def copy(self, number: int, cut: int = 0) -> bool:
+        span = self.spans[number]
         copy = self.protocol.copy(cut or self.newest_cut, number)
         if copy is not None:
             self.carry_out(span, [copy], ())
@@ -205,10 +205,10 @@ class Bench:
         return sorted(each.batch for each in span.values[number - span.numbers.start])
 
     def versions(self) -> list[int]:
-        return self.protocol.versions()
+        return list(self.protocol.versions().values())
 
-    def has(self, position: int, number: int) -> bool:
-        return self.protocol.applied().has(position, batch(number))
+    def has(self, block: int, number: int) -> bool:
+        return self.protocol.applied().has(block, batch(number))
 
 
 @pytest.fixture(autouse=True)
@@ -292,7 +292,7 @@ def test_a_stranger_changes_nothing_and_nothing_is_got_ready():
     ):
         assert bench.protocol.prepare(10, push, 0, has_gradient=True) == Needs()
         assert bench.protocol.push(10, push, 0, has_gradient=True) == Pushed(Outcome.NOT_MEMBER, 0)
-    assert not bench.has(0, 0)
+    assert not bench.has(10, 0)
 
 
 def test_what_a_round_refuses_is_not_marked():
@@ -301,10 +301,10 @@ def test_what_a_round_refuses_is_not_marked():
     late = bench.push(1, 1, base=0)
     assert late is not None
     assert (late.outcome, late.follows, late.version) == (Outcome.STALE, None, 1)
-    assert not any(bench.has(position, 1) for position in range(3))
+    assert not any(bench.has(block, 1) for block in FIRST)
     with pytest.raises(MessageError, match="future"):
         bench.push(1, 1, base=5)
-    assert not bench.has(0, 1)
+    assert not bench.has(10, 1)
     fresh = bench.push(1, 1, base=1)
     assert fresh is not None
     assert fresh.outcome is Outcome.ACCEPTED
@@ -315,7 +315,7 @@ def test_a_refused_sum_is_unmarked_whole():
     ahead = bench.push(1, 0, 1, base=4)
     assert ahead is not None
     assert ahead.outcome is Outcome.STALE
-    assert not any(bench.has(position, number) for position in range(3) for number in (0, 1))
+    assert not any(bench.has(block, number) for block in FIRST for number in (0, 1))
 
 
 def test_a_late_gradient_is_added_where_a_round_may_close_without_it():
@@ -335,7 +335,7 @@ def test_an_arrival_without_gradient_counts_and_adds_nothing():
     assert arrived is not None
     assert (arrived.outcome, arrived.version) == (Outcome.ACCEPTED, 1)
     assert bench.values(10) == [0]
-    assert bench.has(0, 1)
+    assert bench.has(10, 1)
 
 
 def test_a_round_without_any_gradient_only_moves_the_version():
@@ -384,7 +384,7 @@ def test_a_sum_is_one_contribution_to_a_round_and_waits_in_it_with_all_its_batch
     late = bench.push(1, 4, 5, base=0)
     assert late is not None
     assert late.outcome is Outcome.STALE
-    assert not any(bench.has(0, number) for number in (4, 5))
+    assert not any(bench.has(10, number) for number in (4, 5))
 
 
 def test_who_brings_a_sum_that_is_refused_has_arrived_in_the_round_and_brings_the_rest_to_the_next():
@@ -410,11 +410,11 @@ def test_a_snapshot_leaves_out_every_batch_of_a_sum_that_waits():
     bench = Bench(Sync(push_every=2), 1, 2)
     cut = bench.cut()
     bench.push(1, 0, 1)
-    for position in range(5):
-        bench.copy(position)
+    for block in BLOCKS:
+        bench.copy(block)
     applied = bench.protocol.end_cut(cut)
     assert applied is not None
-    assert not any(applied.has(0, batch(number)) for number in (0, 1))
+    assert not any(applied.has(10, batch(number)) for number in (0, 1))
 
 
 def test_a_mode_without_sums_takes_none_and_nobody_outside_hears_of_that():
@@ -424,7 +424,7 @@ def test_a_mode_without_sums_takes_none_and_nobody_outside_hears_of_that():
     stranger = bench.push(2, 0, 1)
     assert stranger is not None
     assert stranger.outcome is Outcome.NOT_MEMBER
-    assert not bench.has(0, 0)
+    assert not bench.has(10, 0)
 
 
 def test_a_header_names_all_batches_of_a_sum():
@@ -466,8 +466,8 @@ def test_blocks_with_the_same_history_stay_together():
 
 def test_restored_blocks_lie_together_where_they_are_alike():
     bench = Bench(Async())
-    applied = AppliedBatches(5)
-    applied.mark([2], batch(0), TASK_SIZE)
+    applied = AppliedBatches(BLOCKS)
+    applied.mark([12], batch(0), TASK_SIZE)
     bench.restore(applied, {10: (3, 2), 11: (4, 2), 12: (4, 2), 20: (4, 2), 21: (4, 2)})
     bench.view(1)
     assert [span.numbers for span in bench.protocol.spans] == [range(10, 11), range(11, 13), SECOND]
@@ -479,7 +479,7 @@ def test_restored_blocks_lie_together_where_they_are_alike():
 def test_a_single_block_has_all_of_a_sum_too():
     bench = Bench(Async(), 1)
     bench.push_all(1, 0, 1, at=range(11, 12))
-    assert [bench.has(1, number) for number in (0, 1)] == [True, True]
+    assert [bench.has(11, number) for number in (0, 1)] == [True, True]
     again = bench.push(1, 1, base=1, at=11)
     assert again is not None
     assert again.outcome is Outcome.ALREADY_APPLIED
@@ -499,9 +499,9 @@ def test_parts_of_a_span_go_on_with_its_open_round():
 def test_a_split_while_a_push_looks_for_its_blocks():
     """Restored blocks may have the same version and other batches."""
     bench = Bench(Async())
-    applied = AppliedBatches(5)
-    applied.mark([1], batch(0), TASK_SIZE)
-    bench.restore(applied, dict.fromkeys([*FIRST, *SECOND], (3, 2)))
+    applied = AppliedBatches(BLOCKS)
+    applied.mark([11], batch(0), TASK_SIZE)
+    bench.restore(applied, dict.fromkeys(BLOCKS, (3, 2)))
     bench.view(1)
     assert bench.push(1, 0, base=3) is None
     assert bench.push_all(1, 0, base=3) == {Outcome.ACCEPTED, Outcome.ALREADY_APPLIED}
@@ -519,18 +519,18 @@ def whole_bench(mode: Mode, *members: int) -> Bench:
 def test_a_span_that_is_copied_whole_is_copied_by_the_first_push_or_by_the_thread():
     bench = whole_bench(Async(), 1)
     cut = bench.cut()
-    assert bench.due == set(range(5))
+    assert bench.due == {*BLOCKS}
     bench.push(1, 0)
-    assert [bench.copies[place] for place in range(3)] == [(0, 0, [])] * 3, "before it has changed"
-    assert bench.due == {3, 4}
+    assert [bench.copies[block] for block in FIRST] == [(0, 0, [])] * 3, "before it has changed"
+    assert bench.due == {*SECOND}
     copy = bench.protocol.copy(cut, 20)
     assert copy is not None
-    assert list(copy.local) == [3]
+    assert list(copy.numbers) == [20]
     other = whole_bench(Async(), 1)
     cut = other.cut()
     copy = other.protocol.copy(cut, 11)
     assert copy is not None
-    assert list(copy.local) == [0, 1, 2], "whichever of its blocks is asked for"
+    assert list(copy.numbers) == [*FIRST], "whichever of its blocks is asked for"
     assert other.protocol.copy(cut, 10) is None
 
 
@@ -539,14 +539,14 @@ def test_a_span_that_is_copied_whole_is_due_at_its_round():
     bench.cut(at_round=1)
     assert not bench.due
     bench.push(1, 0)
-    assert bench.due == {0, 1, 2}
+    assert bench.due == {*FIRST}
 
 
 def test_a_span_that_is_copied_whole_is_split_when_it_is_restored_and_not_later():
     bench = whole_bench(Async())
-    applied = AppliedBatches(5)
-    applied.mark([2], batch(0), TASK_SIZE)
-    bench.restore(applied, dict.fromkeys([*FIRST, *SECOND], (3, 2)))
+    applied = AppliedBatches(BLOCKS)
+    applied.mark([12], batch(0), TASK_SIZE)
+    bench.restore(applied, dict.fromkeys(BLOCKS, (3, 2)))
     assert [span.numbers for span in bench.protocol.spans] == [range(10, 12), range(12, 13), SECOND]
     bench.protocol.check()
 
@@ -671,10 +671,10 @@ def test_a_block_that_is_due_is_copied_before_it_changes():
     bench = Bench(Async(), 1)
     bench.push(1, 0)
     bench.cut()
-    assert bench.due == set(range(5))
+    assert bench.due == {*BLOCKS}
     bench.push(1, 1, base=1)
-    assert bench.copies == {position: (1, 1, [batch(0)]) for position in range(3)}
-    assert [bench.copy(position) for position in range(5)] == [False, False, False, True, True]
+    assert bench.copies == dict.fromkeys(FIRST, (1, 1, [batch(0)]))
+    assert [bench.copy(block) for block in BLOCKS] == [False, False, False, True, True]
 
 
 def test_a_block_is_due_when_its_round_opens_and_what_waits_is_not_in_it():
@@ -682,20 +682,20 @@ def test_a_block_is_due_when_its_round_opens_and_what_waits_is_not_in_it():
     cut = bench.cut(at_round=1)
     bench.push(1, 0)
     bench.push(2, 1)
-    assert bench.due == {0, 1, 2}
+    assert bench.due == {*FIRST}
     bench.push(1, 2, base=1)
-    assert bench.copy(0)
+    assert bench.copy(10)
     bench.push(2, 3, base=1)
     assert {copy[:2] for copy in bench.copies.values()} == {(1, 1)}
     bench.view(1, 2, 3, first_round=3)
     for member in (1, 2):
         bench.push(member, member - 1, at=SECOND.start)
-    for position in (3, 4):
-        bench.copy(position)
+    for block in SECOND:
+        bench.copy(block)
     applied = bench.protocol.end_cut(cut)
     assert applied is not None
-    for position in range(5):
-        assert [applied.has(position, batch(n)) for n in range(4)] == [True, True, False, False]
+    for block in BLOCKS:
+        assert [applied.has(block, batch(n)) for n in range(4)] == [True, True, False, False]
 
 
 def test_cuts_side_by_side_each_get_every_block_as_it_was_at_their_turn():
@@ -703,28 +703,28 @@ def test_cuts_side_by_side_each_get_every_block_as_it_was_at_their_turn():
     at_once, later = bench.cut(), bench.cut(at_round=1)
     assert not bench.due
     bench.push(1, 0)
-    assert bench.copies_of[at_once] == {place: (0, 0, []) for place in range(3)}, "before the first update"
-    assert bench.due == {0, 1, 2}
+    assert bench.copies_of[at_once] == dict.fromkeys(FIRST, (0, 0, [])), "before the first update"
+    assert bench.due == {*FIRST}
     bench.push(1, 1, base=1)
-    assert bench.copies_of[later] == {place: (1, 1, [batch(0)]) for place in range(3)}, "before the second"
+    assert bench.copies_of[later] == dict.fromkeys(FIRST, (1, 1, [batch(0)])), "before the second"
     bench.push(1, 0, at=SECOND.start)
-    assert [bench.copy(place, at_once) for place in range(5)] == [False] * 5, "the pushes have copied all of them"
-    assert [bench.copy(place, later) for place in range(5)] == [False, False, False, True, True]
-    assert bench.copies_of[at_once].keys() == bench.copies_of[later].keys() == set(range(5))
+    assert [bench.copy(block, at_once) for block in BLOCKS] == [False] * 5, "the pushes have copied all of them"
+    assert [bench.copy(block, later) for block in BLOCKS] == [False, False, False, True, True]
+    assert bench.copies_of[at_once].keys() == bench.copies_of[later].keys() == {*BLOCKS}
     before, after = bench.protocol.end_cut(at_once), bench.protocol.end_cut(later)
     assert before is not None
     assert after is not None
-    for place in range(5):
-        assert [before.has(place, batch(n)) for n in (0, 1)] == [False, False]
-        assert [after.has(place, batch(n)) for n in (0, 1)] == [True, False]
+    for block in BLOCKS:
+        assert [before.has(block, batch(n)) for n in (0, 1)] == [False, False]
+        assert [after.has(block, batch(n)) for n in (0, 1)] == [True, False]
 
 
 def test_one_push_copies_blocks_for_all_cuts_that_lack_them():
     bench = Bench(Async(), 1)
     one, other = bench.cut(), bench.cut()
-    assert bench.copy(0, one)
+    assert bench.copy(10, one)
     bench.push(1, 0)
-    assert bench.copies_of[one].keys() == bench.copies_of[other].keys() == {0, 1, 2}
+    assert bench.copies_of[one].keys() == bench.copies_of[other].keys() == {*FIRST}
     assert {copy[2] == [] for cut in (one, other) for copy in bench.copies_of[cut].values()} == {True}
 
 
@@ -733,11 +733,11 @@ def test_a_cut_that_was_dropped_is_worth_nothing_and_the_other_goes_on():
     old, new = bench.cut(), bench.cut()
     bench.protocol.drop_cut(old)
     assert bench.protocol.end_cut(old) is None
-    for position in range(5):
-        assert not bench.copy(position, old)
-        assert bench.copy(position, new)
+    for block in BLOCKS:
+        assert not bench.copy(block, old)
+        assert bench.copy(block, new)
     assert bench.protocol.end_cut(new) is not None
-    assert not bench.copy(0, new)
+    assert not bench.copy(10, new)
 
 
 def test_a_snapshot_that_was_dropped_costs_nothing_more():
@@ -752,8 +752,8 @@ def test_a_snapshot_that_was_dropped_costs_nothing_more():
 
 def test_restored_blocks_go_on_where_they_were_each_at_its_version():
     bench = Bench(Sync())
-    applied = AppliedBatches(5)
-    applied.mark(range(5), batch(0), TASK_SIZE)
+    applied = AppliedBatches(BLOCKS)
+    applied.mark(BLOCKS, batch(0), TASK_SIZE)
     states = {10: (4, 3), 11: (4, 3), 12: (5, 4), 20: (4, 3), 21: (4, 3)}
     bench.restore(applied, states)
     assert bench.versions() == [4, 4, 5, 4, 4]
@@ -771,11 +771,11 @@ def test_restored_blocks_go_on_where_they_were_each_at_its_version():
 
 def test_what_is_not_all_blocks_is_refused():
     bench = Bench(Sync())
-    every = dict.fromkeys([*FIRST, *SECOND], (1, 1))
+    every = dict.fromkeys(BLOCKS, (1, 1))
     with pytest.raises(CorruptError):
-        bench.protocol.restore(AppliedBatches(4), every)
+        bench.protocol.restore(AppliedBatches(BLOCKS[:4]), every)
     with pytest.raises(CorruptError):
-        bench.protocol.restore(AppliedBatches(5), {10: (1, 1)})
+        bench.protocol.restore(AppliedBatches(BLOCKS), {10: (1, 1)})
 
 
 def test_epochs_that_are_over_are_sealed():
@@ -803,7 +803,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(
         member=st.integers(1, 4),
         number=st.integers(0, 12),
-        first=st.sampled_from([*FIRST, *SECOND]),
+        first=st.sampled_from(BLOCKS),
         length=st.integers(1, 3),
         behind=st.sampled_from((0, 0, 0, 0, 1)),
     )
@@ -828,16 +828,16 @@ class AnyOrder(RuleBasedStateMachine):
             self.bench.protocol.drop_cut(self.cuts.pop(0))
         self.cuts.append(self.bench.cut(at_round))
 
-    @rule(position=st.integers(0, 4))
-    def copy(self, position: int) -> None:
-        is_due = position in self.bench.due
+    @rule(block=st.sampled_from(BLOCKS))
+    def copy(self, block: int) -> None:
+        is_due = block in self.bench.due
         if self.cuts and self.cuts[-1] == self.bench.newest_cut:
-            assert self.bench.copy(position) == is_due
+            assert self.bench.copy(block) == is_due
 
     @precondition(lambda self: self.cuts)
-    @rule(position=st.integers(0, 4))
-    def copy_for_the_older(self, position: int) -> None:
-        self.bench.copy(position, self.cuts[0])
+    @rule(block=st.sampled_from(BLOCKS))
+    def copy_for_the_older(self, block: int) -> None:
+        self.bench.copy(block, self.cuts[0])
 
     @precondition(lambda self: any(len(self.bench.copies_of[cut]) == 5 for cut in self.cuts))
     @rule()
@@ -846,8 +846,8 @@ class AnyOrder(RuleBasedStateMachine):
         self.cuts.remove(cut)
         applied = self.bench.protocol.end_cut(cut)
         assert applied is not None
-        for position, (_, _, values) in self.bench.copies_of[cut].items():
-            assert [n for n in range(13) if applied.has(position, batch(n))] == sorted(each.batch for each in values)
+        for block, (_, _, values) in self.bench.copies_of[cut].items():
+            assert [n for n in range(13) if applied.has(block, batch(n))] == sorted(each.batch for each in values)
 
     @rule(change=st.sampled_from((Sync(), Sync(backup=1), Async(), Bounded(staleness=2))))
     def change_mode(self, change: Mode) -> None:
@@ -861,11 +861,11 @@ class AnyOrder(RuleBasedStateMachine):
         self.bench.protocol.check()
         applied = self.bench.protocol.applied()
         for span in dict.fromkeys(self.bench.spans.values()):
-            for place, position in enumerate(span.local):
+            for place, block in enumerate(span.numbers):
                 waiting = [each for each, _ in span.rounds.held]
                 there = sorted(each.batch for each in (*span.values[place], *waiting))
                 assert len(set(there)) == len(there), "a batch counts twice"
-                assert there == [n for n in range(13) if applied.has(position, batch(n))]
+                assert there == [n for n in range(13) if applied.has(block, batch(n))]
 
 
 TestAnyOrder = AnyOrder.TestCase

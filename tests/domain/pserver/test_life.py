@@ -540,7 +540,7 @@ def test_a_deposed_master_orders_nothing(lived: Lived, hear: Callable[[PserverLi
 
 def test_what_it_has_is_told_with_where_it_comes_from(lived: Lived):
     lived.serve()
-    applied = AppliedBatches(1)
+    applied = AppliedBatches(range(1))
     applied.mark([0], Batch(0, 0, 0), 1)
     reply = lived.life.applied(lambda: AppliedSummary.of(applied))
     assert AppliedSummary.decode(reply.summary).done == {0: b"\x01"}

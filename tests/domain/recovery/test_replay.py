@@ -16,7 +16,7 @@ NOTHING = AppliedSummary()
 
 
 def with_tasks(tasks, blocks=2) -> AppliedBatches:
-    applied = AppliedBatches(blocks)
+    applied = AppliedBatches(range(blocks))
     for epoch, task in tasks:
         applied.mark(range(blocks), Batch(epoch, task, 0), 1)
     return applied
@@ -35,7 +35,7 @@ def test_what_lacks_is_everything_but_what_is_applied(tasks, begun, size):
 
 
 def test_epochs_that_are_through_cost_a_few_bytes():
-    applied = AppliedBatches(1)
+    applied = AppliedBatches(range(1))
     for epoch in range(500):
         applied.mark([0], Batch(epoch, 0, 0), 1)
         applied.seal(epoch, 1)
@@ -53,7 +53,7 @@ def test_tasks_that_joined_a_sealed_epoch_are_lacking():
 
 
 def test_a_pserver_without_blocks_lacks_nothing():
-    assert tasks_to_reopen(AppliedSummary.of(AppliedBatches(0)), 3, lambda _: 9) == {}
+    assert tasks_to_reopen(AppliedSummary.of(AppliedBatches(range(0))), 3, lambda _: 9) == {}
 
 
 def test_a_million_tasks_are_compared_quickly():
