@@ -87,7 +87,7 @@ class Growing:
             NotReadyError: the last files are being taken; ask again.
         """
         with self._state.lock:
-            self._state.core.requests.require_trainer(sender)
+            self._state.core.leases.require(sender)
             dataset, work = self._state.dataset, self._state.core.work
             if dataset is None or work is None:
                 raise NotReadyError("no trainer has declared the dataset yet")

@@ -118,7 +118,7 @@ def beside() -> Iterator[ThreadPoolExecutor]:
 def waits(future: Future[Result], master: Master) -> None:
     """Returns when the call has had its first look and waits for a change."""
     state = master.service._state
-    eventually(lambda: future.done() or len(state.core.requests._waiting) == 1)
+    eventually(lambda: future.done() or len(state.core._waiting) == 1)
     assert not future.done()
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from flightedl.domain.consistency.membership import Membership
 from flightedl.domain.consistency.modes import Async, Mode, Sync
-from flightedl.domain.master.deterministic_schedule import DeterministicSchedule
 from flightedl.domain.master.effects import Outbox
 from flightedl.domain.master.members import Members
 from flightedl.messages.control import ViewReply, ViewRequest
@@ -21,7 +20,7 @@ class Bench:
     """The members of a job with one pserver, whose first process has had the first view, and one trainer."""
 
     def __init__(self, mode: Mode) -> None:
-        self.members = Members(Membership(MASTER, 1, mode=mode), DeterministicSchedule(0), Outbox())
+        self.members = Members(Membership(MASTER, 1, mode=mode), Outbox())
         self.up(OLD)
         self.answer(OLD)
         self.join("t")

@@ -25,6 +25,7 @@ from flightedl.domain.checkpoint.values import (
     WriteManifest,
 )
 from flightedl.domain.master.effects import Kind, Outbox, StoreWork
+from flightedl.messages.checkpoints import CheckpointReply
 from flightedl.messages.control import SnapshotReply, SnapshotRequest
 
 
@@ -87,6 +88,30 @@ class Checkpointing:
                     self._outbox.effects.append(StoreWork(effect, self._outbox.revision))
                 case Alarm(text):
                     self._outbox.note(Kind.CHECKPOINT_TROUBLE, "", "checkpoints: %s", text, is_warning=True)
+
+    # requests
+
+    def request(self, reason: str, *, may_give_up: bool) -> int:
+        """Order a checkpoint, and return its ticket; ``may_give_up``: as for ``reply_to``."""
+        if may_give_up:
+            return self.checkpoints.request_last(reason)
+        return self.checkpoints.request(reason, is_waited_for=True)
+
+    def reply_to(self, ticket: int, *, may_give_up: bool, may_wait: bool) -> CheckpointReply | None:
+        """Return the reply to a request; None if it waits.
+
+        Args:
+            ticket: The ticket of the checkpoint.
+            may_give_up: True if nobody waits for a store that fails again and again.
+            may_wait: True if the request still has time.
+        """
+        is_complete = self.checkpoints.is_satisfied(ticket)
+        is_hopeless = may_give_up and self.checkpoints.is_over(ticket)
+        if may_wait and not is_complete and not is_hopeless:
+            return None
+        return CheckpointReply(
+            ticket=ticket, complete=is_complete, latest=self.latest, trouble=self.checkpoints.trouble
+        )
 
     # what a pserver is told
 

@@ -1,7 +1,7 @@
 """The master as a pure state machine: events in, effects out.
 
-The rooms share one ``MasterState``; an event belongs to one of them, or is a look at leases, time or storage, which
-concerns all and is in here.
+The core has the rooms and calls them. Each room has its own state; an event or a request that concerns several of them
+is carried through them here.
 
 Not in here, as it is not decided by events but by files: the datasets' chunks. Whoever drives the core tells it how
 many tasks a dataset has, and how many batches each.
@@ -9,19 +9,65 @@ many tasks a dataset has, and how many batches each.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
+from msgspec.structs import replace
+
+from flightedl.domain.consistency.modes import Mode
+from flightedl.domain.groups.incarnation import Group
 from flightedl.domain.master import effects as out
 from flightedl.domain.master import events
+from flightedl.domain.master.checkpointing import Checkpointing
 from flightedl.domain.master.control import PserverControl
-from flightedl.domain.master.declaring import Declaring
-from flightedl.domain.master.requests import Requests
-from flightedl.domain.master.state import CoreSettings, MasterState, StoredState
+from flightedl.domain.master.declaring import Declarations
+from flightedl.domain.master.ending import Ending
+from flightedl.domain.master.evaluations import Evaluations
+from flightedl.domain.master.groups import GroupRequest, GroupRequests
+from flightedl.domain.master.leases import Leases
+from flightedl.domain.master.members import Members
+from flightedl.domain.master.pservers import Pservers
+from flightedl.domain.master.requests import Waiting
+from flightedl.domain.master.state import CoreSettings, StoredState, checkpoints_of
+from flightedl.domain.master.training import HandedOut, Training
+from flightedl.domain.master.work import Work
 from flightedl.domain.queue.values import QueueSettings
+from flightedl.domain.recovery.reinitialization import Reinitialize
+from flightedl.errors import FlightedlError, JobFailedError, NotReadyError, UsageError
+from flightedl.messages.base import encode
+from flightedl.messages.checkpoints import CheckpointRequest
+from flightedl.messages.declarations import (
+    DatasetDeclaration,
+    DeclaredModel,
+    EvaluationDeclaration,
+    JobDeclaration,
+    ModelDeclaration,
+)
+from flightedl.messages.groups import GroupLeaveRequest, GroupPlaceRequest, GroupStartRequest
+from flightedl.messages.tasks import (
+    DroppedTasksRequest,
+    FailedTasksReply,
+    FailedTasksRequest,
+    JoinReply,
+    JoinRequest,
+    ModeRequest,
+    ReturnedTask,
+    StopRecord,
+    StopRequest,
+    TasksTicket,
+)
+
+#: A trainer that joins as an epoch begins starts so many rounds later than the others, which need not wait for that.
+_MARGIN = 2
+_NOT_ALL = "the other trainers, to begin the epoch together (deterministic=True)"
+
+#: Takes a request, what is known of it since it waits, and whether its time is up. Returns the answer, or what waits.
+_Look = Callable[[Any, Waiting, bool], msgspec.Struct]
 
 
-class MasterCore(MasterState):
+class MasterCore:
     """What one master knows and decides. Not thread-safe.
 
     Raises:
@@ -37,112 +83,227 @@ class MasterCore(MasterState):
         tasks: QueueSettings | None = None,
     ) -> None:
         stored = StoredState() if stored is None else stored
-        super().__init__(settings, now, stored, tasks)
+        self._settings = settings
+        self._now = now
         self._is_resumed = stored.is_resumed
-        self._has_seen_leases = False
-        declaring = Declaring(self)
-        self.requests = Requests(self, declaring)
-        self._control = PserverControl(self)
+        self._outbox = out.Outbox()
+        self._declarations = Declarations(stored.declaration, self._outbox)
+        self.leases = Leases()
+        self.training = Training(settings.trainer_count, stored.stop, self._outbox)
+        #: None until the model is declared: before that nobody waits for anybody.
+        self.members: Members | None = None
+        self.pservers = Pservers(settings.pserver_count, settings.recovery, stored.recovery, self._outbox)
+        checkpoints = checkpoints_of(stored, settings, now)
+        self.checkpointing = Checkpointing(checkpoints, is_kept=settings.keeps_checkpoints, outbox=self._outbox)
+        self._control = PserverControl(settings.generation, self.pservers, self.checkpointing, self._outbox)
+        self.ending = Ending(self.pservers, self.checkpointing)
+        self.evaluations = Evaluations(self._outbox)
+        self._groups = GroupRequests(settings.attempts_limit, stored.group, self._outbox)
+        self._waiting: dict[int, Waiting] = {}
+        if stored.evaluations is not None:
+            self.evaluations.recover(stored.evaluations)
+        if tasks is not None:
+            self._begin_training(tasks, stored.queue, stored.failures)
+        if self.declaration.model is not None:
+            self._begin_membership(self.declaration.model, stored.membership)
+        self.ending.start(self.work)
         self._handlers: Mapping[type, Callable[[Any], None]] = {
             events.TimePassed: self._time_passed,
             events.LeasesSeen: self._leases_seen,
             events.ManifestWritten: self._manifest_written,
             events.ManifestFailed: self._manifest_failed,
             events.PointerStored: self._pointer_stored,
-            events.Asked: self.requests.asked,
-            events.WaitEnded: self.requests.wait_ended,
-            events.DatasetIndexed: declaring.dataset_indexed,
-            events.FilesJoined: declaring.files_joined,
-            events.GrowthEnded: declaring.growth_ended,
-            events.ModelPlanned: declaring.model_planned,
-            events.EvaluationIndexed: declaring.evaluation_indexed,
-            events.ControlAsked: self._control.asked,
-            events.Answered: self._control.answered,
-            events.StatusTold: self._control.status_told,
+            events.Asked: self._asked,
+            events.WaitEnded: self._wait_ended,
+            events.DatasetIndexed: self._dataset_indexed,
+            events.FilesJoined: self._files_joined,
+            events.GrowthEnded: self._growth_ended,
+            events.ModelPlanned: self._model_planned,
+            events.EvaluationIndexed: self._evaluation_indexed,
+            events.ControlAsked: self._control_asked,
+            events.Answered: self._answered,
+            events.StatusTold: self._status_told,
+        }
+        self._looks: Mapping[type, _Look] = {
+            TasksTicket: self._tasks,
+            JoinRequest: self._join,
+            ModeRequest: self._mode,
+            CheckpointRequest: self._checkpoint,
+            FailedTasksRequest: self._failed_tasks,
+            DroppedTasksRequest: self._failed_tasks,
+            StopRequest: self._stop,
+            **dict.fromkeys((GroupStartRequest, GroupPlaceRequest, GroupLeaveRequest), self._of_group),
+            DatasetDeclaration: self._declare_dataset,
+            ModelDeclaration: self._declare_model,
+            EvaluationDeclaration: self._declare_evaluation,
         }
 
     def apply(self, event: events.Event, now: float) -> list[out.Effect]:
-        """What follows from an event, in the order in which it is to be done.
+        """Return the effects of an event, in the order in which they are to be carried out.
 
         Raises:
             UsageError: files joined that cannot join; nothing was changed.
         """
-        self.now = now
+        self._now = now
         self._handlers[type(event)](event)
-        self.look_at_end()
-        while self.outbox.is_stirred:
-            self.outbox.is_stirred = False
-            self.requests.look_at_all()
-            self.look_at_end()
-        return self.outbox.take()
+        self._look_at_end()
+        while self._outbox.is_stirred:
+            self._outbox.is_stirred = False
+            for waiting in tuple(self._waiting.values()):
+                self._look_at(waiting, is_last=False)
+            self._look_at_end()
+        return self._outbox.take()
+
+    # what is known
+
+    @property
+    def revision(self) -> int:
+        """The number of changes of the state that is stored."""
+        return self._outbox.revision
+
+    @property
+    def declaration(self) -> JobDeclaration:
+        return self._declarations.known
+
+    @property
+    def has_former_model(self) -> bool:
+        """As ``Declarations.has_former_model``."""
+        return self._declarations.has_former_model
+
+    @property
+    def trainers(self) -> Mapping[str, int]:
+        """Trainers whose lease is alive, and their generations."""
+        return self.leases.trainers
+
+    @property
+    def work(self) -> Work | None:
+        """The training data's queue; None: no dataset is declared."""
+        return self.training.work
+
+    @property
+    def group(self) -> Group:
+        """The ranks to which the training data goes, if they are a group."""
+        return self._groups.group
+
+    @property
+    def is_over(self) -> bool:
+        """True if all training is done that will ever be."""
+        return self.group.is_done or self.training.is_over
+
+    @property
+    def _serving_members(self) -> Members | None:
+        """The members, if pservers may have values."""
+        return None if self.has_former_model and not self.is_over else self.members
+
+    @property
+    def _is_deterministic(self) -> bool:
+        return self.members is not None and self.training.is_deterministic(self.members.membership.mode)
+
+    def encode(self) -> dict[str, bytes]:
+        """Return what a later master goes on from, by name; all of it belongs into one transaction.
+
+        ``declaration``, ``queue``, ``failures``, ``evaluations``, ``membership``, ``recovery`` (of pservers),
+        ``checkpoints``, ``group`` and ``stopped``; what there is nothing of is left out.
+        """
+        values: dict[str, bytes] = {}
+        if self.members is not None:
+            values["membership"] = self.members.membership.encode()
+            values["recovery"] = self.pservers.encode()
+        if self.checkpointing.is_kept:
+            values["checkpoints"] = self.checkpointing.checkpoints.encode()
+        if self.work is not None:
+            values["queue"], values["failures"] = self.work.queue.encode_parts()
+        if self.training.stop is not None:
+            values["stopped"] = encode(self.training.stop)
+        if self.group.has_started:
+            values["group"] = encode(self.group.record)
+        if self.evaluations:
+            values["evaluations"] = self.evaluations.encode()
+        if (declaration := self._declarations.encode()) is not None:
+            values["declaration"] = declaration
+        return values
+
+    def check(self) -> None:
+        if self.work is not None:
+            self.work.queue.check()
+        if self.members is not None:
+            self.members.membership.check()
+        self.checkpointing.checkpoints.check()
+        self.pservers.check()
+        self.group.check()
 
     # leases
 
     def _leases_seen(self, event: events.LeasesSeen) -> None:
-        before, self.trainers, self.leases_revision = self.trainers, event.trainers, event.revision
-        for trainer, generation in before.items():
-            if event.trainers.get(trainer) != generation:
-                self._trainer_gone(trainer, is_alive=trainer in event.trainers)
-                self.requests.groups.gone(trainer, generation)
-        for trainer, generation in event.trainers.items():
-            if before.get(trainer) != generation:
-                text = "trainer is there trainer=%s generation=%d"
-                self.outbox.note(out.Kind.TRAINER_CAME, trainer, text, trainer, generation)
+        is_first = not self.leases.are_known
+        gone, new = self.leases.seen(event.trainers, event.revision)
+        for trainer, generation, is_alive in gone:
+            self._trainer_gone(trainer, is_alive=is_alive)
+            self._groups.gone(trainer, generation)
+        for trainer, generation in new.items():
+            text = "trainer is there trainer=%s generation=%d"
+            self._outbox.note(out.Kind.TRAINER_CAME, trainer, text, trainer, generation)
         self._pservers_seen(event.pservers)
-        if not self._has_seen_leases:
-            self._has_seen_leases = True
+        if is_first:
             self._forget_the_dead()
-        self.outbox.is_stirred = True
+        self._outbox.is_stirred = True
 
     def _pservers_seen(self, present: Mapping[int, int]) -> None:
-        known, self.pservers.present = self.pservers.present, dict(present)
-        for index, generation in known.items():
+        gone, new = self.pservers.leases_seen(present)
+        for index, generation in gone.items():
             if index not in present and self.members is not None:
                 self.members.pserver_down(index)
-            if present.get(index) != generation:
-                text = "pserver is gone index=%d generation=%d"
-                self.outbox.note(out.Kind.PSERVER_GONE, out.pserver_named(index), text, index, generation)
-                self.checkpointing.down(index, self.now)
-        for index, generation in present.items():
-            if known.get(index) != generation and index < self.settings.pserver_count:
-                self.pservers.seen(index, generation)
-                if self.members is not None:
-                    self.members.pserver_up(index, generation)
+            text = "pserver is gone index=%d generation=%d"
+            self._outbox.note(out.Kind.PSERVER_GONE, out.pserver_named(index), text, index, generation)
+            self.checkpointing.down(index, self._now)
+        for index, generation in new.items():
+            self.pservers.seen(index, generation)
+            if self.members is not None:
+                self.members.pserver_up(index, generation)
 
     def _trainer_gone(self, trainer: str, *, is_alive: bool) -> None:
-        """``is_alive``: it lost its lease, and has registered again: its work is not to blame."""
-        self.outbox.note(out.Kind.TRAINER_GONE, trainer, "trainer is gone trainer=%s is_alive=%s", trainer, is_alive)
-        if self.work is not None:
-            self.work.trainer_gone(trainer, self.now, is_graceful=is_alive)
-        self.evaluations.trainer_gone(trainer, self.now, is_graceful=is_alive)
-        self.requests.trainer_gone(trainer)
-        self.touch()
+        text = "trainer is gone trainer=%s is_alive=%s"
+        self._outbox.note(out.Kind.TRAINER_GONE, trainer, text, trainer, is_alive)
+        self.training.trainer_gone(trainer, self._now, is_graceful=is_alive)
+        self.evaluations.trainer_gone(trainer, self._now, is_graceful=is_alive)
+        self._outbox.touch()
         if self.members is not None:
             self.members.leave(trainer)
 
     def _forget_the_dead(self) -> None:
         """Trainers that died while there was no master lose what the predecessor's state says they have."""
-        self.requests.groups.forget_the_dead()
+        self._groups.forget_the_dead(self.trainers)
         is_graceful = self._is_resumed
-        if self.work is not None and self.work.forget_the_dead(self.trainers, self.now, is_graceful=is_graceful):
-            self.touch()
+        if self.work is not None and self.work.forget_the_dead(self.trainers, self._now, is_graceful=is_graceful):
+            self._outbox.touch()
         if self.members is not None:
             for member in self.members.membership.members:
                 if self.trainers.get(member.trainer) != member.generation:
                     self.members.leave(member.trainer)
 
-    # time
+    # time, and the end
 
     def _time_passed(self, event: events.TimePassed) -> None:
-        is_held_up = self.serving_members is not None and not self.pservers.is_everybody_settled
-        if self.work is not None and self.work.tick(self.now, is_held_up=is_held_up, progressed=event.progressed):
-            self.touch()
-        if self.evaluations.tick(self.now, is_held_up=is_held_up, progressed=event.progressed):
-            self.touch()
-        self._control.look_at_all()
-        self.look_at_end()
-        self.tick_checkpoints()
-        self.outbox.is_stirred = True
+        is_held_up = self._serving_members is not None and not self.pservers.is_everybody_settled
+        if self.work is not None and self.work.tick(self._now, is_held_up=is_held_up, progressed=event.progressed):
+            self._outbox.touch()
+        if self.evaluations.tick(self._now, is_held_up=is_held_up, progressed=event.progressed):
+            self._outbox.touch()
+        self._control.look_at_all(self._now)
+        self._look_at_end()
+        self._tick_checkpoints()
+        self._outbox.is_stirred = True
+
+    def _look_at_end(self) -> None:
+        before = self.ending.may_end
+        self.ending.look(self.work, self._serving_members, self._now)
+        self.ending.may_end |= self.group.is_done
+        if self.ending.may_end and not before:
+            self._outbox.note(out.Kind.JOB_DONE, "", "all is done")
+
+    def _tick_checkpoints(self) -> None:
+        if (members := self._serving_members) is not None:
+            self.checkpointing.tick(self._now, self.ending.open_rounds(members))
 
     # the checkpoints' storage
 
@@ -151,9 +312,287 @@ class MasterCore(MasterState):
 
     def _manifest_failed(self, event: events.ManifestFailed) -> None:
         checkpoints = self.checkpointing.checkpoints
-        self.checkpointing.perform(checkpoints.manifest_failed(event.number, event.reason, self.now))
+        self.checkpointing.perform(checkpoints.manifest_failed(event.number, event.reason, self._now))
 
     def _pointer_stored(self, event: events.PointerStored) -> None:
-        self.checkpointing.perform(self.checkpointing.checkpoints.pointer_moved(event.number, self.now))
-        self.outbox.note(out.Kind.CHECKPOINT_DONE, "", "checkpoint complete number=%d", event.number)
-        self.outbox.is_stirred = True
+        self.checkpointing.perform(self.checkpointing.checkpoints.pointer_moved(event.number, self._now))
+        self._outbox.note(out.Kind.CHECKPOINT_DONE, "", "checkpoint complete number=%d", event.number)
+        self._outbox.is_stirred = True
+
+    # pservers
+
+    def _control_asked(self, event: events.ControlAsked) -> None:
+        plan_hash = self._declarations.plan_hash
+        call = self._control.next_call(event, self.members, self.training, plan_hash, self._now)
+        self._outbox.effects.append(call)
+
+    def _answered(self, event: events.Answered) -> None:
+        consequences = self._control.answered(event, self.members, self.training, self._now)
+        if consequences.has_lost:
+            self.ending.lost()
+        if consequences.begins_anew is not None:
+            self._begin_anew(consequences.begins_anew)
+
+    def _begin_anew(self, step: Reinitialize) -> None:
+        self.ending.lost()
+        self.evaluations.begin_anew(step.election)
+        if self.work is not None:
+            self.pservers.reopen_all(self.work.queue)
+        self._outbox.touch()
+        self._outbox.effects.append(out.DeleteElection(step, self.revision))
+
+    def _status_told(self, event: events.StatusTold) -> None:
+        members = () if self.members is None else self.members.membership.members
+        self._control.status_told(event.replies, {each.member_id: each.trainer for each in members}, self._now)
+
+    # what was declared is known
+
+    def _dataset_indexed(self, event: events.DatasetIndexed) -> None:
+        if self.declaration.dataset is None:
+            self._begin_training(event.tasks, None, None)
+            self._declarations.adopt_dataset(event.reply)
+            self._outbox.touch()
+            tasks, records = event.reply.task_count, event.reply.record_count
+            self._outbox.note(out.Kind.DECLARED, "", "dataset declared tasks=%d records=%d", tasks, records)
+
+    def _begin_training(self, tasks: QueueSettings, stored: bytes | None, failures: bytes | None) -> None:
+        tasks = dataclasses.replace(tasks, is_deduplicated=self._declarations.has_model)
+        self.training.begin(tasks, stored, failures)
+
+    def _files_joined(self, event: events.FilesJoined) -> None:
+        self.training.known.queue.grow(event.task_count, event.batch_counts)
+        self._outbox.touch()
+        self._outbox.note(out.Kind.DECLARED, "", "files joined the dataset tasks=%d", event.task_count)
+
+    def _growth_ended(self, event: events.GrowthEnded) -> None:
+        if event.left_out:
+            self._declarations.leave_out(event.left_out)
+        self._outbox.news("", self.training.known.queue.end_growth())
+        self._outbox.touch()
+
+    def _model_planned(self, event: events.ModelPlanned) -> None:
+        if self.declaration.model is not None:
+            return
+        declared, count = event.declared, self._settings.pserver_count
+        model = DeclaredModel(
+            declaration=declared, pservers=count, plan_hash=event.plan_hash, placement=event.placement
+        )
+        self._declarations.adopt_model(model)
+        self._begin_membership(model, None)
+        self._outbox.touch()
+        counts = (len(declared.parameters), event.block_count, len(declared.tables))
+        self._outbox.note(out.Kind.DECLARED, "", "model declared parameters=%d blocks=%d tables=%d", *counts)
+
+    def _begin_membership(self, model: DeclaredModel, stored: bytes | None) -> None:
+        mode = Mode.from_json(model.present_mode)
+        generation, count = self._settings.generation, self._settings.pserver_count
+        self.members = Members.of(stored, generation, count, mode, self._outbox)
+        for index, each in self.pservers.present.items():
+            if index < count:
+                self.members.pserver_up(index, each)
+        if self._declarations.has_model:
+            self.training.deduplicate()
+
+    def _evaluation_indexed(self, event: events.EvaluationIndexed) -> None:
+        """Begin it, or go on with it; nothing when it runs."""
+        self.evaluations.begin(event.name, event.reply, event.tasks, self.trainers, self._now)
+        self._outbox.touch()
+
+    # requests
+
+    def _asked(self, event: events.Asked) -> None:
+        self._look_at(Waiting(event.call, event.request, event.is_last), is_last=False)
+
+    def _wait_ended(self, event: events.WaitEnded) -> None:
+        if event.call in self._waiting:
+            self._look_at(self._waiting[event.call], is_last=True)
+
+    def _look_at(self, waiting: Waiting, *, is_last: bool) -> None:
+        """Answer a request if that is possible, or its time is up."""
+        try:
+            reply: msgspec.Struct | FlightedlError = self._looks[type(waiting.request)](
+                waiting.request, waiting, is_last
+            )
+        except FlightedlError as error:
+            reply = error
+        if isinstance(reply, Waiting):
+            assert not is_last, "a request whose time is up is answered"
+            self._waiting[waiting.call] = reply
+        else:
+            self._waiting.pop(waiting.call, None)
+            revision = 0 if isinstance(reply, FlightedlError) else self.revision
+            self._outbox.effects.append(out.Answer(waiting.call, reply, revision))
+
+    def _declare_dataset(self, declared: DatasetDeclaration, *_: object) -> msgspec.Struct:
+        known = self._declarations.dataset(declared)
+        if known is not None and self.declaration.is_resumed:
+            self.training.redeclare(known.declaration, declared)
+            known = replace(known, declaration=declared)
+            self._declarations.adopt_dataset(known)
+            self._outbox.touch()
+        return known or out.Undeclared()
+
+    def _declare_model(self, declared: ModelDeclaration, *_: object) -> msgspec.Struct:
+        known = self._declarations.model(declared)
+        if known is not None and known.is_former:
+            return self._adopt_former_model(declared)
+        return known or out.Undeclared()
+
+    def _adopt_former_model(self, declared: ModelDeclaration | None = None) -> DeclaredModel:
+        model = self._declarations.adopt_former_model(declared)
+        self.training.deduplicate()
+        self._outbox.touch()
+        return model
+
+    def _declare_evaluation(self, declared: EvaluationDeclaration, *_: object) -> msgspec.Struct:
+        return self.evaluations.declared(declared) or out.Undeclared()
+
+    def _tasks(self, ticket: TasksTicket, waiting: Waiting, is_last: bool) -> msgspec.Struct:
+        self.leases.require(ticket)
+        if ticket.evaluation:
+            reply = self.evaluations.take_ticket(ticket, self._now, len(self.trainers))
+            return replace(reply, member=self._member_of(ticket.trainer))
+        work = self._training_work(ticket)
+        lost = self._take_reports(work, ticket) if waiting.lost is None else waiting.lost
+        is_deterministic = self._is_deterministic
+        handed = self.training.hand_out(ticket, self.trainers, self._now, is_deterministic=is_deterministic)
+        is_over = handed.outcome == "epochs_done"
+        is_waiting = not (handed.given or is_over or is_last) and ticket.want > 0 and ticket.wait_s > 0
+        self._update_members(ticket, handed, is_deterministic=is_deterministic, waits=is_waiting)
+        if is_over:
+            if self.has_former_model:
+                # Nobody needs to declare the model again: what the checkpoint has is looked at, and the job ends.
+                self._adopt_former_model()
+            self._look_at_end()
+        if is_waiting:
+            return replace(waiting, lost=lost)
+        may_end = self.ending.may_end
+        reply = self.training.reply(ticket, handed, is_deterministic=is_deterministic, may_end=may_end)
+        pservers = self._final_pservers() if reply.outcome == "epochs_done" else []
+        return replace(reply, member=self._member_of(ticket.trainer), pservers=pservers, lost=lost)
+
+    def _training_work(self, ticket: TasksTicket) -> Work:
+        if self.work is None:
+            raise NotReadyError("no trainer has declared the dataset yet")
+        if self.pservers.refusal:
+            raise JobFailedError(self.pservers.refusal)
+        if self.group.has_started:
+            raise UsageError("the data of this job goes to a group: give job.dataset the same group= in all processes")
+        if ticket.want:
+            self.ending.work_asked(self._now)
+        elif self.ending.unfinished:
+            raise UsageError(self.ending.unfinished)
+        return self.work
+
+    def _take_reports(self, work: Work, ticket: TasksTicket) -> list[ReturnedTask]:
+        """Apply what a ticket reports. Return the work that the trainer has to drop."""
+        before = work.queue.revision
+        lost: list[ReturnedTask] = []
+        if self.members is not None:
+            self.members.membership.note_round(ticket.trainer, ticket.round)
+            self.training.asked(ticket)
+            ticket, lost = self.pservers.without_lost_work(ticket)
+        lost = lost + work.take_reports(ticket, self._now) + work.take_back_unbegun(ticket, self._now)
+        self.checkpointing.checkpoints.tasks_finished(work.take_finished())
+        if work.queue.revision != before:
+            # Those who wait for work are looked at after reports only: what is handed out gives nobody else any.
+            self._outbox.touch()
+        return lost
+
+    def _update_members(self, ticket: TasksTicket, handed: HandedOut, *, is_deterministic: bool, waits: bool) -> None:
+        """If the trainer got nothing, let it leave, else let it join with its work."""
+        members = self.members
+        if handed.begins_epoch and members is not None:
+            members.leave_all()
+            self._outbox.is_stirred = True
+        if self.training.should_leave(ticket, self._now, waits=waits) and members is not None:
+            members.leave(ticket.trainer)
+        if handed.given:
+            joins = self.training.joins_with(ticket, handed.given[0])
+            if joins and members is not None and not is_deterministic:
+                members.perform(members.membership.join(ticket.trainer, ticket.generation, _MARGIN))
+            self._outbox.revision += 1
+
+    def _member_of(self, trainer: str) -> int:
+        return 0 if self.members is None else self.members.member_of(trainer)
+
+    def _final_pservers(self) -> list[int]:
+        """The processes that were looked at before trainers are told that all is done."""
+        count = self._settings.pserver_count
+        return [] if self.members is None else [self.pservers.present.get(i, 0) for i in range(count)]
+
+    def _join(self, request: JoinRequest, waiting: Waiting, is_last: bool) -> msgspec.Struct:
+        self.leases.require(request)
+        members, trainer, generation = self.members, request.trainer, request.generation
+        if members is None:
+            raise NotReadyError("the model is not declared yet")
+        if not self.training.holds_work(trainer, generation, request.attempt):
+            return JoinReply(member=0, holds_work=False)
+        if not self._is_deterministic or self.training.is_stopped:
+            members.perform(members.membership.join(trainer, generation))
+        elif not members.member_of(trainer):
+            joins = self.training.joins_together(trainer, generation, self.trainers, self._now)
+            members.perform(members.membership.join_together(joins))
+        if member := members.member_of(trainer):
+            return JoinReply(member=member, mode=members.membership.mode.to_json())
+        if not is_last and request.wait_s:
+            return waiting
+        return JoinReply(member=0, waiting_for=members.membership.waiting_for(trainer) or _NOT_ALL)
+
+    def _mode(self, request: ModeRequest, waiting: Waiting, is_last: bool) -> msgspec.Struct:
+        model, members = self.declaration.model, self.members
+        if members is None:
+            raise NotReadyError("no trainer has declared the model yet: give job.parameters the mode to begin with")
+        assert model is not None, "who is a member works on a model"
+        mode = None if request.mode is None else Mode.from_json(request.mode)
+        if mode is not None and mode != members.membership.mode:
+            if self.is_over:
+                raise JobFailedError("all epochs are done: there is no round left to change the mode at")
+            text = "mode changes from=%s to=%s"
+            self._outbox.note(out.Kind.CHANGED_BY_HAND, "", text, members.membership.mode, mode)
+            self._declarations.adopt_model(replace(model, mode=mode.to_json()))
+            members.switch(mode)
+        if members.membership.late_to_switch and not is_last and request.wait_s:
+            return replace(waiting, request=replace(request, mode=None))
+        return members.mode_reply()
+
+    def _checkpoint(self, request: CheckpointRequest, waiting: Waiting, is_last: bool) -> msgspec.Struct:
+        if not self.checkpointing.is_kept:
+            raise UsageError("this job keeps no checkpoints: start it with --checkpoint URL")
+        if not self._declarations.has_model:
+            raise NotReadyError("no trainer has declared the model yet")
+        may_give_up, ticket = waiting.may_give_up, request.ticket
+        if ticket is None and may_give_up:
+            # The one at the end of the job will have everything.
+            ticket = self.ending.final_ticket
+        if ticket is None:
+            ticket = self.checkpointing.request(request.reason, may_give_up=may_give_up)
+            self._tick_checkpoints()
+        may_wait = not is_last and request.wait_s > 0
+        reply = self.checkpointing.reply_to(ticket, may_give_up=may_give_up, may_wait=may_wait)
+        return replace(waiting, request=replace(request, ticket=ticket)) if reply is None else reply
+
+    def _failed_tasks(self, request: FailedTasksRequest, *_: object) -> msgspec.Struct:
+        if self.work is None:
+            raise NotReadyError("no trainer has declared the dataset yet")
+        count = self.work.change_failed(request)
+        text = "failed tasks were changed by hand batches=%d request=%s"
+        self._outbox.note(out.Kind.CHANGED_BY_HAND, "", text, count, request)
+        self._outbox.touch()
+        return FailedTasksReply(batches=count)
+
+    def _stop(self, request: StopRequest, *_: object) -> msgspec.Struct:
+        self.leases.require(request)
+        if not self.training.is_stopped:
+            text = "trainer %s stops the job: %s"
+            who = request.name or request.trainer
+            self._outbox.note(out.Kind.JOB_STOPPED, request.trainer, text, who, request.reason)
+            self.training.stop_job(StopRecord(who=who, reason=request.reason))
+            self._outbox.touch()
+        return out.Done()
+
+    def _of_group(self, request: GroupRequest, waiting: Waiting, is_last: bool) -> msgspec.Struct:
+        self.leases.require(request)
+        has_dataset, has_model = self.work is not None, self.declaration.model is not None
+        reply = self._groups.answer(request, self._now, has_dataset=has_dataset, has_model=has_model, is_last=is_last)
+        return waiting if reply is None else reply

@@ -14,15 +14,22 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
+from flightedl.domain.master.differences import require_same
 from flightedl.domain.master.effects import Outbox
 from flightedl.domain.master.work import Work
 from flightedl.domain.queue.tasks import TaskQueue
 from flightedl.domain.queue.values import QueueSettings
 from flightedl.domain.recovery.lives import PresentLife
-from flightedl.errors import NotFoundError
+from flightedl.errors import NotFoundError, NotReadyError
 from flightedl.messages.base import decode, encode
-from flightedl.messages.declarations import DeclaredDataset, EvaluationRecord, EvaluationsRecord
+from flightedl.messages.declarations import (
+    DeclaredDataset,
+    EvaluationDeclaration,
+    EvaluationRecord,
+    EvaluationsRecord,
+)
 from flightedl.messages.status import EvaluationStatus, TaskCounts
+from flightedl.messages.tasks import Assignment, ReturnedTask, TasksReply, TasksTicket
 
 KEPT = 16
 
@@ -80,6 +87,21 @@ class Evaluations:
         self._life.end(election)
         self._known.clear()
 
+    def declared(self, declared: EvaluationDeclaration) -> DeclaredDataset | None:
+        """Return the dataset of a known evaluation if it is the same as this one; None if it is not known.
+
+        Raises:
+            BegunAnewError: the life that it names is over.
+            DeclarationError: the evaluation has another dataset.
+        """
+        if self.enter(declared.life):
+            self._outbox.touch()
+        found = self.known(declared.name)
+        if found is None:
+            return None
+        require_same(f"dataset of the evaluation {declared.name!r}", found.declared.declaration, declared.dataset)
+        return found.declared
+
     def known(self, name: str) -> Evaluation | None:
         return self._known.get(name)
 
@@ -109,6 +131,38 @@ class Evaluations:
         for old in [each.name for each in self._known.values() if each.is_done][:-KEPT]:
             del self._known[old]
         return found
+
+    def take_ticket(self, ticket: TasksTicket, now: float, trainer_count: int) -> TasksReply:
+        """Apply a ticket's reports and hand out tasks; it does not wait for any.
+
+        Raises:
+            BegunAnewError: the life that the ticket names is over.
+            NotFoundError: there is no such evaluation.
+            NotReadyError: its dataset is not indexed yet.
+        """
+        self.enter(ticket.life)
+        found = self.find(ticket.evaluation)
+        work = found.work
+        given: list[Assignment] = []
+        lost: list[ReturnedTask] = []
+        outcome, retry_after_s = "epochs_done", 0.0
+        if work is None and not found.is_done:
+            raise NotReadyError(f"the files of the evaluation {ticket.evaluation!r} are looked at again")
+        if work is not None:
+            before = work.queue.revision
+            lost = work.take_reports(ticket, now)
+            given, outcome, retry_after_s = work.hand_out(ticket, now, trainer_count)
+            self.settle(found)
+            if work.queue.revision != before:
+                self._outbox.touch()
+        return TasksReply(
+            assignments=given,
+            outcome=outcome,
+            retry_after_s=retry_after_s,
+            lost=lost,
+            metrics=found.metrics if outcome == "epochs_done" else {},
+            failed=found.failed,
+        )
 
     def settle(self, found: Evaluation) -> None:
         """Let go of the queue of one that has come to its end."""

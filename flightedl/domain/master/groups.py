@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from flightedl.domain.groups.incarnation import OVER, RUNNING, Group
 from flightedl.domain.master import effects as out
-from flightedl.domain.master.state import MasterState
 from flightedl.errors import NotReadyError, UsageError
+from flightedl.messages.base import decode
 from flightedl.messages.groups import (
     GroupLeaveRequest,
     GroupPlaceReply,
     GroupPlaceRequest,
+    GroupRecord,
     GroupStartReply,
     GroupStartRequest,
 )
+
+GroupRequest = GroupStartRequest | GroupPlaceRequest | GroupLeaveRequest
 
 _Result = TypeVar("_Result")
 
 
 class GroupRequests:
-    """Answers to the requests of a group's ranks."""
+    """Answers to the requests of a group's ranks.
 
-    def __init__(self, state: MasterState) -> None:
-        self._state = state
+    Args:
+        attempts_limit: Number of a group's starts that the same records may end.
+        stored: The group as a predecessor left it; None if there was none.
+        outbox: Takes the news.
+    """
+
+    def __init__(self, attempts_limit: int, stored: bytes | None, outbox: out.Outbox) -> None:
+        self.group = Group(attempts_limit, None if stored is None else decode(stored, GroupRecord))
+        self._outbox = outbox
 
     def answer(
-        self, request: GroupStartRequest | GroupPlaceRequest | GroupLeaveRequest, *, is_last: bool
+        self, request: GroupRequest, now: float, *, has_dataset: bool, has_model: bool, is_last: bool
     ) -> GroupStartReply | GroupPlaceReply | out.Done | None:
         """Return the answer, or None if it has to wait.
 
@@ -35,15 +45,14 @@ class GroupRequests:
             NotReadyError: no dataset is declared.
             FlightedlError: as of ``Group``.
         """
-        state = self._state
         if isinstance(request, GroupPlaceRequest):
-            return self._act(lambda group: group.at(request, state.now))
+            return self._act(lambda group: group.at(request, now))
         if isinstance(request, GroupLeaveRequest):
             self._act(lambda group: group.leave(request))
             return out.Done()
-        if state.work is None:
+        if not has_dataset:
             raise NotReadyError("no rank has declared the dataset yet")
-        if state.declaration.model is not None:
+        if has_model:
             raise UsageError("a job with parameters has no groups: its trainers share them, so leave group= out")
         reply = self._act(lambda group: group.enter(request))
         return reply if reply.incarnation or is_last or not request.wait_s else None
@@ -52,22 +61,21 @@ class GroupRequests:
         """Note that the lease of a process has ended."""
         self._act(lambda group: group.gone(trainer, generation))
 
-    def forget_the_dead(self) -> None:
-        """Note the ends of processes that died while there was no master."""
-        state = self._state
-        for each in tuple(state.group.record.ranks.values()):
-            if state.trainers.get(each.trainer) != each.generation:
+    def forget_the_dead(self, trainers: Mapping[str, int]) -> None:
+        """Note the ends of processes that died while there was no master; ``trainers``: those that are alive."""
+        for each in tuple(self.group.record.ranks.values()):
+            if trainers.get(each.trainer) != each.generation:
                 self.gone(each.trainer, each.generation)
 
     def _act(self, act: Callable[[Group], _Result]) -> _Result:
-        before = self._state.group.record
+        before = self.group.record
         try:
-            return act(self._state.group)
+            return act(self.group)
         finally:
-            after = self._state.group.record
+            after = self.group.record
             if after is not before:
-                self._state.touch()
-                note = self._state.outbox.note
+                self._outbox.touch()
+                note = self._outbox.note
                 if after.phase == RUNNING != before.phase:
                     text = "a group runs incarnation=%d ranks=%d start=%d"
                     note(out.Kind.GROUP_RUNS, "", text, after.incarnation, after.size, after.starts)

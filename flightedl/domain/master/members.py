@@ -14,7 +14,6 @@ from flightedl.domain.consistency.membership import Membership
 from flightedl.domain.consistency.membership_values import Admitted, SendView
 from flightedl.domain.consistency.membership_values import Effect as MembershipEffect
 from flightedl.domain.consistency.modes import Mode
-from flightedl.domain.master.deterministic_schedule import DeterministicSchedule
 from flightedl.domain.master.effects import Kind, Outbox
 from flightedl.messages.control import ViewReply, ViewRequest
 from flightedl.messages.tasks import ModeReply
@@ -23,16 +22,22 @@ from flightedl.messages.tasks import ModeReply
 class Members:
     """The membership of a job that has a model."""
 
-    def __init__(self, membership: Membership, schedule: DeterministicSchedule, outbox: Outbox) -> None:
+    def __init__(self, membership: Membership, outbox: Outbox) -> None:
         self.membership = membership
-        self._schedule = schedule
         self._outbox = outbox
         #: pserver index -> the view to send next, and which of its processes it is for.
         self._views: dict[int, tuple[int, ViewRequest]] = {}
 
-    @property
-    def is_deterministic(self) -> bool:
-        return self._schedule.is_on(self.membership.mode)
+    @classmethod
+    def of(cls, stored: bytes | None, generation: int, pserver_count: int, mode: Mode, outbox: Outbox) -> Members:
+        """Go on from a membership as it is stored, if any is; ``generation``: the master's.
+
+        Raises:
+            FencedError: ``stored`` is a newer master's.
+        """
+        if stored is None:
+            return cls(Membership(generation, pserver_count, mode=mode), outbox)
+        return cls(Membership.restore(stored, generation, pserver_count, mode=mode), outbox)
 
     def perform(self, effects: Sequence[MembershipEffect]) -> None:
         if not effects:

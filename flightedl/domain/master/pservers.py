@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+from msgspec.structs import replace
+
 from flightedl.domain.exactly_once.intervals import IntervalSet
 from flightedl.domain.master.effects import Kind, Outbox, pserver_named
 from flightedl.domain.queue.tasks import TaskQueue
@@ -18,7 +20,7 @@ from flightedl.domain.recovery.reinitialization import LostValues, Reinitialize,
 from flightedl.domain.recovery.replay import AppliedSummary, PserverRecovery, tasks_to_reopen
 from flightedl.errors import NotFoundError
 from flightedl.messages.control import AppliedReply
-from flightedl.messages.tasks import FinishedTask
+from flightedl.messages.tasks import FinishedTask, ReturnedTask, TasksTicket
 
 #: Stands for the generation of a pserver that acknowledged nothing, because it has no blocks.
 _NOTHING_TO_LOSE = 1 << 62
@@ -56,6 +58,13 @@ class Pservers:
     def encode(self) -> bytes:
         """What a later master goes on from; belongs into the same transaction as the queue's state."""
         return self._recovery.encode()
+
+    def leases_seen(self, present: Mapping[int, int]) -> tuple[dict[int, int], dict[int, int]]:
+        """Take note of the live leases. Return the processes that are gone, and those that are new, by index."""
+        known, self.present = self.present, dict(present)
+        gone = {index: generation for index, generation in known.items() if present.get(index) != generation}
+        new = {index: each for index, each in present.items() if known.get(index) != each and index < self.count}
+        return gone, new
 
     def seen(self, index: int, generation: int) -> None:
         text = "pserver is there index=%d generation=%d"
@@ -100,6 +109,20 @@ class Pservers:
         """Whether finished work is in the pservers that count; one without blocks was never asked."""
         named = dict(enumerate(report.pservers))
         return self._recovery.accepts([named.get(i) or _NOTHING_TO_LOSE for i in range(self.count)])
+
+    def without_lost_work(self, ticket: TasksTicket) -> tuple[TasksTicket, list[ReturnedTask]]:
+        """Give finished work back that went with a pserver. Return what is left of the ticket, and that work."""
+        kept = [report for report in ticket.finished if self.counts(report)]
+        lost = [
+            ReturnedTask(epoch=report.epoch, position=report.position, attempt=report.attempt)
+            for report in ticket.finished
+            if not self.counts(report)
+        ]
+        if not lost:
+            return ticket, []
+        text = "finished work was lost with a pserver trainer=%s pieces=%d"
+        self._outbox.note(Kind.WORK_LOST, ticket.trainer, text, ticket.trainer, len(lost))
+        return replace(ticket, finished=kept, returned=[*ticket.returned, *lost]), lost
 
     def must_end(self, index: int, generation: int) -> bool:
         """Whether this process has to end and come back: to a checkpoint, or without values."""

@@ -4,7 +4,7 @@ A write carries all keys whose values have changed, and compares the revision of
 before. So a write of unknown outcome is harmless: it either happened, and then every key holds exactly the bytes that
 were sent, or it never can, because the next write changes what it compares with.
 
-The values are those of ``MasterState.encode``, by name; ``values_of_checkpoint`` is what a job begins with that goes on
+The values are those of ``MasterCore.encode``, by name; ``values_of_checkpoint`` is what a job begins with that goes on
 from a checkpoint, and ``state_in`` reads either.
 """
 

@@ -5,7 +5,7 @@ It decides nothing: what it finds is told, once when it begins and once when it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Mapping, Sequence
 
 from flightedl.domain.master.effects import Kind, Outbox, pserver_named
 from flightedl.messages.status import USUAL_REFUSALS, PserverStatusReply
@@ -19,23 +19,27 @@ _REFUSALS_EVERY_S = 60.0
 class Vigil:
     """Watches over pservers' words."""
 
-    def __init__(self, trainers_of: Callable[[Collection[int]], Sequence[str]]) -> None:
-        self._trainers_of = trainers_of
+    def __init__(self) -> None:
         #: Whom a round that was told of waits for, by name.
         self._awaited: list[str] = []
         #: (pserver index, error code) -> how many calls there were, and when that was told.
         self._refused: dict[tuple[int, str], tuple[int, float]] = {}
 
-    def look(self, replies: Sequence[PserverStatusReply | None], now: float, outbox: Outbox) -> None:
-        """This is what they said last, by index; None: nothing."""
-        self._look_at_rounds(replies, outbox)
+    def look(
+        self, replies: Sequence[PserverStatusReply | None], trainers: Mapping[int, str], now: float, outbox: Outbox
+    ) -> None:
+        """Look at the pservers' last replies, by index. None: there is no reply; ``trainers``: members by number."""
+        self._look_at_rounds(replies, trainers, outbox)
         for index, reply in enumerate(replies):
             if reply is not None:
                 self._look_at_refusals(index, reply, now, outbox)
 
-    def _look_at_rounds(self, replies: Sequence[PserverStatusReply | None], outbox: Outbox) -> None:
+    def _look_at_rounds(
+        self, replies: Sequence[PserverStatusReply | None], trainers: Mapping[int, str], outbox: Outbox
+    ) -> None:
         waiting = {i: each for i, each in enumerate(replies) if each is not None and each.waits_s >= SLOW_S}
-        awaited = list(self._trainers_of({member for each in waiting.values() for member in each.waits_for}))
+        members = {member for each in waiting.values() for member in each.waits_for}
+        awaited = sorted(trainers[member] for member in members if member in trainers)
         if awaited == self._awaited:
             return
         if gone := [name for name in self._awaited if name not in awaited]:

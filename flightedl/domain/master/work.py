@@ -10,9 +10,17 @@ from collections.abc import Callable, Iterable, Mapping
 
 from flightedl.domain.queue.fair_share import HOLDING_CEILING
 from flightedl.domain.queue.tasks import TaskQueue
-from flightedl.domain.queue.values import AlreadyDone, Effects, EpochsDone, Finished, TaskGiven
+from flightedl.domain.queue.values import AlreadyDone, Effects, EpochsDone, FailedSelector, Finished, TaskGiven
 from flightedl.errors import FencedError
-from flightedl.messages.tasks import Assignment, FailedTask, FinishedTask, ReturnedTask, TasksTicket
+from flightedl.messages.tasks import (
+    Assignment,
+    DroppedTasksRequest,
+    FailedTask,
+    FailedTasksRequest,
+    FinishedTask,
+    ReturnedTask,
+    TasksTicket,
+)
 
 #: Of a job that is stopped, a trainer finishes what it may have begun: the piece that it trains and the one read ahead.
 _BEGUN_COUNT = 2
@@ -127,6 +135,11 @@ class Work:
     def promise(self, trainer: str) -> list[Assignment]:
         """What a trainer may read of the next epoch, as this one has nothing for it."""
         return [] if self.queue.is_stopped else list(self.queue.promise(trainer))
+
+    def change_failed(self, request: FailedTasksRequest) -> int:
+        """Dispatch failed batches again, or drop them. Return how many."""
+        change = self.queue.drop_failed if isinstance(request, DroppedTasksRequest) else self.queue.retry_failed
+        return change(FailedSelector(request.epoch, request.task, request.batch))
 
     def trainer_gone(self, trainer: str, now: float, *, is_graceful: bool = False) -> None:
         """What a trainer held that is gone goes back; ``is_graceful``: it did not die."""

@@ -8,7 +8,7 @@ it are reported: the master takes whatever else a dead trainer held for untouche
 A report goes out at once (others may wait for this trainer to leave), a request when there is room. Reports stay in
 the feed until the master has answered them, so a master's death loses none; the attempt number makes repeating them
 safe. Who holds nothing lets the master hold the call, so that it hears of work as soon as there is any: first for
-``MOMENT_S``, for which it may stay a member (``domain.master.requests``), then for longer.
+``MOMENT_S``, for which it may stay a member (``domain.master.training``), then for longer.
 
 What this trainer gives up is *handed back* with the next report, never just forgotten: the master tells an attempt
 again that a request does not list, and would tell the same one. Should that happen all the same (an answer was lost),

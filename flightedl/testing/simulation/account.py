@@ -374,7 +374,7 @@ class Account:
         assert work is not None, "a master that leads has a queue"
         if unknown := set_aside(work.queue) - self._set_aside:
             raise Violation(f"{master.name} counts {unknown} as set aside, which never failed")
-        return wrong(values, block, self._cluster.shape, work.queue, is_stopped=master.core.is_stopped)
+        return wrong(values, block, self._cluster.shape, work.queue, is_stopped=master.core.training.is_stopped)
 
     def job_ended(self, leader: Master, serving: Mapping[int, Pserver]) -> None:
         """All is done, and faults have stopped: everything is there."""

@@ -20,7 +20,7 @@ from flightedl.testing.simulation.world import Process, Reply, Violation, World
 
 LOCK = "master/lock"
 ADDRESS = "master/addr"
-#: The keys of what a master goes on from begin with it, and go on with the names of ``MasterState.encode``.
+#: The keys of what a master goes on from begin with it, and go on with the names of ``MasterCore.encode``.
 STATE = "state/"
 DECLARATION, POINTER = STATE + "declaration", STATE + "checkpoints"
 #: Who gives the model its first values; ``DONE`` when they are there.

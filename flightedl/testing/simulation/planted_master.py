@@ -88,7 +88,7 @@ MASTER_BUGS: dict[str, Planted] = {
         swaps(f"{_MEMBERSHIP}member_id_of", "member is not None and member.is_admitted", "member is not None"),
     ),
     "idle members are waited for": bug(
-        "a trainer without work stays a member", answers("domain.master.requests:Requests._leave_if_idle")
+        "a trainer without work stays a member", answers("domain.master.training:Training.should_leave", "False")
     ),
     "the dead are waited for": bug("a trainer whose lease has ended stays a member", answers(f"{_MEMBERS}leave")),
     "a lost view is forgotten": bug(
@@ -111,7 +111,7 @@ MASTER_BUGS: dict[str, Planted] = {
     ),
     "views before they are stored": bug(
         "pservers hear of members that a successor does not know",
-        swaps("domain.master.control:PserverControl._next_control_call", "view, revision=state.revision)", "view)"),
+        swaps("domain.master.control:PserverControl.next_call", "view, revision=revision)", "view)"),
     ),
     "any answer admits": bug(
         "a pserver's answer to a view from before counts for a member that was not in it",
@@ -140,10 +140,10 @@ MASTER_BUGS: dict[str, Planted] = {
         "a trainer is given work that a successor does not know of",
         rewrites(
             "domain.master.core:MasterCore.apply",
-            "return self.outbox.take()",
+            "return self._outbox.take()",
             """
             from dataclasses import replace
-            effects = self.outbox.take()
+            effects = self._outbox.take()
             return [replace(each, revision=0) if isinstance(each, out.Answer) else each for each in effects]
             """,
         ),

@@ -157,7 +157,8 @@ def test_a_model_is_declared_when_it_has_a_plan() -> None:
     declared = reply(core, events.Asked(2, MODEL))
     assert (declared.declaration, declared.plan_hash, declared.pservers) == (MODEL, "p", 1)
     assert not notes(core.apply(events.ModelPlanned(replace(MODEL, mode=Async().to_json()), "q", 1), 0.0))
-    assert core.plan_hash == "p"
+    assert core.declaration.model is not None
+    assert core.declaration.model.plan_hash == "p"
 
 
 def test_a_resumed_model_may_have_other_settings_of_its_optimizer() -> None:

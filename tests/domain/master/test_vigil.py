@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
 from typing import Any
 
 import pytest
@@ -21,14 +20,11 @@ def said(**more: Any) -> PserverStatusReply:
 
 class Watched:
     def __init__(self) -> None:
-        self.vigil = Vigil(self._trainers_of)
-
-    def _trainers_of(self, members: Collection[int]) -> Sequence[str]:
-        return sorted(NAMES[member] for member in members if member in NAMES)
+        self.vigil = Vigil()
 
     def look(self, now: float, *replies: PserverStatusReply | None) -> list[tuple[Kind, str]]:
         outbox = Outbox()
-        self.vigil.look(replies, now, outbox)
+        self.vigil.look(replies, NAMES, now, outbox)
         notes = [effect for effect in outbox.take() if isinstance(effect, Note)]
         for note in notes:
             assert note.text % note.values

@@ -1,0 +1,52 @@
+"""The trainers whose lease is alive, as of a revision of etcd: only they may hold work, or be waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from flightedl.errors import NotReadyError, UnregisteredError
+from flightedl.messages.base import Sender
+
+
+class Gone(NamedTuple):
+    """A registration of a trainer that has ended."""
+
+    trainer: str
+    generation: int
+    #: True if the trainer lost its lease and has registered again: its work is not to blame.
+    is_alive: bool
+
+
+class Leases:
+    """Registrations of trainers."""
+
+    def __init__(self) -> None:
+        #: Trainer -> generation, as of this revision of etcd or later.
+        self.trainers: Mapping[str, int] = {}
+        self._revision = 0
+        #: True if the leases were seen since this master began.
+        self.are_known = False
+
+    def seen(self, trainers: Mapping[str, int], revision: int) -> tuple[list[Gone], dict[str, int]]:
+        """Take note of the live leases. Return the registrations that have ended, and those that are new."""
+        before, self.trainers, self._revision, self.are_known = self.trainers, trainers, revision, True
+        gone = [Gone(name, number, name in trainers) for name, number in before.items() if trainers.get(name) != number]
+        return gone, {name: number for name, number in trainers.items() if before.get(name) != number}
+
+    def require(self, sender: Sender) -> None:
+        """Require a trainer's lease to be alive.
+
+        Checked each time that a waiting request is looked at: nobody takes back what a trainer is given after its end.
+
+        Raises:
+            UnregisteredError: its lease has ended.
+            NotReadyError: the master has not seen it yet.
+        """
+        if self.trainers.get(sender.trainer) == sender.generation:
+            return
+        if sender.generation > self._revision:
+            raise NotReadyError(f"the master has not seen trainer {sender.trainer} yet")
+        raise UnregisteredError(
+            f"trainer {sender.trainer} has no lease of generation {sender.generation}: register anew"
+        )
