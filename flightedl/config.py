@@ -221,6 +221,8 @@ class TrainerSettings(CommonSettings):
     output_dir: str = ""
     #: The launcher's name for this process, for ``flightedl status``; empty if it has none.
     process_name: str = ""
+    #: The launcher's name for one start of a group of ranks, the same in all of them; empty if it has none.
+    start: str = ""
     #: Write what ``job.log`` is given to files for TensorBoard, too, in ``output_dir``.
     tensorboard: bool = False
     #: Port of a Prometheus page of this trainer, at ``bind``; 0: none, and nothing listens.

@@ -59,6 +59,8 @@ class TrainerProcess:
         require_files(chosen)
         self.clock: Clock = SystemClock()
         self.keys = JobKeys(chosen.job)
+        #: The launcher's name for the start of the group that this process belongs to; empty if it has none.
+        self.start = chosen.start
         self._cover_s = chosen.lease_ttl_s + _TAKEOVER_S
         with contextlib.ExitStack() as stack:
             #: None: nothing is recorded.

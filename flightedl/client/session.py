@@ -500,7 +500,10 @@ class Job:
     ) -> None:
         if isinstance(error, Exception) and not isinstance(error, FlightedlError):
             self._data.raised(error)
-        self.close()
+        try:
+            self._data.leave_group(error)
+        finally:
+            self.close()
 
     def close(self, why: str = "it was closed, as at the end of its `with` block") -> None:
         """Hand back what is held and end the lease. Closing twice is fine."""

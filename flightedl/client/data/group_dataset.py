@@ -36,11 +36,18 @@ _KEY = "flightedl_data"
 _DECODED_TWICE = 0.05
 
 
+#: A round with its batch, or with the error of reading it.
+Item = tuple[Round, pa.RecordBatch | Exception] | EpochEnd | None
+
+
 class Attendance(Protocol):
     """This rank's part in the present start of its group."""
 
     def begin(self, token: str, position: str) -> str:
         """Declare the token that this rank has loaded, empty if none. Return the one that counts for all ranks."""
+
+    def kept(self, step: Round) -> Round:
+        """Return a round of this rank without the records that no rank gets."""
 
     def take(self, at: int, step: Round) -> None:
         """Note that this rank takes a round, before which ``at`` records of all epochs were given.
@@ -51,17 +58,6 @@ class Attendance(Protocol):
 
     def finish(self) -> None:
         """Note that this rank has seen the end of the data."""
-
-
-class Unattended:
-    """Ranks that nobody follows: each one starts from the token that it has loaded itself."""
-
-    def begin(self, token: str, position: str) -> str:  # noqa: ARG002 - nobody is told
-        return token
-
-    def take(self, at: int, step: Round) -> None: ...
-
-    def finish(self) -> None: ...
 
 
 class GroupDataset:
@@ -116,7 +112,7 @@ class GroupDataset:
         self._uncommitted: deque[pa.RecordBatch] = deque()
         self._handed_out: Round | None = None
         self._summary: EpochEnd | None = None
-        self._queue: ReadQueue[tuple[Round, pa.RecordBatch] | EpochEnd | Exception | None] = ReadQueue()
+        self._queue: ReadQueue[Item] = ReadQueue()
         self._stopping = threading.Event()
         self._reader: threading.Thread | None = None
 
@@ -182,13 +178,13 @@ class GroupDataset:
         if not self._has_begun:
             self._begin()
         while (item := self._next_item()) is not None:
-            if isinstance(item, Exception):
-                raise item
             if isinstance(item, EpochEnd):
                 self._end_epoch(item)
                 continue
             step, batch = item
             self._attendance.take(step.epoch * self.record_count + step.records, step)
+            if isinstance(batch, Exception):
+                raise batch
             self._handed_out = step
             if self._explicit_commit:
                 self._uncommitted.append(batch)
@@ -260,21 +256,22 @@ class GroupDataset:
         self._reader.start()
 
     def _read_ahead(self, plan: RoundPlan) -> None:
-        item: tuple[Round, pa.RecordBatch] | EpochEnd | Exception | None
-        try:
-            while not self._stopping.is_set() and (step := plan.next()) is not None:
-                self._put((step, self._read(step)) if isinstance(step, Round) else step)
-        except Exception as error:  # noqa: BLE001 - raised in the user's thread
-            item = error
-        else:
-            item = None
-        self._put(item)
+        while not self._stopping.is_set() and (step := plan.next()) is not None:
+            if isinstance(step, EpochEnd):
+                self._put(step)
+                continue
+            try:
+                self._put((step, self._read(self._attendance.kept(step))))
+            except Exception as error:  # noqa: BLE001 - raised in the user's thread, at the round that it belongs to
+                self._put((step, error))
+                return
+        self._put(None)
 
-    def _put(self, item: tuple[Round, pa.RecordBatch] | EpochEnd | Exception | None) -> None:
+    def _put(self, item: Item) -> None:
         while not self._stopping.is_set() and not self._queue.put(item, _SLICE_S):
             pass
 
-    def _next_item(self) -> tuple[Round, pa.RecordBatch] | EpochEnd | Exception | None:
+    def _next_item(self) -> Item:
         if self._queue.items:
             return self._queue.get(0.0)
         waiting = self._waiting()

@@ -17,11 +17,13 @@ from flightedl.adapters.storage import FsspecFiles
 from flightedl.client import arguments
 from flightedl.client.connections import persistently
 from flightedl.client.data import evaluation
+from flightedl.client.data.attendance import GroupAttendance
 from flightedl.client.data.dataset import Dataset, LookAhead
 from flightedl.client.data.evaluation import Measure
 from flightedl.client.data.feed import TaskFeed
-from flightedl.client.data.group_dataset import GroupDataset, Unattended
+from flightedl.client.data.group_dataset import GroupDataset
 from flightedl.client.data.pieces import PieceReader
+from flightedl.client.data.ranks import rank_and_size
 from flightedl.client.data.reading import ReadTask, batches_of, place_of, telling
 from flightedl.client.participation import Participation
 from flightedl.client.process import TrainerProcess
@@ -75,6 +77,7 @@ class JobData:
         self._dataset: Dataset | None = None
         #: Instead of it in a process that is a rank of a group.
         self._group: GroupDataset | None = None
+        self._attendance: GroupAttendance | None = None
         #: Of the evaluation that is under way.
         self._evaluation: TaskFeed | None = None
 
@@ -133,6 +136,9 @@ class JobData:
             remainder=remainder,
         )
         reader = PieceReader(self._files, layout, spec_of(declaration), seed, decode, process.progress.skipped)
+        # Ranks of equal data are different ranks of the group that is started together.
+        launched = rank_and_size("auto")
+        self._attendance = GroupAttendance(process, *(ranks if launched == (0, 1) else launched))
         self._group = GroupDataset(
             declared,
             xxhash.xxh3_64_hexdigest(f"{declared.index_hash} {declaration.records_per_task}".encode()),
@@ -140,7 +146,7 @@ class JobData:
             seed,
             reader.read,
             rank,
-            Unattended(),
+            self._attendance,
             process.progress.batch,
             process.waiting,
             lambda: self._files.trouble,
@@ -225,6 +231,11 @@ class JobData:
         if current is not None and self._dataset is not None:
             last = "".join(traceback.format_exception_only(error)).strip()
             self._dataset.fail_current(current, last, place_of(error))
+
+    def leave_group(self, error: BaseException | None) -> None:
+        """Leave the group, if this process is a rank of one. See ``GroupAttendance.leave``."""
+        if self._attendance is not None:
+            self._attendance.leave(error)
 
     def close(self) -> None:
         """Hand back what is held."""

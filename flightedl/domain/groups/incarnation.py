@@ -16,10 +16,12 @@ later incarnation is past it, and convicted after ``attempts_limit`` incarnation
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from flightedl.domain.groups import plan
 from flightedl.errors import FencedError, UsageError
 from flightedl.messages.groups import (
     GroupLeaveRequest,
@@ -183,11 +185,17 @@ class Group:
     # ending
 
     def leave(self, request: GroupLeaveRequest) -> None:
-        """Note that a rank has left its session. Ranks of other incarnations change nothing."""
-        if not self._is_current(request):
+        """Note that a rank has left its session. Ranks of other incarnations change nothing.
+
+        Raises:
+            FencedError: the rank would leave cleanly, but its incarnation is over.
+        """
+        rank = self.record.ranks[request.rank] if self._is_current(request) else None
+        if rank is not None and (rank.has_left or rank.is_cleared):
             return
-        rank = self.record.ranks[request.rank]
-        if rank.has_left or rank.is_cleared:
+        if request.is_clean and (rank is None or self.record.phase == OVER):
+            raise FencedError(OVER_TEXT)
+        if rank is None:
             return
         if not request.is_clean:
             self._update(request.rank, is_cleared=True)
@@ -258,6 +266,27 @@ class Group:
         if record.phase == DONE:
             assert all(each.has_left and each.has_finished for each in record.ranks.values())
         assert all(each.deaths < self._attempts_limit for each in record.suspects)
+
+
+def without(step: plan.Round, left_out: Collection[Piece]) -> plan.Round:
+    """Return a round without the records that no rank gets."""
+    pieces = step.pieces
+    for epoch, task, first, end in left_out if any(each[0] == step.epoch for each in left_out) else ():
+        pieces = tuple(
+            part for piece in pieces for part in _parts(piece, task, first, end if epoch == step.epoch else 0)
+        )
+    return replace(step, pieces=pieces)
+
+
+def _parts(piece: plan.Piece, task: int, first: int, end: int) -> Iterator[plan.Piece]:
+    """Yield what is left of a piece without records ``first`` to ``end`` of a task."""
+    if piece.task != task or end <= piece.first_record or piece.end_record <= first:
+        yield piece
+        return
+    if piece.first_record < first:
+        yield plan.Piece(task, piece.first_record, first)
+    if end < piece.end_record:
+        yield plan.Piece(task, end, piece.end_record)
 
 
 def _is_from(request: GroupStartRequest | GroupPlaceRequest | GroupLeaveRequest, known: GroupRank) -> bool:

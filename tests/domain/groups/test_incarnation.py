@@ -100,19 +100,29 @@ def _steps(group, views, processes):
             is_current = after.at(process.at(view.incarnation), 0.0).is_current
             assert is_current == (view.incarnation == group.record.incarnation and group.record.phase == RUNNING)
             yield "at", number, after, views
-        if view.state in {"started", "left"}:
-            # Also a second time: the message may be repeated.
-            after = copy.deepcopy(group)
+        yield from _leaving(group, views, number, process, view)
+
+
+def _leaving(group, views, number, process, view):
+    """Yield the states that a process leads to by leaving, also a second time: the message may be repeated."""
+    if view.state in {"started", "left"}:
+        after = copy.deepcopy(group)
+        try:
             after.leave(process.leave(view.incarnation))
+        except FencedError:
+            # It ends by this error.
+            assert view.state == "started" or view.incarnation < after.record.incarnation
+            yield "fenced", number, after, _with(views, number, replace(view, state="raised"))
+        else:
             yield "left", number, after, _with(views, number, replace(view, state="left"))
-        if view.state in {"started", "raised"}:
-            after = copy.deepcopy(group)
-            after.leave(process.leave(view.incarnation, is_clean=False, error="E"))
-            yield "raised", number, after, _with(views, number, replace(view, state="raised"))
-        if view.state in {"left", "raised"}:
-            after = copy.deepcopy(group)
-            after.gone(process.trainer, process.generation)
-            yield "gone", number, after, views
+    if view.state in {"started", "raised"}:
+        after = copy.deepcopy(group)
+        after.leave(process.leave(view.incarnation, is_clean=False, error="E"))
+        yield "raised", number, after, _with(views, number, replace(view, state="raised"))
+    if view.state in {"left", "raised"}:
+        after = copy.deepcopy(group)
+        after.gone(process.trainer, process.generation)
+        yield "gone", number, after, views
 
 
 def _with(views, number, view):
@@ -204,8 +214,9 @@ def test_a_later_start_ends_the_one_before():
     assert begin(group, old) == 10
     assert begin(group, new) == 20
     assert not group.at(old[1].at(10), 1.0).is_current
-    group.leave(old[0].leave(10))
-    group.leave(old[1].leave(10))
+    for each in old:
+        with pytest.raises(FencedError, match="start this process again"):
+            group.leave(each.leave(10))
     assert group.record.phase == RUNNING
     assert group.at(new[1].at(20), 1.0).is_current
     assert group.enter(old[1].enter()).is_stale
@@ -353,8 +364,11 @@ class Starts(RuleBasedStateMachine):
     def leave(self, data, is_clean):
         process = data.draw(st.sampled_from(sorted(self.started, key=lambda each: each.generation)))
         incarnation = self.started.pop(process)
-        self.group.leave(process.leave(incarnation, is_clean=is_clean))
         self.processes.remove(process)
+        try:
+            self.group.leave(process.leave(incarnation, is_clean=is_clean))
+        except FencedError:
+            return
         if is_clean:
             self.left.add((incarnation, process.rank))
 

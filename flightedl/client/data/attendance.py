@@ -1,0 +1,216 @@
+"""This rank's part in the current start of its group: it joins, reports its rounds, and leaves.
+
+A rank takes rounds only while its lease lives by its own clock, and until the master says that its start is over. It
+needs no master in between. A thread reports the newest round a few times a second. After a start that a rank's death
+has ended, ranks report each round before they take it, until they are past the records of that death: so the master
+knows at which records a rank dies.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from typing import Any, TypeVar
+
+import msgspec
+
+from flightedl.client.connections import SLICE_S, persistently
+from flightedl.client.data.start_name import start_name
+from flightedl.client.process import TrainerProcess
+from flightedl.domain.groups.incarnation import OVER_TEXT, without
+from flightedl.domain.groups.plan import Round
+from flightedl.errors import FencedError, FlightedlError, UnregisteredError
+from flightedl.messages.base import Reply, decode, encode
+from flightedl.messages.groups import (
+    GroupLeaveRequest,
+    GroupPlaceReply,
+    GroupPlaceRequest,
+    GroupStartReply,
+    GroupStartRequest,
+    Piece,
+)
+
+Answer = TypeVar("Answer", bound=msgspec.Struct)
+
+_REPORT_S = 0.5
+#: The same while rounds are watched.
+_WATCHED_REPORT_S = 0.05
+#: Rounds are watched for so long after the records of the last death: the report of its round may have been older.
+_WATCHED_S = 2.0
+#: Time for the last word of a rank whose script has raised.
+_RAISED_S = 2.0
+#: Errors that another rank's end causes.
+_OF_OTHERS = re.compile(r"gloo|nccl|closed by peer|reset by peer|broken pipe|TCPStore", re.IGNORECASE)
+
+
+def is_own_failure(error: BaseException) -> bool:
+    """True if a rank's script raised this error by itself: no other rank's end and no signal has caused it."""
+    if not isinstance(error, Exception) or isinstance(error, FlightedlError):
+        return False
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    is_of_runtime = bool(kinds & {"RuntimeError", "OSError"})
+    return "DistError" not in kinds and not (is_of_runtime and _OF_OTHERS.search(str(error)))
+
+
+class GroupAttendance:
+    """One rank in one start of its group.
+
+    Args:
+        process: This process.
+        rank: Rank of this process among all processes that are started together.
+        size: Number of these processes.
+    """
+
+    def __init__(self, process: TrainerProcess, rank: int, size: int) -> None:
+        self._process = process
+        self._rank = rank
+        self._size = size
+        self._held = process.registration.held
+        self._incarnation = 0
+        #: Records that no rank gets, because they have killed their ranks.
+        self._left_out: list[Piece] = []
+        self._watched_until = 0
+        self._watched_since: float | None = None
+        self._has_finished = False
+        #: The newest round, until it is reported.
+        self._place: GroupPlaceRequest | None = None
+        #: Reason why this rank may take no more rounds; empty if there is none.
+        self._over = ""
+        self._closing = threading.Event()
+        self._reporter = threading.Thread(target=self._report, name="flightedl-group", daemon=True)
+
+    # joining
+
+    def begin(self, token: str, position: str) -> str:
+        """Declare the token that this rank has loaded, empty if none. Return the one that counts for all ranks.
+
+        Raises:
+            UsageError: the ranks have loaded different tokens, or differ about their number.
+            FencedError: this start of the group is over.
+        """
+        held = self._held
+        look_up = start_name(self._process.keys.job_name, self._process.start, self._rank, held.generation)
+        waiting = self._process.waiting()
+        try:
+            while True:
+                self._require_lease()
+                reply = GroupStartReply(waiting_for="rank 0 to publish this start of the group")
+                if (name := look_up()) is not None:
+                    request = GroupStartRequest(
+                        **self._own(), start=name, size=self._size, token=token, position=position
+                    )
+                    reply = self._ask("group_start", request, GroupStartReply)
+                if reply.incarnation:
+                    break
+                waiting.patiently(reply.waiting_for)
+                waiting.pause()
+        finally:
+            waiting.over()
+        self._incarnation = reply.incarnation
+        self._left_out = reply.left_out
+        self._watched_until = reply.watched_until
+        self._reporter.start()
+        return reply.token
+
+    def _own(self) -> dict[str, Any]:
+        process = self._process
+        own = {"trainer": process.trainer, "generation": self._held.generation, "job": process.keys.job_name}
+        return own | {"rank": self._rank}
+
+    def _ask(self, verb: str, request: msgspec.Struct, kind: type[Answer]) -> Answer:
+        """Repeat a request until a master has answered it. Errors as of the request; FencedError without a lease."""
+
+        def attempt() -> Answer:
+            self._require_lease()
+            try:
+                return self._once(verb, request, kind, SLICE_S)
+            except UnregisteredError:
+                raise FencedError(OVER_TEXT) from None
+
+        return persistently(self._process.waiting(), attempt)
+
+    def _once(self, verb: str, request: msgspec.Struct, kind: type[Answer], timeout_s: float) -> Answer:
+        return decode(self._process.servers.master().action(verb, encode(request), timeout_s=timeout_s), kind)
+
+    def _require_lease(self) -> None:
+        if reason := self._over or self._held.lost_because:
+            raise FencedError(reason if reason == OVER_TEXT else f"{reason}: start this rank again")
+
+    # rounds
+
+    def kept(self, step: Round) -> Round:
+        """Return a round of this rank without the records that no rank gets."""
+        return without(step, self._left_out)
+
+    def take(self, at: int, step: Round) -> None:
+        """Note that this rank takes a round, before which ``at`` records of all epochs were given.
+
+        Raises:
+            FencedError: this start of the group is over.
+        """
+        self._require_lease()
+        pieces = [(step.epoch, piece.task, piece.first_record, piece.end_record) for piece in step.pieces]
+        place = GroupPlaceRequest(**self._own(), incarnation=self._incarnation, at=at, pieces=pieces)
+        self._place = place
+        if self._is_watched(at) and not self._ask("group_at", place, GroupPlaceReply).is_current:
+            self._over = OVER_TEXT
+        self._require_lease()
+
+    def _is_watched(self, at: int) -> bool:
+        if not self._watched_until:
+            return False
+        now = self._process.clock.now()
+        if self._watched_since is None and at >= self._watched_until:
+            self._watched_since = now
+        if self._watched_since is not None and now - self._watched_since > _WATCHED_S:
+            self._watched_until = 0
+        return bool(self._watched_until)
+
+    def _report(self) -> None:
+        while not self._closing.wait(_WATCHED_REPORT_S if self._watched_until else _REPORT_S):
+            place = self._place
+            if place is None:
+                continue
+            try:
+                if not self._once("group_at", place, GroupPlaceReply, _RAISED_S).is_current:
+                    self._over = OVER_TEXT
+            except FlightedlError:
+                # Without a master the rank goes on for as long as its lease lives.
+                continue
+
+    # leaving
+
+    def finish(self) -> None:
+        """Note that this rank has seen the end of the data."""
+        self._has_finished = True
+
+    def leave(self, error: BaseException | None) -> None:
+        """Leave the group, before the lease ends. The master has stored it when this returns without an error.
+
+        Args:
+            error: The exception that ends the session, if one does.
+
+        Raises:
+            FencedError: the session ends without an exception, but this start of the group is over.
+        """
+        if self._reporter.ident is None or self._closing.is_set():
+            return
+        self._closing.set()
+        self._reporter.join()
+        request = GroupLeaveRequest(
+            **self._own(),
+            incarnation=self._incarnation,
+            is_clean=error is None,
+            has_finished=self._has_finished,
+            error=f"{type(error).__name__}: {error}"[:1000] if error is not None and is_own_failure(error) else "",
+        )
+        if error is None:
+            self._ask("group_leave", request, Reply)
+            return
+        try:
+            if self._place is not None:
+                self._once("group_at", self._place, GroupPlaceReply, _RAISED_S)
+            self._once("group_leave", request, Reply, _RAISED_S)
+        except FlightedlError:
+            # The end of the lease says the same, later.
+            return

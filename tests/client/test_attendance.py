@@ -1,0 +1,183 @@
+"""Ranks of a group with a real master: starts, tokens, ends, and records that kill their rank."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import flightedl as fe
+from flightedl.client.data.attendance import is_own_failure
+from flightedl.client.data.start_name import start_name
+from flightedl.client.session import Job
+from flightedl.errors import FencedError, UsageError
+from flightedl.launch.cluster import LocalCluster
+
+RECORDS = 60
+pytestmark = [pytest.mark.etcd, pytest.mark.slow]
+
+
+class Group:
+    """Starts of a group of ranks, which are threads of this process."""
+
+    def __init__(self, cluster: LocalCluster, directory: Path) -> None:
+        self.cluster = cluster
+        self.path = directory / "data.parquet"
+        pq.write_table(pa.table({"id": range(RECORDS)}), self.path, row_group_size=5)
+
+    def start(self, *work: Callable[[Job, Any], Any], **more: Any) -> list[Any]:
+        """Run one function as each rank; return their results, or the errors that their sessions ended with."""
+
+        def run(rank: int) -> Any:
+            try:
+                with self.cluster.connect(**more) as job:
+                    data = job.dataset(str(self.path), batch_size=4, group=(rank, len(work)))
+                    return work[rank](job, data)
+            except Exception as error:  # noqa: BLE001 - the test looks at it
+                return error
+
+        with ThreadPoolExecutor(len(work)) as threads:
+            return list(threads.map(run, range(len(work))))
+
+    @property
+    def status(self) -> Any:
+        with self.cluster.status() as status:
+            return status.read(5.0)
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[Group]:
+    with fe.local(pservers=0, attempts_limit=2, lease_ttl_s=2.0) as cluster:
+        yield Group(cluster, tmp_path)
+
+
+def take_all(_job: Job, data: Any) -> list[int]:
+    return [record for batch in data for record in batch["id"].to_pylist()]
+
+
+def taking(rounds: int) -> Callable[[Job, Any], tuple[list[int], Any]]:
+    """A rank that leaves its loop after so many rounds, with their records and the position."""
+
+    def take(_job: Job, data: Any) -> tuple[list[int], Any]:
+        loop = iter(data)
+        records = [record for _ in range(rounds) for record in next(loop)["id"].to_pylist()]
+        return records, data.state_dict()
+
+    return take
+
+
+def loading(token: Any) -> Callable[[Job, Any], list[int]]:
+    def load(job: Job, data: Any) -> list[int]:
+        data.load_state_dict(token)
+        return take_all(job, data)
+
+    return load
+
+
+def failing(token: Any) -> Callable[[Job, Any], None]:
+    """A rank whose script raises at its second batch."""
+
+    def fail(_job: Job, data: Any) -> None:
+        data.load_state_dict(token)
+        loop = iter(data)
+        next(loop)
+        next(loop)
+        raise ValueError("an odd record")
+
+    return fail
+
+
+def going_on(group: Group) -> Callable[[Job, Any], None]:
+    """A rank that asks for another batch when its start is over."""
+
+    def go_on(_job: Job, data: Any) -> None:
+        loop = iter(data)
+        next(loop)
+        next(loop)
+        while group.status.group.phase != "over":
+            threading.Event().wait(0.05)
+        take_all(_job, loop)
+
+    return go_on
+
+
+def test_starts_of_a_group_from_the_first_to_the_end_of_the_data(group: Group) -> None:
+    """One after the other, since servers take seconds to start."""
+    # Two ranks take three rounds and leave.
+    (of_zero, token), (of_one, same) = group.start(taking(3), taking(3))
+    assert token == same
+    assert group.status.group.phase == "over", "the end of the data was not reached"
+
+    # One rank raises; the other one is told that its start is over.
+    failed, other = group.start(failing(token), going_on(group))
+    assert isinstance(failed, ValueError)
+    assert isinstance(other, FencedError)
+
+    # Two different positions are refused in both ranks, with both named.
+    ((_, elsewhere),) = group.start(taking(1))
+    refused = group.start(loading(token), loading(elsewhere))
+    assert all(isinstance(error, UsageError) for error in refused)
+    assert "rank 0 has loaded the data's position epoch 1 after 24 records and rank 1 epoch 1 after 4" in str(
+        refused[0]
+    )
+
+    # The rank that raises does so once more: its records are handed out to nobody, and named.
+    failed, _ = group.start(failing(token), going_on(group))
+    assert isinstance(failed, ValueError)
+    (piece,) = group.status.failed
+    assert (piece.records, piece.error) == (4, "ValueError: an odd record")
+
+    # One rank loads the position, three take the rest.
+    rest = group.start(take_all, loading(token), take_all)
+    counted = Counter([*of_zero, *of_one, *(record for records in rest for record in records)])
+    left_out = {each.first_record + number for each in piece.ranges for number in range(each.records)}
+    assert set(counted) == set(range(RECORDS)) - left_out
+    assert max(counted.values()) == 1
+    status = group.status
+    assert (status.state, status.group.starts, status.records) == ("done", 6, RECORDS)
+
+    # A later start that loads nothing begins at the beginning.
+    (again,) = group.start(take_all)
+    assert len(again) == RECORDS - len(left_out)
+
+
+def test_the_launcher_names_a_start_or_the_master_brings_ranks_together() -> None:
+    assert start_name("j", "given", 1, 7)() == "given"
+    assert start_name("j", "", 0, 7)() == ""
+
+
+@pytest.mark.torch
+def test_rank_0_publishes_its_generation_through_the_store_of_the_process_group() -> None:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        other = start_name("j", "", 1, 8)
+        assert other() is None
+        assert start_name("j", "", 0, 7)() == "7"
+        assert other() == "7"
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("error", "is_own"),
+    [
+        (ValueError("an odd record"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), True),
+        (RuntimeError("[third_party/gloo/gloo/transport/tcp/pair.cc:538] Connection closed by peer"), False),
+        (ConnectionResetError("Connection reset by peer"), False),
+        (FencedError("over"), False),
+        (SystemExit(143), False),
+        (KeyboardInterrupt(), False),
+    ],
+)
+def test_errors_that_another_rank_caused_are_not_this_ranks_fault(error: BaseException, is_own: bool) -> None:
+    assert is_own_failure(error) == is_own
