@@ -7,6 +7,7 @@ it has of the job's data in ``data.job_data``, and of its model in ``model.job_m
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -211,6 +212,7 @@ class Job:
             return self._data.declare(declaration, decode, explicit_done=explicit_done)
         if self._model.is_declared:
             raise UsageError("a group trains a model of its own: give either group= or job.parameters, not both")
+        atexit.register(self._leave_at_exit)
         return self._data.declare_for_group(
             declaration,
             decode,
@@ -505,11 +507,17 @@ class Job:
         finally:
             self.close()
 
+    def _leave_at_exit(self) -> None:
+        """End the session of a rank whose script has ended without an exception and without a ``with`` block."""
+        if getattr(sys, "last_value", None) is None:
+            self.close()
+
     def close(self, why: str = "it was closed, as at the end of its `with` block") -> None:
         """Hand back what is held and end the lease. Closing twice is fine."""
         if self._closed:
             return
         self._closed = f"this session is over: {why}; connect again to go on"
+        atexit.unregister(self._leave_at_exit)
         self._data.close()
         self._model.close(self._closed)
         self._once.keep()
