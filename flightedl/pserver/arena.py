@@ -6,8 +6,8 @@ which NumPy asks from 4 MiB on: passes over 4 KiB pages spend a good part of the
 
 Values may lie in memory that trainers of the same host map (``values``), as long as there is room; slots never do.
 
-Memory is never given back, because slabs are not. What values were moved out of is used for the next ones of that size,
-as soon as nobody reads it any more; there is so as much of it as was ever read at one time.
+Slabs are never freed. Memory that values were moved out of, or that belonged to blocks which have left (``release``),
+is used for the next arrays of the same size, as soon as nobody reads it any more.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +44,8 @@ class Arena:
         self._slab: Array = np.empty(0, np.uint8)
         #: What values were moved out of, with its readers.
         self._left: list[tuple[Array, Sequence[weakref.ref[Array]]]] = []
+        #: Other arrays of blocks that have left.
+        self._released: list[Array] = []
 
     def allocate(
         self, element_count: int, dtype: npt.DTypeLike, fill: float = 0.0, *, is_values: bool = False
@@ -51,17 +54,22 @@ class Arena:
         kind = np.dtype(dtype)
         size_bytes = element_count * kind.itemsize
         with self._lock:
-            array = (self._cut_values(size_bytes) if is_values else self._cut(size_bytes)).view(kind)
+            array = self._values_of(size_bytes, kind) if is_values else self._other_of(size_bytes, kind)
             self.size_bytes += size_bytes
         array.fill(fill)
         return array
 
+    def release(self, values: Array, readers: Sequence[weakref.ref[Array]], others: Sequence[Array]) -> None:
+        """Take back the arrays of blocks that leave; the values are still read as long as one of ``readers`` lives."""
+        with self._lock:
+            self._left.append((values, readers))
+            self._released += others
+            self.size_bytes -= values.nbytes + sum(array.nbytes for array in others)
+
     def move(self, values: Array, readers: Sequence[weakref.ref[Array]]) -> Array:
         """A copy that takes the place of ``values``, which are still read as long as one of ``readers`` lives."""
         with self._lock:
-            target = self._unread(values)
-            if target is None:
-                target = self._cut_values(values.nbytes).view(values.dtype)
+            target = self._values_of(values.nbytes, values.dtype)
         copy_past_cache(target.view(np.uint8), values.view(np.uint8))
         # Not before: its readers may end meanwhile, and other values of that size would be moved to where these are
         # still copied from.
@@ -75,12 +83,19 @@ class Arena:
         np.copyto(copied, array)
         return copied
 
-    def _unread(self, like: Array) -> Array | None:
+    def _values_of(self, size_bytes: int, dtype: np.dtype[Any]) -> Array:
         for place, (array, readers) in enumerate(self._left):
-            if (array.size, array.dtype) == (like.size, like.dtype) and all(reader() is None for reader in readers):
+            if (array.nbytes, array.dtype) == (size_bytes, dtype) and all(reader() is None for reader in readers):
                 del self._left[place]
                 return array
-        return None
+        return self._cut_values(size_bytes).view(dtype)
+
+    def _other_of(self, size_bytes: int, dtype: np.dtype[Any]) -> Array:
+        for place, array in enumerate(self._released):
+            if (array.nbytes, array.dtype) == (size_bytes, dtype):
+                del self._released[place]
+                return array
+        return self._cut(size_bytes).view(dtype)
 
     def _cut_values(self, size_bytes: int) -> Array:
         """Where values lie, if there is room left."""

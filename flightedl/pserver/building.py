@@ -16,42 +16,53 @@ from flightedl.pserver.arena import Arena
 from flightedl.pserver.spans import ArraySpan
 
 
-def spans_of(plan: ShardPlan, index: int, optimizer: Optimizer, wire: str, arena: Arena) -> list[ArraySpan]:
-    """The spans of a pserver, by rising block numbers, with values of zero.
+class SpanMaker:
+    """Makes the spans of a pserver, with values of zero.
 
     Args:
         plan: Where every block lies.
-        index: Of the pserver.
         optimizer: Of the model.
         wire: "bfloat16" or "float16" where float32 elements travel as such.
         arena: Where memory comes from.
     """
-    updates: dict[tuple[Optimizer, str], Update] = {}
-    spans: list[ArraySpan] = []
-    for run in runs_of(plan, index):
-        for numbers in _of_one_rule(plan, run, optimizer):
-            spec = plan.parameters[plan.block(numbers.start).parameter]
-            rule, dtype = optimizer.for_parameter(spec.name), spec.storage_dtype
-            update = next((known for (r, d), known in updates.items() if (r, d) == (rule, dtype)), None)
-            if update is None:
-                update = kernel_for(rule, dtype)
-                updates[rule, dtype] = update
-            places = [plan.block(number) for number in numbers]
-            total = sum(place.size for place in places)
-            spans.append(
-                ArraySpan(
-                    numbers,
-                    places,
-                    arena.allocate(total, dtype, is_values=True),
-                    [arena.allocate(total, dtype, slot.initial) for slot in rule.slots],
-                    update,
-                    block_kernels(dtype),
-                    arena,
-                    threading.Lock(),
-                    spec.short_kind or wire,
-                )
-            )
-    return spans
+
+    def __init__(self, plan: ShardPlan, optimizer: Optimizer, wire: str, arena: Arena) -> None:
+        self._plan = plan
+        self._optimizer = optimizer
+        self._wire = wire
+        self._arena = arena
+        self._updates: list[tuple[Optimizer, str, Update]] = []
+
+    def spans_of(self, index: int) -> list[ArraySpan]:
+        """Return the spans of a pserver's blocks, by rising numbers."""
+        return [
+            self.span(numbers)
+            for run in runs_of(self._plan, index)
+            for numbers in _of_one_rule(self._plan, run, self._optimizer)
+        ]
+
+    def span(self, numbers: range) -> ArraySpan:
+        """Return a span of blocks that one kernel call can update."""
+        plan, arena = self._plan, self._arena
+        spec = plan.parameters[plan.block(numbers.start).parameter]
+        rule, dtype = self._optimizer.for_parameter(spec.name), spec.storage_dtype
+        update = next((known for r, d, known in self._updates if (r, d) == (rule, dtype)), None)
+        if update is None:
+            update = kernel_for(rule, dtype)
+            self._updates.append((rule, dtype, update))
+        places = [plan.block(number) for number in numbers]
+        total = sum(place.size for place in places)
+        return ArraySpan(
+            numbers,
+            places,
+            arena.allocate(total, dtype, is_values=True),
+            [arena.allocate(total, dtype, slot.initial) for slot in rule.slots],
+            update,
+            block_kernels(dtype),
+            arena,
+            threading.Lock(),
+            spec.short_kind or self._wire,
+        )
 
 
 def kernels_of(

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from flightedl.domain.model.optimizers import Optimizer
 from flightedl.domain.model.sharding import ShardPlan, runs_of
+from flightedl.domain.pserver.block_values import ReleasedBlocks
 from flightedl.errors import CorruptError, GradientError, MessageError, UnavailableError
 from flightedl.formats.shard_files import StoredBlock
 from flightedl.process.shared_memory import NONCE_BYTES, SharedMemory, host_mark
 from flightedl.pserver.arena import ALIGNMENT_BYTES, Arena
-from flightedl.pserver.building import spans_of
+from flightedl.pserver.building import SpanMaker
 from flightedl.pserver.spans import ArraySpan
 from flightedl.pserver.stores import distinct
 from flightedl.wire.rows import Row
@@ -37,13 +39,17 @@ class DenseStore:
         #: Holds the values as long as there is room; None if they lie in memory of this process alone.
         self.memory = _shared_memory(plan, index) if shares_memory else None
         self._arena = Arena(None if self.memory is None else self.memory.values)
-        spans = spans_of(plan, index, optimizer, wire, self._arena)
-        #: Numbers of the blocks, rising.
-        self.numbers = [number for span in spans for number in span.numbers]
+        self._maker = SpanMaker(plan, optimizer, wire, self._arena)
+        spans = self._maker.spans_of(index)
         self.spans: dict[int, ArraySpan] = {number: span for span in spans for number in span.numbers}
         #: The most slots of any block.
         self.slot_count = max((len(span.slots) for span in spans), default=0)
         self.restored: dict[int, tuple[int, int]] = {}
+
+    @property
+    def numbers(self) -> list[int]:
+        """Numbers of the blocks, rising."""
+        return list(self.spans)
 
     @property
     def size_bytes(self) -> int:
@@ -137,7 +143,10 @@ class DenseStore:
         self.restored.clear()
 
     def restore(self, stored: StoredBlock) -> None:
-        span = self.span(stored.number)
+        self._fill(self.span(stored.number), stored)
+        self.restored[stored.number] = (stored.version, stored.updates)
+
+    def _fill(self, span: ArraySpan, stored: StoredBlock) -> None:
         place, at = self._plan.block(stored.number), span.part(stored.number)
         if (
             (stored.parameter, stored.start, stored.stop) != (place.parameter, place.start, place.stop)
@@ -148,10 +157,49 @@ class DenseStore:
         np.copyto(span.values[at], stored.values)
         for slot, saved in zip(span.slots, stored.slots, strict=True):
             np.copyto(slot[at], saved)
-        self.restored[stored.number] = (stored.version, stored.updates)
 
     def finish_restore(self) -> None:
         """Blocks are complete one by one."""
+
+    # blocks that move
+
+    def release(self, released: ReleasedBlocks) -> list[StoredBlock]:
+        """Take out the span of these blocks; return its values. The locks of all spans are held."""
+        numbers = released.numbers
+        span = self.spans[numbers.start]
+        assert span.numbers == numbers, "blocks leave that have no span of their own"
+        self.spans = {number: other for number, other in self.spans.items() if other is not span}
+        blocks = []
+        for place in span.places:
+            values, *slots = (array[span.part(place.number)].copy() for array in (span.values, *span.slots))
+            state = (released.version, released.updates, values, tuple(slots))
+            blocks.append(StoredBlock(place.number, place.parameter, place.start, place.stop, *state))
+        span.release()
+        return blocks
+
+    def prepared(self, blocks: Sequence[StoredBlock]) -> ArraySpan:
+        """Return a span with the values of neighbouring blocks, which nobody sees before ``adopt``.
+
+        Raises:
+            CorruptError: they are not neighbours of this job's model and optimizer.
+            MemoryError: there is no room.
+        """
+        first = blocks[0].number
+        numbers = range(first, first + len(blocks))
+        if not 0 <= first <= numbers.stop <= self._plan.block_count or [each.number for each in blocks] != [*numbers]:
+            raise CorruptError(f"blocks that move have to be neighbours, and not {[each.number for each in blocks]}")
+        span = self._maker.span(numbers)
+        try:
+            for stored in blocks:
+                self._fill(span, stored)
+        except CorruptError:
+            span.release()
+            raise
+        return span
+
+    def adopt(self, span: ArraySpan) -> None:
+        """Put in a span that is ``prepared``. The locks of all spans are held."""
+        self.spans = dict(sorted([*self.spans.items(), *((number, span) for number in span.numbers)]))
 
 
 def _shared_memory(plan: ShardPlan, index: int) -> SharedMemory | None:

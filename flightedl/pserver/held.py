@@ -1,7 +1,7 @@
 """What the parts of a shard have in common: its stores, the protocol that decides about them, and their locks.
 
-Lock order: spans by rising number, then ``deciding``, which is held while the protocol decides about what all spans
-share, then the changes. No lock is held while waiting or sending.
+Lock order: the lock for all spans, then spans by rising number, then ``deciding``, which is held while the protocol
+decides about what all spans share, then the changes. No lock is held while waiting or sending.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Held:
         self.first_bucket = first_bucket
         self.soundness = soundness
         self.deciding = threading.Lock()
-        #: The parts of a span that is split share its lock.
-        self._locks = [span.lock for span in self.spans()]
+        #: Held with the locks of all spans. Spans come and go only then; the parts of one that is split share its lock.
+        self._all = threading.Lock()
         extents = [
             *(Extent(span.numbers) for span in distinct(dense.spans)),
             *(Extent(span.numbers, is_copied_whole=True) for span in distinct(rows.spans)),
@@ -74,17 +74,20 @@ class Held:
     @contextlib.contextmanager
     def locked(self, number: int) -> Iterator[Any]:
         """Hold the lock of a block's span, and give the span. MessageError: the block does not lie here."""
-        span = self.span(number)
-        with span.lock:
-            self.soundness.require()
-            # It may have been split before the lock was taken; its parts share the lock.
-            yield self.span(number) if span.is_split else span
+        while True:
+            span = self.span(number)
+            with span.lock:
+                self.soundness.require()
+                # It may have been split, or have left and come back, before the lock was taken.
+                if not span.is_split:
+                    yield span
+                    return
 
     @contextlib.contextmanager
     def all_locked(self) -> Iterator[None]:
         """Hold the locks of all spans."""
-        with contextlib.ExitStack() as held:
-            for lock in self._locks:
+        with self._all, contextlib.ExitStack() as held:
+            for lock in dict.fromkeys(span.lock for span in self.spans()):
                 held.enter_context(lock)
             self.soundness.require()
             yield

@@ -28,10 +28,21 @@ from flightedl.domain.consistency.rounds_values import Pull
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.model.optimizers import Optimizer
 from flightedl.domain.model.sharding import ShardPlan
-from flightedl.domain.pserver.block_values import AddGradient, BlocksDue, CopyBlocks, Effect, Needs, Push, Split, Update
+from flightedl.domain.pserver.block_values import (
+    AddGradient,
+    BlocksDue,
+    CopyBlocks,
+    Effect,
+    Needs,
+    Push,
+    ReleasedBlocks,
+    Split,
+    Unmovable,
+    Update,
+)
 from flightedl.domain.pserver.block_values import Pushed as Decided
 from flightedl.domain.pserver.blocks import around
-from flightedl.errors import BusyError, FencedError, MessageError
+from flightedl.errors import BusyError, CorruptError, FencedError, MessageError
 from flightedl.formats.row_batches import TABLE, WAITING, StoredRows
 from flightedl.formats.shard_files import StoredBlock
 from flightedl.messages.control import ViewReply, ViewRequest
@@ -103,7 +114,8 @@ class Shard:
         self._protocol, self._deciding = self._held.protocol, self._held.deciding
         self.copying = Copying(self._held, plan.hash)
         #: The block by which updates are counted.
-        self._lowest = min([*self.dense.numbers[:1], *self.rows.numbers[:1]], default=0)
+        self._lowest = 0
+        self._spans_changed()
         #: Held by the one export that reads all rows.
         self._reading = threading.Lock()
 
@@ -142,6 +154,8 @@ class Shard:
         waits: list[tuple[int, list[int]]] = []
         for span in self._held.spans():
             with span.lock:
+                if span.is_split:
+                    continue
                 rounds = self._protocol.span(span.numbers.start).rounds
                 if members := rounds.holds_up():
                     waits.append((rounds.version, members))
@@ -411,6 +425,59 @@ class Shard:
                 self._carry_out(self._held.span(first), effects)
             self.changes.has_news = True
         return taken.reply
+
+    # blocks that move to another pserver
+
+    def release(self, numbers: range) -> tuple[ReleasedBlocks, list[StoredBlock]] | Unmovable:
+        """Take neighbouring blocks of one span out, with their values; ``Unmovable``: nothing was done.
+
+        Raises:
+            MessageError: they do not lie together on this pserver.
+        """
+        with self._held.all_locked(), self._soundness:
+            self.dense.span(numbers.start)
+            with self._deciding:
+                released = self._protocol.release(numbers)
+                if isinstance(released, Split):
+                    self._split(released)
+                    released = self._protocol.release(numbers)
+            assert not isinstance(released, Split), "blocks have a span of their own, and it was split again"
+            if isinstance(released, Unmovable):
+                return released
+            values = self.dense.release(released)
+            self._spans_changed()
+        return released, values
+
+    def adopt(self, released: ReleasedBlocks, values: Sequence[StoredBlock]) -> Unmovable | None:
+        """Put blocks in that another pserver has released; ``Unmovable``: nothing was done.
+
+        Raises:
+            CorruptError: damaged, or not blocks of this job.
+            MessageError: they are here, or do not fit the epochs here.
+            MemoryError: there is no room; nothing was done.
+        """
+        span = self.dense.prepared(values)
+        is_adopted = False
+        try:
+            if span.numbers != released.numbers:
+                raise CorruptError(f"values of the blocks {span.numbers} came with the state of {released.numbers}")
+            with self._held.all_locked(), self._deciding:
+                unmovable = self._protocol.adopt(released)
+                if unmovable is None:
+                    with self._soundness:
+                        is_adopted = True
+                        self.dense.adopt(span)
+                        self._spans_changed()
+        finally:
+            if not is_adopted:
+                span.release()
+        return unmovable
+
+    def _spans_changed(self) -> None:
+        self._lowest = min([*self.dense.numbers[:1], *self.rows.numbers[:1]], default=0)
+        # Who waits for a version of blocks that have left hears of it.
+        self.changes.has_news = True
+        self.changes.announce()
 
     # applied batches
 

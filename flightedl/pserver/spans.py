@@ -221,6 +221,12 @@ class ArraySpan(SpanPlace):
         self._sent = None
         return parts
 
+    def release(self) -> None:
+        """Give the memory back: the blocks have left."""
+        self.is_split = True
+        others = [*self.slots, *([] if self.accumulator is None else [self.accumulator])]
+        self._arena.release(self.values, self._lent, others)
+
     def have_accumulator(self) -> Array:
         """The accumulator, made if there is none."""
         if self.accumulator is None:

@@ -127,6 +127,24 @@ class BlockRounds:
         if self._staleness is not None:
             self._clocks = {member: max(first, self.version) for member, first in self.members.items()}
 
+    @classmethod
+    def moved(cls, mode: Mode, version: int, members: Mapping[int, int], clocks: Mapping[int, int]) -> BlockRounds:
+        """Return those of a block that another pserver had, ``is_at_edge``."""
+        rounds = cls(mode, version)
+        rounds.members, rounds._clocks = dict(members), dict(clocks)
+        rounds._count_missing()
+        return rounds
+
+    @property
+    def is_at_edge(self) -> bool:
+        """True if nobody has arrived in the open round, and no change of the mode waits for a round."""
+        return not (self._arrived or self._contributors or self._switch)
+
+    @property
+    def clocks(self) -> Mapping[int, int]:
+        """Member -> its clock (bounded; empty in other modes)."""
+        return self._clocks
+
     def copy(self) -> BlockRounds:
         other = BlockRounds.__new__(BlockRounds)
         for name in BlockRounds.__slots__:

@@ -215,42 +215,49 @@ class AppliedBatches:
         counts = {cohort.finished.get(epoch) for cohort in self._cohorts}
         return counts.pop() if len(counts) == 1 else None
 
-    def release(self, block: int) -> bytes:
-        """Take a block out; return its set, for ``adopt``."""
-        cohort, bit = self._places.pop(block)
-        place, last = bit.bit_length() - 1, cohort.block_count - 1
-        released = AppliedBatches(())
-        released._put([block], cohort.restricted([place]))
-        if last:
+    def release(self, blocks: Sequence[int]) -> bytes:
+        """Take blocks out; return their sets, for ``adopt``."""
+        released = AppliedBatches.rebuilt(dict.fromkeys(blocks, self)).encode()
+        for block in blocks:
+            cohort, bit = self._places.pop(block)
+            place, last = bit.bit_length() - 1, cohort.block_count - 1
+            if not last:
+                self._cohorts = [known for known in self._cohorts if known is not cohort]
+                continue
             cohort.drop(place)
             if place != last:
                 (moved,) = (number for number, known in self._places.items() if known == (cohort, 1 << last))
                 self._places[moved] = (cohort, bit)
-        else:
-            self._cohorts = [known for known in self._cohorts if known is not cohort]
         self._masks.clear()
         self.merge()
-        return released.encode()
+        return released
 
-    def adopt(self, block: int, released: bytes) -> None:
-        """Put in a block that was released elsewhere. Each side gets the other's task counts of epochs.
+    def adopt(self, blocks: Sequence[int], released: bytes) -> None:
+        """Put in blocks that were released elsewhere. Each side gets the other's task counts of epochs.
+
+        Args:
+            blocks: Their numbers, rising.
+            released: Their sets.
 
         Raises:
             CorruptError: damaged.
-            MessageError: the block is here, or an epoch here has another number of tasks; nothing was done.
+            MessageError: a block is here, or an epoch here has another number of tasks; nothing was done.
         """
-        if block in self._places:
-            raise MessageError(f"block {block} is here already")
-        (cohort,) = AppliedBatches.decode(released, (block,))._cohorts  # noqa: SLF001
-        here, there = _told_counts(self._cohorts), _told_counts([cohort])
+        if not self._places.keys().isdisjoint(blocks):
+            raise MessageError(f"some of the blocks {blocks} are here already")
+        other = AppliedBatches.decode(released, blocks)
+        cohorts = other._cohorts  # noqa: SLF001 - of the same class
+        here, there = _told_counts(self._cohorts), _told_counts(cohorts)
         _require_counts(self._cohorts, there)
-        _require_counts([cohort], here)
+        _require_counts(cohorts, here)
         if any(here.get(epoch, task_count) != task_count for epoch, task_count in there.items()):
-            raise MessageError(f"block {block} comes with other numbers of tasks than the epochs have here")
-        for each in (*self._cohorts, cohort):
+            raise MessageError(f"the blocks {blocks} come with other numbers of tasks than the epochs have here")
+        for cohort in (*self._cohorts, *cohorts):
             for epoch, task_count in (here | there).items():
-                each.tell_task_count(epoch, task_count)
-        self._put([block], cohort)
+                cohort.tell_task_count(epoch, task_count)
+        self._cohorts += cohorts
+        self._places.update(other._places)  # noqa: SLF001
+        self._masks.clear()
         self.merge()
 
     def merge(self) -> None:

@@ -6,6 +6,7 @@ blocks, needs to look at no state of the protocol, which is ahead of them.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -176,6 +177,33 @@ class ViewTaken(NamedTuple):
     reply: ViewReply
     #: First block of each span, and what follows for it; all of it is carried out before the locks are given back.
     effects: Sequence[tuple[int, Sequence[Effect]]]
+
+
+class ReleasedBlocks(NamedTuple):
+    """The state of neighbouring blocks that leave a pserver, without their values."""
+
+    numbers: range
+    version: int
+    updates: int
+    #: Output of ``AppliedBatches.release``.
+    applied: bytes
+    #: Number of the newest view: the other pserver has to know the same one.
+    view: tuple[int, int]
+    #: Member -> first round.
+    members: Mapping[int, int]
+    #: Member -> clock, see ``BlockRounds``.
+    clocks: Mapping[int, int]
+    #: Block -> the election whose first values it has; no later one's are taken once it was restored.
+    elections: Mapping[int, int]
+    is_copied_whole: bool
+
+
+class Unmovable(enum.StrEnum):
+    """The reason why blocks cannot leave a pserver, or come to it, at the moment."""
+
+    COPIED = "a cut is copying the blocks of this pserver"
+    IN_ROUND = "a round of the blocks has begun"
+    VIEW = "the two pservers know different views"
 
 
 #: Block number -> (version, updates), of blocks from a checkpoint.

@@ -23,9 +23,13 @@ All of it happens under one hold of the span's lock: values, versions and applie
 block whose turn has come may be copied at any time until it changes, and is copied then at the latest. Several cuts may
 be under way; none knows of the others, and a block that is about to change is copied for each that still lacks it.
 
+**Blocks move** between pservers at the edge of a round, while no cut is under way: ``release`` takes them out with all
+that the protocol knows of them, and ``adopt`` puts them in where the same view is known.
+
 **Locks** are the caller's. It holds the lock of a span around each call about it *and* around its effects; the locks of
-all spans around ``take_view`` and ``begin_cut``. Calls that change something also need one lock that all spans share,
-only while they decide: ``prepare``, ``push``, ``split``, ``initialize``, the views, the cuts, the applied batches.
+all spans around ``take_view``, ``begin_cut``, ``release`` and ``adopt``. Calls that change something also need one lock
+that all spans share, only while they decide: ``prepare``, ``push``, ``split``, ``initialize``, the views, the cuts, the
+moves, the applied batches.
 """
 
 from __future__ import annotations
@@ -62,9 +66,11 @@ from flightedl.domain.pserver.block_values import (
     Needs,
     Push,
     Pushed,
+    ReleasedBlocks,
     Restored,
     SpanPlace,
     Split,
+    Unmovable,
     Update,
     ViewTaken,
 )
@@ -81,6 +87,8 @@ _OUTCOMES: Mapping[type[Arrival], Outcome] = {
     NotMember: Outcome.NOT_MEMBER,
 }
 _NOTHING_NEEDED = Needs()
+#: Election of blocks that were restored before they moved: newer than any.
+_RESTORED = (1 << 63) - 1
 #: Without and with an update.
 _NEEDS_OF_ARRIVALS = (_NOTHING_NEEDED, Needs(has_update=True))
 
@@ -450,6 +458,62 @@ class BlockProtocol:
     def _note_due(self, span: BlockSpan, effects: list[Effect]) -> None:
         """The version has changed: blocks may be due from now on."""
         effects += [BlocksDue(cut, due) for cut, known in self._cuts.items() if (due := self._due(span, known))]
+
+    # blocks that move to another pserver
+
+    def release(self, numbers: range) -> ReleasedBlocks | Split | Unmovable:
+        """Take neighbouring blocks out. ``Split``: ask again once they have a span of their own.
+
+        Raises:
+            MessageError: they do not lie in one span here.
+        """
+        span = self._span_of.get(numbers.start)
+        if span is None or numbers.stop > span.numbers.stop:
+            raise MessageError(f"the blocks {numbers} do not lie together on this pserver")
+        if self._cuts:
+            return Unmovable.COPIED
+        rounds = span.rounds
+        if not rounds.is_at_edge:
+            return Unmovable.IN_ROUND
+        if numbers != span.numbers:
+            return self.split(span.numbers.start, around(span.numbers, numbers))
+        self.spans = [other for other in self.spans if other is not span]
+        elections = {number: self._elections.pop(number, 0) for number in numbers}
+        if self._is_restored:
+            elections = dict.fromkeys(numbers, _RESTORED)
+        for number in numbers:
+            del self._span_of[number]
+        return ReleasedBlocks(
+            numbers,
+            rounds.version,
+            span.updates,
+            self._applied.release(numbers),
+            self._view.number,
+            rounds.members,
+            rounds.clocks,
+            elections,
+            span.is_copied_whole,
+        )
+
+    def adopt(self, released: ReleasedBlocks) -> Unmovable | None:
+        """Put blocks in that another pserver has released; ``Unmovable``: nothing was done.
+
+        Raises:
+            CorruptError, MessageError: as ``AppliedBatches.adopt``.
+        """
+        if self._cuts:
+            return Unmovable.COPIED
+        if released.view != self._view.number:
+            return Unmovable.VIEW
+        numbers = released.numbers
+        self._applied.adopt(numbers, released.applied)
+        rounds = BlockRounds.moved(self.mode, released.version, released.members, released.clocks)
+        span = BlockSpan(numbers, rounds, is_copied_whole=released.is_copied_whole)
+        span.updates = released.updates
+        self.spans = sorted([*self.spans, span], key=lambda known: known.numbers.start)
+        self._span_of.update(dict.fromkeys(numbers, span))
+        self._elections.update(released.elections)
+        return None
 
     # what is applied
 

@@ -120,10 +120,11 @@ class Moves(RuleBasedStateMachine):
             applied.mark(applied.numbers, Batch(epoch, task, number), COUNTS[task])
             self.model |= {(block, Batch(epoch, task, number)) for block in applied.numbers}
 
-    @rule(block=st.integers(0, 5), to=st.integers(0, 2))
-    def move(self, block: int, to: int) -> None:
-        source = next(applied for applied in self.pservers if block in applied.numbers)
-        self.pservers[to].adopt(block, source.release(block))
+    @rule(first=st.integers(0, 5), length=st.integers(1, 3), to=st.integers(0, 2))
+    def move(self, first: int, length: int, to: int) -> None:
+        source = next(applied for applied in self.pservers if first in applied.numbers)
+        blocks = [block for block in range(first, first + length) if block in source.numbers]
+        self.pservers[to].adopt(blocks, source.release(blocks))
 
     @rule(pserver=st.integers(0, 2), epoch=st.integers(0, 1))
     def seal(self, pserver: int, epoch: int) -> None:
@@ -145,12 +146,12 @@ def test_a_block_that_lacks_a_batch_takes_what_it_lacks_along():
     applied = AppliedBatches(range(5, 8))
     fill(applied, [5, 7], 0)
     fill(applied, [6], 0, tasks=2)
-    released = applied.release(6)
+    released = applied.release([6])
     alone = AppliedBatches([5, 7])
     fill(alone, [5, 7], 0)
     assert applied.encode() == alone.encode()
     assert applied.done_tasks(0) == [0, 1, 2]
-    applied.adopt(6, released)
+    applied.adopt([6], released)
     assert applied.done_tasks(0) == [0, 1]
     assert [applied.has(block, Batch(0, 2, 0)) for block in (5, 6, 7)] == [True, False, True]
 
@@ -160,7 +161,7 @@ def test_blocks_that_come_back_cost_nothing_more():
     fill(applied, range(4), 0)
     before = applied.encode()
     for block in (3, 0, 2):
-        applied.adopt(block, applied.release(block))
+        applied.adopt([block], applied.release([block]))
     assert applied.encode() == before
 
 
@@ -170,7 +171,7 @@ def test_a_moved_block_s_epochs_collapse_wherever_their_size_was_told():
     fill(target, [1], 0)
     target.seal(0, 3)
     source.seal(1, 3)
-    target.adopt(0, source.release(0))
+    target.adopt([0], source.release([0]))
     assert target.through_task_count(0) == 3
     fill(target, [0, 1], 1)
     assert target.through_task_count(1) == 3
@@ -189,14 +190,14 @@ def test_a_block_whose_epochs_are_longer_is_refused_and_nothing_is_done(told, ma
         source.mark([0], Batch(0, marked_task, 0), 1)
     target.seal(0, 3)
     before = target.encode()
-    released = source.release(0)
+    released = source.release([0])
     with pytest.raises(MessageError, match=text):
-        target.adopt(0, released)
+        target.adopt([0], released)
     assert (target.encode(), target.numbers) == (before, [1])
     with pytest.raises(MessageError, match="here already"):
-        target.adopt(1, released)
+        target.adopt([1], released)
     with pytest.raises(CorruptError):
-        target.adopt(2, released[:-1])
+        target.adopt([2], released[:-1])
 
 
 def fill(applied: AppliedBatches, blocks, epoch: int, tasks: int = 3) -> None:
@@ -244,7 +245,7 @@ def test_blocks_added_later_have_nothing_and_share_again_when_they_have_all():
 def add(applied: AppliedBatches, *blocks: int) -> None:
     """Adopt blocks that have nothing."""
     for block in blocks:
-        applied.adopt(block, AppliedBatches([block]).release(block))
+        applied.adopt([block], AppliedBatches([block]).release([block]))
 
 
 def test_stretches_asked_for_before_stay_right_when_blocks_come_and_cohorts_join():

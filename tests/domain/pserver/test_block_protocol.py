@@ -25,8 +25,10 @@ from flightedl.domain.pserver.block_values import (
     Needs,
     Push,
     Pushed,
+    ReleasedBlocks,
     SpanPlace,
     Split,
+    Unmovable,
     Update,
 )
 from flightedl.domain.pserver.blocks import BlockProtocol, around
@@ -199,6 +201,28 @@ class Bench:
         if copy is not None:
             self.carry_out(span, [copy], ())
         return copy is not None
+
+    def release(self, numbers: range) -> tuple[ReleasedBlocks, list[list[Batch]]] | Unmovable:
+        """Take blocks out, with their values."""
+        released = self.protocol.release(numbers)
+        if isinstance(released, Split):
+            self.carry_out_split(released)
+            released = self.protocol.release(numbers)
+        if isinstance(released, Unmovable):
+            return released
+        assert isinstance(released, ReleasedBlocks)
+        values = self.spans[numbers.start].values
+        for number in numbers:
+            del self.spans[number]
+        return released, values
+
+    def adopt(self, released: ReleasedBlocks, values: list[list[Batch]]) -> Unmovable | None:
+        unmovable = self.protocol.adopt(released)
+        if unmovable is None:
+            span = Span(released.numbers, self.protocol)
+            span.values = values
+            self.spans = dict(sorted([*self.spans.items(), *((number, span) for number in released.numbers)]))
+        return unmovable
 
     def values(self, number: int) -> list[int]:
         span = self.span(number)
@@ -747,6 +771,103 @@ def test_a_snapshot_that_was_dropped_costs_nothing_more():
     assert not bench.copies
 
 
+# blocks that move
+
+
+def moved(source: Bench, target: Bench, numbers: range) -> None:
+    found = source.release(numbers)
+    assert not isinstance(found, Unmovable), found
+    assert target.adopt(*found) is None
+
+
+class Other(Bench):
+    """Another pserver, which has no blocks yet."""
+
+    def __init__(self, mode: Mode, *members: int, first_round: int = 0) -> None:
+        super().__init__(mode, *members, first_round=first_round)
+        for numbers in (FIRST, SECOND):
+            assert not isinstance(self.release(numbers), Unmovable)
+
+
+@pytest.mark.parametrize("mode", [Sync(), Async(), Bounded(staleness=1)])
+def test_blocks_go_on_at_another_pserver_as_if_they_had_not_moved(mode):
+    source, target = Bench(mode, 1, 2), Other(mode, 1, 2)
+    for member in (1, 2):
+        source.push(member, member, base=0 if source.protocol.is_synchronous else member - 1, step=1)
+    version = source.span(10).rounds.version
+    moved(source, target, range(11, 13))
+    assert [span.numbers for span in source.protocol.spans] == [range(10, 11), SECOND]
+    assert [span.numbers for span in target.protocol.spans] == [range(11, 13)]
+    again = target.push(1, 1, base=version, at=11, step=1)
+    assert again is not None
+    assert again.outcome is Outcome.ALREADY_APPLIED
+    for bench, at in ((source, 10), (target, 11)):
+        for member in (1, 2):
+            bench.push(member, 2 + member, base=version, at=at, step=2)
+        assert bench.span(at).rounds.clocks == source.span(10).rounds.clocks
+    assert target.values(11) == source.values(10) == [1, 2, 3, 4]
+    assert (target.span(11).updates, target.span(11).rounds.version) == (
+        source.span(10).updates,
+        source.span(10).rounds.version,
+    )
+    moved(target, source, range(11, 13))
+    assert target.protocol.block_count == 0
+    assert source.values(12) == [1, 2, 3, 4]
+    assert source.has(12, 4)
+
+
+def test_a_block_moves_at_the_edge_of_a_round_only():
+    source, target = Bench(Sync(), 1, 2), Other(Sync(), 1, 2)
+    source.push(1, 0)
+    assert source.release(range(10, 11)) is Unmovable.IN_ROUND
+    assert [span.numbers for span in source.protocol.spans] == [FIRST, SECOND], "nothing was done"
+    source.push(2, 1)
+    moved(source, target, range(10, 11))
+    assert (target.values(10), target.span(10).rounds.version) == ([0, 1], 1)
+
+
+def test_blocks_do_not_move_while_they_are_copied_nor_between_views():
+    source, target = Bench(Async(), 1), Other(Async(), 1)
+    cut = source.cut()
+    assert source.release(FIRST) is Unmovable.COPIED
+    source.protocol.drop_cut(cut)
+    found = source.release(FIRST)
+    assert not isinstance(found, Unmovable)
+    other_cut = target.cut()
+    assert target.adopt(*found) is Unmovable.COPIED
+    target.protocol.drop_cut(other_cut)
+    target.view(1, 2)
+    assert target.adopt(*found) is Unmovable.VIEW
+    source.view(1, 2)
+    assert source.adopt(*found) is Unmovable.VIEW, "these would have to wait for member 2, too"
+
+
+def test_a_stretch_that_is_not_here_is_not_released():
+    bench = Bench(Async(), 1)
+    for numbers in (range(12, 14), range(9, 11), range(10, 21)):
+        with pytest.raises(MessageError, match="do not lie together"):
+            bench.protocol.release(numbers)
+    found = bench.release(range(10, 11))
+    assert not isinstance(found, Unmovable)
+    bench.adopt(*found)
+    with pytest.raises(MessageError, match="here already"):
+        bench.adopt(*found)
+
+
+def test_moved_blocks_take_the_first_values_that_they_would_have_taken():
+    source, target = Bench(Async(), 1), Other(Async(), 1)
+    assert source.protocol.initialize(10, 7)
+    moved(source, target, range(10, 12))
+    assert [target.protocol.initialize(10, election) for election in (6, 8)] == [False, True]
+    assert target.protocol.initialize(11, 6)
+    restored = Bench(Async(), 1)
+    restored.restore(AppliedBatches(BLOCKS), dict.fromkeys(BLOCKS, (0, 0)))
+    restored.view(1)
+    target.view(1)
+    moved(restored, target, SECOND)
+    assert not target.protocol.initialize(20, 9)
+
+
 # from a checkpoint
 
 
@@ -848,6 +969,17 @@ class AnyOrder(RuleBasedStateMachine):
         assert applied is not None
         for block, (_, _, values) in self.bench.copies_of[cut].items():
             assert [n for n in range(13) if applied.has(block, batch(n))] == sorted(each.batch for each in values)
+
+    @precondition(lambda self: not self.cuts)
+    @rule(first=st.sampled_from(BLOCKS), length=st.integers(1, 3))
+    def move(self, first: int, length: int) -> None:
+        """To another pserver and back: nothing else happens between."""
+        self.bench.protocol.drop_cut(self.bench.newest_cut)
+        numbers = range(first, min(first + length, self.bench.span(first).numbers.stop))
+        found = self.bench.release(numbers)
+        assert (found is Unmovable.IN_ROUND) == (isinstance(found, Unmovable))
+        if not isinstance(found, Unmovable):
+            assert self.bench.adopt(*found) is None
 
     @rule(change=st.sampled_from((Sync(), Sync(backup=1), Async(), Bounded(staleness=2))))
     def change_mode(self, change: Mode) -> None:

@@ -1,0 +1,199 @@
+"""Blocks that move between pservers while members push: nothing is lost or counted twice, and values go along."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from flightedl.domain.consistency.modes import Async, Mode, Sync
+from flightedl.domain.exactly_once.batches import Batch
+from flightedl.domain.model.optimizers import LAMB, Adam, Optimizer
+from flightedl.domain.model.parameters import ParameterSpec
+from flightedl.domain.model.sharding import plan_shards
+from flightedl.domain.pserver.block_values import ReleasedBlocks, Unmovable
+from flightedl.errors import CorruptError, MessageError
+from flightedl.formats.shard_files import StoredBlock
+from flightedl.messages.control import ViewMember, ViewRequest
+from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
+from flightedl.pserver.shard import Shard
+from flightedl.pserver.stores import Pushed, Wanted
+from flightedl.wire.parts import ReceivedBlocks
+
+SPECS = [ParameterSpec(f"p{number}", (3 + number,)) for number in range(8)]
+PLAN = plan_shards(SPECS, 1)
+BLOCKS = range(PLAN.block_count)
+MEMBERS = (1, 2)
+
+
+def shard(mode: Mode, optimizer: Optimizer, *, is_empty: bool = False) -> Shard:
+    """A pserver's blocks under a view of two members; an empty one has released all of them."""
+    made = Shard(PLAN, 0, optimizer, mode, shares_memory=True)
+    members = [ViewMember(trainer=f"t{m}", generation=m, member=m, first_round=0) for m in MEMBERS]
+    made.set_members(ViewRequest(plan_hash="p", master_generation=1, serial=1, members=members))
+    if is_empty:
+        for span in list(dict.fromkeys(made.dense.spans.values())):
+            released(made, span.numbers)
+    return made
+
+
+def released(source: Shard, numbers: range) -> tuple[ReleasedBlocks, list[StoredBlock]]:
+    found = source.release(numbers)
+    assert not isinstance(found, Unmovable), found
+    return found
+
+
+def move(source: Shard, target: Shard, numbers: range) -> None:
+    assert target.adopt(*released(source, numbers)) is None
+
+
+def push(target: Shard, member: int, batch: int, blocks: range, base: int) -> list[Pushed]:
+    header = PushHeader(
+        trainer=f"t{member}",
+        generation=member,
+        plan_hash=PLAN.hash,
+        member=member,
+        identity=BatchIdentity(epoch=0, task=0, batch=batch, batch_count=1000),
+        weight=1.0,
+        rows=len(blocks),
+    )
+    sizes = [PLAN.block(number).size for number in blocks]
+    gradient = np.concatenate(
+        [np.full(size, (batch + 1) * (number + 1)) for number, size in zip(blocks, sizes, strict=True)]
+    )
+    return target.push(
+        header, [ReceivedBlocks(blocks, base, 0, memoryview(gradient.astype(np.float32)).cast("B"), False)]
+    )
+
+
+def state(shards: Sequence[Shard]) -> dict[int, tuple[int, int, bytes, list[bytes]]]:
+    return {
+        block.place.number: (
+            block.rounds.version,
+            block.updates,
+            block.values.tobytes(),
+            [slot.tobytes() for slot in block.slots],
+        )
+        for each in shards
+        for block in each.blocks()
+    }
+
+
+@pytest.mark.parametrize("optimizer", [Adam(lr=0.1), LAMB(lr=0.1)], ids=["adam", "lamb"])
+@pytest.mark.parametrize("mode", [Sync(), Async()], ids=["sync", "async"])
+@pytest.mark.parametrize("seed", range(4))
+def test_blocks_that_move_to_and_fro_are_as_if_they_had_stayed(mode: Mode, optimizer: Optimizer, seed: int) -> None:
+    chance = random.Random(seed)
+    stayed, shards = shard(mode, optimizer), [shard(mode, optimizer), shard(mode, optimizer, is_empty=True)]
+    size_bytes = shards[0].size_bytes_total
+    for step in range(12):
+        for member in MEMBERS:
+            batch = 2 * step + member
+            version = step if isinstance(mode, Sync) else batch - 1
+            for number in BLOCKS:
+                owner = next(each for each in shards if number in each.numbers)
+                push(owner, member, batch, range(number, number + 1), version)
+                push(stayed, member, batch, range(number, number + 1), version)
+        for _ in range(chance.randrange(3)):
+            source = chance.choice([each for each in shards if each.numbers])
+            span = source.dense.span(chance.choice(source.numbers)).numbers
+            stop = chance.randint(span.start + 1, span.stop)
+            move(source, shards[source is shards[0]], range(chance.randrange(span.start, stop), stop))
+    assert state(shards) == state([stayed])
+    for each in shards:
+        each._protocol.check()
+    assert sum(each.size_bytes_total for each in shards) == pytest.approx(size_bytes, rel=0.6)
+    for number in range(2, 26):
+        every = {each.applied().has(block, Batch(0, 0, number - 1)) for each in shards for block in each.numbers}
+        assert every == {True}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_blocks_move_while_others_push_and_each_batch_counts_once(seed: int) -> None:
+    """Two threads push every batch twice to whichever pserver has the block, one moves blocks to and fro."""
+    from flightedl.domain.model.optimizers import SGD
+
+    mode, batches = Async(), 60
+    shards = [shard(mode, SGD(lr=1.0)), shard(mode, SGD(lr=1.0), is_empty=True)]
+    is_over = threading.Event()
+    moves = 0
+
+    def pushes(member: int) -> None:
+        chance = random.Random(f"{seed} {member}")
+        for batch in range(batches):
+            for number in 2 * chance.sample(BLOCKS, len(BLOCKS)):
+                while True:
+                    try:
+                        (pushed,) = push(
+                            chance.choice(shards), member, 100 * member + batch, range(number, number + 1), 0
+                        )
+                        break
+                    except MessageError:
+                        continue
+                assert pushed.piece.outcome in {Outcome.ACCEPTED, Outcome.ALREADY_APPLIED}
+
+    def moving() -> None:
+        nonlocal moves
+        chance = random.Random(seed)
+        while not is_over.is_set():
+            source = chance.choice([each for each in shards if each.numbers])
+            number = chance.choice(source.numbers)
+            move(source, shards[source is shards[0]], range(number, number + 1))
+            moves += 1
+
+    threads = [threading.Thread(target=pushes, args=(member,)) for member in MEMBERS]
+    mover = threading.Thread(target=moving)
+    for thread in (*threads, mover):
+        thread.start()
+    for thread in threads:
+        thread.join()
+    is_over.set()
+    mover.join()
+    assert moves > 5
+    total = sum(100 * member + batch + 1 for member in MEMBERS for batch in range(batches))
+    found = {block.place.number: set(block.values.tolist()) for each in shards for block in each.blocks()}
+    assert found == {number: {-float(total * (number + 1))} for number in BLOCKS}
+
+
+def test_memory_of_blocks_that_left_is_used_again() -> None:
+    one, other = shard(Async(), Adam(lr=0.1)), shard(Async(), Adam(lr=0.1), is_empty=True)
+    move(one, other, BLOCKS)
+    assert (one.numbers, one.size_bytes_total, other.numbers) == ([], 0, [*BLOCKS])
+    slab = [each._arena._slab.ctypes.data for each in (one.dense, other.dense)]
+    for _ in range(6):
+        move(other, one, BLOCKS)
+        move(one, other, BLOCKS)
+    assert [each._arena._slab.ctypes.data for each in (one.dense, other.dense)] == slab
+
+
+def test_readers_keep_what_they_were_lent_when_its_block_leaves() -> None:
+    one, other = shard(Async(), Adam(lr=0.1)), shard(Async(), Adam(lr=0.1), is_empty=True)
+    (lent,), _ = one.read(Wanted(BLOCKS, 0), 0)
+    assert lent.values is not None
+    before = lent.values.tolist()
+    for batch in range(3):
+        move(one, other, BLOCKS)
+        push(other, 1, batch, BLOCKS, batch)
+        move(other, one, BLOCKS)
+    assert lent.values.tolist() == before
+    with pytest.raises(MessageError, match="does not lie on this pserver"):
+        other.read(Wanted(BLOCKS, 0), 0)
+
+
+def test_damaged_blocks_are_refused_and_nothing_is_done() -> None:
+    one, other = shard(Async(), Adam(lr=0.1)), shard(Async(), Adam(lr=0.1), is_empty=True)
+    state_of, values = released(one, BLOCKS)
+    for wrong in (values[1:], values[::-1], values[:1]):
+        with pytest.raises(CorruptError):
+            other.adopt(state_of, wrong)
+    with pytest.raises(CorruptError):
+        other.adopt(state_of._replace(applied=b"?"), values)
+    with pytest.raises(CorruptError):
+        other.adopt(state_of, [replace(stored, values=stored.values[1:]) for stored in values])
+    assert (other.numbers, other.size_bytes_total) == ([], 0)
+    assert other.adopt(state_of._replace(view=(1, 2)), values) is Unmovable.VIEW
+    assert other.adopt(state_of, values) is None
