@@ -27,7 +27,7 @@ BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
         7_500,
         ("flightedl/master", "flightedl/coordination", "flightedl/adapters", "flightedl/process"),
     ),
-    "formats": (5_195, 4_700, ("flightedl/formats",)),
+    "formats": (5_170, 4_700, ("flightedl/formats",)),
     "launch": (5_690, 4_800, ("flightedl/launch",)),
     "recording": (2_160, 1_500, ("flightedl/recording",)),
     "testing": (9_420, 8_000, ("flightedl/testing",)),

@@ -1,21 +1,33 @@
-"""The formats of training data: index a file, read a chunk of it, write one.
+"""File formats: training data, stored models and checkpoints.
 
-Start with ``chunks`` (what a chunk is) and ``dataset_spec`` (what a user says of the data), then follow the data:
-``index`` finds the chunks of a dataset (in parallel) and gives them as a ``chunk_index``;
-``stored_index`` keeps them beside the checkpoints; ``layout`` groups them into tasks; ``reader`` turns the chunks of
-one task into its batches. ``following`` decides which files join a dataset that grows. ``convert`` writes a dataset in
-another format.
+Training data:
 
-One module for each format: ``parquet``, ``arrow_ipc`` (with ``arrow_messages``), ``recordio``, ``csv_text`` and
-``json_lines`` (what they share: ``text``, ``cutting``), ``tar_archive``. Below them: ``records`` (columns, conditions),
-``schemas`` (one schema for all files), ``sources`` and ``sinks`` (files in and out), ``record_places`` (which records a
-batch has, for people).
+* ``chunks``: chunks, the unit of indexing and reading
+* ``dataset_spec``: a user's description of a dataset
+* ``index``, ``chunk_index``, ``stored_index``: building an index of chunks, its value, and its stored form
+* ``following``: files joining a growing dataset
+* ``layout``: grouping chunks into tasks
+* ``reader``: reading the batches of a task
+* ``record_places``: files and record numbers of a batch, for people
+* ``convert``: rewriting a dataset in another format
+* ``registry``: all formats, and the choice of a file's format
+* ``parquet``, ``arrow_ipc`` (with ``arrow_messages``), ``recordio``, ``csv_text``, ``json_lines``, ``tar_archive``: one
+  format each; ``text`` and ``cutting`` are shared by the text formats
+* ``records``, ``schemas``: columns and conditions, and the common schema of a dataset
+* ``sources``, ``sinks``: opening files and writing them
 
-Of the model: ``shard_files`` (what one pserver writes for a checkpoint; ``row_batches``: rows of tables in it),
-``checkpoint_files`` (reads them; ``stored_tables``: a table's rows out of all), ``range_file`` (a stored file as Arrow
-wants one), ``model_files`` (one file for others to load, and read back), ``table_files`` (the same of a table's rows).
+Models:
 
-``registry`` knows all formats and imports them; who needs one module only, as pservers do, never loads the others.
+* ``shard_files``, ``row_batches``: a pserver's file in a checkpoint, and the rows of tables in it
+* ``checkpoint_files``, ``stored_tables``: reading a checkpoint's parameters and rows
+* ``range_file``: a stored file read by ranges
+* ``model_files``, ``table_files``: parameters and rows in formats that other programs read
 
-Files are reached through ``ports.Files`` only. Whatever is wrong with a file is a DataError that names file and place.
+A record's path: ``index`` finds its chunk and the master stores the index. ``layout`` puts the chunk into a task; a
+trainer that receives the task reads the chunk with ``reader``, through its format's ``read``, and cuts its records into
+batches. A parameter's path: each pserver writes its blocks with ``shard_files``; on recovery or export
+``checkpoint_files`` reads them, and ``model_files`` writes them for other programs.
+
+Only ``registry`` imports all formats, so pservers, which need single modules, do not load the others. Files are
+accessed only through ``ports.Files``. Any damage raises a DataError that names the file and the location.
 """

@@ -1,11 +1,11 @@
-"""Arrow IPC, files and streams: a chunk is a record batch. Which of the two a file is, its first bytes tell.
+"""Arrow IPC, files and streams: a chunk is a record batch. The first bytes tell a file from a stream.
 
-Indexing reads the footer (of a file) and the metadata of each message, never the bodies. A record batch is checked in
-full when it is read (offsets, UTF-8), because a damaged one could crash whoever uses it.
+Indexing reads a file's footer and the metadata of each message, never the bodies. A record batch is fully validated
+when it is read (offsets, UTF-8), because a damaged one could crash its user.
 
-A record batch of a *stream* with dictionaries needs the dictionaries before it: reading walks over the metadata of all
-messages up to it. A stream that ends between two messages without the end mark is accepted as complete, as the format
-says; so a stream cut off exactly there goes unnoticed. Files have a footer and no such gap.
+A record batch of a *stream* with dictionaries needs the dictionaries before it, so reading walks over the metadata of
+all earlier messages. A stream without an end mark is accepted as complete, as the format allows; a stream truncated
+exactly between two messages is therefore not detected. Files have a footer and no such gap.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from flightedl.ports import Files, FileStat
 
 
 class ArrowFile:
-    """See ``formats.Format``: reads files and streams, writes files."""
+    """Implementation of ``formats.Format`` that reads files and streams, and writes files."""
 
     name: ClassVar[str] = "arrow"
     suffixes: ClassVar[tuple[str, ...]] = (".arrow", ".feather", ".ipc")
@@ -69,7 +69,7 @@ class ArrowFile:
 
 
 class ArrowStream(ArrowFile):
-    """See ``formats.Format``: reads files and streams, writes streams."""
+    """Implementation of ``formats.Format`` that reads files and streams, and writes streams."""
 
     name: ClassVar[str] = "arrow-stream"
     suffixes: ClassVar[tuple[str, ...]] = (".arrows",)
@@ -92,7 +92,7 @@ def _schema(source: WatchedFile) -> pa.Schema:
 
 
 def _places(source: WatchedFile, stat: FileStat) -> Iterator[tuple[int, int, int]]:
-    """(offset, bytes, records) of each record batch."""
+    """Yield (offset, bytes, records) of each record batch."""
     if not _is_file(source):
         for message in messages(source, 0, stat.size_bytes):
             if message.kind == arrow_messages.RECORDS:
@@ -117,7 +117,7 @@ def _read_from_file(
 def _read_from_stream(
     source: WatchedFile, chunk: Chunk, schema: pa.Schema, options: pa.ipc.IpcReadOptions
 ) -> pa.RecordBatch:
-    """Through a stream made of the schema, the dictionaries before the chunk, and the chunk."""
+    """Read the chunk through a stream made of the schema, the dictionaries before the chunk, and the chunk."""
     parts = []
     has_dictionaries = any(_has_dictionary(field.type) for field in schema)
     for message in messages(source, 0, chunk.offset):

@@ -1,9 +1,9 @@
-"""The little of Arrow's IPC framing that indexing needs: where messages are and how many records they hold.
+"""The part of Arrow's IPC framing that indexing needs: where messages are, and how many records they hold.
 
-pyarrow reads record batches, but has no way to ask for their place or length without reading their bodies. Each
-message is (0xFFFFFFFF, int32 size of the metadata, metadata, body); files of before 2019 lack the first word. The
-metadata is a flatbuffer, of which three numbers are read here. Every access is checked by the bounds of the bytes:
-damage raises IndexError, ValueError or struct.error, which callers turn into a sentence.
+pyarrow reads record batches, but cannot report their position or length without reading their bodies. A message is
+(0xFFFFFFFF, int32 size of the metadata, metadata, body); files written before 2019 lack the first word. The metadata is
+a flatbuffer, of which three numbers are read here. Every access is checked against the bounds of the bytes: damage
+raises IndexError, ValueError or struct.error, which callers turn into a sentence.
 
 Sources: Arrow's format documentation, ``Message.fbs``, ``File.fbs`` and ``Schema.fbs``.
 """
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from flightedl.formats.sources import WatchedFile
 
 MAGIC = b"ARROW1"
-#: Where the stream starts within a file: after the magic, padded to 8 bytes.
+#: Offset of the stream within a file: after the magic, padded to 8 bytes.
 FILE_START = 8
 SCHEMA, DICTIONARY, RECORDS = 1, 2, 3
 
@@ -27,21 +27,17 @@ _BLOCK_BYTES = 24
 
 @dataclass(frozen=True, slots=True)
 class MessagePlace:
-    """One message: ``size_bytes`` from its first framing byte to the end of its body."""
+    """Location of one message: ``size_bytes`` from its first framing byte to the end of its body."""
 
     kind: int
     offset: int
     size_bytes: int
-    #: Of a record batch; else 0.
+    #: Number of records in a record batch; 0 for other messages.
     records: int
 
 
 def messages(source: WatchedFile, start: int, end: int) -> Iterator[MessagePlace]:
-    """All messages of the stream at ``start``, until its end mark or the end of the file.
-
-    Raises:
-        EOFError: a message goes beyond ``end``.
-    """
+    """Yield the messages of the stream at ``start``, up to its end mark. Raises EOFError if one crosses ``end``."""
     offset = start
     while offset < end:
         message = message_at(source, offset)
@@ -55,7 +51,7 @@ def messages(source: WatchedFile, start: int, end: int) -> Iterator[MessagePlace
 
 
 def message_at(source: WatchedFile, offset: int) -> MessagePlace | None:
-    """The message that starts at ``offset``; None where the stream says that it ends."""
+    """Return the message that starts at ``offset``, or None at the stream's end mark."""
     source.seek(offset)
     first = struct.unpack("<I", source.exactly(4))[0]
     framing = 4
@@ -82,7 +78,7 @@ _MAX_METADATA_BYTES = 1 << 28
 
 
 def record_blocks(source: WatchedFile, size_bytes: int) -> list[tuple[int, int]]:
-    """(offset, bytes) of each record batch of a file, as its footer lists them."""
+    """Return (offset, bytes) of each record batch of a file, as listed in its footer."""
     if size_bytes < FILE_START + len(MAGIC) + 4:
         raise EOFError("the file is truncated")
     source.seek(size_bytes - len(MAGIC) - 4)
@@ -100,7 +96,7 @@ def record_blocks(source: WatchedFile, size_bytes: int) -> list[tuple[int, int]]
 
 
 class _Table:
-    """A flatbuffer's table: numbered fields, each possibly absent."""
+    """A flatbuffer table: numbered fields, each optional."""
 
     def __init__(self, data: bytes, position: int) -> None:
         self._data = data

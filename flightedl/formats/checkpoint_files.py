@@ -1,7 +1,7 @@
-"""Reading a checkpoint: the blocks of one pserver, or whole parameters, whoever owned their blocks when it was written.
+"""Reading a checkpoint: the blocks of one pserver, or complete parameters, independent of their former owners.
 
-Both read no more than they need: a file of which all blocks are wanted in one pass, with the manifest's hash as the
-judge; of other files a few blocks at a time, each with its own checksum.
+Only the parts that are needed are read. A file whose blocks are all needed is read in one pass and verified by the
+manifest's hash. Other files are read a few blocks at a time; each block has its own checksum.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Array = npt.NDArray[np.generic]
 
 
 def found_checkpoints(storage: Storage, job: str) -> list[Manifest | Skipped]:
-    """All checkpoints that have a manifest, newest first, as far as a listing shows whether they are complete.
+    """Return all checkpoints that have a manifest, newest first. A listing shows if files are missing.
 
     Raises:
         UnavailableError: the storage cannot be read.
@@ -52,7 +52,7 @@ def found_checkpoints(storage: Storage, job: str) -> list[Manifest | Skipped]:
 
 
 def verify(storage: Storage, manifest: Manifest) -> int:
-    """Read everything, and compare it with its checksums; the bytes read.
+    """Read all files and compare them with their checksums. Return the number of bytes read.
 
     Raises:
         CorruptError, NotFoundError: a file is damaged or missing.
@@ -71,11 +71,11 @@ def verify(storage: Storage, manifest: Manifest) -> int:
 def load_parameters(
     storage: Storage, manifest: Manifest, parameters: Sequence[ParameterSpec]
 ) -> Iterator[tuple[ParameterSpec, Array]]:
-    """Each parameter with its values, in declared order; one at a time is in memory.
+    """Yield each parameter with its values, in declared order. Only one is in memory at a time.
 
     Raises:
         CorruptError, NotFoundError: a file is damaged or missing.
-        UsageError: the checkpoint is of other parameters.
+        UsageError: the checkpoint has other parameters.
     """
     plan = saved_plan(manifest, parameters)
     for spec in parameters:
@@ -102,16 +102,16 @@ def load_shard_blocks(
     take: Callable[[StoredBlock | StoredRows | StoredRowSpan], None],
     begin: Callable[[str], None] = lambda _: None,
 ) -> AppliedBatches:
-    """Give ``take`` every block that the pserver ``index`` of ``plan`` owns, and rows; what is applied to all that.
+    """Pass every block and the rows that the pserver ``index`` of ``plan`` owns to ``take``. Return their applied sets.
 
-    Of rows, those of its buckets come and maybe others, the last file's behind its spans: before these come rows of the
-    files that it is built on, in their order.
+    Rows of other buckets may be passed, too. The rows of a file follow its spans; the rows of the files that it is an
+    increment on come before them, oldest first.
 
-    Blocks count only when this returns. ``begin`` is told the name of each file before it is read.
+    The blocks are valid only once this function returns. ``begin`` is called with each file's name before it is read.
 
     Raises:
         CorruptError, NotFoundError: a file is damaged or missing.
-        UsageError: the checkpoint is of other parameters.
+        UsageError: the checkpoint has other parameters.
         UnavailableError: the storage cannot be read at the moment.
     """
     parts = recut(manifest, saved_plan(manifest, parameters), plan, index)
@@ -142,7 +142,7 @@ def _load_part(
         for each in found:
             take(each)
     else:
-        # A few at a time: what one pserver needs of a file may be all but a block of it.
+        # In batches: this pserver may need all but one of the file's blocks.
         applied = b""
         if buckets:
             header, applied, rows = read_rows(storage, file.name, file.size_bytes)
@@ -168,7 +168,6 @@ def _load_links(
     take: Callable[[StoredBlock | StoredRows | StoredRowSpan], None],
     begin: Callable[[str], None],
 ) -> None:
-    """The rows of what a file is an increment on."""
     for link in file.links:
         begin(link.name)
         header, _, rows = read_rows(storage, link.name, link.size_bytes)
@@ -178,7 +177,7 @@ def _load_links(
 
 
 def require_file(manifest: Manifest, header: ShardHeader, index: int, file: ShardFile | Link) -> None:
-    """The file is the one that the manifest means."""
+    """Check that the file is the one listed in the manifest."""
     number = file.number if isinstance(file, Link) else manifest.number
     said = (header.job, header.number, header.index, header.pservers, header.plan_hash)
     if said != (manifest.job, number, index, manifest.pserver_count, manifest.plan_hash):

@@ -1,6 +1,6 @@
-"""The index of a dataset as a value: a few columns and one row for each chunk (40 bytes): a million chunks are 40 MB.
+"""Index of a dataset: a few columns with one row (40 bytes) per chunk, so a million chunks take 40 MB.
 
-An index is *the* account of the data: a file that is read later in another version is refused.
+The index is authoritative: a file whose version has changed since indexing is rejected.
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ class ChunkIndex:
     """All chunks of a dataset. Immutable.
 
     Args:
-        files: One for each file, in order of URL (of arrival, where the dataset grows): what indexing found, whose
-            chunk columns are taken over.
-        schema: Of the records of all files.
+        files: One result of indexing for each file, ordered by URL, or by arrival in a growing dataset.
+        schema: Schema of the records of all files.
     """
 
     def __init__(self, files: Sequence[FileIndex], schema: pa.Schema) -> None:
@@ -43,7 +42,7 @@ class ChunkIndex:
             FileIndex(file.stat, file.format, file.schema, ChunkColumns.of([], [], []), file.skipped) for file in files
         )
         counts = np.array([len(file.chunks) for file in files], np.int64)
-        #: Number of the first chunk of each file, and the number of all chunks.
+        #: Number of the first chunk of each file, then the number of chunks.
         self._starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
         self._file_numbers = np.repeat(np.arange(len(files), dtype=np.int32), counts)
         self._columns = ChunkColumns.concatenated([file.chunks for file in files])
@@ -52,17 +51,17 @@ class ChunkIndex:
 
     @property
     def schema(self) -> pa.Schema:
-        """Schema of all records."""
+        """Schema of the records, with all columns."""
         return self._schema
 
     @property
     def record_count(self) -> int:
-        """Records of all chunks."""
+        """Number of records in all chunks."""
         return self._record_count
 
     @property
     def records(self) -> npt.NDArray[np.int64]:
-        """Records of each chunk, (chunk count,)."""
+        """Number of records in each chunk, (chunk count,)."""
         return self._columns.records
 
     @property
@@ -72,22 +71,18 @@ class ChunkIndex:
 
     @property
     def stats(self) -> tuple[FileStat, ...]:
-        """The files."""
+        """Files of the dataset, with their versions."""
         return tuple(file.stat for file in self._files)
 
     def __len__(self) -> int:
         return len(self._columns)
 
     def first_chunk(self, file: int) -> int:
-        """Number of the first chunk of a file; the number of all chunks, for one past the last file."""
+        """Return the number of a file's first chunk, or the number of chunks for one past the last file."""
         return int(self._starts[file])
 
     def chunk(self, number: int) -> Chunk:
-        """One chunk.
-
-        Raises:
-            IndexError: there is no such chunk.
-        """
+        """Return the chunk with this number. Raises IndexError if there is no such chunk."""
         if not 0 <= number < len(self):
             raise IndexError(f"there is no chunk {number} of {len(self)}")
         file = self._files[self._file_numbers[number]]
@@ -104,19 +99,19 @@ class ChunkIndex:
         )
 
     def file_index(self, number: int) -> FileIndex:
-        """One file with its chunks, as indexing found it."""
+        """Return one file with its chunks, as indexing found it."""
         file = self._files[number]
         part = slice(int(self._starts[number]), int(self._starts[number + 1]))
         columns = ChunkColumns(*(getattr(self._columns, field.name)[part] for field in fields(ChunkColumns)))
         return FileIndex(file.stat, file.format, file.schema, columns, file.skipped)
 
     def chunk_batch(self) -> pa.RecordBatch:
-        """All chunks as rows of ``CHUNKS_SCHEMA``; the columns are not copied."""
+        """Return the chunks as rows of ``CHUNKS_SCHEMA``, without copying the columns."""
         columns = (self._file_numbers, *(getattr(self._columns, field.name) for field in fields(ChunkColumns)))
         return pa.RecordBatch.from_arrays([pa.array(column) for column in columns], schema=CHUNKS_SCHEMA)
 
     def content_hash(self) -> str:
-        """The same for the same files in the same versions, cut the same way; 32 hexadecimal digits."""
+        """Return a hash (32 hex digits) that is equal for the same files, in the same versions, cut the same way."""
         digest = xxhash.xxh3_128()
         for file in self._files:
             stat = file.stat

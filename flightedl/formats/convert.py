@@ -1,12 +1,11 @@
-"""Writing a dataset anew: another format, another number of files.
+"""Rewriting a dataset in another format or with another number of files.
 
-Shard i of n is ``<prefix>-<i>-of-<n><suffix>`` with five digits each, and holds an equal share of consecutive records
-(before the filter, so that the share of a shard does not depend on the others). Shards are published whole, so
-a conversion that was interrupted goes on where it stopped: ``_<prefix>.conversion.json``, which patterns leave out,
-says of what source, in which way, the shards are made, and a shard that is there already under the same description is
-kept.
+Shard i of n is ``<prefix>-<i>-of-<n><suffix>``, both numbers with five digits. Each shard holds an equal share of
+consecutive records, counted before the filter, so that a shard's share does not depend on the others. Shards are
+published atomically, so an interrupted conversion can be resumed. ``_<prefix>.conversion.json``, a name that patterns
+never match, describes the source and the settings; existing shards with the same description are kept.
 
-Not guaranteed: that a shard which was damaged since is noticed; delete it and convert again.
+Not guaranteed: detection of shards damaged since they were written. Delete such a shard and convert again.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ MAX_SHARDS = 99_999
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Output of a conversion: its place and its form.
+    """Location and form of a conversion's output.
 
     Args:
         prefix: Start of the shards' names.
         format: Name of the format.
-        shards: How many files.
-        records_per_chunk: Records of a row group or record batch, before the filter; also how many are read at a time.
+        shards: Number of files.
+        records_per_chunk: Records per row group or record batch, before the filter; also the number read at a time.
     """
 
     prefix: str
@@ -57,7 +56,7 @@ class Target:
             raise UsageError("the shards need a name to start with, such as data/train")
 
     def shard_name(self, shard: int) -> str:
-        """``prefix-00000-of-00009.parquet``."""
+        """Return the name of a shard, for example ``prefix-00000-of-00009.parquet``."""
         return f"{self.prefix}-{shard:05d}-of-{self.shards:05d}{named_format(self.format).suffixes[0]}"
 
     @property
@@ -69,7 +68,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class ConvertProgress:
-    """How far a conversion is. ``records`` of ``record_count`` are read, those of kept shards included."""
+    """Progress of a conversion. ``records`` counts the records read and those of kept shards."""
 
     shards_done: int
     shards: int
@@ -82,7 +81,7 @@ class Converted:
     """Outcome of a conversion."""
 
     names: tuple[str, ...]
-    #: Shards that were there already.
+    #: Number of shards that already existed.
     kept: int
     size_bytes: int
     counts: ReadCounts
@@ -104,26 +103,26 @@ def convert(
     overwrite: bool = False,
     progress: Callable[[ConvertProgress], None] | None = None,
 ) -> Converted:
-    """Write the records of ``index``, columns and filter of ``spec`` applied, as shards into ``storage``.
+    """Write the records of ``index``, with the columns and the filter of ``spec``, as shards into ``storage``.
 
-    Several columns become RecordIO as one JSON object for each record.
+    RecordIO has a single column; several columns are written to it as one JSON object per record.
 
     Args:
-        files: Where the source is.
-        index: Of the source.
-        spec: columns, filter and on_corrupt count.
-        storage: Where the shards go.
-        target: Which shards.
-        decode: Makes columns of RecordIO's bytes.
-        overwrite: Replace shards of another conversion of the same prefix.
-        progress: Called after each chunk that was read.
+        files: Access to the source.
+        index: Index of the source.
+        spec: Columns, filter and policy for corrupt records; the other fields are ignored.
+        storage: Destination of the shards.
+        target: Names and form of the shards.
+        decode: Decodes the bytes of RecordIO into columns.
+        overwrite: Replace the shards of another conversion with the same prefix.
+        progress: Called after each chunk read.
 
     Raises:
         DataError: the source cannot be read, or the format cannot hold it.
-        UsageError: there is nothing to decode, or the storage has another conversion under this prefix.
+        UsageError: the source has no bytes to decode, or the storage has another conversion with this prefix.
     """
     if decode is not None and any(stat_format != RecordIO.name for stat_format in _formats(index)):
-        raise UsageError("only records of RecordIO can be decoded: the other formats have columns of their own")
+        raise UsageError("decode= applies to RecordIO only: the other formats have columns of their own")
     is_resumed = _describe(index, spec, storage, target, overwrite)
     there = {file.name: file.size_bytes for file in storage.list(f"{target.prefix}-")} if is_resumed else {}
     counts = ReadCounts()
@@ -157,7 +156,7 @@ def _formats(index: ChunkIndex) -> set[str]:
 
 
 def _describe(index: ChunkIndex, spec: DatasetSpec, storage: Storage, target: Target, overwrite: bool) -> bool:
-    """Whether shards that are there belong to this very conversion; states it for the next run if not."""
+    """Return True if the existing shards belong to this conversion; otherwise describe it for the next run."""
     settings = repr((target, spec.columns, spec.filter, spec.on_corrupt))
     wanted = _Description(index.content_hash(), xxhash.xxh3_64_hexdigest(settings.encode()))
     if any(file.name == target.description_name for file in storage.list(target.description_name)):
@@ -170,8 +169,8 @@ def _describe(index: ChunkIndex, spec: DatasetSpec, storage: Storage, target: Ta
     shards = [file.name for file in storage.list(f"{target.prefix}-")]
     if shards and not overwrite:
         raise UsageError(
-            f"{storage.url}/{shards[0]} is there already, of another source or setting: "
-            "choose another prefix, or say that it may be overwritten"
+            f"{storage.url}/{shards[0]} exists already, from another source or other settings: "
+            "choose another prefix, or allow overwriting"
         )
     for name in shards:
         storage.delete(name)
@@ -215,7 +214,7 @@ def _chained(first: pa.RecordBatch | None, rest: Iterator[pa.RecordBatch]) -> It
 
 
 def _conforming(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch in the schema of the first one: what ``decode`` gives may differ in types that were all null."""
+    """Return the batch with the first one's schema. ``decode`` may infer another type for a column of nulls."""
     return batch if batch.schema.equals(schema) else batch.select(schema.names).cast(schema)
 
 

@@ -1,8 +1,8 @@
-"""CSV (and TSV) with a header line, fields quoted as in RFC 4180, newlines allowed within quotes.
+"""CSV and TSV with a header line. Fields are quoted as in RFC 4180; newlines are allowed within quotes.
 
-Types are guessed by pyarrow: null, int64, date, time, timestamp, bool, double, text. Where pieces of one file
-disagree the column becomes text; where files do, it is an error. Empty lines are passed over. A UTF-8 byte order
-mark is allowed.
+pyarrow infers the types: null, int64, date, time, timestamp, bool, double, text. A column becomes text if parts of one
+file disagree about its type; if files disagree, it is an error. Empty lines are skipped. A UTF-8 byte order mark is
+allowed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MARK = b"\xef\xbb\xbf"
 
 
 class CommaSeparated(TextFormat):
-    """See ``formats.Format``."""
+    """Implementation of ``formats.Format`` for CSV."""
 
     name: ClassVar[str] = "csv"
     suffixes: ClassVar[tuple[str, ...]] = (".csv",)
@@ -78,7 +78,7 @@ class CommaSeparated(TextFormat):
         return pc.ParseOptions(delimiter=self.delimiter, newlines_in_values=True)
 
     def _joined(self, schema: pa.Schema | None, found: pa.Schema, url: str, offset: int) -> pa.Schema:  # noqa: ARG002
-        """Within one file, columns that turn out to hold different things are text."""
+        """Join two inferred schemas. A column that has several types in one file becomes text."""
         if schema is None:
             return found
         joined = widened_schema(schema, found, may_lack=False)
@@ -98,14 +98,14 @@ class CommaSeparated(TextFormat):
             ) from None
 
     def _unwritable(self, schema: pa.Schema) -> str:
-        """The columns that are to blame, as far as their types tell."""
+        """Return the columns that CSV cannot hold, judging by their types."""
         nested = [f"{field.name!r} ({field.type})" for field in schema if pa.types.is_nested(field.type)]
         binary = [f"{field.name!r} ({field.type})" for field in schema if is_binary(field.type)]
         return f"column {', '.join(nested or binary)}" if nested or binary else "this"
 
 
 class TabSeparated(CommaSeparated):
-    """See ``formats.Format``."""
+    """Implementation of ``formats.Format`` for TSV."""
 
     name: ClassVar[str] = "tsv"
     suffixes: ClassVar[tuple[str, ...]] = (".tsv",)

@@ -1,8 +1,8 @@
 """Cutting text into pieces at the ends of records.
 
-A record ends with a newline; in CSV one that is not inside quotes. A quote opens a quoted field only where a field
-starts; within it two quotes stand for one, and a single one closes it. A piece starts where a record starts, so no
-state has to be carried from piece to piece. Text without any newline is a single piece, however long.
+A record ends with a newline, in CSV with a newline outside quotes. A quote opens a quoted field only at the start of
+the field; within it, two quotes stand for one, and a single quote closes it. Every piece starts at the start of a
+record, so no state is carried from piece to piece. Text without any newline is a single piece, however long.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 _QUOTE, _NEWLINE, _RETURN = 0x22, 0x0A, 0x0D
 
-#: (text that starts with a record) -> length of its complete records, 0 when there is none.
+#: (text that starts with a record) -> length of its complete records; 0 if none is complete.
 RecordsEnd = Callable[[bytes], int]
 
 
@@ -26,10 +26,7 @@ class Readable(Protocol):
 
 
 def pieces(source: Readable, size_bytes: int, records_end: RecordsEnd) -> Iterator[bytes]:
-    """The text from here on, in pieces of complete records: each about ``size_bytes``, or one record if that is more.
-
-    The last piece is whatever is left, complete or not.
-    """
+    """Yield pieces of complete records, of about ``size_bytes`` or one longer record, then the rest."""
     rest = b""
     wanted = size_bytes
     while True:
@@ -48,12 +45,12 @@ def pieces(source: Readable, size_bytes: int, records_end: RecordsEnd) -> Iterat
 
 
 def line_end(text: bytes) -> int:
-    """Length of the complete lines in ``text``."""
+    """Return the length of the complete lines in ``text``."""
     return text.rfind(b"\n") + 1
 
 
 def csv_records_end(text: bytes, delimiter: bytes = b",") -> int:
-    """Length of the complete CSV records in ``text``, which starts with a record; newlines in quotes don't end one."""
+    """Return the length of the complete CSV records in ``text``, which starts with a record."""
     if b'"' not in text:
         return line_end(text)
     values = np.frombuffer(text, np.uint8)
@@ -63,7 +60,7 @@ def csv_records_end(text: bytes, delimiter: bytes = b",") -> int:
 
 
 def first_csv_record_end(text: bytes, delimiter: bytes = b",") -> int:
-    """Length of the first CSV record in ``text``, with its newline; 0 when it is not complete."""
+    """Return the length of the first CSV record in ``text``, including its newline; 0 if it is not complete."""
     values = np.frombuffer(text, np.uint8)
     newlines = np.flatnonzero(values == _NEWLINE)
     outside = newlines[~_is_quoted(values, newlines, delimiter[0])]
@@ -79,10 +76,11 @@ def ends_quoted(text: bytes, delimiter: bytes = b",") -> bool:
 
 
 def _is_quoted(values: npt.NDArray[np.uint8], places: npt.NDArray[np.int64], delimiter: int) -> npt.NDArray[np.bool_]:
-    """Tell for each place if it lies within quotes, (len(places),).
+    """Return for each place if it lies within quotes, (len(places),).
 
-    Where every quote of even number (from 0) either starts a field or directly follows another quote, the state is the
-    parity of the quotes before a place. Elsewhere (a stray quote within a plain field) they are walked one by one.
+    Normally, every even-numbered quote (counting from 0) starts a field or directly follows another quote, and the
+    state is the parity of the number of quotes before a place. If a plain field contains a stray quote, quotes are
+    visited one by one.
     """
     quotes = np.flatnonzero(values == _QUOTE)
     before = values[quotes - 1]
@@ -95,7 +93,7 @@ def _is_quoted(values: npt.NDArray[np.uint8], places: npt.NDArray[np.int64], del
 
 
 def _toggles(starts: list[bool], follows: list[bool]) -> npt.NDArray[np.bool_]:
-    """Which quotes change the state, given for each one whether it starts a field and whether a quote precedes it."""
+    """Return the quotes that change the state, given those that start a field and those that follow another quote."""
     toggles = np.zeros(len(starts), np.bool_)
     is_inside = was_closed = False
     for number, (starts_field, follows_quote) in enumerate(zip(starts, follows, strict=True)):
@@ -103,7 +101,7 @@ def _toggles(starts: list[bool], follows: list[bool]) -> npt.NDArray[np.bool_]:
             toggles[number] = was_closed = True
             is_inside = False
         elif was_closed and follows_quote:
-            # The one before did not close the field: these two stand for one quote.
+            # The previous quote did not close the field: the two stand for one quote.
             toggles[number] = is_inside = True
             was_closed = False
         else:
@@ -114,7 +112,7 @@ def _toggles(starts: list[bool], follows: list[bool]) -> npt.NDArray[np.bool_]:
 
 
 def _filled(source: Readable, size_bytes: int) -> bytes:
-    """As many bytes, or fewer at the end of the source."""
+    """Read ``size_bytes``, or less at the end of the source."""
     parts: list[bytes] = []
     missing = size_bytes
     while missing > 0 and (part := source.read(missing)):

@@ -1,4 +1,4 @@
-"""Description of a dataset by its user: files, chunks, the wanted part of each record; also as declared on the wire."""
+"""A user's description of a dataset (files, chunks, columns and filter), and its conversion from the declaration."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from flightedl.formats.chunks import IndexOptions
 from flightedl.formats.records import Condition, ReadRequest
 from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset
 
-#: What may be done about corrupt content.
+#: Policies for corrupt content.
 ON_CORRUPT = ("fail", "skip")
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetSpec:
-    """Which data, and how it is read.
+    """Description of a dataset and of how to read it.
 
     Args:
         urls: URLs and globs.
-        format: Name of the format; empty: by the files' names.
-        columns: Only these; None: all.
+        format: Name of the format; empty: implied by the file names.
+        columns: Columns to read; None: all.
         filter: (column, operator, value) conditions, see ``formats.records``.
-        batch_size: Records of a batch, before the filter.
-        steps_per_batch: So many batches in a row have the same records.
-        on_corrupt: "fail", or "skip" to pass over corrupt chunks and count them.
+        batch_size: Records per batch, before the filter.
+        steps_per_batch: Number of consecutive batches with the same records.
+        on_corrupt: "fail", or "skip" to skip and count corrupt chunks.
         max_records_per_chunk: See ``IndexOptions``.
         text_chunk_bytes: See ``IndexOptions``.
     """
@@ -57,15 +57,15 @@ class DatasetSpec:
             raise UsageError("columns= needs at least one name, and each only once")
 
     def index_options(self) -> IndexOptions:
-        """Part of the description that decides how files are cut."""
+        """Return the options that decide how files are cut."""
         return IndexOptions(self.max_records_per_chunk, self.text_chunk_bytes, self.on_corrupt == "skip")
 
     def request(self, schema: pa.Schema | None) -> ReadRequest:
-        """Part of the description that decides how chunks are read."""
+        """Return the options that decide how chunks are read."""
         return ReadRequest(self.columns, self.filter, schema)
 
     def index_hash(self) -> str:
-        """Hash of all that decides the chunks of given files. It names the stored index."""
+        """Return a hash of everything that decides the chunks of given files. It names the stored index."""
         return xxhash.xxh3_64_hexdigest("\n".join((repr(self.index_options()), self.format, *self.urls)).encode())
 
 
@@ -88,10 +88,10 @@ def spec_of(declared: DatasetDeclaration) -> DatasetSpec:
 
 
 def schema_of(declared: DeclaredDataset) -> pa.Schema:
-    """Return the Arrow schema of a dataset's records, all columns."""
+    """Return the Arrow schema of a dataset's records, with all columns."""
     return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(declared.schema)))
 
 
 def absolute_url(url: str) -> str:
-    """Return a URL that names the same file in every directory: relative local paths are of this process's."""
+    """Return a URL that is valid in every directory: relative local paths are resolved in the working directory."""
     return url if "://" in url or url.startswith("/") else str(Path.cwd() / url)

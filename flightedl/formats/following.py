@@ -1,23 +1,24 @@
-"""A dataset that grows: which files are taken when, and when there are no more to come.
+"""Growing datasets: when a file joins, and when the dataset is complete.
 
 Rules:
 
-* Whoever follows looks again and again. A file is *taken* when two looks in a row find it with the same size and
-  version, so a file that is being written is left alone until its writer is through with it.
-* A file named ``_END`` in the directory that a pattern names (the deepest part of it without a wildcard) says that
-  there is nothing to come: what is there then is taken at once, and the dataset is *complete*. Where several patterns
-  are followed, each directory needs one.
+* The follower scans repeatedly. A file *joins* when two consecutive scans find it with the same size and version, so
+  a file that is still being written is left alone.
+* A file named ``_END`` in a pattern's directory (the deepest one without a wildcard) announces that no more files will
+  arrive: the files present then join at once, and the dataset is *complete*. If several patterns are followed, each
+  directory needs this file.
 * Names that begin with ``_`` or ``.`` are never data.
-* What was taken stays: files in the order in which they were taken (by name, within one look), for good. A file that
-  is gone or has changed afterwards is *trouble*, told as long as it lasts; so is one that was refused, until it
-  changes.
-* A file that the store cannot read at the moment is read again at later looks. Once nothing is to come, it is refused
-  when it has been unreadable for as long as ``retries.PATIENT`` allows. A complete dataset names what it was refused.
+* A file that joined keeps its position: files are ordered by the scan that found them, then by name. If such a file
+  is later removed or changed, this is reported as *trouble* while it lasts. A rejected file is also reported, until
+  it changes.
+* A file that the store temporarily cannot read is retried at later scans. Once the dataset can no longer grow, such a
+  file is rejected when it has been unreadable for the time that ``retries.PATIENT`` allows. A complete dataset lists
+  the files it rejected.
 
 Pure: no clock, no I/O.
 
-Not guaranteed: that a writer which pauses for longer than a look is noticed. Writers should write under a name that no
-pattern matches and rename, as Hadoop, Spark and rsync do.
+Not guaranteed: detection of a writer that pauses for longer than the interval between scans. Writers should use a
+name that no pattern matches and then rename the file, as Hadoop, Spark and rsync do.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from flightedl.domain.retries import PATIENT, is_transient
 from flightedl.ports import FileStat
 
 MARKER = "_END"
-#: Files, and bytes of their names, taken at one look at most: what is taken is one value in etcd.
+#: Limits for one scan: files, and bytes of their names. The list of files is one value in etcd.
 TAKEN_LIMIT = 1000
 TAKEN_LIMIT_BYTES = 200_000
 
@@ -50,35 +51,35 @@ def marker_urls(patterns: Iterable[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """Result of one look at the files."""
+    """Result of one scan."""
 
-    #: To be indexed, and then told by ``took`` or ``refuse``.
+    #: Files to index. Report the outcome of each by ``took`` or ``failed``.
     stable: tuple[FileStat, ...]
-    #: There is more that is stable: look again at once.
+    #: More files are stable: scan again at once.
     has_more: bool
-    #: Nothing is to come, and everything that is there was taken or refused.
+    #: No more files will arrive, and every file present has joined or been rejected.
     is_complete: bool
 
 
 class DirectoryFollower:
-    """Knowledge about the files of one growing dataset. Not thread-safe.
+    """State of the files of one growing dataset. Not thread-safe.
 
     Args:
-        taken: Those that were taken before, in order.
+        taken: Files that joined earlier, in order.
     """
 
     def __init__(self, taken: Iterable[FileStat] = ()) -> None:
         self._taken = {stat.url: stat for stat in taken}
-        #: Seen once, or changed since they were seen.
+        #: Files seen once, or changed since the previous scan.
         self._unstable: dict[str, FileStat] = {}
         self._refused: dict[str, tuple[FileStat, str]] = {}
-        #: Files that could not be read at the moment: since when, and why.
+        #: Files that are temporarily unreadable: since when, and why.
         self._unreadable: dict[str, tuple[float, str]] = {}
         self._is_marked = False
         self._lost: list[str] = []
 
     def look(self, found: Sequence[FileStat], *, is_marked: bool) -> Scan:
-        """Take note of what is there; ``is_marked`` was found out before ``found`` was."""
+        """Scan the files ``found``. The marker has to be checked (``is_marked``) before the files are listed."""
         self._is_marked = is_marked
         there = {stat.url: stat for stat in found}
         self._lost = [
@@ -107,7 +108,7 @@ class DirectoryFollower:
         return refused is None or refused[0] != stat
 
     def took(self, stats: Iterable[FileStat]) -> None:
-        """These belong to the dataset now."""
+        """Record that these files joined the dataset."""
         for stat in stats:
             self._taken[stat.url] = stat
             self._unstable.pop(stat.url, None)
@@ -115,7 +116,7 @@ class DirectoryFollower:
             self._unreadable.pop(stat.url, None)
 
     def failed(self, stat: FileStat, error: Exception, now: float) -> None:
-        """Leave the file out: until a later look if the error is transient, otherwise until the file changes."""
+        """Leave the file out until a later scan if the error is transient, otherwise until the file changes."""
         since, _ = self._unreadable.get(stat.url, (now, ""))
         reason = str(error) or type(error).__name__
         reason = reason if stat.url in reason else f"{stat.url}: {reason}"
@@ -128,17 +129,17 @@ class DirectoryFollower:
 
     @property
     def has_unreadable(self) -> bool:
-        """True if files are left out until a later look."""
+        """True if files are left out until a later scan."""
         return bool(self._unreadable)
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """Why each refused file was refused; every sentence names its file."""
+        """One sentence per rejected file, naming the file and the reason."""
         return tuple(reason for _, reason in self._refused.values())
 
     @property
     def trouble(self) -> str:
-        """Sentence about a trouble with the files. Empty if there is none."""
+        """Sentence about missing, changed, rejected or unreadable files; empty if there are none."""
         wrong = [
             *self._lost,
             *(f"{reason}: it is left out until it changes" for reason in self.left_out),

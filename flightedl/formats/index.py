@@ -1,7 +1,7 @@
-"""Finding the chunks of a dataset: which files, which chunks in each, which schema they share.
+"""Finding the chunks of a dataset: its files, the chunks of each file, and their common schema.
 
-Files are indexed in parallel, a bounded number at a time; the first one that cannot be used ends it with a DataError.
-An index is a pure function of the files and of how they are cut, and so is its ``content_hash``.
+A bounded number of files is indexed in parallel; the first unusable file ends indexing with a DataError. An index and
+its ``content_hash`` depend only on the files and on how they are cut.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class IndexProgress:
-    """How far indexing is."""
+    """Progress of indexing."""
 
     files_done: int
     file_count: int
@@ -54,16 +54,16 @@ def build_index(
     """Find the chunks of a dataset.
 
     Args:
-        files: Where they are.
-        spec: Which.
-        concurrency: Files indexed at the same time, at most.
-        progress: Called after each file, in this thread.
+        files: Access to the files.
+        spec: Description of the dataset.
+        concurrency: Maximum number of files indexed at the same time.
+        progress: Called after each file, in the caller's thread.
         known: An earlier index made with the same ``spec.index_options()``; its unchanged files are not read.
-        stats: Just these files, in this order; None: those that the spec's URLs name, by name.
+        stats: The files to index, in this order. None: the files matched by the spec's URLs, sorted by name.
 
     Raises:
-        DataError: a file is missing, unreadable, corrupt or of another schema than the others; there is no record; a
-            column or condition of the spec fits no file.
+        DataError: a file is missing, unreadable or corrupt, or its schema differs from the others'; there are no
+            records; or a column or condition of the spec does not fit the files.
     """
     stats = files.expand(list(spec.urls)) if stats is None else stats
     found, pending = _known_and_new(stats, known)
@@ -88,9 +88,9 @@ def build_index(
 def extended_index(
     files: Files, spec: DatasetSpec, known: ChunkIndex, stats: Sequence[FileStat], *, concurrency: int = 16
 ) -> tuple[ChunkIndex, dict[FileStat, Exception]]:
-    """Return the index with more files at its end, and the files that cannot join, each with the error.
+    """Return the index extended by more files, and the files that cannot join, each with its error.
 
-    The schema stays what it is: a file that would widen it cannot join either.
+    The schema does not change: a file that would widen it cannot join.
     """
 
     def index_or_refuse(found: Format, files: Files, stat: FileStat, options: IndexOptions) -> FileIndex | Exception:
@@ -128,10 +128,10 @@ def restored_index(
     known: ChunkIndex | None = None,
     concurrency: int = 16,
 ) -> ChunkIndex:
-    """The index of just these files in this order, as it was before; those that ``known`` has are not even looked at.
+    """Return the former index of exactly these files, in this order. Files that ``known`` contains are not accessed.
 
     Raises:
-        DataError: another file is gone, has changed, or cannot be read.
+        DataError: a file that ``known`` lacks was removed, has changed, or cannot be read.
     """
 
     def index_unchanged(found: Format, files: Files, stat: FileStat, options: IndexOptions) -> FileIndex:
@@ -151,7 +151,7 @@ def restored_index(
 def _known_and_new(
     stats: Sequence[FileStat], known: ChunkIndex | None
 ) -> tuple[dict[int, FileIndex], list[tuple[int, FileStat]]]:
-    """The files that ``known`` has just as they are, by place in ``stats``, and the others with their places."""
+    """Split the files, by position in ``stats``, into those that ``known`` has unchanged and the others."""
     reusable = {} if known is None else {stat: number for number, stat in enumerate(known.stats)}
     found: dict[int, FileIndex] = {}
     pending: list[tuple[int, FileStat]] = []
@@ -174,10 +174,10 @@ def _require_joinable(known: ChunkIndex, file: FileIndex) -> None:
 
 
 def common_schema(files: Sequence[FileIndex]) -> pa.Schema:
-    """The schema of all files but those that were skipped as a whole.
+    """Return the schema of all files except those skipped entirely.
 
     Raises:
-        DataError: they are mixed; names file and column.
+        DataError: the schemas differ; names the file and the column.
     """
     sound = [file for file in files if len(file.chunks) or not file.skipped] or files
     first = sound[0]
@@ -196,7 +196,7 @@ def common_schema(files: Sequence[FileIndex]) -> pa.Schema:
 
 
 def _joined(schema: pa.Schema, first: FileIndex, file: FileIndex) -> pa.Schema | Mismatch:
-    """Return a schema for the records of the first file and of another one, whose schemas may be guesses."""
+    """Return a schema that fits the first file and another one. Schemas of text files are guesses."""
     if _is_guessed(file) and _is_guessed(first):
         return widened_schema(schema, file.schema, may_lack=file.format == "jsonl")
     return same_schema(schema, file.schema) or schema
@@ -213,7 +213,7 @@ def _indexed(
     concurrency: int,
     index_file: Callable[[Format, Files, FileStat, IndexOptions], Result],
 ) -> Iterator[tuple[int, Result]]:
-    """Yield the index of each file. At most ``concurrency`` are indexed at a time, none after the first error."""
+    """Yield the index of each file. At most ``concurrency`` run at a time; none starts after the first error."""
     options = spec.index_options()
     waiting = iter([(number, stat, format_for(stat.url, spec.format)) for number, stat in pending])
     with ThreadPoolExecutor(max_workers=max(concurrency, 1), thread_name_prefix="flightedl-index") as pool:

@@ -1,7 +1,7 @@
-"""JSON lines: one object on each line.
+"""JSON lines: one object per line.
 
-Types are guessed by pyarrow: null, bool, int64, double, text, timestamps (text of that shape), lists and objects.
-A key that a line lacks is null there. Empty lines are passed over.
+pyarrow infers the types: null, bool, int64, double, text, timestamp (from text of that form), list and object. A key
+missing from a line is null in that record. Empty lines are skipped.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class JsonLines(TextFormat):
         if not text.strip():
             return (schema or pa.schema([])).empty_table()
         reading = pj.ReadOptions(use_threads=False, block_size=min(len(text) + 1, _MAX_BLOCK_BYTES))
-        # Conditions may name columns whose types are not known here: those are still guessed.
+        # The schema may lack columns that conditions name: their types are still inferred.
         is_complete = schema is not None and set(needed or schema.names) <= set(schema.names)
         behavior = "ignore" if is_complete else "infer"
         parsing = pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior=behavior)
@@ -55,11 +55,7 @@ class JsonLines(TextFormat):
 
 
 def json_lines(batch: pa.RecordBatch) -> bytes:
-    """The records as lines. Bytes become base64, dates and times ISO 8601 text, NaN and infinities null.
-
-    Raises:
-        DataError: a value that JSON has no way to say.
-    """
+    """Return the records as lines. Bytes become base64, dates and times ISO 8601 text, NaN and infinities null."""
     try:
         return b"".join(msgspec.json.encode(_finite(row)) + b"\n" for row in batch.to_pylist())
     except (TypeError, ValueError, OverflowError) as error:

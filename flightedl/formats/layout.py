@@ -1,7 +1,7 @@
-"""Tasks: which consecutive chunks make which task.
+"""Layout of tasks: the consecutive chunks that form each task.
 
-Two arrays of 8 bytes for each task; nothing else, so a million tasks are 16 MB and every question is answered in
-constant time. A task may go from one file to the next; it never ends within a chunk.
+It has two arrays with 8 bytes per task, so a million tasks take 16 MB, and every lookup takes constant time. A task may
+span several files; it never ends within a chunk.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ class TaskLayout:
     """The tasks of an index. Immutable.
 
     Args:
-        index: Of the dataset.
-        batch_size: Records of a batch.
-        steps_per_batch: So many batches in a row have the same records.
-        chunks_per_task: How many chunks make a task; the last task may have fewer.
-        records_per_task: Instead, about how many records do: a task takes all chunks that *start* in the same multiple
-            of this number, so tasks have between none less and one chunk more; 0: by chunks.
-        bounds: Rising numbers of chunks at which a task begins anew, with the count of both from 0 again: where the
-            dataset grew. The tasks before a bound are those of an index that ends there.
+        index: Index of the dataset.
+        batch_size: Records per batch.
+        steps_per_batch: Number of consecutive batches with the same records.
+        chunks_per_task: Chunks per task; the last task may have fewer.
+        records_per_task: Approximate records per task, instead of ``chunks_per_task``. A task contains all chunks
+            that *start* within the same multiple of this number, so it may exceed it by up to one chunk. 0: use
+            ``chunks_per_task``.
+        bounds: Increasing chunk numbers at which the dataset grew. A task starts at each, and counting restarts
+            from 0, so the tasks before a bound are the same as in an index that ends there.
 
     Raises:
-        UsageError: a number out of range.
+        UsageError: a number is out of range.
     """
 
     def __init__(
@@ -62,55 +63,51 @@ class TaskLayout:
 
     @property
     def index(self) -> ChunkIndex:
-        """Index whose chunks the tasks consist of."""
+        """Index with the chunks of the tasks."""
         return self._index
 
     @property
     def batch_size(self) -> int:
-        """Records of a batch."""
+        """Records per batch."""
         return self._batch_size
 
     @property
     def task_count(self) -> int:
-        """Tasks of one epoch."""
+        """Number of tasks per epoch."""
         return len(self._firsts)
 
     @property
     def record_count(self) -> int:
-        """Records of one epoch."""
+        """Number of records per epoch."""
         return self._index.record_count
 
     @property
     def task_records(self) -> npt.NDArray[np.int64]:
-        """Records of each task, before the filter, (task count,)."""
+        """Number of records in each task, before the filter, (task count,)."""
         return self._records
 
     def records(self, task: int) -> int:
-        """Records of a task, before the filter."""
+        """Return the number of records in a task, before the filter."""
         return int(self._records[self._valid(task)])
 
     def batch_count(self, task: int) -> int:
-        """Batches of a task."""
+        """Return the number of batches in a task."""
         return self.steps_per_batch * batch_count(self.records(task), self._batch_size)
 
     def records_of(self, task: int, batches: range) -> range:
-        """Positions of the records of some batches of a task."""
+        """Return the positions, within the task, of the records of some batches."""
         first = batches.start // self.steps_per_batch * self._batch_size
         end = -(-batches.stop // self.steps_per_batch) * self._batch_size
         return range(first, min(end, self.records(task)))
 
     def chunk_range(self, task: int) -> range:
-        """Numbers of a task's chunks in the index."""
+        """Return the numbers of a task's chunks in the index."""
         self._valid(task)
         end = self._firsts[task + 1] if task + 1 < self.task_count else len(self._index)
         return range(int(self._firsts[task]), int(end))
 
     def chunks_of(self, task: int) -> list[Chunk]:
-        """A task's chunks, in order.
-
-        Raises:
-            IndexError: there is no such task.
-        """
+        """Return a task's chunks, in order. Raises IndexError if there is no such task."""
         return [self._index.chunk(number) for number in self.chunk_range(task)]
 
     def _valid(self, task: int) -> int:
@@ -120,7 +117,7 @@ class TaskLayout:
 
 
 def _firsts(records: npt.NDArray[np.int64], chunks_per_task: int, records_per_task: int) -> npt.NDArray[np.int64]:
-    """Number of the first chunk of each task, of chunks with so many ``records``, (chunk count,)."""
+    """Return the number of each task's first chunk, given the number of ``records`` in each chunk, (chunk count,)."""
     if not records_per_task:
         return np.arange(0, len(records), chunks_per_task, dtype=np.int64)
     cell = (np.cumsum(records) - records) // records_per_task

@@ -1,12 +1,12 @@
-"""A trained model as one file for others to load, and read back: safetensors, NumPy's npz, or Arrow.
+"""A trained model as one file that other programs can load: safetensors, NumPy's npz, or Arrow. Reads these, too.
 
-* ``safetensors``: eight bytes with the header's size, a JSON header (name -> dtype, shape, place), the arrays. Written
-  here, because the format is that simple and no package is needed for it; parameters stream through one at a time.
-* ``npz``: uncompressed, one member for each parameter. bfloat16, which the format has no name for, as float32.
-* ``arrow``: an Arrow IPC file with a row for each parameter: name, dtype, shape, values as little-endian bytes.
+* ``safetensors``: eight bytes with the header's size, a JSON header (name -> dtype, shape, offsets), the arrays. The
+  format is simple enough to be implemented here without another package. Parameters are streamed one at a time.
+* ``npz``: uncompressed, one member per parameter. bfloat16, for which the format has no name, becomes float32.
+* ``arrow``: an Arrow IPC file with one row per parameter: name, dtype, shape, values as little-endian bytes.
 
-Parameters are written as they are declared: of a 16-bit one the float32 master copy is rounded to nearest even.
-Nothing in a file that is read is executed, and content that does not fit its format is refused with its place.
+Parameters have their declared type: for a 16-bit one, the float32 master copy is rounded to nearest even. Reading never
+executes anything in a file. Content that does not fit the format is rejected with its location.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from flightedl.kernels.half_precision import ITEM_BYTES, array_dtype, shortened,
 
 Array = npt.NDArray[np.generic]
 Parameters = Iterable[tuple[ParameterSpec, Array]]
-#: (what there will be, the same with its values one by one) -> the file's bytes, in parts.
+#: (all parameters, the same parameters with their values one at a time) -> the file's bytes, in parts.
 Writer = Callable[[Sequence[ParameterSpec], Parameters], Iterator[bytes | memoryview]]
 
 ARROW_SCHEMA = pa.schema(
@@ -41,7 +41,7 @@ ARROW_SCHEMA = pa.schema(
         pa.field("values", pa.large_binary(), nullable=False),
     ]
 )
-#: Names of types in safetensors; the first four are written.
+#: Names of types in safetensors; the first four are the ones written.
 _DTYPES = {
     "F32": "float32",
     "F64": "float64",
@@ -56,7 +56,7 @@ _DTYPES = {
 }
 _SAFETENSORS_DTYPES = {name: said for said, name in _DTYPES.items()}
 _HEADER_LIMIT_BYTES = 100 << 20
-#: Errors that the readers raise for files of another format.
+#: Errors that readers raise for files in another format.
 _TROUBLE = (
     ValueError,
     KeyError,
@@ -75,11 +75,11 @@ def format_of(name: str, given: str = "") -> str:
     """Return ``given``, or else the format that the file's name implies.
 
     Raises:
-        UsageError: neither says which.
+        UsageError: neither determines the format.
     """
     found = given or next((kind for suffix, kind in _SUFFIXES.items() if name.endswith(suffix)), "")
     if found not in WRITERS:
-        raise UsageError(f"{name} says no format: end it in .safetensors, .npz or .arrow, or give the format")
+        raise UsageError(f"the format of {name} is unknown: end it in .safetensors, .npz or .arrow, or name a format")
     return found
 
 
@@ -102,7 +102,7 @@ def _safetensors(specs: Sequence[ParameterSpec], parameters: Parameters) -> Iter
 
 
 def _as_declared(spec: ParameterSpec, values: Array) -> Array:
-    """The elements in one line; 16-bit floats as their bits."""
+    """Return the elements as a flat array; 16-bit floats as their bits."""
     flat = np.ascontiguousarray(values).reshape(-1)
     if not spec.short_kind:
         return flat
@@ -150,15 +150,15 @@ WRITERS: dict[str, Writer] = {"safetensors": _safetensors, "npz": _npz, "arrow":
 
 
 def read_model(data: bytes, kind: str, shown: str) -> dict[str, Array]:
-    """Return the arrays of a model's file, by name.
+    """Return the arrays of a model file, by name.
 
     Args:
-        data: All of the file.
+        data: The complete file.
         kind: "safetensors", "npz" or "arrow".
         shown: Name of the file in errors.
 
     Raises:
-        DataError: if it is no file of this format.
+        DataError: the content is not valid in this format.
     """
     try:
         return _READERS[kind](data)

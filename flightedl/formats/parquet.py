@@ -1,15 +1,15 @@
 """Parquet: a chunk is a row group, or a part of a large one.
 
-Indexing reads footers only. Reading takes only the wanted columns, and with conditions: nothing where the row group's
-statistics exclude every record, else first the columns of the conditions, and the others only where a record is left.
-Statistics of floating-point columns count only for ``==`` and for comparisons: writers leave NaN out of them, and
-Arrow's ``is_in`` takes a bound of 0.0 for another number than -0.0.
+Indexing reads only footers. Reading decodes only the wanted columns. If there are conditions and the statistics of the
+row group exclude every record, it decodes nothing; otherwise it decodes the columns of the conditions first, and the
+others only if a record remains. Statistics of floating-point columns are used only for ``==`` and ordering comparisons:
+writers leave NaN out of them, and Arrow's ``is_in`` treats a bound of 0.0 as different from -0.0.
 
-A part of a row group (``max_records_per_chunk``) is read by decoding the row group up to its end: it makes smaller
-tasks, not cheaper ones. Pages with a checksum are verified; the format does not require one.
+Reading a part of a row group (``max_records_per_chunk``) decodes the row group up to the end of that part, so it makes
+tasks smaller, not cheaper. Pages with a checksum are verified; the format does not require checksums.
 
-Footers have none, and pyarrow ends the process when it is asked for a column that damaged bytes describe; *reading*
-such a column raises. So ``Footer`` reads it before it asks, from a file whose contents are hidden.
+Footers have none, and pyarrow aborts the process when asked about a column described by damaged bytes, while *reading*
+such a column raises an exception. Therefore ``Footer`` first reads the column from a file whose contents are hidden.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from flightedl.ports import Files, FileStat
 if TYPE_CHECKING:
     import pyarrow.compute as pc
 
-#: Records decoded at a time where only a part of a row group is wanted.
+#: Records decoded at a time when only a part of a row group is needed.
 _DECODED_RECORDS = 65_536
-#: Of a file's end, read at once: most footers are in it.
+#: Bytes read at once from the end of a file; most footers fit in them.
 _TAIL_BYTES = 65_536
 
 
@@ -95,10 +95,7 @@ class Parquet:
 
 
 class Footer:
-    """Footer of a file, read once.
-
-    Raises what pyarrow does for one that it does not understand.
-    """
+    """Footer of a file, read once. Raises pyarrow's exceptions if it is damaged."""
 
     def __init__(self, source: WatchedFile) -> None:
         source.seek(0, io.SEEK_END)
@@ -111,7 +108,7 @@ class Footer:
         self._contents = _HiddenContents(size_bytes)
         self._contents_bytes = size_bytes - footer_bytes
         self._file = pq.ParquetFile(pa.PythonFile(self._contents, mode="r"), metadata=self.metadata, pre_buffer=False)
-        #: Of the records; without metadata.
+        #: Schema of the records, without metadata.
         self.schema: pa.Schema = self._file.schema_arrow.remove_metadata()
 
     def start(self, number: int, column: str) -> int:
@@ -128,7 +125,7 @@ class Footer:
         return start
 
     def excludes(self, number: int, conditions: Sequence[Condition]) -> bool:
-        """True if statistics show that no record of the row group meets all conditions."""
+        """True if the statistics show that no record of the row group meets all conditions."""
         columns = {column for column, _, _ in conditions}
         for column in columns:
             self.start(number, column)
@@ -137,7 +134,7 @@ class Footer:
             name, wanted = described.column(leaf).path, described.column(leaf).physical_type
             if name in columns and (found := group.column(leaf).physical_type) != wanted:
                 raise ValueError(f"column {name} is {found} there and {wanted} in the schema")
-        # It imports pandas where that is installed, which takes longer than all else that a trainer imports.
+        # Imported lazily: it imports pandas, if installed, which takes longer than all other imports of a trainer.
         import pyarrow.dataset as ds
 
         fragment = ds.ParquetFileFormat().make_fragment(pa.BufferReader(self._tail), row_groups=[number])
@@ -146,7 +143,7 @@ class Footer:
 
 
 class _HiddenContents(io.RawIOBase):
-    """A file of some size that cannot be read, and remembers where somebody tried to."""
+    """File of a given size that cannot be read. Records the position of the last attempt."""
 
     def __init__(self, size_bytes: int) -> None:
         super().__init__()
@@ -173,7 +170,7 @@ class _HiddenContents(io.RawIOBase):
 
 
 def _tail(source: WatchedFile, size_bytes: int, count: int) -> bytes:
-    """The last ``count`` bytes of a file, or all of it."""
+    """Return the last ``count`` bytes of a file, or all of a shorter one."""
     source.seek(max(size_bytes - count, 0))
     return source.exactly(min(size_bytes, count))
 
@@ -185,13 +182,12 @@ def _open(source: WatchedFile, metadata: pq.FileMetaData) -> pq.ParquetFile:
 
 
 def _is_bounded(kind: pa.DataType, condition: Condition) -> bool:
-    """True if the smallest and the largest value of a row group tell whether a record of it can meet the condition."""
+    """True if the minimum and maximum of a row group can rule out the condition for all its records."""
     _, operator, value = condition
     return value is None or not pa.types.is_floating(kind) or operator not in ("!=", "in", "not in")
 
 
 def _tested(request: ReadRequest) -> list[str]:
-    """The columns of its conditions."""
     return list(dict.fromkeys(column for column, _, _ in request.conditions))
 
 
@@ -214,7 +210,7 @@ def _filtered(
 
 
 def _part(file: pq.ParquetFile, number: int, columns: list[str] | None, start: int, count: int) -> pa.Table:
-    """``count`` records of a row group from ``start`` on; what follows them is not decoded."""
+    """Return ``count`` records of a row group, beginning at ``start``. Records after them are not decoded."""
     end = start + count
     if end == file.metadata.row_group(number).num_rows:
         return file.read_row_group(number, columns=columns).slice(start)

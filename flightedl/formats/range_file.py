@@ -1,4 +1,4 @@
-"""A file of a storage as Arrow wants one: read by ranges, with a window, or once from front to back."""
+"""A stored file in the form that Arrow reads: by ranges with a read-ahead window, or once from front to back."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from flightedl.ports import Storage
 
 
 class RangeFile(io.RawIOBase):
-    """A stored file of known size. With ``digest`` it is read once, front to back, and hashed.
+    """A stored file of known size. With ``digest``, it is read once from front to back and hashed.
 
-    Raises what the storage does.
+    Raises the storage's exceptions.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""Places of a task's batches: files, chunks and records.
+"""Location of a batch's records: files, chunks and record numbers.
 
-In stored order the batches of a piece are one stretch of records. Shuffled they are scattered over the task, in the
-order that its seed, epoch and number give, so the same computation that the trainers do finds them. Pure.
+In stored order, consecutive batches are consecutive records. Shuffled, they are scattered over the task in an order
+that depends only on seed, epoch and task, so it can be recomputed here as trainers compute it. Pure.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _SHOWN = 8
 def record_ranges(
     chunks: tuple[Chunk, ...], first: int, end: int, seed: int | None, epoch: int, task: int
 ) -> tuple[RecordRange, ...]:
-    """The records at positions ``first`` to ``end`` (exclusive) of a task, as stretches of its files.
+    """Return the records at positions ``first`` to ``end`` (exclusive) of a task, as ranges of its files.
 
-    ``seed`` None: the task is read in stored order.
+    With ``seed`` None, the task is read in stored order.
     """
     total = sum(chunk.records for chunk in chunks)
     if seed is None:
@@ -46,7 +46,7 @@ def _stretches(chunks: Sequence[Chunk], numbers: npt.NDArray[np.int64]) -> Itera
 
 
 def described(ranges: Sequence[RecordRange]) -> str:
-    """The ranges for people: ``a.parquet, records 20-29 and 35``."""
+    """Return the ranges as text for people: ``a.parquet, records 20-29 and 35``."""
     by_file: dict[str, list[str]] = {}
     for each in ranges[:_SHOWN]:
         last = each.first_record + each.records - 1

@@ -1,7 +1,7 @@
-"""RecordIO: chunks of byte records, in the three dialects that were ever written.
+"""RecordIO: chunks of byte records, in its three historic dialects.
 
-A file is a run of chunks: five little-endian uint32, the first of them ``MAGIC``, then a payload, which is the records,
-each as (uint32 length, bytes), compressed as a whole. The dialects differ in what the other four numbers are:
+A file is a sequence of chunks. A chunk is a header of five little-endian uint32, the first of them ``MAGIC``, and a
+payload: its records, each as (uint32 length, bytes), compressed together. The dialects differ in the other numbers:
 
 ===========  ==========================================  ======================  ==================
 dialect      header after the magic                      compressor codes        checksum of payload
@@ -13,10 +13,10 @@ pyrecordio   records, checksum, compressor, size         1 none, 2 snappy       
                                                          (raw), 3 gzip
 ===========  ==========================================  ======================  ==================
 
-The first chunk tells the dialect: the one whose compressor code is known and whose checksum matches. Indexing reads
-that chunk and then only headers, so that other damage is found when the chunk is read.
+The dialect is detected from the first chunk, by its compressor code and its checksum. Indexing reads that chunk and
+then only headers, so other damage is detected when the chunk is read.
 
-A record becomes a row with the one column ``record: binary``.
+A record becomes a row with the single column ``record: binary``.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from flightedl.ports import Files, FileStat
 MAGIC = 0x01020304
 HEADER_BYTES = 20
 SCHEMA = pa.schema([pa.field("record", pa.binary())])
-#: Raw record bytes of a written chunk, at most (unless one record is larger).
+#: Maximum bytes of records, uncompressed, in a written chunk. A single larger record is allowed.
 MAX_CHUNK_BYTES = 32 << 20
 
 _HEADER = struct.Struct("<5I")
 _LENGTH = struct.Struct("<I")
-#: zlib's window setting that reads and writes gzip's header.
+#: Value of zlib's ``wbits`` that selects gzip's header.
 _GZIP_WINDOW = 31
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The numbers of a chunk's header, in one order for all dialects."""
+    """Numbers of a chunk's header, in the same order for all dialects."""
 
     checksum: int
     compressor: int
@@ -60,17 +60,17 @@ class Header:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dialect:
-    """One way to lay out a chunk."""
+    """Layout of a chunk."""
 
     name: str
-    #: Whether the record count is the first number after the magic (else the last).
+    #: True if the record count is the first number after the magic, False if it is the last.
     is_count_first: bool
     #: compressor code -> name.
     compressors: dict[int, str]
     checksum: Callable[[bytes], int]
 
     def header(self, data: bytes) -> Header | None:
-        """The header in these 20 bytes; None when the magic or the compressor is not known."""
+        """Return the header in these 20 bytes, or None if the magic or the compressor is unknown."""
         magic, *numbers = _HEADER.unpack(data)
         if self.is_count_first:
             numbers = [*numbers[1:], numbers[0]]
@@ -93,7 +93,7 @@ DIALECTS = (EDL, FLUID, PYRECORDIO)
 
 
 class RecordIO:
-    """See ``formats.Format``."""
+    """Implementation of ``formats.Format`` for RecordIO."""
 
     name: ClassVar[str] = "recordio"
     suffixes: ClassVar[tuple[str, ...]] = (".recordio", ".rio", ".rec")
@@ -137,10 +137,10 @@ class RecordIO:
 
 
 def decode_chunk(data: bytes, dialect: Dialect | None = None) -> list[bytes]:
-    """The records of one chunk, header and payload given, in its dialect or in the first that matches.
+    """Return the records of one chunk (header and payload), in the given dialect or the first that matches.
 
     Raises:
-        ValueError: no dialect's checksum matches, or the payload does not hold what the header says.
+        ValueError: no dialect's checksum matches, or the payload contradicts the header.
     """
     payload = data[HEADER_BYTES:]
     for candidate in DIALECTS if dialect is None else (dialect,):
@@ -151,11 +151,7 @@ def decode_chunk(data: bytes, dialect: Dialect | None = None) -> list[bytes]:
 
 
 def encode_chunk(records: Iterable[bytes], compressor: str = "snappy", dialect: Dialect = EDL) -> bytes:
-    """One chunk, header and payload.
-
-    Raises:
-        UsageError: the dialect has no such compressor.
-    """
+    """Return one chunk, header and payload. Raises UsageError if the dialect has no such compressor."""
     codes = {name.removeprefix("raw "): code for code, name in dialect.compressors.items()}
     if compressor not in codes:
         raise UsageError(f"RecordIO has no compressor {compressor!r}: use one of {', '.join(codes)}")
@@ -172,7 +168,7 @@ def encode_chunk(records: Iterable[bytes], compressor: str = "snappy", dialect: 
 def encode_records(
     records: Iterable[bytes], compressor: str = "snappy", max_chunk_bytes: int = MAX_CHUNK_BYTES, dialect: Dialect = EDL
 ) -> Iterator[bytes]:
-    """A whole file, chunk by chunk. A chunk is closed before the record that would exceed ``max_chunk_bytes``."""
+    """Yield a complete file, chunk by chunk. A record that would exceed ``max_chunk_bytes`` starts another chunk."""
     waiting: list[bytes] = []
     size = 0
     for record in records:
@@ -186,14 +182,14 @@ def encode_records(
 
 
 def _require_empty(source: WatchedFile, offset: int, header: Header, dialect: Dialect) -> None:
-    """Nobody will read a chunk without records, and its checksum does not cover that number."""
+    """Verify that a chunk is empty. It is never read, and the checksum does not cover its record count."""
     source.seek(offset)
     with parsing(source, f"chunk at byte {offset}"):
         decode_chunk(source.exactly(HEADER_BYTES + header.size_bytes), dialect)
 
 
 def _dialect(source: WatchedFile, stat: FileStat) -> Dialect:
-    """Return the dialect of the first chunk with a payload. EDL for a file without one."""
+    """Return the dialect of the first chunk with a payload, or EDL if there is none."""
     offset = 0
     while offset < stat.size_bytes:
         source.seek(offset)
@@ -214,7 +210,7 @@ def _dialect(source: WatchedFile, stat: FileStat) -> Dialect:
 
 
 def _walk(source: WatchedFile, stat: FileStat, dialect: Dialect) -> Iterator[tuple[int, Header]]:
-    """(offset, header) of each chunk; CorruptChunkError where the file is truncated or its structure broken."""
+    """Yield (offset, header) of each chunk. Raises CorruptChunkError if the file is truncated or malformed."""
     offset = 0
     while offset < stat.size_bytes:
         place = f"{stat.url} is corrupt, chunk at byte {offset}"

@@ -1,8 +1,8 @@
 """Requests to read a chunk and their results: columns, conditions, records with their numbers.
 
-Conditions are (column, operator, value), all of which must hold. Operators: ``== != < <= > >= in "not in"``. A null
-meets no condition but ``(column, "==", None)``; ``(column, "!=", None)`` asks for what is not null. Values come from
-JSON, so text is also taken as a date or time where the column is one.
+Conditions are triples (column, operator, value), all of which must hold. Operators: ``== != < <= > >= in "not in"``. A
+null meets only the condition ``(column, "==", None)``; ``(column, "!=", None)`` selects values that are not null.
+Values come from JSON, so text is also accepted for columns of dates and times.
 """
 
 from __future__ import annotations
@@ -29,40 +29,40 @@ _MEMBERSHIPS = ("in", "not in")
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """Which part of each record is wanted, and which records."""
+    """Columns and records to read from a chunk."""
 
-    #: None: all.
+    #: Columns to return; None: all.
     columns: tuple[str, ...] | None = None
     conditions: tuple[Condition, ...] = ()
-    #: Of the dataset's records, as indexed: text formats take their types from it, all take the order of columns.
+    #: Schema of the dataset: the order of columns and, for text formats, their types.
     schema: pa.Schema | None = None
 
     def needed(self) -> tuple[str, ...] | None:
-        """Columns to read: the wanted ones, then those that only conditions use. None: all."""
+        """Return the columns to read: the requested ones, then those that only conditions use. None: all."""
         if self.columns is None:
             return None
         return tuple(dict.fromkeys((*self.columns, *(column for column, _, _ in self.conditions))))
 
     def shown(self, schema: pa.Schema) -> tuple[str, ...]:
-        """Columns of the answer, in order, for records of this schema."""
+        """Return the columns of the result, in order, for records of this schema."""
         names: Sequence[str] = (schema if self.schema is None else self.schema).names
         return tuple(names) if self.columns is None else self.columns
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Records:
-    """Records of a chunk: all of them, or those that met the conditions."""
+    """Records of a chunk: all of them, or those that meet the conditions."""
 
     table: pa.Table
-    #: Their numbers within the chunk, (len(table),), increasing; None: all, 0 to len(table) - 1.
+    #: Their numbers within the chunk, (len(table),), increasing. None: 0 to len(table) - 1.
     numbers: npt.NDArray[np.int64] | None = None
 
 
 def require_columns(schema: pa.Schema, request: ReadRequest, what: str) -> None:
-    """Check that all columns asked for exist and all conditions fit their types.
+    """Check that all requested columns exist and all conditions fit the columns' types.
 
     Raises:
-        DataError: naming the column; ``what`` says in what it is missing.
+        DataError: names the column and ``what``, the file or dataset that lacks it.
     """
     names = set(schema.names)
     for column in request.needed() or [column for column, _, _ in request.conditions]:
@@ -73,7 +73,7 @@ def require_columns(schema: pa.Schema, request: ReadRequest, what: str) -> None:
 
 
 def expression(schema: pa.Schema, conditions: Sequence[Condition]) -> pc.Expression | None:
-    """All conditions as one expression over records of ``schema``; None when there are none.
+    """Return the conditions as one expression over records of ``schema``, or None if there are none.
 
     Raises:
         DataError: an unknown operator, or a value that cannot be compared with its column.
@@ -93,7 +93,7 @@ def expression(schema: pa.Schema, conditions: Sequence[Condition]) -> pc.Express
 
 
 def select(table: pa.Table, request: ReadRequest) -> Records:
-    """Apply the conditions, then keep the wanted columns, in the wanted order."""
+    """Apply the conditions, then keep the requested columns, in the requested order."""
     shown = list(request.shown(table.schema))
     where = expression(table.schema, request.conditions)
     if where is None:
@@ -103,13 +103,13 @@ def select(table: pa.Table, request: ReadRequest) -> Records:
 
 
 def empty(schema: pa.Schema, request: ReadRequest) -> Records:
-    """No record met the conditions."""
+    """Return the result for a chunk in which no record meets the conditions."""
     fields = [schema.field(name) for name in request.shown(schema)]
     return Records(pa.schema(fields).empty_table(), np.zeros(0, np.int64))
 
 
 def _term(field: pa.Field, condition: Condition) -> pc.Expression:
-    # It makes 300 functions when it is imported, and a dataset without conditions needs none of them.
+    # Imported lazily: it creates 300 functions, and datasets without conditions need none of them.
     import pyarrow.compute as pc
 
     column, operator, value = condition
@@ -136,7 +136,7 @@ def _term(field: pa.Field, condition: Condition) -> pc.Expression:
     scalars = [_scalar(field, item) for item in value]
     kinds = {scalar.type for scalar in scalars} or {field.type}
     try:
-        # pyarrow infers a type for values of several types; for one type it might infer a narrower one.
+        # pyarrow infers a common type for mixed values, but for values of one type it might infer a narrower one.
         options = pa.array([scalar.as_py() for scalar in scalars], kinds.pop() if len(kinds) == 1 else None)
         options = options.cast(field.type) if _casts(options, field.type) else options
     except (pa.ArrowException, OverflowError) as error:
@@ -154,7 +154,7 @@ def _casts(options: pa.Array, kind: pa.DataType) -> bool:
 
 
 def _scalar(field: pa.Field, value: Any) -> pa.Scalar:
-    """The value in the column's type where it has one there, else in its own."""
+    """Return the value in the column's type if it can be converted, otherwise in its own type."""
     kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
     attempts: list[Callable[[], pa.Scalar]] = [
         lambda: pa.scalar(value, kind),

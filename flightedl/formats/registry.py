@@ -1,4 +1,4 @@
-"""All formats: what each one can do, and which one a file is in."""
+"""All formats: their common protocol, and the choice of a file's format."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ from flightedl.ports import Files, FileStat
 
 
 class Format(Protocol):
-    """A way to keep records in files. Stateless and thread-safe."""
+    """A file format for records. Stateless and thread-safe."""
 
-    #: What ``format=`` says.
+    #: Value of ``format=``.
     name: ClassVar[str]
-    #: Ends of file names, in lower case; the first one is used for new files.
+    #: Endings of file names, in lower case; the first one is used for new files.
     suffixes: ClassVar[tuple[str, ...]]
 
     def index(self, files: Files, stat: FileStat, options: IndexOptions) -> FileIndex:
-        """The chunks of a file, in order, covering each record once.
+        """Return the chunks of a file, in order, covering each record once.
 
         Raises:
-            CorruptChunkError: its content is broken, unless ``options.skip_corrupt``; names file and place.
+            CorruptChunkError: its content is damaged, unless ``options.skip_corrupt``; names file and location.
             DataError: it cannot be read.
         """
         ...
 
     def schema(self, files: Files, stat: FileStat) -> pa.Schema:
-        """Return the schema of a file's records, without metadata. Raises as ``index`` does."""
+        """Return the schema of a file's records, without metadata. Raises the same errors as ``index``."""
         ...
 
     def read(self, files: Files, chunk: Chunk, request: ReadRequest) -> Records:
-        """Exactly the records of the chunk, or those of them that meet the conditions.
+        """Return exactly the records of the chunk, or those of them that meet the conditions.
 
         Raises:
-            CorruptChunkError: its content is broken, or is not what the index says.
-            DataError: it cannot be read, or lacks a column that is asked for.
+            CorruptChunkError: its content is damaged, or contradicts the index.
+            DataError: it cannot be read, or lacks a requested column.
         """
         ...
 
     def write(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[bytes]:
-        """The parts of a new file with these records; a batch becomes a chunk where the format has such a thing.
+        """Yield the parts of a new file with these records. A batch becomes a chunk if the format has chunks.
 
         Raises:
             UsageError: the format cannot hold such records.
@@ -75,11 +75,11 @@ FORMATS: dict[str, Format] = {
 
 
 def format_for(url: str, name: str | None = None) -> Format:
-    """The format of a file: by ``name``, else by the end of the URL (before ``.gz`` or ``.zst``, for text).
+    """Return the format named ``name``, otherwise the one implied by the URL, ignoring ``.gz`` or ``.zst``.
 
     Raises:
         UsageError: no such format.
-        DataError: the URL's end tells no format.
+        DataError: the URL does not imply a format.
     """
     if name:
         return named_format(name)
@@ -87,19 +87,13 @@ def format_for(url: str, name: str | None = None) -> Format:
     for found in FORMATS.values():
         if plain.endswith(found.suffixes):
             if compression_of(url) is not None and not isinstance(found, CommaSeparated | JsonLines):
-                raise DataError(
-                    f"{url} is compressed as a whole, which {found.name} cannot be read from: decompress it"
-                )
+                raise DataError(f"{url} is compressed as a whole, and {found.name} needs random access: decompress it")
             return found
-    raise DataError(f"cannot tell the format of {url} by its name: say format=, one of {', '.join(FORMATS)}")
+    raise DataError(f"the name of {url} implies no format: pass format=, one of {', '.join(FORMATS)}")
 
 
 def named_format(name: str) -> Format:
-    """The format of this name.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """Return the format with this name. Raises UsageError if there is none."""
     if name not in FORMATS:
         raise UsageError(f"there is no format {name!r}: use one of {', '.join(FORMATS)}")
     return FORMATS[name]

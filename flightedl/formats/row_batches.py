@@ -1,16 +1,15 @@
-"""Rows of embedding tables in a pserver's file of a checkpoint, behind its blocks (see ``shard_files``).
+"""Rows of embedding tables in a pserver's checkpoint file, after its blocks (see ``shard_files``).
 
-A record batch has one row of the file's schema, and what it is about is said by ``dtype``:
+A record batch has one row with the file's schema. ``dtype`` tells what it holds:
 
 * ``rows:float32``, ``rows:uint16`` (bits of 16-bit floats): rows of table number ``parameter``. ``ids`` (n uint64),
-  ``row_updates``, ``row_versions``, ``row_epochs`` (n uint32 each), ``values`` (n * dim elements), ``slot_0`` (float32:
-  of each row the numbers of all slots); ``stop`` is n.
-* ``waiting``: ids that wait for admission, likewise, without values and slots; ``row_updates`` are their pushes.
-* ``table``: what else is said of a table, before all rows: ``ids`` are rows that are no more, of those in the files
-  that this one is an increment on, ``stop`` is the version below which rows have been given up, ``values`` are the
-  counters of a sketch.
+  ``row_updates``, ``row_versions``, ``row_epochs`` (n uint32 each), ``values`` (n * dim elements), ``slot_0`` (float32,
+  the numbers of all slots, row by row); ``stop`` is n.
+* ``waiting``: ids that await admission, in the same form, without values and slots; ``row_updates`` are their pushes.
+* ``table``: the rest of a table's state, before all rows. ``ids`` are the rows removed since the files that this one is
+  an increment on, ``stop`` is the version below which rows have expired, ``values`` are the counters of a sketch.
 
-``block`` is the first bucket's position of the span that they are of, ``version`` and ``updates`` are the span's.
+``block`` is the position of the span's first bucket, ``version`` and ``updates`` are the span's.
 """
 
 from __future__ import annotations
@@ -45,14 +44,14 @@ ROW_FIELDS = tuple(
 
 
 class StoredRowSpan(msgspec.Struct, frozen=True, array_like=True):
-    """Buckets of one history whose rows a file has."""
+    """Consecutive buckets with a common history whose rows are in a file."""
 
-    #: Position of the first bucket in the plan, and how many there are.
+    #: Position of the first bucket in the plan, and the number of buckets.
     first: int
     count: int
     version: int
     updates: int
-    #: The highest of the batches in the rows.
+    #: Highest epoch of a batch applied to the rows.
     epoch: int
 
     @property
@@ -61,23 +60,23 @@ class StoredRowSpan(msgspec.Struct, frozen=True, array_like=True):
         return range(self.first, self.first + self.count)
 
 
-#: Of the columns of numbers in both kinds of record batches: Arrow's type, and ``struct``'s.
+#: Types of the number columns in both kinds of record batches: Arrow's and ``struct``'s.
 _NUMBERS = (*((pa.int32(), "i"),) * 2, *((pa.int64(), "q"),) * 4)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRows:
-    """Some rows of a table as they are written and read.
+    """Some rows of a table, as written and read.
 
     Attributes:
-        span: First bucket's position of their span.
+        span: Position of the first bucket of their span.
         table: Number of the table.
         kind: One of ``KINDS``.
         ids: (n,) uint64.
-        updates: (n,) uint32; so ``versions`` and ``epochs``.
+        updates: (n,) uint32, like ``versions`` and ``epochs``.
         slots: (n, k) float32.
-        values: (n, dim) float32 or uint16; of a ``TABLE`` (m,) uint8.
-        oldest: Of a ``TABLE``: rows of lower versions have been given up.
+        values: (n, dim) float32 or uint16; (m,) uint8 for ``TABLE``.
+        oldest: For ``TABLE``: rows with lower versions have expired.
     """
 
     span: int
@@ -93,7 +92,7 @@ class StoredRows:
 
 
 def row_checksum(numbers: Sequence[int], dtype: str, arrays: Sequence[Buffer]) -> int:
-    """xxh3-64 of what a record batch says."""
+    """Return the xxh3-64 checksum of a record batch's contents."""
     views = [memoryview(array) for array in arrays]
     digest = xxhash.xxh3_64(struct.pack(f"<{len(numbers) + len(views)}q", *numbers, *(v.nbytes for v in views)))
     digest.update(dtype.encode())
@@ -103,15 +102,15 @@ def row_checksum(numbers: Sequence[int], dtype: str, arrays: Sequence[Buffer]) -
 
 
 def binary(view: Buffer, kind: pa.DataType | None = None) -> pa.Array:
-    """A column of one value, which is not copied."""
+    """Return a column with one value, without copying the value."""
     offsets = struct.pack("<2i", 0, memoryview(view).nbytes)
     return pa.Array.from_buffers(kind or pa.binary(), 1, [None, pa.py_buffer(offsets), pa.py_buffer(view)])
 
 
 def fixed_columns(numbers: Sequence[int], dtype: str, arrays: Sequence[memoryview]) -> list[pa.Array]:
-    """The columns before the values: two int32, four int64, a string and the checksum, each of one value.
+    """Return the columns before the values: two int32, four int64, a string and the checksum, one value each.
 
-    They are made of buffers: ``pa.array`` would import pandas, if it is installed, in the middle of a checkpoint.
+    They are built from buffers because ``pa.array`` would import pandas, if installed, in the middle of a checkpoint.
     """
     checksum = row_checksum(numbers, dtype, arrays)
     named = [_fixed(kind, letter, number) for (kind, letter), number in zip(_NUMBERS, numbers, strict=True)]
@@ -123,7 +122,7 @@ def _fixed(kind: pa.DataType, letter: str, number: int) -> pa.Array:
 
 
 def encode_rows(rows: StoredRows, span: StoredRowSpan, schema: pa.Schema, slot_count: int) -> pa.RecordBatch:
-    """The record batch of some rows."""
+    """Return the record batch of some rows."""
     columns = [rows.values, rows.slots, rows.ids, rows.updates, rows.versions, rows.epochs]
     arrays = [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in columns]
     stop = rows.oldest if rows.kind == TABLE else len(rows.ids)
@@ -143,13 +142,13 @@ def decode_rows(fixed: Sequence[int], kind: str, expected: int, buffers: Sequenc
     """Decode the output of ``encode_rows``.
 
     Args:
-        fixed: The columns of numbers.
-        kind: That of ``dtype``.
-        expected: Its checksum.
-        buffers: Of the binary columns that have something.
+        fixed: Values of the number columns.
+        kind: Value of ``dtype``.
+        expected: Value of ``checksum``.
+        buffers: Values of the binary columns that are not null.
 
     Raises:
-        CorruptError: anything else.
+        CorruptError: the content is not what was written.
     """
     if len(buffers) != 2 + len(ROW_FIELDS) or row_checksum(fixed, kind, buffers) != expected:
         raise CorruptError("rows of a table do not match their checksum")
@@ -162,7 +161,7 @@ def decode_rows(fixed: Sequence[int], kind: str, expected: int, buffers: Sequenc
         return StoredRows(span, table, kind, ids, updates, versions, epochs, _shaped(b"", 0, np.float32), sketch, stop)
     count = len(ids)
     if {stop, len(updates), len(versions), len(epochs)} != {count}:
-        raise CorruptError("rows of a table have another number than they say")
+        raise CorruptError("the number of rows of a table does not match its columns")
     dtype = np.uint16 if kind.endswith("uint16") else np.float32
     found = _shaped(values, count, dtype)
     return StoredRows(span, table, kind, ids, updates, versions, epochs, _shaped(slots, count, np.float32), found)
@@ -171,5 +170,5 @@ def decode_rows(fixed: Sequence[int], kind: str, expected: int, buffers: Sequenc
 def _shaped(data: Any, count: int, dtype: type[np.generic]) -> Array:
     flat: Array = np.frombuffer(data, dtype)
     if count and flat.size % count:
-        raise CorruptError("rows of a table have values for a part of a row")
+        raise CorruptError("the values of a table end within a row")
     return flat.reshape(count, flat.size // max(count, 1))

@@ -1,10 +1,10 @@
-"""One schema for all files of a dataset.
+"""The common schema of a dataset's files.
 
-Files that state their schema (Parquet, Arrow, RecordIO) must state the same: the same columns of the same types, in any
-order; nullability and metadata don't count. Text files only let one be guessed, so guesses are *widened* to a type
-that holds both: nothing with anything, whole numbers with decimals, dates with times; JSON objects field by field.
+Files that state their schema (Parquet, Arrow, RecordIO) must have the same columns with the same types, in any order;
+nullability and metadata are ignored. Schemas of text files are inferred, so they are *widened* to types that hold both:
+null with anything, integers with decimals, dates with times, JSON objects field by field.
 
-A column that some JSON lines lack is null there. A column that one CSV file lacks is an error.
+A column that some JSON lines lack is null there. A column that a CSV file lacks is an error.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _UNITS = ("s", "ms", "us", "ns")
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Why two schemas don't go together: one clause about the second, given the name of the first's file."""
+    """Why two schemas differ: a clause about the second one, to be completed with the name of the first one's file."""
 
     column: str
     text: str
 
 
 def same_schema(first: pa.Schema, other: pa.Schema) -> Mismatch | None:
-    """Compare two stated schemas; None: the same columns."""
+    """Compare two stated schemas. None if they have the same columns."""
     mismatch = _column_mismatch(first, other)
     if mismatch is not None:
         return mismatch
@@ -40,12 +40,12 @@ def same_schema(first: pa.Schema, other: pa.Schema) -> Mismatch | None:
 
 
 def widened_schema(first: pa.Schema, other: pa.Schema, *, may_lack: bool) -> pa.Schema | Mismatch:
-    """The narrowest schema that holds records of both guessed ones.
+    """Return the narrowest schema that holds records of both inferred ones.
 
     Args:
-        first: Gives the order of columns.
-        other: The second guess.
-        may_lack: Whether a column that one of them lacks is null there; else that is a mismatch.
+        first: Determines the order of columns.
+        other: The second inferred schema.
+        may_lack: True if a column may be missing in one of them, and is null there. Otherwise that is a mismatch.
     """
     if not may_lack and (mismatch := _column_mismatch(first, other)) is not None:
         return mismatch
@@ -63,7 +63,7 @@ def widened_schema(first: pa.Schema, other: pa.Schema, *, may_lack: bool) -> pa.
 
 
 def widened_type(first: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """The narrowest guessed type that holds both; None: there is none."""
+    """Return the narrowest inferred type that holds both, or None if there is none."""
     types = pa.types
     if first == other or types.is_null(other):
         return first
@@ -84,19 +84,15 @@ def widened_type(first: pa.DataType, other: pa.DataType) -> pa.DataType | None:
 
 
 def require_unique_columns(schema: pa.Schema, url: str) -> None:
-    """Check that column names name columns.
-
-    Raises:
-        DataError: two columns of one name.
-    """
+    """Raise DataError if two columns have the same name."""
     names = schema.names
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise DataError(f"{url} has two columns of the name {twice!r}: rename one")
+        raise DataError(f"{url} has two columns named {twice!r}: rename one")
 
 
 def schema_text(schemas: Sequence[pa.Schema]) -> str:
-    """Names and types in words that stay the same in every version of pyarrow, for hashing."""
+    """Return names and types as text that is the same in every version of pyarrow, for hashing."""
     return "\n\n".join("\n".join(f"{field.name}\t{field.type}" for field in schema) for schema in schemas)
 
 
@@ -115,10 +111,10 @@ def _column_mismatch(first: pa.Schema, other: pa.Schema) -> Mismatch | None:
             return Mismatch(name, f"column {name!r} is missing")
     for name in other.names:
         if name not in known:
-            return Mismatch(name, f"there is a column {name!r} more")
+            return Mismatch(name, f"there is an extra column {name!r}")
     return None
 
 
 def is_binary(kind: pa.DataType) -> bool:
-    """True if values are bytes, whatever the width of their offsets."""
+    """True if values are bytes, of any width of offsets."""
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))

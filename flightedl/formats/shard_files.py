@@ -1,22 +1,23 @@
-"""The file that one pserver writes for one checkpoint: blocks and rows, their slots, and what is applied to them.
+"""The file that one pserver writes for one checkpoint: blocks and rows, their slots, and their applied batches.
 
-An Arrow IPC file, one block per record batch, so that any Arrow reader opens it and a single block can be fetched by
-range. Columns: ``block``, ``parameter``, ``start``, ``stop`` (what the block is), ``version``, ``updates`` (how far it
-is), ``dtype``, ``checksum`` (xxh3-64 of the row), ``values`` and ``slot_0`` … (little-endian elements; null where the
-block's optimizer has fewer slots). The schema's metadata has ``flightedl`` (JSON: format, job, number, index, pservers,
-plan hash, the blocks in their order, the spans of rows), ``applied`` (``AppliedBatches.encode`` of these blocks and
-buckets, in this order) and ``checksum`` (xxh3-128 of both). Rows of tables follow the blocks, see ``row_batches``.
+It is an Arrow IPC file with one block per record batch, so that any Arrow reader opens it and a single block can be
+fetched by range. Columns: ``block``, ``parameter``, ``start``, ``stop`` (its identity), ``version``, ``updates`` (its
+progress), ``dtype``, ``checksum`` (xxh3-64 of the row), ``values`` and ``slot_0`` … (little-endian elements; null
+if the block's optimizer has fewer slots). The schema's metadata has ``flightedl`` (JSON: format, job, number, index,
+pservers, plan hash, the blocks in their order, the spans of rows), ``applied`` (``AppliedBatches.encode`` of these
+blocks and buckets, in this order) and ``checksum`` (xxh3-128 of both). Rows of tables follow the blocks, see
+``row_batches``.
 
-Three nets, each of which is enough to refuse a damaged file:
+Damage is detected in three ways:
 
-* ``load_shard`` reads everything in one pass and compares the xxh3-128 of the whole file with the manifest's.
-* ``read_blocks`` reads only what it needs, so it has the checksums of rows and metadata, and the plan hash and number.
-* What Arrow hands out is validated, and compared with the schema that this module writes.
+* ``load_shard`` reads the file in one pass and compares its xxh3-128 with the manifest's.
+* ``read_blocks`` reads only a part, and verifies the checksums of rows and metadata, the plan hash and the number.
+* Everything Arrow returns is validated and compared with the schema that this module writes.
 
-Writing streams: each part is handed to the storage as the array's own memory, so a shard needs no second copy. Whatever
-is wrong with a file's bytes is a CorruptError that names the file; whatever is wrong with the store comes as it is.
+Writing streams: the storage receives each array's own memory, so a shard is never copied. Damage to a file raises a
+CorruptError that names the file; the storage's own errors are passed through.
 
-Not guaranteed: that blocks yielded by ``load_shard`` are good before it ends: keep them apart until then.
+Not guaranteed: that blocks yielded by ``load_shard`` are valid before it ends. Keep them apart until then.
 """
 
 from __future__ import annotations
@@ -68,13 +69,13 @@ _FIXED = (
     pa.field("values", pa.binary(), nullable=False),
 )
 _MAGIC = b"ARROW1"
-#: The magic at the start, padded to eight bytes; what follows up to the footer is an IPC stream.
+#: The magic at the start, padded to eight bytes; an IPC stream follows, up to the footer.
 _STREAM_START = 8
-#: What Arrow and msgspec raise over bytes that they cannot make sense of.
+#: Exceptions that Arrow and msgspec raise for invalid bytes.
 _DAMAGE = (pa.ArrowException, msgspec.DecodeError, StopIteration, OSError, ValueError, TypeError, MemoryError)
 _READ_AHEAD_BYTES = 16 << 20
 _SMALL_READ_BYTES = 64 << 10
-#: Hashing less takes no longer than to hand it to another thread.
+#: Hashing fewer bytes takes no longer than passing them to another thread.
 _LARGE_BYTES = 256 << 10
 
 Array = npt.NDArray[np.generic]
@@ -82,16 +83,16 @@ Array = npt.NDArray[np.generic]
 
 @dataclass(frozen=True, slots=True)
 class StoredBlock:
-    """One block as it is written and read.
+    """One block, as written and read.
 
     Attributes:
-        number: Of the block, in the plan.
+        number: Number of the block in the plan.
         parameter: Number of its parameter.
-        start: First element of the parameter.
-        stop: Behind its last element.
-        version: Of the values.
-        updates: Times the optimizer ran.
-        values: (stop - start,) float32 or float64, contiguous; read-only where it was read.
+        start: Index of its first element in the parameter.
+        stop: Index after its last element.
+        version: Version of the values.
+        updates: Number of times the optimizer ran.
+        values: (stop - start,) float32 or float64, contiguous; read-only if read from a file.
         slots: The optimizer's arrays, of the same dtype, each (stop - start,) or (1,).
     """
 
@@ -106,24 +107,24 @@ class StoredBlock:
 
 
 class ShardHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a file says of itself."""
+    """Description of a file, in its own metadata."""
 
     format: int = FORMAT
     job: str
-    #: Of the checkpoint.
+    #: Number of the checkpoint.
     number: int
     index: int
     pservers: int
     plan_hash: str
     #: Block numbers, in the order of the record batches.
     blocks: list[int]
-    #: Of which there are rows, in the order of their positions.
+    #: Spans with rows in this file, ordered by position.
     rows: list[StoredRowSpan] = []
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenShard:
-    """What goes into the manifest."""
+    """Size and hash of a written file, for the manifest."""
 
     size_bytes: int
     #: xxh3-128 of the file, 32 hex digits.
@@ -132,7 +133,7 @@ class WrittenShard:
 
 @dataclass(frozen=True, slots=True)
 class ShardContents:
-    """What was read of a file."""
+    """Blocks read from a file, with its header."""
 
     header: ShardHeader
     #: ``AppliedBatches.encode`` of *all* blocks of the file.
@@ -155,16 +156,16 @@ def write_shard(
     """Publish a shard.
 
     Args:
-        storage: Where to.
-        name: A name that nobody else writes.
-        header: ``blocks`` are the numbers of the blocks that come.
-        applied: Their applied sets.
-        blocks: In the order of the header; taken one by one, and not needed any more when the next one is.
-        slot_count: The most slots that any block has.
-        rows: Of the header's spans.
+        storage: Destination.
+        name: A name that no other process writes.
+        header: Description of the file; ``blocks`` are the numbers of the blocks, in order.
+        applied: Applied sets of the blocks.
+        blocks: In the order of the header. Each may be released once the next one is requested.
+        slot_count: Maximum number of slots of a block.
+        rows: Rows of the header's spans.
 
     Raises:
-        UnavailableError: the storage could not take it; nothing is there under the name.
+        UnavailableError: the storage failed; there is no file of this name.
     """
     digest = xxhash.xxh3_128()
     parts = _parts(header, applied, blocks, max(slot_count, bool(header.rows)), rows)
@@ -174,7 +175,7 @@ def write_shard(
 
 
 def _hashed(parts: Iterable[memoryview], digest: xxhash.xxh3_128, beside: Executor) -> Iterator[memoryview]:
-    """Yield the parts; a large one is hashed while its taker writes it."""
+    """Yield the parts. Large parts are hashed while the consumer writes them."""
     for part in parts:
         if part.nbytes < _LARGE_BYTES:
             digest.update(part)
@@ -186,7 +187,7 @@ def _hashed(parts: Iterable[memoryview], digest: xxhash.xxh3_128, beside: Execut
 
 
 class _Sink(io.RawIOBase):
-    """Takes what the Arrow writer writes, without copying it."""
+    """Collects the Arrow writer's output without copying it."""
 
     def __init__(self) -> None:
         self._parts: list[memoryview] = []
@@ -218,7 +219,7 @@ def _parts(
             writer.write_batch(_batch(block, schema))
             yield from sink.drain()
         if next(numbers, None) is not None:
-            raise ValueError("the header names more blocks than came")
+            raise ValueError("the header names more blocks than were passed")
         spans = {span.first: span for span in header.rows}
         for some in rows:
             writer.write_batch(encode_rows(some, spans[some.span], schema, slot_count))
@@ -257,15 +258,15 @@ def _batch(block: StoredBlock, schema: pa.Schema) -> pa.RecordBatch:
 def load_shard(
     storage: Storage, name: str, size_bytes: int, expected_hash: str
 ) -> tuple[ShardHeader, bytes, Iterator[StoredBlock | StoredRows]]:
-    """Read a whole shard, block by block, in one pass over the file.
+    """Read a complete shard, block by block, in one pass over the file.
 
     Returns:
-        (header, applied sets, blocks and then rows). Only when these have ended without an error, the file is what the
-        manifest says, and what was read may be used.
+        (header, applied sets, blocks and then rows). The blocks and rows may be used only after the iterator has ended
+        without an error.
 
     Raises:
-        CorruptError: the file is not what was written; also while the blocks are taken.
-        NotFoundError, UnavailableError: of the storage.
+        CorruptError: the file is not what was written. The iterator raises it, too.
+        NotFoundError, UnavailableError: raised by the storage.
     """
     digest = xxhash.xxh3_128()
     file = RangeFile(storage, name, size_bytes, _READ_AHEAD_BYTES, digest)
@@ -309,11 +310,11 @@ def _stored_blocks(
 
 
 def read_blocks(storage: Storage, name: str, size_bytes: int, blocks: Sequence[int]) -> ShardContents:
-    """Read some blocks of a shard, and no more of the file than these and its description.
+    """Read some blocks of a shard, and nothing else of the file but its description.
 
     Raises:
-        CorruptError: what was read is not what was written, or there is no such block.
-        NotFoundError, UnavailableError: of the storage.
+        CorruptError: the content is not what was written, or there is no such block.
+        NotFoundError, UnavailableError: raised by the storage.
     """
     file = RangeFile(storage, name, size_bytes, _SMALL_READ_BYTES)
     with _as_corrupt(storage, name):
@@ -329,11 +330,11 @@ def read_blocks(storage: Storage, name: str, size_bytes: int, blocks: Sequence[i
 
 
 def read_rows(storage: Storage, name: str, size_bytes: int) -> tuple[ShardHeader, bytes, Iterator[StoredRows]]:
-    """Read the rows of a shard, and no block.
+    """Read the rows of a shard, without its blocks.
 
     Raises:
-        CorruptError: what was read is not what was written; also while the rows are taken.
-        NotFoundError, UnavailableError: of the storage.
+        CorruptError: the content is not what was written. The iterator raises it, too.
+        NotFoundError, UnavailableError: raised by the storage.
     """
     file = RangeFile(storage, name, size_bytes, _READ_AHEAD_BYTES)
     with _as_corrupt(storage, name):
@@ -371,7 +372,7 @@ def _described(schema: pa.Schema) -> tuple[ShardHeader, bytes]:
 
 
 def _row(batch: pa.RecordBatch) -> tuple[list[Any], list[pa.Buffer]]:
-    """The fixed columns of a record batch, and the buffers of those that have values."""
+    """Return the values of a record batch's fixed columns, and the buffers of the columns that have values."""
     fixed = [column[0].as_py() for column in batch.columns[: len(_FIXED) - 1]]
     buffers = [column[0].as_buffer() for column in batch.columns[len(_FIXED) - 1 :] if column.null_count == 0]
     if None in fixed or len(buffers) == 0:
@@ -408,7 +409,7 @@ def _block_of(batch: pa.RecordBatch, schema: pa.Schema, number: int) -> StoredBl
 
 @contextlib.contextmanager
 def _as_corrupt(storage: Storage, name: str) -> Iterator[None]:
-    """Whatever a reader stumbles over is a damaged file; what the storage says is passed on."""
+    """Turn a reader's exceptions into a CorruptError that names the file; pass the storage's errors through."""
     try:
         yield
     except CorruptError as error:

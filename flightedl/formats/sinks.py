@@ -1,4 +1,4 @@
-"""Lets pyarrow's writers, which want a file, produce the parts that ``Storage.publish`` takes."""
+"""Adapter from pyarrow's writers, which write to a file, to the parts that ``Storage.publish`` accepts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 
 
 class PartsSink(io.RawIOBase):
-    """A write-only file that keeps what was written until it is taken."""
+    """A write-only file that collects the written bytes until they are taken."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class PartsSink(io.RawIOBase):
 
 
 def written(batches: Iterable[pa.RecordBatch], writer_of: Callable[[pa.PythonFile], Any]) -> Iterator[bytes]:
-    """Yield the parts of a file as a writer of pyarrow's makes them, one for each batch and one for the end."""
+    """Yield the parts of a file written by a pyarrow writer, one for each batch and one for the end."""
     sink = PartsSink()
     with writer_of(pa.PythonFile(sink, mode="w")) as writer:
         for batch in batches:

@@ -1,7 +1,7 @@
 """Opening files, and telling a file that cannot be *reached* from one that cannot be *understood*.
 
-pyarrow reports both as OSError. So files are opened through :class:`WatchedFile`, which remembers whether one of its
-own reads failed: if so the store is to blame (never skipped as corrupt), else the bytes are.
+pyarrow reports both as OSError. Files are therefore opened through :class:`WatchedFile`, which remembers if one of its
+own reads failed. If so, the store is to blame, and the file is never skipped as corrupt; otherwise the bytes are.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flightedl.errors import DataError, FlightedlError, UnavailableError
 from flightedl.formats.chunks import CorruptChunkError, IndexOptions
 from flightedl.ports import Files
 
-#: Compression of a whole file, by the end of its name.
+#: Suffix -> compression of the complete file.
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
 _BROKEN = (
@@ -37,13 +37,13 @@ _BROKEN = (
 
 
 class WatchedFile(io.RawIOBase):
-    """A file of the port that remembers the failure of its own reads."""
+    """A file that remembers the failure of its own reads."""
 
     def __init__(self, file: BinaryIO, url: str) -> None:
         super().__init__()
         self._file = file
         self.url = url
-        #: What the store raised, if it did.
+        #: Exception raised by the store, if any.
         self.failure: Exception | None = None
 
     def readable(self) -> bool:
@@ -69,7 +69,7 @@ class WatchedFile(io.RawIOBase):
         return len(data)
 
     def exactly(self, size: int) -> bytes:
-        """The next ``size`` bytes; EOFError when the file ends before."""
+        """Return the next ``size`` bytes. Raises EOFError if the file ends before."""
         parts: list[bytes] = []
         missing = size
         while missing and (part := self.read(missing)):
@@ -95,12 +95,12 @@ class WatchedFile(io.RawIOBase):
 
 @contextlib.contextmanager
 def opened(files: Files, url: str) -> Iterator[WatchedFile]:
-    """The file, closed at the end.
+    """Yield the opened file, and close it at the end.
 
     Raises:
         DataError: it cannot be opened, or the store refuses to read it.
-        UnavailableError: the store cannot read it at the moment.
-        CorruptChunkError: whoever read it found the content broken, and did not say where.
+        UnavailableError: the store temporarily cannot read it.
+        CorruptChunkError: the caller found the content damaged, without naming the location.
     """
     with WatchedFile(files.open(url), url) as source, parsing(source, "its content"):
         yield source
@@ -108,7 +108,7 @@ def opened(files: Files, url: str) -> Iterator[WatchedFile]:
 
 @contextlib.contextmanager
 def parsing(source: WatchedFile, place: str) -> Iterator[None]:
-    """Turn what parsers raise into one sentence that names the file and ``place``."""
+    """Turn the exceptions of parsers into one sentence that names the file and ``place``."""
     try:
         yield
     except FlightedlError:
@@ -126,7 +126,7 @@ def parsing(source: WatchedFile, place: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def until_damage(options: IndexOptions) -> Iterator[list[str]]:
-    """Yield a list that gets the sentence about damage if options say that it is passed over; else it raises."""
+    """Yield a list that receives the sentence about damage if the options skip it; otherwise the error is raised."""
     skipped: list[str] = []
     try:
         yield skipped
@@ -137,15 +137,15 @@ def until_damage(options: IndexOptions) -> Iterator[list[str]]:
 
 
 def reason(error: BaseException) -> str:
-    """Return the message of a library's error in one short line."""
+    """Return the message of a library's error as one short line."""
     return (" ".join(str(error).split()) or type(error).__name__)[:300]
 
 
 def compression_of(url: str) -> str | None:
-    """Return the compression of a whole file by the end of its name: "gzip", "zstd" or None."""
+    """Return the compression implied by the end of a file's name: "gzip", "zstd" or None."""
     return next((name for suffix, name in _COMPRESSIONS.items() if url.lower().endswith(suffix)), None)
 
 
 def without_compression(url: str) -> str:
-    """The URL without ``.gz`` or ``.zst`` at its end."""
+    """Return the URL without a trailing ``.gz`` or ``.zst``."""
     return next((url[: -len(suffix)] for suffix in _COMPRESSIONS if url.lower().endswith(suffix)), url)

@@ -1,11 +1,11 @@
-"""Keeping an index in a Storage, so that it is built once.
+"""Storing an index, so that it is built only once.
 
-One Arrow IPC file, ``index/<hash of what decides the cutting>.arrow``: the chunks as its record batch, everything else
-in the schema's metadata: the files (an Arrow stream of url, size_bytes, version, format, schema, skipped), the distinct
-schemas of files, the common schema, and the content hash, which is checked when it is loaded.
+It is one Arrow IPC file, ``index/<hash of what decides the cutting>.arrow``, with the chunks as its record batch. The
+schema's metadata holds the rest: the files (an Arrow stream of url, size_bytes, version, format, schema, skipped),
+their distinct schemas, the common schema, and the content hash, which is verified on loading.
 
-What is stored is a cache: an index that cannot be read, or does not match its hash, is built anew. Files that are
-still the same are taken from it, only the others are read.
+The stored index is a cache: an index that cannot be read, or does not match its hash, is rebuilt. Unchanged files are
+taken from it; only the others are read.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ _FILES_SCHEMA = pa.schema(
     ]
 )
 
-#: An index on its way from the master to the ranks of a group: its stored form in pieces.
+#: Schema for sending an index from the master to the ranks of a group: its stored form in pieces.
 PIECES_SCHEMA = pa.schema([pa.field("piece", pa.binary(), nullable=False)])
 _PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedIndex:
-    """An index and how it was come by."""
+    """An index, and how it was obtained."""
 
     index: ChunkIndex
-    #: Files that had to be read.
+    #: Number of files that had to be read.
     files_read: int
     #: Name of the stored file.
     name: str
-    #: Why it is not stored; empty: it is, or nobody wanted it.
+    #: Why the index could not be stored; empty if it was, or if there is no storage.
     trouble: str = ""
 
 
@@ -66,10 +66,10 @@ def load_or_build(
     progress: Progress | None = None,
     stats: Sequence[FileStat] | None = None,
 ) -> LoadedIndex:
-    """The index of a dataset: from the storage as far as files are unchanged, built and stored otherwise.
+    """Return the index of a dataset, taking unchanged files from the storage and storing the result.
 
-    ``stats``: just these files, in this order; None: those that the spec's URLs name, by name. Without a storage, or
-    with one that does not work, it is only built. Raises as ``build_index`` does.
+    ``stats`` are the files to index, in this order; None: the files matched by the spec's URLs, sorted by name. If
+    there is no storage or it fails, the index is only built. Raises the same errors as ``build_index``.
     """
     name = index_name(spec)
     known = None if storage is None else load_stored(storage, spec)
@@ -82,22 +82,22 @@ def load_or_build(
 
 
 def store(storage: Storage, spec: DatasetSpec, index: ChunkIndex) -> str:
-    """Keep the index, if the storage works; otherwise says why it does not, and logs it: a job can go on without."""
+    """Store the index. Return why the storage failed, or an empty string; a job can run without a stored index."""
     try:
         storage.publish(index_name(spec), [encode_index(index)])
     except FlightedlError as error:
-        _log.info("the index is not stored, it will be built again next time: %s", error)
+        _log.info("the index could not be stored and will be rebuilt next time: %s", error)
         return str(error)
     return ""
 
 
 def index_name(spec: DatasetSpec) -> str:
-    """Under which an index of this dataset is stored."""
+    """Return the name under which this dataset's index is stored."""
     return f"index/{spec.index_hash()}.arrow"
 
 
 def encode_index(index: ChunkIndex) -> bytes:
-    """The stored form."""
+    """Return the stored form of an index."""
     schemas: dict[bytes, int] = {}
     rows = []
     for number, stat in enumerate(index.stats):
@@ -121,11 +121,7 @@ def encode_index(index: ChunkIndex) -> bytes:
 
 
 def decode_index(data: bytes) -> ChunkIndex:
-    """The index in its stored form.
-
-    Raises:
-        ValueError: it is damaged or of another layout.
-    """
+    """Decode the output of ``encode_index``. Raises ValueError if it is damaged or has another layout."""
     try:
         with pa.ipc.open_file(pa.py_buffer(data)) as reader:
             if not reader.schema.remove_metadata().equals(CHUNKS_SCHEMA):
@@ -177,14 +173,14 @@ def _files(batch: pa.RecordBatch, metadata: dict[bytes, bytes]) -> list[FileInde
 
 
 def load_stored(storage: Storage, spec: DatasetSpec) -> ChunkIndex | None:
-    """The index as it was stored, which may not be that of the files any more; None: there is none that is sound."""
+    """Return the stored index, which may be outdated, or None if there is no valid one."""
     name = index_name(spec)
     try:
         if not any(file.name == name for file in storage.list(name)):
             return None
         return decode_index(storage.read(name))
     except (FlightedlError, ValueError) as error:
-        _log.warning("the stored index %s/%s is not used: %s", storage.url, name, error)
+        _log.warning("the stored index %s/%s cannot be used and will be rebuilt: %s", storage.url, name, error)
         return None
 
 

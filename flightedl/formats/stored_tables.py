@@ -1,7 +1,7 @@
-"""The rows of a table as a checkpoint has them: of a base and its increments, the last of each, and none that is gone.
+"""Rows of a table in a checkpoint: the latest state of each row from a base file and its increments.
 
-Files are read from the newest of a chain to its base: what a newer one has, or says was removed, is passed over in the
-older ones. So beside some rows at a time only the ids of increments are in memory.
+Files are read from the newest of a chain to its base. Rows that a newer file contains or removed are skipped in older
+files. Memory therefore holds one batch of rows and the ids found in the increments.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ Ids = npt.NDArray[np.uint64]
 
 
 def stored_rows(storage: Storage, manifest: Manifest, table: int, spec: TableSpec) -> Iterator[StoredRows]:
-    """The rows of a table, some at a time, in no particular order.
+    """Yield the rows of a table in batches, in no particular order.
 
     Args:
-        storage: Where the checkpoint lies.
-        manifest: Of the checkpoint.
+        storage: Storage with the checkpoint.
+        manifest: Manifest of the checkpoint.
         table: Number of the table.
-        spec: As declared.
+        spec: Declaration of the table.
 
     Raises:
         CorruptError, NotFoundError: a file is damaged or missing.
-        UnavailableError: the storage cannot be read at the moment.
+        UnavailableError: the storage temporarily cannot be read.
     """
     for shard in manifest.shards:
         passed_over = np.empty(0, np.uint64)
@@ -58,7 +58,7 @@ def _rows_of(
     table: int,
     newest: dict[int, tuple[StoredRowSpan, int]],
 ) -> Iterator[StoredRows]:
-    """What one file has of a table; ``newest`` is filled from the newest one: a span, and the version that counts."""
+    """Yield one file's batches of a table. The newest file sets each span and its oldest live version in ``newest``."""
     header, _, found = read_rows(storage, file.name, file.size_bytes)
     require_file(manifest, header, shard.index, file)
     spans = {span.first: span for span in header.rows}
@@ -72,11 +72,11 @@ def _rows_of(
 def _of_these(
     rows: StoredRows, spec: TableSpec, passed_over: Ids, newest: dict[int, tuple[StoredRowSpan, int]]
 ) -> StoredRows | None:
-    """Those that exist, and that no newer file has; None: they are no rows."""
+    """Return the live rows that no newer file has, or None for ids that await admission."""
     if rows.kind == WAITING:
         return None
     if rows.span not in newest:
-        raise CorruptError("rows of a table are of no span that their checkpoint has")
+        raise CorruptError("rows of a table belong to no span of their checkpoint")
     span, oldest = newest[rows.span]
     is_wanted = (rows.versions >= oldest) & (rows.epochs >= spec.oldest_epoch(span.epoch))
     if passed_over.size:

@@ -1,15 +1,15 @@
-"""Tar archives as WebDataset writes them: a record is a run of files that have the same name but for its ending.
+"""Tar archives as WebDataset writes them: a record is a sequence of files that share a name and differ in the ending.
 
 Rules:
 
-* Of ``train/0001.left.png``, ``train/0001`` is the key and ``left.png`` the column: the file's name is cut at its first
-  dot. Files of one record follow each other. Columns are bytes, in the order of their names; ``__key__`` comes first.
-  A file that a record lacks is null.
-* Directories, links, and files without an ending or with one of no letters are no data and passed over.
-* A chunk is some records that follow each other, about ``text_chunk_bytes`` of them. Indexing reads headers only.
-* New archives have a file for each column of bytes, and one named ``json`` for all other columns together.
+* A file's name is split at its first dot: in ``train/0001.left.png``, ``train/0001`` is the key and ``left.png`` the
+  column. The files of a record are adjacent. Columns are bytes, sorted by name after ``__key__``. A file missing from a
+  record is null.
+* Directories, links, and files without an ending or with an empty name are skipped.
+* A chunk is a sequence of records of about ``text_chunk_bytes`` in total. Indexing reads only headers.
+* New archives have one file per column of bytes, and one named ``json`` for all other columns together.
 
-Not guaranteed: that damaged content is noticed. A tar archive has checksums of its headers only.
+Not guaranteed: detection of damaged content. Tar archives have checksums for headers only.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Sample:
 
 
 class TarArchive:
-    """See ``formats.Format``."""
+    """Implementation of ``formats.Format`` for tar archives."""
 
     name: ClassVar[str] = "tar"
     suffixes: ClassVar[tuple[str, ...]] = (".tar",)
@@ -138,7 +138,7 @@ class _Walk:
                 stopped_at = archive.offset
         except tarfile.TarError as error:
             raise ValueError(str(error)) from None
-        # A damaged header looks like the end to the library.
+        # The library takes a damaged header for the end of the archive.
         self._source.seek(stopped_at)
         if any(self._source.read(_BLOCK)):
             raise ValueError(f"there is no header at byte {stopped_at}")
@@ -183,7 +183,7 @@ def _archive(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[b
             found = [(name, values[row]) for name, values in members.items() if values[row] is not None]
             if not found or key == last or _key_and_column(f"{key}.x") != (key, "x"):
                 raise DataError(
-                    f"record {key!r} cannot be written as tar: it has no bytes, or its key has a dot or is that before"
+                    f"record {key!r} cannot be written as tar: it has no bytes, its key has a dot, or it repeats a key"
                 )
             last = key
             yield b"".join(_member(f"{key}.{name}", value) for name, value in found)

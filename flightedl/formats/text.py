@@ -1,13 +1,12 @@
-"""Text files, the part that CSV and JSON lines share.
+"""Common part of the text formats, CSV and JSON lines.
 
-A chunk is a range of bytes cut at the end of a record, about ``text_chunk_bytes`` long, or shorter where that would
-make few chunks of a file: one file alone is to keep many trainers busy. A compressed file (``.gz``,
-``.zst``) cannot be entered in the middle, so it is one chunk as a whole: split or convert large ones.
+A chunk is a range of bytes that ends with a record. It has about ``text_chunk_bytes``, or less if the file would
+otherwise have few chunks, so that a single file can keep many trainers busy. A compressed file (``.gz``, ``.zst``)
+cannot be read from the middle, so it is a single chunk: split or convert large ones.
 
-Indexing reads and parses everything once: that counts the records, finds each damaged piece before training starts,
-and guesses the types of the columns from *all* records, not from the first few. Reading a chunk then needs
-the guessed schema of the dataset (``ReadRequest.schema``); without it the types are guessed from the chunk alone, and
-may differ from chunk to chunk.
+Indexing parses each file once. This counts the records, finds damage before training starts, and infers the columns'
+types from *all* records. Reading a chunk then needs the inferred schema of the dataset (``ReadRequest.schema``).
+Without it, types are inferred from the chunk alone and may differ between chunks.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from flightedl.formats.schemas import Mismatch, require_unique_columns, widened_
 from flightedl.formats.sources import WatchedFile, compression_of, opened, parsing
 from flightedl.ports import Files, FileStat
 
-#: A file is cut into so many chunks at least, unless they would be shorter than what is worth a task.
+#: Minimum number of chunks of a file, unless they would be smaller than ``_WORTH_A_TASK_BYTES``.
 _CHUNKS_OF_A_FILE = 32
 _WORTH_A_TASK_BYTES = 16 << 10
 
 
 def chunk_bytes(size_bytes: int, options: IndexOptions) -> int:
-    """About how long the chunks of a file are: a matter of the file alone, so that it is cut alike in any dataset."""
+    """Return the approximate chunk size of a file. It depends on the file alone, so every dataset cuts it alike."""
     share = -(-size_bytes // _CHUNKS_OF_A_FILE)
     return min(options.text_chunk_bytes, max(share, _WORTH_A_TASK_BYTES))
 
@@ -42,19 +41,19 @@ class TextFormat:
 
     name: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]]
-    #: Whether a column may be missing in some records.
+    #: True if a column may be missing in some records.
     may_lack_columns: ClassVar[bool]
 
     def records_end(self, text: bytes) -> int:
-        """Length of the complete records in ``text``, which starts with one; 0: none is complete."""
+        """Return the length of the complete records in ``text``, which starts with one; 0 if none is complete."""
         raise NotImplementedError
 
     def head(self, source: Readable, url: str) -> tuple[tuple[str, ...] | None, int, bytes]:
-        """Column names if the file's head states them, bytes of the head, and what was read beyond it."""
+        """Return the column names stated in the file's head, the size of the head, and bytes read beyond it."""
         raise NotImplementedError
 
     def parse(self, text: bytes, names: tuple[str, ...] | None, request: ReadRequest) -> pa.Table:
-        """The records in ``text``, types by ``request.schema`` where it knows a column, else guessed.
+        """Parse the records in ``text``. Types come from ``request.schema`` or are inferred for unknown columns.
 
         Raises:
             pa.ArrowInvalid: it cannot be parsed.
@@ -62,7 +61,7 @@ class TextFormat:
         raise NotImplementedError
 
     def write(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[bytes]:
-        """A file's parts."""
+        """Yield the parts of a file."""
         raise NotImplementedError
 
     def index(self, files: Files, stat: FileStat, options: IndexOptions) -> FileIndex:
@@ -99,7 +98,7 @@ class TextFormat:
         return FileIndex(stat, self.name, schema, ChunkColumns.of(records, offsets, sizes), tuple(skipped))
 
     def schema(self, files: Files, stat: FileStat) -> pa.Schema:
-        """Guessed from all records."""
+        """Return the schema inferred from all records."""
         return self.index(files, stat, IndexOptions()).schema
 
     def read(self, files: Files, chunk: Chunk, request: ReadRequest) -> Records:
@@ -133,7 +132,7 @@ class TextFormat:
 
 
 class _Ahead:
-    """A source of which some bytes were read already."""
+    """A source that first returns bytes read earlier."""
 
     def __init__(self, ahead: bytes, source: Readable) -> None:
         self._ahead = ahead
@@ -148,7 +147,7 @@ class _Ahead:
 
 @contextmanager
 def _plain(source: WatchedFile, compression: str | None) -> Iterator[Readable]:
-    """The text of the file, decompressed."""
+    """Yield the decompressed text of the file."""
     if compression is None:
         yield source
         return
@@ -157,7 +156,7 @@ def _plain(source: WatchedFile, compression: str | None) -> Iterator[Readable]:
 
 
 def _require_utf8(text: bytes) -> None:
-    """ValueError where the text is not UTF-8: pyarrow would take some of it as it is."""
+    """Raise ValueError if the text is not UTF-8. pyarrow would accept some invalid text unchanged."""
     try:
         str(text, "utf-8")
     except UnicodeDecodeError as error:
@@ -165,7 +164,7 @@ def _require_utf8(text: bytes) -> None:
 
 
 def _with_missing(table: pa.Table, request: ReadRequest) -> pa.Table:
-    """The table with the dataset's columns that none of its records has, as nulls."""
+    """Return the table extended by the dataset's columns that none of its records has, as nulls."""
     if request.schema is None:
         return table
     needed = request.needed()

@@ -125,7 +125,7 @@ def test_mixed_schemas_name_file_and_column(world: Any, format_name: str) -> Non
     with pytest.raises(DataError, match=rf"b\{suffix} does not go with .*: column 'b' is missing"):
         build_index(world.files, spec)
     world.write(f"b{suffix}", SMALL.append_column("c", SMALL.column("a")), format_name)
-    with pytest.raises(DataError, match=rf"b\{suffix} does not go with .*: there is a column 'c' more"):
+    with pytest.raises(DataError, match=rf"b\{suffix} does not go with .*: there is an extra column 'c'"):
         build_index(world.files, spec)
     world.write(f"b{suffix}", SMALL.select(["b", "a"]), format_name)
     assert build_index(world.files, spec).schema.names == ["a", "b"]

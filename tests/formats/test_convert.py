@@ -105,10 +105,10 @@ def test_an_interrupted_conversion_goes_on(world: Any) -> None:
 def test_another_conversion_is_not_mixed_in(world: Any) -> None:
     world.write("a.parquet", TABLE, "parquet", 10)
     run(world, Target("x", "csv", 2))
-    with pytest.raises(UsageError, match=r"x-00000-of-00002\.csv is there already, of another source or setting"):
+    with pytest.raises(UsageError, match=r"x-00000-of-00002\.csv exists already, from another source"):
         run(world, Target("x", "csv", 3))
     world.write("a.parquet", TABLE.slice(1), "parquet", 10)
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="exists already"):
         run(world, Target("x", "csv", 2))
     done = run(world, Target("x", "csv", 3), overwrite=True)
     shards = [name for name in world.storage.files if name.startswith("x-")]

@@ -169,7 +169,7 @@ def test_text_types_come_from_the_whole_dataset(world: Any) -> None:
         ("a.csv", b"x,y\n1,2\n1\n", r"bytes 4 to 10: .*Expected 2 columns, got 1"),
         ("a.csv", b'x,y\n1,"2\n3,4\n', "ends within a quoted field"),
         ("a.csv", b"x,y\n1,\xff\n", "byte 2 of it is not UTF-8"),
-        ("a.csv", b"x,x\n1,2\n", "two columns of the name 'x'"),
+        ("a.csv", b"x,x\n1,2\n", "two columns named 'x'"),
         ("a.jsonl", b'{"x":1}\n{"x":\n', "bytes 0 to 14: "),
         ("a.jsonl", b'{"x":1}\n{"x":"a"}\n', "bytes 0 to 18: .*changed from number to string"),
         ("a.jsonl", b"[1]\n", "bytes 0 to 4"),

@@ -80,7 +80,7 @@ def test_conversion_goes_on_where_it_stopped(data: Path) -> None:
     assert [line["k"] for line in lines] == list(range(120))
     Path(first["files"][2]).unlink()
     assert told(*arguments)["kept"] == 3
-    assert "overwritten" in refused(*arguments, "--filter", "k > 5")
+    assert "overwriting" in refused(*arguments, "--filter", "k > 5")
     filtered = told(*arguments, "--filter", "k >= 118", "--filter", "word == b", "--columns", "k", "--overwrite")
     text = "".join(Path(name).read_text() for name in filtered["files"])
     assert [json.loads(line) for line in text.splitlines()] == [{"k": 119}]
@@ -123,7 +123,7 @@ def test_columns_survive_recordio(data: Path) -> None:
     expected = [{"word": "ab"[k % 2], "k": k} for k in range(10, 120)]
     assert pq.read_table(back["files"][0]).to_pylist() == expected
     arguments[1] = "part-0.parquet"
-    assert "only records of RecordIO" in refused(*arguments, "--overwrite")
+    assert "decode= applies to RecordIO only" in refused(*arguments, "--overwrite")
 
 
 def test_an_index_that_cannot_be_kept_is_an_error(data: Path) -> None:
