@@ -12,10 +12,13 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import BinaryIO, TypeVar, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
 from flightedl.domain.retries import Patience
 from flightedl.ports import Clock, Files, FileStat, Storage, StoredFile
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 _log = logging.getLogger(__name__)
 
@@ -110,9 +113,18 @@ class _PatientFile(io.RawIOBase):
         self._position += len(data)
         return data
 
+    def readinto(self, buffer: Buffer, /) -> int:
+        count: int = self._persist(partial(self._from_file, lambda file: file.readinto(buffer)))
+        self._position += count
+        return count
+
     def _read(self, size: int) -> bytes:
+        data: bytes = self._from_file(lambda file: file.read(size))
+        return data
+
+    def _from_file(self, read: Callable[[Any], Result]) -> Result:
         try:
-            return self._at_position().read(size)
+            return read(self._at_position())
         except Exception:
             self._forget()
             raise

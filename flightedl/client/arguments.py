@@ -104,6 +104,11 @@ def flag(name: str, value: Any) -> bool:
     return bool(checked(name, value, bool, None))
 
 
+def positive(name: str, value: Any) -> int:
+    """A number above 0."""
+    return int(checked(name, value, int, _AT_LEAST_ONE))
+
+
 def function_of(what: str, value: Any) -> Any:
     """Something that can be called."""
     if not callable(value):

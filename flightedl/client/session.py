@@ -22,6 +22,7 @@ from flightedl.client import arguments
 from flightedl.client.data.evaluation import Measure
 from flightedl.client.data.job_data import JobData
 from flightedl.client.data.ranks import rank_and_size
+from flightedl.client.data.read_queue import READ_AHEAD_MB
 from flightedl.client.model.job_model import JobModel
 from flightedl.client.model.parameters import Parameters
 from flightedl.client.once import Once, OnceNames
@@ -143,6 +144,7 @@ class Job:
         group: Any = None,
         remainder: str = "split",
         explicit_commit: bool = False,
+        read_ahead_mb: int = READ_AHEAD_MB,
     ) -> Any:
         """Declare the job's training data: the same in every trainer, whose share of it comes by iterating.
 
@@ -181,6 +183,9 @@ class Job:
                 evenly, "drop" leaves them out, and "pad" repeats records of the epoch's beginning.
             explicit_commit: With ``group``: rounds count for ``state_dict`` when ``commit`` names them.
 
+            read_ahead_mb: Memory for batches that this trainer reads ahead. The next chunk is always read, however
+                large it is.
+
         Returns:
             A ``Dataset``; with ``group``, a ``GroupDataset``.
 
@@ -206,10 +211,11 @@ class Job:
             follow=follow,
             steps_per_batch=steps_per_batch,
         )
+        ahead_mb = arguments.positive("read_ahead_mb", read_ahead_mb)
         if group is None:
             if remainder != "split" or explicit_commit:
                 raise UsageError('remainder and explicit_commit are for the ranks of a group: give group="auto"')
-            return self._data.declare(declaration, decode, explicit_done=explicit_done)
+            return self._data.declare(declaration, decode, explicit_done=explicit_done, read_ahead_mb=ahead_mb)
         if self._model.is_declared:
             raise UsageError("a group trains a model of its own: give either group= or job.parameters, not both")
         atexit.register(self._leave_at_exit)
@@ -219,6 +225,7 @@ class Job:
             rank_and_size(group),
             remainder=arguments.remainder_of(remainder, declaration, explicit_done=explicit_done),
             explicit_commit=arguments.flag("explicit_commit", explicit_commit),
+            read_ahead_mb=ahead_mb,
         )
 
     def parameters(

@@ -56,7 +56,9 @@ class ArrowFile:
             needed = request.needed()
             wanted = schema.names if needed is None else needed
             options = pa.ipc.IpcReadOptions(included_fields=sorted(schema.get_field_index(name) for name in wanted))
-            batch = (_read_from_file if _is_file(source) else _read_from_stream)(source, chunk, schema, options)
+            # Of a file, the dictionaries may lie anywhere, and only its footer tells where.
+            is_whole = _is_file(source) and any(_has_dictionary(field.type) for field in schema)
+            batch = (_read_from_file if is_whole else _read_from_stream)(source, chunk, schema, options)
             batch.validate(full=True)
             if batch.num_rows != chunk.records:
                 raise ValueError(f"it has {batch.num_rows} records, not {chunk.records}")
@@ -120,7 +122,7 @@ def _read_from_stream(
     """Read the chunk through a stream made of the schema, the dictionaries before the chunk, and the chunk."""
     parts = []
     has_dictionaries = any(_has_dictionary(field.type) for field in schema)
-    for message in messages(source, 0, chunk.offset):
+    for message in messages(source, FILE_START if _is_file(source) else 0, chunk.offset):
         if message.kind == arrow_messages.RECORDS:
             if not has_dictionaries:
                 break
@@ -128,8 +130,7 @@ def _read_from_stream(
             source.seek(message.offset)
             parts.append(source.exactly(message.size_bytes))
     source.seek(chunk.offset)
-    parts.append(source.exactly(chunk.size_bytes))
-    with pa.ipc.open_stream(pa.py_buffer(b"".join(parts)), options=options) as reader:
+    with pa.ipc.open_stream(source.buffer(chunk.size_bytes, b"".join(parts)), options=options) as reader:
         return reader.read_next_batch()
 
 

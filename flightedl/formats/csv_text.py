@@ -7,7 +7,7 @@ allowed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar
 
 import pyarrow as pa
@@ -22,6 +22,8 @@ from flightedl.formats.sinks import written
 from flightedl.formats.text import TextFormat
 
 _HEAD_BYTES = 1 << 16
+#: Fits in the cache of a core.
+_BLOCK_BYTES = 1 << 18
 _MAX_BLOCK_BYTES = 1 << 30
 _MARK = b"\xef\xbb\xbf"
 
@@ -65,12 +67,21 @@ class CommaSeparated(TextFormat):
         if not text.strip():
             fields = [pa.field(name, types.get(name, pa.null())) for name in (names if needed is None else needed)]
             return pa.schema(fields).empty_table()
-        options = pc.ReadOptions(
-            column_names=list(names), use_threads=False, block_size=min(len(text) + 1, _MAX_BLOCK_BYTES)
-        )
         convert = pc.ConvertOptions(
             column_types={name: kind for name, kind in types.items() if name in names},
             include_columns=None if needed is None else list(needed),
+        )
+        try:
+            return self._table(text, names, convert, _BLOCK_BYTES)
+        except pa.ArrowInvalid:
+            # A record may be longer than a block; and only one block at a time tells which row is broken.
+            return self._table(text, names, convert, _MAX_BLOCK_BYTES)
+
+    def _table(self, text: bytes, names: Sequence[str], convert: pc.ConvertOptions, block_bytes: int) -> pa.Table:
+        options = pc.ReadOptions(
+            column_names=list(names),
+            use_threads=block_bytes < len(text),
+            block_size=min(len(text) + 1, block_bytes),
         )
         return pc.read_csv(pa.py_buffer(text), options, self._parsing(), convert)
 

@@ -19,6 +19,7 @@ of the task are.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -122,6 +123,8 @@ class ChunkReader:
         self._ends: list[int] = np.cumsum([chunk.records for chunk in self._chunks], dtype=np.int64).tolist()
         #: The chunk read last.
         self._current: tuple[int, Records] | None = None
+        #: The same as one batch, where it is all records of the chunk in one piece: parts of it cost little.
+        self._batch: pa.RecordBatch | None = None
         #: All chunks at once, and for each record its row there or -1.
         self._whole: tuple[pa.Table, npt.NDArray[np.int64]] | None = None
         self._empty: pa.Table | None = None
@@ -134,12 +137,15 @@ class ChunkReader:
     def range(self, numbers: range) -> pa.RecordBatch:
         """Consecutive records, those of them that meet the conditions."""
         parts = []
-        first = int(np.searchsorted(self._ends, numbers.start, side="right"))
+        first = bisect_right(self._ends, numbers.start)
         for chunk in range(first, len(self._chunks)):
             start = self._ends[chunk] - self._chunks[chunk].records
             if start >= numbers.stop:
                 break
-            parts.append(_slice(self._records(chunk), max(numbers.start - start, 0), numbers.stop - start))
+            records = self._records(chunk)
+            if self._batch is not None and start <= numbers.start and numbers.stop <= self._ends[chunk]:
+                return self._batch.slice(numbers.start - start, len(numbers))
+            parts.append(_slice(records, max(numbers.start - start, 0), numbers.stop - start))
         return self._finished(_joined(parts))
 
     def take(self, numbers: npt.NDArray[np.int64]) -> pa.RecordBatch:
@@ -165,8 +171,12 @@ class ChunkReader:
 
     def _records(self, chunk: int) -> Records:
         if self._current is None or self._current[0] != chunk:
-            self._current = None
-            self._current = (chunk, self._read(chunk))
+            self._current = self._batch = None
+            records = self._read(chunk)
+            self._current = (chunk, records)
+            batches = records.table.to_batches()
+            if len(batches) == 1 and records.numbers is None and self._decode is None:
+                (self._batch,) = batches
         return self._current[1]
 
     def _read(self, number: int) -> Records:

@@ -79,6 +79,24 @@ class WatchedFile(io.RawIOBase):
             raise EOFError(f"the file ends {missing} bytes too early")
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    def buffer(self, size: int, head: bytes = b"") -> pa.Buffer:
+        """Return ``head`` and the next ``size`` bytes in memory of Arrow's pool, whose pages are used again.
+
+        Raises:
+            EOFError: the file ends before.
+        """
+        found = pa.allocate_buffer(len(head) + size)
+        view = memoryview(found).cast("B")
+        view[: len(head)] = head
+        filled = len(head)
+        while filled < len(view):
+            with self._watched():
+                count = self._file.readinto(view[filled:])  # type: ignore[attr-defined]
+            if not count:
+                raise EOFError(f"the file ends {len(view) - filled} bytes too early")
+            filled += count
+        return found
+
     def close(self) -> None:
         if not self.closed:
             self._file.close()

@@ -19,8 +19,9 @@ import itertools
 import tarfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from flightedl.errors import DataError, UsageError
@@ -35,15 +36,29 @@ KEY = "__key__"
 _JSON = "json"
 _BLOCK = tarfile.BLOCKSIZE
 _END = bytes(2 * _BLOCK)
+#: Places of fields in a header.
+_NAME, _SIZE, _CHECKSUM, _KIND, _PREFIX = slice(0, 100), slice(124, 136), slice(148, 156), 156, 345
+_REGULAR = b"0\0"
+_OFFSETS_END = 1 << 31
+
+
+class _Member(NamedTuple):
+    """A regular file of an archive."""
+
+    name: str
+    #: Where its first header begins.
+    offset: int
+    offset_data: int
+    size: int
 
 
 @dataclass(slots=True)
 class _Sample:
-    """One record: column -> member, and where its first header begins."""
+    """One record, with its members by column."""
 
     key: str
     offset: int
-    members: dict[str, tarfile.TarInfo] = field(default_factory=dict)
+    members: dict[str, _Member] = field(default_factory=dict)
 
 
 class TarArchive:
@@ -79,9 +94,10 @@ class TarArchive:
         place = f"records at byte {chunk.offset}"
         with opened(files, chunk.url) as source, parsing(source, place):
             source.seek(chunk.offset)
-            data = source.exactly(chunk.size_bytes)
+            data = source.buffer(chunk.size_bytes)
         with parsing(source, place):
-            samples = list(_Walk(io.BytesIO(data), len(data)))
+            members = _plain_members(memoryview(data))
+            samples = list(_Walk(io.BytesIO(data) if members is None else None, data.size, members))
             if len(samples) != chunk.records:
                 raise ValueError(f"there are {len(samples)} records, not {chunk.records}")
         schema = request.schema or _schema({name for sample in samples for name in sample.members})
@@ -98,18 +114,21 @@ class TarArchive:
 
 
 class _Walk:
-    """The records of an archive, or of a whole number of records of one."""
+    """The records of an archive, or of a whole number of records of one; of ``members`` if these are known."""
 
-    def __init__(self, source: WatchedFile | io.BytesIO, size_bytes: int) -> None:
+    def __init__(
+        self, source: WatchedFile | io.BytesIO | None, size_bytes: int, members: Iterable[_Member] | None = None
+    ) -> None:
         self._source = source
         self._size_bytes = size_bytes
+        self._known = members
         #: Where the record that came last ends.
         self.end = 0
 
     def __iter__(self) -> Iterator[_Sample]:
         sample: _Sample | None = None
-        for member in self._members():
-            named = _key_and_column(member.name) if member.isreg() else None
+        for member in self._members() if self._known is None else self._known:
+            named = _key_and_column(member.name)
             if named is None:
                 continue
             key, column = named
@@ -125,7 +144,8 @@ class _Walk:
         if sample is not None:
             yield sample
 
-    def _members(self) -> Iterator[tarfile.TarInfo]:
+    def _members(self) -> Iterator[_Member]:
+        assert self._source is not None, "its members are not known"
         if not self._size_bytes:
             raise ValueError("it is empty, without even an end mark")
         try:
@@ -134,7 +154,8 @@ class _Walk:
                     archive.__dict__["members"].clear()  # the library would keep all of them
                     if member.offset_data + member.size > self._size_bytes:
                         raise ValueError(f"the archive ends within {member.name}")
-                    yield member
+                    if member.isreg():
+                        yield _Member(member.name, member.offset, member.offset_data, member.size)
                 stopped_at = archive.offset
         except tarfile.TarError as error:
             raise ValueError(str(error)) from None
@@ -142,6 +163,35 @@ class _Walk:
         self._source.seek(stopped_at)
         if any(self._source.read(_BLOCK)):
             raise ValueError(f"there is no header at byte {stopped_at}")
+
+
+def _plain_members(data: memoryview) -> list[_Member] | None:
+    """Return the members, or None where the archive has anything but sound headers of regular files with short names.
+
+    The library takes ten times as long for each header, with the interpreter's lock held.
+    """
+    found: list[_Member] = []
+    checksums: list[int] = []
+    offset = 0
+    while offset < len(data):
+        header = data[offset : offset + _BLOCK].tobytes()
+        name = header[_NAME].partition(b"\0")[0]
+        if len(header) < _BLOCK or header[_KIND] not in _REGULAR or header[_PREFIX] or name[-1:] in (b"", b"/"):
+            return None
+        try:
+            size = int(header[_SIZE].rstrip(b"\0 "), 8)
+            checksums.append(int(header[_CHECKSUM].rstrip(b"\0 "), 8))
+        except ValueError:
+            return None
+        start = offset + _BLOCK
+        found.append(_Member(name.decode("utf-8", "surrogateescape"), offset, start, size))
+        offset = start + -(-size // _BLOCK) * _BLOCK
+    if offset != len(data):
+        return None
+    blocks = np.frombuffer(data, np.uint8).reshape(-1, _BLOCK)
+    headers = blocks[[member.offset // _BLOCK for member in found]]
+    headers[:, _CHECKSUM] = ord(" ")
+    return found if headers.sum(axis=1, dtype=np.int64).tolist() == checksums else None
 
 
 def _key_and_column(name: str) -> tuple[str, str] | None:
@@ -154,14 +204,21 @@ def _schema(columns: Iterable[str]) -> pa.Schema:
     return pa.schema([(KEY, pa.string()), *((name, pa.binary()) for name in sorted(columns))])
 
 
-def _column(name: str, samples: Sequence[_Sample], data: bytes) -> pa.Array:
+def _column(name: str, samples: Sequence[_Sample], data: pa.Buffer) -> pa.Array:
     if name == KEY:
         return pa.array([sample.key for sample in samples], pa.string())
     members = [sample.members.get(name) for sample in samples]
-    return pa.array(
-        [None if each is None else data[each.offset_data : each.offset_data + each.size] for each in members],
-        pa.binary(),
-    )
+    if data.size >= _OFFSETS_END:
+        view = memoryview(data)
+        found = [None if each is None else view[each.offset_data : each.offset_data + each.size] for each in members]
+        return pa.array(found, pa.binary())
+    # Arrow copies the members' bytes, without the interpreter's lock: each of them is a value of even number in an
+    # array over the archive, and what lies between two of them is one of odd number.
+    ends = [place for each in members if each is not None for place in (each.offset_data, each.offset_data + each.size)]
+    count = max(len(ends) - 1, 0)
+    values = pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(np.array(ends or [0], np.int32)), data])
+    present = np.array([each is not None for each in members])
+    return values.take(pa.array(2 * (np.cumsum(present) - 1), mask=~present))
 
 
 def _archive(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[bytes]:

@@ -6,12 +6,15 @@ import fnmatch
 import io
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from flightedl.errors import CorruptError, DataError, NotFoundError
 from flightedl.ports import FileStat, StoredFile
 from flightedl.testing.faults import FaultPlan
 from flightedl.testing.memory_coordinator import MemoryCoordinator
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 __all__ = ["MemoryCoordinator", "MemoryFiles", "MemoryStorage"]
 
@@ -122,3 +125,7 @@ class _MemoryFile(io.BytesIO):
     def read(self, size: int | None = -1, /) -> bytes:
         self._plan.reached("file:read")
         return super().read(size)
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        self._plan.reached("file:read")
+        return super().readinto(buffer)

@@ -35,6 +35,17 @@ def test_a_read_that_fails_goes_on_where_it_was(failing_read: int) -> None:
     assert files.plan.count("open") == 2
 
 
+def test_a_read_into_memory_that_fails_goes_on_where_it_was() -> None:
+    files = MemoryFiles({"a": bytes(range(30))})
+    files.plan.fail_at("file:read", 2, RESET)
+    found = bytearray(30)
+    with PatientFiles(files, persistence()).open("a") as file:
+        assert file.readinto(memoryview(found)[:10]) == 10  # type: ignore[attr-defined]
+        assert file.readinto(memoryview(found)[10:]) == 20  # type: ignore[attr-defined]
+    assert found == bytes(range(30))
+    assert files.plan.count("open") == 2
+
+
 def test_opening_again_may_fail_as_well() -> None:
     files = MemoryFiles({"a": b"abc"})
     files.plan.fail_at("file:read", 1, RESET)

@@ -1,19 +1,23 @@
-"""Items between the reader's thread and the user's: their order, and when the reader goes on."""
+"""Items between the reader's thread and the user's: their order, the memory that they may keep, who wakes whom."""
 
 from __future__ import annotations
 
 import threading
 from queue import Empty
 
+import pyarrow as pa
 import pytest
 
-from flightedl.client.data.read_queue import AHEAD, ReadQueue
+from flightedl.client.data.read_queue import KeptBytes, ReadQueue
+
+LIMIT = 1000
 
 
-def filled(count: int = AHEAD) -> ReadQueue[int]:
-    queue: ReadQueue[int] = ReadQueue()
+def filled(count: int, size_bytes: int = 100) -> ReadQueue[int]:
+    """A queue of items that have memory of their own."""
+    queue: ReadQueue[int] = ReadQueue(LIMIT)
     for number in range(count):
-        assert queue.put(number, 0.0)
+        assert queue.put(number, 0.0, own_bytes=size_bytes)
     return queue
 
 
@@ -26,28 +30,70 @@ def test_items_come_in_their_order() -> None:
         queue.get(0.0)
 
 
-def test_a_full_queue_takes_nothing_until_most_of_it_is_gone() -> None:
-    queue = filled()
-    assert not queue.put(AHEAD, 0.0)
-    while queue.first != AHEAD - 3:
-        queue.get(0.0)
-        assert not queue.put(AHEAD, 0.0)
-    queue.get(0.0)
-    assert all(queue.put(number, 0.0) for number in range(AHEAD, 2 * AHEAD - 2))
-    assert not queue.put(-1, 0.0)
-    assert [queue.get(0.0) for _ in range(AHEAD)] == list(range(AHEAD - 2, 2 * AHEAD - 2))
+def test_a_full_queue_takes_nothing_until_half_of_its_memory_is_free() -> None:
+    queue = filled(10)
+    assert not queue.put(10, 0.0, own_bytes=100)
+    for number in range(4):
+        assert queue.get(0.0) == number
+        assert not queue.put(10, 0.0, own_bytes=100)
+    assert queue.get(0.0) == 4
+    assert all(queue.put(number, 0.0, own_bytes=100) for number in range(10, 15))
+    assert not queue.put(15, 0.0, own_bytes=100)
+    assert [queue.get(0.0) for _ in range(10)] == list(range(5, 15))
 
 
 def test_a_queue_that_was_never_full_takes_more_at_once() -> None:
-    queue = filled(AHEAD - 1)
-    assert queue.put(AHEAD - 1, 0.0)
+    assert filled(9).put(9, 0.0, own_bytes=100)
+
+
+def test_a_few_items_are_taken_however_large_they_are() -> None:
+    queue = filled(3, size_bytes=10 * LIMIT)
+    assert not queue.put(3, 0.0, own_bytes=10 * LIMIT)
+    assert queue.get(0.0) == 0
+    assert queue.put(3, 0.0, own_bytes=10 * LIMIT)
+
+
+@pytest.mark.parametrize("size_bytes", [LIMIT, 9 * LIMIT])
+def test_all_batches_of_a_chunk_may_wait_but_not_those_of_two_chunks(size_bytes: int) -> None:
+    queue: ReadQueue[int] = ReadQueue(LIMIT)
+    assert queue.put(0, 0.0, new_bytes=size_bytes)
+    assert all(queue.put(number, 0.0) for number in range(1, 500))
+    assert not queue.put(500, 0.0, new_bytes=size_bytes)
+    for _ in range(497):
+        queue.get(0.0)
+        assert not queue.put(500, 0.0, new_bytes=size_bytes)
+    queue.get(0.0)
+    assert queue.put(500, 0.0, new_bytes=size_bytes)
+    assert [queue.get(0.0) for _ in range(3)] == [498, 499, 500]
+    # The chunk that was used up is free, and there is room for the batches of the new one.
+    assert all(queue.put(number, 0.0) for number in range(501, 600))
+
+
+def test_batches_of_a_chunk_are_kept_back_for_what_they_take_beside_its_memory() -> None:
+    queue: ReadQueue[int] = ReadQueue(LIMIT)
+    assert queue.put(0, 0.0, new_bytes=9 * LIMIT, own_bytes=100)
+    assert all(queue.put(number, 0.0, own_bytes=100) for number in range(1, 10))
+    assert not queue.put(10, 0.0, own_bytes=100)
+    assert [queue.get(0.0) for _ in range(5)] == [0, 1, 2, 3, 4]
+    assert queue.put(10, 0.0, own_bytes=100)
 
 
 def test_each_side_wakes_the_other() -> None:
-    queue: ReadQueue[int] = ReadQueue()
-    count = 40 * AHEAD
-    reader = threading.Thread(target=lambda: [queue.put(number, 20.0) for number in range(count)])
+    queue: ReadQueue[int] = ReadQueue(LIMIT)
+    count = 400
+    reader = threading.Thread(target=lambda: [queue.put(number, 20.0, own_bytes=200) for number in range(count)])
     reader.start()
     assert [queue.get(20.0) for _ in range(count)] == list(range(count))
     reader.join(20.0)
     assert not reader.is_alive()
+
+
+def test_batches_that_are_cut_from_one_chunk_keep_its_memory_once() -> None:
+    chunk = pa.record_batch({"a": pa.array(range(1000)), "b": pa.array(range(1000))})
+    kept = KeptBytes()
+    assert kept.of(chunk.slice(0, 10))[0] == chunk.get_total_buffer_size() == 16_000
+    assert [kept.of(chunk.slice(start, 10))[0] for start in range(10, 1000, 10)] == [0] * 99
+    other = chunk.take(pa.array([1, 2, 3]))
+    assert kept.of(other)[0] == other.get_total_buffer_size() < 100
+    assert kept.of(chunk)[0] == 16_000
+    assert kept.of(pa.record_batch({}, schema=pa.schema([])))[0] == 0

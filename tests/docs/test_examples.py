@@ -27,7 +27,8 @@ from .pages import PAGES, ROOT, examples
 class DatasetOfOne:
     """What ``job.dataset`` gives the only trainer of a job: checked, indexed and read by the product's code."""
 
-    def __init__(self, *, decode: Decode | None = None, **given: object) -> None:
+    def __init__(self, *, decode: Decode | None = None, read_ahead_mb: int = 64, **given: object) -> None:
+        assert read_ahead_mb > 0
         self.spec = spec_of(dataset_declaration(**given))
         self.decode = decode
 

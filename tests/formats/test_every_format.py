@@ -276,3 +276,19 @@ def test_a_read_that_fails_once_loses_and_repeats_no_record(format_name: str, ca
             plan, files.plan = files.plan, failing
             assert records() == expected
             files.plan = plan
+
+
+def test_a_text_record_longer_than_a_block_of_the_parser_is_read_whole() -> None:
+    values = ["short", "x" * (1 << 20), 'with "quotes"\nand a line', "short"] * 2
+    table = pa.table({"n": range(8), "s": values})
+    files = MemoryFiles({"long.csv": content_of("csv", table, 8)})
+    spec = DatasetSpec(("long.csv",), batch_size=3)
+    index = build_index(files, spec)
+    layout = TaskLayout(index, 3)
+    found = [
+        text
+        for task in range(layout.task_count)
+        for batch in read_task(files, layout.chunks_of(task), spec, None, 0, task, schema=index.schema)
+        for text in batch["s"].to_pylist()
+    ]
+    assert found == values

@@ -46,6 +46,12 @@ def samples(count: int) -> list[tuple[str, bytes]]:
     return made
 
 
+def member_of(name: str, content: bytes) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size = len(content)
+    return info.tobuf() + content + bytes(-len(content) % tarfile.BLOCKSIZE)
+
+
 def rows_of(world: World, spec: DatasetSpec, seed: int | None = None) -> list[dict]:
     index = build_index(world.files, spec)
     layout = TaskLayout(index, spec.batch_size, chunks_per_task=2)
@@ -155,6 +161,18 @@ def test_a_damaged_header_is_not_taken_for_the_end(world: World) -> None:
     world.put("a.tar", bytes(content))
     with pytest.raises(CorruptChunkError, match=f"no header at byte {place}"):
         build_index(world.files, DatasetSpec(("a.tar",)))
+
+
+def test_records_among_directories_and_links_are_read_in_the_midst_of_an_archive(world: World) -> None:
+    plain = [member_of(f"{number}.cls", b"%d" % number) for number in range(4)]
+    link = tarfile.TarInfo("9.cls")
+    link.type, link.linkname = tarfile.SYMTYPE, "elsewhere"
+    directory = tarfile.TarInfo("more.cls")
+    directory.type = tarfile.DIRTYPE
+    for other in (link.tobuf(), directory.tobuf(), member_of(f"{'x' * 120}.cls", b"4")):
+        world.put("a.tar", b"".join([*plain[:2], other, *plain[2:], bytes(1024)]))
+        found = [row["cls"] for row in rows_of(world, DatasetSpec(("a.tar",), batch_size=4))]
+        assert [cell for cell in found if cell != b"4"] == [b"0", b"1", b"2", b"3"]
 
 
 def test_two_files_of_one_name_are_refused(world: World) -> None:

@@ -1,8 +1,9 @@
 """The user's ``for batch in data``: tasks become batches, finished tasks become reports.
 
-A reader thread stays a few batches ahead, so that reading overlaps with computing, also across the ends of epochs: it
-reads what this trainer will probably be given, and passes it on when it is (``reading``). The iterator opens each
-batch (this trainer is a member, its values are fresh), hands it out, and closes it when the next one is asked for.
+A reader thread stays ahead by the next chunk (``read_queue``), so that reading overlaps with computing, also across the
+ends of epochs: it reads what this trainer will probably be given, and passes it on when it is (``reading``). The
+iterator opens each batch (this trainer is a member, its values are fresh), hands it out, and closes it when the next
+one is asked for.
 Which one is next, which is handed out again (the loop body simply runs once more with fresh values), and when a task is
 done is decided by ``domain.trainer.readings``.
 
@@ -32,7 +33,7 @@ from typing import Self, cast
 import pyarrow as pa
 
 from flightedl.client.data.feed import TaskFeed
-from flightedl.client.data.read_queue import AHEAD, ReadQueue
+from flightedl.client.data.read_queue import READ_AHEAD_MB, KeptBytes, ReadQueue
 from flightedl.client.data.reading import EarlyReads, ReadTask, place_of
 from flightedl.client.participation import Participation
 from flightedl.client.tables.table import Column, Table
@@ -65,6 +66,8 @@ from flightedl.formats.record_places import described, record_ranges
 from flightedl.messages.declarations import DeclaredDataset
 
 _SLICE_S = 0.5
+#: Batches of a task that are read before it is given.
+_EARLY_BATCHES = 5
 #: Nothing comes, while batches are not done.
 _STARVED = object()
 
@@ -104,6 +107,7 @@ class Dataset:
         look_ahead: LookAhead = lambda _columns, _peek: None,
         trouble_of_files: Callable[[], str] = str,
         require_lease: Callable[[], None] = lambda: None,
+        read_ahead_bytes: int = READ_AHEAD_MB << 20,
     ) -> None:
         self._declared = declared
         self._feed_factory = feed_factory
@@ -130,7 +134,8 @@ class Dataset:
         self._resumable: Loop | None = None
         self._feed: TaskFeed | None = None
         #: In the order of reading; None: there is no more.
-        self._read_queue: ReadQueue[Item | None] = ReadQueue()
+        self._read_ahead_bytes = read_ahead_bytes
+        self._read_queue: ReadQueue[Item | None] = ReadQueue(read_ahead_bytes)
         #: (reading, number) -> the records of a batch that may be handed out again, or that is not done.
         self._records: dict[tuple[int, int], pa.RecordBatch] = {}
         #: What the user's code is at.
@@ -276,7 +281,7 @@ class Dataset:
         self._listener.abandon_batch()
         self._stopping, self._read_queue, self._reader_error, self._at = (
             threading.Event(),
-            ReadQueue(),
+            ReadQueue(self._read_ahead_bytes),
             None,
             None,
         )
@@ -453,11 +458,12 @@ class Dataset:
     # the reader thread
 
     def _read_ahead(self, feed: TaskFeed, stopping: threading.Event, items: ReadQueue[Item | None]) -> None:
-        put, early = partial(_put, stopping, items), EarlyReads(self._read, AHEAD)
+        put, early = partial(_put, stopping, items), EarlyReads(self._read, _EARLY_BATCHES)
+        kept = KeptBytes()
         try:
             while not stopping.is_set() and not feed.is_done:
                 if (task := feed.next(_SLICE_S)) is not None:
-                    _read_task(task, early.batches, put)
+                    _read_task(task, early.batches, put, kept)
                 elif (promised := feed.next_ahead()) is not None:
                     early.begin(promised)
         except Exception as error:  # noqa: BLE001 - raised where the user's code waits for this thread
@@ -465,11 +471,11 @@ class Dataset:
         put(None)
 
 
-def _read_task(task: AssignedTask, read: ReadTask, put: Callable[[Item], bool]) -> None:
+def _read_task(task: AssignedTask, read: ReadTask, put: Callable[..., bool], kept: KeptBytes) -> None:
     number = task.assignment.first_batch
     try:
         for records in read(task):
-            if not put((ReadBatch.of(task, number, records.num_rows), records)):
+            if not put((ReadBatch.of(task, number, records.num_rows), records), *kept.of(records)):
                 return
             number += 1
     except Exception as error:  # noqa: BLE001 - raised or reported where the batch would have been handed out
@@ -478,9 +484,11 @@ def _read_task(task: AssignedTask, read: ReadTask, put: Callable[[Item], bool]) 
         put((TaskEnd(task), None))
 
 
-def _put(stopping: threading.Event, items: ReadQueue[Item | None], item: Item | None) -> bool:
+def _put(
+    stopping: threading.Event, items: ReadQueue[Item | None], item: Item | None, new_bytes: int = 0, own_bytes: int = 0
+) -> bool:
     while not stopping.is_set():
-        if items.put(item, _SLICE_S):
+        if items.put(item, _SLICE_S, new_bytes, own_bytes):
             return True
     return False
 

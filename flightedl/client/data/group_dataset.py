@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from flightedl.client.data.read_queue import ReadQueue
+from flightedl.client.data.read_queue import READ_AHEAD_MB, KeptBytes, ReadQueue
 from flightedl.client.waiting import Waiting
 from flightedl.domain.groups.plan import BEGINNING, EpochEnd, Position, Round, RoundPlan
 from flightedl.domain.groups.token import Token, decode, encode, require_same_data
@@ -75,6 +75,7 @@ class GroupDataset:
         waiting: Begins a wait of the user's thread.
         trouble_of_files: Returns the cause of a wait for files, or "".
         explicit_commit: True if only rounds that ``commit`` names count for ``state_dict``.
+        read_ahead_bytes: Limit of the ``ReadQueue``.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class GroupDataset:
         trouble_of_files: Callable[[], str],
         *,
         explicit_commit: bool = False,
+        read_ahead_bytes: int = READ_AHEAD_MB << 20,
     ) -> None:
         self._declared = declared
         self._data = data
@@ -112,7 +114,7 @@ class GroupDataset:
         self._uncommitted: deque[pa.RecordBatch] = deque()
         self._handed_out: Round | None = None
         self._summary: EpochEnd | None = None
-        self._queue: ReadQueue[Item] = ReadQueue()
+        self._queue: ReadQueue[Item] = ReadQueue(read_ahead_bytes)
         self._stopping = threading.Event()
         self._reader: threading.Thread | None = None
 
@@ -256,19 +258,21 @@ class GroupDataset:
         self._reader.start()
 
     def _read_ahead(self, plan: RoundPlan) -> None:
+        kept = KeptBytes()
         while not self._stopping.is_set() and (step := plan.next()) is not None:
             if isinstance(step, EpochEnd):
                 self._put(step)
                 continue
             try:
-                self._put((step, self._read(self._attendance.kept(step))))
+                batch = self._read(self._attendance.kept(step))
+                self._put((step, batch), *kept.of(batch))
             except Exception as error:  # noqa: BLE001 - raised in the user's thread, at the round that it belongs to
                 self._put((step, error))
                 return
         self._put(None)
 
-    def _put(self, item: Item) -> None:
-        while not self._stopping.is_set() and not self._queue.put(item, _SLICE_S):
+    def _put(self, item: Item, new_bytes: int = 0, own_bytes: int = 0) -> None:
+        while not self._stopping.is_set() and not self._queue.put(item, _SLICE_S, new_bytes, own_bytes):
             pass
 
     def _next_item(self) -> Item:

@@ -24,6 +24,7 @@ from flightedl.client.data.feed import TaskFeed
 from flightedl.client.data.group_dataset import GroupDataset
 from flightedl.client.data.pieces import PieceReader
 from flightedl.client.data.ranks import rank_and_size
+from flightedl.client.data.read_queue import READ_AHEAD_MB
 from flightedl.client.data.reading import ReadTask, batches_of, place_of, telling
 from flightedl.client.participation import Participation
 from flightedl.client.process import TrainerProcess
@@ -82,7 +83,12 @@ class JobData:
         self._evaluation: TaskFeed | None = None
 
     def declare(
-        self, declaration: DatasetDeclaration, decode: Decode | None, *, explicit_done: bool = False
+        self,
+        declaration: DatasetDeclaration,
+        decode: Decode | None,
+        *,
+        explicit_done: bool = False,
+        read_ahead_mb: int = READ_AHEAD_MB,
     ) -> Dataset:
         """Declare the training data. Errors as of ``Job.dataset``."""
         read_as = self._reader(declaration, decode)
@@ -102,6 +108,7 @@ class JobData:
             look_ahead=self._look_ahead,
             trouble_of_files=lambda: self._files.trouble,
             require_lease=self._participation.require_lease,
+            read_ahead_bytes=read_ahead_mb << 20,
         )
         return self._dataset
 
@@ -113,6 +120,7 @@ class JobData:
         *,
         remainder: Remainder,
         explicit_commit: bool,
+        read_ahead_mb: int,
     ) -> GroupDataset:
         """Declare the training data of a group, of which this process is a rank. Errors as of ``Job.dataset``."""
         if decode is not None:
@@ -151,6 +159,7 @@ class JobData:
             process.waiting,
             lambda: self._files.trouble,
             explicit_commit=explicit_commit,
+            read_ahead_bytes=read_ahead_mb << 20,
         )
         return self._group
 
