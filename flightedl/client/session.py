@@ -43,6 +43,7 @@ from flightedl.messages.tasks import StopRequest
 from flightedl.process import tuning as process_tuning
 from flightedl.recording.recorded import recorded
 
+_CLOSED = "it was closed, as at the end of its `with` block"
 _DONE_BY_STEPS = (
     "with parameters, a batch is done when the servers have it: explicit_done is for jobs that have data alone"
 )
@@ -509,26 +510,39 @@ class Job:
     ) -> None:
         if isinstance(error, Exception) and not isinstance(error, FlightedlError):
             self._data.raised(error)
-        try:
-            self._data.leave_group(error)
-        finally:
-            self.close()
+        self._end(_CLOSED, error)
 
     def _leave_at_exit(self) -> None:
-        """End the session of a rank whose script has ended without an exception and without a ``with`` block."""
-        if getattr(sys, "last_value", None) is None:
-            self.close()
+        """End the session of a rank whose script has ended without closing it."""
+        try:
+            self._end("its script has ended", getattr(sys, "last_value", None))
+        except FlightedlError as error:
+            # An exception would leave the exit code as it is, and the launcher has to see that this rank failed.
+            sys.stdout.flush()
+            sys.stderr.write(f"flightedl: {error}\n")
+            sys.stderr.flush()
+            os._exit(1)
 
-    def close(self, why: str = "it was closed, as at the end of its `with` block") -> None:
-        """Hand back what is held and end the lease. Closing twice is fine."""
+    def close(self, why: str = _CLOSED) -> None:
+        """Hand back what is held and end the lease. Closing twice is fine.
+
+        Raises:
+            FencedError: this process is a rank of a group whose present start is over.
+        """
+        self._end(why, None)
+
+    def _end(self, why: str, error: BaseException | None) -> None:
         if self._closed:
             return
         self._closed = f"this session is over: {why}; connect again to go on"
         atexit.unregister(self._leave_at_exit)
-        self._data.close()
-        self._model.close(self._closed)
-        self._once.keep()
-        self._process.close()
+        try:
+            self._data.leave_group(error)
+        finally:
+            self._data.close()
+            self._model.close(self._closed)
+            self._once.keep()
+            self._process.close()
 
 
 def has_process_group() -> bool:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.config import TrainerSettings
-from flightedl.errors import FlightedlError, JobFailedError, UnavailableError, UsageError
+from flightedl.errors import FencedError, FlightedlError, JobFailedError, UnavailableError, UsageError
 from flightedl.launch.etcd import EmbeddedEtcd
 from flightedl.launch.forking import ForkServer, fork_server
 from flightedl.launch.lease_cleaner import LeaseCleaner
@@ -226,7 +226,8 @@ class LocalCluster:
         """
         sessions, self._sessions = self._sessions, []
         for session in sessions:
-            session.close(f"the cluster of job {self.job} was stopped, as at the end of its `with` block")
+            with contextlib.suppress(FencedError):
+                session.close(f"the cluster of job {self.job} was stopped, as at the end of its `with` block")
         resources, self._resources = self._resources, None
         if resources is not None:
             atexit.unregister(self.stop)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -112,35 +113,46 @@ dist.destroy_process_group()
 """
 
 
+class Torchrun:
+    """Runs scripts with so many ranks beside a master that serves data alone."""
+
+    def __init__(self, cluster: fe.LocalCluster) -> None:
+        self._cluster = cluster
+
+    def __call__(self, ranks: int, *arguments: object) -> int:
+        command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks, *arguments]
+        environment = os.environ | {
+            "FLIGHTEDL_ETCD": self._cluster.etcd_address,
+            "FLIGHTEDL_JOB": self._cluster.job,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(ROOT),
+        }
+        done = subprocess.run(
+            [sys.executable, *map(str, command)], env=environment, capture_output=True, text=True, check=False
+        )
+        if done.returncode and "exitcode  : 9" not in done.stderr:
+            pytest.fail(done.stderr)
+        return done.returncode
+
+    @property
+    def phase(self) -> str:
+        """Phase of the group, as far as the master knows."""
+        with contextlib.closing(self._cluster.status()) as asked:
+            status = asked.read(5.0)
+        assert status.group is not None
+        return status.group.phase
+
+
 @pytest.fixture
-def torchrun(
-    etcd: EtcdServer, job_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., int]]:
-    """Runs a script with so many ranks beside a master that serves data alone."""
+def torchrun(etcd: EtcdServer, job_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Torchrun]:
     random = np.random.default_rng(0)
     (tmp_path / "data").mkdir()
     x, y = random.standard_normal((2, RECORDS))
     table = pa.table({"x": x, "y": y, "label": (x + y > 0).astype(np.int64), "id": np.arange(RECORDS)})
     pq.write_table(table, tmp_path / "data" / "all.parquet", row_group_size=20)
     monkeypatch.chdir(tmp_path)
-    with fe.local(pservers=0, job=job_name, etcd=etcd.address):
-        environment = os.environ | {
-            "FLIGHTEDL_ETCD": etcd.address,
-            "FLIGHTEDL_JOB": job_name,
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(ROOT),
-        }
-
-        def run(ranks: int, *arguments: object) -> int:
-            command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks, *arguments]
-            done = subprocess.run(
-                [sys.executable, *map(str, command)], env=environment, capture_output=True, text=True, check=False
-            )
-            if done.returncode and "exitcode  : 9" not in done.stderr:
-                pytest.fail(done.stderr)
-            return done.returncode
-
-        yield run
+    with fe.local(pservers=0, job=job_name, etcd=etcd.address) as cluster:
+        yield Torchrun(cluster)
 
 
 def script(group: str) -> str:
@@ -158,12 +170,14 @@ def test_the_ddp_script_changes_by_five_lines() -> None:
 @pytest.mark.faults
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_the_ddp_script_goes_on_with_more_ranks_after_a_crash(torchrun: Callable[..., int], tmp_path: Path) -> None:
+def test_the_ddp_script_goes_on_with_more_ranks_after_a_crash(torchrun: Torchrun, tmp_path: Path) -> None:
     """The model that survives has each record once in each epoch."""
     (tmp_path / "train.py").write_text(script("ddp"))
     (tmp_path / "ledger.py").write_text(WITH_LEDGER)
     assert torchrun(2, "ledger.py", "first", 2) != 0
+    assert torchrun.phase != "done"
     assert torchrun(3, "ledger.py", "second", -1) == 0
+    assert torchrun.phase == "done"
 
     counts: Counter[tuple[int, int]] = Counter()
     for name, ranks, rounds in (("first", 2, 20), ("second", 3, RECORDS)):
@@ -179,13 +193,12 @@ def test_the_ddp_script_goes_on_with_more_ranks_after_a_crash(torchrun: Callable
 @pytest.mark.faults
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_fsdp_goes_on_from_a_distributed_checkpoint_with_more_ranks(
-    torchrun: Callable[..., int], tmp_path: Path
-) -> None:
+def test_fsdp_goes_on_from_a_distributed_checkpoint_with_more_ranks(torchrun: Torchrun, tmp_path: Path) -> None:
     (tmp_path / "fsdp.py").write_text(FSDP)
     assert torchrun(2, "fsdp.py", RECORDS, 18) != 0
     assert (tmp_path / "last").read_text() == "2-15"
     assert torchrun(3, "fsdp.py", RECORDS, 0) == 0
+    assert torchrun.phase == "done"
     assert (tmp_path / "counts").read_text().split() == ["1"] * RECORDS
 
 

@@ -1,0 +1,59 @@
+"""The end of a script that has not closed its session."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flightedl.client.session import Job
+from flightedl.errors import FencedError
+
+
+class Session:
+    """A session whose parts write down what they are told."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.told: list[Any] = []
+        self.job = Job.__new__(Job)
+        self.job._closed = ""
+        self.job._data = SimpleNamespace(leave_group=self.leave, close=lambda: None)
+        self.job._model = SimpleNamespace(close=lambda _: None)
+        self.job._once = SimpleNamespace(keep=lambda: None)
+        self.job._process = SimpleNamespace(close=lambda: self.told.append("closed"))
+        self._error = error
+
+    def leave(self, error: BaseException | None) -> None:
+        self.told.append(error)
+        if self._error is not None:
+            raise self._error
+
+
+def test_a_script_that_ends_has_left_cleanly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(sys, "last_value", raising=False)
+    session = Session()
+    session.job._leave_at_exit()
+    session.job.close()
+    assert session.told == [None, "closed"]
+
+
+def test_a_script_that_has_raised_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = ValueError("a mistake of the script")
+    monkeypatch.setattr(sys, "last_value", error, raising=False)
+    session = Session()
+    session.job._leave_at_exit()
+    assert session.told == [error, "closed"]
+
+
+def test_a_rank_whose_start_is_over_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    codes: list[int] = []
+    monkeypatch.delattr(sys, "last_value", raising=False)
+    monkeypatch.setattr(os, "_exit", codes.append)
+    session = Session(FencedError("this start is over"))
+    session.job._leave_at_exit()
+    assert codes == [1]
+    assert session.told == [None, "closed"]
+    assert "flightedl: this start is over" in capsys.readouterr().err
