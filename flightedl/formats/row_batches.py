@@ -8,6 +8,8 @@ A record batch has one row with the file's schema. ``dtype`` tells what it holds
 * ``waiting``: ids that await admission, in the same form, without values and slots; ``row_updates`` are their pushes.
 * ``table``: the rest of a table's state, before all rows. ``ids`` are the rows removed since the files that this one is
   an increment on, ``stop`` is the version below which rows have expired, ``values`` are the counters of a sketch.
+  ``row_versions`` are the *shifts* of all buckets (1024 int32): how far the versions in a bucket's rows are ahead of
+  the span's; empty if all shifts are zero.
 
 ``block`` is the position of the span's first bucket, ``version`` and ``updates`` are the span's.
 """
@@ -73,7 +75,7 @@ class StoredRows:
         table: Number of the table.
         kind: One of ``KINDS``.
         ids: (n,) uint64.
-        updates: (n,) uint32, like ``versions`` and ``epochs``.
+        updates: (n,) uint32, like ``versions`` and ``epochs``. For ``TABLE``, ``versions`` are the shifts.
         slots: (n, k) float32.
         values: (n, dim) float32 or uint16; (m,) uint8 for ``TABLE``.
         oldest: For ``TABLE``: rows with lower versions have expired.
@@ -89,6 +91,11 @@ class StoredRows:
     slots: Array
     values: Array
     oldest: int = 0
+
+    @property
+    def shifts(self) -> npt.NDArray[np.int64]:
+        """The shifts of all buckets in a ``TABLE``; empty if all of them are zero."""
+        return self.versions.view(np.int32).astype(np.int64)
 
 
 def row_checksum(numbers: Sequence[int], dtype: str, arrays: Sequence[Buffer]) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flightedl.domain.checkpoint.manifest import Link, Manifest, ShardFile
+from flightedl.domain.tables.placement import buckets_of
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import CorruptError
 from flightedl.formats.checkpoint_files import require_file
@@ -37,7 +38,7 @@ def stored_rows(storage: Storage, manifest: Manifest, table: int, spec: TableSpe
     """
     for shard in manifest.shards:
         passed_over = np.empty(0, np.uint64)
-        newest: dict[int, tuple[StoredRowSpan, int]] = {}
+        newest: dict[int, tuple[StoredRowSpan, StoredRows]] = {}
         for file in reversed(shard.chain):
             found: list[Ids] = []
             for rows in _rows_of(storage, manifest, shard, file, table, newest):
@@ -56,28 +57,31 @@ def _rows_of(
     shard: ShardFile,
     file: ShardFile | Link,
     table: int,
-    newest: dict[int, tuple[StoredRowSpan, int]],
+    newest: dict[int, tuple[StoredRowSpan, StoredRows]],
 ) -> Iterator[StoredRows]:
-    """Yield one file's batches of a table. The newest file sets each span and its oldest live version in ``newest``."""
+    """Yield one file's batches of a table. The newest file sets each span and its ``TABLE`` in ``newest``."""
     header, _, found = read_rows(storage, file.name, file.size_bytes)
     require_file(manifest, header, shard.index, file)
     spans = {span.first: span for span in header.rows}
     for rows in found:
         if rows.table == table:
             if rows.kind == TABLE:
-                newest.setdefault(rows.span, (spans[rows.span], rows.oldest))
+                newest.setdefault(rows.span, (spans[rows.span], rows))
             yield rows
 
 
 def _of_these(
-    rows: StoredRows, spec: TableSpec, passed_over: Ids, newest: dict[int, tuple[StoredRowSpan, int]]
+    rows: StoredRows, spec: TableSpec, passed_over: Ids, newest: dict[int, tuple[StoredRowSpan, StoredRows]]
 ) -> StoredRows | None:
     """Return the live rows that no newer file has, or None for ids that await admission."""
     if rows.kind == WAITING:
         return None
     if rows.span not in newest:
         raise CorruptError("rows of a table belong to no span of their checkpoint")
-    span, oldest = newest[rows.span]
+    span, said = newest[rows.span]
+    oldest: int | npt.NDArray[np.int64] = said.oldest
+    if said.shifts.size:
+        oldest = oldest + said.shifts[buckets_of(rows.ids, spec.salt)]
     is_wanted = (rows.versions >= oldest) & (rows.epochs >= spec.oldest_epoch(span.epoch))
     if passed_over.size:
         places = np.minimum(np.searchsorted(passed_over, rows.ids), passed_over.size - 1)

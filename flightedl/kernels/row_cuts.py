@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from numba.extending import register_jitable
 
 from flightedl.kernels.intrinsics import copy, longs_at, trailing_zeros
-from flightedl.kernels.row_index import find, made_record, mixed_id, remove_record
+from flightedl.kernels.row_index import find, in_bucket, made_record, mixed_id, remove_record
 from flightedl.kernels.row_records import (
     CURSOR,
     CUT_SIZE,
     END,
     HIGH,
+    STRIDE,
     WANTED,
     Ids,
     Records,
     Table,
     Words,
+    bucket_of,
     change,
     count_touch,
     exists,
+    id_at,
 )
 
 _U1 = np.uint64(1)
 _ZERO = np.uint64(0)
+
+
+@register_jitable
+def _bucket(t: Table, record: Any, salt: Any) -> Any:
+    return bucket_of(mixed_id(id_at(t.words, record * t.layout[STRIDE]), salt))
+
+
+def those_in(t: Table, bucket: int, salt: int, records: Records) -> int:
+    """Fill the records that lie in a bucket; return their number."""
+    return int(in_bucket(t, bucket, salt, records))
 
 
 def look_up(t: Table, ids: Ids, salt: int, records: Records) -> None:
@@ -47,15 +63,15 @@ def place(t: Table, ids: Ids, salt: int, records: Records) -> None:
             record = made_record(t, ids[i], mixed, salt)
         else:
             change(t, record)
-            count_touch(t, record, -1)
+            count_touch(t, record, bucket_of(mixed), -1)
         records[i] = record
 
 
-def count_touches(t: Table, records: Records) -> None:
+def count_touches(t: Table, records: Records, salt: int) -> None:
     """Count records that were filled."""
     for i in range(records.size):
         if records[i] >= 0:
-            count_touch(t, records[i], 1)
+            count_touch(t, records[i], _bucket(t, records[i], salt), 1)
 
 
 def scatter(words: Words, stride: int, at: int, width: int, records: Records, source: Words) -> None:
@@ -71,7 +87,7 @@ def collect(words: Words, stride: int, at: int, width: int, records: Records, ou
         copy(out, i * width, words, records[i] * stride + at, width)
 
 
-def next_wanted(t: Table, line: int, oldest_version: int, oldest_epoch: int, records: Records) -> int:
+def next_wanted(t: Table, salt: int, line: int, oldest_version: int, oldest_epoch: int, records: Records) -> int:
     """Find the next records of a cut, by its line, that nobody has changed since; return their number, 0 at the end.
 
     A later change of one of them sets nothing aside: the caller copies them before it gives the lock back.
@@ -88,18 +104,18 @@ def next_wanted(t: Table, line: int, oldest_version: int, oldest_epoch: int, rec
                 t.cuts[cursor] = record
                 break
             left &= left - _U1
-            if exists(t, record, oldest_version, oldest_epoch):
+            if exists(t, record, _bucket(t, record, salt), oldest_version, oldest_epoch):
                 records[found] = record
                 found += 1
     return found
 
 
-def existing(t: Table, oldest_version: int, oldest_epoch: int, start: int, records: Records) -> int:
+def existing(t: Table, salt: int, oldest_version: int, oldest_epoch: int, start: int, records: Records) -> int:
     """Of the records from ``start`` on those of rows that exist; their number."""
     found = 0
     for record in range(start, min(start + records.size, t.state[HIGH])):
         is_used = t.used[record >> 6] >> np.uint64(record & 63) & _U1 != _ZERO
-        if is_used and exists(t, record, oldest_version, oldest_epoch):
+        if is_used and exists(t, record, _bucket(t, record, salt), oldest_version, oldest_epoch):
             records[found] = record
             found += 1
     return found

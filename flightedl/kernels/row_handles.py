@@ -1,6 +1,6 @@
 """Tables by number, for loops that go through the rows of many of them in one call.
 
-A call of compiled code takes the longer the more arrays it is given, and each table has fourteen. So the store that has
+A call of compiled code takes the longer the more arrays it is given, and each table has fifteen. So the store that has
 the tables keeps a line of numbers for each, its *handle*: the addresses and sizes of its arrays, and what else is asked
 of it at each call. A table's arrays never move; where one is replaced, its handle is written again.
 
@@ -22,13 +22,13 @@ Handles = npt.NDArray[np.int64]
 Work = npt.NDArray[np.int64]
 
 # handle: an address and a size of each array of ``Table``, the scratch memory of a second thread, and
-SALT = 32  # of the table
-DIM = 33
-VALUE_WORDS = 34  # of a row's values
-HANDLE_SIZE = 35
+SALT = 34  # of the table
+DIM = 35
+VALUE_WORDS = 36  # of a row's values
+HANDLE_SIZE = 37
 
-_SCRATCH = 24  # where those of ``tags`` and ``places`` are
-_BESIDE = 28  # and those of the second thread
+_SCRATCH = 26  # where those of ``tags`` and ``places`` are
+_BESIDE = 30  # and those of the second thread
 
 # work
 TABLE = 0
@@ -79,6 +79,7 @@ def table_at(handles: Handles, number: Any, is_beside: Any) -> Any:
         counts_at(handles, at + 18),
         numbers_at(handles, at + 20),
         numbers_at(handles, at + 22),
+        numbers_at(handles, at + 24),
         longs_at(handles, scratch),
         numbers_at(handles, scratch + 2),
     )

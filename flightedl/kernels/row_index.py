@@ -24,6 +24,7 @@ from flightedl.kernels.row_records import (
     USED,
     Ids,
     Table,
+    bucket_of,
     change,
     count_touch,
     exists,
@@ -31,7 +32,6 @@ from flightedl.kernels.row_records import (
 )
 
 _U6 = np.uint64(6)
-_U10 = np.uint64(10)
 _U27 = np.uint64(27)
 _U30 = np.uint64(30)
 _U31 = np.uint64(31)
@@ -60,7 +60,7 @@ def mixed_id(row_id: Any, salt: Any) -> Any:
 
 @register_jitable
 def _segment_of(t: Table, mixed: Any) -> Any:
-    return np.int64(t.directory[np.int64((mixed << _U10) >> np.uint64(64 - t.state[DEPTH]))])
+    return np.int64(t.directory[np.int64(mixed >> np.uint64(64 - t.state[DEPTH]))])
 
 
 @register_jitable(forceinline=True)
@@ -172,7 +172,7 @@ def _split(t: Table, segment: Any, mixed: Any, salt: Any) -> Any:
     t.segments[2 * segment] = 0
     t.segments[2 * segment + 1] = t.segments[2 * new + 1] = depth + 1
     length = 1 << (state[DEPTH] - depth)
-    first = np.int64((mixed << _U10) >> np.uint64(64 - depth)) * length
+    first = np.int64(mixed >> np.uint64(64 - depth)) * length
     t.directory[first + length // 2 : first + length] = new
     for i in range(count):
         other = mixed_id(id_at(t.words, records[i] * stride), salt)
@@ -221,8 +221,8 @@ def remove_record(t: Table, record: Any, salt: Any) -> None:
     """Remove a record, and set it aside before if a cut wants it."""
     stride = t.layout[STRIDE]
     change(t, record)
-    count_touch(t, record, -1)
     mixed = mixed_id(id_at(t.words, record * stride), salt)
+    count_touch(t, record, bucket_of(mixed), -1)
     segment = _segment_of(t, mixed)
     line = segment * LINES + np.int64(mixed & _LINE_MASK)
     place = 0
@@ -247,13 +247,13 @@ def remove_record(t: Table, record: Any, salt: Any) -> None:
 def ask_for(t: Table, ids: Ids, start: Any, count: Any, salt: Any, shift: Any, stride: Any) -> None:
     """Have the records of a group of ids come into the cache, each probably.
 
-    What is found on the way is for ``found``: tags in ``t.tags``, lines and records in the halves of ``t.places``.
+    What is found on the way is for ``found``: tags in ``t.tags``; lines, records and buckets in parts of ``t.places``.
     """
-    tags, lines, records = t.tags, t.places, t.places[GROUP:]
+    tags, lines, records, buckets = t.tags, t.places, t.places[GROUP:], t.places[2 * GROUP :]
     for i in range(count):
         mixed = mixed_id(ids[start + i], salt)
-        tags[i] = _tag(mixed)
-        segment = np.int64(t.directory[np.int64((mixed << _U10) >> shift)])
+        tags[i], buckets[i] = _tag(mixed), bucket_of(mixed)
+        segment = np.int64(t.directory[np.int64(mixed >> shift)])
         lines[i] = segment * LINES + np.int64(mixed & _LINE_MASK)
         prefetch(t.lines, lines[i] * 8)
     for i in range(count):
@@ -273,6 +273,27 @@ def found(t: Table, row_id: Any, i: Any, stride: Any, has_age: Any, oldest_versi
     record = t.places[GROUP + i]
     if record < 0 or id_at(t.words, record * stride) != row_id:
         record = _find_from(t, row_id, t.tags[i], t.places[i])
-    if has_age and record >= 0 and not exists(t, record, oldest_version, oldest_epoch):
+    if has_age and record >= 0 and not exists(t, record, t.places[2 * GROUP + i], oldest_version, oldest_epoch):
         return -1
     return record
+
+
+@register_jitable
+def in_bucket(t: Table, bucket: Any, salt: Any, records: Any) -> Any:
+    """Fill the records that lie in a bucket, as its range of the index has them; return their number."""
+    depth, found, last = t.state[DEPTH], 0, np.int64(-1)
+    first, stop = bucket << MAX_DEPTH - 10 >> MAX_DEPTH - depth, (bucket + 1 << MAX_DEPTH - 10) - 1 >> MAX_DEPTH - depth
+    for place in range(first, stop + 1):
+        segment = np.int64(t.directory[place])
+        if segment == last:
+            continue
+        last = segment
+        for line in range(segment * LINES, (segment + 1) * LINES):
+            for i in range(PLACES):
+                if (t.lines[line * 8 + i // 8] >> np.uint64(i % 8 * 8)) & _BYTE == _ZERO:
+                    continue
+                record = np.int64(t.entries[line * 16 + 4 + i])
+                if bucket_of(mixed_id(id_at(t.words, record * t.layout[STRIDE]), salt)) == bucket:
+                    records[found] = record
+                    found += 1
+    return found

@@ -4,12 +4,15 @@
 history, slots, values; ``layout`` says where. The array is reserved address space that grows by being touched, so a
 record never moves. Removed records form a chain of free ones.
 
-**Index.** Extendible hashing (Fagin et al. 1979). The id is mixed; its ten highest bits are its bucket, which all ids
-of a pserver share in part, so the bits behind these lead through the *directory* to a *segment*: 4 KiB, 64 lines of a
-cache line each. A line has twelve places: a byte of the mixed id for each (zero: free), compared eight at a time, and
-the record's number. What does not fit goes to the next line, and a flag says so. A full segment is split in two; so the
-index grows by a few microseconds at a time, and segments fill up to different degrees so that they do not split all at
-once.
+**Index.** Extendible hashing (Fagin et al. 1979). The id is mixed; its highest bits lead through the *directory* to a
+*segment*: 4 KiB, 64 lines of a cache line each. The ten highest bits are the id's bucket, so the index of a bucket is a
+range of the directory, and its rows are found without looking at others. A line has twelve places: a byte of the mixed
+id for each (zero: free), compared eight at a time, and the record's number. What does not fit goes to the next line,
+and a flag says so. A full segment is split in two; so the index grows by a few microseconds at a time, and segments
+fill up to different degrees so that they do not split all at once.
+
+**Versions.** The versions in the records of a bucket are its own: ahead of the store's version by what ``shifts`` has
+for the bucket. A bucket that comes from another store keeps its versions, and its rows expire as they would have there.
 
 **Batches.** A row that is not in the cache costs a wait for memory, and its place in the index another. So ids go
 through in groups: first the lines of all are asked for, then the records that these name, and then the work is done.
@@ -53,9 +56,11 @@ class Table(NamedTuple):
     dirty: npt.NDArray[np.uint64]
     #: (MAX_CUTS * CUT_SIZE,): see below.
     cuts: npt.NDArray[np.int64]
-    #: Rows by the version that updated them last, and by the epoch.
+    #: Rows by the version of the store that updated them last, and by the epoch.
     by_version: npt.NDArray[np.int32]
     by_epoch: npt.NDArray[np.int32]
+    #: (buckets,): see "Versions".
+    shifts: npt.NDArray[np.int64]
     state: npt.NDArray[np.int64]
     layout: npt.NDArray[np.int64]
     #: What functions keep while they run: loops that allocate nothing need not count references to arrays.
@@ -107,6 +112,7 @@ GROUP = 32
 SCRATCH_SIZE = LINES * PLACES
 
 _U32 = np.uint64(32)
+_U54 = np.uint64(54)
 _U1 = np.uint64(1)
 _ZERO = np.uint64(0)
 
@@ -115,6 +121,12 @@ _ZERO = np.uint64(0)
 def id_at(words: Words, at: Any) -> Any:
     """The id of a record that begins there."""
     return np.uint64(words[at]) | (np.uint64(words[at + 1]) << _U32)
+
+
+@register_jitable(forceinline=True)
+def bucket_of(mixed: Any) -> Any:
+    """The bucket of a mixed id."""
+    return np.int64(mixed >> _U54)
 
 
 @register_jitable(forceinline=True)
@@ -144,11 +156,12 @@ def _set_aside(t: Table, record: Any, bit: Any) -> None:
 
 
 @register_jitable
-def count_touch(t: Table, record: Any, step: Any) -> None:
+def count_touch(t: Table, record: Any, bucket: Any, step: Any) -> None:
     """Count a row in, or out, where its age matters; what waits is not counted by age."""
     at = record * t.layout[STRIDE]
     if t.layout[AT_VERSION] >= 0 and t.by_version.size > 0:
-        version = np.int64(t.words[at + t.layout[AT_VERSION]])
+        # What was updated before the store began counts as if by its first version.
+        version: Any = max(np.int64(t.words[at + t.layout[AT_VERSION]]) - t.shifts[bucket], 0)
         t.by_version[version] += step
         if version >= t.state[OLDEST]:
             t.state[LIVE] += step
@@ -158,27 +171,28 @@ def count_touch(t: Table, record: Any, step: Any) -> None:
 
 
 @register_jitable
-def touch(t: Table, record: Any, version: Any, epoch: Any) -> None:
-    """A row was updated now; nobody counts it."""
+def touch(t: Table, record: Any, bucket: Any, version: Any, epoch: Any) -> None:
+    """A row was updated now, at a version of the store; nobody counts it."""
     at = record * t.layout[STRIDE]
     if t.layout[AT_VERSION] >= 0:
-        t.words[at + t.layout[AT_VERSION]] = version
+        t.words[at + t.layout[AT_VERSION]] = version + t.shifts[bucket]
     if t.layout[AT_EPOCH] >= 0:
         t.words[at + t.layout[AT_EPOCH]] = epoch
 
 
 @register_jitable(forceinline=True)
-def retouch(t: Table, record: Any, version: Any, epoch: Any) -> None:
+def retouch(t: Table, record: Any, bucket: Any, version: Any, epoch: Any) -> None:
     """A row is updated again."""
-    count_touch(t, record, -1)
-    touch(t, record, version, epoch)
-    count_touch(t, record, 1)
+    count_touch(t, record, bucket, -1)
+    touch(t, record, bucket, version, epoch)
+    count_touch(t, record, bucket, 1)
 
 
 @register_jitable(forceinline=True)
-def exists(t: Table, record: Any, oldest_version: Any, oldest_epoch: Any) -> Any:
-    """Whether a row has not expired."""
+def exists(t: Table, record: Any, bucket: Any, oldest_version: Any, oldest_epoch: Any) -> Any:
+    """True if a row has not expired, by the oldest version of the store."""
     at = record * t.layout[STRIDE]
-    if t.layout[AT_VERSION] >= 0 and np.int64(t.words[at + t.layout[AT_VERSION]]) < oldest_version:
+    oldest = oldest_version + t.shifts[bucket]
+    if t.layout[AT_VERSION] >= 0 and np.int64(t.words[at + t.layout[AT_VERSION]]) < oldest:
         return False
     return not (t.layout[AT_EPOCH] >= 0 and np.int64(t.words[at + t.layout[AT_EPOCH]]) < oldest_epoch)

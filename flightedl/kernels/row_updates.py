@@ -155,7 +155,7 @@ def loop_of(step: Loop, rule: Loop | None = None, get: Loop | None = None, put: 
                         continue
                     change(t, record)
                     if has_age:
-                        retouch(t, record, version, epoch)
+                        retouch(t, record, t.places[2 * GROUP + i], version, epoch)
                     at = record * stride
                     updates = _updates_of(t, at, at_updates, first.size)
                     rate, square = c.rate * first[updates], second[updates]

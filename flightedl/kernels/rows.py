@@ -46,6 +46,7 @@ from flightedl.kernels.row_records import (
     Records,
     Table,
     Words,
+    bucket_of,
     change,
     count_touch,
     exists,
@@ -175,11 +176,11 @@ def wait(
                 continue
         else:
             change(w, record)
-            if not exists(w, record, oldest_version, oldest_epoch):
+            if not exists(w, record, bucket_of(mixed), oldest_version, oldest_epoch):
                 w.words[record * w.layout[STRIDE] + at_updates] = 0
         at = record * w.layout[STRIDE] + at_updates
         w.words[at] += np.uint32(1)
-        touch(w, record, version, epoch)
+        touch(w, record, bucket_of(mixed), version, epoch)
         if np.int64(w.words[at]) >= admit_after:
             remove_record(w, record, salt)
             places[found] = place
@@ -217,8 +218,8 @@ def make(
         if record < 0:
             state[REFUSED] += 1
             continue
-        touch(t, record, version, epoch)
-        count_touch(t, record, 1)
+        touch(t, record, bucket_of(mixed), version, epoch)
+        count_touch(t, record, bucket_of(mixed), 1)
         records[made] = record
         places[made] = place
         made += 1
@@ -246,12 +247,11 @@ def sweep(
         record = state[SWEPT]
         state[SWEPT] += 1
         is_used = t.used[record >> 6] >> np.uint64(record & 63) & _U1 != _ZERO
-        if is_used and not exists(t, record, oldest_version, oldest_epoch):
-            bucket = np.int64(mixed_id(id_at(t.words, record * t.layout[STRIDE]), salt) >> np.uint64(54))
-            if bucket < first_bucket or bucket >= end_bucket:
-                continue
-            remove_record(t, record, salt)
-            state[EVICTED] += 1
+        if is_used:
+            bucket = bucket_of(mixed_id(id_at(t.words, record * t.layout[STRIDE]), salt))
+            if first_bucket <= bucket < end_bucket and not exists(t, record, bucket, oldest_version, oldest_epoch):
+                remove_record(t, record, salt)
+                state[EVICTED] += 1
 
 
 @register_jitable
@@ -264,7 +264,7 @@ def _problem(ids: Ids, salt: int, first_bucket: int, end_bucket: int, seen: npt.
     seen[:] = -1
     for i in range(ids.size):
         mixed = mixed_id(ids[i], salt)
-        bucket = np.int64(mixed >> np.uint64(54))
+        bucket = bucket_of(mixed)
         if bucket < first_bucket or bucket >= end_bucket:
             return 2
         at = np.int64(mixed & mask)

@@ -319,7 +319,7 @@ def test_an_increment_has_what_changed_and_what_a_dropped_one_had() -> None:
 
 @pytest.mark.parametrize("words", range(3, 12))
 def test_a_table_without_memory_has_an_index(words: int) -> None:
-    table = new_table([words, -1, -1, -1, 2, 2], 0, is_counted_by_age=False)
+    table = new_table([words, -1, -1, -1, 2, 2], 0, np.zeros(1024, np.int64), is_counted_by_age=False)
     assert table.lines.size >= 2 * 64 * 8
 
 

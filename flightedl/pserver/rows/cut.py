@@ -7,7 +7,7 @@ changed since, up to the end, and then what was set aside of the others, of whic
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -68,7 +68,7 @@ class _Part:
         self._owner = owner
         self._is_waiting = is_waiting
         self._line = line
-        self._oldest = oldest
+        self._oldest, self._shifts = oldest, owner.rows.shifts.copy()
         self._given = 0
         self._table = table = owner.part(is_waiting=is_waiting)
         at = line * row_records.CUT_SIZE
@@ -100,7 +100,8 @@ class _Part:
         most = max(1, max_bytes // self._row_bytes)
         if numbers[row_records.END]:
             records = np.empty(most, np.int64)
-            records = records[: row_kernel(row_cuts.next_wanted)(table, self._line, *self._oldest, records)]
+            given = (table, self._owner.salt, self._line, *self._oldest, records)
+            records = records[: row_kernel(row_cuts.next_wanted)(*given)]
             if records.size:
                 return self._chunk(table.words, records)
             numbers[row_records.END] = 0
@@ -110,15 +111,7 @@ class _Part:
             return None
         records = np.arange(self._given, self._given + min(left, most))
         self._given += records.size
-        chunk = self._chunk(self._undo, records)
-        layout = table.layout
-        exists: npt.NDArray[Any] = np.ones(records.size, np.bool_)
-        for column, field, oldest in zip(
-            (chunk.versions, chunk.epochs), (row_records.AT_VERSION, row_records.AT_EPOCH), self._oldest, strict=True
-        ):
-            if layout[field] >= 0:
-                exists &= column >= oldest
-        return chunk if exists.all() else self._chunk(self._undo, records[exists])
+        return self._owner.existing(self._chunk(self._undo, records), self._oldest, self._shifts)
 
     def _chunk(self, words: npt.NDArray[np.uint32], records: npt.NDArray[np.int64]) -> RowChunk:
         return self._owner.chunk_of(words, records, is_waiting=self._is_waiting)
@@ -162,7 +155,7 @@ class RowCut:
         #: By table number.
         removed = (_NO_IDS,) * len(tables) if changes is None else changes.removed
         self.tables: Sequence[CutTable] = [
-            CutTable(*table.oldest(version, epoch), ids, table.sketch.copy())
+            CutTable(*table.oldest(version, epoch), ids, table.sketch.copy(), table.shifts())
             for table, ids in zip(tables, removed, strict=True)
         ]
         bits = (None,) * (2 * len(tables)) if changes is None else changes.records

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.kernels import row_records
@@ -17,8 +18,10 @@ _VERSIONS_BYTES = 1 << 34
 _EPOCHS_BYTES = 1 << 24
 
 
-def new_table(layout: list[int], memory_bytes: int, *, is_counted_by_age: bool) -> row_records.Table:
-    """Memory for records of this layout: as much as ``memory_bytes`` could hold."""
+def new_table(
+    layout: list[int], memory_bytes: int, shifts: npt.NDArray[np.int64], *, is_counted_by_age: bool
+) -> row_records.Table:
+    """Return memory for records of this layout, as much as ``memory_bytes`` could hold; ``shifts``: of the store."""
     words = reserved(memory_bytes, np.uint32, may_be_less=True)
     most = words.size // layout[row_records.STRIDE]
     lines = reserved(max(_FIRST_SEGMENTS, -(-most // 256)) * _SEGMENT_BYTES, np.uint64, may_be_less=True)
@@ -49,6 +52,7 @@ def new_table(layout: list[int], memory_bytes: int, *, is_counted_by_age: bool) 
         np.zeros(row_records.MAX_CUTS * row_records.CUT_SIZE, np.int64),
         by_version,
         by_epoch,
+        shifts,
         state,
         np.array(layout, np.int64),
         np.empty(row_records.SCRATCH_SIZE, np.uint64),

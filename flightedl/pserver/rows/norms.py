@@ -60,6 +60,6 @@ class SmallRows:
             norms = np.sqrt(np.einsum("ij,ij->i", values, values, dtype=np.float64))
             if (few := records[norms < self._norm_below]).size:
                 there = np.empty(TOGETHER, np.int64)
-                there = there[: row_kernel(row_cuts.existing)(table, *oldest, start, there)]
+                there = there[: row_kernel(row_cuts.existing)(table, measured.salt, *oldest, start, there)]
                 small.append(np.intersect1d(few, there, assume_unique=True))
         return np.concatenate(small)

@@ -94,6 +94,7 @@ class RowSpan(SpanPlace):
         for numbers in into:
             rows = RowTables(specs, self.buckets_of(numbers), self.rows.memory)
             part = RowSpan(numbers, self._first, rows, self.lock)
+            rows.restore_shifts(self.rows.shifts)
             part.epoch = self.epoch
             parts.append(part)
         cut = self.begin_cut(version)

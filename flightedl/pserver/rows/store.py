@@ -127,7 +127,8 @@ class RowStore:
             raise CorruptError(f"there is no table of number {stored.table}")
         elif stored.kind == TABLE:
             span.rows.restore_removed(stored.table, stored.ids)
-            found = CutTable(stored.oldest, 0, stored.ids, stored.values)  # type: ignore[arg-type]
+            span.rows.restore_shifts(stored.shifts)
+            found = CutTable(stored.oldest, 0, stored.ids, stored.values, stored.shifts)  # type: ignore[arg-type]
             self._taken.table(stored.span, stored.table, stored.oldest, found)
         elif len(stored.ids):
             span.rows.restore(chunk_of(self.tables[stored.table], stored))

@@ -54,7 +54,7 @@ class CutRows:
                 TABLE,
                 table.removed,
                 nothing,
-                nothing,
+                table.shifts.astype(np.int32).view(np.uint32),
                 nothing,
                 no_rows,
                 table.sketch,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from flightedl.domain.tables.placement import buckets_of
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.kernels import row_cuts, row_handles, row_records, row_rules, rows
 from flightedl.kernels.compiled import half_kernels
@@ -15,6 +16,7 @@ from flightedl.kernels.compiled_rows import RowPush, init_numbers, row_kernel
 from flightedl.pserver.rows.layout import layouts_of, new_table, size_of
 from flightedl.pserver.rows.norms import SmallRows
 from flightedl.pserver.rows.values import (
+    NO_SHIFTS,
     CutTable,
     Floats,
     Ids,
@@ -42,6 +44,7 @@ def _compile_for(spec: TableSpec) -> None:
         row_cuts.scatter,
         row_cuts.collect,
         row_cuts.next_wanted,
+        row_cuts.those_in,
     ]
     wanted += [row_rules.first_values, row_rules.combine]
     if spec.admit_after > 1:
@@ -61,10 +64,17 @@ class RowTable:
         bucket_count: Of the store.
         memory_bytes: That it could take at most.
         handle: Kept such that it leads to the rows, see ``kernels.row_handles``.
+        shifts: By bucket, the store's, see ``kernels.row_records``.
     """
 
     def __init__(
-        self, spec: TableSpec, number: int, bucket_count: int, memory_bytes: int, handle: npt.NDArray[np.int64]
+        self,
+        spec: TableSpec,
+        number: int,
+        bucket_count: int,
+        memory_bytes: int,
+        handle: npt.NDArray[np.int64],
+        shifts: npt.NDArray[np.int64],
     ) -> None:
         self.spec = spec
         self.number = number
@@ -78,10 +88,10 @@ class RowTable:
         self.salt, self._key = spec.salt, spec.key
         self._beside = np.empty(row_records.SCRATCH_SIZE, np.uint64), np.empty(row_records.SCRATCH_SIZE, np.int64)
         #: Records, and their index.
-        self.rows = new_table(layout, memory_bytes, is_counted_by_age=True)
+        self.rows = new_table(layout, memory_bytes, shifts, is_counted_by_age=True)
         row_handles.write_handle(handle, self.rows, self._beside, self.salt, spec.dim, self.value_words)
         is_counting = spec.admit_after > 1 and spec.admission == "exact"
-        self.waiting = new_table(waiting, memory_bytes if is_counting else 0, is_counted_by_age=False)
+        self.waiting = new_table(waiting, memory_bytes if is_counting else 0, shifts, is_counted_by_age=False)
         sketch_bytes = 1 << (spec.sketch_bytes.bit_length() - 1)
         has_sketch = spec.admit_after > 1 and not is_counting
         self.sketch = np.zeros(sketch_bytes if has_sketch else 0, np.uint8)
@@ -241,6 +251,10 @@ class RowTable:
 
     # cuts
 
+    def shifts(self) -> npt.NDArray[np.int64]:
+        """Return a copy of the shifts of the buckets, empty if all of them are zero."""
+        return self.rows.shifts.copy() if self.rows.shifts.any() else NO_SHIFTS
+
     def part(self, *, is_waiting: bool) -> row_records.Table:
         """Return the ids that wait, or the rows."""
         return self.waiting if is_waiting else self.rows
@@ -304,7 +318,43 @@ class RowTable:
             self._write(row_records.AT_VALUES, records, chunk.values)
             if self._first_slots.size:
                 self._write(row_records.AT_SLOTS, records, chunk.slots)
-        row_kernel(row_cuts.count_touches)(table, records)
+        row_kernel(row_cuts.count_touches)(table, records, self.salt)
+
+    def release(self, buckets: Iterable[int], oldest: tuple[int, int]) -> list[RowChunk]:
+        """Take the rows out of these buckets, and the ids that wait; those older than ``oldest`` are dropped."""
+        found = []
+        for is_waiting in (False, True):
+            table = self.part(is_waiting=is_waiting)
+            records = np.empty(int(table.state[row_records.USED]), np.int64)
+            count = 0
+            for bucket in buckets if records.size else ():
+                count += row_kernel(row_cuts.those_in)(table, bucket, self.salt, records[count:])
+            chunk = self.chunk_of(table.words, records[:count], is_waiting=is_waiting)
+            found.append(self.existing(chunk, oldest, table.shifts))
+            row_kernel(row_cuts.remove)(table, records[:count], self.salt)
+        return found
+
+    def bytes_of(self, chunk: RowChunk) -> int:
+        """Return the memory that the rows of a chunk may take."""
+        stride = int(self.part(is_waiting=chunk.is_waiting).layout[row_records.STRIDE])
+        return int(chunk.ids.size) * (stride * _WORD_BYTES + _INDEX_BYTES)
+
+    def adopt(self, chunk: RowChunk, room_bytes: int) -> None:
+        """Put rows in that another store has released; the room is enough for them."""
+        self._allow(room_bytes)
+        self.restore(chunk)
+
+    def existing(self, chunk: RowChunk, oldest: tuple[int, int], shifts: npt.NDArray[np.int64]) -> RowChunk:
+        """Return the rows of a chunk that have not expired; ``oldest``: version of the store, and epoch."""
+        if not self.ages:
+            return chunk
+        layout = self.part(is_waiting=chunk.is_waiting).layout
+        exists = np.ones(chunk.ids.size, np.bool_)
+        if layout[row_records.AT_VERSION] >= 0:
+            exists &= chunk.versions >= oldest[0] + shifts[buckets_of(chunk.ids, self.salt)]
+        if layout[row_records.AT_EPOCH] >= 0:
+            exists &= chunk.epochs >= oldest[1]
+        return chunk.chosen(exists)
 
     def remove(self, ids: Ids) -> None:
         """Remove rows, and ids that wait, where there are some of these."""

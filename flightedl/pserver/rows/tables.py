@@ -35,7 +35,7 @@ from flightedl.domain.checkpoint.changes import ChangesSince
 from flightedl.domain.exactly_once.batches import Batch
 from flightedl.domain.tables.placement import BUCKETS, buckets_of
 from flightedl.domain.tables.spec import TableSpec
-from flightedl.errors import UnavailableError
+from flightedl.errors import BusyError, UnavailableError
 from flightedl.kernels import row_rules
 from flightedl.kernels.compiled_rows import RowPush, row_kernel
 from flightedl.kernels.plain import index_size
@@ -49,6 +49,7 @@ from flightedl.pserver.rows.values import (
     CutTable,
     Floats,
     Ids,
+    MovedBuckets,
     Numbers,
     RowChunk,
     RowCounts,
@@ -81,8 +82,11 @@ class RowTables:
         self.memory = RowMemory() if memory is None else memory
         each = min(machine_bytes(), ADDRESS_BYTES // max(1, len(self.specs)))
         handles = np.zeros((len(self.specs), HANDLE_SIZE), np.int64)
+        #: By bucket, see ``kernels.row_records``.
+        self.shifts = np.zeros(BUCKETS, np.int64)
         self._tables = [
-            RowTable(spec, number, len(buckets), each, handles[number]) for number, spec in enumerate(self.specs)
+            RowTable(spec, number, len(buckets), each, handles[number], self.shifts)
+            for number, spec in enumerate(self.specs)
         ]
         self._calls = RowCalls(self._tables, handles)
         #: Of the newest push.
@@ -284,6 +288,58 @@ class RowTables:
         self._cuts[line] = cut
         return cut
 
+    # buckets that move
+
+    def release(self, buckets: Sequence[int], version: int, epoch: int) -> MovedBuckets:
+        """Take buckets out: the store has none of their rows afterwards. Cuts that are being read still give them.
+
+        Args:
+            buckets: Of this store.
+            version: Of the span.
+            epoch: The highest of all batches applied so far.
+
+        Raises:
+            BusyError: a round is open; ask again when it has closed.
+        """
+        self._require_no_round()
+        found = [chunk for table in self._tables for chunk in table.release(buckets, table.oldest(version, epoch))]
+        versions = version + self.shifts[list(buckets)]
+        self.shifts[list(buckets)] = 0
+        # Increments on files that have these buckets would not say that they went.
+        self._changes = ChangesSince(merged)
+        return MovedBuckets(tuple(buckets), versions, epoch, tuple(found))
+
+    def adopt(self, moved: MovedBuckets, version: int) -> None:
+        """Put buckets in that another store has released; all goes on as it would have there.
+
+        Args:
+            moved: As released. The epoch counts for the span from now on.
+            version: Of the span.
+
+        Raises:
+            BusyError: a round is open, or there is no memory for the rows; nothing was done.
+        """
+        self._require_no_round()
+        room_bytes = self.memory.room_bytes()
+        if room_bytes < sum(self._tables[chunk.table].bytes_of(chunk) for chunk in moved.chunks):
+            raise BusyError("there is no memory for the rows of buckets that are to move here: give it more")
+        self.shifts[list(moved.buckets)] = moved.versions - version
+        for chunk in moved.chunks:
+            self._tables[chunk.table].adopt(chunk, room_bytes)
+        self._epoch = max(self._epoch, moved.epoch)
+        self._changes = ChangesSince(merged)
+        self._note_size()
+
+    def _require_no_round(self) -> None:
+        if self._round:
+            raise BusyError("buckets of tables do not move while a round is open: ask again when it has closed")
+
+    def restore_shifts(self, shifts: Numbers) -> None:
+        """Take over the shifts of this store's buckets that a file has, before their rows; empty: it has none."""
+        known = np.flatnonzero(shifts)
+        known = known[(known >= self.buckets.start) & (known < self.buckets.stop)]
+        self.shifts[known] = shifts[known]
+
     def restore(self, chunk: RowChunk) -> None:
         """Take rows over, before anybody has seen the store; ids of other buckets are left out.
 
@@ -292,10 +348,7 @@ class RowTables:
         """
         found = buckets_of(chunk.ids, self.specs[chunk.table].salt)
         is_own = (found >= self.buckets.start) & (found < self.buckets.stop)
-        if not is_own.all():
-            columns = (np.ascontiguousarray(column[is_own]) for column in chunk[2:])
-            chunk = RowChunk(chunk.table, chunk.is_waiting, *columns)
-        self._tables[chunk.table].restore(chunk)
+        self._tables[chunk.table].restore(chunk.chosen(is_own))
         self._note_size()
 
     def restore_removed(self, table: int, removed: Ids) -> None:

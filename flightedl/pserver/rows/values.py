@@ -21,6 +21,7 @@ Numbers = npt.NDArray[np.int64]
 _NO_IDS: Ids = np.empty(0, np.uint64)
 _NO_FLOATS: Floats = np.empty(0, np.float32)
 _FIRST: Numbers = np.zeros(1, np.int64)
+NO_SHIFTS: Numbers = np.empty(0, np.int64)
 
 
 def slots_of_new_rows(spec: TableSpec, count: int) -> Floats:
@@ -165,12 +166,30 @@ class RowChunk(NamedTuple):
     #: (n, dim) float32, or uint16: the bits of 16-bit floats.
     values: npt.NDArray[Any]
 
+    def chosen(self, which: npt.NDArray[np.bool_]) -> RowChunk:
+        """Return some of the rows."""
+        if which.all():
+            return self
+        return RowChunk(self.table, self.is_waiting, *(np.ascontiguousarray(column[which]) for column in self[2:]))
+
+
+class MovedBuckets(NamedTuple):
+    """Everything that a store has of n buckets, on its way to another one."""
+
+    buckets: tuple[int, ...]
+    #: (n,): versions of the buckets, by which their rows expire.
+    versions: Numbers
+    #: The highest of all batches in the rows.
+    epoch: int
+    #: Of each table the rows, and the ids that wait.
+    chunks: tuple[RowChunk, ...]
+
 
 @dataclass(frozen=True, slots=True)
 class CutTable:
     """What a cut says of a table as a whole."""
 
-    #: Rows that a lower version updated last do not exist.
+    #: Rows that a lower version of the store updated last do not exist.
     oldest: int
     #: As ``oldest``, by the epoch.
     oldest_epoch: int
@@ -178,6 +197,8 @@ class CutTable:
     removed: Ids
     #: Counters of a sketch of ids that wait; empty: there is none.
     sketch: npt.NDArray[np.uint8]
+    #: (buckets,): by how much the versions of each bucket are ahead of the store's; empty if none is.
+    shifts: Numbers
 
 
 def bit_words(table: row_records.Table) -> int:

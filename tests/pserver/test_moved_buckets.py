@@ -1,0 +1,190 @@
+"""Buckets that move between stores: everything goes on as in a store that they never left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flightedl.domain.exactly_once.batches import Batch
+from flightedl.domain.model.initial import Uniform
+from flightedl.domain.tables.evict import Evict
+from flightedl.domain.tables.optimizers import RowAdam
+from flightedl.domain.tables.placement import BUCKETS, buckets_of
+from flightedl.domain.tables.spec import TableSpec
+from flightedl.errors import BusyError
+from flightedl.pserver.rows.memory import RowMemory
+from flightedl.pserver.rows.tables import RowChunk, RowTables, TableGradients
+
+IDS = np.arange(300, dtype=np.uint64)
+SPECS = [
+    TableSpec("plain", 3, RowAdam(lr=0.3), Uniform(1.0)),
+    TableSpec("half", 3, RowAdam(lr=0.3), Uniform(1.0), dtype="bfloat16"),
+    TableSpec("aged", 2, RowAdam(lr=0.3), Uniform(1.0), evict=Evict(unused_versions=3), admit_after=2),
+    TableSpec("epochs", 2, RowAdam(lr=0.3), Uniform(1.0), evict=Evict(unused_epochs=1, unused_versions=6)),
+    TableSpec("norms", 2, RowAdam(lr=0.3), Uniform(1.0), evict=Evict(norm_below=0.6), admit_after=2),
+]
+#: A step: what, ids of the push, more epochs, and a number that says which buckets move.
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["push", "push", "push", "move", "cut"]),
+        st.sets(st.sampled_from(IDS.tolist()), max_size=40),
+        st.sampled_from([0, 0, 0, 1]),
+        st.integers(0, 2**20),
+    ),
+    max_size=25,
+)
+
+
+class Stores:
+    """Some stores, each with its own version, that have all buckets between them."""
+
+    def __init__(self, versions: Sequence[int]) -> None:
+        share = BUCKETS // len(versions)
+        self.versions = list(versions)
+        self.owners = np.arange(BUCKETS) // share
+        self.stores = [RowTables(SPECS, range(at * share, (at + 1) * share)) for at in range(len(versions))]
+        #: Cuts so far.
+        self.files = 0
+
+    def push(self, ids: Sequence[int], number: int, epoch: int) -> None:
+        for at, store in enumerate(self.stores):
+            self.versions[at] += 1
+            pushed = []
+            for table, spec in enumerate(SPECS):
+                own = self.own(ids, spec, at)
+                gradients = np.sin(np.add.outer(own.astype(np.float32), np.arange(spec.dim)) + number)
+                pushed.append(TableGradients(table, own, gradients.astype(np.float32)))
+            store.update(pushed, version=self.versions[at], epoch=epoch, number=number, seed=number)
+
+    def own(self, ids: Sequence[int], spec: TableSpec, at: int) -> np.ndarray:
+        wanted = np.array(sorted(ids), np.uint64)
+        return wanted[self.owners[buckets_of(wanted, spec.salt)] == at]
+
+    def move(self, choice: int, epoch: int) -> None:
+        """Move some buckets of one store to another one."""
+        source, target = choice % len(self.stores), choice // 7 % len(self.stores)
+        buckets = np.flatnonzero((self.owners == source) & (np.random.default_rng(choice).random(BUCKETS) < 0.4))
+        if source == target or not buckets.size:
+            return
+        moved = self.stores[source].release(buckets.tolist(), self.versions[source], epoch)
+        self.stores[target].adopt(moved, self.versions[target])
+        self.owners[buckets] = target
+
+    def read(self, epoch: int) -> list[Any]:
+        """What reads give by table and id, and how many ids have a row."""
+        found: list[Any] = []
+        for table, spec in enumerate(SPECS):
+            count = 0
+            for at, store in enumerate(self.stores):
+                ids = self.own(IDS.tolist(), spec, at)
+                out = np.empty((ids.size, spec.dim), np.float32)
+                count += store.read(table, ids, self.versions[at], epoch, out)
+                found += [(table, *each) for each in zip(ids.tolist(), map(bytes, out), strict=True)]
+            found.append((table, -1, count))
+        return sorted(found)
+
+    def cut(self, epoch: int) -> list[Any]:
+        """The rows of a checkpoint, by the ages that they have; each store makes it in the way that it can."""
+        self.files += 1
+        found: list[Any] = []
+        for version, store in zip(self.versions, self.stores, strict=True):
+            cut = store.begin_cut(version, epoch, file=str(self.files))
+            while (chunk := cut.next_rows(300)) is not None:
+                found += self._rows_of(chunk, version + store.shifts)
+        return sorted(found)
+
+    @staticmethod
+    def _rows_of(chunk: RowChunk, versions: np.ndarray) -> list[Any]:
+        """Rows with the versions since their last update."""
+        spec = SPECS[chunk.table]
+        ages = versions[buckets_of(chunk.ids, spec.salt)] - chunk.versions if chunk.versions.any() else chunk.versions
+        columns = (chunk.ids, chunk.updates, ages, chunk.epochs)
+        rows = zip(*(column.tolist() for column in columns), chunk.slots, chunk.values, strict=True)
+        return [(chunk.table, chunk.is_waiting, *row[:4], row[4].tobytes(), row[5].tobytes()) for row in rows]
+
+
+@settings(deadline=None, max_examples=20)
+@given(steps=STEPS, versions=st.sampled_from([(0, 0), (5, 0, 900, 40)]))
+def test_stores_whose_buckets_move_do_what_one_store_does(
+    steps: list[tuple[str, set[int], int, int]], versions: tuple[int, ...]
+) -> None:
+    one, several = Stores([0]), Stores(versions)
+    number = epoch = 0
+    for what, ids, more, choice in steps:
+        epoch += more
+        if what == "push":
+            one.push(sorted(ids), number, epoch)
+            several.push(sorted(ids), number, epoch)
+            number += 1
+        elif what == "move":
+            several.move(choice, epoch)
+        else:
+            assert one.cut(epoch) == several.cut(epoch)
+        assert one.read(epoch) == several.read(epoch)
+
+
+def ones(*ids: int) -> list[TableGradients]:
+    return [TableGradients(0, np.array(ids, np.uint64), np.ones((len(ids), 3), np.float32))]
+
+
+def all_rows(cut: Any) -> set[int]:
+    found: set[int] = set()
+    while (chunk := cut.next_rows()) is not None:
+        found.update(chunk.ids.tolist())
+    return found
+
+
+def test_a_cut_that_is_being_read_has_the_rows_of_buckets_that_were_released_since() -> None:
+    store = RowTables(SPECS[:1], range(BUCKETS))
+    store.update(ones(*range(50)), version=1, epoch=0, number=0)
+    cut = store.begin_cut(1, 0, file="a")
+    store.release(range(512), 1, 0)
+    assert all_rows(cut) == set(range(50))
+    assert not store.knows("a"), "an increment would not say that the buckets went"
+    assert 0 < len(all_rows(store.begin_cut(1, 0))) < 50
+
+
+def test_buckets_do_not_move_while_a_round_is_open() -> None:
+    store = RowTables(SPECS[:1], range(BUCKETS))
+    store.update(ones(1, 2), version=1, epoch=0, number=0)
+    store.add(ones(1), Batch(0, 0, 0), 1.0, is_first=True)
+    with pytest.raises(BusyError, match="while a round is open"):
+        store.release(range(BUCKETS), 1, 0)
+    store.update_round(version=2, epoch=0, number=1)
+    moved = store.release(range(BUCKETS), 2, 0)
+    other = RowTables(SPECS[:1], range(BUCKETS))
+    other.add(ones(1), Batch(0, 0, 0), 1.0, is_first=True)
+    with pytest.raises(BusyError, match="while a round is open"):
+        other.adopt(moved, 2)
+
+
+def test_buckets_that_find_no_memory_are_refused_as_a_whole() -> None:
+    store = RowTables(SPECS[:1], range(BUCKETS))
+    store.update(ones(*range(200)), version=1, epoch=0, number=0)
+    moved = store.release(range(BUCKETS), 1, 0)
+    small = RowTables(SPECS[:1], range(BUCKETS), RowMemory(1 << 14))
+    with pytest.raises(BusyError, match="no memory for the rows"):
+        small.adopt(moved, 1)
+    assert small.counts(0).rows == 0
+    store.adopt(moved, 1)
+    assert store.counts(0).rows == 200
+    assert store.read(0, np.arange(200, dtype=np.uint64), 1, 0, np.empty((200, 3), np.float32)) == 200
+
+
+@pytest.mark.parametrize("count", [10, 20_000])
+def test_a_bucket_is_found_by_its_range_of_the_index(count: int) -> None:
+    """With fewer segments than buckets, and with more."""
+    store = RowTables(SPECS[:1], range(BUCKETS))
+    ids = np.arange(count, dtype=np.uint64)
+    for start in range(0, count, 4096):
+        store.update(ones(*range(start, min(start + 4096, count))), version=1, epoch=0, number=0)
+    places = buckets_of(ids, SPECS[0].salt)
+    for bucket in (int(places[0]), 0, 1023):
+        (rows, waiting) = store.release([bucket], 1, 0).chunks
+        assert sorted(rows.ids.tolist()) == ids[places == bucket].tolist()
+        assert not waiting.ids.size
