@@ -90,7 +90,7 @@ def test_the_groups_of_all_examples_are_run() -> None:
     assert groups == {
         ("api", "job"),
         ("api", "local"),
-        *(("data-only", g) for g in ("before", "ddp", "ddp-weighted")),
+        *(("data-only", g) for g in ("before", "ddp", "ddp-weighted", "accelerate", "lightning")),
         ("frameworks", "jax"),
         ("frameworks", "sklearn"),
         *(("torch", g) for g in ("torch", "accelerate", "lightning")),
