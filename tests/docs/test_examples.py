@@ -88,6 +88,7 @@ def test_examples_that_need_no_server(page: Path, folder: Path) -> None:
 def test_the_groups_of_all_examples_are_run() -> None:
     groups = {(page.stem, example.group) for page in PAGES for example in examples(page) if example.group}
     assert groups == {
+        ("api", "group"),
         ("api", "job"),
         ("api", "local"),
         *(("data-only", g) for g in ("before", "ddp", "ddp-weighted", "accelerate", "lightning")),
@@ -105,6 +106,13 @@ def test_examples_of_a_job(etcd: EtcdServer, job_name: str, folder: Path, monkey
         monkeypatch.setenv("FLIGHTEDL_JOB", job_name)
         run(API, "job")
     assert {"model.npz", "model.arrow"} <= {path.name for path in folder.iterdir()}
+
+
+@pytest.mark.etcd
+@pytest.mark.slow
+def test_examples_of_a_group(etcd: EtcdServer, job_name: str, folder: Path) -> None:
+    with fe.local(pservers=0, job=job_name, etcd=etcd.address) as cluster, cluster.connect() as job:
+        run(API, "group", job=job)
 
 
 @pytest.mark.etcd

@@ -132,6 +132,11 @@ class JobData:
         if index.content_hash() != declared.index_hash:
             raise DataError("the master has another index of the dataset than the one declared: start this rank again")
         layout = TaskLayout(index, 1, records_per_task=declaration.records_per_task)
+        if remainder == "drop" and layout.record_count < world_size * declaration.batch_size:
+            raise UsageError(
+                f"an epoch has fewer records ({layout.record_count}) than a round ({world_size} batches of "
+                f'{declaration.batch_size}), so remainder="drop" would leave out all: make batch_size smaller'
+            )
         seed = declaration.seed % 2**64 if declaration.shuffle else None
         plan_from = partial(
             RoundPlan,

@@ -1,0 +1,61 @@
+"""A position in the data is enough to go on, with what remembers nothing of the start before."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import flightedl as fe
+from flightedl.errors import UsageError
+from flightedl.testing.etcd_server import EtcdServer
+
+pytestmark = [pytest.mark.etcd, pytest.mark.timeout(120)]
+
+RECORDS = 300
+
+
+def test_a_position_goes_on_with_another_batch_size_and_with_a_new_master_that_knows_nothing(
+    etcd: EtcdServer, job_name: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "data.parquet"
+    pq.write_table(pa.table({"id": range(RECORDS)}), path, row_group_size=20)
+    seen: Counter[int] = Counter()
+    state = None
+    for job, starts in ((job_name, ((8, 5), (16, 4))), (f"{job_name}-new", ((32, None),))):
+        # A job of another name finds etcd empty.
+        with fe.local(pservers=0, job=job, etcd=etcd.address) as cluster:
+            for batch_size, count in starts:
+                with cluster.connect() as session:
+                    data = session.dataset(path, batch_size=batch_size, shuffle=True, seed=3, group="auto")
+                    if state is not None:
+                        data.load_state_dict(state)
+                    for batch in islice(data, count):
+                        assert batch.num_rows <= batch_size
+                        seen.update(batch["id"].to_pylist())
+                    state = data.state_dict()
+                    assert data.is_over == (count is None)
+    assert seen == Counter(range(RECORDS))
+
+
+def test_what_a_group_cannot_have_is_refused(etcd: EtcdServer, job_name: str, tmp_path: Path) -> None:
+    path = tmp_path / "data.parquet"
+    pq.write_table(pa.table({"id": range(RECORDS)}), path)
+    with fe.local(pservers=0, job=job_name, etcd=etcd.address) as cluster, cluster.connect() as job:
+        for more, sentence in (
+            ({"follow": True}, "follow is not for the ranks of a group"),
+            ({"steps_per_batch": 2}, "steps_per_batch is not for the ranks of a group"),
+            ({"explicit_done": True}, "explicit_done is not for the ranks of a group"),
+            ({"remainder": "keep"}, "remainder is 'keep', but must be one of split, drop, pad"),
+            ({"group": None, "remainder": "pad"}, "remainder and explicit_commit are for the ranks of a group"),
+            ({"group": "torch"}, "group is 'torch'"),
+            ({"group": (3, 2)}, "a rank is from 0"),
+        ):
+            with pytest.raises(UsageError, match=sentence):
+                job.dataset(path, batch_size=8, **({"group": "auto"} | more))
+        with pytest.raises(UsageError, match="fewer records"):
+            job.dataset(path, batch_size=RECORDS, group=(0, 2), remainder="drop")
