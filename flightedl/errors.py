@@ -16,6 +16,8 @@ happened) are different branches, because whoever holds state must act different
     │   │                                        a lock): sending it again never helps; look at what is true now
     │   ├── ReplacedError       replaced         the server that was asked is not, or no longer, the one that was meant:
     │   │                                        look its successor up and send the same request there
+    │   ├── StalePlacementError stale_placement  the blocks are not where the sender thinks: read the job's placement
+    │   │                                        again and send the same request to their owner
     │   └── UnregisteredError   unregistered     the trainer's registration is over: register again, then ask again
     ├── CorruptError            corrupt          a checksum or a structure does not hold
     ├── MessageError            message          a message that does not follow the protocol
@@ -84,6 +86,12 @@ class ReplacedError(FencedError):
     """The server is not the process that was meant; nothing was done. Its successor may be asked the same."""
 
     code = "replaced"
+
+
+class StalePlacementError(FencedError):
+    """Blocks are not, or not yet, on the pserver that was asked. Read the placement and ask their owner the same."""
+
+    code = "stale_placement"
 
 
 class UnregisteredError(FencedError):

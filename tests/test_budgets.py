@@ -18,9 +18,9 @@ ROOT = Path(flightedl.__file__).resolve().parent.parent
 
 #: Part -> (most lines of its Python files, lines planned, its directories, without packages that are parts themselves).
 BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
-    "domain": (19_226, 16_000, ("flightedl/domain",)),
-    "client, torch": (10_241, 8_000, ("flightedl/client", "flightedl/torch")),
-    "pserver, kernels": (9_820, 8_000, ("flightedl/pserver", "flightedl/kernels")),
+    "domain": (19_261, 16_000, ("flightedl/domain",)),
+    "client, torch": (10_381, 8_000, ("flightedl/client", "flightedl/torch")),
+    "pserver, kernels": (9_821, 8_000, ("flightedl/pserver", "flightedl/kernels")),
     "rpc, wire, messages": (5_739, 4_500, ("flightedl/rpc", "flightedl/wire", "flightedl/messages")),
     "master, coordination, adapters, process": (
         8_247,
@@ -33,7 +33,7 @@ BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
     "testing": (9_422, 8_000, ("flightedl/testing",)),
     "tools/bench": (3_145, 3_000, ("tools/bench",)),
     "commands, examples, curves, rest": (
-        6_750,
+        6_758,
         6_400,
         ("tools", "flightedl/examples", "flightedl/curves", "flightedl"),
     ),

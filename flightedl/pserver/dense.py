@@ -11,7 +11,7 @@ import numpy.typing as npt
 from flightedl.domain.model.optimizers import Optimizer
 from flightedl.domain.model.sharding import ShardPlan, runs_of
 from flightedl.domain.pserver.block_values import ReleasedBlocks
-from flightedl.errors import CorruptError, GradientError, MessageError, UnavailableError
+from flightedl.errors import CorruptError, GradientError, MessageError, StalePlacementError, UnavailableError
 from flightedl.formats.shard_files import StoredBlock
 from flightedl.process.shared_memory import NONCE_BYTES, SharedMemory, host_mark
 from flightedl.pserver.arena import ALIGNMENT_BYTES, Arena
@@ -57,9 +57,16 @@ class DenseStore:
         return self._arena.size_bytes
 
     def span(self, number: int) -> ArraySpan:
-        """Return the span of a block. MessageError: the block does not lie here."""
+        """Return the span of a block.
+
+        Raises:
+            StalePlacementError: another pserver owns the block now, or will.
+            MessageError: there is no such block here.
+        """
         span = self.spans.get(number)
         if span is None:
+            if self._plan.placement and number < self._plan.block_count:
+                raise StalePlacementError(f"block {number} is not on this pserver: read the job's placement again")
             raise MessageError(f"block {number} does not lie on this pserver")
         return span
 

@@ -27,7 +27,7 @@ from flightedl.domain.consistency.modes import Mode
 from flightedl.domain.consistency.rounds_values import Pull
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.model.optimizers import Optimizer
-from flightedl.domain.model.sharding import ShardPlan
+from flightedl.domain.model.sharding import ShardPlan, name_same_cut
 from flightedl.domain.pserver.block_values import (
     AddGradient,
     BlocksDue,
@@ -162,8 +162,8 @@ class Shard:
         return min(waits, default=(0, []))
 
     def require_plan(self, plan_hash: str) -> None:
-        """Raise FencedError unless the sender means this shard's plan."""
-        if self.plan_hash != plan_hash:
+        """Raise FencedError unless the sender means this shard's cut."""
+        if self.plan_hash != plan_hash and not name_same_cut(plan_hash, self.plan_hash):
             raise FencedError("the shard plan is another one: read the job's declaration again")
 
     # first values
@@ -435,7 +435,6 @@ class Shard:
             MessageError: they do not lie together on this pserver.
         """
         with self._held.all_locked(), self._soundness:
-            self.dense.span(numbers.start)
             with self._deciding:
                 released = self._protocol.release(numbers)
                 if isinstance(released, Split):

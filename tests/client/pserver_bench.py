@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import numpy as np
@@ -17,7 +17,8 @@ from flightedl.domain.exactly_once.accumulation import SumAgain
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.model.optimizers import SGD, Optimizer
 from flightedl.domain.model.parameters import ParameterSpec
-from flightedl.domain.model.sharding import ShardPlan, plan_shards
+from flightedl.domain.model.sharding import ShardPlan, placed, placement_of, plan_shards
+from flightedl.domain.pserver.block_values import Unmovable
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.domain.trainer.batches import Batch, CurrentBatch
 from flightedl.domain.trainer.membership import Begun, TrainerMembership
@@ -119,6 +120,7 @@ class Cluster:
         initial: Mapping[str, np.ndarray] | None = None,
         tables: Sequence[TableSpec] = (),
         shares_memory: bool = True,
+        is_placed: bool = False,
     ) -> None:
         self.shares_memory = shares_memory
         self.mode, self.wire = mode, wire
@@ -129,6 +131,8 @@ class Cluster:
         ]
         self.optimizer = optimizer or SGD(lr=1.0)
         self.plan: ShardPlan = plan_shards(self.specs, pservers, tables=tables)
+        if is_placed:
+            self.plan = placed(self.plan, placement_of(self.plan))
         self.shards: list[Shard] = []
         self.services: list[OneShard] = []
         #: Also those that were replaced.
@@ -170,6 +174,18 @@ class Cluster:
         self.present[index] = self._started(index, generation)
         assert self._view is not None
         self.shards[index].set_members(self._view)
+
+    def move(self, block: int, to: int) -> bool:
+        """Move a block to another pserver and make the next placement; False: a round has begun."""
+        owners = self.plan.block_pservers.copy()
+        released = self.shards[owners[block]].release(range(block, block + 1))
+        if isinstance(released, Unmovable):
+            return False
+        assert self.shards[to].adopt(*released) is None
+        owners[block] = to
+        placement = placement_of(replace(self.plan, block_pservers=owners), self.plan.placement + 1)
+        self.plan = placed(self.plan, placement)
+        return True
 
     def view(self, *members: int, serial: int = 1, trainer: str = "", first_round: int = 0) -> None:
         messages = [

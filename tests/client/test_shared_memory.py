@@ -285,7 +285,7 @@ def test_without_shared_memory_values_travel_by_tcp(
             trainer.begin(batch)
             trainer.step(batch, _gradients(batch))
             # Another stream does not ask again.
-            trainer.parameters._shards[0].close()
+            trainer.parameters._layout.shards[0].close()
         _wait_for(lambda: _streams(cluster) == [(0, 0)])
     said = [record.getMessage() for record in caplog.records if "by TCP" in record.getMessage()]
     assert len(said) == 1, said
@@ -300,7 +300,7 @@ def test_nothing_of_a_stream_is_the_next_ones() -> None:
             trainer.step(batch, _gradients(batch))
             assert _streams(cluster) == [(1, 1)]
             assert _mapped() == 4
-            trainer.parameters._shards[0].close()
+            trainer.parameters._layout.shards[0].close()
             _wait_for(lambda: _mapped() == 0)
         assert all(block.rounds.version == 3 for block in cluster.shards[0].blocks())
 
@@ -442,7 +442,7 @@ def test_a_trainer_that_says_to_have_taken_anything_hurts_only_itself() -> None:
 
         def lie() -> None:
             while not stop:
-                held = one.parameters._shards[0]._channel._kept._held
+                held = one.parameters._layout.shards[0].channel._kept._held
                 if held is not None and held._pair is not None:
                     held._pair.own._taken[0] = chance.randrange(1 << 64)
                 del held

@@ -59,7 +59,6 @@ class JobModel:
         self._process = process
         self._participation = participation
         self._parameters: Parameters | None = None
-        self._pserver_count, self._plan_hash = 0, ""
         #: By name, as the session declared them.
         self._tables: dict[str, Table] = {}
         #: The same in the order of their numbers, once they are declared to the master.
@@ -109,7 +108,6 @@ class JobModel:
             raise DeclarationError(
                 "this trainer computes another shard plan: run the same flightedl version everywhere"
             )
-        self._pserver_count, self._plan_hash = declared.pservers, declared.plan_hash
         self._process.wait_for_pservers(declared.pservers)
         self._elect(plan, values)
         self._numbers = {table.name: number for number, table in enumerate(plan.tables)}
@@ -216,9 +214,9 @@ class JobModel:
 
     def table_counts(self, name: str) -> TableCounts:
         """Figures of a table over all pservers."""
-        self.require_declared()
+        parameters = self.require_declared()
         found = TableCounts(name=name)
-        for index in range(self._pserver_count):
+        for index in range(parameters.plan.pserver_count):
             status = persistently(self._process.waiting(), partial(self._status_of, index))
             for counts in status.tables:
                 found = found.plus(counts) if counts.name == name else found
@@ -314,11 +312,12 @@ class JobModel:
 
         schema = schema_of(self._tables[name].spec, has_slots=has_slots)
         lost: list[FlightedlError] = []
+        plan = self.require_declared().plan
 
         def batches() -> Iterator[pa.RecordBatch]:
-            for index in range(self._pserver_count):
+            for index in range(plan.pserver_count):
                 try:
-                    yield from self._rows_of(index, name, schema, has_slots=has_slots)
+                    yield from self._rows_of(index, plan.hash, name, schema, has_slots=has_slots)
                 except FlightedlError as error:
                     lost.append(error)
                     raise
@@ -335,11 +334,13 @@ class JobModel:
             waiting.pause()
         waiting.over()
 
-    def _rows_of(self, index: int, name: str, schema: pa.Schema, *, has_slots: bool) -> Iterator[pa.RecordBatch]:
+    def _rows_of(
+        self, index: int, plan_hash: str, name: str, schema: pa.Schema, *, has_slots: bool
+    ) -> Iterator[pa.RecordBatch]:
         generation, connection = self._process.servers.pserver(index)
         if self._participation.current is None:
             self._participation.require_final(index, generation)
-        ticket = TableTicket(plan_hash=self._plan_hash, table=self._numbers[name], slots=has_slots)
+        ticket = TableTicket(plan_hash=plan_hash, table=self._numbers[name], slots=has_slots)
         with connection.get(encode(ticket), timeout_s=_EXPORT_S, schema=schema) as stream:
             yield from (batch for batch, _ in stream if batch is not None)
 

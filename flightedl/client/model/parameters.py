@@ -7,8 +7,10 @@ of which work in parallel. Received rows are copied once, to the arrays that the
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,6 +19,7 @@ import numpy.typing as npt
 
 from flightedl.client.connections import Servers
 from flightedl.client.model.kept import ErrorFeedback, GradientSums
+from flightedl.client.model.layout import ModelLayout, Owners
 from flightedl.client.model.lending import Show
 from flightedl.client.model.shard_client import Sender, ShardClient
 from flightedl.client.model.step_plan import Outgoing, StepPlans
@@ -29,7 +32,7 @@ from flightedl.client.tables.traffic import Lookup
 from flightedl.client.waiting import Waiting
 from flightedl.domain.consistency.modes import Mode
 from flightedl.domain.model.settings import Limits, checked
-from flightedl.domain.model.sharding import Block, ShardPlan, runs_of
+from flightedl.domain.model.sharding import Block, ShardPlan
 from flightedl.domain.trainer.batches import Batch, BatchState, CurrentBatch
 from flightedl.domain.trainer.membership import Begun, TrainerMembership
 from flightedl.domain.trainer.steps import Added, Done, Effect, Next, Steps, TakeSum, carried_out
@@ -103,7 +106,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         tree: Tree | None = None,
         probe: StepProbe | None = None,
     ) -> None:
-        self._plan = plan
+        self._names = [spec.name for spec in plan.parameters]
+        self._tables = plan.tables
         self._tree = tree
         self._scope = scope
         halves = _half_kernels(wire) if wire else None
@@ -114,27 +118,74 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         #: What is pushed to tables, and looked up; of a job without tables, nothing ever.
         self.rows = TableRows(plan)
         self._values = ModelValues(plan, self._blocks, halves)
-        runs = [runs_of(plan, index) for index in range(plan.pserver_count)]
+        owners = Owners.of(plan)
         #: What is pushed when, and what is pulled.
-        blocks = [
-            [*(number for run in shard_runs for number in run), *plan.buckets_of(index)[:1]]
-            for index, shard_runs in enumerate(runs)
-        ]
-        self.steps = steps(blocks, mode, [plan.buckets_of(index) for index in range(plan.pserver_count)])
-        self._shards = [
-            ShardClient(index, shard_runs, plan, self._values, servers, scope, waiting, clock, self.steps)
-            for index, shard_runs in enumerate(runs)
-        ]
-        self._pool = ThreadPoolExecutor(plan.pserver_count, "flightedl-parameters")
-        self._plans = StepPlans(plan, runs, self._values.dtypes, wire, clip_norm, self._pool, unclipped, self._feedback)
+        self.steps = steps(owners.blocks, mode, owners.buckets)
+        shard = partial(ShardClient, values=self._values, servers=servers, sender=scope, waiting=waiting, clock=clock)
+        self._shard_client = partial(shard, steps=self.steps)
+        self._step_plans = partial(
+            StepPlans,
+            dtypes=self._values.dtypes,
+            wire=wire,
+            clip_norm=clip_norm,
+            unclipped=unclipped,
+            feedback=self._feedback,
+        )
+        self._layout = self._laid_out(plan, owners, None)
+        #: That the next operation uses.
+        self._next_layout = self._layout
+        self._swapping = threading.Lock()
         self._sums = GradientSums()
         #: Batches that have changed since the loop was told of any.
         self._changed: list[BatchState] = []
         self._listener: Listener | None = None
         self._probe = probe or StepProbe(clock.now)
-        self._probe.conversations[:] = [shard.conversation for shard in self._shards]
+        self._probe.conversations[:] = [shard.conversation for shard in self._layout.shards]
         #: Why the session is over; empty: it is not.
         self._closed = ""
+
+    # the layout
+
+    @property
+    def plan(self) -> ShardPlan:
+        """The newest plan."""
+        return self._next_layout.plan
+
+    def swap(self, plan: ShardPlan) -> None:
+        """Let the pservers own the blocks that a plan says, from the next operation on. Any thread may call it.
+
+        An operation that is under way goes on with the owners that it began with.
+
+        Args:
+            plan: Of the same blocks under another placement.
+
+        Raises:
+            UsageError: of other blocks.
+        """
+        with self._swapping:
+            before = self._next_layout
+            if not plan.has_same_cut(before.plan):
+                raise UsageError("the new placement is of other blocks: run the same flightedl version everywhere")
+            self._next_layout = self._laid_out(plan, Owners.of(plan), before)
+
+    def _laid_out(self, plan: ShardPlan, owners: Owners, before: ModelLayout | None) -> ModelLayout:
+        known = () if before is None else before.shards
+        shards = [
+            self._shard_client(index, runs, plan, before=known[index] if index < len(known) else None)
+            for index, runs in enumerate(owners.runs)
+        ]
+        is_enough = before is not None and len(known) >= plan.pserver_count
+        pool = before.pool if before is not None and is_enough else _pool(plan.pserver_count)
+        return ModelLayout(plan, owners, shards, self._step_plans(plan, owners.runs, pool=pool), pool)
+
+    def _take_layout(self) -> None:
+        """Begin to use the newest layout; no operation is under way."""
+        before, layout = self._layout, self._next_layout
+        self._layout = layout
+        self.steps.place(layout.owners.blocks, layout.owners.buckets)
+        self.rows.place(layout.plan)
+        self._probe.conversations[:] = [shard.conversation for shard in layout.shards]
+        before.close(layout)
 
     # Mapping
 
@@ -144,7 +195,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         except KeyError:
             if name in self._ranges:
                 self._require_kept()
-            raise KeyError(self._plans.unknown(name)) from None
+            raise KeyError(self._layout.plans.unknown(name)) from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._ranges)
@@ -167,7 +218,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         oldest: dict[str, int] = {}
         for number in self._blocks:
             version = self.steps.versions[number]
-            name = self._plan.parameters[self._blocks[number].parameter].name
+            name = self._names[self._blocks[number].parameter]
             oldest[name] = min(version, oldest.get(name, version))
         return oldest
 
@@ -252,7 +303,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         chosen = [names] if isinstance(names, str) else list(names)
         for name in chosen:
             if name not in self._ranges:
-                raise UsageError(self._plans.unknown(name))
+                raise UsageError(self._layout.plans.unknown(name))
         return [number for name in chosen for number in self._ranges[name]]
 
     # what whoever keeps a copy of the values calls
@@ -280,7 +331,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         rows, steps = self.rows, self.steps
         if (known := rows.prefetched(ids, steps.versions if steps.is_synchronous else None)) is not None:
             return known
-        lookup = Lookup(self._plan, ids)
+        lookup = Lookup(self._layout.plan, ids)
         if steps.current is not None and not steps.current.must_repeat:
             self._read_rows(lookup, as_reader=False)
         while lookup.missing():
@@ -289,7 +340,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         return lookup
 
     def _read_rows(self, lookup: Lookup, *, as_reader: bool) -> None:
-        keys = [self._plan.buckets_of(pserver).start for pserver in lookup.missing()]
+        keys = [self._layout.plan.buckets_of(pserver).start for pserver in lookup.missing()]
         with self.rows.looking_up(lookup):
             self.run(self.steps.pull(keys, as_reader=as_reader))
 
@@ -311,7 +362,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         self._require_open()
         current = self._require_current()
         current.has_gradient = True
-        name = self._plan.tables[table].name
+        name = self._tables[table].name
         if self.rows.is_sent(current):
             raise UsageError(f"rows of table {name!r} were already pushed for this batch ({current}): push before step")
         self.rows.pending.add(table, ids, gradients)
@@ -322,6 +373,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
 
     def open_batch(self, batch: Batch, begun: Begun) -> None:
         """The user's code is about to get a batch."""
+        if self._next_layout is not self._layout:
+            self._take_layout()
         step = self.steps.open_batch(batch, begun.member, begun.step)
         if not isinstance(step, Done):
             self.run(step)
@@ -339,7 +392,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
                     self._add_rows()
             self.run(self.steps.close_batch())
         finally:
-            if self._plan.tables:
+            if self._tables:
                 self.rows.forget()
         return self._told()
 
@@ -378,7 +431,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         def carry_out(effect: Effect) -> None:
             nonlocal outgoing
             if isinstance(effect, Transfer):
-                self._transfer(effect, outgoing or self._plans.nothing)
+                self._transfer(effect, outgoing or self._layout.plans.nothing)
             else:
                 outgoing = self._sum(effect)
 
@@ -395,28 +448,30 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
     def close(self, why: str = "this session is over") -> None:
         """Stop the threads, and let go of the streams; the values stay. ``why`` is told to whoever still asks."""
         self._closed = why
-        self._pool.shutdown(wait=True, cancel_futures=True)
-        for shard in self._shards:
-            shard.close()
+        self._layout.close()
+        if self._next_layout is not self._layout:
+            self._next_layout.close()
 
     # one batch to all pservers
 
     def _require_open(self) -> None:
         if self._closed:
             raise UsageError(self._closed)
+        if self._next_layout is not self._layout:
+            self._take_layout()
 
     def rejected(self, error: GradientError) -> None:
         """Note that a gradient of the current batch was rejected: the batch is handed out again."""
         self.steps.rejected(error)
 
     def _push(self, gradients: Mapping[str, npt.ArrayLike], *, is_complete: bool) -> None:
-        if self._closed:
-            raise UsageError(self._closed)
+        if self._closed or self._next_layout is not self._layout:
+            self._require_open()
         steps, current = self.steps, self.steps.current or self._require_current()
         if self._tree is not None and gradients is not _NO_GRADIENTS:
             gradients = self._tree.flattened(gradients)
         try:
-            outgoing = self._plans.sound(gradients, current)
+            outgoing = self._layout.plans.sound(gradients, current)
             current.has_gradient = True
             if current.must_repeat:
                 return
@@ -425,8 +480,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
                 return
             if current.answered:
                 self._require_first(gradients, current)
-            if self._plans.encodes:
-                outgoing = self._plans.encoded(outgoing)
+            if self._layout.plans.encodes:
+                outgoing = self._layout.plans.encoded(outgoing)
             self.run(steps.step() if is_complete else steps.push(self._blocks_of(gradients)), outgoing)
         except GradientError as error:
             steps.rejected(error)
@@ -478,19 +533,20 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
 
     def _sum(self, taken: TakeSum) -> Outgoing:
         """The gradients of a sum, ready to be sent."""
-        arrays = self._plans.clipped(self._sums.take(taken.identity, taken.divisors))
-        outgoing = self._plans.sound(arrays, f"the sum of {1 + len(taken.batch.further)} batches")
+        arrays = self._layout.plans.clipped(self._sums.take(taken.identity, taken.divisors))
+        outgoing = self._layout.plans.sound(arrays, f"the sum of {1 + len(taken.batch.further)} batches")
         rows = self.rows.of_sum(taken.identity, taken.divisors)
-        return self._plans.encoded(outgoing, is_clipped=True)._replace(rows=rows)
+        return self._layout.plans.encoded(outgoing, is_clipped=True)._replace(rows=rows)
 
     def _transfer(self, transfer: Transfer, outgoing: Outgoing) -> None:
         """Ask all pservers in parallel."""
         before = self._probe.turn(PUSH)
         try:
-            if self._plan.tables and outgoing.rows is None:
+            if self._tables and outgoing.rows is None:
                 outgoing = outgoing._replace(rows=self.rows.of(transfer))
-            if len(self._shards) == 1:
-                self._shards[0].carry_out(transfer.calls[0], transfer, outgoing)
+            shards = self._layout.shards
+            if len(shards) == 1:
+                shards[0].carry_out(transfer.calls[0], transfer, outgoing)
             else:
                 self._ask_all(transfer, outgoing)
         finally:
@@ -502,8 +558,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
 
     def _ask_all(self, transfer: Transfer, outgoing: Outgoing) -> None:
         futures = [
-            self._pool.submit(tracing.bound(shard.carry_out, call, transfer, outgoing))
-            for shard, call in zip(self._shards, transfer.calls, strict=True)
+            self._layout.pool.submit(tracing.bound(shard.carry_out, call, transfer, outgoing))
+            for shard, call in zip(self._layout.shards, transfer.calls, strict=True)
         ]
         try:
             errors = [error for future in futures if (error := future.exception()) is not None]
@@ -519,7 +575,11 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         stored = self._values.stored
         if self._listener is not None and stored:
             self._values.stored = set()
-            self._listener.values_came([self._plan.parameters[number].name for number in sorted(stored)])
+            self._listener.values_came([self._names[number] for number in sorted(stored)])
+
+
+def _pool(pserver_count: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(pserver_count, "flightedl-parameters")
 
 
 def _half_kernels(kind: str) -> HalfKernels:

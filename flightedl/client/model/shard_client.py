@@ -75,6 +75,7 @@ class ShardClient:
         waiting: Begins a wait that the user sees.
         clock: For the time of streams.
         steps: Hears the answers.
+        before: The same pserver's side in the layout before, whose stream is used on.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class ShardClient:
         waiting: Callable[[], Waiting],
         clock: Clock,
         steps: Steps,
+        before: ShardClient | None = None,
     ) -> None:
         self._index = index
         self._steps = steps
@@ -102,15 +104,23 @@ class ShardClient:
         self._waiting = waiting
         sizes = [values.sent_bytes(run) for run in runs]
         largest = max(sizes, default=1)
-        window = max(2, LOCK_STEP_LIMIT_BYTES // max(largest, 1))
+        #: Messages that may be unanswered.
+        self.window = max(2, LOCK_STEP_LIMIT_BYTES // max(largest, 1))
+        is_kept = before is not None and before.window <= self.window
+        if before is not None and is_kept:
+            self.window = before.window
         #: Steps follow each other on it.
-        self._channel = StepChannel(index, clock, step_bytes=sum(sizes), ahead=window)
+        self.channel: StepChannel = (
+            before.channel
+            if before is not None and is_kept
+            else StepChannel(index, clock, step_bytes=sum(sizes), ahead=self.window)
+        )
         #: Where the time of the newest transfer went.
-        self.conversation = Conversation(index, clock.now)
+        self.conversation: Conversation = Conversation(index, clock.now) if before is None else before.conversation
 
     def close(self) -> None:
         """Let go of the stream."""
-        self._channel.close_idle()
+        self.channel.close_idle()
 
     def carry_out(self, call: Call | None, transfer: Transfer, outgoing: Outgoing) -> None:
         """Converse with the pserver until nothing more is asked of it.
@@ -251,7 +261,7 @@ class ShardClient:
         if rows is not None:
             rows.begin(self._index)
         checksums, times = connection.has_checksums, self.conversation
-        stream = self._channel.begin(connection, timeout_s=_STREAM_S)
+        stream = self.channel.begin(connection, timeout_s=_STREAM_S)
         try:
             is_one = isinstance(messages, list) and len(messages) == 1
             said = b""
@@ -267,9 +277,9 @@ class ShardClient:
                     times.turn(WAIT)
                 said = self._receive(stream, answers, rows)
         except BaseException as error:
-            self._channel.end(stream, error)
+            self.channel.end(stream, error)
             raise
-        self._channel.end(stream)
+        self.channel.end(stream)
 
     def _receive(self, stream: StepStream, answers: list[Answer], rows: RowMessages | None) -> bytes:
         """Take the next answer; return what is attached to it. Its values are dropped by then."""

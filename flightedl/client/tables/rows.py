@@ -26,12 +26,11 @@ class TableRows:
     """
 
     def __init__(self, plan: ShardPlan) -> None:
-        self._plan = plan
-        self._keys = [found.start for found in map(plan.buckets_of, range(plan.pserver_count)) if found]
+        self._place(plan)
         self._numbers = {_PREFIX + table.name: number for number, table in enumerate(plan.tables)}
         #: Of the current batch.
-        self.pending = PendingRows(plan)
-        self.sums = RowSums(plan)
+        self.pending = PendingRows()
+        self.sums = RowSums()
         #: Which ids the next batch is going to look up, by table number; None: nobody knows.
         self.next_ids: Callable[[], Mapping[int, DistinctIds] | None] = lambda: None
         #: Looked up right now.
@@ -40,6 +39,18 @@ class TableRows:
         self._ahead: Lookup | None = None
         #: Made for the current batch: it is sent again as it was sent first.
         self._made: tuple[Pushed, RowMessages] | None = None
+
+    def _place(self, plan: ShardPlan) -> None:
+        self._plan = plan
+        self._keys = [found.start for found in map(plan.buckets_of, range(plan.pserver_count)) if found]
+
+    def place(self, plan: ShardPlan) -> None:
+        """Let other pservers own the buckets. Rows that came in advance are looked up again."""
+        self._place(plan)
+        self._ahead = None
+        if self._made is not None:
+            batch, made = self._made
+            self._made = batch, made.placed(plan)
 
     def name_in_sums(self, table: int) -> str:
         """What a table is called among the parameters whose gradients are added up."""

@@ -170,6 +170,10 @@ class RowMessages:
         specs = [plan.tables[number] for number in gradients]
         self._divided = _divided(plan, specs, [ids for ids, _ in gradients.values()]) if gradients else None
 
+    def placed(self, plan: ShardPlan) -> RowMessages:
+        """Return the same gradients on their way to other owners; rows that were wanted in advance are not."""
+        return RowMessages(plan, self._gradients)
+
     def pushed(self, pserver: int, *, pull: bool) -> Payload | None:
         """Return what is sent with a batch; None: only that it arrives."""
         lookup, gradients = self._lookup if pull else None, self._gradients
@@ -220,14 +224,9 @@ def _answer(plan: ShardPlan, data: memoryview) -> Sections:
 
 
 class PendingRows:
-    """Gradients of rows for the current batch, or of the sum of several.
+    """Gradients of rows for the current batch, or of the sum of several."""
 
-    Args:
-        plan: Of the job.
-    """
-
-    def __init__(self, plan: ShardPlan) -> None:
-        self._plan = plan
+    def __init__(self) -> None:
         self._found: dict[int, list[tuple[Ids, Floats]]] = {}
 
     def __bool__(self) -> bool:
@@ -261,9 +260,9 @@ def _together(found: Sequence[tuple[Ids, Floats]]) -> tuple[Ids, Floats]:
 class RowSums:
     """The gradients of rows of several batches, added up until they are pushed as one (``model.kept``)."""
 
-    def __init__(self, plan: ShardPlan) -> None:
+    def __init__(self) -> None:
         self._identity: object = None
-        self._pending = PendingRows(plan)
+        self._pending = PendingRows()
 
     def add(self, identity: object, gradients: Mapping[int, tuple[Ids, Floats]], weight: int) -> None:
         """Add gradients by table, multiplied by ``weight``."""

@@ -91,14 +91,7 @@ def recut(manifest: Manifest, saved: ShardPlan, plan: ShardPlan, index: int) -> 
     Raises:
         UsageError: the two plans have different blocks.
     """
-    same = (
-        saved.parameters == plan.parameters
-        and saved.block_count == plan.block_count
-        and (saved.block_starts == plan.block_starts).all()
-        and (saved.block_parameters == plan.block_parameters).all()
-        and _shapes(saved) == _shapes(plan)
-    )
-    if not same:
+    if not saved.has_same_cut(plan):
         raise UsageError(
             f"checkpoint {manifest.number} has its parameters cut for {manifest.cut_for} pservers: "
             f"the job's plan has to be plan_for(parameters, {plan.pserver_count}, {manifest.cut_for}, tables)"
@@ -110,10 +103,6 @@ def recut(manifest: Manifest, saved: ShardPlan, plan: ShardPlan, index: int) -> 
         if found := tuple(number for number in there if number in wanted):
             parts.append(FilePart(file, found, tuple(there)))
     return tuple(parts)
-
-
-def _shapes(plan: ShardPlan) -> list[tuple[str, int, str]]:
-    return [(table.name, table.dim, table.dtype) for table in plan.tables]
 
 
 def applied_of(parts: Sequence[FilePart], applied: Mapping[str, AppliedBatches]) -> AppliedBatches:

@@ -3,8 +3,10 @@
 A *block* is a contiguous slice of one parameter, flattened in C order. The *cut* into blocks is a pure function of the
 declared parameters and a number of pservers, so everybody computes it, and it never changes. The owners of the blocks
 are computed once, by the master, which stores them as a ``Placement`` with a version. The hash of the *plan*, cut and
-placement together, is carried in every message and proves that both sides mean the same: it names the cut, and behind
-a dot the version of the placement. Block numbers count through the parameters in order.
+placement together, is carried in every message: it names the cut, and behind a dot the version of the placement. The
+cut of both sides has to be the same. A trainer's placement may be another one than the pserver's as long as the
+message is about blocks that are there; what the master asks has to be about the same placement. Block numbers count
+through the parameters in order.
 
 A job that was declared by a version without placements has the computed one, which is part of its plan's hash.
 
@@ -119,6 +121,16 @@ class ShardPlan:
         items = np.array([parameter.item_size_bytes for parameter in self.parameters], np.int64)
         return (self.block_stops - self.block_starts) * items[self.block_parameters]
 
+    def has_same_cut(self, other: ShardPlan) -> bool:
+        """True if both have the same blocks and tables, whoever owns them."""
+        return (
+            self.parameters == other.parameters
+            and self.block_count == other.block_count
+            and bool((self.block_starts == other.block_starts).all())
+            and bool((self.block_parameters == other.block_parameters).all())
+            and _shapes(self) == _shapes(other)
+        )
+
     def block(self, number: int) -> Block:
         """One block. NotFoundError: there is none of that number."""
         if not 0 <= number < self.block_count:
@@ -168,6 +180,15 @@ class ShardPlan:
             raise NotFoundError(f"there is no parameter {name!r:.80}")
         first, last = np.searchsorted(self.block_parameters, (number, number + 1))
         return range(int(first), int(last))
+
+
+def _shapes(plan: ShardPlan) -> list[tuple[str, int, str]]:
+    return [(table.name, table.dim, table.dtype) for table in plan.tables]
+
+
+def name_same_cut(plan_hash: str, other: str) -> bool:
+    """True if the hashes of two plans name the same cut; the versions of their placements may differ."""
+    return plan_hash.partition(".")[0] == other.partition(".")[0]
 
 
 def block_limit(parameters: Sequence[ParameterSpec], pserver_count: int) -> int:

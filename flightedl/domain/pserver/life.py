@@ -28,6 +28,7 @@ from collections.abc import Callable
 
 from flightedl.domain.checkpoint.manifest import Skipped
 from flightedl.domain.checkpoint.values import OrderNumber, SnapshotProgress
+from flightedl.domain.model.sharding import name_same_cut
 from flightedl.domain.pserver.life_values import (
     BlocksLost,
     BlocksMade,
@@ -360,7 +361,8 @@ class PserverLife:
                 # The trainer that asks has just declared the model itself.
                 raise self._not_ready("has not read the model's declaration yet")
             raise self._not_ready(f"waits for {self.waiting_for}")
-        if plan_hash != self._plan_hash:
+        assert self._plan_hash is not None, "there are no blocks without a plan"
+        if plan_hash != self._plan_hash and not name_same_cut(plan_hash, self._plan_hash):
             raise FencedError("the shard plan is another one: read the job's declaration again")
 
     def require_values(self, plan_hash: str) -> None:

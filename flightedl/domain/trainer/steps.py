@@ -107,6 +107,10 @@ class _Taking:
     is_told: bool
 
 
+def _overlap(one: range, other: range) -> bool:
+    return max(one.start, other.start) < min(one.stop, other.stop)
+
+
 class Steps:
     """The steps of one trainer.
 
@@ -117,9 +121,7 @@ class Steps:
     """
 
     def __init__(self, shards: Sequence[Collection[int]], mode: Mode, buckets: Sequence[range] = ()) -> None:
-        self._shards = [frozenset(blocks) for blocks in shards]
-        self._buckets = tuple(buckets) or (range(0),) * len(self._shards)
-        self._blocks = frozenset[int]().union(*self._shards)
+        self._own(shards, buckets)
         #: Block -> version of the values that are held.
         self.versions: dict[int, int] = dict.fromkeys(sorted(self._blocks), 0)
         #: The batch that is open.
@@ -137,6 +139,27 @@ class Steps:
         #: Batches that were closed and have changed since.
         self._changed: dict[int, CurrentBatch] = {}
         self._set_mode(mode)
+
+    def _own(self, shards: Sequence[Collection[int]], buckets: Sequence[range]) -> None:
+        self._shards = [frozenset(blocks) for blocks in shards]
+        self._buckets = tuple(buckets) or (range(0),) * len(self._shards)
+        self._blocks = frozenset[int]().union(*self._shards)
+
+    def place(self, shards: Sequence[Collection[int]], buckets: Sequence[range] = ()) -> None:
+        """Let other pservers own the blocks from now on, when no operation is under way.
+
+        Rows are as old as the oldest that their owner had before. Of an open batch they are pushed again to pservers
+        with other buckets than before, which answer "already applied" where they have the batch.
+        """
+        assert self._transfer is None, "an operation is under way"
+        assert self._taking is None, "an operation is under way"
+        old = {each: self.versions.pop(each.start) for each in self._buckets if each}
+        self._own(shards, buckets)
+        for each in filter(None, self._buckets):
+            self.versions[each.start] = min(version for other, version in old.items() if _overlap(each, other))
+        if self.current is not None:
+            for each in old.keys() - set(self._buckets):
+                self.current.answered.pop(each.start, None)
 
     def _set_mode(self, mode: Mode) -> None:
         #: Of the job, as far as this trainer knows.
