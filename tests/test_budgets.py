@@ -18,7 +18,7 @@ ROOT = Path(flightedl.__file__).resolve().parent.parent
 
 #: Part -> (most lines of its Python files, lines planned, its directories, without packages that are parts themselves).
 BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
-    "domain": (19_261, 16_000, ("flightedl/domain",)),
+    "domain": (18_923, 16_000, ("flightedl/domain",)),
     "client, torch": (10_381, 8_000, ("flightedl/client", "flightedl/torch")),
     "pserver, kernels": (9_821, 8_000, ("flightedl/pserver", "flightedl/kernels")),
     "rpc, wire, messages": (5_739, 4_500, ("flightedl/rpc", "flightedl/wire", "flightedl/messages")),
@@ -30,7 +30,7 @@ BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
     "formats": (5_291, 4_700, ("flightedl/formats",)),
     "launch": (5_690, 4_800, ("flightedl/launch",)),
     "recording": (2_160, 1_500, ("flightedl/recording",)),
-    "testing": (9_422, 8_000, ("flightedl/testing",)),
+    "testing": (9_660, 8_000, ("flightedl/testing",)),
     "tools/bench": (3_145, 3_000, ("tools/bench",)),
     "commands, examples, curves, rest": (
         6_758,

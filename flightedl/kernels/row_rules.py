@@ -1,6 +1,6 @@
 """Rules that need a whole row, 16-bit values, first values and sums of rounds, for numba to compile.
 
-The formulas are those of ``flightedl.domain.tables.rules`` and ``domain.model.initial``, in float32. What
+The formulas are those of ``flightedl.testing.reference_updates`` and ``domain.model.initial``, in float32. What
 ``flightedl.kernels.rules`` says of constants holds here, too.
 
 A row's rule takes the arguments of ``rules.by_element``, which is one of them. The rest of the optimizers have rules of

@@ -1,7 +1,6 @@
 """The update rules, each written once, for numba to compile into loops over blocks and over rows of tables.
 
-The formulas, in plain NumPy, are in ``flightedl.testing.reference_updates``; those of rows in
-``flightedl.domain.tables.rules``.
+The formulas, in plain NumPy, are in ``flightedl.testing.reference_updates``.
 
 A *rule* is a function of one element: ``rule(old, g, s, c)`` takes the old value, the gradient (scaled, clipped, and
 with weight decay), a tuple of slots and the constants. It returns the new value and a tuple of new slots.

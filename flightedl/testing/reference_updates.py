@@ -1,8 +1,8 @@
-"""Every update rule in plain NumPy: what the kernels must agree with, formula by formula.
+"""Every update rule in plain NumPy, formula by formula: the kernels must agree with these.
 
-``update`` takes a block from ``version`` to ``version + 1`` in place. Constants are computed in float64 and rounded
-once to the block's type; all arithmetic is in the block's type, in the order written here. The step number t of bias
-corrections is ``version + 1``: the first update has t = 1.
+``update`` takes a block from ``version`` to ``version + 1`` in place, ``update_row`` does the same to a row of a table.
+Constants are computed in float64 and rounded once to the block's type; all arithmetic is in the block's type, in the
+order written here. The step number t of bias corrections is ``version + 1``: the first update has t = 1.
 
 With g the gradient after scaling, clipping and (where coupled) weight decay, and w the values, each rule's docstring
 gives its formula and where it comes from. Where torch.optim has the rule, the result is torch's.
@@ -32,13 +32,14 @@ from flightedl.domain.model.optimizers import (
     Optimizer,
     RMSprop,
 )
+from flightedl.domain.tables.optimizers import RowAdagrad, RowAdam
 
 Floats = npt.NDArray[Any]
 
 
 def initial_slots(optimizer: Optimizer, size: int, dtype: npt.DTypeLike) -> tuple[Floats, ...]:
-    """The slots of a block of ``size`` elements before its first update, each (size,) of ``dtype``."""
-    return tuple(np.full(size if slot.per_element else 1, slot.initial, dtype) for slot in optimizer.slots)
+    """Return the slots of a block or row of ``size`` elements before its first update, each of ``dtype``."""
+    return tuple(np.full(slot.width(size), slot.initial, dtype) for slot in optimizer.slots)
 
 
 def update(
@@ -61,14 +62,43 @@ def update(
         scale: The gradient is multiplied by it: 1 / total weight, for a mean.
         rate_factor: The learning rate is multiplied by it, for stale gradients.
     """
-    g = gradient * values.dtype.type(scale)
+    rate = optimizer.rate_at(version) * rate_factor
+    _apply(optimizer, values, gradient, slots, rate, version + 1, scale)
+
+
+def update_row(
+    optimizer: Optimizer,
+    values: Floats,
+    gradient: Floats,
+    slots: Sequence[Floats],
+    updates: int,
+    rate: float,
+    scale: float = 1.0,
+) -> None:
+    """Apply a gradient to a row of a table, in place.
+
+    Args:
+        optimizer: Settings of the table.
+        values: (dim,), changed.
+        gradient: (dim,).
+        slots: As of ``initial_slots``, changed.
+        updates: Updates of this row before this one.
+        rate: Learning rate: ``optimizer.rate_at(updates of the table) * rate_factor``.
+        scale: The gradient is multiplied by it.
+    """
+    _apply(optimizer, values, gradient, slots, rate, updates + 1, scale)
+
+
+def _apply(
+    optimizer: Optimizer, w: Floats, gradient: Floats, slots: Sequence[Floats], rate: float, t: int, scale: float
+) -> None:
+    g = gradient * w.dtype.type(scale)
     if optimizer.clip_value is not None:
         g = np.clip(g, -optimizer.clip_value, optimizer.clip_value)
-    rate = optimizer.rate_at(version) * rate_factor
     if optimizer.weight_decay and not isinstance(optimizer, AdamW | LAMB):
-        g = g + optimizer.weight_decay * values
+        g = g + optimizer.weight_decay * w
     with np.errstate(under="ignore"):
-        _RULES[type(optimizer)](optimizer, values, g, slots, rate, version + 1)
+        _RULES[type(optimizer)](optimizer, w, g, slots, rate, t)
 
 
 def _sgd(optimizer: SGD | Delta, w: Floats, g: Floats, slots: Sequence[Floats], rate: float, t: int) -> None:
@@ -90,7 +120,14 @@ def _adagrad(optimizer: Adagrad, w: Floats, g: Floats, slots: Sequence[Floats], 
     """``s += g**2``; ``w -= rate * g / (sqrt(s) + eps)``: Duchi et al. 2011, diagonal form."""
     (square_sum,) = slots
     square_sum += g * g
-    w -= rate * g / (np.sqrt(square_sum) + optimizer.eps)
+    w -= _divided(rate * g, np.sqrt(square_sum) + optimizer.eps)
+
+
+def _row_adagrad(optimizer: RowAdagrad, w: Floats, g: Floats, slots: Sequence[Floats], rate: float, t: int) -> None:
+    """``s += mean(g**2)``; ``w -= rate * g / (sqrt(s) + eps)``."""
+    (square_sum,) = slots
+    square_sum += np.mean(g * g)
+    w -= _divided(rate * g, np.sqrt(square_sum) + optimizer.eps)
 
 
 def _adadelta(optimizer: Adadelta, w: Floats, g: Floats, slots: Sequence[Floats], rate: float, t: int) -> None:
@@ -144,7 +181,21 @@ def _adam(optimizer: Adam, w: Floats, g: Floats, slots: Sequence[Floats], rate: 
     if isinstance(optimizer, AdamW):
         w *= 1 - rate * optimizer.weight_decay
     correction = 1 / math.sqrt(1 - optimizer.beta2**t)
-    w -= rate / (1 - optimizer.beta1**t) * average / (np.sqrt(largest) * correction + optimizer.eps)
+    w -= _divided(rate / (1 - optimizer.beta1**t) * average, np.sqrt(largest) * correction + optimizer.eps)
+
+
+def _row_adam(optimizer: RowAdam, w: Floats, g: Floats, slots: Sequence[Floats], rate: float, t: int) -> None:
+    """As Adam, with ``v = beta2 v + (1-beta2) mean(g**2)``."""
+    average, square_average = slots
+    average += (1 - optimizer.beta1) * (g - average)
+    square_average[:] = optimizer.beta2 * square_average + (1 - optimizer.beta2) * np.mean(g * g)
+    correction = 1 / math.sqrt(1 - optimizer.beta2**t)
+    w -= _divided(rate / (1 - optimizer.beta1**t) * average, np.sqrt(square_average) * correction + optimizer.eps)
+
+
+def _divided(dividend: Floats, divisor: Floats) -> Floats:
+    """Return the quotient; 0 where the divisor is: without gradients so far, and without eps, nothing moves."""
+    return np.divide(dividend, divisor, out=np.zeros_like(dividend), where=divisor != 0)
 
 
 def _ftrl(optimizer: Ftrl, w: Floats, g: Floats, slots: Sequence[Floats], rate: float, t: int) -> None:
@@ -190,10 +241,12 @@ _RULES: dict[type[Optimizer], Callable[[Any, Floats, Floats, Sequence[Floats], f
     Delta: _sgd,
     Momentum: _momentum,
     Adagrad: _adagrad,
+    RowAdagrad: _row_adagrad,
     Adadelta: _adadelta,
     RMSprop: _rmsprop,
     Adam: _adam,
     AdamW: _adam,
+    RowAdam: _row_adam,
     Ftrl: _ftrl,
     LAMB: _lamb,
 }

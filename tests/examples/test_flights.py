@@ -322,19 +322,19 @@ def test_a_network_alone_learns(small):
 
 
 def test_a_tables_update_is_that_of_the_pservers():
-    """Against the formula in plain floats that the kernels agree with."""
+    """Against the formula that the kernels agree with."""
     import flightedl as fe
-    from flightedl.domain.tables.rules import first_slots, update_row
+    from flightedl.testing.reference_updates import initial_slots, update_row
 
     training = Training(row_weight_decay=0.01)
     table = flights_alone.RowAdagrad(3, training, np.random.default_rng(0))
     optimizer = fe.RowAdagrad(lr=0.05, weight_decay=0.01)
-    values, slots = table.rows[1].tolist(), first_slots(optimizer, 1 + EMBEDDING_SIZE)
+    values, slots = table.rows[1].copy(), initial_slots(optimizer, 1 + EMBEDDING_SIZE, float)
     untouched = table.rows[[0, 3]].copy()
     gradients = np.random.default_rng(1).standard_normal((3, 1 + EMBEDDING_SIZE)).astype(np.float32)
     for number in range(2):
         table.update(np.array([1, 2, 1]), gradients, 0.05)
-        update_row(optimizer, values, (gradients[0] + gradients[2]).tolist(), slots, number, 0.05)
+        update_row(optimizer, values, gradients[0] + gradients[2], slots, number, 0.05)
     np.testing.assert_allclose(table.rows[1], values, rtol=1e-5)
     np.testing.assert_array_equal(table.rows[[0, 3]], untouched)
 

@@ -18,7 +18,6 @@ from flightedl.domain.model.sharding import plan_shards
 from flightedl.domain.tables.evict import Evict
 from flightedl.domain.tables.optimizers import RowAdagrad, RowAdam
 from flightedl.domain.tables.placement import BUCKETS
-from flightedl.domain.tables.reference import ReferenceTable
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import GradientError, MessageError, UnavailableError
 from flightedl.kernels.row_records import MAX_CUTS
@@ -27,6 +26,7 @@ from flightedl.pserver.rows.incoming import IncomingRows
 from flightedl.pserver.rows.layout import new_table
 from flightedl.pserver.rows.memory import RowMemory, available_bytes, machine_bytes
 from flightedl.pserver.rows.tables import RowChunk, RowCut, RowTables, TableGradients
+from flightedl.testing.reference_table import ReferenceTable
 from flightedl.wire.table_rows import Kind, Section, encode_sections
 
 SPEC = TableSpec("t", 2, SGD(1.0))

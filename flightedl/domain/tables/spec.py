@@ -111,3 +111,8 @@ class TableSpec(Setting):
         It is e / width for each push (Cormode & Muthukrishnan 2005), and less by conservative update.
         """
         return 2.718281828 * pushes / (self.sketch_bytes // 4)
+
+
+def batch_seed(epoch: int, task: int, batch: int) -> int:
+    """Return the seed of an update's stochastic rounding, from its batch or the first batch of a round."""
+    return (epoch << 40 ^ task << 20 ^ batch) & ((1 << 64) - 1)

@@ -20,8 +20,7 @@ import numpy as np
 
 from flightedl.domain.exactly_once.batches import Batch
 from flightedl.domain.pserver.block_values import AddGradient, CopyBlocks, Needs, SpanPlace, Update
-from flightedl.domain.tables.reference import batch_seed
-from flightedl.domain.tables.spec import TableSpec
+from flightedl.domain.tables.spec import TableSpec, batch_seed
 from flightedl.messages.parameters import Outcome
 from flightedl.pserver.copier import SnapshotCopier
 from flightedl.pserver.rows.tables import RowCut, RowTables, TableRows

@@ -1,6 +1,6 @@
 """The rows of embedding tables in a range of buckets: reads, updates, rounds, cuts.
 
-What becomes of a row is said in ``flightedl.domain.tables.reference``; this is the same, fast and in little memory. A
+What becomes of a row is said in ``flightedl.testing.reference_table``; this is the same, fast and in little memory. A
 store is for buckets of one history: where a pserver's buckets differ in that, each range has a store of its own.
 
 Ids are (n,) uint64, contiguous, without repetitions within a call, and in the store's buckets (see ``incoming``).

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from flightedl.domain.tables.placement import buckets_of
-from flightedl.domain.tables.rules import first_slots
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.kernels import row_records
 
@@ -26,7 +25,8 @@ NO_SHIFTS: Numbers = np.empty(0, np.int64)
 
 def slots_of_new_rows(spec: TableSpec, count: int) -> Floats:
     """(count, numbers of all slots): of rows before their first update."""
-    whole = np.array([number for slot in first_slots(spec.optimizer, spec.dim) for number in slot], np.float32)
+    slots = spec.optimizer.slots
+    whole = np.repeat(np.array([slot.initial for slot in slots], np.float32), [slot.width(spec.dim) for slot in slots])
     return np.tile(whole, (count, 1))
 
 

@@ -12,7 +12,7 @@ _LIFE = "domain.pserver.life:PserverLife."
 _CUT = "domain.checkpoint.snapshot:SnapshotCut."
 _SHARD = "testing.simulation.shard:Shard."
 _SINCE = "domain.checkpoint.changes:ChangesSince."
-_TABLE = "domain.tables.reference:ReferenceTable."
+_TABLE = "testing.reference_table:ReferenceTable."
 _SPANS = "domain.tables.restoring:TakenSpans."
 
 PSERVER_BUGS: dict[str, Planted] = {

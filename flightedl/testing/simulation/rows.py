@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from flightedl.domain.checkpoint.changes import ChangesSince
 from flightedl.domain.checkpoint.values import SnapshotCommand
-from flightedl.domain.tables.reference import ReferenceTable, Row
 from flightedl.domain.tables.restoring import TakenSpans
 from flightedl.domain.tables.spec import TableSpec
+from flightedl.testing.reference_table import ReferenceTable, Row
 
 _IDS_OF_A_BLOCK = 100
 

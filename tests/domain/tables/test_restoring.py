@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from flightedl.domain.model.optimizers import SGD
 from flightedl.domain.tables.evict import Evict
-from flightedl.domain.tables.reference import ReferenceTable, Row
 from flightedl.domain.tables.restoring import TakenSpans
 from flightedl.domain.tables.spec import TableSpec
+from flightedl.testing.reference_table import ReferenceTable, Row
 
 
 def taken() -> TakenSpans[str]:

@@ -1,4 +1,4 @@
-"""What becomes of a table's rows, in plain Python: the semantics that the pserver's store has, without its speed.
+"""The life of a table's rows, in plain Python: the semantics of the pserver's store, without its speed.
 
 A row is made by the push that admits its id, and updated by that push and later ones. Reads change nothing: an id
 without a row reads as its first values would be. Ages follow applied pushes: an update that makes version v leaves
@@ -16,9 +16,13 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from flightedl.domain.tables.placement import BUCKETS
-from flightedl.domain.tables.rules import Values, first_slots, update_row
 from flightedl.domain.tables.spec import TableSpec
+from flightedl.testing.reference_updates import initial_slots, update_row
+
+Values = list[float]
 
 
 @dataclass(slots=True)
@@ -101,7 +105,9 @@ class ReferenceTable:
             row = self._admitted(row_id, version, epoch)
             if row is None:
                 continue
-            update_row(self.spec.optimizer, row.values, gradient, row.slots, row.updates, rate, scale)
+            values, slots = np.array(row.values), [np.array(slot) for slot in row.slots]
+            update_row(self.spec.optimizer, values, np.array(gradient, float), slots, row.updates, rate, scale)
+            row.values, row.slots = values.tolist(), [slot.tolist() for slot in slots]
             row.updates += 1
             row.version, row.epoch = version, epoch
         self._give_up_oldest(version)
@@ -120,7 +126,7 @@ class ReferenceTable:
         if waiting.updates < self.spec.admit_after:
             return None
         del self.waiting[row_id]
-        slots = first_slots(self.spec.optimizer, self.spec.dim)
+        slots = [slot.tolist() for slot in initial_slots(self.spec.optimizer, self.spec.dim, float)]
         row = self.rows[row_id] = Row(self.first_values(row_id), slots, 0, version, epoch)
         return row
 
@@ -176,25 +182,3 @@ class ReferenceTable:
             for row_id, row in list(known.items()):
                 if is_meant(row_id) and (row.version < oldest or row.epoch < oldest_epoch):
                     del known[row_id]
-
-
-def combined(contributions: Iterable[tuple[float, Mapping[int, Sequence[float]]]]) -> dict[int, Values]:
-    """The weighted sum of the contributions to a round, by id, added up in the order given.
-
-    Args:
-        contributions: (weight, gradients by id).
-    """
-    sums: dict[int, Values] = {}
-    for weight, gradients in contributions:
-        for row_id, gradient in gradients.items():
-            total = sums.get(row_id)
-            if total is None:
-                sums[row_id] = [weight * one for one in gradient]
-            else:
-                sums[row_id] = [so_far + weight * one for so_far, one in zip(total, gradient, strict=True)]
-    return sums
-
-
-def batch_seed(epoch: int, task: int, batch: int) -> int:
-    """What the rounding of an update is seeded with: of a batch, or of the first batch of a round."""
-    return (epoch << 40 ^ task << 20 ^ batch) & ((1 << 64) - 1)
