@@ -377,10 +377,12 @@ class Job:
         """
         current = self._participation.current
         values = arguments.metrics_of(metrics)
-        if current is None:
-            self._process.progress.metrics(values, 1)
-        else:
+        if current is not None:
             self._process.progress.metrics(values, current.record_count, current.batch.epoch)
+        elif (of_group := self._data.group_batch) is not None:
+            self._process.progress.metrics(values, *of_group)
+        else:
+            self._process.progress.metrics(values, 1)
 
     def wait_for_end(self) -> None:
         """Return when every task of every epoch is done, by whichever trainer; a finished loop means the same.
@@ -495,7 +497,7 @@ class Job:
     def _shares_model(self) -> bool:
         """True if the script may train one model together with other trainers, as far as can be seen."""
         is_known = self._model.is_declared or self._data.explicit_done or self._once.is_used
-        return is_known or has_process_group()
+        return is_known or self._data.is_of_group or has_process_group()
 
     def _began_anew(self) -> None:
         self._data.registered_again()

@@ -16,6 +16,7 @@ import pytest
 from flightedl.adapters.storage import FsspecFiles
 from flightedl.client.data.group_dataset import GroupDataset
 from flightedl.client.data.pieces import PieceReader
+from flightedl.client.probe import DATA, SCRIPT
 from flightedl.domain.groups.plan import Round, RoundPlan
 from flightedl.errors import DataError, FencedError, UsageError
 from flightedl.formats.dataset_spec import DatasetSpec
@@ -51,6 +52,7 @@ class Ranks:
         self.path = directory / "data.parquet"
         pq.write_table(pa.table({"id": range(RECORDS)}), self.path, row_group_size=11)
         self.done: list[int] = []
+        self.turns: list[str] = []
         self.made: list[GroupDataset] = []
 
     def data(self, rank: int = 0, size: int = 1, **given: Any) -> GroupDataset:
@@ -80,6 +82,7 @@ class Ranks:
                 rank,
                 more["attendance"],
                 self.done.append,
+                self.turns.append,
                 waiting,
                 str,
                 explicit_commit=more.get("explicit_commit", False),
@@ -151,6 +154,13 @@ def test_a_position_is_behind_the_round_that_the_loop_has_and_not_behind_what_is
     assert counted(rounds_of([whole])) == Counter(range(RECORDS))
 
 
+def test_the_loop_knows_records_and_epoch_of_its_batch(ranks: Ranks) -> None:
+    data = ranks.data(batch_size=RECORDS - 1, epochs=2)
+    assert data.current is None
+    assert [data.current for _ in data] == [(RECORDS - 1, 0), (1, 0), (RECORDS - 1, 1), (1, 1)]
+    assert data.current is None
+
+
 def test_a_loop_that_was_left_goes_on(ranks: Ranks) -> None:
     data = ranks.data()
     rounds = rounds_of([data], 5) + rounds_of([data])
@@ -213,6 +223,7 @@ def test_epochs_follow_each_other(ranks: Ranks) -> None:
     data = ranks.data(epochs=2)
     epochs = Counter(data.epoch for _ in data)
     assert epochs == {0: RECORDS // 8, 1: RECORDS // 8}
+    assert Counter(ranks.turns) == {SCRIPT: RECORDS // 4, DATA: RECORDS // 4}
     assert sum(ranks.done) == 2 * RECORDS
     with pytest.raises(UsageError, match="no batch is current"):
         _ = data.epoch

@@ -45,7 +45,7 @@ LINKED = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "deploy" 
 
 #: What the session calls, public only to the package.
 OF_THE_SESSION = {
-    "data": {"close", "fail_current", "registered_again"},
+    "data": {"close", "current", "fail_current", "registered_again"},
     "model": {
         "abandon_batch",
         "batch_ends",

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from flightedl.client.data.read_queue import READ_AHEAD_MB, KeptBytes, ReadQueue
+from flightedl.client.probe import DATA, SCRIPT
 from flightedl.client.waiting import Waiting
 from flightedl.domain.groups.plan import BEGINNING, EpochEnd, Position, Round, RoundPlan
 from flightedl.domain.groups.token import Token, decode, encode, require_same_data
@@ -72,6 +73,7 @@ class GroupDataset:
         rank: This rank.
         attendance: Knows the group's starts.
         batch_done: Called with the number of records of a batch when the next one is asked for.
+        turn: Called with what the loop does from now on: wait for data, or run the script.
         waiting: Begins a wait of the user's thread.
         trouble_of_files: Returns the cause of a wait for files, or "".
         explicit_commit: True if only rounds that ``commit`` names count for ``state_dict``.
@@ -88,6 +90,7 @@ class GroupDataset:
         rank: int,
         attendance: Attendance,
         batch_done: Callable[[int], None],
+        turn: Callable[[str], object],
         waiting: Callable[[], Waiting],
         trouble_of_files: Callable[[], str],
         *,
@@ -102,6 +105,7 @@ class GroupDataset:
         self._rank = rank
         self._attendance = attendance
         self._batch_done = batch_done
+        self._turn = turn
         self._waiting = waiting
         self._trouble_of_files = trouble_of_files
         self._explicit_commit = explicit_commit
@@ -113,6 +117,7 @@ class GroupDataset:
         #: Rounds that were handed out and are not committed, the oldest first.
         self._uncommitted: deque[pa.RecordBatch] = deque()
         self._handed_out: Round | None = None
+        self._row_count = 0
         self._summary: EpochEnd | None = None
         self._queue: ReadQueue[Item] = ReadQueue(read_ahead_bytes)
         self._stopping = threading.Event()
@@ -146,6 +151,11 @@ class GroupDataset:
         if self._handed_out is None:
             raise UsageError("no batch is current: ask for the epoch inside `for batch in data`")
         return self._handed_out.epoch
+
+    @property
+    def current(self) -> tuple[int, int] | None:
+        """Records and epoch of the batch that the loop has now; None if it has none."""
+        return None if self._handed_out is None else (self._row_count, self._handed_out.epoch)
 
     @property
     def summary(self) -> EpochEnd | None:
@@ -187,12 +197,14 @@ class GroupDataset:
             self._attendance.take(step.epoch * self.record_count + step.records, step)
             if isinstance(batch, Exception):
                 raise batch
-            self._handed_out = step
+            self._handed_out, self._row_count = step, batch.num_rows
             if self._explicit_commit:
                 self._uncommitted.append(batch)
             else:
                 self._count_round()
+            self._turn(SCRIPT)
             yield batch
+            self._turn(DATA)
             self._handed_out = None
             self._batch_done(batch.num_rows)
         self._is_over = True

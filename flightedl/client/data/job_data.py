@@ -161,6 +161,7 @@ class JobData:
             rank,
             self._attendance,
             process.progress.batch,
+            process.probe.turn,
             process.waiting,
             lambda: self._files.trouble,
             explicit_commit=explicit_commit,
@@ -245,6 +246,16 @@ class JobData:
         if current is not None and self._dataset is not None:
             last = "".join(traceback.format_exception_only(error)).strip()
             self._dataset.fail_current(current, last, place_of(error))
+
+    @property
+    def is_of_group(self) -> bool:
+        """True if this process is a rank of a group."""
+        return self._group is not None
+
+    @property
+    def group_batch(self) -> tuple[int, int] | None:
+        """Records and epoch of the batch that a rank's loop has now; None if it has none."""
+        return None if self._group is None else self._group.current
 
     def leave_group(self, error: BaseException | None) -> None:
         """Leave the group, if this process is a rank of one. See ``GroupAttendance.leave``."""
