@@ -1,18 +1,31 @@
-"""Whole jobs on one machine: a real etcd, real server processes, trainers, and a supervisor; and jobs on Kubernetes.
+"""Jobs on one machine (etcd, servers, trainers and a supervisor as processes), jobs on Kubernetes, and tools.
 
-* ``processes``: children that cannot outlive their parent. ``orphan_reaper``: the process that kills the last of them.
-* ``fork_server``: the process from which the processes of a job are forked. ``forking``: the launcher's side of it.
-* ``etcd``: an etcd of the job's own.
-* ``policy``: decisions about processes that end (pure). ``supervisor``: carries them out.
-* ``cluster``: ``fe.local()``, servers without trainers, for notebooks and tests. ``programs``: settings and commands
-  of its processes. ``places``: directories of results and logs, and free ports.
-* ``naming``: the claim of a job's name. ``liveness``: proofs that a job of a name runs. ``former``: the state that etcd
-  keeps of an earlier job, and how it is forgotten. ``lease_cleaner``: ends the leases of dead processes.
-* ``run``: ``flightedl run``, servers and trainers to the end of the job. ``progress``: its display. ``results``: its
-  curves and its last checkpoint.
-* ``trainer``: the outermost frame of a trainer process, around the user's script.
-* ``failed``: failed and skipped work in words. ``verdict``: the end of a job whose trainers ended well.
-* ``status``: requests to a job's master. ``doctor``: requests to all processes. ``probes``: its probes of storage, disk
-  and certificates.
-* ``kubernetes``: a job on Kubernetes. ``certificates``: the certificates of a job's members.
+Processes:
+
+* ``processes``: children that cannot outlive their parent
+* ``orphan_reaper``: the process that kills orphaned children
+* ``fork_server``, ``forking``: the process from which a job's processes are forked, and its client
+* ``etcd``: an etcd for one job
+* ``trainer``: entry point of a trainer process, around the user's script
+* ``programs``, ``places``: settings and commands of a job's processes; directories and free ports
+* ``certificates``: the certificates of a job's members
+
+Jobs:
+
+* ``cluster``: ``fe.local()``, servers without trainers, for notebooks and tests
+* ``run``: ``flightedl run``, from the first process to the summary; ``progress`` is its display, ``results`` its output
+* ``policy``, ``supervisor``: decisions about ended processes (pure), and their execution
+* ``failed``, ``verdict``: failed work as text, and the result of a job whose trainers succeeded
+* ``naming``, ``liveness``: claim of a job's name, and proof that a job is running
+* ``former``, ``lease_cleaner``: state of an earlier job in etcd, and removal of dead processes' leases
+* ``kubernetes``: a job on Kubernetes
+
+Tools:
+
+* ``status``: requests to a job's master
+* ``doctor``, ``probes``: requests to all processes; probes of storage, disk and certificates
+
+A process from start to end: ``run`` creates a ``cluster``, whose ``supervisor`` starts each process by a starter from
+``programs``. The starter asks the fork server for a child. When the child ends, the supervisor asks ``policy``, which
+decides to start another one, to leave the slot empty, or to give up. The outcome goes to ``verdict`` and the summary.
 """

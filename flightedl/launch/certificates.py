@@ -1,4 +1,4 @@
-"""Which certificates the members of a job have; made by ``adapters.certificates``."""
+"""Certificates of a job's members, created by ``adapters.certificates``."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 #: Names, IPv4 and IPv6 addresses; a certificate's first label may be ``*``.
 _HOST = re.compile(r"(\*\.)?[\w:]([\w.:-]{0,251}[\w:])?", re.ASCII)
-#: Beside the roles: for an etcd of the job's own. It proves nothing to masters and pservers.
+#: Name, among those of the roles, for a job's own etcd. Masters and pservers do not accept its certificate.
 ETCD = "etcd"
 
 
 def members(job: str, etcd_hosts: Sequence[str]) -> list[Member]:
-    """One for each role, and one for etcd at these names and addresses beside loopback's.
+    """Return one member per role, and one for etcd with these names and addresses in addition to loopback.
 
     Raises:
-        UsageError: a host has characters that no name or address has.
+        UsageError: a host contains characters that are not allowed in names and addresses.
     """
     from flightedl.adapters.certificates import Member
 

@@ -1,12 +1,12 @@
-"""A job's servers, and its trainers if wanted, as processes of this machine: what ``fe.local()`` gives.
+"""A job's servers, and optionally its trainers, as processes on this machine: ``fe.local()``.
 
 ::
 
     with fe.local(pservers=2) as cluster:
         job = cluster.connect()
 
-etcd, the master and the pservers are real processes, started together and watched over by a supervisor. Everything
-is gone when the block ends: processes, ports, temporary directories. The logs stay when ``output_dir`` was given.
+etcd, the master and the pservers are real processes, watched by a supervisor. When the block ends, all processes, ports
+and temporary directories are removed. The logs are kept if ``output_dir`` is given.
 """
 
 from __future__ import annotations
@@ -44,26 +44,25 @@ _NOT_STARTED = "the cluster was not started: use it in a `with` block"
 
 
 class LocalCluster:
-    """etcd, one master and some pservers on this machine.
+    """etcd, one master and a number of pservers on this machine.
 
     Args:
         pservers: Number of parameter servers; 0 for trainers that only share data.
-        job: The job's name; with ``etcd`` it tells several jobs apart.
-        checkpoint: URL for checkpoints and the dataset's index; None: none are kept.
+        job: The job's name; it distinguishes the jobs of one ``etcd``.
+        checkpoint: URL for checkpoints and the dataset's index; None disables checkpoints.
         etcd: ``host:port`` of a running etcd to use; None starts one for the cluster.
-        output_dir: Directory of logs (``logs/``) and of what the script saves; None: a temporary directory.
-        trainers: Program to run as trainers beside the servers; None: no trainers.
-        standby: Start one more master and one more pserver, which take over at once from one that dies, without the
-            time that starting takes.
-        record: Directory in which every process records what happens to it, for ``flightedl replay``; None: no records.
-        page: Serve a web page of the job by the master, at ``page_url``.
-        limits: When the supervisor gives up.
-        on_event: Receives one sentence about each process that ends or is replaced.
-        forks: A fork server that imports already, which the caller ends after the cluster; None starts one.
+        output_dir: Directory for logs (``logs/``) and for the script's output; None: a temporary directory.
+        trainers: Program to run as trainers; None: no trainers.
+        standby: Start an additional master and an additional pserver that take over immediately when one dies.
+        record: Directory in which every process records its events, for ``flightedl replay``; None disables recording.
+        page: Let the master serve a web page of the job, at ``page_url``.
+        limits: Restart limits of the supervisor.
+        on_event: Receives a sentence about each process that ends or is replaced.
+        forks: A fork server with its imports done, which the caller closes after the cluster; None starts one.
         more: Further settings of all processes, such as ``lease_ttl_s``.
 
     Raises:
-        UsageError: a setting is wrong, or there is no etcd program.
+        UsageError: a setting is wrong, or the etcd program is missing.
     """
 
     def __init__(
@@ -86,7 +85,7 @@ class LocalCluster:
         if record is not None:
             more["record"] = str(directory_of(record, "record"))
         page_port = free_ports(1)[0] if page else 0
-        #: URL of the job's page, which answers once there is a master; empty without a page.
+        #: URL of the job's page, which responds once a master is running; empty without a page.
         self.page_url = f"http://127.0.0.1:{page_port}/" if page else ""
         self._programs = Programs(job, pservers, checkpoint, etcd, trainers, standby, page_port, more)
         self.job = job
@@ -96,39 +95,39 @@ class LocalCluster:
         self._say: OnEvent = on_event or (lambda _: None)
         self._forks = forks
         self._clock = SystemClock()
-        #: True: end the leases of processes at once when they are seen to end. False: leases run their time, as on a
-        #: cluster where nobody sees it.
+        #: True: end the leases of a process as soon as it is seen to end. False: let them expire, as on a cluster where
+        #: no supervisor sees it.
         self.revokes_leases = True
         self._resources: contextlib.ExitStack | None = None
         self._supervisor: Supervisor | None = None
         self._storage: Storage | None = None
-        #: Sessions that ``connect`` made.
+        #: Sessions created by ``connect``.
         self._sessions: list[Job] = []
         self._directory: Path | None = self._output_dir
 
-    # What it is made of
+    # State
 
     @property
     def etcd_address(self) -> str:
-        """``host:port`` of the job's etcd. Known once the cluster was started."""
+        """``host:port`` of the job's etcd. Available once the cluster has started."""
         if self._programs.etcd_address is None:
             raise UsageError(_NOT_STARTED)
         return self._programs.etcd_address
 
     @property
     def directory(self) -> Path:
-        """Directory of logs and results. Known once the cluster was started."""
+        """Directory of logs and results. Available once the cluster has started."""
         if self._directory is None:
             raise UsageError(_NOT_STARTED)
         return self._directory
 
     @property
     def processes(self) -> tuple[ProcessView, ...]:
-        """All processes, with their pids and how often each was started."""
+        """All processes, with their pids and numbers of starts."""
         return self._running().processes()
 
     def pid(self, role: str, index: int = 0) -> int | None:
-        """Return the pid of one process. None if it is being replaced or has finished."""
+        """Return the pid of a process, or None if it is being replaced or has finished."""
         child = self._child(role, index)
         return None if child is None else child.pid
 
@@ -136,11 +135,11 @@ class LocalCluster:
         """Send a signal to one process, and return its pid.
 
         Raises:
-            UnavailableError: no process is there at the moment.
+            UnavailableError: the process is not running at the moment.
         """
         child = self._child(role, index)
         if child is None:
-            raise UnavailableError(f"no {role} {index} runs at the moment")
+            raise UnavailableError(f"{role} {index} is not running at the moment")
         child.send(number)
         return child.pid
 
@@ -149,29 +148,29 @@ class LocalCluster:
         return self._running().outcome(timeout_s)
 
     def status(self) -> JobStatus:
-        """Return a connection that asks the master for the job's status. Close it after use."""
-        # Takes as long to import as etcd to start, and is not needed until processes are started.
+        """Return a connection for requesting the job's status from the master. Close it after use."""
+        # Imported lazily: it takes as long as etcd's start, and is needed only once processes are running.
         from flightedl.launch.status import JobStatus
 
         return JobStatus(self._programs.common, self._clock)
 
-    # Life
+    # Lifecycle
 
     def start(self, *, ready_s: float | None = 60.0, is_unwanted: Callable[[], bool] = lambda: False) -> Self:
-        """Start everything and wait until the master and all pservers are there.
+        """Start everything and wait until the master and all pservers are ready.
 
-        Leases that a former job of this name has left in etcd are waited for first (``liveness``).
+        First waits for the leases of an earlier job with this name (``liveness``).
 
         Args:
             ready_s: Time limit of the wait; None: return as soon as the processes are started.
-            is_unwanted: Asked while waiting for a former job; True cancels the start.
+            is_unwanted: Polled while waiting for an earlier job; True cancels the start.
 
         Raises:
-            JobFailedError: a process ended for good; has its last lines.
-            UnavailableError: they were not there in time; says what is missing.
+            JobFailedError: a process ended and will not be restarted; contains its last lines.
+            UnavailableError: the servers were not ready in time; names the missing ones.
         """
         if self._resources is not None:
-            raise UsageError("the cluster runs already")
+            raise UsageError("the cluster is already running")
         self._require_places()
         programs = self._programs
         with contextlib.ExitStack() as stack:
@@ -218,11 +217,11 @@ class LocalCluster:
         return self
 
     def stop(self, drain_s: float = 0.0, is_hurried: Callable[[], bool] = lambda: False) -> None:
-        """Close all sessions of ``connect``, then stop and remove everything. Fine to call twice.
+        """Close all sessions of ``connect``, then stop and remove everything. May be called twice.
 
         Args:
-            drain_s: Seconds that the servers get in addition, to write a last checkpoint.
-            is_hurried: Asked meanwhile; all processes end at once when it returns True.
+            drain_s: Additional seconds for the servers to write a last checkpoint.
+            is_hurried: Polled while stopping; all processes are killed once it returns True.
         """
         sessions, self._sessions = self._sessions, []
         for session in sessions:
@@ -235,34 +234,34 @@ class LocalCluster:
             resources.close()
 
     def connect(self, *, fresh: bool = False, **arguments: Any) -> Job:
-        """``fe.connect()`` to this cluster's job; takes the same arguments.
+        """Connect to this cluster's job with the arguments of ``fe.connect()``.
 
-        The session ends with the cluster, if not before.
+        The session ends with the cluster at the latest.
 
         Args:
-            fresh: Begin the job from nothing, with servers that are started again, if it was begun before.
-            **arguments: As of ``fe.connect``.
+            fresh: If the job was started before, restart the servers and begin it from scratch.
+            **arguments: Arguments of ``fe.connect``.
 
         Raises:
-            UsageError: the cluster does not run, a setting is wrong, or (``fresh``) the job has checkpoints.
+            UsageError: the cluster is not running, a setting is wrong, or (``fresh``) the job has checkpoints.
         """
         from flightedl.client.session import connect
 
         if self._resources is None:
-            raise UsageError("the cluster does not run: connect inside its `with` block")
+            raise UsageError("the cluster is not running: connect inside its `with` block")
         if fresh:
             self._begin_from_nothing()
         more = self._programs.more_of(TrainerSettings)
         session = connect(
             **{"etcd": self.etcd_address, "job": self.job, **more, **arguments},
             job_over=self._why_over,
-            begin_again="`cluster.connect(fresh=True)` begins it again from nothing",
+            begin_again="`cluster.connect(fresh=True)` restarts it from scratch",
         )
         self._sessions.append(session)
         return session
 
     def _why_over(self) -> str:
-        """Say why the servers will not come back. Empty if they may."""
+        """Return why the servers will not come back, or an empty string if they may."""
         outcome = self._running().outcome()
         return "" if outcome is None or not outcome.exit_code else explain(outcome)
 
@@ -276,8 +275,8 @@ class LocalCluster:
                 return
         if self._storage is not None:
             raise UsageError(
-                f"job {self.job} cannot begin from nothing, because {self._storage.url} has its checkpoints: "
-                "give fe.local another checkpoint= or job="
+                f"job {self.job} cannot start from scratch, because {self._storage.url} has its checkpoints: "
+                "pass another checkpoint= or job= to fe.local"
             )
         self.stop()
         if not self._programs.has_own_etcd:
@@ -293,10 +292,10 @@ class LocalCluster:
         self.stop()
 
     def _require_places(self) -> None:
-        """Make sure, before anything is started, that the job can write its files.
+        """Check, before anything is started, that the job can write its files.
 
         Raises:
-            UsageError: a directory cannot be made, or the storage cannot be reached.
+            UsageError: a directory cannot be created, or the storage cannot be reached.
         """
         if self._output_dir is not None:
             make_directory(self._output_dir / LOGS)
@@ -307,7 +306,7 @@ class LocalCluster:
         try:
             self._storage = job_storage(url, self.job)
         except UnavailableError as error:
-            raise UsageError(f"no checkpoints can be kept: {error}") from None
+            raise UsageError(f"checkpoints cannot be stored: {error}") from None
 
     def _account(self) -> Account | None:
         from flightedl.launch.status import account_of
@@ -341,5 +340,5 @@ class LocalCluster:
 
 
 def local(pservers: int = 1, **arguments: Any) -> LocalCluster:
-    """A cluster on this machine, to be used in a ``with`` block: see :class:`LocalCluster`."""
+    """Return a cluster on this machine, for use in a ``with`` block. See :class:`LocalCluster`."""
     return LocalCluster(pservers, **arguments)

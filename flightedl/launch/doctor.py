@@ -1,7 +1,7 @@
-"""Asks every process of a job how it is, for ``domain.diagnosis`` to say what is wrong.
+"""Queries every process of a job, for diagnosis by ``domain.diagnosis``.
 
-A process that does not answer is an observation as well: nothing here raises because a server is gone. All processes
-are asked at the same time, so that silence costs a few seconds in all and not a few for each.
+A missing answer is also an observation, so nothing here raises because a server is gone. All processes are queried
+concurrently, so unresponsive ones cost a few seconds in total, not a few seconds each.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ Result = TypeVar("Result")
 
 _CALL_S = 3.0
 _CONNECT_S = 1.5
-#: A trainer reports every 5 s at least, and sends its stacks with the next report.
+#: A trainer reports at least every 5 s, and sends its stacks with the next report.
 _STACKS_S = 12.0
 _AT_ONCE = 16
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Server:
-    """A server that has a key in etcd."""
+    """A server with a key in etcd."""
 
     role: str
     index: int
@@ -68,10 +68,10 @@ class _Server:
 
 
 class Doctor:
-    """Looks at one job.
+    """Examines one job.
 
     Args:
-        chosen: Name the job, its etcd, the directory of certificates, and the URL of the checkpoints to try out.
+        chosen: Settings that name the job, its etcd, the directory of certificates, and the checkpoint URL to test.
         clock: The process's clock.
     """
 
@@ -83,7 +83,7 @@ class Doctor:
         self._connector = tool_connector(chosen.tls_dir)
 
     def look(self, *, with_stacks: bool = False) -> Observations:
-        """Ask every process once. ``with_stacks`` adds the stacks of all threads."""
+        """Query every process once. ``with_stacks`` adds the stacks of all threads."""
         endpoints = _at_once(self._ask_etcd, self._etcd.each_endpoint)
         here, chosen = Path(), self._chosen
         found_disk = disk_of(here)
@@ -124,7 +124,7 @@ class Doctor:
         return self._with_stacks(seen, dict(texts), trainers)
 
     def explain(self, seen: Observations) -> tuple[Observations, list[Finding]]:
-        """Return the findings. Slow trainers are first asked for the stacks of their threads."""
+        """Return the findings. Slow trainers are first asked for their stacks."""
         found = examine(seen)
         slow = [each.who for each in found if each.cause is Cause.TRAINER_IS_SLOW and each.who not in seen.stacks]
         if not slow or seen.master is None:
@@ -135,7 +135,7 @@ class Doctor:
     # etcd
 
     def _ask_etcd(self, endpoint: str) -> tuple[Asked, Listing | None]:
-        """Ask one member of etcd for the keys of the job."""
+        """Query one etcd member for the job's keys."""
 
         def ask() -> Listing:
             inner = EtcdCoordinator(
@@ -163,7 +163,7 @@ class Doctor:
     # servers
 
     def _certificates(self, servers: Sequence[_Server]) -> dict[str, ShownCertificate]:
-        """Return the certificates that servers show. Empty without TLS."""
+        """Return the certificates presented by the servers, or an empty dict without TLS."""
         if not self._chosen.tls_dir:
             return {}
         place = place_of(self._chosen.tls_dir, Role.ADMIN)
@@ -183,7 +183,7 @@ class Doctor:
         return self._tried(address, ask)
 
     def _tried(self, address: str, ask: Callable[[], Result]) -> tuple[Asked, Result | None]:
-        """Ask a server, and return how it answered beside its answer."""
+        """Query a server, and return how it answered together with its answer."""
         asked = Asked(address=address, is_connected=_is_listening(address))
         if not asked.is_connected:
             return dataclasses.replace(asked, error=f"nothing listens at {address}", code="unavailable"), None
@@ -198,14 +198,14 @@ class Doctor:
     # stacks
 
     def _stacks_of(self, server: _Server, trainer: str = "") -> str:
-        """Return the stacks of a server, or of a trainer by way of its master. Empty if it does not say."""
+        """Return the stacks of a server, or of a trainer through its master. Empty if there is no answer."""
         wait_s = _STACKS_S if trainer else 0.0
         request = StacksRequest(trainer=trainer, wait_s=wait_s)
         _, reply = self._ask(server, "stacks", encode(request), StacksReply, wait_s + _CALL_S)
         return "" if reply is None else reply.text
 
     def _with_stacks(self, seen: Observations, more: Mapping[str, str], trainers: Sequence[str]) -> Observations:
-        """Add the stacks that are given, and those that the trainers report."""
+        """Add the given stacks, and those that the trainers report."""
         found = {**seen.stacks, **more}
         if seen.master is not None:
             record = ServerRecord(address=seen.master.address, generation=seen.address_generation)
@@ -225,7 +225,7 @@ def _is_listening(address: str) -> bool:
 
 
 def _at_once(ask: Callable[[Item], Result], whom: Iterable[Item]) -> list[Result]:
-    """Ask all at the same time, and return the answers in order."""
+    """Query all concurrently, and return the answers in order."""
     asked = list(whom)
     if not asked:
         return []

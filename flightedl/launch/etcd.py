@@ -1,13 +1,14 @@
-"""An etcd of the job's own: one member, on this machine, for as long as the job runs.
+"""An etcd for one job: a single member, on this machine, for the lifetime of the job.
 
 Rules:
 
-* It listens on 127.0.0.1 only, on ports that were free a moment before (etcd has no port 0). If another process was
-  quicker, other ports are tried.
-* Its data lies in a temporary directory that :meth:`EmbeddedEtcd.close` removes. After the *process* was killed,
-  :meth:`EmbeddedEtcd.start_again` starts it again on the same data and ports.
-* It does not sync to disk (``--unsafe-no-fsync``): right for data that dies with the job, wrong for a cluster's etcd.
-  Old revisions are compacted and the log cut often, so that a job of a million dispatches stays small.
+* It listens on 127.0.0.1 only, on ports that were free a moment before (etcd does not support port 0). If another
+  process takes one of them first, other ports are tried.
+* Its data is in a temporary directory that :meth:`EmbeddedEtcd.close` removes. If the *process* is killed,
+  :meth:`EmbeddedEtcd.start_again` restarts it with the same data and ports.
+* It does not sync to disk (``--unsafe-no-fsync``), which is right for data that ends with the job and wrong for a
+  cluster's etcd. Old revisions are compacted and the log is truncated often, so that jobs with millions of dispatches
+  stay small.
 """
 
 from __future__ import annotations
@@ -34,20 +35,20 @@ class EmbeddedEtcd:
     """One etcd process with a temporary data directory.
 
     Args:
-        children: starts the process and reaps it.
-        program: the etcd to start; by default the one that :func:`find_etcd` finds.
+        children: Starts the process and reaps it.
+        program: The etcd program; by default the one that :func:`find_etcd` finds.
     """
 
     def __init__(self, children: Children, program: str | None = None) -> None:
         self._children = children
         self._program, version = (program, ()) if program else find_etcd()
-        #: What to tell the user about the program; empty if there is nothing to tell.
+        #: Warning about the program, for the user; empty if there is none.
         self.warning = ""
         if version and not is_sound(version):
             self.warning = (
                 f"etcd {'.'.join(map(str, version))} ({self._program}) may lose acknowledged writes when etcd itself "
                 "is killed, and batches then count twice or not at all. Kills of all other processes are safe. "
-                "Install etcd 3.4.23, 3.5.3 or newer, as by `apt-get install etcd-server`"
+                "Install etcd 3.4.23, 3.5.3 or newer, for example by `apt-get install etcd-server`"
             )
         self._directory = Path(tempfile.mkdtemp(prefix="flightedl-etcd-"))
         children.adopt_directory(self._directory)
@@ -56,7 +57,7 @@ class EmbeddedEtcd:
 
     @property
     def address(self) -> str:
-        """``host:port`` for clients. Known once it was started."""
+        """``host:port`` for clients. Available once etcd has started."""
         if self._ports is None:
             raise ValueError("etcd was not started")
         return f"{_HOST}:{self._ports[0]}"
@@ -68,10 +69,10 @@ class EmbeddedEtcd:
         return self._child
 
     def start(self) -> Child:
-        """Start it, and wait until it answers.
+        """Start etcd, and wait until it answers.
 
         Raises:
-            UnavailableError: it does not start; has its last line of output.
+            UnavailableError: it does not start; contains its last line of output.
         """
         reason = ""
         for _attempt in range(_PORT_ATTEMPTS):
@@ -89,25 +90,25 @@ class EmbeddedEtcd:
         raise UnavailableError(f"etcd ({self._program}) does not start: {reason}")
 
     def start_again(self) -> Child:
-        """Start it again after its process ended, with the same address and data.
+        """Restart etcd after its process ended, with the same address and data.
 
-        Does not wait for its answer: it may be killed before, or take its time on a busy machine. The supervisor
-        watches over the process anyway, and all clients ask again.
+        Does not wait for an answer: etcd may be killed before, or be slow on a busy machine. The supervisor watches the
+        process, and all clients retry.
 
         Raises:
-            UnavailableError: the process that was there cannot be killed.
+            UnavailableError: the previous process cannot be killed.
         """
         before, ports = self.child, self._ports
         assert ports is not None, "it was started before"
         before.kill()
         if before.wait(timeout_s=5.0) is None:
-            raise UnavailableError(f"the etcd that is to be replaced (pid {before.pid}) does not end")
+            raise UnavailableError(f"the previous etcd (pid {before.pid}) cannot be killed")
         self._children.forget(before)
         self._child = self._children.start("etcd", self._command(ports), child_environment())
         return self._child
 
     def close(self) -> None:
-        """Stop it and remove its data."""
+        """Stop etcd and remove its data."""
         if self._child is not None:
             self._children.stop([self._child], grace_s=0.5)
         self._children.remove_directory(self._directory)
@@ -139,7 +140,7 @@ class EmbeddedEtcd:
 
 
 def _wait_until_healthy(child: Child, port: int, member: str) -> str | None:
-    """Wait until etcd answers. Returns None, or the reason why it does not."""
+    """Wait until etcd answers. Return None, or the reason why it does not."""
     waiter = threading.Event()
     for _ in range(round(_READY_S / _READY_POLL_S)):
         code = child.poll()
@@ -152,7 +153,7 @@ def _wait_until_healthy(child: Child, port: int, member: str) -> str | None:
 
 
 def _is_healthy(port: int, member: str) -> bool:
-    """True if this very etcd answers at the port and has a leader. Another etcd may have taken the port."""
+    """True if this particular etcd answers at the port and has a leader. Another etcd may have taken the port."""
     # Imported while etcd starts.
     import http.client
 

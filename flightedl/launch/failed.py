@@ -1,4 +1,4 @@
-"""Failed and skipped work in words."""
+"""Failed and skipped work as text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flightedl.messages.status import FailedPiece, StatusReply
 
 
 def place_of(piece: FailedPiece) -> str:
-    """File, chunk and records of a failed piece."""
+    """Return the file, chunk and records of a failed piece as text."""
     total = sum(each.records for each in piece.ranges)
     last = piece.first_record + piece.records - 1
     records = f"record {last}" if piece.records == 1 else f"records {piece.first_record}-{last}"
@@ -19,7 +19,7 @@ def place_of(piece: FailedPiece) -> str:
 
 
 def joined(pieces: Iterable[FailedPiece]) -> list[FailedPiece]:
-    """Sort failures by task and batch, and join neighbours in one chunk that failed of the same error."""
+    """Sort failures by task and batch, and join adjacent ones of a chunk that have the same error."""
     found: list[FailedPiece] = []
     for piece in sorted(pieces, key=lambda each: (each.epoch, each.task, each.first_batch)):
         last = found[-1] if found else None
@@ -37,7 +37,7 @@ def joined(pieces: Iterable[FailedPiece]) -> list[FailedPiece]:
 
 
 def failed_tasks(status: StatusReply) -> int:
-    """Return how many tasks failed or have failed parts, each in each epoch."""
+    """Return the number of tasks that failed or have failed parts, counted once per epoch."""
     return max(len({(piece.epoch, piece.task) for piece in status.failed}), status.tasks.failed)
 
 
@@ -54,7 +54,7 @@ def _continues(last: FailedPiece, piece: FailedPiece) -> bool:
 
 
 def skipped_of(status: StatusReply) -> str:
-    """Describe what was skipped as corrupt. Empty if nothing was."""
+    """Describe the data skipped as corrupt. Empty if there is none."""
     counts = (
         (status.skipped_records, "corrupt record", "corrupt records"),
         (status.skipped_parts, "corrupt part of the files", "corrupt parts of the files"),
@@ -63,17 +63,17 @@ def skipped_of(status: StatusReply) -> str:
 
 
 def alarms_of(status: StatusReply) -> list[str]:
-    """Describe each trouble in spite of which the job goes on."""
+    """Describe each problem that does not stop the job."""
     missing = status.missing_tasks
     alarms = {
         "checkpoints": status.checkpoint_alarm,
-        "tasks": f"{missing:,} that were reported as done had to be done again" if missing else "",
+        "tasks": f"{missing:,} that were reported as done had to be repeated" if missing else "",
         "dataset": status.dataset_alarm,
     }
     for table in status.tables:
         if table.refused:
             alarms[f"table {table.name}"] = (
-                f"{table.refused:,} gradients of new rows were dropped, because there is no memory for more: have more "
-                "pservers, give them more (--table-memory-mb), or let rows go (evict=)"
+                f"{table.refused:,} gradients of new rows were dropped for lack of memory: use more pservers, "
+                "give them more memory (--table-memory-mb), or evict rows (evict=)"
             )
     return [f"{what}: {text}" for what, text in alarms.items() if text]

@@ -1,8 +1,7 @@
-"""The process from which the processes of a job are forked, so that their common modules are imported once.
+"""The process from which a job's processes are forked, so that their common modules are imported only once.
 
-A small job on two cores would otherwise begin with five processes that each import for a second, and a replacement
-would take a second more. ``forking`` starts this process, and asks it for one process after the other.
-
+Otherwise a small job on two cores would start five processes that each import for a second, and a replacement would
+take another second. ``forking`` starts this process, and requests one process after another from it.
 Theory of operation. Forking is safe here because modules are imported and machine code is loaded, no more: gRPC, Flight
 and etcd's client have no objects and no threads yet. The process imports in the order in which processes will be asked
 for, and looks for requests between two modules, so a master and trainers already work while the pservers' compiler is
@@ -42,11 +41,11 @@ from typing import NamedTuple
 from flightedl.config import replace_environment
 from flightedl.process.tuning import leave_out_pandas_and_scipy, let_pandas_wait
 
-#: Last argument of this process, which leaves room for a child's command line.
+#: Last argument of this process. It reserves room for a child's command line.
 PADDING = "-" * 512
 #: Size of a number in a request and in its answer.
 NUMBER_BYTES = 8
-#: Kind of process -> modules that it imports beside the one that it runs as ``__main__``.
+#: Kind of process -> modules it imports in addition to its main module.
 _IMPORTS = {
     "master": (
         "pyarrow.flight",
@@ -60,32 +59,32 @@ _IMPORTS = {
     "pserver": ("numba", "flightedl.kernels.compiled", "flightedl.pserver.main"),
 }
 _PR_SET_PDEATHSIG = 1
-#: How often a child looks whether it has another parent.
+#: Seconds between two checks of a child for its parent.
 _LOOK_S = 0.0005
 
 
 class Request(NamedTuple):
-    """A process that the launcher asks for."""
+    """A process requested by the launcher."""
 
-    #: A key of ``_IMPORTS``, or a module's dotted name; any other kind imports nothing before.
+    #: A key of ``_IMPORTS``, or a module's dotted name to import first. Other kinds import nothing first.
     kind: str
     #: The module to run as ``__main__``, and its arguments.
     module: str
     arguments: list[str]
     environment: dict[str, str]
-    #: Its working directory; empty: that of this process.
+    #: Its working directory; empty: the one of this process.
     directory: str
     #: Pid of its parent.
     launcher: int
 
 
 def main() -> None:
-    """Answer requests until there are no more. In a child, run the module of the request."""
+    """Serve requests until there are no more. In a child, run the requested module."""
     serve(socket.socket(fileno=0), sys.argv[1:-1])
 
 
 def serve(connection: socket.socket, kinds: Sequence[str]) -> None:
-    """Answer requests, with the imports of some kinds done. In a child, return when its module has ended."""
+    """Serve requests, after the imports for these kinds. In a child, return when its module has ended."""
     gc.disable()
     for kind in kinds:
         _get_ready(kind, connection)
@@ -96,7 +95,7 @@ def serve(connection: socket.socket, kinds: Sequence[str]) -> None:
             connection.close()
             _belong_to(request.launcher)
             _become(request, file)
-            # It runs anew as ``__main__``, even if another module has imported it.
+            # It is run again as ``__main__``, even if another module has imported it.
             sys.modules.pop(request.module, None)
             runpy.run_module(request.module, run_name="__main__", alter_sys=True)
             return
@@ -118,7 +117,7 @@ def _received(connection: socket.socket) -> tuple[Request, int] | None:
 
 
 def _get_ready(kind: str, connection: socket.socket | None) -> None:
-    """Import the modules of a kind, and load the kernels of a pserver. Stop early if a request comes."""
+    """Import the modules of a kind, and load a pserver's kernels. Stop early if a request arrives."""
     with _without_pandas_and_scipy():
         for name in _IMPORTS.get(kind, (kind,) if "." in kind else ()):
             if connection is not None and select.select([connection], [], [], 0)[0]:
@@ -127,9 +126,9 @@ def _get_ready(kind: str, connection: socket.socket | None) -> None:
         if kind == "pserver":
             from flightedl.kernels.compiled import block_kernels
 
-            # The first of all kernels takes 40 ms, the others 2.
+            # The first kernel takes 40 ms, each further one 2 ms.
             block_kernels("float32")
-    # These objects stay: a collection would only write to pages that children share.
+    # These objects are permanent: a collection would only write to pages that children share.
     gc.freeze()
 
 
@@ -154,7 +153,7 @@ def _forked() -> int:
         if child == 0:
             os.close(reading)
             os.close(writing)
-            # Asked for before the launcher is the parent, its death's signal would come when the one between ends.
+            # Requested earlier, the parent-death signal would arrive when the intermediate process ends.
             while os.getppid() == between:
                 select.select([], [], [], _LOOK_S)
             return 0
@@ -176,14 +175,14 @@ def _belong_to(launcher: int) -> None:
 
 
 def _become(request: Request, output: int) -> None:
-    """Take over the environment, directory, output and name of the process that was asked for."""
+    """Apply the environment, directory, output and name of the requested process."""
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
     replace_environment(request.environment)
     if request.directory:
-        # As in a program started with ``-m``, modules are looked for there first.
+        # As for a program started with ``-m``, this directory is searched first for modules.
         sys.path[0] = request.directory
         with contextlib.suppress(OSError):
             os.chdir(request.directory)
@@ -193,18 +192,18 @@ def _become(request: Request, output: int) -> None:
     if request.kind == "trainer":
         let_pandas_wait()
     if (random := sys.modules.get("numpy.random")) is not None:
-        # All children would draw the same numbers otherwise.
+        # Otherwise all children would draw the same numbers.
         random.seed()
     gc.enable()
 
 
 def show(command: Sequence[str]) -> None:
-    """Write a command line over this process's own one, where ``ps`` reads it."""
+    """Write a command line over that of this process, where ``ps`` reads it."""
     text = "\0".join(command).encode()
     with contextlib.suppress(OSError, ValueError, IndexError):
         with open("/proc/self/stat", "rb") as file:  # noqa: PTH123 - before anything is imported for it
             fields = file.read().rpartition(b")")[2].split()
-        # arg_start and arg_end of proc(5), the 48th and 49th field; the first one here is the third.
+        # arg_start and arg_end of proc(5), its fields 48 and 49. The first field here is number three.
         start, end = int(fields[45]), int(fields[46])
         if start and end - start > len(PADDING):
             ctypes.memmove(start, text[: end - start - 1].ljust(end - start, b"\0"), end - start)

@@ -1,7 +1,7 @@
-"""The launcher's side of ``fork_server``: processes that start at once, because their imports are already done.
+"""Client of ``fork_server``: processes that start immediately, because their imports are already done.
 
-On Linux alone. If anything about it fails, the process is started as a program, as everywhere else: the caller gets
-None. The fork server lives as long as the job, so that a process that is killed has a successor within milliseconds.
+Linux only. If anything fails, the caller gets None and starts the process as a program, as on other systems. The fork
+server lives as long as the job, so a killed process has a successor within milliseconds.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from flightedl.config import available_cores, child_environment, thread_environm
 from flightedl.launch.fork_server import NUMBER_BYTES, PADDING, Request
 
 _PR_SET_CHILD_SUBREAPER = 36
-#: Imports may take long on a starved machine; the processes would take as long.
+#: Imports may take long on a busy machine; a process started as a program would take as long.
 _FIRST_ANSWER_S = 120.0
-#: For a process like one that was made before. A frozen fork server delays a replacement by this long, once.
+#: Time limit for a kind of process that was forked before. A frozen fork server delays one replacement by this long.
 _ANSWER_S = 10.0
-#: Prefixes of variables that libraries and the interpreter read while they are loaded. A process for which one differs
-#: is started as a program.
+#: Prefixes of variables that libraries and the interpreter read when they are loaded. A process that needs another
+#: value for one of them is started as a program.
 _READ_AT_LOAD = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "GRPC_", "ARROW_", "NUMBA_", "LC_", "LANG")
 
 #: Being a subreaper is a property of the whole process, which may have several fork servers.
@@ -36,32 +36,32 @@ _adopting = threading.Lock()
 
 
 class ForkedProcess:
-    """Child made by the fork server, with the part of ``subprocess.Popen`` that launchers use."""
+    """A child of the fork server, with the part of ``subprocess.Popen`` that launchers use."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        #: Reading end of the pipe of its output. None if its output goes elsewhere.
+        #: Reading end of the pipe for its output. None if its output goes elsewhere.
         self.stdout: IO[bytes] | None = None
         self.returncode: int | None = None
 
     def wait(self) -> int:
-        """Return its exit code, or minus the signal's number, as ``subprocess.Popen.wait``."""
+        """Return the exit code, or minus the signal's number, like ``subprocess.Popen.wait``."""
         if self.returncode is None:
             try:
                 self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
             except ChildProcessError:
-                # Another part of this program waits for every child that ends.
+                # Another part of this program reaps every child that ends.
                 self.returncode = 0
         return self.returncode
 
 
 class ForkServer:
-    """A process from which others are forked. Use it in a ``with`` block; thread-safe.
+    """A process from which others are forked. Use it in a ``with`` block. Thread-safe.
 
     Args:
-        environment: Its variables; libraries read some of them while they are loaded.
-        kinds: Kinds of processes that will be asked for, in order. Their modules are imported meanwhile.
-        apart: Kinds of processes for which a second fork server imports at the same time.
+        environment: Its variables; libraries read some of them when they are loaded.
+        kinds: Kinds of processes that will be requested, in order. Their modules are imported in advance.
+        apart: Kinds of processes for which a second fork server imports concurrently.
     """
 
     def __init__(self, environment: Mapping[str, str], kinds: Sequence[str] = (), apart: Sequence[str] = ()) -> None:
@@ -69,7 +69,7 @@ class ForkServer:
         self._socket: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._read_at_load = _read_at_load(environment)
-        #: Kinds of processes that it has made.
+        #: Kinds of processes that it has forked.
         self._made: set[str] = set()
         self._second = ForkServer(environment, apart) if apart else None
         self._apart = tuple(apart)
@@ -88,10 +88,10 @@ class ForkServer:
     def start(
         self, kind: str, module: str, arguments: Sequence[str], environment: Mapping[str, str]
     ) -> ForkedProcess | None:
-        """Fork a process that runs ``python -m module arguments``. None if it has to be started as a program.
+        """Fork a process that runs ``python -m module arguments``. None if it must be started as a program.
 
         Args:
-            kind: "master", "pserver" or "trainer", which says what is imported before.
+            kind: "master", "pserver" or "trainer"; decides what is imported in advance.
             module: The module to run.
             arguments: The module's arguments.
             environment: All of its environment variables.
@@ -116,7 +116,7 @@ class ForkServer:
         environment: Mapping[str, str],
         directory: str = "",
     ) -> ForkedProcess | None:
-        """As ``start``, with a descriptor for its output, and in a directory if one is given."""
+        """Fork like ``start``, with a descriptor for the output, and in a directory if one is given."""
         if _read_at_load(environment) != self._read_at_load:
             return None
         if self._second is not None and kind in self._apart:
@@ -134,7 +134,7 @@ class ForkServer:
             return None
 
     def close(self) -> None:
-        """End the fork server, and the second one."""
+        """End both fork servers."""
         with self._lock:
             if self._second is not None:
                 self._second.close()
@@ -153,10 +153,10 @@ class ForkServer:
 
 
 def fork_server(trainers: int) -> ForkServer:
-    """Start a fork server for a job with this many trainers, each of which gets its share of the cores."""
+    """Start a fork server for a job with this many trainers. Each trainer gets its share of the cores."""
     cores = available_cores()
     kinds = ("master", *(("trainer",) if trainers else ()))
-    # The compiler of pservers takes as long to import as all the rest.
+    # The compiler of the pservers takes as long to import as everything else.
     others = ("pserver",)
     environment = child_environment(**thread_environment(trainers or 1, cores))
     return ForkServer(environment, kinds, others) if cores > 1 else ForkServer(environment, (*kinds, *others))
@@ -177,7 +177,7 @@ def _directory() -> str:
 
 
 def _adopted(connection: socket.socket, body: bytes, output: int) -> int:
-    """Return the pid of the child that the fork server made for this process, or 0 if it made none."""
+    """Return the pid of the child that the fork server created for this process, or 0 if it failed."""
     with _adopting:
         if not _adopt(wanted=True):
             return 0
@@ -201,7 +201,7 @@ def _adopt(*, wanted: bool) -> bool:
 
 
 def _is_own(pid: int) -> bool:
-    """True if a process is a child of this one, running or ended. Kills it otherwise."""
+    """Return True if a process is a child of this one, running or ended. Otherwise kill it."""
     with contextlib.suppress(ChildProcessError):
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         return True

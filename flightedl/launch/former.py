@@ -1,7 +1,7 @@
-"""Earlier job of the same name: the state that etcd keeps of it, and the rules of resuming it.
+"""Earlier job with the same name: its state in etcd, and the rules for resuming it.
 
-A stopped job is resumed when its launcher is started again. A finished job is not: its trainers would find nothing to
-do, and without checkpoints its new pservers would begin all of it again. The user chooses with ``--resume``,
+A stopped job is resumed when its launcher is started again. A finished job is not: its trainers would have nothing to
+do, and without checkpoints its new pservers would train everything again. The user decides, by ``--resume``,
 ``flightedl forget`` or another name.
 """
 
@@ -19,18 +19,18 @@ from flightedl.messages.base import decode
 from flightedl.messages.declarations import JobDeclaration
 from flightedl.ports import Absent, Coordinator, CreatedAt, Delete, Entry, Storage
 
-#: Operations of one transaction.
+#: Maximum number of operations in a transaction.
 _OPERATIONS_LIMIT = 100
 _SHOWN = 10
 
 
 class FormerJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as etcd keeps it."""
+    """A job's state in etcd."""
 
     name: str
-    #: Number of its epochs if all are done, or None.
+    #: Number of its epochs if all are finished, otherwise None.
     finished_epochs: int | None = None
-    #: True if its script ended it before that (``job.stop``).
+    #: True if its script stopped it earlier (``job.stop``).
     is_stopped: bool = False
     #: Number of the newest complete checkpoint, or None.
     checkpoint: int | None = None
@@ -42,7 +42,7 @@ class FormerJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def former_job(coordinator: Coordinator, keys: JobKeys) -> FormerJob | None:
-    """Return the state of a job in etcd, or None. The key of a launcher that is about to start it does not count."""
+    """Return the state of a job in etcd, or None. Ignores the key of a launcher that is about to start it."""
     entries = {entry.key: entry for entry in _entries(coordinator, keys)}
     if not entries:
         return None
@@ -64,10 +64,10 @@ def _finished_epochs(job: Entry | None, queue: Entry | None) -> int | None:
 
 
 def require_startable(former: FormerJob | None, etcd: str, storage: Storage | None, *, resume: bool) -> None:
-    """Check that a job of this name, which does not run, may be started.
+    """Check that a job of this name, which is not running, may be started.
 
     Raises:
-        UsageError: it has finished, or was stopped and its checkpoints are elsewhere; says the ways on.
+        UsageError: it has finished, or was stopped and its checkpoints are elsewhere; names the alternatives.
     """
     if former is None:
         return
@@ -78,18 +78,18 @@ def require_startable(former: FormerJob | None, etcd: str, storage: Storage | No
         if former.finished_epochs is not None:
             ended = f"has finished, with {former.finished_epochs} epoch{'' if former.finished_epochs == 1 else 's'}"
         resuming = (
-            "--resume goes on from its last checkpoint" if former.checkpoint is not None else "it has no checkpoint"
+            "--resume continues from its last checkpoint" if former.checkpoint is not None else "it has no checkpoint"
         )
         raise UsageError(f"job {name} {ended}: {resuming}; {ways}")
     if former.checkpoint is not None:
         where = "no --checkpoint is given" if storage is None else f"{storage.url} does not have it"
-        # An etcd that was restored from a backup may name one that is long deleted: with --resume the master finds out.
+        # An etcd restored from a backup may name a checkpoint deleted long ago. With --resume, the master detects this.
         if storage is None or not (
             storage.list(manifest_name(former.checkpoint)) or (resume and _has_later(storage, former.checkpoint))
         ):
             raise UsageError(
                 f"job {name} was run before, and its newest checkpoint is c-{former.checkpoint}, but {where}: "
-                f"give the --checkpoint that it was run with; {ways}"
+                f"pass the --checkpoint it was run with; {ways}"
             )
 
 
@@ -98,17 +98,17 @@ def _has_later(storage: Storage, number: int) -> bool:
 
 
 def forget(coordinator: Coordinator, keys: JobKeys) -> int:
-    """Remove all keys of a job that does not run, and return their number. Checkpoints stay.
+    """Remove all keys of a job that is not running, and return their number. Checkpoints are kept.
 
     Raises:
-        NotFoundError: etcd has nothing of it.
-        UsageError: processes of the job have leases, which may prove that it runs (see ``liveness``).
+        NotFoundError: etcd has no keys of the job.
+        UsageError: processes of the job have leases, so it may be running (see ``liveness``).
     """
     entries = _entries(coordinator, keys)
     if not entries:
         others = [name for name in jobs_in(coordinator) if name != keys.job_name]
         known = f"it has {', '.join(others[:_SHOWN])}" if others else "it has no job"
-        raise NotFoundError(f"etcd has nothing of a job named {keys.job_name}: {known}")
+        raise NotFoundError(f"etcd has no job named {keys.job_name}: {known}")
     if any(names_process(entry, keys) for entry in entries):
         raise UsageError(f"job {keys.job_name} has just been started: stop it first")
     for start in range(0, len(entries), _OPERATIONS_LIMIT):

@@ -1,11 +1,11 @@
-"""Ends the leases of processes that are known to be dead, so that their successors need not wait for them.
+"""Ends the leases of processes known to be dead, so that their successors need not wait for them to expire.
 
-The process that starts others sees them end. The keys that such a process held in etcd (its pserver's index, its
-trainer's key, the master's lock and address) name its host and pid. Each is deleted in a transaction that names the
-key's generation, so a successor's key cannot be hit. A process that is only frozen or cut off is not dead, and its
-lease runs its time.
+A process that starts others sees them end. The keys that such a process held in etcd (its pserver's index, its
+trainer's key, the master's lock and address) contain its host and pid. Each key is deleted in a transaction that checks
+the key's generation, so a successor's key is never deleted. A process that is only frozen or disconnected is not dead:
+its lease has to expire.
 
-The work has a thread of its own: etcd may be the process that died.
+The work runs on its own thread, because etcd may be the process that died.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class LeaseCleaner:
     """Deletes the keys of dead processes. Thread-safe.
 
     Args:
-        chosen: Name the job and its etcd.
+        chosen: Settings that name the job and its etcd.
         clock: Paces the retries.
     """
 
@@ -42,11 +42,11 @@ class LeaseCleaner:
         self._thread.start()
 
     def revoke_for(self, pid: int) -> None:
-        """Delete the keys of a process of this machine that has ended."""
+        """Delete the keys of a process on this machine that has ended."""
         self._dead.put(pid)
 
     def close(self) -> None:
-        """Stop. Remaining leases run their time."""
+        """Stop. Remaining leases have to expire."""
         self._is_closing = True
         self._dead.put(None)
         self._thread.join(3.0)
@@ -56,7 +56,7 @@ class LeaseCleaner:
         try:
             while (pid := self._dead.get()) is not None and not self._is_closing:
                 if coordinator is None:
-                    # Takes long to import, and is not needed before a process has ended.
+                    # Imported lazily: it takes long, and is needed only once a process has ended.
                     from flightedl.adapters.etcd import EtcdCoordinator
 
                     coordinator = EtcdCoordinator(EtcdAccess.of(self._chosen), clock=self._clock)

@@ -14,8 +14,8 @@ The launcher of a job holds the key ``launcher``, from before it starts anything
 have waited for the same leases, or have found none, one starts. Trainers and pservers may wait for a master to come
 back, so their leases keep no launcher from starting one.
 
-Not guaranteed: the holder of ``launcher`` may lose it when etcd is away for longer than its lease. By then the job has
-a master, or is about to have one again.
+Not guaranteed: the holder of ``launcher`` may lose it if etcd is unreachable for longer than its lease. By then the job
+has a master, or will soon have one again.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from flightedl.ports import Absent, Clock, Coordinator, Entry, Listing
 IsAnswering = Callable[[ServerRecord], bool]
 
 _POLL_S = 0.2
-#: etcd ends a lease by so much too late: it looks every half second, and adds the time of an election when it starts.
+#: etcd ends leases late by up to this much: it checks every half second, and after a start waits for an election.
 _SLACK_S = 3.0
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
-    """Part of all records that names the process which wrote them."""
+    """The fields, common to all records, that identify the process which wrote them."""
 
     address: str = ""
     pid: int = 0
@@ -55,24 +55,24 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Liveness:
-    """Looks at one job."""
+    """Examines one job."""
 
-    #: etcd as it is, not as the job counts its revisions.
+    #: Direct access to etcd, without the job's own counting of revisions.
     coordinator: Coordinator
     keys: JobKeys
-    #: Measures how long leases live on.
+    #: Measures how long leases survive.
     clock: Clock
     is_answering: IsAnswering
-    #: Receives a sentence about the leases that are waited for.
+    #: Receives a sentence about the leases to wait for.
     say: Callable[[str], None] = lambda _: None
     #: True ends the wait.
     is_unwanted: Callable[[], bool] = lambda: False
 
     def claim_name(self, ttl_s: float) -> HeldKey | None:
-        """Claim the right to start this job once nobody runs it. None if the wait was cancelled.
+        """Claim the right to start this job once it is not running. None if the wait was cancelled.
 
         Raises:
-            UsageError: the job runs, or somebody else starts it.
+            UsageError: the job is running, or another launcher is starting it.
         """
         keys = self.keys
         starting = {keys.launcher, keys.master_lock, keys.master_address}
@@ -91,17 +91,17 @@ class Liveness:
                 return held
 
     def require_gone(self, held: HeldKey | None = None) -> None:
-        """Wait until the job has no process of any kind; ``held`` is the caller's own key.
+        """Wait until the job has no process of any kind. ``held`` is the caller's own key.
 
         Raises:
-            UsageError: the job runs.
+            UsageError: the job is running.
         """
         own = None if held is None else held.key
         if who := self._who_runs(lambda entry: entry.key != own and names_process(entry, self.keys)):
-            raise UsageError(f"job {self.keys.job_name} runs ({who}): stop it first")
+            raise UsageError(f"job {self.keys.job_name} is running ({who}): stop it first")
 
     def _who_runs(self, is_meant: Callable[[Entry], bool]) -> str:
-        """Describe a process that proves that the job runs. Empty if there is none, or if the wait was cancelled."""
+        """Describe a process proving that the job is running. Empty if there is none, or if the wait was cancelled."""
         first: Listing | None = None
         ends_at, asked = 0.0, 0
         while not self.is_unwanted():
@@ -119,8 +119,8 @@ class Liveness:
                 first, limit_s = listing, self._limit_s(left)
                 ends_at = self.clock.now() + limit_s
                 self.say(
-                    f"etcd still has leases of job {self.keys.job_name}, but no master of it answers: "
-                    f"waiting for them to end, at most {limit_s:.0f} s"
+                    f"etcd still has leases of job {self.keys.job_name}, but its master does not answer: "
+                    f"waiting for them to expire, at most {limit_s:.0f} s"
                 )
             writing = [entry for entry in left if entry.mod_revision > first.revision]
             if writing or self.clock.now() >= ends_at:
@@ -146,7 +146,7 @@ def names_process(entry: Entry, keys: JobKeys) -> bool:
 
 
 def holder_of(entry: Entry) -> Holder | None:
-    """Return the process that wrote a leased entry. None if the entry does not name one."""
+    """Return the process that wrote a leased entry, or None if the entry does not name one."""
     try:
         return from_json(entry.value, Holder)
     except msgspec.DecodeError:

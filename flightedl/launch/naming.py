@@ -1,9 +1,9 @@
-"""A job's name in an etcd that other jobs use, too: its claim, and its liveness.
+"""A job's name in an etcd shared with other jobs: its claim, and its liveness.
 
-The process that starts a job holds the job's name for as long as the job runs (``liveness``). A former job of the same
-name that is over is forgotten; one that was stopped is resumed (``former``).
+The process that starts a job holds the job's name until the job ends (``liveness``). An earlier job with this name is
+forgotten if it is over and resumed if it was stopped (``former``).
 
-A job with an etcd of its own is the first job of it and needs none of this, so ``cluster`` imports it late.
+A job with its own etcd is the first job there and needs none of this, so ``cluster`` imports this module lazily.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Say = Callable[[str], None]
 def liveness_of(
     chosen: CommonSettings, clock: Clock, say: Say, is_unwanted: Callable[[], bool] = lambda: False
 ) -> Iterator[Liveness]:
-    """Connect to the etcd that the settings name, and look at their job there. Arguments as of ``Liveness``."""
+    """Connect to the etcd named in the settings, to examine their job. Takes the arguments of ``Liveness``."""
     connector = tool_connector(chosen.tls_dir)
     with contextlib.closing(EtcdCoordinator(EtcdAccess.of(chosen), clock=clock)) as coordinator:
         yield Liveness(
@@ -48,10 +48,10 @@ def claim(
     say: Say,
     is_unwanted: Callable[[], bool],
 ) -> bool:
-    """Hold the job's name until ``stack`` is closed. False if the start was cancelled meanwhile.
+    """Hold the job's name until ``stack`` is closed. False if the start was cancelled.
 
     Raises:
-        UsageError: the job runs, or its former one has to be resumed in another way.
+        UsageError: the job is running, or the earlier job has to be resumed in another way.
     """
     liveness = stack.enter_context(liveness_of(chosen, clock, say, is_unwanted))
     held = liveness.claim_name(chosen.lease_ttl_s)
@@ -61,7 +61,7 @@ def claim(
     former = former_job(liveness.coordinator, liveness.keys)
     require_startable(former, chosen.etcd, storage, resume=chosen.resume is not Resume.NEVER)
     if former is not None and former.is_over:
-        # All of it is in its last checkpoint.
+        # Its last checkpoint contains everything.
         liveness.require_gone(held)
         if is_unwanted():
             return False

@@ -1,15 +1,15 @@
-"""The process that cleans up after a launcher that died before it could clean up.
+"""The process that cleans up after a launcher that died before cleaning up.
 
 Rules:
 
 * It reads lines from its standard input: ``group N``, ``forget-group N``, ``directory PATH``,
   ``forget-directory PATH``.
-* When the input ends, because the launcher closed it or died in whatever way, it kills every process group still on its
-  list, then removes every directory still on it, then ends.
-* It has a session of its own and ignores the terminal's signals, so that it outlives the launcher by a moment.
+* When the input ends, because the launcher closed it or died in any way, it kills every process group still on its
+  list, then removes every directory still on it, then exits.
+* It has its own session and ignores the terminal's signals, so that it outlives the launcher briefly.
 
-Not guaranteed: a grandchild with a session of its own is not found. If the reaper is killed together with the launcher,
-children still die by their parent-death signal, but grandchildren and directories stay.
+Not guaranteed: finding a grandchild that has its own session. If the reaper is killed together with the launcher,
+children still die by their parent-death signal, but grandchildren and directories remain.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Iterable
 
 
 def reap(lines: Iterable[str]) -> None:
-    """Follow ``lines`` to their end, then kill and remove what is left."""
+    """Follow ``lines`` to their end, then kill the remaining groups and remove the remaining directories."""
     groups: set[int] = set()
     directories: set[str] = set()
     for line in lines:
@@ -43,7 +43,7 @@ def reap(lines: Iterable[str]) -> None:
 
 
 def kill_group(group: int) -> None:
-    """Send SIGKILL to all processes of the group. Does nothing if there are none."""
+    """Send SIGKILL to all processes of the group, if there are any."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
 

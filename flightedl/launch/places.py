@@ -9,12 +9,12 @@ from typing import Any
 
 from flightedl.errors import UsageError
 
-#: Directory of the logs, in that of the results.
+#: Subdirectory of the results for the logs.
 LOGS = "logs"
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports of loopback that are free now. Another process may take one before it is used."""
+    """Return ports that are currently free on loopback. Another process may take one before it is used."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
@@ -23,25 +23,17 @@ def free_ports(count: int) -> list[int]:
 
 
 def make_directory(directory: Path) -> None:
-    """Make a directory for results where it is missing.
-
-    Raises:
-        UsageError: it cannot be made.
-    """
+    """Create a directory for results if it does not exist. Raises UsageError if it cannot be created."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(
-            f"the output directory {directory} cannot be made ({error.strerror}): choose another one (--output)"
+            f"the output directory {directory} cannot be created ({error.strerror}): choose another one (--output)"
         ) from None
 
 
 def directory_of(value: Any, name: str = "output_dir") -> Path:
-    """Return the absolute path of a directory that a user has given.
-
-    Raises:
-        UsageError: it is no path.
-    """
+    """Return the absolute path of a directory named by a user. Raises UsageError if it is not a path."""
     try:
         return Path(value).absolute()
     except TypeError:

@@ -1,30 +1,31 @@
 """Restart policy for the processes of a job. Pure: ends of processes come in, decisions go out.
 
-Rules, by the way a process ended:
+Rules, by how a process ended:
 
-* A *server* (etcd, master, pserver) should not end while the job runs. It is started again, the first time at once,
-  then after a delay that doubles, unless it was ended from outside. Too many short runs in a row end the job; the limit
-  is higher for runs that were ended from outside.
-* A process that cannot be started at the moment is tried again after the same delays.
-* A *trainer* that ended with 0 has finished. When all have, the job is done.
-* A trainer that was killed by a signal, or told to end by one (143), or ended with 75 ("start me again"), is not the
-  fault of the user's script: a new one takes its place like a server's, with a larger limit.
-* A trainer that ended with any other code crashed in the user's script. It is tried once more. The job is given up when
-  the same slot crashes again, or when all slots have crashed: then the script is at fault, not the machine.
-* A trainer that crashes *at its work* is different: a record may be poison, and the master narrows it down only as
-  trainers fail at it. So once the job has trained something, work that was handed out since the slot's last crash
-  resets the slot's crashes and short runs. ``crashes_while_training`` in a row without new work end the job. If the
-  master does not answer, because the machine is busy or it is being replaced, its last account counts.
-* A poison record fails again when it is tried again. If the script raises one error, at one place, at one batch after
-  another, and at none of them twice, the script is at fault: the job is given up when there are more such batches than
-  trainers. So is a job whose trainers crash ``crashes_without_failed`` times while no batch is found to be at fault.
-* Exit code 2 (the input must be changed) and 3 (the job cannot go on) end the job at once: trying again cannot help.
+* A *server* (etcd, master, pserver) should not end while the job runs. It is restarted, the first time immediately,
+  then after a delay that doubles, unless it was ended from outside. Too many consecutive short runs end the job; the
+  limit is higher for runs that were ended from outside.
+* A process that cannot be started at the moment is retried after the same delays.
+* A *trainer* that exited with 0 has finished. When all have, the job is done.
+* A trainer that was killed or terminated by a signal (143), or exited with 75 ("start me again"), is not the fault of
+  the user's script: it is replaced like a server, with a larger limit.
+* A trainer that exited with any other code crashed in the user's script. It is retried once. The job is given up if
+  the same slot crashes again, or if all slots have crashed: then the script is at fault, not the machine.
+* A trainer that crashes *while training* is different: a record may be poison, and the master narrows it down only
+  while trainers fail on it. So once the job has trained something, work assigned since the slot's last crash resets
+  the slot's crashes and short runs. ``crashes_while_training`` consecutive crashes without new work end the job. If
+  the master does not answer, because the machine is busy or it is being replaced, its last account is used.
+* A poison record fails again when it is retried. If the script raises the same error at the same place for one batch
+  after another, and for none of them twice, the script is at fault: the job is given up when there are more such
+  batches than trainers. A job whose trainers crash ``crashes_without_failed`` times while no batch is found to be at
+  fault is given up, too.
+* Exit codes 2 (the input must be changed) and 3 (the job cannot continue) end the job immediately, because a retry
+  cannot help.
+A process stopped by a signal does not end, but its lease does, and no process would replace it. After ``frozen_s`` it
+counts as lost, like a pod whose probe fails: it is killed and restarted.
 
-A process that a signal has stopped does not end, but its lease does, and no process would take its place. After
-``frozen_s`` it counts as lost, like a pod whose probe fails: it is killed and started again.
-
-A run of ``long_run_s`` or more clears the slot's record of short runs and crashes. ``restarts_limit`` bounds all
-restarts of a slot, whatever their reason.
+A run of at least ``long_run_s`` clears the slot's record of short runs and crashes. ``restarts_limit`` bounds all
+restarts of a slot, for any reason.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A place that one process at a time fills."""
+    """A place for one process at a time."""
 
     role: Role
     index: int
@@ -81,7 +82,7 @@ class AllFinished:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Stop everything; the process in ``slot`` shows why."""
+    """Stop everything. The process in ``slot`` shows why."""
 
     slot: Slot
     reason: str
@@ -93,16 +94,16 @@ Decision = StartAgain | SlotFinished | AllFinished | GiveUp
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """A job's progress as its master reports it."""
+    """A job's progress as reported by its master."""
 
-    #: True if any batch was worked through.
+    #: True if any batch has been trained.
     has_trained: bool
     is_done: bool
     #: Number of assignments of work.
     attempts: int
-    #: Tasks that were found to be at fault, and set aside.
+    #: Number of tasks found to be at fault and set aside.
     failed: int = 0
-    #: Most batches at which the script raised the same error, at each of them once, and that error.
+    #: Largest number of batches for each of which the script raised the same error exactly once, and that error.
     raised_once: int = 0
     error: str = ""
 
@@ -111,7 +112,7 @@ class Account:
 class Limits:
     """Limits of restarts, and delays before them."""
 
-    #: Runs shorter than ``long_run_s`` in a row, before a server's slot is given up.
+    #: Consecutive runs shorter than ``long_run_s`` before a server's slot is given up.
     server_short_runs: int = 4
     #: The same for a trainer's slot, if no run ended by a crash of the script.
     trainer_short_runs: int = 10
@@ -119,13 +120,13 @@ class Limits:
     ended_short_runs: int = 30
     crashes_of_a_slot: int = 2
     crashes_while_training: int = 5
-    #: More than it takes to bisect a task of a few thousand batches, for each of two trainers.
+    #: More than bisecting a task of a few thousand batches takes, for each of two trainers.
     crashes_without_failed: int = 40
     restarts_limit: int = 200
     long_run_s: float = 20.0
     first_delay_s: float = 0.25
     longest_delay_s: float = 5.0
-    #: Most seconds that a process may stand still. Longer than leases live, so that one that wakes in time goes on.
+    #: Maximum seconds that a process may be frozen. Longer than leases live, so that one that wakes in time continues.
     frozen_s: float = 30.0
 
 
@@ -134,7 +135,7 @@ class _Record:
     short_runs: int = 0
     crashes: int = 0
     restarts: int = 0
-    #: True if its last process was ended from outside, so that there is nothing to wait for.
+    #: True if its last process was ended from outside, so that there is no reason to wait.
     is_ended_from_outside: bool = False
     #: Attempts at its last crash.
     attempts: int = 0
@@ -142,19 +143,19 @@ class _Record:
     is_finished: bool = False
 
 
-#: Exit code of a trainer that hands back its work on SIGTERM.
+#: Exit code of a trainer that returns its work on SIGTERM.
 EXIT_TERMINATED = 128 + signal.SIGTERM
 _ENDED_FROM_OUTSIDE = frozenset({-signal.SIGKILL, -signal.SIGTERM, EXIT_TERMINATED, EXIT_START_AGAIN})
 
 
 @dataclass(slots=True)
 class RestartPolicy:
-    """Decides for all slots of one job."""
+    """Restart decisions for all slots of one job."""
 
     slots: Sequence[Slot]
     limits: Limits = Limits()
     _records: dict[Slot, _Record] = field(init=False)
-    #: The newest account.
+    #: The latest account.
     _account: Account | None = field(init=False, default=None)
     #: Crashes of all trainers since a task was set aside, and the number of tasks set aside.
     _crashes: int = field(init=False, default=0)
@@ -169,8 +170,8 @@ class RestartPolicy:
         Args:
             slot: Its slot.
             exit_code: Its exit code.
-            ran_s: Seconds that it ran.
-            account: The master's account, or None if it is not known.
+            ran_s: Seconds for which it ran.
+            account: The master's account, or None if it is unknown.
         """
         account = self._account = account or self._account
         record = self._records[slot]
@@ -194,7 +195,7 @@ class RestartPolicy:
         return (self._lost(slot, record, exit_code),)
 
     def not_started(self, slot: Slot, reason: str) -> Decision:
-        """Decide after a process could not be started at the moment, because of the machine and not of the job."""
+        """Decide after a process could not be started because of the machine, not the job."""
         record = self._records[slot]
         record.is_ended_from_outside = False
         record.short_runs += 1
@@ -217,7 +218,7 @@ class RestartPolicy:
         return [record for slot, record in self._records.items() if slot.role is Role.TRAINER]
 
     def _crashed(self, slot: Slot, record: _Record, exit_code: int, account: Account | None) -> Decision:
-        """``account`` is None also if nothing was trained yet."""
+        """Decide after a crash. ``account`` is also None if nothing has been trained yet."""
         record.crashes += 1
         is_training = account is not None and not account.is_done
         limit = self.limits.crashes_while_training if is_training else self.limits.crashes_of_a_slot
@@ -234,10 +235,10 @@ class RestartPolicy:
                 return GiveUp(slot, f"the script raised the same error {where}: {account.error}", EXIT_FAILED)
             if self._crashes >= self.limits.crashes_without_failed:
                 return GiveUp(slot, f"the script crashed {self._crashes} times, at no batch in particular", EXIT_FAILED)
-            return self._start_again(slot, record, f"the script crashed ({ended}); the work it was at is tried again")
+            return self._start_again(slot, record, f"the script crashed ({ended}); its work is retried")
         if len(trainers) > 1 and all(each.crashes for each in trainers):
             return GiveUp(slot, f"the script crashed in {slot} too, so in every trainer ({ended})", EXIT_FAILED)
-        return self._start_again(slot, record, f"the script crashed ({ended}); it is tried once more")
+        return self._start_again(slot, record, f"the script crashed ({ended}); it is retried once")
 
     def _lost(self, slot: Slot, record: _Record, exit_code: int) -> Decision:
         record.short_runs += 1
@@ -264,9 +265,9 @@ class RestartPolicy:
 
 
 def describe_exit(code: int) -> str:
-    """Say how a process ended: ``exit code 1`` or ``killed by SIGKILL``."""
+    """Describe how a process ended, for example ``exit code 1`` or ``killed by SIGKILL``."""
     if code == EXIT_TERMINATED:
-        return "told to end by SIGTERM"
+        return "terminated by SIGTERM"
     if code >= 0:
         return f"exit code {code}"
     try:

@@ -1,4 +1,4 @@
-"""Probes of the doctor: a small object in the checkpoints' storage, free disk space, certificates of servers."""
+"""Probes of the doctor: a small object in the checkpoint storage, free disk space, certificates of servers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HANDSHAKE_S = 3.0
 
 
 def try_store(url: str, job: str, clock: Clock) -> StoreTried:
-    """Write a small object beside the job's checkpoints, read it and delete it again. Raises nothing."""
+    """Write a small object next to the job's checkpoints, read it and delete it. Never raises."""
     shown, seconds = without_credentials(url), dict[str, float]()
     tried = StoreTried(url=shown, size_bytes=_SIZE_BYTES, free_bytes=_free_bytes(url))
     try:
@@ -58,7 +58,7 @@ def _free_bytes(url: str) -> int | None:
 
 
 def disk_of(path: Path) -> tuple[int, int] | None:
-    """Return free and total bytes of the disk of a path, which need not exist. None if they are unknown."""
+    """Return free and total bytes of the disk for a path, which need not exist. None if they are unknown."""
     for place in (path.absolute(), *path.absolute().parents):
         try:
             usage = shutil.disk_usage(place)
@@ -69,7 +69,7 @@ def disk_of(path: Path) -> tuple[int, int] | None:
 
 
 def certificate_of(address: str, place: Path, server_name: str) -> ShownCertificate:
-    """Connect to a TLS server with the certificate in a directory, and return the one it shows. Raises nothing."""
+    """Connect to a TLS server with the certificate in a directory, and return the server's. Never raises."""
     ca, cert, key = (str(place / name) for name in FILES)
     host, _, port = address.rpartition(":")
     try:
@@ -84,7 +84,7 @@ def certificate_of(address: str, place: Path, server_name: str) -> ShownCertific
     except ssl.SSLCertVerificationError as error:
         return ShownCertificate(error=error.verify_message)
     except (OSError, ValueError):
-        # Another finding says that it cannot be reached.
+        # Another finding reports that it is unreachable.
         return ShownCertificate()
     ends = None if shown is None else shown.get("notAfter")
     return ShownCertificate(ends_s=float(ssl.cert_time_to_seconds(ends)) if isinstance(ends, str) else None)

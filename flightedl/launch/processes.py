@@ -1,17 +1,17 @@
-"""Child processes that cannot outlive their parent, with their output captured by the line.
+"""Child processes that cannot outlive their parent, with their output captured line by line.
 
-Theory of operation: every child leads a process group and session of its own, so that a Ctrl-C at the terminal reaches
-the launcher alone and a kill reaches the child's own children. Nothing survives the launcher, however it dies, for two
-independent reasons: the kernel kills each child with the *thread* that started it (``PR_SET_PDEATHSIG``; all
+Theory of operation. Every child leads its own process group and session, so that a Ctrl-C at the terminal reaches only
+the launcher, and a kill reaches the child's own children. Nothing survives the launcher, however it dies, for two
+independent reasons: the kernel kills each child when the *thread* that started it ends (``PR_SET_PDEATHSIG``; all
 starts happen on one thread that lives as long as the :class:`Children`), and the reaper process kills all groups on
 its list when its input ends.
 
-Standard output and error of a child are one stream. One thread reads it, writes it to the child's log file and hands it
-to ``on_lines``: a single line at once, lines that come quickly together, so that a talkative child does not wait for
-the display. The last lines are kept, for messages about its end.
+Standard output and error of a child are one stream. One thread reads it, writes it to the child's log file and passes
+it to ``on_lines``: a single line immediately, lines in quick succession together, so that a verbose child does not wait
+for the display. The last lines are kept, for messages about the child's end.
 
-Not guaranteed: a grandchild that makes a session of its own is not followed. The parent-death signal exists on Linux
-only; elsewhere the orphan reaper does all.
+Not guaranteed: following a grandchild that creates its own session. The parent-death signal exists only on Linux;
+elsewhere only the orphan reaper kills children.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from flightedl.launch import orphan_reaper
 from flightedl.launch.forking import ForkedProcess
 from flightedl.launch.orphan_reaper import kill_group
 
-#: Receives the child's name and lines without their ends. Called from the child's reader thread; must not raise.
+#: Receives the child's name and lines without their line ends. Called from the child's reader thread; must not raise.
 OnLines = Callable[[str, Sequence[str]], None]
 
 _LINE_LIMIT_BYTES = 64 * 1024
 _KEPT_LINES = 200
-#: Seconds between two calls of ``on_lines`` at least. Meanwhile the pipe holds the output.
+#: Minimum seconds between two calls of ``on_lines``. The pipe buffers the output until then.
 _LINES_EVERY_S = 0.02
 _POLL_S = 0.02
 
-# Runs in the child before its program: asks for the parent-death signal, leaves if the parent is dead already.
+# Runs in the child before its program: requests the parent-death signal, and exits if the parent is already dead.
 _PREPARE = """
 import ctypes, os, signal, sys
 try:
@@ -56,7 +56,7 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 class Child:
-    """One child process, running or ended. Made by :meth:`Children.start`; methods are thread-safe."""
+    """One child process, running or ended. Created by :meth:`Children.start`. Thread-safe."""
 
     def __init__(
         self, name: str, process: subprocess.Popen[bytes] | ForkedProcess, log_path: Path, on_lines: OnLines | None
@@ -72,18 +72,18 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Also the id of its process group."""
+        """Process id, which is also the id of the process group."""
         return self._process.pid
 
     def poll(self) -> int | None:
         """Return the exit code (minus the signal's number), or None while it runs.
 
-        When the child is found ended, what is left of its group is killed and its output read to the end.
+        If the child has ended, the rest of its group is killed and its output is read to the end.
         """
         with self._lock:
             if self._process.returncode is not None:
                 return self._process.returncode
-            # Look without reaping: the pid, hence the group's id, cannot be reused before the group is killed.
+            # Check without reaping: the pid, hence the group's id, cannot be reused before the group is killed.
             if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 return None
             kill_group(self.pid)
@@ -93,16 +93,16 @@ class Child:
 
     @property
     def is_frozen(self) -> bool:
-        """True if SIGSTOP has stopped the process and it was not continued. False where there is no ``/proc``."""
+        """True if a signal has stopped the process and it was not continued. Always False without ``/proc``."""
         try:
             stat = Path(f"/proc/{self.pid}/stat").read_text()
         except OSError:
             return False
-        # Its name, in brackets, may hold anything; the state follows.
+        # The process name, in parentheses, may contain anything; the state follows it.
         return stat.rpartition(")")[2].split()[0] == "T"
 
     def wait(self, timeout_s: float) -> int | None:
-        """Poll for at most ``timeout_s`` seconds."""
+        """Poll for at most ``timeout_s`` seconds, and return the exit code, or None while it runs."""
         waiter = threading.Event()
         for _ in range(max(1, round(timeout_s / _POLL_S))):
             code = self.poll()
@@ -112,20 +112,20 @@ class Child:
         return self.poll()
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to the process itself; fine when it has ended."""
+        """Send a signal to the process itself, if it is still running."""
         with self._lock:
             if self._process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """SIGKILL to the process and all of its group."""
+        """Send SIGKILL to all processes of the group."""
         with self._lock:
             if self._process.returncode is None:
                 kill_group(self.pid)
 
     def tail(self, count: int = 40) -> tuple[str, ...]:
-        """Return its last lines of output."""
+        """Return the last lines of output."""
         return tuple(self._lines)[-count:]
 
     def _read(self) -> None:
@@ -146,7 +146,7 @@ class Child:
 
 
 def _lines(stream: IO[bytes]) -> Iterator[list[str]]:
-    """Yield the lines of a stream as they come, several at a time if they come quickly."""
+    """Yield the lines of a stream as they arrive; lines in quick succession are yielded together."""
     pause = threading.Event()
     begun = b""
     while raw := stream.read1(_LINE_LIMIT_BYTES):  # type: ignore[attr-defined] # every stream with a buffer has it
@@ -161,7 +161,7 @@ def _lines(stream: IO[bytes]) -> Iterator[list[str]]:
 
 
 def _shown(line: bytes) -> str:
-    """Return a line's text without its end. Of a line redrawn with carriage returns, only the last state."""
+    """Return a line's text without its end. If it was redrawn with carriage returns, only the last state."""
     return line.decode("utf-8", errors="replace").rstrip("\r").rpartition("\r")[2]
 
 
@@ -169,7 +169,7 @@ class Children:
     """The children of one launcher. Thread-safe.
 
     Args:
-        log_directory: Directory of the children's logs ``<name>.log``, which are appended to. Made if it is missing.
+        log_directory: Directory for the children's logs ``<name>.log``, which are appended to. Created if missing.
         on_lines: Receives the output of every child.
     """
 
@@ -202,14 +202,14 @@ class Children:
         """Start a program.
 
         Args:
-            name: Name of its log file and of its lines.
+            name: Name of the log file, and prefix of the lines.
             command: Program (an absolute path) and its arguments.
             environment: All of its environment variables.
             directory: Its working directory; by default that of this process.
-            on_lines: Receives its output, in place of the receiver given to the constructor.
+            on_lines: Receives its output, instead of the receiver passed to the constructor.
 
         Raises:
-            UsageError: there is no such program.
+            UsageError: the program does not exist.
         """
         if not os.access(command[0], os.X_OK):
             raise UsageError(f"cannot run {command[0]}: there is no such program")
@@ -229,7 +229,7 @@ class Children:
     def take(
         self, name: str, process: subprocess.Popen[bytes] | ForkedProcess, *, on_lines: OnLines | None = None
     ) -> Child:
-        """Adopt a child of this process that leads a process group, and whose output is a pipe. See ``start``."""
+        """Adopt a child of this process that leads a process group and whose output is a pipe. See ``start``."""
         self._tell(f"group {process.pid}")
         child = Child(name, process, self.log_directory / f"{name}.log", on_lines or self._on_lines)
         with self._lock:
@@ -237,7 +237,7 @@ class Children:
         return child
 
     def forget(self, child: Child) -> None:
-        """Take an ended child off all lists."""
+        """Remove an ended child from all lists."""
         if child.poll() is None:
             raise ValueError(f"{child.name} is still running")
         with self._lock:
@@ -246,7 +246,7 @@ class Children:
             self._tell(f"forget-group {child.pid}")
 
     def adopt_directory(self, directory: Path) -> None:
-        """Remove a directory when the launcher ends, in whatever way."""
+        """Remove a directory when the launcher ends, for any reason."""
         self._tell(f"directory {directory}")
 
     def remove_directory(self, directory: Path) -> None:
@@ -255,12 +255,12 @@ class Children:
         self._tell(f"forget-directory {directory}")
 
     def stop(self, children: Sequence[Child], grace_s: float, is_hurried: Callable[[], bool] = lambda: False) -> None:
-        """Send SIGTERM to all of them, SIGKILL to those still running after the grace time, and wait for their ends.
+        """Send SIGTERM to all of them, SIGKILL to those still running after the grace time, and wait until they end.
 
         Args:
             children: The processes to end.
-            grace_s: Time that they get to end by themselves.
-            is_hurried: Asked repeatedly. The grace time is over when it returns True.
+            grace_s: Time for them to end by themselves.
+            is_hurried: Polled; the grace time ends when it returns True.
         """
         for child in children:
             child.send(signal.SIGTERM)
@@ -277,7 +277,7 @@ class Children:
             self.forget(child)
 
     def close(self) -> None:
-        """Kill what still runs and end the orphan reaper, which removes the adopted directories."""
+        """Kill all running children and end the orphan reaper, which removes the adopted directories."""
         with self._lock:
             left = list(self._running.values())
         self.stop(left, grace_s=0.0)

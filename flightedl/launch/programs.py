@@ -1,4 +1,4 @@
-"""Processes of a job on this machine: their settings, their environments, their commands."""
+"""Processes of a job on this machine: their settings, environments and commands."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _KINDS = (MasterSettings, PserverSettings, TrainerSettings)
 
 @dataclass(frozen=True, slots=True)
 class TrainerProgram:
-    """Program that the trainers of a job run."""
+    """Program to run as the trainers of a job."""
 
     #: Path of a script or dotted name of a module.
     target: str
@@ -42,32 +42,28 @@ class TrainerProgram:
 
 @dataclass(slots=True)
 class Programs:
-    """The programs of one job.
-
-    Raises:
-        UsageError: a setting is wrong, or does not exist.
-    """
+    """The programs of one job. Raises UsageError if a setting is wrong, or does not exist."""
 
     job: str
-    #: How many pservers.
+    #: Number of pservers.
     pservers: int
-    #: URL for checkpoints; None: none are kept.
+    #: URL for checkpoints; None disables checkpoints.
     checkpoint: str | None
-    #: ``host:port`` of a running etcd. None: the job has an etcd of its own, whose address is set here when it runs.
+    #: ``host:port`` of a running etcd. None: the job has its own etcd, whose address is stored here once it runs.
     etcd_address: str | None
     trainers: TrainerProgram | None
-    #: Start one more master and one more pserver.
+    #: Start an additional master and an additional pserver.
     standby: bool
-    #: Port of the master's page of the job; 0: no page.
+    #: Port of the job's page on the master; 0 disables the page.
     page_port: int = 0
-    #: Further settings, each for the processes that have it.
+    #: Further settings, each for the kinds of processes that have it.
     more: Mapping[str, Any] = field(default_factory=dict)
     has_own_etcd: bool = field(init=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.pservers, int) or self.pservers < 0:
             raise UsageError(
-                f"pservers is {self.pservers!r:.80}, but must be how many parameter servers there are, or 0"
+                f"pservers is {self.pservers!r:.80}, but must be the number of parameter servers, 0 or more"
             )
         if self.trainers is not None and self.trainers.count < 1:
             raise UsageError(f"trainers is {self.trainers.count}, but a job needs at least one trainer")
@@ -79,14 +75,14 @@ class Programs:
             settings(kind, **{"job": self.job, "etcd": self.etcd_address, **checkpoints, **self.more_of(kind)})
 
     def more_of(self, kind: type[CommonSettings]) -> dict[str, Any]:
-        """Return the further settings that processes of a kind have."""
+        """Return those further settings that exist for a kind of process."""
         return {name: value for name, value in self.more.items() if name in _names_of(kind)}
 
     def settings(self, kind: type[_Settings], **own: Any) -> _Settings:
-        """Return all settings of a kind of process; ``own`` are settings of one process."""
+        """Return all settings for a kind of process; ``own`` are settings of a single process."""
         more = self.more_of(kind)
         if self.has_own_etcd:
-            # It listens on loopback and wants no proof.
+            # It listens on loopback and needs no authentication.
             more |= dict.fromkeys(("etcd_tls_dir", "etcd_user", "etcd_password_file"), "")
         return settings(kind, **{"etcd": self.etcd_address, "job": self.job, **own, **more})
 
@@ -95,7 +91,7 @@ class Programs:
 
     @property
     def common(self) -> CommonSettings:
-        """The settings of a tool that looks at the job."""
+        """Return the settings of a tool that inspects the job."""
         return self.settings(CommonSettings)
 
     @property
@@ -103,11 +99,11 @@ class Programs:
         return 0 if self.trainers is None else self.trainers.count
 
     def starters(self, children: Children, directory: Path, forks: ForkServer) -> dict[Slot, Starter]:
-        """Return what starts each process but etcd. Results go to ``directory``.
+        """Return a starter for each process except etcd. Results are written to ``directory``.
 
-        Masters come first, since all processes need what they import; pservers last, since they load a compiler.
+        Masters come first, since all processes need their imports; pservers come last, since they load a compiler.
         """
-        # Ports are always free ones: a fixed one from the environment could serve only one of the processes.
+        # Always use free ports: a fixed one from the environment could serve only one of the processes.
         ports = {"port": 0, "metrics_port": 0, "health_port": 0}
         master_ports = ports | {"metrics_port": self.page_port}
         master = self.master_settings(pservers=self.pservers, trainers=self.trainer_count, **master_ports)
@@ -121,7 +117,7 @@ class Programs:
             found[slot] = _starter(children, forks, slot, program, environment, on_lines)
 
         for index in range(2 if self.standby else 1):
-            # A master computes little: one thread for each library is enough.
+            # A master computes little, so one thread per library is enough.
             add(Slot(Role.MASTER, index), ["flightedl.master"], master, cores)
         for index in range(self.trainer_count):
             assert self.trainers is not None, "it counts them"

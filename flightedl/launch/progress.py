@@ -2,12 +2,13 @@
 
 Rules:
 
-* Lines of the trainers go through unchanged behind ``trainer-1 |``; the live display stays below them. A line of the
+* Lines of the trainers are printed unchanged after ``trainer-1 |``; the live display stays below them. A line of the
   form ``title: 40 %`` becomes a bar of the live display instead.
-* Plain output is one line of figures every few seconds, and at once when the epoch or what is waited for changes.
-* A job that starts waits for one thing after another. That is normal, so it is shown only after ten seconds.
+* Plain output is one line of figures every few seconds, and immediately when the epoch or the reason for waiting
+  changes.
+* Waiting is normal while a job starts, so it is shown only after ten seconds.
 * If the reader of the output closes its end, as ``head`` does, the job is stopped (:class:`JobConsole`).
-* The display decides nothing: :class:`Figures` come in, text goes out.
+* The display makes no decisions: it turns :class:`Figures` into text.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from flightedl.ports import Clock
 
 _PLAIN_EVERY_S = 5.0
 _QUIET_S = 10.0
-#: More are added up.
+#: With more tables, only the total is shown.
 _TABLES_SHOWN = 3
-#: As pservers tell it, see ``PserverService.status``.
+#: Text in a pserver's state, see ``PserverService.status``.
 _COMPILING = re.compile(r"kernels to be compiled \((\d+) of (\d+)\)")
 _PERCENT_LINE = re.compile(r"(?P<title>\S.{0,80}?): +(?P<percent>\d{1,3}) ?%")
 
@@ -44,24 +45,24 @@ class Figures:
     """Figures of a running job, from the master's status and from the launcher."""
 
     elapsed_s: float
-    #: None until the master was reached.
+    #: None until the master is reached.
     status: StatusReply | None
     trainers_running: int
     trainers: int
     pservers: int
-    #: Reason why there is no status, or an outdated one.
+    #: Why there is no status, or only an outdated one.
     trouble: str = ""
 
     @property
     def waiting_for(self) -> str:
-        """Description of what the job waits for. Empty while it trains."""
+        """Description of what the job is waiting for. Empty while it trains."""
         if self.status is None or self.trouble:
             return f"the master ({self.trouble})" if self.trouble else "the master"
         return self.status.waiting_for
 
     @property
     def compiling(self) -> tuple[int, int] | None:
-        """Kernels that the slowest pserver has compiled, and how many it needs; None if no pserver compiles any."""
+        """Number of kernels that the slowest pserver has compiled, and the total. None if no pserver is compiling."""
         states = () if self.status is None else (pserver.state for pserver in self.status.pservers)
         found = [match for state in states if (match := _COMPILING.search(state))]
         return min(((int(each[1]), int(each[2])) for each in found), default=None)
@@ -76,7 +77,7 @@ class Figures:
 
     @property
     def epoch(self) -> str:
-        """``1/2``: the current epoch counted from one, and how many there are."""
+        """Current epoch, counted from one, and number of epochs, for example ``1/2``."""
         if self.status is None or self.status.tasks.total == 0:
             return "-"
         last = self.status.epochs
@@ -85,7 +86,7 @@ class Figures:
 
     @property
     def alarm(self) -> str:
-        """Trouble in spite of which the job goes on. Empty if there is none."""
+        """Problems that do not stop the job. Empty if there are none."""
         if self.status is None:
             return ""
         return "; ".join(alarms_of(self.status))
@@ -115,17 +116,17 @@ class Figures:
 
 
 def _tables_of(status: StatusReply) -> list[str]:
-    """Return the numbers of rows, for each table if there are few tables."""
+    """Return the number of rows of each table, or of all tables if there are many."""
     if len(status.tables) > _TABLES_SHOWN:
         return [f"{sum(table.rows for table in status.tables):,} rows in {len(status.tables)} tables"]
     return [f"{table.name} {table.rows:,} rows" for table in status.tables]
 
 
 class JobConsole(Console):
-    """Console that reports once if the reader of its output has closed its end, and prints nothing from then on.
+    """Console that reports once when the reader of its output closes its end, and prints nothing after that.
 
-    Rich ends the printing thread instead. Here that may be the reader of a trainer's pipe: the pipe would fill up, and
-    the trainer would wait for ever.
+    Rich would end the printing thread instead. That may be the reader of a trainer's pipe: the pipe would fill up, and
+    the trainer would block forever.
     """
 
     #: Called by the thread that finds the output closed.
@@ -135,7 +136,7 @@ class JobConsole(Console):
         if self.quiet:
             return
         self.quiet = True
-        # The interpreter flushes what is buffered when it ends.
+        # The interpreter flushes buffered output when it exits.
         with open(os.devnull, "wb") as nowhere:  # noqa: PTH123 - the name of a device, not a path
             os.dup2(nowhere.fileno(), (sys.stderr if self.stderr else sys.stdout).fileno())
         self.on_closed()
@@ -152,11 +153,11 @@ class Display:
         _print(self._console, *(f"{name} | {text}" for text in texts))
 
     def event(self, text: str) -> None:
-        """Show a sentence of the launcher."""
+        """Show a message of the launcher."""
         _print(self._console, f"flightedl: {text}")
 
     def update(self, figures: Figures) -> None:
-        """Show the newest figures."""
+        """Show the latest figures."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -167,7 +168,7 @@ class Display:
 
 
 class PlainDisplay(Display):
-    """Lines only: for pipes, files and dumb terminals."""
+    """Display as plain lines, for pipes, files and dumb terminals."""
 
     def __init__(self, console: Console, clock: Clock) -> None:
         super().__init__(console)
@@ -187,7 +188,7 @@ class PlainDisplay(Display):
 
 
 def plain_line(figures: Figures) -> str:
-    """Return all figures in one line."""
+    """Return all figures as one line."""
     parts: list[str] = [f"{figures.elapsed_s:.0f} s", f"epoch {figures.epoch}"]
     if figures.status is not None and figures.status.tasks.total:
         parts.append(f"tasks {figures.status.tasks.done}/{figures.status.tasks.total}")
@@ -200,7 +201,7 @@ def plain_line(figures: Figures) -> str:
 
 
 class LiveDisplay(Display):
-    """A display at the bottom of the terminal that is redrawn; gone when the job ends."""
+    """Display that is redrawn at the bottom of the terminal, and removed when the job ends."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
@@ -214,7 +215,7 @@ class LiveDisplay(Display):
             super().lines(name, shown)
 
     def _is_step(self, name: str, text: str) -> bool:
-        """True if a line became, or moved, a bar. The last line of a bar removes it and is printed."""
+        """True if a line created or moved a bar. The last line of a bar removes it and is printed."""
         match = _PERCENT_LINE.fullmatch(text.strip())
         if match is None:
             return False
@@ -246,7 +247,7 @@ class LiveDisplay(Display):
 
 
 def live_view(figures: Figures | None, steps: dict[tuple[str, str], int]) -> RenderableType:
-    """Return the live display: bars, figures, and what the job waits for."""
+    """Return the live display: bars, figures, and the reason for waiting."""
     bars = Table.grid(padding=(0, 1))
     for (name, title), percent in steps.items():
         bars.add_row(f"{name} {title}", ProgressBar(total=100, completed=percent, width=40), f"{percent} %")
@@ -281,7 +282,7 @@ def _without_prefix(text: str) -> str:
 
 
 def _print(console: Console, *lines: str) -> None:
-    """Show lines with their colours. Many lines at once cost little more than one."""
+    """Print lines with their colours. Many lines at once cost little more than one."""
     has_colours = any("\x1b" in line for line in lines)
     text = Text("\n").join(map(Text.from_ansi, lines)) if has_colours else Text("\n".join(lines))
     console.print(text, soft_wrap=True)

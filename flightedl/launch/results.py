@@ -1,6 +1,6 @@
-"""Results that a run leaves behind: its curves as a picture, and its last checkpoint in words.
+"""Results of a run: its curves as a picture, and a description of its last checkpoint.
 
-The modules for them are imported when the job is over.
+The modules for them are imported once the job has ended.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ PICTURE = "metrics.svg"
 
 
 def keep_curves(directory: Path) -> Iterator[str]:
-    """Write all logged points and a picture of their curves, and yield messages about them. Nothing without points."""
+    """Write all logged points and a picture of their curves, if there are any, and yield messages about them."""
     from flightedl.curves.drawing import draw
     from flightedl.curves.files import read_points, write_whole
     from flightedl.curves.merging import LABELS, by_name, curves_of
@@ -30,11 +30,11 @@ def keep_curves(directory: Path) -> Iterator[str]:
     except NotFoundError:
         return
     except (FlightedlError, OSError) as error:
-        yield f"what was logged is in {directory}, but there is no picture of it: {error}"
+        yield f"the logged points are in {directory}, but their curves could not be drawn: {error}"
 
 
 def last_checkpoint(url: str, job: str) -> str:
-    """Say which checkpoint of a job is the newest and how much of the data it has. Empty if there is none."""
+    """Describe a job's newest checkpoint and its progress. Empty if there is none."""
     from flightedl.coordination.checkpoint_places import job_storage
     from flightedl.domain.checkpoint.manifest import Manifest
     from flightedl.domain.queue.storage import progress_of
@@ -51,5 +51,5 @@ def last_checkpoint(url: str, job: str) -> str:
             return which
         epoch, done, total = progress_of(found.stored_queue)
     except FlightedlError as error:
-        return f"the last checkpoint at {storage.url} cannot be read now ({error})"
+        return f"the last checkpoint at {storage.url} cannot be read at the moment ({error})"
     return f"{which} has {done} of {total} tasks of epoch {epoch + 1}"

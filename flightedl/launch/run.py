@@ -1,16 +1,16 @@
 """``flightedl run``: a whole job on this machine, from the first process to the summary.
 
-Exit codes: 0 every trainer did all its work and every task was done, or a trainer stopped the job (``job.stop``);
-1 the script crashed, or a process ended too often; 2 something has to be changed in the command, the script or the
-data, also where the script ended well and left work undone; 3 the job cannot go on; 4 the job ended, but some tasks
-failed for good, or the last checkpoint was not written; 129, 130, 143 stopped by a signal (hang-up, Ctrl-C, SIGTERM);
-141 stopped because the reader of the output closed its end, as in ``flightedl run ... | head``.
+Exit codes: 0 every trainer did all its work and every task was done, or a trainer stopped the job (``job.stop``); 1 the
+script crashed, or a process ended too often; 2 the command, the script or the data must be changed, also if the script
+succeeded but left work undone; 3 the job cannot continue; 4 the job ended, but some tasks failed permanently, or the
+last checkpoint was not written; 129, 130, 143 stopped by a signal (hang-up, Ctrl-C, SIGTERM); 141 stopped because the
+reader of the output closed its end, as in ``flightedl run ... | head``.
 
 If the reader of the output closes its end, the job stops as on Ctrl-C, and prints its summary to standard error.
 Redirect the output to a file to train without watching.
 
-Stopping by a signal takes less than five seconds, and at most ``FLIGHTEDL_DRAIN_S`` more where the servers write a last
-checkpoint. A second signal ends all processes at once. Nothing is left but the output directory and the checkpoints.
+Stopping by a signal takes less than five seconds, plus at most ``FLIGHTEDL_DRAIN_S`` if the servers write a last
+checkpoint. A second signal ends all processes immediately. Only the output directory and the checkpoints remain.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ if TYPE_CHECKING:
 _REFRESH_S = 0.25
 _STATUS_EVERY_S = 0.5
 _STATUS_TIMEOUT_S = 2.0
-#: Seconds for which an unreachable master is not mentioned, since it has to start first.
+#: Seconds for which an unreachable master is not reported, since it has to start first.
 _PATIENCE_S = 5.0
-#: Most seconds that the master takes for its last word, when every trainer has ended.
+#: Maximum seconds to wait for the master's final status once every trainer has ended.
 _LAST_WORD_S = 10.0
-#: The same in addition if a trainer has stopped the job: half of it the master waits for the rest to be done.
+#: Additional seconds if a trainer has stopped the job. The master waits half of them for the rest to be done.
 _STOPPED_WORD_S = 60.0
 _LAST_CHECKPOINT = "after a last checkpoint, which may take {:g} s; a second signal ends the job at once"
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -70,33 +70,33 @@ class RunOptions:
     arguments: tuple[str, ...] = ()
     trainers: int = 1
     pservers: int = 1
-    #: By default made of the target's name.
+    #: By default derived from the target's name.
     job: str | None = None
     checkpoint: str | None = None
-    #: Start one more master and one more pserver, which take over at once. None: only if checkpoints are kept.
+    #: Start an additional master and pserver that take over immediately. None: only if checkpoints are written.
     standby: bool | None = None
     #: By default a new directory under ``runs/``.
     output: Path | None = None
     etcd: str | None = None
-    #: Serve a web page of the job; never with certificates, which browsers do not have.
+    #: Serve a web page of the job. Never with certificates, which browsers do not have.
     page: bool = True
-    #: The command that goes on from the checkpoints of this run; empty if unknown.
+    #: The command that continues from the checkpoints of this run; empty if unknown.
     resume_command: str = ""
-    #: A fork server that imports already, and ends after the job; None starts one.
+    #: A fork server with its imports done, to be closed after the job; None starts one.
     forks: ForkServer | None = None
     #: Further settings of all processes.
     more: Mapping[str, Any] = field(default_factory=dict)
 
 
 def job_name(target: str) -> str:
-    """Return a job's name made of a script's or module's: ``flightedl.examples.flights`` gives ``flights``."""
+    """Return a job's name derived from a script or module: ``flightedl.examples.flights`` gives ``flights``."""
     last = Path(target).stem if target.endswith(".py") else target.rpartition("/")[2].rpartition(".")[2]
     name = re.sub(r"[^a-z0-9]+", "-", last.lower()).strip("-")[:63].strip("-")
     return name or "job"
 
 
 def new_output_directory(job: str, parent: Path) -> Path:
-    """Make and return the first of ``parent/job``, ``parent/job-2``, ... that does not exist."""
+    """Create and return the first of ``parent/job``, ``parent/job-2``, ... that does not exist."""
     make_directory(parent)
     number = 1
     while True:
@@ -107,17 +107,17 @@ def new_output_directory(job: str, parent: Path) -> Path:
             number += 1
         except OSError as error:
             raise UsageError(
-                f"{directory} cannot be made ({error.strerror}): choose another place (--output)"
+                f"{directory} cannot be created ({error.strerror}): choose another place (--output)"
             ) from None
         else:
             return directory.absolute()
 
 
 def run_job(options: RunOptions, console: Console) -> int:
-    """Run a whole job and show it. Returns the exit code.
+    """Run a complete job, show its progress, and return the exit code.
 
     Raises:
-        UsageError: nothing was started, because something has to be changed first.
+        UsageError: something must be changed first; nothing was started.
     """
     check_target(options.target)
     clock = SystemClock()
@@ -150,7 +150,7 @@ def run_job(options: RunOptions, console: Console) -> int:
                 display.event(f"`flightedl status --etcd {cluster.etcd_address} --job {job}` shows its state")
             poller = _StatusPoller(cluster, clock)
             stack.callback(poller.close)
-            # Called first: a poller that waits for a reply must not delay the stop.
+            # Called first, so that a poller waiting for a reply does not delay the stop.
             stack.callback(cluster.stop)
             outcome = _watch(cluster, poller, display, clock, options.trainers, requests)
             if outcome.exit_code == 0:
@@ -169,16 +169,16 @@ def run_job(options: RunOptions, console: Console) -> int:
 
 
 def _resume_hint(options: RunOptions, job: str) -> str:
-    """Say how a job whose processes have ended can be resumed; empty if it left no checkpoint."""
+    """Return how an ended job can be resumed; empty if it left no checkpoint."""
     if not options.checkpoint or not options.resume_command:
         return ""
     saved = last_checkpoint(options.checkpoint, job)
-    return f"{saved}; go on from it with: {options.resume_command}" if saved else ""
+    return f"{saved}; continue from it with: {options.resume_command}" if saved else ""
 
 
 @contextlib.contextmanager
 def _stop_requests(console: Console) -> Iterator[list[int]]:
-    """Collect the signals that ask this process to stop. A console whose reader is gone counts as SIGPIPE."""
+    """Collect the signals that ask this process to stop. A closed output counts as SIGPIPE."""
     received: list[int] = []
     if isinstance(console, JobConsole):
         console.on_closed = lambda: received.append(signal.SIGPIPE)
@@ -195,9 +195,9 @@ def _stop_requests(console: Console) -> Iterator[list[int]]:
 
 
 class _StatusPoller:
-    """Asks the master for the job's status, on a thread of its own, so that the display never waits.
+    """Requests the job's status from the master on its own thread, so that the display never waits.
 
-    The modules for it are imported when the first answer is due: until then the job's processes need the processor.
+    Its modules are imported when the first reply is due: until then the job's processes need the processor.
     """
 
     def __init__(self, cluster: LocalCluster, clock: Clock) -> None:
@@ -213,21 +213,21 @@ class _StatusPoller:
         self._thread.start()
 
     def refresh(self) -> StatusReply | None:
-        """Ask once, now, and return the newest answer."""
+        """Send one request now, and return the latest reply."""
         with self._lock:
             try:
                 self._job_status = self._job_status or self._cluster.status()
                 self.status = self._job_status.read(_STATUS_TIMEOUT_S)
                 self._trouble, self._read_at = "", self._clock.now()
             except NotFoundError:
-                # Every job begins so. A master that was there before has a successor on its way.
+                # Every job starts without a master. If there was one before, its successor is about to start.
                 self._trouble = "" if self.status is None else "a new one takes over"
             except FlightedlError as error:
                 self._trouble = str(error)
             return self.status
 
     def hear_last_word(self) -> None:
-        """Ask until the master answers that nothing is left, as it does at once unless it is being replaced."""
+        """Poll until the master reports that nothing is left, normally at once unless it is being replaced."""
         deadline = self._clock.now() + _LAST_WORD_S
         self.status = None
         while True:
@@ -239,7 +239,7 @@ class _StatusPoller:
 
     @property
     def trouble(self) -> str:
-        """Reason why the status is old. Empty if it is not."""
+        """Why the status is outdated. Empty if it is current."""
         return self._trouble if self._clock.now() - self._read_at >= _PATIENCE_S else ""
 
     def _run(self) -> None:
@@ -247,7 +247,7 @@ class _StatusPoller:
             self.refresh()
 
     def close(self) -> None:
-        """Stop asking."""
+        """Stop polling."""
         self._closing.set()
         self._thread.join()
         if self._job_status is not None:
@@ -275,9 +275,9 @@ def _watch(
 
 
 def stop_reason(number: int) -> str:
-    """Say why a job was stopped from outside. ``number``: the signal's."""
+    """Return why a job was stopped from outside, given the number of the signal."""
     if number == signal.SIGPIPE:
-        return "stopped: nobody reads its output any more (redirect it to a file to train without watching)"
+        return "stopped: its output is no longer read (redirect it to a file to train without watching)"
     return f"stopped by {signal.Signals(number).name}"
 
 
@@ -289,11 +289,11 @@ def _report(
     directory: Path,
     resume: str,
 ) -> int:
-    """Print how the job ended, and how it can be resumed. Returns the exit code."""
+    """Print how the job ended and how it can be resumed. Return the exit code."""
     failed = 0 if status is None else failed_tasks(status)
     lines = list(summary(outcome, status, failed, wall_s, directory))
     if status is not None and (hint := advice(status.profile)):
-        lines.append(f"where the time of trainers went: {hint}")
+        lines.append(f"trainers' time: {hint}")
     lines += [*keep_curves(directory), *filter(None, [resume])]
 
     def say(line: str, style: str | None = None) -> None:
@@ -303,14 +303,14 @@ def _report(
         say(f"flightedl: {line}")
     if outcome.reason:
         say(f"flightedl: {outcome.reason}", "red" if outcome.exit_code else "yellow")
-    # The output that shows why the job ended comes last.
+    # Print the output that shows why the job ended last.
     for line in outcome.last_lines:
         say(f"{outcome.slot} | {line}")
     return outcome.exit_code
 
 
 def may_be_resumed(outcome: Outcome, status: StatusReply | None) -> bool:
-    """True if the job is not done, so that a checkpoint of it is worth going on from."""
+    """True if the job is not done, so that continuing from its checkpoint makes sense."""
     is_done = outcome.exit_code in {0, EXIT_INCOMPLETE}
     return status is not None and (status.is_stopped or not is_done)
 
@@ -321,16 +321,16 @@ def too_few_tasks(status: StatusReply, trainers: int) -> str:
     if not 0 < total < trainers or status.is_growing:
         return ""
     return (
-        f"an epoch has {total} task{'' if total == 1 else 's'}, fewer than the {trainers} trainers, so that some have "
-        "nothing to do: cut the data into more files with `flightedl dataset split`; "
-        "Parquet is also cut by job.dataset(..., records_per_task=)"
+        f"an epoch has {total} task{'' if total == 1 else 's'}, fewer than the {trainers} trainers, so some are "
+        "idle: cut the data into more files with `flightedl dataset split`; "
+        "for Parquet, job.dataset(..., records_per_task=) also helps"
     )
 
 
 def summary(
     outcome: Outcome, status: StatusReply | None, failed: int, wall_s: float, directory: Path
 ) -> tuple[str, ...]:
-    """Return the last lines of a run: duration, work done, and the directory of its files."""
+    """Return the last lines of a run: duration, work done, and output directory."""
     ended = "done" if outcome.exit_code in {0, EXIT_INCOMPLETE} else "ended"
     if outcome.exit_code == 0 and status is not None and status.is_stopped:
         ended = f"stopped by {status.stopped_by} ({status.stop_reason})"

@@ -1,7 +1,7 @@
-"""Sends requests of tools to a job's master.
+"""Client of a job's master, for tools.
 
-A call looks up the master's address in etcd, connects (or keeps the connection while address and generation stay), and
-sends the action. It retries nothing: the callers ask again anyway.
+A call looks up the master's address in etcd, connects (or reuses the connection while address and generation are
+unchanged), and sends the action. It never retries: its callers poll anyway.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from flightedl.rpc.identity import Caller, ServerIdentity
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 _ANSWER_TIMEOUT_S = 2.0
-#: Longer, because the restart policy needs the account. A busy master is waited for; one that is gone refuses at once.
+#: Longer, because the restart policy needs the account. A dead master refuses immediately, so only a busy one waits.
 _ACCOUNT_TIMEOUT_S = 5.0
-#: Seconds between two attempts, and for an attempt at least, so that a timeout of 0 is one look.
+#: Seconds between two attempts, and minimum timeout of an attempt, so that a timeout of 0 makes one attempt.
 _PAUSE_S = 0.1
 _LAST_LOOK_S = 0.5
 
 
 def tool_connector(tls_dir: str) -> Connector:
-    """Return a connector that tools use, as an admin."""
+    """Return a connector for tools, with the role of an admin."""
     return Connector(Caller("tool", "status"), Role.ADMIN, tls_dir)
 
 
 def is_master_answering(
     record: ServerRecord, job: str, connector: Connector, timeout_s: float = _ANSWER_TIMEOUT_S
 ) -> bool:
-    """True if the master of this record answers at its address in time."""
+    """True if the master named in this record answers in time."""
     try:
         with _connection(record, job, connector) as connection:
             connection.action("status", b"{}", timeout_s=timeout_s)
@@ -66,7 +66,7 @@ class JobStatus:
     """Connection to the master of one job. Thread-safe; serves one caller at a time.
 
     Args:
-        chosen: Name the job, its etcd, and the directory with an admin's or a reader's certificate.
+        chosen: Settings that name the job, its etcd, and the directory with an admin's or a reader's certificate.
         clock: The process's clock.
     """
 
@@ -79,20 +79,20 @@ class JobStatus:
         self._known: tuple[ServerRecord, Connection] | None = None
 
     def master(self) -> ServerRecord | None:
-        """Return the present master, or None. Raises UnavailableError if etcd does not answer."""
+        """Return the current master, or None. Raises UnavailableError if etcd does not answer."""
         entry = self._coordinator.get(JobKeys(self._job).master_address)
         return None if entry is None else from_json(entry.value, ServerRecord)
 
     def read(self, timeout_s: float) -> StatusReply:
-        """Return the job's status. Raises as ``ask`` does."""
+        """Return the job's status. Raises the same errors as ``ask``."""
         return self.ask("status", b"{}", StatusReply, timeout_s)
 
     def checkpoint(self, request: CheckpointRequest, timeout_s: float) -> CheckpointReply:
-        """Ask the master for a checkpoint, or whether it is complete. Raises as ``ask`` does."""
+        """Request a checkpoint from the master, or ask if it is complete. Raises the same errors as ``ask``."""
         return self.change("checkpoint", request, CheckpointReply, timeout_s)
 
     def change(self, verb: str, request: OfJob, kind: type[Answer], timeout_s: float) -> Answer:
-        """Send a request that changes the job. Raises as ``ask`` does."""
+        """Send a request that changes the job. Raises the same errors as ``ask``."""
         return self.ask(verb, encode(replace(request, job=self._job)), kind, timeout_s)
 
     def ask(self, verb: str, body: bytes, kind: type[Answer], timeout_s: float) -> Answer:
@@ -101,16 +101,16 @@ class JobStatus:
         Raises:
             NotFoundError: no master of this job is registered in etcd.
             UnavailableError: etcd or the master does not answer.
-            FlightedlError: the master's answer is an error.
+            FlightedlError: the master replied with an error.
         """
         with self._lock:
             record = self.master()
             if record is None:
-                raise NotFoundError(f"no job named {self._job} runs at etcd {self._etcd}: it has no master")
+                raise NotFoundError(f"job {self._job} is not running at etcd {self._etcd}: it has no master")
             try:
                 return decode(self._connection(record).action(verb, body, timeout_s=timeout_s), kind)
             except FencedError:
-                # Replaced between the look-up and the call; its successor registers in a moment.
+                # It was replaced after the look-up; its successor will register soon.
                 raise NotFoundError(f"the master of job {self._job} is being replaced: try again in a moment") from None
 
     def close(self) -> None:
@@ -142,13 +142,13 @@ class JobStatus:
 def answered_within(
     timeout_s: float, clock: Clock, ask: Callable[[float], Answer], is_enough: Callable[[Answer], bool]
 ) -> Answer:
-    """Repeat ``ask`` until its answer is enough or the time is up, and return the newest answer.
+    """Repeat ``ask`` until its answer is sufficient or the time is up, and return the latest answer.
 
-    ``ask`` gets the seconds that are left, in which it has to return or raise.
+    ``ask`` is passed the remaining seconds, in which it has to return or raise.
 
     Raises:
-        UnavailableError: there was no answer in time; names the last trouble.
-        FlightedlError: an error that asking again cannot cure.
+        UnavailableError: there was no answer in time; names the last error.
+        FlightedlError: an error that a retry cannot solve.
     """
     deadline = clock.now() + timeout_s
     answer, trouble = None, ""
@@ -166,7 +166,7 @@ def answered_within(
 
 
 def account_of(status: JobStatus) -> Account | None:
-    """Return the job's account for the restart policy. None if its master does not answer."""
+    """Return the job's account for the restart policy, or None if its master does not answer."""
     try:
         reply = status.read(_ACCOUNT_TIMEOUT_S)
     except FlightedlError:

@@ -1,12 +1,12 @@
-"""Watches the processes of a job and carries out the decisions of the policy.
+"""Supervision of a job's processes, which carries out the decisions of the policy.
 
-One thread polls all children, asks :class:`RestartPolicy` about each one that ended, starts new ones and, when the
-policy gives up or all trainers have finished, ends with an :class:`Outcome`. It kills processes that stand still for
-too long. Once the job runs, no other thread starts processes. The supervisor stops nothing else by itself: the caller
-that waits for the outcome calls :meth:`Supervisor.stop`.
+One thread polls all children, asks :class:`RestartPolicy` about each one that ended, and starts new ones. It ends with
+an :class:`Outcome` when the policy gives up or all trainers have finished. It kills processes that are frozen for too
+long. Once the job runs, no other thread starts processes. The supervisor stops nothing else by itself: the caller that
+waits for the outcome calls :meth:`Supervisor.stop`.
 
-Stopping goes by rank, trainers before servers before etcd, each rank with SIGTERM, a grace time, then SIGKILL. It takes
-at most five seconds, and ``drain_s`` more where servers get time to write a last checkpoint.
+Processes are stopped by rank, trainers before servers before etcd, with SIGTERM, a grace time, then SIGKILL. This takes
+at most five seconds, plus ``drain_s`` if servers may write a last checkpoint.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from flightedl.launch.policy import (
 from flightedl.launch.processes import Child, Children
 from flightedl.ports import Clock
 
-#: Starts a process. Called from the supervisor's thread with the number of the slot's starts, from 1.
+#: Starts a process. Called from the supervisor's thread with the number of this start in the slot, from 1.
 Starter = Callable[[int], Child]
 #: Receives one sentence for people. Called from the supervisor's thread.
 OnEvent = Callable[[str], None]
 
 _POLL_S = 0.05
-#: Most seconds that one look adds to the time for which a process has stood still.
+#: Maximum seconds that one check adds to the time for which a process is frozen.
 _LOOK_LIMIT_S = 1.0
 _STOP_RANKS: tuple[tuple[frozenset[Role], float], ...] = (
     (frozenset({Role.TRAINER}), 1.5),
@@ -50,12 +50,12 @@ _STOP_RANKS: tuple[tuple[frozenset[Role], float], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """End of a job."""
+    """Result of a job."""
 
     #: 0 if every trainer did all its work.
     exit_code: int
     reason: str = ""
-    #: The process that shows why, and its last lines of output.
+    #: The process that shows the cause, and its last lines of output.
     slot: Slot | None = None
     last_lines: tuple[str, ...] = ()
 
@@ -77,7 +77,7 @@ class _Place:
     child: Child | None = None
     started_at: float = 0.0
     starts: int = 0
-    #: Seconds for which the supervisor has seen its process stand still.
+    #: Seconds for which the supervisor has seen its process frozen.
     frozen_s: float = 0.0
     #: Time at which the next process is due, or None.
     due_at: float | None = 0.0
@@ -87,13 +87,13 @@ class Supervisor:
     """Keeps one process running in each slot. Thread-safe.
 
     Args:
-        children: Start processes and reap them.
-        starters: Fill the slots, first in this order.
+        children: Starts processes and reaps them.
+        starters: Starters of the slots, in the order of the first starts.
         clock: Measures delays and run times.
-        limits: When to give up.
+        limits: Limits of restarts.
         on_event: Receives a sentence about every end and every new start.
         on_end: Receives the pid of every process that has ended.
-        account: Asks the master for the job's account when a trainer has ended.
+        account: Requests the job's account from the master when a trainer has ended.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Supervisor:
         """Fill all slots in order, then watch them from a thread.
 
         Raises:
-            FlightedlError: a process cannot be started; those started before it run until :meth:`stop`.
+            FlightedlError: a process cannot be started. Those started before it keep running until :meth:`stop`.
         """
         for slot, place in self._places.items():
             self._fill(slot, place)
@@ -144,7 +144,7 @@ class Supervisor:
         self._ended.set()
 
     def processes(self) -> tuple[ProcessView, ...]:
-        """All slots, in the order in which they were given."""
+        """Return the state of all slots, in order."""
         with self._lock:
             return tuple(
                 ProcessView(
@@ -154,16 +154,16 @@ class Supervisor:
             )
 
     def child(self, slot: Slot) -> Child | None:
-        """Return the process in a slot, if one runs there. Raises KeyError if there is no such slot."""
+        """Return the running process in a slot, or None. Raises KeyError if there is no such slot."""
         with self._lock:
             return self._places[slot].child
 
     def stop(self, drain_s: float = 0.0, is_hurried: Callable[[], bool] = lambda: False) -> None:
-        """Stop watching, then stop all processes by rank. Fine to call twice.
+        """Stop watching, then stop all processes by rank. May be called twice.
 
         Args:
-            drain_s: Additional time for the servers to write a last checkpoint, which begins when no trainer is left.
-            is_hurried: Asked repeatedly. Processes are killed without further delay when it returns True.
+            drain_s: Additional time for the servers to write a last checkpoint, once all trainers have ended.
+            is_hurried: Polled; all processes are killed without further delay once it returns True.
         """
         self._stopping.set()
         self._ended.set()
@@ -177,11 +177,11 @@ class Supervisor:
                     place.child = None
             self._children.stop(running, grace_s + (drain_s if Role.PSERVER in roles else 0.0), is_hurried)
             for child in running if Role.TRAINER in roles else ():
-                # Rounds, and so a last checkpoint, wait for a killed trainer until its lease ends.
+                # Rounds, and therefore a last checkpoint, wait for a killed trainer until its lease ends.
                 self._on_end(child.pid)
 
     def _run(self) -> None:
-        # Servers are kept running after the last trainer: a stopped job may have something left to look at.
+        # Servers keep running after the last trainer: a stopped job may have results to inspect.
         while not self._stopping.wait(_POLL_S) and (self._outcome is None or self._outcome.exit_code == 0):
             try:
                 self._step()
@@ -190,7 +190,7 @@ class Supervisor:
                 self.give_up(Outcome(EXIT_FAILED if code == EXIT_START_AGAIN else code, str(error)))
 
     def _step(self) -> None:
-        # A launcher that stood still itself has not seen what the processes did.
+        # If the launcher itself was frozen, it does not know what the processes did.
         since_s = min(self._clock.now() - self._looked_at, _LOOK_LIMIT_S)
         self._looked_at = self._clock.now()
         for slot, place in self._places.items():
@@ -214,7 +214,7 @@ class Supervisor:
             self._on_event(f"{slot}: a new one runs (pid {child.pid})")
 
     def _fill_again(self, slot: Slot, place: _Place) -> None:
-        """Fill a slot. If the machine has no room for a process at the moment, the policy decides what to do."""
+        """Fill a slot. If the process cannot be started at the moment, the policy decides."""
         try:
             self._fill(slot, place)
         except (UnavailableError, OSError) as error:
@@ -244,7 +244,7 @@ class Supervisor:
             place.frozen_s = 0.0
 
     def _carry_out(self, decision: Decision, child: Child | None, code: int | None) -> None:
-        """Carry out a decision about a slot's last process, if there was one, and its exit code."""
+        """Carry out a decision about a slot's last process (if there was one) and its exit code."""
         match decision:
             case StartAgain(slot, after_s, reason):
                 self._places[slot].due_at = self._clock.now() + after_s

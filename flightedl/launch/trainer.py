@@ -1,11 +1,11 @@
-"""The outermost frame of a trainer process: runs the user's script or module as ``__main__``.
+"""Entry point of a trainer process: runs the user's script or module as ``__main__``.
 
-Started by the launcher as ``python -m flightedl.launch.trainer SCRIPT_OR_MODULE [ARGUMENT ...]``; the same by hand.
+The launcher starts it as ``python -m flightedl.launch.trainer SCRIPT_OR_MODULE [ARGUMENT ...]``; so can users.
 
-* A crash prints the traceback from the user's first frame on, and ends with the error's exit code: 1 in general, 2 when
-  the script must be changed, 3 when the job cannot go on, 75 when a new trainer may simply take over.
+* A crash prints the traceback from the user's first frame on, and exits with the error's code: 1 in general, 2 if the
+  script must be changed, 3 if the job cannot continue, 75 if a new trainer may simply take over.
 * SIGTERM raises SystemExit in the main thread, so that ``with`` blocks and ``finally`` run: a trainer that is stopped
-  hands back its work.
+  returns its work.
 * The process ends when the script has ended (``process.ending``).
 """
 
@@ -62,7 +62,7 @@ def check_target(target: str) -> None:
 
 
 def run(target: str, arguments: Sequence[str]) -> None:
-    """Run the script or module with ``sys.argv`` set for it. Its exceptions reach the caller."""
+    """Run the script or module with ``sys.argv`` set for it. Its exceptions are propagated."""
     check_target(target)
     if is_script(target):
         sys.argv = [target, *arguments]
@@ -108,7 +108,7 @@ def main() -> int:
 
 
 def _say_whole_lines() -> None:
-    """Flush the script's output at line ends only: the launcher shows whole lines, and each flush costs a call."""
+    """Flush the script's output only at line ends: the launcher shows complete lines, and each flush is a call."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True, write_through=False)
@@ -120,7 +120,7 @@ def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def _print_from_user_frame(error: BaseException) -> None:
-    """Print the traceback from the user's first frame on, or a FlightedlError's sentence with the user's line."""
+    """Print the traceback from the user's first frame on, or a FlightedlError's message with the user's line."""
     trace: TracebackType | None = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename in _OUTER_FILES:
         trace = trace.tb_next

@@ -1,7 +1,7 @@
-"""Verdict on a job whose trainers have all ended with 0: is its work done? Pure.
+"""Verdict on a job whose trainers all exited with 0: is its work done? Pure.
 
-A script that ends with exit code 0 says only that nothing went wrong in it. The master's status shows the rest: tasks
-that were not done, a model that never got a gradient, a checkpoint that was never written.
+Exit code 0 of a script says only that the script itself succeeded. The master's status shows the rest: tasks that were
+not done, a model that never received a gradient, a checkpoint that was never written.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from flightedl.launch.failed import failed_tasks
 from flightedl.launch.supervisor import Outcome
 from flightedl.messages.status import StatusReply
 
-#: The job ended, but not all that it made is whole.
+#: The job ended, but its results are incomplete.
 EXIT_INCOMPLETE = 4
 
-#: Files that were left out of a dataset and are named in one line.
+#: Maximum number of omitted files named in a message.
 _TOLD_FILES = 10
 _DONE = Outcome(0)
 _OWN_MODELS = (
-    "each trainer trains a model of its own, with its share of the data: to train one model, declare it with "
-    "job.parameters or fe.torch.Optimizer; if the models are meant to be separate, save each of them under job.once"
+    "each trainer trains its own model, with its share of the data: to train one model, declare it with "
+    "job.parameters or fe.torch.Optimizer; if separate models are intended, save each of them under job.once"
 )
 
 
 def verdict(status: StatusReply | None, *, keeps_checkpoints: bool) -> Outcome:
-    """Return how a job ended whose trainers all ended with 0.
+    """Return how a job ended whose trainers all exited with 0.
 
     Args:
         status: The master's last status, or None if it did not answer.
         keeps_checkpoints: True if the job should have written checkpoints.
     """
     if status is None:
-        return Outcome(EXIT_FAILED, "every trainer has ended, but the master does not say whether all is done")
+        return Outcome(EXIT_FAILED, "every trainer has ended, but the master does not report if all work is done")
     if missing := _untrained(status):
         return Outcome(EXIT_USAGE, missing)
     if keeps_checkpoints and status.plan_hash and (reason := _unsaved(status)):
@@ -51,13 +51,13 @@ def is_finished(status: StatusReply) -> bool:
 
 
 def is_last_word(status: StatusReply) -> bool:
-    """True if nothing more will happen in a job whose trainers have ended.
+    """True if the state of a job whose trainers have ended is final.
 
-    The pservers of a stopped job are compared first: its status is ``done``, or says what is left.
+    After ``job.stop``, the pservers are compared first: then the status is ``done``, or names the remaining work.
     """
     if status.is_stopped and status.plan_hash:
         return status.state == "done" or bool(status.unfinished)
-    # Trainers that just ended may still be thought to hold something.
+    # The master may still count tasks as pending for trainers that have just ended.
     return is_finished(status) or not status.tasks.pending
 
 
@@ -71,19 +71,19 @@ def _untrained(status: StatusReply) -> str:
             return ""
         return (
             "nothing was trained: every trainer has ended, and none has declared a dataset; "
-            "a script calls fe.connect(), then job.dataset(...), and loops over it"
+            "call fe.connect() in the script, then job.dataset(...), and loop over it"
         )
     if not is_finished(status):
         if status.is_growing and not tasks.todo and not tasks.pending:
             return (
                 "every trainer has ended, but the dataset is still followed: "
-                "call data.end() when no more files are to come, or job.stop() to end without them"
+                "call data.end() when no more files will arrive, or job.stop() to end without them"
             )
         of = "" if status.epochs is None else f" of {status.epochs}"
         return (
             f"every trainer has ended, but {tasks.todo + tasks.pending} of {tasks.total} tasks of epoch "
             f"{status.epoch + 1}{of} are not done: the script left its loop early; "
-            "if that is meant, call job.stop() before leaving it"
+            "if that is intended, call job.stop() before leaving it"
         )
     if status.plan_hash and status.batches and status.idle_batches == status.batches:
         return (
@@ -94,8 +94,8 @@ def _untrained(status: StatusReply) -> str:
 
 
 def _unsaved(status: StatusReply) -> str:
-    """Say why the trained model is not saved. Empty if it is."""
+    """Return why the trained model is not saved. Empty if it is."""
     if status.checkpoint_alarm:
         since = f"; the last one is {status.checkpoint}" if status.checkpoint else ", nor any before it"
-        return f"all was trained, but its last checkpoint was not written: {status.checkpoint_alarm}{since}"
-    return "" if status.checkpoint else "all was trained, but no checkpoint of it was written"
+        return f"training is complete, but its last checkpoint was not written: {status.checkpoint_alarm}{since}"
+    return "" if status.checkpoint else "training is complete, but no checkpoint was written"

@@ -76,7 +76,7 @@ def test_a_running_job_ends_and_is_resumed_exactly(own_etcd: EtcdServer, tmp_pat
     said: list[str] = []
     with pytest.raises(JobFailedError, match=r"go on from checkpoint \d+ with --resume"):
         cluster(own_etcd, tmp_path, "second", on_event=said.append).start()
-    assert "no master of it answers: waiting for them to end, at most 11 s" in said[0]
+    assert "its master does not answer: waiting for them to expire, at most 11 s" in said[0]
     (tmp_path / "hold").unlink()
     with cluster(own_etcd, tmp_path, "third", resume=True) as third:
         done = third.outcome(120)

@@ -94,7 +94,7 @@ def test_a_job_with_processes_is_not_forgotten(key: str) -> None:
 def test_a_finished_job_is_told_as_finished_with_the_ways_on(storage: MemoryStorage | None) -> None:
     with pytest.raises(UsageError) as caught:
         require_startable(FINISHED, "e:1", storage, resume=False)
-    assert "job demo has finished, with 3 epochs: --resume goes on" in str(caught.value)
+    assert "job demo has finished, with 3 epochs: --resume continues" in str(caught.value)
     assert "`flightedl forget demo --etcd e:1`" in str(caught.value)
     assert "--job" in str(caught.value)
 
@@ -111,7 +111,7 @@ def test_what_is_resumed_needs_its_checkpoints() -> None:
     require_startable(STOPPED, "e:1", with_checkpoint(7), resume=False)
     with pytest.raises(UsageError, match="its newest checkpoint is c-7, but memory://storage does not have it"):
         require_startable(STOPPED, "e:1", with_checkpoint(6), resume=False)
-    with pytest.raises(UsageError, match="c-7, but no --checkpoint is given: give the --checkpoint"):
+    with pytest.raises(UsageError, match="c-7, but no --checkpoint is given: pass the --checkpoint"):
         require_startable(STOPPED, "e:1", None, resume=False)
 
 
@@ -125,7 +125,7 @@ def test_a_job_that_its_script_ended_is_over_but_can_be_resumed() -> None:
     former = former_job(coordinator, KEYS)
     assert former is not None
     assert former.is_over
-    with pytest.raises(UsageError, match="job demo was stopped by its script: --resume goes on"):
+    with pytest.raises(UsageError, match="job demo was stopped by its script: --resume continues"):
         require_startable(former, "e:1", with_checkpoint(7), resume=False)
     require_startable(former, "e:1", with_checkpoint(7), resume=True)
 
@@ -138,7 +138,7 @@ def test_a_forgotten_job_is_gone_and_others_stay() -> None:
     assert coordinator.get(KEYS.launcher) is not None, "whoever starts the job anew may forget the former one"
     assert former_job(coordinator, KEYS) is None
     assert coordinator.get(JobKeys("other").job) is not None
-    with pytest.raises(NotFoundError, match="nothing of a job named demo: it has other"):
+    with pytest.raises(NotFoundError, match="etcd has no job named demo: it has other"):
         forget(coordinator, KEYS)
 
 

@@ -392,7 +392,7 @@ def test_a_trainer_told_to_end_hands_back_what_it_holds(ledger: Callable[..., Le
 
         job.until(is_gone, "its leave", 30.0)
     job.check()
-    assert "told to end by SIGTERM" in " ".join(job.events)
+    assert "terminated by SIGTERM" in " ".join(job.events)
     assert "crashed" not in " ".join(job.events)
 
 

@@ -111,7 +111,7 @@ def test_leases_that_nobody_holds_are_waited_for(world: World) -> None:
     assert world.claim()
     assert TTL_S <= world.clock.passed_s < TTL_S + 1
     assert world.said == [
-        "etcd still has leases of job demo, but no master of it answers: waiting for them to end, at most 8 s"
+        "etcd still has leases of job demo, but its master does not answer: waiting for them to expire, at most 8 s"
     ]
     assert world.asked == ["10.0.0.1:7"], "asking once is enough"
 
@@ -234,7 +234,7 @@ def test_what_is_forgotten_has_no_process_of_any_kind(world: World) -> None:
     assert 9 <= world.clock.passed_s < 10
     lease = world.leave_trainer()
     world.clock.others = lambda _: lease.renew()
-    with pytest.raises(UsageError, match=r"job demo runs \(process 13 on far holds /flightedl/demo/trainers/t"):
+    with pytest.raises(UsageError, match=r"job demo is running \(process 13 on far holds /flightedl/demo/trainers/t"):
         world.liveness().require_gone()
 
 

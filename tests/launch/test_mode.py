@@ -52,7 +52,7 @@ def test_the_command_changes_it_and_the_job_keeps_it(
 
     missing = flightedl(own_etcd, "mode", "async", job="nobody")
     assert missing.returncode != 0
-    assert "no job named nobody runs" in missing.stderr
+    assert "job nobody is not running" in missing.stderr
     release = tmp_path / "release"
     (tmp_path / "train.py").write_text(SCRIPT)
     pq.write_table(pa.table({"k": np.arange(2000)}), tmp_path / "k.parquet", row_group_size=20)

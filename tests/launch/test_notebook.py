@@ -66,14 +66,14 @@ def test_cells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         capsys.readouterr()
         with cluster.connect() as again:
             cell(*declared(again, url))
-        assert "`cluster.connect(fresh=True)` begins it again from nothing" in capsys.readouterr().err
+        assert "`cluster.connect(fresh=True)` restarts it from scratch" in capsys.readouterr().err
         _, fresh = declared(cluster.connect(fresh=True), url)
         with pytest.raises(UsageError, match="this session is over: the cluster of job local was stopped"):
             model.pull()
         left_open = fresh
     for ask in (left_open.pull, lambda: left_open.step({}), cluster.connect):
         began = time.monotonic()
-        with pytest.raises(UsageError, match=r"is over|does not run"):
+        with pytest.raises(UsageError, match=r"is over|is not running"):
             ask()
         assert time.monotonic() - began < 1.0
     np.testing.assert_array_equal(left_open["w"], [0.0, 0.0])

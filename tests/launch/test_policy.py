@@ -55,7 +55,7 @@ def test_a_killed_trainer_is_replaced_at_once() -> None:
 
 def test_a_trainer_that_asks_to_be_started_again_is() -> None:
     assert policy().ended(FIRST, 75, 3.0) == (StartAgain(FIRST, 0.0, "exit code 75"),)
-    assert policy().ended(FIRST, 143, 3.0) == (StartAgain(FIRST, 0.0, "told to end by SIGTERM"),)
+    assert policy().ended(FIRST, 143, 3.0) == (StartAgain(FIRST, 0.0, "terminated by SIGTERM"),)
 
 
 def test_ten_kills_of_trainers_spread_over_a_job_do_not_end_it() -> None:
@@ -100,7 +100,7 @@ def test_long_runs_too_have_a_limit() -> None:
 def test_a_crash_of_the_script_is_tried_once_more() -> None:
     decide = policy()
     first = decide.ended(FIRST, 1, 1.0)
-    assert first == (StartAgain(FIRST, 0.0, "the script crashed (exit code 1); it is tried once more"),)
+    assert first == (StartAgain(FIRST, 0.0, "the script crashed (exit code 1); it is retried once"),)
     assert decide.ended(FIRST, 1, 1.0) == (GiveUp(FIRST, "the script crashed in trainer-0 again (exit code 1)", 1),)
 
 
@@ -176,7 +176,7 @@ def test_a_crash_at_the_work_is_tried_as_long_as_work_is_handed_out() -> None:
     decide = policy()
     for attempts in range(1, 30):
         (decision,) = decide.ended(FIRST, 1, 1.0, Account(has_trained=True, is_done=False, attempts=attempts))
-        assert decision == StartAgain(FIRST, 0.0, "the script crashed (exit code 1); the work it was at is tried again")
+        assert decision == StartAgain(FIRST, 0.0, "the script crashed (exit code 1); its work is retried")
 
 
 def test_crashes_without_new_work_end_the_job() -> None:

@@ -87,11 +87,11 @@ def test_the_summary_without_any_status() -> None:
     [
         ({"job": "a/b"}, "job name 'a/b' is not usable"),
         ({"job": ""}, "job name '' is not usable"),
-        ({"output": Path("/proc/nope")}, "the output directory /proc/nope/logs cannot be made"),
+        ({"output": Path("/proc/nope")}, "the output directory /proc/nope/logs cannot be created"),
         ({"checkpoint": "nope://bucket"}, "nope://bucket/job cannot be opened: Protocol not known"),
         (
             {"checkpoint": "ftp://127.0.0.1:1/x"},
-            "no checkpoints can be kept: ftp://127.0.0.1:1/x/job cannot be reached",
+            "checkpoints cannot be stored: ftp://127.0.0.1:1/x/job cannot be reached",
         ),
         ({"more": {"log_level": "LOUD"}}, "log_level is 'LOUD'"),
     ],
@@ -159,4 +159,4 @@ def test_fewer_tasks_than_trainers_are_told(total: int, trainers: int, is_growin
     assert hint.startswith(text)
     assert bool(hint) == bool(text)
     # Text is not cut finer by the number of records.
-    assert not hint or "Parquet is also cut by job.dataset(..., records_per_task=)" in hint
+    assert not hint or "for Parquet, job.dataset(..., records_per_task=) also helps" in hint

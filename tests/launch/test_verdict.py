@@ -73,7 +73,7 @@ def test_a_job_that_only_evaluates_is_done() -> None:
 def test_trainers_that_each_train_a_model_of_their_own_are_told_once_and_it_is_no_failure() -> None:
     found = judged(plan_hash="", own_models=3)
     assert found.exit_code == 0
-    assert found.reason.startswith("each trainer trains a model of its own")
+    assert found.reason.startswith("each trainer trains its own model")
     assert judged(plan_hash="", own_models=1) == Outcome(0)
 
 
@@ -88,7 +88,7 @@ def test_a_model_that_was_never_given_a_gradient_is_told() -> None:
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        ({"checkpoint": ""}, "no checkpoint of it was written"),
+        ({"checkpoint": ""}, "no checkpoint was written"),
         ({"checkpoint": "", "checkpoint_alarm": "no space left"}, "no space left, nor any before it"),
         ({"checkpoint_alarm": "no space left"}, "no space left; the last one is c-3"),
     ],

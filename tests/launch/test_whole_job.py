@@ -194,7 +194,7 @@ def test_a_job_stops_as_by_ctrl_c_when_the_reader_of_its_output_is_gone(workplac
             process.kill()
     said = (workplace / "errors").read_text()
     assert "ended in" in said
-    assert "stopped: nobody reads its output any more" in said
+    assert "stopped: its output is no longer read" in said
     assert [child for child in tree if child.is_running() and child.status() != "zombie"] == []
     assert list(temporary.iterdir()) == []
 
@@ -208,7 +208,7 @@ def test_a_job_that_a_signal_stops_leaves_a_checkpoint_of_all_that_was_done(
     until(lambda: re.search(r"epoch 1/2, tasks [1-9]", job.output()) or job.is_over(), 90.0)
     job.process.send_signal(signal.SIGTERM)
     assert job.end(60.0) == 143
-    said = re.search(r"checkpoint c-\d+ at \S+ has (\d+) of \d+ tasks of epoch \d; go on", job.output())
+    said = re.search(r"checkpoint c-\d+ at \S+ has (\d+) of \d+ tasks of epoch \d; continue from it", job.output())
     assert said, job.output()
     assert int(said[1]) > 0
     check_all_was_done(run(0.0, 2, *kept, "--resume"))
@@ -257,7 +257,7 @@ def test_the_status_of_a_running_job(until: Until) -> None:
         assert "pserver-1" in table
         absent = subprocess.run([*command[:-1], "absent"], capture_output=True, text=True, timeout=30, check=False)
         assert absent.returncode == 2
-        assert absent.stderr.startswith("flightedl: no job named absent runs at etcd")
+        assert absent.stderr.startswith("flightedl: job absent is not running at etcd")
         assert len(absent.stderr.splitlines()) == 1
 
 
@@ -321,7 +321,7 @@ def test_two_jobs_share_an_etcd() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"pservers": -1}, "must be how many parameter servers there are, or 0"),
+        ({"pservers": -1}, "must be the number of parameter servers, 0 or more"),
         ({"job": "Not Usable"}, "job name"),
         ({"etcd": "nowhere"}, "not host:port"),
         ({"absent_setting": 1}, "no setting named absent_setting"),

@@ -1,4 +1,4 @@
-"""An etcd of the job's own: a StatefulSet of 1, 3 or 5 members with a volume each.
+"""An etcd for one job: a StatefulSet of 1, 3 or 5 members with a volume each.
 
 One member runs the etcd of the job's image, several run upstream's (``ClusterJob.image_of_etcd``). With TLS, clients
 and members authenticate by certificates of the job's authority; a member's certificate has its names
@@ -44,7 +44,7 @@ def etcd(job: ClusterJob) -> list[Object]:
     client = {"name": "client", "port": ETCD_PORT, "targetPort": "client"}
     peer = {"name": "peer", "port": ETCD_PEER_PORT, "targetPort": "peer"}
     selector, name, peers = labels(job, COMPONENT), job.name(COMPONENT), job.name("etcd-peer")
-    # Members have to find each other before any of them is ready.
+    # Members must find each other before any of them is ready.
     early = {"clusterIP": "None", "publishNotReadyAddresses": True}
     return [
         make(job, "Service", name, COMPONENT, spec={"selector": selector, "ports": [client]}),
@@ -60,7 +60,7 @@ def _members(job: ClusterJob) -> Object:
         COMPONENT,
         ["etcd"],
         _arguments(job),
-        # The arguments use these variables.
+        # Variables used in the arguments.
         [variable_of_pod("POD_NAME", "metadata.name"), variable_of_pod("POD_IP", "status.podIP")],
         _RESOURCES,
         container={
@@ -79,7 +79,7 @@ def _members(job: ClusterJob) -> Object:
     spec = {
         "replicas": job.etcd_members,
         "serviceName": job.name("etcd-peer"),
-        # A member waits for the others, so all have to be there.
+        # A member waits for the others, so all must start together.
         "podManagementPolicy": "Parallel",
         "selector": {"matchLabels": labels(job, COMPONENT)},
         "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Delete", "whenScaled": "Retain"},

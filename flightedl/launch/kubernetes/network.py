@@ -1,7 +1,7 @@
-"""Network policies of a job. They forbid every connection that is not named here.
+"""Network policies of a job. They forbid every connection that is not listed here.
 
-A stranger's request is in a server's memory before it can be refused, so TLS alone does not protect a server from
-strangers. A network without support for policies ignores these objects.
+A stranger's request is in a server's memory before the server can reject it, so TLS alone does not protect a server.
+Networks without support for policies ignore these objects.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from flightedl.launch.kubernetes.values import (
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _URL = re.compile(r"(?P<scheme>[a-z0-9+]+)://[^/?#]*?(:(?P<port>[0-9]{1,5}))?([/?#]|$)")
-#: Namespace whose pods may read the figures.
+#: Namespace whose pods may read the metrics.
 _MONITORING = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
 
 
@@ -33,7 +33,7 @@ def policies(job: ClusterJob) -> list[Object]:
         _policy(job, "deny", labels(job), ingress=[], egress=[]),
         _policy(job, "leave", labels(job), egress=_ways_out(job)),
     ]
-    # Policies of their own: several may be added to one job.
+    # Separate policies, because several may be added to one job.
     for name, ports in (
         ("external-etcd", {int(address.rpartition(":")[2]) for address in job.etcd.split(",") if address}),
         ("stores", ports_of([job.checkpoint, *job.variables.values(), *job.arguments]).union(job.egress_ports) - {443}),
@@ -64,7 +64,7 @@ def etcd_policy(job: ClusterJob) -> Object:
 def _ways_out(job: ClusterJob) -> list[Object]:
     """Return the rules of outgoing connections: DNS, the job's pods, and stores (and the cluster's API) by HTTPS.
 
-    The last rule is for the machine's own service, which has the credentials of its role in a cloud.
+    The last rule allows the machine's metadata service, which provides its credentials in a cloud.
     """
     return [
         {"ports": [{"protocol": "UDP", "port": 53}, _tcp(53)]},
@@ -75,7 +75,7 @@ def _ways_out(job: ClusterJob) -> list[Object]:
 
 
 def ports_of(texts: Iterable[str]) -> set[int]:
-    """Return the ports of all texts that are URLs of HTTP, or of another scheme with a port."""
+    """Return the ports of those texts that are URLs with the scheme HTTP or HTTPS, or with a port."""
     urls = filter(None, map(_URL.match, texts))
     return {int(url["port"] or _DEFAULT_PORTS.get(url["scheme"], 0)) for url in urls} - {0}
 

@@ -1,22 +1,22 @@
 """All objects of a job, in the order in which they are applied.
 
 Masters and pservers are Deployments: a pod claims its index in etcd, independent of its name. Each pod binds its own
-address. A pod that is told to end (SIGTERM) drains: a pserver asks for a checkpoint and waits for it, at most
-``drain_s``. So there is no hook before the signal. A rollout goes on to the next pod when the last one has been ready
-for a moment. A pserver is ready when it has loaded its predecessor's checkpoint.
+address. A pod that receives SIGTERM drains: a pserver requests a checkpoint and waits for it, for at most ``drain_s``,
+so no hook before the signal is needed. A rollout replaces a pod once the previous one's successor has been ready for a
+moment. A pserver is ready when it has loaded its predecessor's checkpoint.
 
 The trainers are a Job without completions: ``parallelism`` pods run until one of them succeeds. A trainer succeeds when
-all data is trained, so all others will, too: the Job waits for them and is complete.
-``parallelism`` may change at any time, down to 0 and up again. Exit codes of trainers (docs/operations.md) decide:
+all data is trained, so all others will succeed, too: the Job waits for them and is complete. ``parallelism`` may change
+at any time, down to 0 and up again. Exit codes of trainers (docs/operations.md) decide:
 
-* 2 and 3: starting again does not help; the Job fails.
-* 75 and 143, and pods that the cluster took away: nothing is wrong; another pod, and it does not count.
-* anything else is a crash, and counts against ``backoffLimit``.
+* 2 and 3: a restart does not help; the Job fails.
+* 75 and 143, and evicted pods: nothing is wrong; another pod starts, and this does not count.
+* any other code is a crash, and counts against ``backoffLimit``.
 
 The Job owns all other objects of the job, so the cluster deletes them with it: ``ttlSecondsAfterFinished`` after its
 end, or when a user deletes it.
 
-The autoscaler is a Deployment of one. It may read and change the trainers' Job, list pods, and nothing else.
+The autoscaler is a Deployment with one pod. It may read and change the trainers' Job, and list pods, and nothing else.
 """
 
 from __future__ import annotations
@@ -59,20 +59,20 @@ from flightedl.launch.policy import EXIT_TERMINATED
 
 #: Seconds after SIGTERM, beyond the drain, for closing on a busy machine.
 _CLOSING_S = 15
-#: Seconds for a step that is under way.
+#: Seconds for a step in progress.
 _TRAINER_GRACE_S = 60
 _AUTOSCALER_RESOURCES = Resources("100m", "256Mi", "512Mi")
 
 
 def render(job: ClusterJob) -> list[Object]:
-    """Return all objects but Secrets; the trainers' Job, which owns the rest, first."""
+    """Return all objects except Secrets. The trainers' Job, which owns the others, comes first."""
     found = [_trainers(job), account(job, job.job), config_map(job, job.job, job.settings())]
     if job.code:
         found.append(config_map(job, job.name("code"), job.code))
     found += policies(job)
     if job.own_etcd:
         found += [*etcd(job), etcd_policy(job)]
-    # One master leads, the others stand by. Spare pservers wait for an index to become free.
+    # One master leads, the others are on standby. Spare pservers wait until an index is free.
     found += [*_servers(job, "master", job.masters), *_servers(job, "pserver", job.pservers + job.spares)]
     if job.scaling is not None:
         found += _autoscaler(job, job.scaling)
@@ -80,7 +80,7 @@ def render(job: ClusterJob) -> list[Object]:
 
 
 def owned(objects: Sequence[Object], owner: Object, uid: str) -> list[Object]:
-    """Return the same objects with an owner, so that the cluster deletes them with it."""
+    """Return the same objects with an owner, so that the cluster deletes them together with it."""
     reference = {
         "apiVersion": owner["apiVersion"],
         "kind": owner["kind"],
@@ -96,7 +96,7 @@ def require_common_place(checkpoint: str, objects: Sequence[Object]) -> None:
     """Check that checkpoints at a path would outlive the pods that write them.
 
     Raises:
-        UsageError: a master or pserver has no volume at that path, or one that goes with its pod.
+        UsageError: a master or pserver has no volume at that path, or one that is deleted with its pod.
     """
     scheme, _, path = checkpoint.rpartition("://")
     if scheme not in {"", "file", "local", "memory"} or not checkpoint:
@@ -164,7 +164,7 @@ def _servers(job: ClusterJob, role: str, replicas: int) -> list[Object]:
         container={
             "envFrom": settings_of(job),
             "ports": ports(**numbers),
-            # Two minutes: a machine that has just come may have to load much.
+            # Two minutes: a new machine may read many files for the first time.
             "startupProbe": probe("/started", period_s=1, failures=120),
             "livenessProbe": probe("/live", period_s=10, failures=3),
             "readinessProbe": probe("/ready", period_s=1, failures=1),
@@ -204,12 +204,12 @@ def _autoscaler(job: ClusterJob, scaling: Scaling) -> list[Object]:
         arguments,
         common_variables(),
         _AUTOSCALER_RESOURCES,
-        # Without the Secret of the store, which it does not need.
+        # Without the store's Secret, which it does not need.
         container={"envFrom": [{"configMapRef": {"name": job.job}}]},
         spec={"terminationGracePeriodSeconds": 10},
         certificates="reader",
     )
     template["spec"] |= {"serviceAccountName": name, "automountServiceAccountToken": True}
-    # Two of them would not agree.
+    # Two autoscalers would conflict.
     made = deployment(job, component, template, replicas=1, strategy={"type": "Recreate"})
     return [account(job, name, component), role, binding, made]

@@ -1,7 +1,7 @@
-"""A whole job in one pod: ``flightedl run``, with its own etcd and all processes beside each other.
+"""A complete job in one pod: ``flightedl run``, with its own etcd and all processes on one machine.
 
-For jobs that fit on one machine: processes reach each other by loopback and shared memory, need neither certificates
-nor network policies, and are restarted inside the pod. The Job replaces the pod itself: the next one goes on from the
+For jobs that fit on one machine: processes communicate over loopback and shared memory, need neither certificates nor
+network policies, and are restarted inside the pod. The Job replaces the pod itself; its successor continues from the
 newest checkpoint.
 """
 
@@ -25,11 +25,11 @@ COMPONENT = "run"
 
 
 def render(job: ClusterJob) -> list[Object]:
-    """Return the Job of one pod, and the objects that it needs."""
+    """Return the Job with its single pod, and the objects it needs."""
     arguments = ["run", f"--job={job.job}", f"--trainers={job.trainers}", f"--pservers={job.pservers}"]
     arguments.append(f"--output={WORK}/output")
     if job.checkpoint:
-        # The last pod may have ended before its first checkpoint.
+        # An earlier pod may have ended before its first checkpoint.
         arguments += [f"--checkpoint={job.checkpoint}", "--resume=auto"]
     arguments += [job.target, *(["--", *job.arguments] if job.arguments else [])]
     mounts, volumes = code_of(job)
@@ -42,7 +42,7 @@ def render(job: ClusterJob) -> list[Object]:
         job.trainer_resources,
         container={"envFrom": [{"secretRef": {"name": job.secret}}]} if job.secret else {},
         spec={"restartPolicy": "Never", "terminationGracePeriodSeconds": 30},
-        # The default is 64 MiB, which is little for what processes on one machine share.
+        # The default of 64 MiB is too little for processes that share memory.
         mounts=[{"name": "shared-memory", "mountPath": "/dev/shm"}, *mounts],  # noqa: S108 - of the pod
         volumes=[{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}, *volumes],
     )

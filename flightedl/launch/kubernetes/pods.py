@@ -1,7 +1,7 @@
 """Building blocks of a job's objects: labels, pods with one container, probes, budgets.
 
-No pod runs as root, may become more than it is, or writes to its image; none has a token for the cluster's API, except
-the autoscaler, which cannot do its work without one.
+No pod runs as root, can gain privileges, or writes to its image. Only the autoscaler has a token for the cluster's API,
+because it cannot work without one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from flightedl.launch.kubernetes.views import labels_of
 
 Object = dict[str, Any]
 
-#: Kind -> version of the API that has it; any other is of v1.
+#: Kind -> API version; all other kinds are in v1.
 _VERSIONS = {
     **dict.fromkeys(("Deployment", "StatefulSet"), "apps/v1"),
     **dict.fromkeys(("Role", "RoleBinding"), "rbac.authorization.k8s.io/v1"),
@@ -23,7 +23,7 @@ _VERSIONS = {
     "NetworkPolicy": "networking.k8s.io/v1",
     "PodDisruptionBudget": "policy/v1",
 }
-#: Number of the image's user, as the cluster wants it.
+#: User id of the image; the cluster requires a number.
 USER = 10001
 
 
@@ -33,7 +33,7 @@ def labels(job: ClusterJob, component: str = "") -> dict[str, str]:
 
 
 def make(job: ClusterJob, kind: str, name: str, component: str = "", /, **fields: Any) -> Object:
-    """Return an object of a job. ``fields``: its spec, or its other fields."""
+    """Return an object of a job. ``fields`` is its spec, or its other fields."""
     marks = {"app.kubernetes.io/part-of": "flightedl", "app.kubernetes.io/managed-by": "flightedl"}
     metadata = {"name": name, "labels": labels(job, component) | marks}
     return {"apiVersion": _VERSIONS.get(kind, "v1"), "kind": kind, "metadata": metadata, **fields}
@@ -46,7 +46,7 @@ def deployment(job: ClusterJob, component: str, template: Object, **spec: Any) -
 
 
 def disruption_budget(job: ClusterJob, component: str) -> Object:
-    """Let drained machines evict one pod of a component at a time, each when the last one's successor is ready."""
+    """Let drained machines evict one pod of a component at a time, once the previous one's successor is ready."""
     spec = {"maxUnavailable": 1, "selector": {"matchLabels": labels(job, component)}}
     return make(job, "PodDisruptionBudget", job.name(component), component, spec=spec)
 
@@ -57,7 +57,7 @@ def account(job: ClusterJob, name: str, component: str = "") -> Object:
 
 
 def config_map(job: ClusterJob, name: str, data: Mapping[str, str]) -> Object:
-    """Return a ConfigMap of texts by name."""
+    """Return a ConfigMap with these texts."""
     return make(job, "ConfigMap", name, data=dict(data))
 
 
@@ -72,7 +72,7 @@ def variable_of_pod(name: str, path: str) -> Object:
 
 
 def common_variables() -> list[Object]:
-    """Return the variables that allocator and gRPC read when the process starts, and those of writable directories."""
+    """Return the variables that the allocator and gRPC read at startup, and those of writable directories."""
     written = {"HOME": WORK, "NUMBA_CACHE_DIR": f"{WORK}/.numba", "PYTHONUNBUFFERED": "1"}
     return variables(tuned_environment() | written)
 
@@ -112,18 +112,18 @@ def pod(
     mounts: Sequence[Object] = (),
     volumes: Sequence[Object] = (),
 ) -> Object:
-    """Return the template of a pod with one container, which may write to ``/work`` and ``/tmp`` only.
+    """Return the template of a pod with one container, which may write only to ``/work`` and ``/tmp``.
 
     Args:
         job: The job.
-        component: Its part, which names the container, too.
+        component: Part of the job; also the container's name.
         command: The program.
         arguments: Its arguments.
         environment: Its variables.
         resources: What it requests, and its limits.
         container: Further fields of the container.
         spec: Further fields of the pod.
-        certificates: Role whose Secret has the pod's certificates. Empty if it needs none.
+        certificates: Role whose Secret has the pod's certificates; empty if it needs none.
         mounts: Further mounts of the container.
         volumes: Volumes of these mounts.
     """
@@ -131,7 +131,7 @@ def pod(
     first = [{"name": "work", "mountPath": WORK}, {"name": "tmp", "mountPath": "/tmp"}]  # noqa: S108 - of the pod
     if certificates and job.tls:
         mounts = [{"name": "certificates", "mountPath": CERTIFICATES, "readOnly": True}, *mounts]
-        # Readable for the pod's group, which nobody else is in.
+        # Readable for the pod's group, which has no other members.
         source = {"secretName": job.name(certificates), "defaultMode": 0o440}
         secret.append({"name": "certificates", "secret": source})
     process = {
@@ -147,7 +147,7 @@ def pod(
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         },
-        # The pod's status then has the process's last lines, for ``flightedl submit``.
+        # The pod's status then contains the process's last lines, for ``flightedl submit``.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [*first, *mounts],
         **container,
@@ -173,7 +173,7 @@ def pod(
 
 
 def code_of(job: ClusterJob) -> tuple[list[Object], list[Object]]:
-    """Return mounts and volumes of the code that is sent along."""
+    """Return mounts and volumes for the code that is submitted with the job."""
     if not job.code:
         return [], []
     mount = {"name": "code", "mountPath": CODE, "readOnly": True}
@@ -181,9 +181,9 @@ def code_of(job: ClusterJob) -> tuple[list[Object], list[Object]]:
 
 
 def failure_policy(component: str, *more: tuple[str, Sequence[int]]) -> Object:
-    """Return a Job's pod failure policy. ``more``: actions and the exit codes that lead to them."""
+    """Return a Job's pod failure policy. ``more`` are actions and the exit codes that trigger them."""
     codes = {"containerName": component, "operator": "In"}
-    # First, because a pod that was taken away may have any exit code.
+    # Comes first, because an evicted pod may have any exit code.
     rules: list[Object] = [{"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}]
     return {"rules": rules + [{"action": action, "onExitCodes": codes | {"values": [*each]}} for action, each in more]}
 

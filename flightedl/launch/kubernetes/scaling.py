@@ -1,6 +1,6 @@
-"""The loop that looks at a job and has trainers added and removed.
+"""The control loop that adds and removes trainers.
 
-It stores nothing: a loop that is started again begins from the present count, and measures again.
+It stores nothing: a restarted loop begins with the current number of trainers, and measures again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Read = Callable[[], StatusReply]
 
 
 def look(cluster: Cluster, job: str, read: Read) -> Seen | None:
-    """Return the figures that scaling decides on. None if the job has ended.
+    """Return the figures for a scaling decision, or None if the job has ended.
 
     Raises:
         FlightedlError: the cluster or the master does not answer.
@@ -51,7 +51,7 @@ def run(
     say: Callable[[str], None],
     every_s: float,
 ) -> None:
-    """Look and act until the job has ended, or ``stop`` is set."""
+    """Measure and act until the job has ended, or ``stop`` is set."""
     said = ""
     while not stop.wait(every_s):
         try:
@@ -62,7 +62,7 @@ def run(
             wish = scaling.look(seen, clock.now())
             said = _carry_out(cluster, job, seen, wish, say, said)
         except FlightedlError as error:
-            # Without figures nothing is changed.
+            # Without figures, nothing is changed.
             if str(error) != said:
                 say(str(error))
             said = str(error)

@@ -1,7 +1,7 @@
-"""The certificates of a submitted job, as Secrets: one for each role, made for this job alone.
+"""Certificates of a submitted job, as Secrets: one per role, created for this job only.
 
-The authority's key is thrown away: nobody can make further members, and a job that runs for longer than its
-certificates hold is submitted again.
+The authority's key is discarded, so no further members can be created. A job that outlives its certificates has to be
+submitted again.
 """
 
 from __future__ import annotations
@@ -27,11 +27,7 @@ def secret_names(job: ClusterJob) -> list[str]:
 
 
 def make_secrets(job: ClusterJob) -> list[Object]:
-    """Make new certificates, as Secrets.
-
-    Raises:
-        UsageError: the package that makes them is not installed.
-    """
+    """Make new certificates, as Secrets. Raises UsageError if the package that makes them is not installed."""
     if not job.tls:
         return []
     from flightedl.adapters import certificates

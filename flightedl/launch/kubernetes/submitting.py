@@ -1,12 +1,12 @@
-"""Brings a job to a cluster, takes it away again, and changes how many trainers it has.
+"""Submitting a job to a cluster, removing it, and changing its number of trainers.
 
-The trainers' Job is created first, suspended and marked as incomplete, because an owner has to exist before the
-objects that it owns. When everything is there, the mark is removed, and the Job is resumed or gets the label of its
-queue, which then decides. A submission that fails or is interrupted deletes its Job, and the cluster then collects the
-objects that the Job owned; a mark that stays tells the next submission that this one was killed.
+The trainers' Job is created first, suspended and marked as incomplete, because an owner must exist before the objects
+it owns. When all objects exist, the mark is removed, and the Job is resumed or gets the label of its queue, which then
+decides. A submission that fails or is interrupted deletes its Job, and the cluster then collects the objects that the
+Job owned. If the mark remains, the next submission knows that the previous one was killed.
 
-The cluster collects in the background, by UID: an object that is applied again under its old name may still be deleted.
-So a job begins when everything of its predecessor is gone.
+The cluster collects in the background, by UID, so an object that is applied again under its old name may still be
+deleted. Therefore a job starts only when all objects of its predecessor are gone.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from flightedl.launch.kubernetes.views import INSTANCE, QUEUE, JobView, labels_o
 from flightedl.ports import Clock, Cluster
 
 _POLL_S = 0.5
-#: Most seconds until the objects of a job are gone: the longest grace period of its pods, and the collector.
+#: Maximum seconds until a job's objects are gone: the longest grace period of its pods, plus the collector.
 _GONE_S = 180.0
-#: Most seconds that another submission of the same name takes; after that it counts as killed.
+#: Maximum duration of another submission with the same name. After that it counts as killed.
 _SUBMITTING_S = 15.0
-#: Annotation of a Job whose other objects are not all there.
+#: Annotation of a Job whose other objects do not all exist yet.
 INCOMPLETE = "flightedl/incomplete"
 _CLAIM = "PersistentVolumeClaim"
-#: Kinds that a job has objects of, with those that controllers make for it.
+#: Kinds of a job's objects, including those that controllers create for it.
 _KINDS = (
     "Job,Deployment,StatefulSet,Pod,ConfigMap,Secret,Service,ServiceAccount,NetworkPolicy,PodDisruptionBudget," + _CLAIM
 )
-#: The same for a job with an autoscaler. Not everybody may list these two.
+#: The same for a job with an autoscaler. Not every user may list the last two.
 _KINDS_WITH_RIGHTS = f"{_KINDS},Role,RoleBinding"
 
 
@@ -41,12 +41,12 @@ def submit(cluster: Cluster, objects: Sequence[Object], clock: Clock) -> None:
     """Apply all objects of a job, its owner first.
 
     Raises:
-        UsageError: a job of this name is there already and has not ended, or the cluster refuses an object.
+        UsageError: a job of this name exists and has not ended, or the cluster rejects an object.
     """
     owner, *others = objects
     kind, name = owner["kind"], owner["metadata"]["name"]
     _make_room(cluster, owner["metadata"]["labels"][INSTANCE], clock)
-    # A queue could admit the trainers as soon as it sees them.
+    # Otherwise a queue could admit the trainers as soon as it sees them.
     labels = owner["metadata"]["labels"]
     queue = {QUEUE: labels[QUEUE]} if QUEUE in labels else {}
     draft = owner["metadata"] | {
@@ -58,7 +58,7 @@ def submit(cluster: Cluster, objects: Sequence[Object], clock: Clock) -> None:
         (made,) = cluster.apply([owner | {"metadata": draft, "spec": owner["spec"] | {"suspend": True}}])
         uid = made["metadata"]["uid"]
         cluster.apply(owned(others, made, uid))
-        # By its UID, the Job of another submission is left alone.
+        # The UID protects the Job of another submission.
         complete = {"uid": uid, "annotations": {INCOMPLETE: None}, "labels": queue}
         cluster.patch(kind, name, {"metadata": complete, "spec": {} if queue else {"suspend": False}})
     except BaseException:
@@ -73,29 +73,29 @@ def _make_room(cluster: Cluster, job: str, clock: Clock) -> None:
     """Remove the objects of a job of this name that has ended, or whose submission was killed.
 
     Raises:
-        UsageError: the job runs, or has objects that no Job owns.
+        UsageError: the job is running, or has objects that no Job owns.
     """
     deadline = clock.now() + _SUBMITTING_S
     while (known := _job(cluster, job)) is not None and _is_incomplete(known) and clock.now() < deadline:
         clock.sleep(_POLL_S)
     if known is not None and not (_is_incomplete(known) or _is_going(known) or view_of(known).is_finished):
         raise UsageError(
-            f"job {job} is there already: `flightedl cancel {job}` ends it, or choose another name (--job)"
+            f"job {job} exists already: end it with `flightedl cancel {job}`, or choose another name (--job)"
         )
-    # The claims of an etcd have no owner where the cluster does not know how long to retain them.
+    # An etcd's claims have no owner if the cluster does not support their retention policy.
     kinds = _kinds(cluster, job)
     left = cluster.list(kinds, labels_of(job))
     kept = [each for each in left if _is_unowned(each) and each["kind"] not in {"Job", _CLAIM}]
     if kept:
         raise UsageError(
-            f"objects of a job {job} are there that were not submitted ({_names(kept)}): "
-            f"`flightedl cancel {job}` removes them, or choose another name (--job)"
+            f"there are objects of a job {job} that were not submitted ({_names(kept)}): "
+            f"remove them with `flightedl cancel {job}`, or choose another name (--job)"
         )
     _remove(cluster, job, kinds, clock)
 
 
 def scale(cluster: Cluster, job: str, trainers: int) -> JobView:
-    """Change the number of trainers. Trainers that have to go hand back their work.
+    """Change the number of trainers. Trainers that are removed return their work.
 
     Raises:
         NotFoundError: there is no such job.
@@ -103,12 +103,12 @@ def scale(cluster: Cluster, job: str, trainers: int) -> JobView:
     """
     view = find(cluster, job)
     if view.is_finished:
-        raise UsageError(f"job {job} has ended: there is nothing to train any more")
+        raise UsageError(f"job {job} has ended, so its trainers cannot be scaled")
     return view_of(cluster.patch("Job", view.name, {"spec": {"parallelism": trainers}}))
 
 
 def cancel(cluster: Cluster, job: str, clock: Clock, *, at_once: bool = False) -> None:
-    """End a job and remove it: trainers first, then pservers, which leave a checkpoint, then everything else.
+    """End a job and remove it: trainers first, then pservers, which write a checkpoint, then everything else.
 
     Returns when all objects of the job are gone.
 
@@ -125,7 +125,7 @@ def cancel(cluster: Cluster, job: str, clock: Clock, *, at_once: bool = False) -
     if known is None and not cluster.list(kinds, labels_of(job)):
         raise _unknown(job)
     if known is not None and not at_once and not view_of(known).is_finished:
-        # It would add trainers again.
+        # The autoscaler would add trainers again.
         cluster.delete("Deployment", f"{job}-autoscaler")
         cluster.patch("Job", _name(job), {"spec": {"parallelism": 0}})
         _wait_for_the_end_of(cluster, job, "trainer", clock)
@@ -135,7 +135,7 @@ def cancel(cluster: Cluster, job: str, clock: Clock, *, at_once: bool = False) -
 
 
 def find(cluster: Cluster, job: str) -> JobView:
-    """Return the job of a name. Raises NotFoundError if there is none."""
+    """Return the job with this name. Raises NotFoundError if there is none."""
     found = _job(cluster, job)
     if found is None:
         raise _unknown(job)
@@ -164,7 +164,7 @@ def _wait_for_the_end_of(cluster: Cluster, job: str, role: str, clock: Clock) ->
 
 
 def _wait_until_none(ask: Callable[[], Sequence[Object]], clock: Clock) -> None:
-    """Ask until no object is left. Raises UnavailableError if that takes too long."""
+    """Poll until no object is left. Raises UnavailableError if that takes too long."""
     deadline = clock.now() + _GONE_S
     while left := ask():
         if clock.now() >= deadline:
@@ -173,7 +173,7 @@ def _wait_until_none(ask: Callable[[], Sequence[Object]], clock: Clock) -> None:
 
 
 def _names(objects: Sequence[Object]) -> str:
-    """The first few objects, for people."""
+    """Return the names of the first few objects, for people."""
     return ", ".join(f"{each['kind']} {each['metadata']['name']}" for each in objects[:3])
 
 
@@ -191,7 +191,7 @@ def _name(job: str) -> str:
 
 
 def _unknown(job: str) -> NotFoundError:
-    return NotFoundError(f"there is no job {job} in this namespace: `flightedl jobs` lists those that are there")
+    return NotFoundError(f"there is no job {job} in this namespace: `flightedl jobs` lists the existing ones")
 
 
 def _is_incomplete(known: Object) -> bool:

@@ -4,7 +4,7 @@ As in a strategic merge patch of Kubernetes, maps are merged, ``null`` removes a
 key (``_KEYS``) are merged entry by entry. Other lists of maps, such as tolerations and ``envFrom``, are appended to.
 Kubernetes would replace them, but a job needs its own entries. Other values are replaced.
 
-A template names the container of the process itself ``flightedl``, or by its role. Entries of other roles are ignored,
+A template refers to the process's own container as ``flightedl``, or by its role. Entries for other roles are ignored,
 so one template may serve several roles.
 """
 
@@ -17,9 +17,9 @@ from flightedl.errors import UsageError
 
 Object = dict[str, Any]
 
-#: All kinds of pods that a job has.
+#: Kinds of pods that a job may have.
 ROLES = ("trainer", "master", "pserver", "etcd", "autoscaler")
-#: Name of a list -> the field by which its entries are told apart.
+#: Name of a list -> the field that identifies its entries.
 _KEYS = {
     **dict.fromkeys(("containers", "initContainers", "volumes", "env", "imagePullSecrets"), "name"),
     "volumeMounts": "mountPath",
@@ -37,7 +37,7 @@ class PodTemplate(NamedTuple):
 
     @classmethod
     def of(cls, roles: Sequence[str], found: Any) -> PodTemplate:
-        """Make a template of a file's document. Raises UsageError if it is something else."""
+        """Convert a file's document to a template. Raises UsageError if the document is not a pod template."""
         if not isinstance(found, dict) or not found or found.keys() - {"apiVersion", "kind", "metadata", "spec"}:
             raise UsageError("a pod template has metadata and spec, as a Pod does, and nothing else")
         if found.get("kind", "Pod") != "Pod":
@@ -46,10 +46,10 @@ class PodTemplate(NamedTuple):
 
 
 def with_templates(objects: Sequence[Object], templates: Sequence[PodTemplate]) -> list[Object]:
-    """Merge templates, in their order, into all objects that make pods.
+    """Merge templates, in their order, into all objects that create pods.
 
     Raises:
-        UsageError: a template does not have the shape of a pod, or changes labels by which pods are found.
+        UsageError: a template does not have the shape of a pod, or changes labels that select pods.
     """
     return [_with_templates(each, templates) if "template" in each.get("spec", {}) else each for each in objects]
 
@@ -62,12 +62,12 @@ def _with_templates(found: Object, templates: Sequence[PodTemplate]) -> Object:
             template = _merged(template, each.template, "template", role)
     labels = template.get("metadata", {}).get("labels", {})
     if not before["metadata"]["labels"].items() <= labels.items():
-        raise UsageError("a pod template changes a label of flightedl's, by which its pods are found")
+        raise UsageError("a pod template must not change flightedl's labels, which select the pods of a job")
     return found | {"spec": found["spec"] | {"template": template}}
 
 
 def _merged(before: Any, changes: Any, field: str, role: str) -> Any:
-    """Merge the value of a field into the value before, which is None if there is none."""
+    """Merge changes into the previous value of a field, which is None if there is none."""
     if isinstance(before, dict | list) and type(before) is not type(changes):
         raise UsageError(f"{field} of a pod template is not a {'map' if isinstance(before, dict) else 'list'}")
     if isinstance(changes, dict):

@@ -1,4 +1,4 @@
-"""Settings of a job on a cluster: frozen, validated, with everything that the objects depend on."""
+"""Settings of a job on a cluster: frozen, validated, and sufficient to create its objects."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from flightedl.config import is_job_name, require_addresses
 from flightedl.errors import UsageError
 from flightedl.launch.kubernetes.templates import PodTemplate
 
-#: Ports of the pods. Each pod has an address of its own.
+#: Ports of the pods. Each pod has its own address.
 FLIGHT_PORT = 7070
 HEALTH_PORT = 7071
 METRICS_PORT = 9090
 ETCD_PORT = 2379
 ETCD_PEER_PORT = 2380
 ETCD_HEALTH_PORT = 2381
-#: The oldest 3.5 that is sound for several members. Debian's are for one.
+#: The oldest 3.5 that is safe with several members; Debian's is safe with one.
 ETCD_IMAGE = "gcr.io/etcd-development/etcd:v3.5.28"
 
-#: Of names of objects, which end with "-pserver-" and ten more characters in the names of pods.
+#: Limit for names of objects. In the names of pods, "-pserver-" and ten more characters follow.
 _LONGEST_JOB_NAME = 40
 _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?")
 
@@ -33,9 +33,9 @@ class Resources:
     cpu: str = "1"
     memory: str = "1Gi"
     memory_limit: str = "4Gi"
-    #: Empty: as much as the machine has.
+    #: Empty: no limit.
     cpu_limit: str = ""
-    #: GPUs of NVIDIA.
+    #: Number of NVIDIA GPUs.
     gpus: int = 0
 
     def __post_init__(self) -> None:
@@ -55,13 +55,13 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """Settings of the loop in the cluster that adds and removes trainers; see ``domain.scaling``."""
+    """Settings of the autoscaler, see ``domain.scaling``."""
 
     minimum: int = 1
     maximum: int = 10
-    #: Part of the present trainers' average rate that a further one has to bring.
+    #: Required gain of an additional trainer, as a fraction of the current trainers' average rate.
     worth: float = 0.5
-    #: Cost of one trainer in an hour, and limit of the cost of all; 0: no limit.
+    #: Hourly cost of one trainer, and limit for all trainers; 0: no limit.
     hourly_cost: float = 0.0
     hourly_limit: float = 0.0
 
@@ -75,50 +75,50 @@ class ClusterJob:
     #: Path of a script in the image or below /code, or dotted name of a module.
     target: str
     arguments: tuple[str, ...] = ()
-    #: Name of a file -> its text: mounted at /code. Empty: the image has the code.
+    #: Name of a file -> its text, mounted at /code. Empty: the image contains the code.
     code: Mapping[str, str] = field(default_factory=dict)
     trainers: int = 2
     pservers: int = 2
-    #: Pservers beyond those, which take over at once.
+    #: Additional pservers that take over immediately.
     spares: int = 1
-    #: One leads, the others stand by.
+    #: One master leads, the others are on standby.
     masters: int = 2
-    #: URL. Empty: no checkpoints are kept, and a pserver that dies begins the model again.
+    #: URL. Empty disables checkpoints: a pserver that dies then restarts the model's training.
     checkpoint: str = ""
-    #: Go on from the newest checkpoint: "true", "auto" (if there is one) or empty.
+    #: Continue from the newest checkpoint: "true", "auto" (if there is one) or empty.
     resume: str = ""
-    #: ``host:port`` of a running etcd. Empty: the job has an etcd of its own.
+    #: ``host:port`` of a running etcd. Empty: the job has its own etcd.
     etcd: str = ""
     #: Members of the job's own etcd; 0 if another tool adds it under the same name.
     etcd_members: int = 1
-    #: Image of these members. Empty: the job's image for one member, which has Debian's etcd, otherwise upstream's.
+    #: Image of these members. Empty: the job's image for one member (Debian's etcd), otherwise upstream's.
     etcd_image: str = ""
-    #: Certificates from the Secrets JOB-server, JOB-trainer, JOB-reader and, for an etcd of its own, JOB-etcd.
+    #: Use certificates from the Secrets JOB-server, JOB-trainer, JOB-reader and, for its own etcd, JOB-etcd.
     tls: bool = True
-    #: Listen without certificates, where only pods of the job reach each other.
+    #: Listen without certificates, for networks where only the job's pods can reach each other.
     insecure: bool = False
     #: Name of a Secret whose keys are variables of all processes, such as AWS_ACCESS_KEY_ID; empty: none.
     secret: str = ""
-    #: Ports that all pods may reach anywhere, beside those of stores that are named by URLs.
+    #: Ports that all pods may connect to anywhere, in addition to those of stores named by URLs.
     egress_ports: tuple[int, ...] = ()
     scaling: Scaling | None = None
     server_resources: Resources = Resources()
     trainer_resources: Resources = Resources()
-    #: Merged into the pods, in this order.
+    #: Templates to merge into the pods, in this order.
     templates: tuple[PodTemplate, ...] = ()
-    #: Name of the queue of Kueue that admits the trainers; empty: they start at once.
+    #: Name of the Kueue queue that admits the trainers; empty: they start immediately.
     queue: str = ""
-    #: Crashes of trainers until the job has failed.
+    #: Number of trainer crashes after which the job has failed.
     backoff_limit: int = 6
     #: Seconds after which the job has failed; 0: no limit.
     deadline_s: int = 0
     #: Further settings of all processes, by variable.
     variables: Mapping[str, str] = field(default_factory=dict)
-    #: Seconds for which the finished job stays, with its servers, until it is removed.
+    #: Seconds for which the finished job and its servers are kept before they are removed.
     keep_s: int = 600
-    #: Most seconds after SIGTERM that a server takes for a last checkpoint.
+    #: Maximum seconds after SIGTERM for a server to write a last checkpoint.
     drain_s: int = 30
-    #: Seconds for which a server has to be ready before the next one is replaced. A spare has taken an index by then.
+    #: Seconds for which a server must be ready before the next one is replaced. By then a spare has claimed an index.
     settled_s: int = 5
 
     def __post_init__(self) -> None:
@@ -143,7 +143,7 @@ class ClusterJob:
         if self.resume and not self.checkpoint:
             raise UsageError("--resume needs the URL of the checkpoints (--checkpoint)")
         if self.tls and self.insecure:
-            raise UsageError("either with certificates or without them: not both")
+            raise UsageError("--tls and --insecure exclude each other")
 
     def name(self, part: str) -> str:
         return f"{self.job}-{part}"
@@ -158,7 +158,7 @@ class ClusterJob:
 
     @property
     def etcd_address(self) -> str:
-        """``host:port`` for clients, several with commas."""
+        """``host:port`` for clients, or a comma-separated list."""
         return self.etcd or f"{self.name('etcd')}:{ETCD_PORT}"
 
     def settings(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""State of a job by the cluster's objects. Pure."""
+"""State of a job according to the cluster's objects. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUEUE = "kueue.x-k8s.io/queue-name"
 
 
 def labels_of(job: str, component: str = "") -> dict[str, str]:
-    """Labels that select the objects of a job, or of one of its components. An empty name selects all jobs."""
+    """Return the labels that select a job's objects, or those of a component. An empty name selects all jobs."""
     found = {"app.kubernetes.io/name": "flightedl"}
     if job:
         found[INSTANCE] = job
@@ -27,21 +27,21 @@ def labels_of(job: str, component: str = "") -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """One job, by the Job of its trainers."""
+    """State of one job, derived from its trainers' Job."""
 
     job: str
-    #: Of the Job.
+    #: Name of the Job.
     name: str
-    #: Trainers that are wanted, and that run.
+    #: Number of trainers requested, and number running.
     wanted: int
     active: int
-    #: Pods of trainers that crashed.
+    #: Number of trainers' pods that crashed.
     failed: int
-    #: "Complete", or the reason of its failure with a message; empty while it runs.
+    #: "Complete", or the reason of the failure with a message; empty while it runs.
     ended: str = ""
     is_failed: bool = False
     created_at: str = ""
-    #: True if a queue has not admitted it.
+    #: True if it waits for admission by a queue.
     is_queued: bool = False
 
     @property
@@ -59,11 +59,11 @@ class JobView:
 
 
 def view_of(found: Object) -> JobView:
-    """Return the job that a Job of trainers stands for."""
+    """Return the state of the job whose trainers a Job runs."""
     spec, status, metadata = found["spec"], found.get("status", {}), found["metadata"]
     ended, is_failed = "", False
     for condition in status.get("conditions", []):
-        # Only these are the end: pods may still run at the ones before.
+        # Only these conditions are final: pods may still run under earlier ones.
         if condition["type"] in {"Complete", "Failed"} and condition["status"] == "True":
             is_failed = condition["type"] == "Failed"
             ended = f"{condition.get('reason', '')}: {condition.get('message', '')}" if is_failed else "Complete"
@@ -81,7 +81,7 @@ def view_of(found: Object) -> JobView:
 
 
 def outcome_of(view: JobView, pods: Sequence[Object]) -> Outcome | None:
-    """Return how a job has ended, by its Job and its trainers' pods. None if it has not."""
+    """Return how a job has ended, from its Job and its trainers' pods, or None if it has not ended."""
     if not view.is_finished:
         return None
     if not view.is_failed:
@@ -113,14 +113,14 @@ def has_output(pod: Object) -> bool:
 
 
 def component_of(pod: Object) -> str:
-    """Return the part of a job that a pod belongs to."""
+    """Return the component of a job that a pod belongs to."""
     return str(pod["metadata"].get("labels", {}).get(_COMPONENT, ""))
 
 
 def obstacles(view: JobView, pods: Sequence[Object], events: Sequence[Object]) -> list[str]:
-    """Return why parts of a job cannot start, a sentence for each.
+    """Return why parts of a job cannot start, one sentence for each.
 
-    An event may be old. It counts while its pod is pending, or while a controller has not made any pod of its part.
+    An event may be outdated. It counts while its pod is pending, or while a controller has created no pod of its part.
     """
     found = {component_of(pod): why for pod in pods if (why := waits_for(pod))}
     if view.is_queued:
@@ -137,13 +137,13 @@ def obstacles(view: JobView, pods: Sequence[Object], events: Sequence[Object]) -
 
 
 def waits_for(pod: Object) -> str:
-    """Say why a pod does not run yet. Empty if neither its machine nor the cluster says so."""
+    """Return why a pod is not running yet. Empty if neither its machine nor the cluster gives a reason."""
     status = pod.get("status", {})
     for container in status.get("containerStatuses", []):
         waiting = container.get("state", {}).get("waiting")
         if waiting and waiting.get("reason") not in {None, "ContainerCreating", "PodInitializing"}:
             ended = container.get("lastState", {}).get("terminated", {})
-            # Its own last words say more than that it is started again later.
+            # The container's own last line is more informative than its restart.
             why = str(ended.get("message") or waiting.get("message", "")).strip().rpartition("\n")[2]
             return f"{waiting['reason']}: {why}".rstrip(": ")
     for condition in status.get("conditions", []):

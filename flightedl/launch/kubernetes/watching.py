@@ -1,7 +1,7 @@
-"""Waits for a job on a cluster: its progress, the output of its trainers, and how it ends.
+"""Waiting for a job on a cluster: its progress, its trainers' output, and its result.
 
 The job's status comes from ``flightedl status`` in a master's pod, so no port has to be open. A user who may not run
-commands in pods sees less, but can wait as well. One thread for each pod follows its output.
+commands in pods sees less, but can wait as well. The output of each pod is followed by one thread.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from flightedl.messages.status import StatusReply
 from flightedl.ports import Clock, Cluster
 
 _STATUS_TIMEOUT_S = 10.0
-#: Pods whose output is followed at the same time.
+#: Maximum number of pods whose output is followed.
 _FOLLOWED_LIMIT = 20
-#: Most failures of the cluster to answer in a row.
+#: Maximum number of consecutive failures of the cluster to answer.
 _PATIENCE = 30
-#: Seconds between two looks at the events of the namespace, which may be many.
+#: Seconds between two requests for the namespace's events, which may be many.
 _EVENTS_EVERY_S = 10.0
 
 #: Receives a pod's name and lines of its output.
@@ -45,7 +45,7 @@ OnLines = Callable[[str, Sequence[str]], None]
 
 @dataclass(slots=True)
 class Followers:
-    """Follows the output of pods as they come, until it is closed."""
+    """Follows the output of pods, including those that start later, until it is closed."""
 
     cluster: Cluster
     on_lines: OnLines
@@ -53,7 +53,7 @@ class Followers:
     _open: contextlib.ExitStack = field(init=False, default_factory=contextlib.ExitStack)
 
     def follow(self, labels: dict[str, str]) -> None:
-        """Follow all pods of these labels whose output is not followed yet."""
+        """Start to follow all pods with these labels whose output is not followed yet."""
         for pod in self.cluster.list("Pod", labels):
             name = pod["metadata"]["name"]
             if has_output(pod) and name not in self._threads and self._running < _FOLLOWED_LIMIT:
@@ -71,14 +71,14 @@ class Followers:
             self.on_lines(name, [line])
 
     def close(self, wait_s: float = 0.0) -> None:
-        """Follow no more. Output that was already written gets ``wait_s`` for each pod to arrive."""
+        """Stop following. Wait at most ``wait_s`` for each pod's remaining output."""
         for thread in self._threads.values():
             thread.join(wait_s)
         self._open.close()
 
 
 def status_of(cluster: Cluster, job: str) -> StatusReply | None:
-    """Return the status that the job's master reports. None if it cannot be asked now."""
+    """Return the status reported by the job's master, or None if it is unavailable."""
     for pod in cluster.list("Pod", labels_of(job, "master")):
         if is_ready(pod):
             with contextlib.suppress(FlightedlError, msgspec.MsgspecError):
@@ -96,14 +96,14 @@ def wait(
     *,
     keeps_checkpoints: bool,
 ) -> tuple[Outcome, StatusReply | None]:
-    """Wait until a job has ended. Returns how it ended, and its master's last status.
+    """Wait until a job has ended. Return how it ended, and its master's last status.
 
     Args:
         cluster: The job's cluster.
         job: The job's name.
         clock: Paces the requests.
         on_progress: Receives the job, its master's status, and the obstacles that keep pods from starting.
-        poll_s: Seconds between two looks.
+        poll_s: Seconds between two polls.
         keeps_checkpoints: True if the job should have written checkpoints.
     """
     newest: StatusReply | None = None
@@ -117,7 +117,7 @@ def wait(
             said = status_of(cluster, job)
             failures = 0
         except FlightedlError as error:
-            # A job that is not there will not come back; a cluster will.
+            # A missing job will not come back; a cluster will.
             failures += 1
             if not error.retryable or failures >= _PATIENCE:
                 return Outcome(EXIT_FAILED, str(error)), newest
@@ -127,7 +127,7 @@ def wait(
         outcome = outcome_of(view, [pod for pod in pods if component_of(pod) == "trainer"])
         if outcome is None:
             if clock.now() >= events_at and (said is None or not all(map(has_output, pods))):
-                # Not everybody may list them.
+                # Not every user may list them.
                 with contextlib.suppress(FlightedlError):
                     events = cluster.list("Event", {})
                 events_at = clock.now() + _EVENTS_EVERY_S

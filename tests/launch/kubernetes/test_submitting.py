@@ -88,7 +88,7 @@ def test_a_job_that_runs_is_not_replaced_and_one_that_has_ended_is(
     cluster: MemoryCluster, fake_clock: FakeClock
 ) -> None:
     submit(cluster, render(JOB), fake_clock)
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="exists already"):
         submit(cluster, render(JOB), fake_clock)
     before = cluster.patch("Job", "demo-trainer", ended("Complete"))
     submit(cluster, render(replace(JOB, trainers=5)), fake_clock)
@@ -410,7 +410,7 @@ def test_a_real_kubernetes_takes_it_scales_it_and_clears_away_what_it_owned() ->
         assert find(real, "demo").wanted == JOB.trainers
         until(real, clock, "trainer", JOB.trainers)
         until(real, clock, "pserver", JOB.pservers + JOB.spares)
-        with pytest.raises(UsageError, match="is there already"):
+        with pytest.raises(UsageError, match="exists already"):
             submit(real, render(JOB), clock)
         scale(real, "demo", 0)
         until(real, clock, "trainer", 0)

@@ -100,9 +100,9 @@ def test_later_templates_win_and_tolerations_add_up() -> None:
         ({"spec": {"containers": [{"image": "x"}]}}, "entry of containers of a pod template has no name"),
         ({"spec": {"containers": ["x"]}}, "entry of containers of a pod template has no name"),
         ({"spec": {"volumes": [{"emptyDir": {}}]}}, "entry of volumes of a pod template has no name"),
-        ({"metadata": {"labels": {"app.kubernetes.io/instance": "x"}}}, "changes a label of flightedl's"),
-        ({"metadata": {"labels": None}}, "changes a label of flightedl's"),
-        ({"metadata": None}, "changes a label of flightedl's"),
+        ({"metadata": {"labels": {"app.kubernetes.io/instance": "x"}}}, "must not change flightedl's labels"),
+        ({"metadata": {"labels": None}}, "must not change flightedl's labels"),
+        ({"metadata": None}, "must not change flightedl's labels"),
     ],
     ids=str,
 )
