@@ -109,6 +109,11 @@ def positive(name: str, value: Any) -> int:
     return int(checked(name, value, int, _AT_LEAST_ONE))
 
 
+def natural(name: str, value: Any) -> int:
+    """A number that is not negative."""
+    return int(checked(name, value, int, _NOT_NEGATIVE))
+
+
 def function_of(what: str, value: Any) -> Any:
     """Something that can be called."""
     if not callable(value):

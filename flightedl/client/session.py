@@ -23,6 +23,8 @@ from flightedl.client.data.evaluation import Measure
 from flightedl.client.data.job_data import JobData
 from flightedl.client.data.ranks import rank_and_size
 from flightedl.client.data.read_queue import READ_AHEAD_MB
+from flightedl.client.data.readers import Transforming
+from flightedl.client.data.transforms import Transform, require_no_reader
 from flightedl.client.model.job_model import JobModel
 from flightedl.client.model.parameters import Parameters
 from flightedl.client.once import Once, OnceNames
@@ -70,6 +72,7 @@ def connect(
         UsageError: a setting is wrong.
         UnavailableError: etcd cannot be reached.
     """
+    require_no_reader()
     process_tuning.apply()
     process_tuning.let_pandas_wait()
     return Job(settings(TrainerSettings, etcd=etcd, job=job, **more), job_over=job_over, begin_again=begin_again)
@@ -146,6 +149,8 @@ class Job:
         remainder: str = "split",
         explicit_commit: bool = False,
         read_ahead_mb: int = READ_AHEAD_MB,
+        transform: Transform | None = None,
+        readers: int = 0,
     ) -> Any:
         """Declare the job's training data: the same in every trainer, whose share of it comes by iterating.
 
@@ -187,6 +192,10 @@ class Job:
             read_ahead_mb: Memory for batches that this trainer reads ahead. The next chunk is always read, however
                 large it is.
 
+            transform: Makes the batch that the loop gets of each batch that was read. The loop computes beside it.
+            readers: Processes of this trainer that run ``transform``; 0: a thread runs it. They import the module, or
+                run the script, that has it.
+
         Returns:
             A ``Dataset``; with ``group``, a ``GroupDataset``.
 
@@ -213,10 +222,19 @@ class Job:
             steps_per_batch=steps_per_batch,
         )
         ahead_mb = arguments.positive("read_ahead_mb", read_ahead_mb)
+        if transform is not None:
+            arguments.function_of("transform", transform)
+        transforming = Transforming(transform, arguments.natural("readers", readers))
         if group is None:
             if remainder != "split" or explicit_commit:
                 raise UsageError('remainder and explicit_commit are for the ranks of a group: give group="auto"')
-            return self._data.declare(declaration, decode, explicit_done=explicit_done, read_ahead_mb=ahead_mb)
+            return self._data.declare(
+                declaration,
+                decode,
+                explicit_done=explicit_done,
+                read_ahead_mb=ahead_mb,
+                transforming=transforming,
+            )
         if self._model.is_declared:
             raise UsageError("a group trains a model of its own: give either group= or job.parameters, not both")
         atexit.register(self._leave_at_exit)
@@ -227,6 +245,7 @@ class Job:
             remainder=arguments.remainder_of(remainder, declaration, explicit_done=explicit_done),
             explicit_commit=arguments.flag("explicit_commit", explicit_commit),
             read_ahead_mb=ahead_mb,
+            transforming=transforming,
         )
 
     def parameters(

@@ -12,9 +12,10 @@ import pyarrow as pa
 import pytest
 
 from flightedl.adapters.clock import SystemClock
-from flightedl.client.data import dataset
+from flightedl.client.data import dataset, read_ahead
 from flightedl.client.data.dataset import Dataset
 from flightedl.client.data.feed import TaskFeed
+from flightedl.client.data.readers import Transforming
 from flightedl.client.waiting import Waiting
 from flightedl.domain.master.work import Work
 from flightedl.domain.queue.tasks import TaskQueue
@@ -24,6 +25,8 @@ from flightedl.domain.trainer.feed import Ask, AssignedTask
 from flightedl.errors import DataError, UsageError
 from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset
 from flightedl.messages.tasks import TasksReply
+
+from . import transforms_of_tests as of_tests
 
 BATCHES = 6
 DECLARED = DeclaredDataset(
@@ -105,7 +108,9 @@ Make = Callable[..., Dataset]
 def make() -> Iterator[Make]:
     feeds: list[TaskFeed] = []
 
-    def dataset(master: Master, listener: Listener, read: Read = empty_batches) -> Dataset:
+    def dataset(
+        master: Master, listener: Listener, read: Read = empty_batches, transforming: Transforming | None = None
+    ) -> Dataset:
         clock = SystemClock()
 
         def feed() -> TaskFeed:
@@ -113,7 +118,7 @@ def make() -> Iterator[Make]:
             return feeds[-1]
 
         waiting = lambda: Waiting(clock, 60.0, 60.0, lambda _: None)  # noqa: E731
-        return Dataset(DECLARED, feed, read, listener, waiting, 5.0, lambda: None)
+        return Dataset(DECLARED, feed, read, listener, waiting, 5.0, lambda: None, transforming=transforming)
 
     yield dataset
     for each in feeds:
@@ -147,7 +152,8 @@ def test_every_batch_of_every_epoch_once(make: Make) -> None:
 @pytest.mark.timeout(10)
 def test_the_loop_ends_as_soon_as_all_is_done(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """And not when it looks for it next; nor does the reader's thread turn round until then."""
-    monkeypatch.setattr(dataset, "_SLICE_S", 1000.0)
+    for module in (dataset, read_ahead):
+        monkeypatch.setattr(module, "_SLICE_S", 1000.0)
     assert len(list(make(Master(1), Listener()))) == BATCHES
 
 
@@ -314,3 +320,39 @@ def test_a_loop_over_data_that_are_done_says_so(make: Make, capsys: pytest.Captu
         iter(data)
     assert list(make(master, listener)) == []
     assert "the job is done, with all its epochs (1): there are no batches left" in capsys.readouterr().err
+
+
+def numbers(task: AssignedTask) -> Iterator[pa.RecordBatch]:
+    for number in range(task.assignment.first_batch, task.assignment.end_batch):
+        yield pa.RecordBatch.from_pydict({"n": [10 * task.assignment.task + number]})
+
+
+@pytest.mark.parametrize("readers", [0, 2])
+def test_the_loop_gets_what_the_transform_makes_also_when_it_is_begun_again(readers: int, make: Make) -> None:
+    master, listener = Master(3), Listener()
+    data = make(master, listener, numbers, Transforming(of_tests.doubled, readers))
+    first = iter(data)
+    found = [next(first)["n"][0].as_py() for _ in range(BATCHES + 3)]
+    found += [batch["n"][0].as_py() for batch in data]
+    assert set(found) == {20 * task + 2 * number for task in range(3) for number in range(BATCHES)}
+    assert sorted(set(listener.done)) == every_batch(3)
+    assert master.queue.is_done
+
+
+@pytest.mark.parametrize("readers", [0, 2])
+def test_a_batch_that_cannot_be_transformed_fails_its_task_and_nothing_else(
+    readers: int, make: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Dataset, "_place", staticmethod(lambda task, number: f"batch {number}"))
+    master, listener = Master(2, batch_count=10, attempts_limit=2), Listener()
+    list(make(master, listener, numbers, Transforming(of_tests.broken_at_seven, readers)))
+    assert {number for _, task, number in listener.done if task == 1} == set(range(10))
+    assert (0, 0, 7) not in listener.done
+    errors = capsys.readouterr().err
+    assert "the task goes back: transform=broken_at_seven failed at batch 7: ValueError: no sevens, please" in errors
+
+
+def test_a_transform_that_readers_cannot_import_ends_the_loop(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(of_tests.doubled, "__qualname__", "no_such_function")
+    with pytest.raises(UsageError, match="a reader cannot use transform=no_such_function: AttributeError"):
+        list(make(Master(1), Listener(), numbers, Transforming(of_tests.doubled, 1)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +15,7 @@ import pytest
 import flightedl as fe
 from flightedl.adapters.storage import FsspecFiles
 from flightedl.client.arguments import dataset_declaration
+from flightedl.client.data.transforms import Transform
 from flightedl.formats.chunk_index import ChunkIndex
 from flightedl.formats.dataset_spec import spec_of
 from flightedl.formats.reader import Decode, first_records, read_task
@@ -27,8 +29,9 @@ from .pages import PAGES, ROOT, examples
 class DatasetOfOne:
     """What ``job.dataset`` gives the only trainer of a job: checked, indexed and read by the product's code."""
 
-    def __init__(self, *, decode: Decode | None = None, read_ahead_mb: int = 64, **given: object) -> None:
+    def __init__(self, *, decode: Decode | None = None, read_ahead_mb: int = 64, **given: Any) -> None:
         assert read_ahead_mb > 0
+        self.transform: Transform = given.pop("transform", lambda batch: batch)
         self.spec = spec_of(dataset_declaration(**given))
         self.decode = decode
 
@@ -44,9 +47,8 @@ class DatasetOfOne:
         index = self.index
         for task in range(len(index)):
             chunks = [index.chunk(task)]
-            yield from read_task(
-                FsspecFiles(), chunks, self.spec, None, 0, task, schema=index.schema, decode=self.decode
-            )
+            more = {"schema": index.schema, "decode": self.decode}
+            yield from map(self.transform, read_task(FsspecFiles(), chunks, self.spec, None, 0, task, **more))
 
 
 class JobOfOne:

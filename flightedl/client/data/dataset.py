@@ -1,6 +1,6 @@
 """The user's ``for batch in data``: tasks become batches, finished tasks become reports.
 
-A reader thread stays ahead by the next chunk (``read_queue``), so that reading overlaps with computing, also across the
+A reader thread stays ahead by the next chunk (``read_ahead``), so that reading overlaps with computing, also across the
 ends of epochs: it reads what this trainer will probably be given, and passes it on when it is (``reading``). The
 iterator opens each batch (this trainer is a member, its values are fresh), hands it out, and closes it when the next
 one is asked for.
@@ -22,7 +22,6 @@ What is not guaranteed: that the loop body runs exactly once for a batch. That i
 from __future__ import annotations
 
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
@@ -33,8 +32,11 @@ from typing import Self, cast
 import pyarrow as pa
 
 from flightedl.client.data.feed import TaskFeed
-from flightedl.client.data.read_queue import READ_AHEAD_MB, KeptBytes, ReadQueue
-from flightedl.client.data.reading import EarlyReads, ReadTask, place_of
+from flightedl.client.data.read_ahead import Item, ReadAhead
+from flightedl.client.data.read_queue import READ_AHEAD_MB
+from flightedl.client.data.readers import Transforming
+from flightedl.client.data.reading import ReadTask, place_of
+from flightedl.client.data.transforms import UnusableTransformError
 from flightedl.client.participation import Participation
 from flightedl.client.tables.table import Column, Table
 from flightedl.client.waiting import Waiting
@@ -55,7 +57,6 @@ from flightedl.domain.trainer.readings import (
     PushSum,
     ReadBatch,
     ReadFailure,
-    TaskEnd,
     Unreadable,
 )
 from flightedl.errors import FlightedlError, GradientError, UsageError
@@ -66,8 +67,6 @@ from flightedl.formats.record_places import described, record_ranges
 from flightedl.messages.declarations import DeclaredDataset
 
 _SLICE_S = 0.5
-#: Batches of a task that are read before it is given.
-_EARLY_BATCHES = 5
 #: Nothing comes, while batches are not done.
 _STARVED = object()
 
@@ -77,8 +76,6 @@ LoopOf = Callable[[], BatchLoop]
 AcknowledgedOf = Callable[[], AcknowledgedLoop]
 #: Told which columns have ids of tables, and how to see the next batch.
 LookAhead = Callable[[Mapping[Table, Column], Callable[[], pa.RecordBatch | None]], None]
-#: What was read, with the records of a batch.
-Item = tuple[readings.Item, pa.RecordBatch | None]
 #: None: nothing comes, while batches are not done.
 Loop = Generator[pa.RecordBatch | None, None, None]
 
@@ -108,10 +105,10 @@ class Dataset:
         trouble_of_files: Callable[[], str] = str,
         require_lease: Callable[[], None] = lambda: None,
         read_ahead_bytes: int = READ_AHEAD_MB << 20,
+        transforming: Transforming | None = None,
     ) -> None:
         self._declared = declared
         self._feed_factory = feed_factory
-        self._read = read
         self._listener = listener
         self._waiting = waiting
         self._grace_s = grace_s
@@ -133,9 +130,9 @@ class Dataset:
         #: One that may be left and gone on with.
         self._resumable: Loop | None = None
         self._feed: TaskFeed | None = None
-        #: In the order of reading; None: there is no more.
-        self._read_ahead_bytes = read_ahead_bytes
-        self._read_queue: ReadQueue[Item | None] = ReadQueue(read_ahead_bytes)
+        self._transforming = transforming or Transforming()
+        self._reading_of = partial(ReadAhead, read, self._transforming, self._place, read_ahead_bytes)
+        self._reading = self._reading_of()
         #: (reading, number) -> the records of a batch that may be handed out again, or that is not done.
         self._records: dict[tuple[int, int], pa.RecordBatch] = {}
         #: What the user's code is at.
@@ -144,9 +141,6 @@ class Dataset:
         self._number = 0
         #: The present loop was given a batch.
         self._has_batches = False
-        self._stopping = threading.Event()
-        self._reader: threading.Thread | None = None
-        self._reader_error: Exception | None = None
 
     @property
     def schema(self) -> pa.Schema:
@@ -249,7 +243,7 @@ class Dataset:
 
     def _peek(self) -> pa.RecordBatch | None:
         """The batch that was read behind the current one; None: that is not known."""
-        item = self._read_queue.first
+        item = self._reading.queue.first
         return None if item is None else item[1]
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
@@ -279,34 +273,27 @@ class Dataset:
             loop.close()
         self.close()
         self._listener.abandon_batch()
-        self._stopping, self._read_queue, self._reader_error, self._at = (
-            threading.Event(),
-            ReadQueue(self._read_ahead_bytes),
-            None,
-            None,
-        )
+        self._reading, self._at = self._reading_of(), None
 
     @contextmanager
     def _begun(self) -> Iterator[TaskFeed]:
         """Fetch and read ahead inside the ``with`` block, which is left when the loop is."""
         self._feed = feed = self._feed_factory()
-        read_ahead = partial(self._read_ahead, feed, self._stopping, self._read_queue)
-        self._reader = threading.Thread(target=read_ahead, name="flightedl-reader", daemon=True)
-        self._reader.start()
+        self._reading.start(feed)
         self._has_batches = False
         try:
             yield feed
         except GeneratorExit:
             # The loop was left at a batch: by ``break``, or by an exception, of which the session hears in a moment.
-            self._stopping.set()
+            self._reading.stopping.set()
             feed.retire(self._at)
             raise
         except BaseException:
             self.close()
             raise
         self.close()
-        if self._reader_error is not None:
-            raise self._reader_error
+        if self._reading.error is not None:
+            raise self._reading.error
         self._is_finished = True
         self._listener.loop_over()
         if not self._has_batches:
@@ -316,7 +303,7 @@ class Dataset:
             )
 
     def _iterate(self) -> Loop:
-        loop, listener, queue = self._loop_of(), self._listener, self._read_queue
+        loop, listener, queue = self._loop_of(), self._listener, self._reading.queue
         with self._begun() as feed:
             step: LoopStep = loop.next_step()
             while True:
@@ -416,7 +403,7 @@ class Dataset:
         try:
             while True:
                 try:
-                    item = self._read_queue.get(_SLICE_S)
+                    item = self._reading.queue.get(_SLICE_S)
                 except Empty:
                     waiting = waiting or self._waiting()
                     if trouble := self._trouble_of_files() or feed.trouble:
@@ -449,54 +436,17 @@ class Dataset:
 
     def close(self) -> None:
         """Hand back what is held and stop reading. Closing twice is fine."""
-        self._stopping.set()
+        self._reading.stopping.set()
         if self._feed is not None:
             self._feed.close(self._grace_s)
-        if self._reader is not None:
-            self._reader.join(self._grace_s)
-
-    # the reader thread
-
-    def _read_ahead(self, feed: TaskFeed, stopping: threading.Event, items: ReadQueue[Item | None]) -> None:
-        put, early = partial(_put, stopping, items), EarlyReads(self._read, _EARLY_BATCHES)
-        kept = KeptBytes()
-        try:
-            while not stopping.is_set() and not feed.is_done:
-                if (task := feed.next(_SLICE_S)) is not None:
-                    _read_task(task, early.batches, put, kept)
-                elif (promised := feed.next_ahead()) is not None:
-                    early.begin(promised)
-        except Exception as error:  # noqa: BLE001 - raised where the user's code waits for this thread
-            self._reader_error = error
-        put(None)
-
-
-def _read_task(task: AssignedTask, read: ReadTask, put: Callable[..., bool], kept: KeptBytes) -> None:
-    number = task.assignment.first_batch
-    try:
-        for records in read(task):
-            if not put((ReadBatch.of(task, number, records.num_rows), records), *kept.of(records)):
-                return
-            number += 1
-    except Exception as error:  # noqa: BLE001 - raised or reported where the batch would have been handed out
-        put((ReadFailure(task, number, error), None))
-    else:
-        put((TaskEnd(task), None))
-
-
-def _put(
-    stopping: threading.Event, items: ReadQueue[Item | None], item: Item | None, new_bytes: int = 0, own_bytes: int = 0
-) -> bool:
-    while not stopping.is_set():
-        if items.put(item, _SLICE_S, new_bytes, own_bytes):
-            return True
-    return False
+        self._reading.join(self._grace_s)
+        self._transforming.close()
 
 
 def _report_unreadable(feed: TaskFeed, failure: ReadFailure) -> None:
     """The task goes back; what no data can cause is raised."""
     error = failure.error
-    if isinstance(error, ChangedFileError):
+    if isinstance(error, ChangedFileError | UnusableTransformError):
         raise error
     place, problem = "", "cannot read a batch"
     if isinstance(error, GradientError):

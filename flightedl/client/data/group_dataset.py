@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from flightedl.client.data.read_queue import READ_AHEAD_MB, KeptBytes, ReadQueue
+from flightedl.client.data.readers import Result, Transforming
 from flightedl.client.probe import DATA, SCRIPT
 from flightedl.client.waiting import Waiting
 from flightedl.domain.groups.plan import BEGINNING, EpochEnd, Position, Round, RoundPlan
@@ -78,6 +79,8 @@ class GroupDataset:
         trouble_of_files: Returns the cause of a wait for files, or "".
         explicit_commit: True if only rounds that ``commit`` names count for ``state_dict``.
         read_ahead_bytes: Limit of the ``ReadQueue``.
+        transforming: Gets all batches that were read.
+        place: Returns where the records of a round lie.
     """
 
     def __init__(
@@ -96,6 +99,8 @@ class GroupDataset:
         *,
         explicit_commit: bool = False,
         read_ahead_bytes: int = READ_AHEAD_MB << 20,
+        transforming: Transforming | None = None,
+        place: Callable[[Round], str] = str,
     ) -> None:
         self._declared = declared
         self._data = data
@@ -109,6 +114,8 @@ class GroupDataset:
         self._waiting = waiting
         self._trouble_of_files = trouble_of_files
         self._explicit_commit = explicit_commit
+        self._transforming = transforming or Transforming()
+        self._place = place
         self._has_begun = False
         self._is_over = False
         self._loaded: Token | None = None
@@ -258,6 +265,7 @@ class GroupDataset:
         self._stopping.set()
         if self._reader is not None:
             self._reader.join()
+        self._transforming.close()
 
     def _begin(self) -> None:
         text = "" if self._loaded is None else encode(self._loaded)
@@ -270,18 +278,28 @@ class GroupDataset:
         self._reader.start()
 
     def _read_ahead(self, plan: RoundPlan) -> None:
-        kept = KeptBytes()
+        kept, transforming = KeptBytes(), self._transforming
+
+        def deliver(step: Round, result: Result) -> None:
+            if isinstance(result, pa.RecordBatch):
+                self._put((step, result), *kept.of(result))
+            elif result is not None:
+                self._put((step, result))
+
+        def in_order(item: Item) -> None:
+            transforming.put(None, str, lambda _: self._put(item))
+
         while not self._stopping.is_set() and (step := plan.next()) is not None:
             if isinstance(step, EpochEnd):
-                self._put(step)
+                in_order(step)
                 continue
             try:
                 batch = self._read(self._attendance.kept(step))
-                self._put((step, batch), *kept.of(batch))
+                transforming.put(batch, partial(self._place, step), partial(deliver, step))
             except Exception as error:  # noqa: BLE001 - raised in the user's thread, at the round that it belongs to
-                self._put((step, error))
+                in_order((step, error))
                 return
-        self._put(None)
+        in_order(None)
 
     def _put(self, item: Item, new_bytes: int = 0, own_bytes: int = 0) -> None:
         while not self._stopping.is_set() and not self._queue.put(item, _SLICE_S, new_bytes, own_bytes):

@@ -25,6 +25,7 @@ from flightedl.client.data.group_dataset import GroupDataset
 from flightedl.client.data.pieces import PieceReader
 from flightedl.client.data.ranks import rank_and_size
 from flightedl.client.data.read_queue import READ_AHEAD_MB
+from flightedl.client.data.readers import Transforming
 from flightedl.client.data.reading import ReadTask, batches_of, place_of, telling
 from flightedl.client.participation import Participation
 from flightedl.client.process import TrainerProcess
@@ -89,6 +90,7 @@ class JobData:
         *,
         explicit_done: bool = False,
         read_ahead_mb: int = READ_AHEAD_MB,
+        transforming: Transforming | None = None,
     ) -> Dataset:
         """Declare the training data. Errors as of ``Job.dataset``."""
         read_as = self._reader(declaration, decode)
@@ -109,6 +111,7 @@ class JobData:
             trouble_of_files=lambda: self._files.trouble,
             require_lease=self._participation.require_lease,
             read_ahead_bytes=read_ahead_mb << 20,
+            transforming=transforming,
         )
         return self._dataset
 
@@ -121,6 +124,7 @@ class JobData:
         remainder: Remainder,
         explicit_commit: bool,
         read_ahead_mb: int,
+        transforming: Transforming,
     ) -> GroupDataset:
         """Declare the training data of a group, of which this process is a rank. Errors as of ``Job.dataset``."""
         if decode is not None:
@@ -166,6 +170,8 @@ class JobData:
             lambda: self._files.trouble,
             explicit_commit=explicit_commit,
             read_ahead_bytes=read_ahead_mb << 20,
+            transforming=transforming,
+            place=reader.place,
         )
         return self._group
 

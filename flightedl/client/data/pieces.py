@@ -15,6 +15,8 @@ from flightedl.domain.queue.batching import record_order
 from flightedl.formats.dataset_spec import DatasetSpec
 from flightedl.formats.layout import TaskLayout
 from flightedl.formats.reader import ChunkReader, Decode, ReadCounts, joined
+from flightedl.formats.record_places import described, record_ranges
+from flightedl.messages.status import RecordRange
 from flightedl.ports import Files
 
 _log = logging.getLogger(__name__)
@@ -66,6 +68,15 @@ class PieceReader:
             batch = self._piece(step.epoch, Piece(0, 0, 1)).slice(0, 0)
         self._tell_skipped()
         return batch
+
+    def place(self, step: Round) -> str:
+        """Return where the records of a round lie."""
+        ranges: list[RecordRange] = []
+        for piece in step.pieces:
+            chunks = tuple(self._layout.chunks_of(piece.task))
+            first, end = piece.first_record, piece.end_record
+            ranges.extend(record_ranges(chunks, first, end, self._seed, step.epoch, piece.task))
+        return described(ranges)
 
     def _piece(self, epoch: int, piece: Piece) -> pa.RecordBatch:
         reader, order = self._open(epoch, piece.task)

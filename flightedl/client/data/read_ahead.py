@@ -1,0 +1,109 @@
+"""The reader thread of a loop over the data: reads tasks, has their batches transformed, and puts them in the queue."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+
+import pyarrow as pa
+
+from flightedl.client.data.feed import TaskFeed
+from flightedl.client.data.read_queue import KeptBytes, ReadQueue
+from flightedl.client.data.readers import Result, Transforming
+from flightedl.client.data.reading import EarlyReads, ReadTask
+from flightedl.domain.trainer import readings
+from flightedl.domain.trainer.feed import AssignedTask
+from flightedl.domain.trainer.readings import ReadBatch, ReadFailure, TaskEnd
+
+_SLICE_S = 0.5
+#: Batches of a task that are read before it is given.
+_EARLY_BATCHES = 5
+
+#: What was read, with the records of a batch.
+Item = tuple[readings.Item, pa.RecordBatch | None]
+
+
+class ReadAhead:
+    """The reading of one loop.
+
+    Args:
+        read: Reads a task.
+        transforming: Gets all batches that were read.
+        place: Returns where the records of a task's batch lie.
+        limit_bytes: Of the queue.
+    """
+
+    def __init__(
+        self,
+        read: ReadTask,
+        transforming: Transforming,
+        place: Callable[[AssignedTask, int], str],
+        limit_bytes: int,
+    ) -> None:
+        self._read = read
+        self._transforming = transforming
+        self._place = place
+        #: In the order of reading; None: there is no more.
+        self.queue: ReadQueue[Item | None] = ReadQueue(limit_bytes)
+        self.stopping = threading.Event()
+        #: What ended the reading, apart from the data's end.
+        self.error: Exception | None = None
+        self._kept = KeptBytes()
+        #: Number of the task whose last batch that was delivered has failed.
+        self._failed: int | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self, feed: TaskFeed) -> None:
+        """Read what the feed gives."""
+        self._thread = threading.Thread(target=self._run, args=(feed,), name="flightedl-reader", daemon=True)
+        self._thread.start()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until the reading has stopped, if it was started; after ``stopping`` is set."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def _run(self, feed: TaskFeed) -> None:
+        early = EarlyReads(self._read, _EARLY_BATCHES)
+        try:
+            while not self.stopping.is_set() and not feed.is_done:
+                if (task := feed.next(_SLICE_S)) is not None:
+                    self._read_task(task, early.batches)
+                elif (promised := feed.next_ahead()) is not None:
+                    early.begin(promised)
+        except Exception as error:  # noqa: BLE001 - raised where the user's code waits for this thread
+            self.error = error
+        self._transforming.put(None, str, lambda _: self._put(None))
+
+    def _read_task(self, task: AssignedTask, read: ReadTask) -> None:
+        number = task.assignment.first_batch
+        try:
+            for records in read(task):
+                place = partial(self._place, task, number)
+                self._transforming.put(records, place, partial(self._deliver, task, number))
+                if self.stopping.is_set():
+                    return
+                number += 1
+        except Exception as error:  # noqa: BLE001 - raised or reported where the batch would have been handed out
+            end: readings.Item = ReadFailure(task, number, error)
+        else:
+            end = TaskEnd(task)
+        self._transforming.put(None, str, lambda _: self._end(end))
+
+    def _deliver(self, task: AssignedTask, number: int, result: Result) -> None:
+        if self._failed == task.number:
+            return
+        if isinstance(result, pa.RecordBatch):
+            self._put((ReadBatch.of(task, number, result.num_rows), result), *self._kept.of(result))
+        elif result is not None:
+            self._failed = task.number
+            self._put((ReadFailure(task, number, result), None))
+
+    def _end(self, end: readings.Item) -> None:
+        if self._failed != end.task.number:
+            self._put((end, None))
+
+    def _put(self, item: Item | None, new_bytes: int = 0, own_bytes: int = 0) -> None:
+        while not self.stopping.is_set() and not self.queue.put(item, _SLICE_S, new_bytes, own_bytes):
+            pass

@@ -1,0 +1,267 @@
+"""Batches on their way through the user's transform: several at once, delivered in the order in which they came.
+
+Each reader is a process with a thread here, which keeps two batches under way: while one is transformed, the next one
+is already there. A reader that is killed is started again with the same batches; a batch that three readers in a row
+have died of is an error that names it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import msgspec
+import pyarrow as pa
+
+from flightedl.client.data import transforms
+from flightedl.client.data.transforms import NamedFunction, Transform, UnusableTransformError
+from flightedl.config import child_environment, thread_environment
+from flightedl.errors import FlightedlError, UsageError
+from flightedl.process.shared_memory import host_mark
+
+_UNDER_WAY = 2
+#: Batches of all readers that are under way, wait for one, or for those before them, by the number of readers.
+_WAITING = 4
+_DEATHS_LIMIT = 3
+_CLOSE_S = 2.0
+
+#: A batch, the error of its transform, or None for what has no batch.
+Result: TypeAlias = pa.RecordBatch | Exception | None
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    batch: pa.RecordBatch | None
+    place: Callable[[], str]
+    deliver: Callable[[Result], object]
+    result: Result = None
+    is_done: bool = False
+    deaths: int = 0
+
+
+class Transforming:
+    """Applies a transform to batches. One thread puts.
+
+    Args:
+        transform: None: batches are delivered as they are.
+        readers: Number of processes; 0: the thread that puts transforms.
+
+    Raises:
+        UsageError: readers cannot find the transform.
+    """
+
+    def __init__(self, transform: Transform | None = None, readers: int = 0) -> None:
+        if readers and transform is None:
+            raise UsageError("readers= are the processes that run transform=: give one, or leave out readers=")
+        if readers and not host_mark():
+            raise UsageError(
+                "readers= needs memory that processes share, which this system does not have: leave it out"
+            )
+        self._transform = transform
+        self._name = getattr(transform, "__qualname__", type(transform).__name__)
+        self._readers = readers
+        self._function = NamedFunction.of(transform) if readers and transform is not None else None
+        self._pool: _Pool | None = None
+
+    def put(self, batch: pa.RecordBatch | None, place: Callable[[], str], deliver: Callable[[Result], object]) -> None:
+        """Have a batch delivered, maybe later and by another thread, but after those that were put before it.
+
+        Args:
+            batch: None: what has no batch, and keeps its place in the order.
+            place: Returns where the records of the batch lie, for an error.
+            deliver: Takes the transformed batch, or the error.
+        """
+        if self._function is not None:
+            if self._pool is None:
+                self._pool = _Pool(self._function, self._readers)
+            self._pool.put(_Job(batch, place, deliver))
+        elif batch is None or self._transform is None:
+            deliver(batch)
+        else:
+            deliver(self._transformed(self._transform, batch, place))
+
+    def _transformed(self, transform: Transform, batch: pa.RecordBatch, place: Callable[[], str]) -> Result:
+        try:
+            return transforms.apply(transform, batch)
+        except Exception as error:  # noqa: BLE001 - delivered in place of the batch
+            return transforms.failed(self._name, place(), transforms.told(error))
+
+    def close(self) -> None:
+        """End the readers. What is under way is not delivered; another ``put`` starts them again."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
+
+
+class _Pool:
+    def __init__(self, function: NamedFunction, readers: int) -> None:
+        self._function = function
+        self._readers = readers
+        self._changed = threading.Condition()
+        #: Those to be delivered, in order; those that no reader has.
+        self._jobs: deque[_Job] = deque()
+        self._waiting: deque[_Job] = deque()
+        self._is_closing = False
+        self._processes: list[_Process] = []
+        #: Held by the thread that delivers.
+        self._delivering = threading.Lock()
+        self._threads = [
+            threading.Thread(target=self._serve, name=f"flightedl-reader-{number}", daemon=True)
+            for number in range(readers)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def put(self, job: _Job) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closing or len(self._jobs) < _WAITING * self._readers)
+            self._jobs.append(job)
+            if job.batch is not None:
+                self._waiting.append(job)
+                self._changed.notify_all()
+        if job.batch is None:
+            self._finish(job, None)
+
+    def close(self) -> None:
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+            for process in self._processes:
+                process.hang_up()
+        for thread in self._threads:
+            thread.join()
+
+    # the readers' threads
+
+    def _serve(self) -> None:
+        process: _Process | None = None
+        under_way: deque[_Job] = deque()
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_closing or self._waiting or under_way)
+                if self._is_closing:
+                    break
+                job = self._waiting.popleft() if self._waiting and len(under_way) < _UNDER_WAY else None
+            try:
+                if job is not None:
+                    under_way.append(job)
+                    process = process or self._started()
+                    process.send(job.batch)
+                    continue
+                assert process is not None
+                text, batch = process.receive()
+            except (OSError, EOFError):
+                self._after_death(process, under_way)
+                process = None
+            except FlightedlError as error:
+                while under_way:
+                    self._finish(under_way.popleft(), error)
+            else:
+                job = under_way.popleft()
+                failed = transforms.failed(self._function.name, job.place(), text) if batch is None else None
+                self._finish(job, failed or batch)
+        if process is not None:
+            self._end(process)
+
+    def _started(self) -> _Process:
+        process = _Process()
+        with self._changed:
+            self._processes.append(process)
+            if self._is_closing:
+                process.hang_up()
+        try:
+            process.begin(self._function)
+        except BaseException:
+            self._end(process)
+            raise
+        return process
+
+    def _end(self, process: _Process) -> str:
+        with self._changed:
+            if process in self._processes:
+                self._processes.remove(process)
+        return process.close()
+
+    def _after_death(self, process: _Process | None, under_way: deque[_Job]) -> None:
+        ending = "" if process is None else self._end(process)
+        first = under_way[0]
+        first.deaths += 1
+        if first.deaths == _DEATHS_LIMIT:
+            text = f"{_DEATHS_LIMIT} readers in a row have ended there{ending}"
+            self._finish(under_way.popleft(), transforms.failed(self._function.name, first.place(), text))
+        with self._changed:
+            self._waiting.extendleft(reversed(under_way))
+        under_way.clear()
+
+    def _finish(self, job: _Job, result: Result) -> None:
+        """Note a result, and deliver those that wait for no other one."""
+        job.result, job.is_done = result, True
+        with self._delivering:
+            while True:
+                with self._changed:
+                    if self._is_closing or not self._jobs or not self._jobs[0].is_done:
+                        return
+                    job = self._jobs.popleft()
+                    self._changed.notify_all()
+                job.deliver(job.result)
+
+
+class _Process:
+    """A reader, and the socket to it."""
+
+    def __init__(self) -> None:
+        self._connection, theirs = socket.socketpair()
+        # Ctrl-C is for the trainer; its readers end when it closes the socket, or is gone.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "flightedl.client.data.transform_process", str(theirs.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    env=child_environment(**thread_environment(1, 1)),
+                )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+    def begin(self, function: NamedFunction) -> None:
+        """Return when the reader has the function.
+
+        Raises:
+            UnusableTransformError: it cannot find it.
+        """
+        transforms.send(self._connection, msgspec.json.encode(function).decode())
+        text, _ = transforms.receive(self._connection)
+        if text:
+            raise UnusableTransformError(f"a reader cannot use transform={function.name}: {text}")
+
+    def send(self, batch: pa.RecordBatch | None) -> None:
+        transforms.send(self._connection, "", batch)
+
+    def receive(self) -> tuple[str, pa.RecordBatch | None]:
+        return transforms.receive(self._connection)
+
+    def hang_up(self) -> None:
+        """Let all calls end."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> str:
+        """End the process, and return how it has ended if that was no orderly end."""
+        self.hang_up()
+        self._connection.close()
+        try:
+            code = self._process.wait(_CLOSE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            return ""
+        return f" (signal {-code})" if code < 0 else f" (exit code {code})" if code else ""

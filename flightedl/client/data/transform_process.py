@@ -1,0 +1,56 @@
+"""Process that runs the user's transform on the batches that come over a socket, in order, until the socket ends."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import sys
+import threading
+
+import pyarrow as pa
+
+from flightedl.client.data import transforms
+from flightedl.messages.base import decode
+
+
+def main(descriptor: int) -> None:
+    """Serve until the trainer closes its end, or is gone."""
+    transforms.mark_reader()
+    # The trainer has as many readers as there should be threads.
+    pa.set_cpu_count(1)
+    with socket.socket(fileno=descriptor) as connection:
+        threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
+        try:
+            text, _ = transforms.receive(connection)
+            transform = decode(text.encode(), transforms.NamedFunction).find()
+        except BaseException as error:  # noqa: BLE001 - the trainer raises it
+            transforms.send(connection, transforms.told(error))
+            return
+        transforms.send(connection, "")
+        while True:
+            try:
+                _, batch = transforms.receive(connection)
+            except EOFError:
+                return
+            try:
+                found = transforms.apply(transform, batch)
+            except Exception as error:  # noqa: BLE001 - the trainer raises it
+                transforms.send(connection, transforms.told(error))
+            else:
+                transforms.send(connection, "", found)
+
+
+def _end_with(connection: socket.socket) -> None:
+    """End this process, in the midst of a batch, as soon as the trainer closes its end or is gone."""
+    poll = select.poll()
+    poll.register(connection, select.POLLRDHUP)
+    poll.poll()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    try:
+        main(int(sys.argv[1]))
+    except (BrokenPipeError, ConnectionResetError):
+        sys.exit(0)

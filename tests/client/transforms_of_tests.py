@@ -1,0 +1,60 @@
+"""Transforms that the tests' readers import."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pyarrow as pa
+
+
+def doubled(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return twice the numbers, with the process that has done it, the later the smaller the number."""
+    first = batch["n"][0].as_py()
+    time.sleep(0.02 if first % 4 == 0 else 0)
+    numbers = [2 * number for number in batch["n"].to_pylist()]
+    return pa.record_batch({"n": numbers, "pid": [os.getpid()] * len(numbers)})
+
+
+def broken_at_seven(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Raise at the number 7."""
+    if 7 in batch["n"].to_pylist():
+        raise ValueError("no sevens, please")
+    return batch
+
+
+def deadly_at_seven(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Kill the process at the number 7."""
+    if 7 in batch["n"].to_pylist():
+        os.kill(os.getpid(), signal.SIGKILL)
+    return batch
+
+
+def deadly_once(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Kill the process at the number 7 if there is a file, which is removed."""
+    mark = Path(batch.schema.metadata[b"mark"].decode())
+    if 7 in batch["n"].to_pylist() and mark.exists():
+        mark.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return batch
+
+
+def two_milliseconds(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Compute in Python for 2 ms of the processor's time."""
+    end = time.thread_time() + 0.002
+    while time.thread_time() < end:
+        pass
+    return batch
+
+
+def text_of(batch: pa.RecordBatch) -> str:
+    """Return what is no batch."""
+    return str(batch)
+
+
+def words(batch: pa.RecordBatch) -> pa.Table:
+    """Return a table with words of a dictionary."""
+    column = pa.array([f"word {number % 3}" for number in batch["n"].to_pylist()]).dictionary_encode()
+    return pa.table({"word": column})
