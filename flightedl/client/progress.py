@@ -52,7 +52,7 @@ class Totals:
     #: Seconds of each activity of the loop that the master knows of, see ``probe``.
     profile: dict[str, float] = field(default_factory=dict)
     #: The newest value of each name that was logged.
-    logged: dict[str, SupportsFloat] = field(default_factory=dict)
+    logged: dict[str, float] = field(default_factory=dict)
 
 
 class ProgressReporter:
@@ -125,16 +125,16 @@ class ProgressReporter:
         Raises:
             UsageError: there are too many different ones.
         """
-        totals = self._totals
+        totals, numbers = self._totals, {name: float(value) for name, value in values.items()}
         with self._lock:
-            if len(self._metrics.keys() | values.keys()) > METRICS_LIMIT:
+            if len(self._metrics.keys() | numbers.keys()) > METRICS_LIMIT:
                 raise UsageError(f"job.log takes at most {METRICS_LIMIT} different names: log fewer of them")
-            for name, value in values.items():
+            for name, value in numbers.items():
                 total, weights = self._metrics.get(name, (0.0, 0.0))
-                self._metrics[name] = (total + float(value) * weight, weights + weight)
-            totals.logged.update(values)
+                self._metrics[name] = (total + value * weight, weights + weight)
+            totals.logged.update(numbers)
         if self._logged is not None:
-            self._logged.add(values, weight, epoch, totals.batches, totals.records)
+            self._logged.add(numbers, weight, epoch, totals.batches, totals.records)
 
     def waiting_for(self, reason: str) -> None:
         """Set what the trainer waits for; empty if nothing."""
@@ -217,9 +217,7 @@ def figures(totals: Totals, slack_s: float) -> Figures:
         "loop_records_total": Figure("Records of its batches.", totals.records),
         "loop_skipped_records_total": Figure("Corrupt records that it passed over.", totals.skipped_records),
         "loop_seconds_total": Figure("Time of its loop, by what it did.", dict(totals.profile), "doing"),
-        "logged": Figure(
-            "The newest value that its script logged.", {name: float(v) for name, v in totals.logged.items()}, "name"
-        ),
+        "logged": Figure("The newest value that its script logged.", dict(totals.logged), "name"),
         "lease_slack_seconds": Figure("How long its lease is trusted without another renewal.", slack_s),
     }
 
@@ -275,17 +273,14 @@ class LoggedValues:
         self._points = PointFile(directory, trainer) if chosen.output_dir else None
         self._events = EventFile(directory, trainer) if chosen.tensorboard else None
 
-    def add(
-        self, values: Mapping[str, SupportsFloat], weight: float, epoch: int | None, batches: int, records: int
-    ) -> None:
+    def add(self, values: Mapping[str, float], weight: float, epoch: int | None, batches: int, records: int) -> None:
         """Add values of a batch of this epoch, from 0, or None; ``batches``, ``records``: worked through by then."""
         if self._points is None:
             return
         with self._lock:
             self._epoch = self._epoch if epoch is None else epoch + 1
-            numbers = {name: float(value) for name, value in values.items()}
             now, wall_s = self._clock.now(), self._clock.wall_time()
-            self._gathering.add(numbers, weight, self._epoch, now, wall_s, batches, records)
+            self._gathering.add(values, weight, self._epoch, now, wall_s, batches, records)
 
     def write(self, *, is_end: bool = False) -> None:
         """Write the points that are due; at the end all of them."""

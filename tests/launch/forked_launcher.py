@@ -1,8 +1,7 @@
-"""``flightedl run`` for tests, forked from a process that has imported already, as are the processes that it starts.
+"""``flightedl run`` for tests, forked from a process that has imported already.
 
-A test that starts a job pays by half for the imports of its launcher and of the launcher's fork server. Here one fork
-server imports for all tests of a process: it forks the launcher, and this forks itself once more before it does
-anything, which gives the fork server that it has.
+A test that starts a job pays much for its launcher's imports. Here one fork server imports for all tests of a process,
+and forks the launchers.
 """
 
 from __future__ import annotations
@@ -10,20 +9,16 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, NoReturn, Self
+from typing import IO, Self
 
 from flightedl.config import available_cores, child_environment, thread_environment, tuned_environment
-from flightedl.launch import fork_server
 from flightedl.launch.forking import ForkedProcess, ForkServer
-from flightedl.process.ending import code_of, end_process
 
 #: What a fork server imports from which launchers, too, are forked; at last the package in which this module is found.
 KINDS = ("master", "trainer", "pserver", "rich.console", "flightedl.launch.run", "tests.launch")
@@ -126,40 +121,12 @@ class ForkedCommand:
             self._process.wait()
 
 
-class _Twin(ForkServer):
-    """A fork server that is a fork of the process that makes it, which has to be one thread still."""
-
-    def _begin(self, connection: socket.socket, environment: Mapping[str, str], kinds: Sequence[str]) -> ForkedProcess:
-        pid = os.fork()
-        if not pid:
-            _be_twin(connection, kinds)
-        return ForkedProcess(pid)
-
-
-def _be_twin(connection: socket.socket, kinds: Sequence[str]) -> NoReturn:
-    os.setsid()
-    # All else that it has open is the launcher's: the other end of this would keep it alive.
-    os.dup2(connection.detach(), 0)
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-    fork_server.show([sys.executable, "-m", "flightedl.launch.fork_server", *kinds])
-    code = 1
-    try:
-        fork_server.serve(socket.socket(fileno=0), kinds)
-        code = 0
-    except SystemExit as end:
-        code = code_of(end)
-    except BaseException:  # noqa: BLE001 - said where the interpreter would say it
-        traceback.print_exc()
-    # Here: what called this is the launcher's.
-    end_process(code)
-
-
 def main() -> None:
     """Be the command whose arguments came."""
     from flightedl_tools import main as command
     from flightedl_tools import run
 
-    run.fork_server = lambda _trainers: _Twin(os.environ, ())
+    run.fork_server = lambda _trainers: ForkServer(os.environ)
     sys.argv[0] = "flightedl"
     command.main()
 
