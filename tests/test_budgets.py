@@ -18,10 +18,10 @@ ROOT = Path(flightedl.__file__).resolve().parent.parent
 
 #: Part -> (most lines of its Python files, lines planned, its directories, without packages that are parts themselves).
 BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
-    "domain": (18_923, 16_000, ("flightedl/domain",)),
-    "client, torch": (11_014, 8_000, ("flightedl/client", "flightedl/torch")),
+    "domain": (18_933, 16_000, ("flightedl/domain",)),
+    "client, torch": (11_017, 8_000, ("flightedl/client", "flightedl/torch")),
     "pserver, kernels": (9_821, 8_000, ("flightedl/pserver", "flightedl/kernels")),
-    "rpc, wire, messages": (5_739, 4_500, ("flightedl/rpc", "flightedl/wire", "flightedl/messages")),
+    "rpc, wire, messages": (5_742, 4_500, ("flightedl/rpc", "flightedl/wire", "flightedl/messages")),
     "master, coordination, adapters, process": (
         8_247,
         7_500,

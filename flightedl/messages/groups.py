@@ -34,6 +34,8 @@ class GroupStartRequest(SenderOfJob, frozen=True, kw_only=True):
     token: TokenText = ""
     #: The token's position, for people.
     position: Text = ""
+    #: All that decides which records a rank gets, beside the token: the same on every rank.
+    plan: Text = ""
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 2.0
 
 
@@ -92,6 +94,7 @@ class GroupRank(Reply, frozen=True, kw_only=True):
     generation: Natural
     token: str = ""
     position: str = ""
+    plan: str = ""
     has_left: bool = False
     has_finished: bool = False
     #: True if it cannot have been the first rank to end.

@@ -59,12 +59,14 @@ class GroupAttendance:
         process: This process.
         rank: Rank of this process among all processes that are started together.
         size: Number of these processes.
+        plan: All that decides which records a rank gets, for people; it must be the same on every rank.
     """
 
-    def __init__(self, process: TrainerProcess, rank: int, size: int) -> None:
+    def __init__(self, process: TrainerProcess, rank: int, size: int, plan: str) -> None:
         self._process = process
         self._rank = rank
         self._size = size
+        self._plan = plan
         self._held = process.registration.held
         self._incarnation = 0
         #: Records that no rank gets, because they have killed their ranks.
@@ -97,7 +99,12 @@ class GroupAttendance:
                 reply = GroupStartReply(waiting_for="rank 0 to publish this start of the group")
                 if (name := look_up()) is not None:
                     request = GroupStartRequest(
-                        **self._own(), start=name, size=self._size, token=token, position=position
+                        **self._own(),
+                        start=name,
+                        size=self._size,
+                        token=token,
+                        position=position,
+                        plan=self._plan,
                     )
                     reply = self._ask("group_start", request, GroupStartReply)
                 if reply.incarnation:

@@ -155,7 +155,8 @@ class JobData:
         reader = PieceReader(self._files, layout, spec_of(declaration), seed, decode, process.progress.skipped)
         # Ranks of equal data are different ranks of the group that is started together.
         launched = rank_and_size("auto")
-        self._attendance = GroupAttendance(process, *(ranks if launched == (0, 1) else launched))
+        plan = f"batch_size={declaration.batch_size}, remainder={remainder!r} and {world_size} data ranks"
+        self._attendance = GroupAttendance(process, *(ranks if launched == (0, 1) else launched), plan)
         self._group = GroupDataset(
             declared,
             xxhash.xxh3_64_hexdigest(f"{declared.index_hash} {declaration.records_per_task}".encode()),

@@ -97,7 +97,7 @@ class Group:
             elif not self._may_join(request, known):
                 return GroupStartReply(waiting_for="rank 0 of this start of the group", is_stale=True)
             else:
-                self._require_same_size(request)
+                self._require_alike(request)
                 self.record = replace(record, ranks={**record.ranks, request.rank: _declared(request)})
             self._start_if_complete()
         elif known.token != request.token:
@@ -109,11 +109,17 @@ class Group:
         is_newer = known is None or known.generation < request.generation
         return record.phase == GATHERING and record.start == request.start and is_newer
 
-    def _require_same_size(self, request: GroupStartRequest) -> None:
+    def _require_alike(self, request: GroupStartRequest) -> None:
         if request.size != self.record.size:
             raise UsageError(
                 f"rank {request.rank} says that the group has {request.size} ranks, and rank 0 that it has "
                 f"{self.record.size}: start all ranks with the same number"
+            )
+        first = self.record.ranks[0].plan
+        if request.plan != first:
+            raise UsageError(
+                f"rank {request.rank} has declared the data with {request.plan}, and rank 0 with {first}: "
+                "declare it alike on all ranks"
             )
 
     def _begin(self, request: GroupStartRequest) -> None:
@@ -295,5 +301,9 @@ def _is_from(request: GroupStartRequest | GroupPlaceRequest | GroupLeaveRequest,
 
 def _declared(request: GroupStartRequest) -> GroupRank:
     return GroupRank(
-        trainer=request.trainer, generation=request.generation, token=request.token, position=request.position
+        trainer=request.trainer,
+        generation=request.generation,
+        token=request.token,
+        position=request.position,
+        plan=request.plan,
     )

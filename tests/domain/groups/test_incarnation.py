@@ -64,6 +64,22 @@ def as_stored(group):
     return Group(LIMIT, msgspec.json.decode(msgspec.json.encode(group.record), type=GroupRecord))
 
 
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        ({"size": 3}, "rank 1 says that the group has 3 ranks, and rank 0 that it has 2"),
+        ({"plan": "batch_size=4"}, "rank 1 has declared the data with batch_size=4, and rank 0 with batch_size=8"),
+    ],
+)
+def test_ranks_that_would_get_records_by_different_plans_do_not_start_together(more, sentence):
+    group, (zero, one) = Group(LIMIT), pair("a", 10)
+    group.enter(zero.enter(plan="batch_size=8"))
+    with pytest.raises(UsageError, match=sentence):
+        group.enter(one.enter(**{"plan": "batch_size=8"} | more))
+    group.check()
+    assert group.enter(one.enter(plan="batch_size=8")).incarnation == 10
+
+
 # exhaustively
 
 
