@@ -30,6 +30,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "master": ("flightedl_tools.servers", "master", "Start a master: hands out tasks."),
     "pserver": ("flightedl_tools.servers", "pserver", "Start a parameter server: holds a part of the model."),
     "checkpoint": ("flightedl_tools.checkpoint", "checkpoint", "List, save, verify, restore and export checkpoints."),
+    "data": ("flightedl_tools.data", "data", "Serve data to ranks that torchrun or another launcher starts."),
     "dataset": ("flightedl_tools.dataset", "dataset", "Index, inspect, convert or split training data."),
     "mode": ("flightedl_tools.mode", "mode", "Show or change the consistency mode of a running job."),
     "tasks": ("flightedl_tools.tasks", "tasks", "List failed tasks, retry them or let them go."),

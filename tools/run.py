@@ -29,7 +29,12 @@ def resume_command(arguments: Sequence[str]) -> str:
 @click.argument("script_or_module")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.option("--trainers", type=click.IntRange(min=1), default=1, show_default=True, help="How many trainers.")
-@click.option("--pservers", type=click.IntRange(min=0), default=1, show_default=True, help="How many; 0: only data.")
+@click.option("--pservers", type=click.IntRange(min=0), help="How many; 0: only data [1; 0 with --nproc-per-node]")
+@click.option(
+    "--nproc-per-node",
+    type=click.IntRange(min=1),
+    help="Start so many ranks of one group, as torchrun does, and all of them again when one dies",
+)
 @click.option("--checkpoint", metavar="URL", help="Where checkpoints go; none are kept without it.")
 @master_options
 @click.option("--table-memory-mb", type=int, help="MiB that rows may have on each pserver; 0: what is there [0]")
@@ -63,7 +68,15 @@ def resume_command(arguments: Sequence[str]) -> str:
 @click.option("--page/--no-page", default=True, help="Serve a web page of the job on this machine [page]")
 @click.option("--tensorboard", is_flag=True, default=None, help="Write job.log to TensorBoard files, too.")
 @click.option("--record", metavar="DIR", type=click.Path(path_type=Path), help="Record the run, for `flightedl replay`")
-def run(script_or_module: str, arguments: tuple[str, ...], trainers: int, checkpoint: str | None, **given: Any) -> int:
+def run(
+    script_or_module: str,
+    arguments: tuple[str, ...],
+    trainers: int,
+    nproc_per_node: int | None,
+    pservers: int | None,
+    checkpoint: str | None,
+    **given: Any,
+) -> int:
     """Run a whole job on this machine: servers and trainers.
 
     Starts etcd, a master, the pservers and the trainers, each its own process; a process that dies is replaced. Every
@@ -74,6 +87,13 @@ def run(script_or_module: str, arguments: tuple[str, ...], trainers: int, checkp
     the script ended well and left work undone; 3 the job cannot go on; 4 done, but tasks failed or the last checkpoint
     was not written; 130 stopped by Ctrl-C; 141 stopped because nobody reads the output any more.
     """
+    if nproc_per_node and (trainers > 1 or pservers):
+        raise click.UsageError(
+            "the ranks of --nproc-per-node train a model of their own: leave --pservers and --trainers out"
+        )
+    trainers = nproc_per_node or trainers
+    if pservers is None:
+        pservers = 0 if nproc_per_node else 1
     with fork_server(trainers) as forks:
         # The fork server imports while this process does.
         from flightedl.launch.progress import JobConsole
@@ -83,8 +103,10 @@ def run(script_or_module: str, arguments: tuple[str, ...], trainers: int, checkp
             target=script_or_module,
             arguments=arguments,
             trainers=trainers,
+            is_group=nproc_per_node is not None,
+            pservers=pservers,
             checkpoint=checkpoint,
-            **{name: given.pop(name) for name in ("pservers", "job", "standby", "output", "etcd", "page")},
+            **{name: given.pop(name) for name in ("job", "standby", "output", "etcd", "page")},
             resume_command=resume_command(sys.argv[1:]) if checkpoint else "",
             forks=forks,
             more={name: value for name, value in given.items() if value is not None},

@@ -207,6 +207,7 @@ class LocalCluster:
                 self._say,
                 lambda pid: cleaner.revoke_for(pid) if self.revokes_leases else None,
                 self._account,
+                is_group=programs.has_group,
             )
             stack.callback(self._supervisor.stop)
             self._supervisor.start()

@@ -24,6 +24,9 @@ Rules, by how a process ended:
 A process stopped by a signal does not end, but its lease does, and no process would replace it. After ``frozen_s`` it
 counts as lost, like a pod whose probe fails: it is killed and restarted.
 
+The trainers of a *group* train one model of their own together, so none of them can continue without the others. If one
+is to be restarted, all are, including those that have finished.
+
 A run of at least ``long_run_s`` clears the slot's record of short runs and crashes. ``restarts_limit`` bounds all
 restarts of a slot, for any reason.
 """
@@ -69,6 +72,15 @@ class StartAgain:
 
 
 @dataclass(frozen=True, slots=True)
+class StartTogether:
+    """End all trainers and start new ones, ``after_s`` seconds from now, because the one in ``slot`` has ended."""
+
+    slot: Slot
+    after_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class SlotFinished:
     """The trainer did all its work; the slot stays empty."""
 
@@ -89,7 +101,7 @@ class GiveUp:
     exit_code: int
 
 
-Decision = StartAgain | SlotFinished | AllFinished | GiveUp
+Decision = StartAgain | StartTogether | SlotFinished | AllFinished | GiveUp
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +166,8 @@ class RestartPolicy:
 
     slots: Sequence[Slot]
     limits: Limits = Limits()
+    #: The trainers are the ranks of a group.
+    is_group: bool = False
     _records: dict[Slot, _Record] = field(init=False)
     #: The latest account.
     _account: Account | None = field(init=False, default=None)
@@ -173,6 +187,16 @@ class RestartPolicy:
             ran_s: Seconds for which it ran.
             account: The master's account, or None if it is unknown.
         """
+        return tuple(map(self._together, self._ended(slot, exit_code, ran_s, account)))
+
+    def _together(self, decision: Decision) -> Decision:
+        if not self.is_group or not isinstance(decision, StartAgain) or decision.slot.role is not Role.TRAINER:
+            return decision
+        for record in self._of_trainers():
+            record.is_finished = False
+        return StartTogether(decision.slot, decision.after_s, decision.reason)
+
+    def _ended(self, slot: Slot, exit_code: int, ran_s: float, account: Account | None) -> tuple[Decision, ...]:
         account = self._account = account or self._account
         record = self._records[slot]
         if record.is_finished:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 from flightedl.config import (
+    ENVIRONMENT_PREFIX,
     CommonSettings,
     MasterSettings,
     PserverSettings,
@@ -20,6 +22,7 @@ from flightedl.config import (
 )
 from flightedl.errors import UsageError
 from flightedl.launch.forking import ForkServer
+from flightedl.launch.places import free_ports
 from flightedl.launch.policy import Role, Slot
 from flightedl.launch.processes import Child, Children, OnLines
 from flightedl.launch.supervisor import Starter
@@ -38,6 +41,8 @@ class TrainerProgram:
     count: int = 1
     #: Receives their output.
     on_lines: OnLines | None = None
+    #: They are the ranks of a group: they get ``RANK``, ``WORLD_SIZE`` and so on, as from torchrun.
+    is_group: bool = False
 
 
 @dataclass(slots=True)
@@ -98,6 +103,10 @@ class Programs:
     def trainer_count(self) -> int:
         return 0 if self.trainers is None else self.trainers.count
 
+    @property
+    def has_group(self) -> bool:
+        return self.trainers is not None and self.trainers.is_group
+
     def starters(self, children: Children, directory: Path, forks: ForkServer) -> dict[Slot, Starter]:
         """Return a starter for each process except etcd. Results are written to ``directory``.
 
@@ -111,11 +120,14 @@ class Programs:
         cores = available_cores()
         found: dict[Slot, Starter] = {}
 
-        def add(slot: Slot, program: Sequence[str], chosen: CommonSettings, sharing: int) -> None:
+        def add(
+            slot: Slot, program: Sequence[str], chosen: CommonSettings, sharing: int, starts: _GroupStarts | None = None
+        ) -> None:
             environment = child_environment(chosen, **thread_environment(sharing, cores))
             on_lines = self.trainers.on_lines if self.trainers and slot.role is Role.TRAINER else None
-            found[slot] = _starter(children, forks, slot, program, environment, on_lines)
+            found[slot] = _starter(children, forks, slot, program, environment, on_lines, starts)
 
+        group = _GroupStarts(self.trainer_count) if self.has_group else None
         for index in range(2 if self.standby else 1):
             # A master computes little, so one thread per library is enough.
             add(Slot(Role.MASTER, index), ["flightedl.master"], master, cores)
@@ -124,10 +136,35 @@ class Programs:
             slot = Slot(Role.TRAINER, index)
             own = {"output_dir": str(directory), "process_name": str(slot), "metrics_port": 0}
             program = ["flightedl.launch.trainer", self.trainers.target, *self.trainers.arguments]
-            add(slot, program, self.settings(TrainerSettings, **own), self.trainers.count)
+            add(slot, program, self.settings(TrainerSettings, **own), self.trainers.count, group)
         for index in range(self.pservers + (1 if self.standby and self.pservers else 0)):
             add(Slot(Role.PSERVER, index), ["flightedl.pserver"], pserver, max(self.pservers, 1))
         return found
+
+
+class _GroupStarts:
+    """Variables of the ranks of a group, for one start after the other."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        #: Names the starts of this launcher.
+        self._name = uuid.uuid4().hex[:12]
+        #: The newest start and its port.
+        self._port = 0, 0
+
+    def variables(self, rank: int, start: int) -> dict[str, str]:
+        """Return the variables of a rank in a start, which is counted from 1."""
+        if self._port[0] != start:
+            self._port = start, free_ports(1)[0]
+        return {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(self._size),
+            "LOCAL_WORLD_SIZE": str(self._size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(self._port[1]),
+            f"{ENVIRONMENT_PREFIX}START": f"{self._name}-{start}",
+        }
 
 
 def _names_of(kind: type[CommonSettings]) -> set[str]:
@@ -141,11 +178,13 @@ def _starter(
     program: Sequence[str],
     environment: Mapping[str, str],
     on_lines: OnLines | None,
+    group: _GroupStarts | None,
 ) -> Starter:
-    def start(_count: int) -> Child:
-        forked = forks.start(slot.role, program[0], program[1:], environment)
+    def start(count: int) -> Child:
+        variables = environment if group is None else {**environment, **group.variables(slot.index, count)}
+        forked = forks.start(slot.role, program[0], program[1:], variables)
         if forked is not None:
             return children.take(str(slot), forked, on_lines=on_lines)
-        return children.start(str(slot), [sys.executable, "-m", *program], environment, on_lines=on_lines)
+        return children.start(str(slot), [sys.executable, "-m", *program], variables, on_lines=on_lines)
 
     return start

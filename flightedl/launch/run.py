@@ -69,6 +69,8 @@ class RunOptions:
     target: str
     arguments: tuple[str, ...] = ()
     trainers: int = 1
+    #: The trainers are the ranks of a group.
+    is_group: bool = False
     pservers: int = 1
     #: By default derived from the target's name.
     job: str | None = None
@@ -124,7 +126,7 @@ def run_job(options: RunOptions, console: Console) -> int:
     job = job_name(options.target) if options.job is None else options.job
     settings(CommonSettings, job=job, etcd=options.etcd)
     display = make_display(console, clock)
-    program = TrainerProgram(options.target, options.arguments, options.trainers, display.lines)
+    program = TrainerProgram(options.target, options.arguments, options.trainers, display.lines, options.is_group)
     cluster = LocalCluster(
         options.pservers,
         job=job,

@@ -7,6 +7,7 @@ unchanged), and sends the action. It never retries: its callers poll anyway.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import Self, TypeVar
 
@@ -18,13 +19,14 @@ from flightedl.adapters.etcd_access import EtcdAccess
 from flightedl.config import CommonSettings
 from flightedl.coordination.keys import JobKeys
 from flightedl.coordination.records import ServerRecord
+from flightedl.domain.groups.incarnation import SILENT
 from flightedl.errors import DeadlineError, FencedError, FlightedlError, NotFoundError, UnavailableError
 from flightedl.launch.failed import failed_tasks
 from flightedl.launch.policy import Account
 from flightedl.messages.base import OfJob, decode, encode
 from flightedl.messages.checkpoints import CheckpointReply, CheckpointRequest
 from flightedl.messages.decoding import from_json
-from flightedl.messages.status import StatusReply
+from flightedl.messages.status import GroupStatus, StatusReply
 from flightedl.ports import Clock
 from flightedl.rpc.authentication import Role
 from flightedl.rpc.client import Connection
@@ -172,6 +174,8 @@ def account_of(status: JobStatus) -> Account | None:
     except FlightedlError:
         return None
     has_trained = reply.batches > 0 or reply.tasks.done > 0 or reply.epoch > 0
+    if reply.group is not None:
+        return _account_of_group(reply, reply.group)
     worst = max(reply.raised, key=lambda each: each.batches - each.repeated, default=None)
     return Account(
         has_trained,
@@ -181,3 +185,10 @@ def account_of(status: JobStatus) -> Account | None:
         0 if worst is None else worst.batches - worst.repeated,
         "" if worst is None else f"{worst.error} ({worst.place})",
     )
+
+
+def _account_of_group(reply: StatusReply, group: GroupStatus) -> Account:
+    """Return the account of a job whose data goes to a group: each start is an attempt at the work."""
+    errors = Counter(piece.error for piece in reply.failed if piece.error != SILENT)
+    ((error, count),) = errors.most_common(1) or [("", 0)]
+    return Account(True, reply.state == "done", group.starts, len(reply.failed), count, error)

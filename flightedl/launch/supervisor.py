@@ -28,6 +28,7 @@ from flightedl.launch.policy import (
     Slot,
     SlotFinished,
     StartAgain,
+    StartTogether,
     describe_exit,
 )
 from flightedl.launch.processes import Child, Children
@@ -41,6 +42,8 @@ OnEvent = Callable[[str], None]
 _POLL_S = 0.05
 #: Maximum seconds that one check adds to the time for which a process is frozen.
 _LOOK_LIMIT_S = 1.0
+#: Seconds for the other ranks of a group to end by themselves when one has ended.
+_TOGETHER_S = 1.0
 _STOP_RANKS: tuple[tuple[frozenset[Role], float], ...] = (
     (frozenset({Role.TRAINER}), 1.5),
     (frozenset({Role.MASTER, Role.PSERVER}), 2.0),
@@ -94,6 +97,7 @@ class Supervisor:
         on_event: Receives a sentence about every end and every new start.
         on_end: Receives the pid of every process that has ended.
         account: Requests the job's account from the master when a trainer has ended.
+        is_group: The trainers are the ranks of a group.
     """
 
     def __init__(
@@ -105,11 +109,13 @@ class Supervisor:
         on_event: OnEvent | None = None,
         on_end: Callable[[int], None] | None = None,
         account: Callable[[], Account | None] | None = None,
+        *,
+        is_group: bool = False,
     ) -> None:
         self._children = children
         self._clock = clock
         self._limits = limits or Limits()
-        self._policy = RestartPolicy(tuple(starters), self._limits)
+        self._policy = RestartPolicy(tuple(starters), self._limits, is_group)
         self._on_event = on_event or (lambda _text: None)
         self._on_end = on_end or (lambda _pid: None)
         self._account = account or (lambda: None)
@@ -251,6 +257,10 @@ class Supervisor:
                 delay = f" in {after_s:.1f} s" if after_s else ""
                 ended = f"{slot} (pid {child.pid}) ended" if child is not None else f"{slot}"
                 self._on_event(f"{ended}: {reason}; a new one is started{delay}")
+            case StartTogether(slot, after_s, reason):
+                ended = f"{slot} (pid {child.pid}) ended" if child is not None else f"{slot}"
+                self._on_event(f"{ended}: {reason}; all ranks are started again")
+                self._end_trainers(self._clock.now() + after_s)
             case SlotFinished(slot):
                 self._on_event(f"{slot} has finished")
             case AllFinished():
@@ -260,6 +270,16 @@ class Supervisor:
                     self._on_event(f"{slot} (pid {child.pid}) ended: {describe_exit(code)}; the job is stopped")
                 lines = () if child is None else relevant_lines(child.tail(200))
                 self.give_up(Outcome(exit_code, reason, slot, lines))
+
+    def _end_trainers(self, due_at: float) -> None:
+        places = [place for slot, place in self._places.items() if slot.role is Role.TRAINER]
+        running = [place.child for place in places if place.child is not None]
+        self._children.stop(running, _TOGETHER_S)
+        with self._lock:
+            for place in places:
+                place.child, place.due_at = None, due_at
+        for child in running:
+            self._on_end(child.pid)
 
 
 def relevant_lines(lines: Sequence[str]) -> tuple[str, ...]:

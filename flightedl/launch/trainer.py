@@ -103,7 +103,10 @@ def main() -> int:
         _print_from_user_frame(error)
         return 1
     except SystemExit as error:
-        return code_of(error)
+        code = code_of(error)
+        if code:
+            sys.last_value = error
+        return code
     return 0
 
 
@@ -121,6 +124,8 @@ def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
 
 def _print_from_user_frame(error: BaseException) -> None:
     """Print the traceback from the user's first frame on, or a FlightedlError's message with the user's line."""
+    # As Python does: sessions that are still open see at exit that the script has failed.
+    sys.last_value = error
     trace: TracebackType | None = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename in _OUTER_FILES:
         trace = trace.tb_next

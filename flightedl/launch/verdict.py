@@ -66,6 +66,11 @@ def _untrained(status: StatusReply) -> str:
     if status.unfinished:
         return status.unfinished
     tasks = status.tasks
+    if status.group is not None and status.state != "done":
+        return (
+            f"every rank has ended, but the group is not done (after {status.records:,} records): a rank has to loop "
+            "until the data ends and to leave its session at the end of `with fe.connect() as job:`"
+        )
     if not tasks.total and not status.is_growing:
         if status.evaluations or status.is_stopped:
             return ""

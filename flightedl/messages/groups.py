@@ -51,7 +51,8 @@ class GroupStartReply(Reply, frozen=True, kw_only=True):
     token: str = ""
     #: Records that are handed out to no rank, because they have killed their ranks too often.
     left_out: list[Piece] = []
-    #: Tell the master about each round before it is handed out until every rank is past this position; 0: do not.
+    #: Tell the master about each round before it is handed out until this rank is past this position, and for a moment
+    #: longer; 0: do not.
     watched_until: int = 0
 
 

@@ -16,6 +16,7 @@ from flightedl.launch.policy import (
     Slot,
     SlotFinished,
     StartAgain,
+    StartTogether,
     describe_exit,
 )
 
@@ -263,3 +264,39 @@ def test_crashes_that_say_nothing_are_bounded_unless_they_find_what_is_at_fault(
     assert [type(each) for each in ends] == [*[StartAgain] * 4, GiveUp]
     assert isinstance(ends[-1], GiveUp)
     assert "at no batch in particular" in ends[-1].reason
+
+
+def group_policy() -> RestartPolicy:
+    return RestartPolicy((MASTER, FIRST, SECOND), Limits(), is_group=True)
+
+
+def test_all_ranks_of_a_group_are_started_again_when_one_dies() -> None:
+    decide = group_policy()
+    assert decide.ended(FIRST, 0, 5.0) == (SlotFinished(FIRST),)
+    assert decide.ended(SECOND, -9, 5.0) == (StartTogether(SECOND, 0.0, "killed by SIGKILL"),)
+    assert not decide.is_finished(FIRST), "it starts again, too"
+    assert decide.ended(FIRST, 0, 5.0) == (SlotFinished(FIRST),)
+    assert decide.ended(SECOND, 0, 5.0) == (SlotFinished(SECOND), AllFinished())
+
+
+def test_a_server_of_a_group_is_started_again_alone() -> None:
+    assert group_policy().ended(MASTER, -9, 5.0) == (StartAgain(MASTER, 0.0, "killed by SIGKILL"),)
+
+
+def test_a_group_that_gets_further_is_started_again_and_again() -> None:
+    decide = group_policy()
+    for start in range(60):
+        (decision,) = decide.ended(SECOND, -9, 5.0, Account(True, False, start + 1))
+        assert isinstance(decision, StartTogether)
+
+
+def test_a_rank_whose_script_has_to_be_changed_ends_the_job() -> None:
+    assert isinstance(group_policy().ended(FIRST, 2, 5.0)[0], GiveUp)
+
+
+def test_a_script_that_raises_the_same_error_everywhere_is_at_fault_not_the_records() -> None:
+    decide = group_policy()
+    assert isinstance(decide.ended(FIRST, 1, 5.0, Account(True, False, 5, 2, 2, "odd"))[0], StartTogether)
+    (decision,) = decide.ended(FIRST, 1, 5.0, Account(True, False, 9, 3, 3, "odd"))
+    assert isinstance(decision, GiveUp)
+    assert "odd" in decision.reason

@@ -21,6 +21,7 @@ from flightedl_tools.main import command, run_command_line
 WHOLE = {
     "run": ["{}/script.py"],
     "plot": ["{}"],
+    "data serve": ["{}/x.csv"],
     "checkpoint export": ["{}/kept", "{}/model.npz"],
     "checkpoint list": ["{}/kept"],
     "checkpoint restore": ["{}/kept", "1"],

@@ -37,7 +37,7 @@ from flightedl.messages.groups import (
 
 GATHERING, RUNNING, OVER, DONE = "gathering", "running", "over", "done"
 OVER_TEXT = "another rank of this group has ended, or the group was started again: start this process again"
-_SILENT = "it ended without a word"
+SILENT = "it ended without a word"
 #: Most ranks named in one sentence.
 _NAMED = 8
 
@@ -123,7 +123,7 @@ class Group:
             )
 
     def _begin(self, request: GroupStartRequest) -> None:
-        self._judge(self._silent_longest(), _SILENT)
+        self._judge(self._silent_longest(), SILENT)
         self.places = {}
         self.record = replace(
             self.record,
@@ -171,7 +171,8 @@ class Group:
             incarnation=record.incarnation,
             token=record.token,
             left_out=[piece for each in record.convicted for piece in each.pieces],
-            watched_until=max((each.at for each in record.suspects), default=-1) + 1,
+            # The start before this one may have ended before anybody said where its ranks were.
+            watched_until=max((each.at for each in record.suspects), default=0) + 1 if record.starts > 1 else 0,
         )
 
     # running
@@ -224,7 +225,7 @@ class Group:
             self.record = replace(self.record, ranks={other: each for other, each in ranks.items() if other != rank})
             return
         if not ranks[rank].is_cleared:
-            self._judge(rank, _SILENT)
+            self._judge(rank, SILENT)
         self.record = replace(self.record, phase=OVER)
 
     def _judge(self, first: int | None, error: str) -> None:

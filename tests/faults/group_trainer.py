@@ -1,0 +1,68 @@
+"""A rank of a group whose model counts, in its weights, how often it was trained on each record of each epoch.
+
+Run as a script by torchrun or ``flightedl run --nproc-per-node``: DATA OUTPUT [name=value ...].
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import flightedl as fe
+
+RECORDS, EPOCHS = 600, 2
+
+
+def main(path: str, output: Path, *, pause: float = 0.0, poison: int = -1, dies_saving: int = 0) -> None:
+    """Train to the end of the data.
+
+    Args:
+        path: The records: a column ``id`` of numbers below ``RECORDS``.
+        output: Directory of the checkpoint, ``model.pt``.
+        pause: Seconds of a step.
+        poison: A record that kills its rank.
+        dies_saving: 1: rank 0 kills itself in its first last save.
+    """
+    dist.init_process_group("gloo")
+    rank, saved = dist.get_rank(), output / "model.pt"
+    counts = torch.zeros(EPOCHS, RECORDS)
+
+    def save() -> None:
+        if rank == 0:
+            torch.save({"counts": counts, "data": data.state_dict()}, output / "new.pt")
+            (output / "new.pt").replace(saved)
+
+    with fe.connect() as job:
+        data = job.dataset(path, batch_size=10, epochs=EPOCHS, shuffle=True, seed=7, group="auto")
+        if saved.exists():
+            state = torch.load(saved)
+            counts.copy_(state["counts"])
+            data.load_state_dict(state["data"])
+        for step, batch in enumerate(data, 1):
+            ids = batch["id"].to_numpy()
+            if poison in ids:
+                os.kill(os.getpid(), signal.SIGSEGV)
+            gradient = torch.zeros(EPOCHS, RECORDS)
+            gradient[data.epoch, ids.tolist()] += 1
+            dist.all_reduce(gradient)
+            counts += gradient
+            time.sleep(pause)
+            if step % 5 == 0:
+                save()
+        if dies_saving and rank == 0 and not (output / "died").exists():
+            (output / "died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        save()
+        # Nobody leaves before the last save is there.
+        dist.barrier()
+
+
+if __name__ == "__main__":
+    given = dict(each.split("=") for each in sys.argv[3:])
+    main(sys.argv[1], Path(sys.argv[2]), **{name: float(value) for name, value in given.items()})
