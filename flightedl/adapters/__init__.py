@@ -1,9 +1,15 @@
-"""The outside world, one module per system. Most implement a protocol of ``ports``.
+"""Adapters to the outside world, one module per system. Most implement a protocol of ``ports``.
 
-* ``etcd``: the coordinator. ``etcd_access``: its address and credentials. ``etcd_tokens``: access by a password.
-  ``etcd_program``: the program of this machine, for launchers.
-* ``storage``: files and stores over fsspec. ``patience``: the same, with retries.
-* ``clock``: time. ``instruments``: figures for Prometheus. ``telemetry``: traces and logs for OpenTelemetry.
-* ``kubectl``: a Kubernetes cluster.
-* ``certificates``: a private authority for the members of a job. ``pem_files``: the files that it makes.
+* ``etcd``: the coordinator, over etcd
+* ``etcd_access``, ``etcd_tokens``: etcd's address and credentials; authentication by password
+* ``etcd_program``: the etcd program on this machine, for launchers
+* ``storage``, ``patience``: files and stores over fsspec; retries of their calls
+* ``clock``: the process's clock
+* ``instruments``, ``telemetry``: metrics for Prometheus; traces and logs for OpenTelemetry
+* ``kubectl``: a Kubernetes cluster
+* ``certificates``, ``pem_files``: a private authority for the members of a job; the files it creates
+
+A call through an adapter: a process calls a protocol of ``ports``, such as ``Coordinator.transact``. The adapter sends
+the request with a deadline and maps the library's exceptions to those of ``errors``, which tell *failed* from *outcome
+unknown*. Retries are the caller's decision; ``patience`` wraps files and storage in the common policy.
 """

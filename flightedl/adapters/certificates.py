@@ -1,19 +1,19 @@
-"""A private authority for a job's certificates, made with the library ``cryptography``.
+"""A private authority for a job's certificates, implemented with the library ``cryptography``.
 
-A directory of certificates has these files, for an authority and each role:
+A directory of certificates contains these files, for an authority and each role:
 
-* ``ca.pem``: the authorities that members trust, the newest first. ``authority/key.pem`` is the private key of the
-  newest one, which can make members. Only this module reads it; keep it off the machines of the job.
-* ``ROLE/ca.pem``, ``ROLE/cert.pem``, ``ROLE/key.pem``: the files that processes of that role need.
+* ``ca.pem``: the authorities that members trust, newest first. ``authority/key.pem`` is the private key of the newest
+  authority, which signs members' certificates. Only this module reads it; keep it off the job's machines.
+* ``ROLE/ca.pem``, ``ROLE/cert.pem``, ``ROLE/key.pem``: the files that processes with that role need.
 
-Renewal replaces one file after the other. A process that reads in between finds a key that does not belong to the
-certificate, keeps the files that it had, and reads again at its next connection.
+Renewal replaces one file after the other. A process that reads in between finds a key that does not match the
+certificate, keeps its previous files, and reads again at its next connection.
 
-The authority is replaced in two steps, so that no process meets a certificate that it does not trust:
-``renew_authority`` adds the new authority to the trusted ones, and once all processes trust it, ``renew`` makes
-certificates by it. Expired authorities are dropped then.
+The authority is replaced in two steps, so that no process sees a certificate that it does not trust:
+``renew_authority`` adds the new authority to the trusted ones, and once all processes trust it, ``renew`` issues
+certificates signed by it. It also removes expired authorities.
 
-Keys are elliptic (P-256), which all TLS libraries know. Files of keys are readable by their owner only.
+Keys are elliptic (P-256), which all TLS libraries support. Key files are readable only by their owner.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Member:
     """Owner of a certificate.
 
     Attributes:
-        name: Of its directory, and its common name.
-        proof: The first alternative name, a URI.
+        name: Name of its directory, and its common name.
+        proof: URI that is the first alternative name.
         hosts: Further alternative names: host names and IP addresses.
     """
 
@@ -58,7 +58,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """Lifetime of a new certificate."""
+    """Expiry of a new certificate."""
 
     name: str
     path: Path
@@ -66,16 +66,16 @@ class Lifetime:
 
 
 def create(directory: Path, members: Sequence[Member], *, days: int, authority_days: int) -> list[Lifetime]:
-    """Make an authority and a certificate for each member.
+    """Create an authority and a certificate for each member.
 
     Args:
-        directory: Made if need be.
-        members: Who gets one.
-        days: How long certificates hold.
-        authority_days: How long the authority holds.
+        directory: Created if it does not exist.
+        members: Owners of the certificates.
+        days: Validity of the certificates.
+        authority_days: Validity of the authority.
 
     Raises:
-        UsageError: there is an authority already, or the directory cannot be written.
+        UsageError: there is an authority already, or the directory is not writable.
     """
     if (directory / "ca.pem").exists():
         raise UsageError(f"{directory} has an authority already: renew its certificates with `flightedl certs renew`")
@@ -84,19 +84,19 @@ def create(directory: Path, members: Sequence[Member], *, days: int, authority_d
 
 
 def renew(directory: Path, members: Sequence[Member], *, days: int) -> list[Lifetime]:
-    """Make new certificates, and keys, by the newest authority; other processes go on with theirs until they end.
+    """Issue new certificates and keys, signed by the newest authority. Running processes keep theirs until they end.
 
     Raises:
-        UsageError: there is no authority here, or it ends before the certificates would.
+        UsageError: there is no authority, or it expires before the certificates would.
     """
     return _issue(directory, members, days)
 
 
 def renew_authority(directory: Path, members: Sequence[Member], *, authority_days: int) -> None:
-    """Begin to trust another authority beside the present one; ``renew`` makes certificates by it.
+    """Trust another authority in addition to the present one; ``renew`` then issues certificates signed by it.
 
     Raises:
-        UsageError: there is no authority here.
+        UsageError: there is no authority.
     """
     trusted = _trusted(directory)
     _new_authority(directory, authority_days, trusted=trusted)
@@ -135,13 +135,13 @@ def _issue(directory: Path, members: Sequence[Member], days: int) -> list[Lifeti
     try:
         loaded = serialization.load_pem_private_key((directory / _AUTHORITY / "key.pem").read_bytes(), None)
     except (OSError, ValueError):
-        raise UsageError(f"{directory / _AUTHORITY / 'key.pem'} cannot be read: it makes the certificates") from None
+        raise UsageError(f"{directory / _AUTHORITY / 'key.pem'} cannot be read: it signs the certificates") from None
     assert isinstance(loaded, ec.EllipticCurvePrivateKey), "the authority's key is an elliptic one"
     begins, ends = _span(days)
     if ends > authority.not_valid_after_utc:
         raise UsageError(
-            f"the authority ends on {authority.not_valid_after_utc:%Y-%m-%d}, before certificates of {days} days: "
-            "renew it first with `flightedl certs renew --authority`, or make them shorter with --days"
+            f"the authority expires on {authority.not_valid_after_utc:%Y-%m-%d}, before certificates of {days} days: "
+            "renew it first with `flightedl certs renew --authority`, or shorten their validity with --days"
         )
     still_good = _pem(each for each in trusted if each.not_valid_after_utc > now)
     _write(directory / "ca.pem", still_good)
@@ -193,7 +193,7 @@ def _builder(
 
 
 def _span(days: int) -> tuple[dt.datetime, dt.datetime]:
-    """Return the begin and the end of a certificate's life. It begins a little before now, since clocks differ."""
+    """Return the start and the end of a certificate's validity. It starts a little before now, since clocks differ."""
     now = dt.datetime.now(dt.UTC)
     return now - _BACKDATED, now + dt.timedelta(days=days)
 
@@ -203,7 +203,7 @@ def _trusted(directory: Path) -> list[x509.Certificate]:
         return x509.load_pem_x509_certificates((directory / "ca.pem").read_bytes())
     except (OSError, ValueError):
         raise UsageError(
-            f"{directory} has no authority: make one, and certificates, with `flightedl certs create`"
+            f"{directory} has no authority: create one, with certificates, by `flightedl certs create`"
         ) from None
 
 
@@ -218,7 +218,7 @@ def _pem_of_key(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(path: Path, data: bytes, *, is_secret: bool = False) -> None:
-    """Replace a file in one step."""
+    """Replace a file atomically."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         number, name = tempfile.mkstemp(dir=path.parent)

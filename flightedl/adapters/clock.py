@@ -1,9 +1,9 @@
 """The process's clock.
 
-``now`` is CLOCK_BOOTTIME if the system has it: it goes on while the process is stopped, and while the whole machine is
-suspended, such as a laptop or a virtual machine that is moved. So a process that stood still past its lease notices it
-when it wakes, before it does anything. On other systems it is the monotonic clock, which may stop while a machine is
-suspended.
+``now`` is CLOCK_BOOTTIME where the system supports it. This clock also advances while the process is stopped, and while
+the machine is suspended, such as a laptop or a virtual machine during migration. So a process frozen past the end of
+its lease detects that when it wakes, before it does anything else. Other systems use the monotonic clock, which may
+stop while a machine is suspended.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 
 def seconds_that_go_on() -> Callable[[], float]:
-    """Return a clock that never goes back, and stands still as rarely as this system allows."""
+    """Return a clock that never goes back, and that stops as rarely as the system allows."""
     try:
         read = functools.partial(time.clock_gettime, time.CLOCK_BOOTTIME)
         read()
@@ -24,9 +24,9 @@ def seconds_that_go_on() -> Callable[[], float]:
 
 
 class SystemClock:
-    """The machine's clock; see ``ports.Clock``."""
+    """System clock, an implementation of ``ports.Clock``."""
 
-    #: Read a dozen times in each step, so no Python method wraps it.
+    #: Called a dozen times in each step, so no Python method wraps it.
     now = staticmethod(seconds_that_go_on())
 
     def wall_time(self) -> float:

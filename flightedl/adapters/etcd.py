@@ -1,24 +1,23 @@
-"""The Coordinator over etcd v3: the generated stubs of cslab-etcd3 on gRPC channels of our own.
+"""Implementation of ``ports.Coordinator`` over etcd v3: the generated stubs of cslab-etcd3 on our own gRPC channels.
 
 Rules:
 
-* Every call has a deadline. A call that its server refused, or that never left this process, is told apart from a call
-  that may have been carried out: gRPC reports that it could not connect or resolve the name only if it had no
-  connection to send on, because connecting is given up before the call's deadline. The outcome of any other failure
-  after sending is *unknown*.
-* A connection on which a call ran into its deadline is replaced: a frozen or half-open one never recovers the calls
-  that queue behind it. Several endpoints are tried in turn, each call first on the one that answered last.
-* A watch has a connection of its own and is driven by the thread that calls ``next``: it opens the stream, asks a quiet
-  one for a sign of life, gives it up if none comes, and resumes from the last revision seen. Events are filtered by
-  revision, so none comes twice. A history that went back is reported as compaction: the caller that lists again finds
-  out.
-* Every answer names its cluster and revision. An answer that contradicts an earlier one ends all work on this etcd
+* Every call has a deadline. A call that the server rejected, or that was never sent, is distinguished from a call that
+  may have been executed: gRPC reports a failure to connect or to resolve the name only if it had no connection to send
+  on, because connecting times out before the call's deadline. After sending, the outcome of any other failure is
+  *unknown*.
+* A connection on which a call exceeded its deadline is replaced: a frozen or half-open connection never recovers the
+  calls queued on it. Several endpoints are tried in turn; each call starts with the one that answered last.
+* A watch has its own connection and is driven by the thread that calls ``next``. That thread opens the stream, requests
+  progress if the stream is quiet, gives the stream up if there is no answer, and resumes after the last revision seen.
+  Events are filtered by revision, so none is delivered twice. A history that went back is reported as compaction: the
+  caller then lists again and detects it.
+* Every answer contains its cluster and revision. An answer that contradicts an earlier one ends all work on this etcd
   (``domain.recovery.store_history``). A member that lags behind may answer renewals, watches and requests about leases,
-  so their revisions prove nothing.
-* A lease's renewal is answered within a quarter of its time to live or given up, so that its holder can try again, on
-  another connection, before it has to count the lease as lost.
-
-How etcd is reached, in plain text or by TLS, and as whom, is :mod:`flightedl.adapters.etcd_access`.
+  so the revisions in these answers prove nothing.
+* A lease renewal is given up unless it is answered within a quarter of the time to live, so that the holder can retry
+  on another connection before it has to count the lease as lost.
+Address, TLS and credentials of etcd are in :mod:`flightedl.adapters.etcd_access`.
 """
 
 from __future__ import annotations
@@ -63,24 +62,24 @@ from flightedl.ports import (
     Written,
 )
 
-#: etcd's own limits, checked here so that the error can say what to do.
+#: etcd's own limit, checked here so that the error can suggest a remedy.
 OPERATIONS_LIMIT = 128
 
 _QUIET_S = 2.0
-#: A renewal gets at least this long, however short the lease: a busy machine is no reason to give it up.
+#: Minimum timeout of a renewal, even for a short lease: a busy machine is no reason to give it up.
 _RENEWAL_FLOOR_S = 0.5
 _REOPEN_PAUSE_S = 0.2
 _NEVER_SENT = ("failed to connect to all addresses", "DNS resolution failed", "errors resolving ")
 
-#: Returns a method of a connection's stubs, which takes a request and a ``timeout``.
+#: Returns a stub method of a connection, which takes a request and a ``timeout``.
 _Method = Callable[["_Connection"], Callable[..., Any]]
 
 
 class EtcdCoordinator:
-    """See ``ports.Coordinator``. ``transact`` with a Put on an ended lease raises LeaseLostError, nothing done.
+    """See ``ports.Coordinator``. ``transact`` with a Put on an ended lease does nothing and raises LeaseLostError.
 
     Args:
-        access: Its address and this process's credentials. A text is ``host:port``, several separated by commas, in
+        access: etcd's address and this process's credentials. A string is ``host:port``, or a comma-separated list, in
             plain text.
         timeout_s: Time limit of each call.
         clock: The process's clock.
@@ -96,7 +95,7 @@ class EtcdCoordinator:
         self._lock = threading.Lock()
         self._current = 0
         self._connections: dict[int, _Connection] = {}
-        #: Replaced connections whose other calls may still be running, with the time when all of them are over.
+        #: Replaced connections that may still have calls in flight, with the time by which all these calls have ended.
         self._retired: list[tuple[float, _Connection]] = []
         self._watches: set[EtcdWatch] = set()
         self._is_closed = False
@@ -142,7 +141,7 @@ class EtcdCoordinator:
         return watch
 
     def compact(self) -> None:
-        """Make etcd forget all events up to now. Not part of the port: only the owner of this etcd may do so."""
+        """Make etcd discard all events so far. Not part of the port: only the owner of this etcd may do this."""
         request = rpc.CompactionRequest(revision=self.list("/").revision, physical=True)
         self._ask(lambda connection: connection.kv.Compact, request)
 
@@ -171,9 +170,9 @@ class EtcdCoordinator:
         is_repeatable: bool = True,
         is_current: bool = True,
     ) -> Any:
-        """Send to the endpoint that answered last, and to the next ones as long as nothing can have happened.
+        """Send to the endpoint that answered last, then to the others while the request was certainly not executed.
 
-        ``is_current``: etcd does not answer this from a member that lags behind.
+        ``is_current``: True if etcd never answers this request from a member that lags behind.
         """
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         deadline = self._clock.now() + timeout_s
@@ -190,7 +189,7 @@ class EtcdCoordinator:
                 if tries_left and _was_never_sent(error) and self._clock.now() < deadline:
                     continue
                 raise _meaning(error, self._endpoints[index], timeout_s, is_repeatable=is_repeatable) from None
-            except ValueError:  # what gRPC raises on a channel that was closed
+            except ValueError:  # raised by gRPC on a closed channel
                 raise UnavailableError("the connection to etcd was closed by this process") from None
             self._history.saw(before, reply.header, is_current=is_current)
             return reply
@@ -230,7 +229,7 @@ class _History:
         return self._witness.seen
 
     def require(self) -> Sighting | None:
-        """Return the newest revision seen. Raises RolledBackError once etcd has gone back."""
+        """Return the highest revision seen. Raises RolledBackError once etcd has gone back."""
         if self._witness.broken_because:
             raise RolledBackError(self._witness.broken_because)
         return self._witness.seen
@@ -283,14 +282,14 @@ class EtcdWatch:
         self._history = history
         self._on_close = on_close
         self._condition = threading.Condition()
-        #: All events up to this revision were received; what comes again below it is dropped.
+        #: All events up to this revision were received. Repeated ones are dropped.
         self._revision = after_revision
         self._events: deque[WatchEvent] = deque()
         self._stream: _Stream | None = None
         self._stream_count = 0
         self._reopen_at = clock.now()
         self._heard_at = 0.0
-        #: When a sign of life was asked for; None: not since the last one.
+        #: Time of the last progress request; None if the stream was heard from since.
         self._probed_at: float | None = None
         self._is_compacted = False
         self._is_closed = False
@@ -327,13 +326,13 @@ class EtcdWatch:
         self._on_close(self)
 
     def _due(self) -> float:
-        """Return the time of ``_supervise``'s next look."""
+        """Return the time at which ``_supervise`` has to act next."""
         if self._stream is None:
             return self._reopen_at
         return self._heard_at + _QUIET_S if self._probed_at is None else self._probed_at + self._timeout_s
 
     def _supervise(self, now: float) -> _Stream | None:
-        """Open, probe or give up the stream, whichever is due. Returns a stream for the caller to close, or None."""
+        """Open, probe or give up the stream, whichever is due. Return a stream for the caller to close, or None."""
         if now < self._due():
             return None
         if self._stream is None:
@@ -354,8 +353,8 @@ class EtcdWatch:
         endpoint = endpoints[self._stream_count % len(endpoints)]
         self._stream_count += 1
         start, end = self._range
-        # From the last revision seen, not the next: etcd before 3.4.34 and 3.5.15 loses a removal at the very revision
-        # that it was compacted at, and tells only who asks from an earlier one.
+        # From the last revision seen, not the next: etcd before 3.4.34 and 3.5.15 loses a removal at exactly the
+        # revision at which it was compacted, and reports this only to watchers that start at an earlier one.
         create = rpc.WatchCreateRequest(key=start, range_end=end, start_revision=max(self._revision, 1))
         connection = _Connection(self._access, endpoint, self._timeout_s)
         return _Stream(connection, rpc.WatchRequest(create_request=create), self._received, self._ended)
@@ -367,7 +366,7 @@ class EtcdWatch:
                 return
             self._heard_at = self._clock.now()
             self._probed_at = None
-            with contextlib.suppress(RolledBackError):  # raised to whoever waits for events
+            with contextlib.suppress(RolledBackError):  # raised in the thread that waits for events
                 self._history.saw(self._history.seen, reply.header, is_current=False)
             if reply.compact_revision or (reply.created and reply.header.revision < self._revision):
                 self._is_compacted = True
@@ -379,7 +378,7 @@ class EtcdWatch:
             self._condition.notify_all()
 
     def _ended(self, stream: _Stream) -> None:
-        """Called by the stream's thread, as its last act."""
+        """Called by the stream's thread before it ends."""
         with self._condition:
             if stream is self._stream:
                 self._stream = None
@@ -388,7 +387,7 @@ class EtcdWatch:
 
 
 class _Stream:
-    """One watch RPC on a connection of its own, read by a thread that ends with it."""
+    """One watch RPC on its own connection, read by a thread that ends with it."""
 
     def __init__(
         self,
@@ -406,11 +405,11 @@ class _Stream:
         threading.Thread(target=self._read, name="flightedl-etcd-watch", daemon=True).start()
 
     def ask_for_progress(self) -> None:
-        """Make etcd say something."""
+        """Request an answer from etcd."""
         self._requests.put(rpc.WatchRequest(progress_request=rpc.WatchProgressRequest()))
 
     def close(self) -> None:
-        """End the RPC and with it the thread."""
+        """Cancel the RPC, which ends the thread."""
         self._call.cancel()
 
     def _read(self) -> None:
@@ -433,7 +432,7 @@ class _Stream:
 
 
 class _Connection:
-    """One gRPC channel, not shared with any other, and its stubs."""
+    """A gRPC channel that is not shared, with its stubs."""
 
     def __init__(self, access: EtcdAccess, endpoint: str, timeout_s: float) -> None:
         self._channel = access.channel(endpoint, timeout_s)
@@ -442,7 +441,7 @@ class _Connection:
         self.watch = rpc.WatchStub(self._channel)
 
     def keep_alive(self, request: Any, timeout: float) -> Any:
-        """Renew a lease once, by a stream of one request."""
+        """Renew a lease once, with a stream of one request."""
         stream = self.lease.LeaseKeepAlive(iter((request,)), timeout=timeout)
         try:
             for reply in stream:
@@ -456,13 +455,13 @@ class _Connection:
 
 
 def _range(prefix: str) -> tuple[bytes, bytes]:
-    """Return the first key and the end of all keys that start with ``prefix``."""
+    """Return the first key and the end of the range of all keys that start with ``prefix``."""
     start = prefix.encode()
     return (start, start[:-1] + bytes((start[-1] + 1,))) if start else (b"\0", b"\0")
 
 
 def _transaction(when: Sequence[Condition], then: Sequence[Operation]) -> tuple[Any, tuple[str, ...]]:
-    """Return the request, and the keys whose entries a refusal returns, in order."""
+    """Return the request, and the keys whose entries are returned if the transaction is rejected, in order."""
     if len(when) > OPERATIONS_LIMIT or len(then) > OPERATIONS_LIMIT:
         raise UsageError(f"a transaction has at most {OPERATIONS_LIMIT} conditions and as many operations: split it")
     keys = tuple(dict.fromkeys(condition.key for condition in when))
@@ -511,7 +510,7 @@ def _is_trouble(error: Any) -> bool:
 
 
 def _meaning(error: Any, endpoint: str, timeout_s: float, *, is_repeatable: bool) -> FlightedlError | LeaseLostError:
-    """Translate an error of gRPC. Sending a repeatable request again does no harm."""
+    """Translate a gRPC error. A repeatable request may safely be sent again."""
     code, details = error.code(), error.details() or ""
     if _was_never_sent(error):
         return UnavailableError(
@@ -520,7 +519,7 @@ def _meaning(error: Any, endpoint: str, timeout_s: float, *, is_repeatable: bool
     if code is grpc.StatusCode.NOT_FOUND and "lease not found" in details:
         return LeaseLostError("the lease has ended")
     if code is grpc.StatusCode.INVALID_ARGUMENT or "larger than max" in details:
-        return UsageError(f"etcd does not take this request: {details}")
+        return UsageError(f"etcd rejects this request: {details}")
     if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
         return AuthenticationError(f"etcd at {endpoint} refused access: {details}")
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
@@ -530,5 +529,5 @@ def _meaning(error: Any, endpoint: str, timeout_s: float, *, is_repeatable: bool
     else:
         reason = f"broke off ({details or code.name})"
     if is_repeatable:
-        return UnavailableError(f"etcd at {endpoint} {reason}: see that it runs there, or set FLIGHTEDL_ETCD")
-    return OutcomeUnknownError(f"etcd at {endpoint} {reason}: the transaction may or may not have been done")
+        return UnavailableError(f"etcd at {endpoint} {reason}: check that it runs there, or set FLIGHTEDL_ETCD")
+    return OutcomeUnknownError(f"etcd at {endpoint} {reason}: the transaction may or may not have been executed")

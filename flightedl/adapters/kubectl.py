@@ -1,9 +1,9 @@
-"""A cluster by ``kubectl``: a cluster that a shell can reach can be reached from here.
+"""A cluster accessed by ``kubectl``, so that any cluster reachable from a shell can be used.
 
-kubectl handles kubeconfig files, contexts, login plugins and a pod's own account, and its makers keep it in step with
-clusters. So there is no client library, and nothing to install but a program that every user of a cluster has.
+kubectl handles kubeconfig files, contexts, login plugins and a pod's own account, and is maintained together with
+Kubernetes. So there is no client library, and nothing to install that users of a cluster do not have already.
 
-The reason in the API's answer, on kubectl's standard error, maps an error to one of ours.
+Errors are mapped by the reason in the API's answer, which kubectl writes to standard error.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ERRORS: Mapping[str, type[FlightedlError]] = {
     "AlreadyExists": UsageError,
     "Conflict": UsageError,
 }
-#: Parts of kubectl's messages without a reason that mean that the user has to change something.
+#: Parts of kubectl's messages without a reason for errors that the user has to correct.
 _OURS = re.compile(
     r"strict decoding error|no context exists|unknown flag|unable to recognize|no matches for kind|\" is invalid: "
     r"|error validating|error parsing|failed to create typed|admission webhook .* denied|doesn't have a resource type"
@@ -48,40 +48,40 @@ _OURS = re.compile(
 
 
 class Ended(NamedTuple):
-    """How a command ended."""
+    """Result of a command."""
 
     exit_code: int
     output: str
     error: str
 
 
-#: Runs a command with an input, within some seconds.
+#: Runs a command with this input, within a number of seconds.
 Run = Callable[[Sequence[str], str, float], Ended]
 
 
 def run_command(command: Sequence[str], given: str, timeout_s: float) -> Ended:
-    """Run a command of this machine.
+    """Run a command on this machine.
 
     Raises:
         UsageError: it is not installed.
-        DeadlineError: it took too long.
+        DeadlineError: it exceeded the time limit.
     """
     try:
         done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=timeout_s, check=False)
     except FileNotFoundError:
         raise UsageError(
-            f"{command[0]} is not on PATH: install it, and see that `{command[0]} get pods` works"
+            f"{command[0]} is not on PATH: install it, and check that `{command[0]} get pods` works"
         ) from None
     except subprocess.TimeoutExpired:
-        raise DeadlineError(f"{command[0]} has not ended within {timeout_s:.0f} s") from None
+        raise DeadlineError(f"{command[0]} did not finish within {timeout_s:.0f} s") from None
     return Ended(done.returncode, done.stdout, done.stderr)
 
 
 class Kubectl:
-    """See ``ports.Cluster``.
+    """Implementation of ``ports.Cluster``.
 
     Args:
-        namespace: Namespace; empty for that of the context.
+        namespace: Namespace; empty for the context's.
         context: Context of the kubeconfig; empty for the current one.
         run: Runs kubectl.
     """
@@ -125,7 +125,7 @@ class Kubectl:
     def execute(self, pod: str, command: Sequence[str], timeout_s: float) -> str:
         done = self._run([*self._command, "exec", pod, "--", *command], "", timeout_s)
         if done.exit_code:
-            raise UnavailableError(f"{command[0]} in pod {pod} ended with {done.exit_code}: {_in_one_line(done.error)}")
+            raise UnavailableError(f"{command[0]} in pod {pod} failed ({done.exit_code}): {_in_one_line(done.error)}")
         return done.output
 
     def _ask(self, arguments: Sequence[str], given: str = "") -> str:
@@ -136,7 +136,7 @@ class Kubectl:
 
 
 def _items(output: str) -> list[dict[str, Any]]:
-    """Return kubectl's objects as a list. It prints a single object without one."""
+    """Return kubectl's objects as a list. kubectl prints a single object without a list."""
     found = _object(output)
     items: list[dict[str, Any]] = found["items"] if found["kind"].endswith("List") else [found]
     return items
@@ -158,6 +158,6 @@ def _error(said: str) -> FlightedlError:
 
 
 def _in_one_line(said: str) -> str:
-    """Return the error on one line, without the warnings before it."""
+    """Return the error as one line, without the warnings before it."""
     lines = [line.strip() for line in said.splitlines() if line.strip() and not _CHATTER.match(line)]
     return " ".join(lines)[:_LONGEST_ERROR] if lines else "kubectl says nothing"

@@ -1,7 +1,7 @@
-"""Files and Storage that try again when the store fails for a moment (``domain.retries``).
+"""Files and Storage that retry when the store fails temporarily (``domain.retries``).
 
-A read that fails in the midst of a file opens it again and goes on at the same place. Readers compare the file's
-version afterwards, so they notice if it was replaced in between.
+If reading fails in the middle of a file, the file is reopened and reading continues at the same position. Readers
+compare the file's version afterwards, so they detect if it was replaced in between.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The files that authenticate a process to servers of the job and to etcd: authorities, certificate, key."""
+"""Files that authenticate a process to servers of the job and to etcd: authorities, certificate, key."""
 
 from __future__ import annotations
 
@@ -6,16 +6,12 @@ from pathlib import Path
 
 from flightedl.errors import UsageError
 
-#: Files of a directory of credentials: the authorities, the certificate, its key.
+#: Files in a directory of credentials: the authorities, the certificate, its key.
 FILES = ("ca.pem", "cert.pem", "key.pem")
 
 
 def read_file(path: Path, setting: str) -> bytes:
-    """Return the content of a file.
-
-    Raises:
-        UsageError: it cannot be read; names the file and its setting.
-    """
+    """Return the content of a file. Raises UsageError, with the file and its setting, if it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:

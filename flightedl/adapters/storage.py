@@ -1,17 +1,17 @@
-"""Files and Storage over fsspec: plain paths, ``file://``, ``memory://``, ``s3://`` and whatever else is installed.
+"""Files and Storage over fsspec: plain paths, ``file://``, ``memory://``, ``s3://`` and other installed protocols.
 
 Rules:
 
-* A file is published whole or not at all. On the local file system: a temporary name in the same directory, fsync,
-  rename, fsync of the directory. Elsewhere: everything is collected in a nameless temporary file of this machine first
-  and uploaded when it is complete, because leaving ``with fs.open(path, "wb")`` by an exception commits the half file.
-* No listing comes from a cache, and correctness never rests on conditional puts.
+* A file is published atomically. On the local file system: a temporary name in the same directory, fsync, rename, fsync
+  of the directory. Elsewhere: the content is first collected in an unnamed temporary file on this machine and uploaded
+  when it is complete, because leaving ``with fs.open(path, "wb")`` by an exception commits a partial file.
+* Listings never come from a cache, and correctness never depends on conditional puts.
 * S3 takes its endpoint and credentials from the standard variables (``AWS_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID``, ...).
-  Time limits and few retries make a dead server an error within seconds.
-* Messages name files, never credentials: user, password and query are cut out of URLs.
+  With time limits and few retries, a dead server becomes an error within seconds.
+* Messages name files, never credentials: user, password and query are removed from URLs.
 
-Not guaranteed: a publish whose reply was lost may have happened; names are fresh each time, so it does no harm. A
-process that is killed while it writes locally leaves a hidden temporary file, which ``list`` does not show.
+Not guaranteed: a publish whose reply was lost may have succeeded; names are always new, so this is harmless. A process
+that is killed during a local write leaves a hidden temporary file, which ``list`` does not show.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ CONNECT_TIMEOUT_S = 3.0
 READ_TIMEOUT_S = 30.0
 
 _READ_BLOCK_BYTES = 16 << 20
-#: Attempts to read a file that is replaced meanwhile.
+#: Attempts to read a file that is replaced during the read.
 _REPLACED_TRIES = 10
 _TEMPORARY_END = ".partial"
-#: First characters of file names that wildcards leave out.
+#: First characters of file names that wildcards do not match.
 _NO_DATA = ("_", ".")
 _MAGIC = re.compile(r"[*?\[]")
 _S3_CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for every process of the job"
@@ -59,17 +59,17 @@ _S3_OPTIONS: Mapping[str, Any] = {
 
 
 def open_storage(url: str) -> FsspecStorage:
-    """The storage whose root is ``url``.
+    """Return the storage whose root is ``url``.
 
     Raises:
         UsageError: the URL's protocol is unknown, or its package is not installed.
-        UnavailableError: it is of a server that cannot be reached.
+        UnavailableError: its server cannot be reached.
     """
     return FsspecStorage(url)
 
 
 class FsspecStorage:
-    """See ``ports.Storage``. Nothing is opened or created before the first call that needs it.
+    """Implementation of ``ports.Storage``. Opens and creates nothing before the first call that needs it.
 
     Args:
         url: A directory, as a URL or a plain path.
@@ -111,7 +111,7 @@ class FsspecStorage:
         path = self._path(name)
         if self._is_local:
             return self._publish_locally(name, Path(path), parts, require)
-        # It has no name, so that a process that is killed leaves nothing behind.
+        # Unnamed, so that a killed process leaves nothing behind.
         with tempfile.TemporaryFile() as collected:
             size_bytes = self._write_all(name, collected, parts)
             collected.seek(0)
@@ -143,13 +143,13 @@ class FsspecStorage:
             temporary.unlink(missing_ok=True)
             raise
         with self._explained(name):
-            # A directory made just now is durable once its parent is.
+            # A new directory is durable only once its parent is synced.
             for directory in (path.parent, *(parent.parent for parent in missing)):
                 _sync_directory(directory)
         return size_bytes
 
     def _write_all(self, name: str, file: BinaryIO, parts: Iterable[bytes | memoryview]) -> int:
-        """Write the parts. Errors of the iterable itself reach the caller unchanged."""
+        """Write the parts. Errors of the iterable itself are propagated unchanged."""
         size_bytes = 0
         for part in parts:
             with self._explained(name):
@@ -179,7 +179,7 @@ class FsspecStorage:
                 self._remove_empty_directories(Path(self._path(name)))
 
     def _remove_empty_directories(self, path: Path) -> None:
-        """Remove the directories that were made for a file, if it was the last one in them."""
+        """Remove the directories created for a file if they are now empty."""
         root = Path(self._root)
         for directory in path.parents:
             if root not in (directory, *directory.parents):
@@ -195,7 +195,7 @@ class FsspecStorage:
         return f"{self._root}/{name}" if name else self._root
 
     def _reading(self) -> dict[str, Any]:
-        """Options that make one request for each block, without reading ahead."""
+        """Return options that send one request per block, without reading ahead."""
         return {} if self._is_local else {"cache_type": "none"}
 
     @contextlib.contextmanager
@@ -208,7 +208,7 @@ class FsspecStorage:
         except FileNotFoundError:
             raise NotFoundError(f"there is no {place}") from None
         except (FileExistsError, NotADirectoryError):
-            raise UsageError(f"{place} cannot be made, because a file is where a directory should be") from None
+            raise UsageError(f"{place} cannot be created, because a file is where a directory should be") from None
         except Exception as error:
             if isinstance(error, OSError) and error.errno == errno.EBUSY:
                 raise _ReplacedError from error
@@ -218,11 +218,11 @@ class FsspecStorage:
 
 
 class _ReplacedError(Exception):
-    """The file was replaced while it was read in several requests, which s3fs reports as EBUSY."""
+    """The file was replaced during a read with several requests, which s3fs reports as EBUSY."""
 
 
 class FsspecFiles:
-    """See ``ports.Files``."""
+    """Implementation of ``ports.Files``."""
 
     def expand(self, patterns: Sequence[str], *, may_be_empty: bool = False) -> tuple[FileStat, ...]:
         found: dict[str, FileStat] = {}
@@ -268,7 +268,7 @@ def _file_system(url: str) -> tuple[Any, str]:
     options = _S3_OPTIONS if protocol in ("s3", "s3a") else {}
     if options and "@" in urlsplit(url).netloc:
         raise UsageError(
-            f"{without_credentials(url)} was given with credentials in it, which S3 does not take: {_S3_CREDENTIALS}"
+            f"{without_credentials(url)} must not contain credentials, because S3 ignores them: {_S3_CREDENTIALS}"
         )
     try:
         fs, path = url_to_fs(url, use_listings_cache=False, **options)
@@ -279,24 +279,24 @@ def _file_system(url: str) -> tuple[Any, str]:
         raise UsageError(
             f"{without_credentials(url)} cannot be opened: {error}; give a path, or a URL such as s3://bucket/name"
         ) from None
-    except Exception as error:  # noqa: BLE001 - some connect when they are made, and raise what their library does
+    except Exception as error:  # noqa: BLE001 - some connect when they are created, and raise their library's errors
         raise UnavailableError(f"{without_credentials(url)} cannot be reached: {_reason(error)}") from None
     return fs, path
 
 
 def _opened(fs: Any, path: str, **options: Any) -> BinaryIO:
-    """Open for reading. fsspec's memory returns the same file object to all readers, so they get a copy each."""
+    """Open for reading. fsspec's memory file system shares one file object among readers, so each gets a copy."""
     if isinstance(fs, MemoryFileSystem):
         return io.BytesIO(fs.cat_file(path))
     return cast("BinaryIO", fs.open(path, "rb", **options))
 
 
 def _opened_in_new_directory(path: Path) -> BinaryIO:
-    """Open for writing, in a directory that is made if it is missing. ``delete`` may remove it in between, once."""
+    """Open for writing, creating a missing directory. ``delete`` may remove it once in between."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-    except FileNotFoundError:  # Such as below /proc, where nobody can make anything.
-        raise UsageError(f"the directory {path.parent} cannot be made: choose another place") from None
+    except FileNotFoundError:  # for example below /proc, where directories cannot be created
+        raise UsageError(f"the directory {path.parent} cannot be created: choose another place") from None
     try:
         return path.open("xb")
     except FileNotFoundError:
@@ -341,7 +341,7 @@ def _stat(fs: Any, path: str, details: Mapping[str, Any]) -> FileStat:
         version = str(tag).strip('"')
     else:
         changed = next((details[name] for name in ("mtime", "LastModified", "created") if details.get(name)), "")
-        # Some file systems tell the same instant as a number in listings and as a date of one file.
+        # Some file systems return the same instant as a number in listings and as a date for a single file.
         instant = changed.timestamp() if hasattr(changed, "timestamp") else changed
         version = f"{size_bytes}-{instant}"
     return FileStat(fs.unstrip_protocol(path), size_bytes, version)
@@ -386,6 +386,6 @@ def _lacks_credentials(error: Exception) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    """Return a library's message in one line, without the URL's query and without a full stop."""
+    """Return a library's message as one line, without the URL's query and the final full stop."""
     text = " ".join(str(error).split()) or type(error).__name__
     return re.sub(r"://[^/\s@]*@", "://", re.sub(r"\?[^\s\"']*", "", text))[:300].rstrip(". ")

@@ -1,8 +1,8 @@
-"""Spans and log records for OpenTelemetry, by its own SDK, which is an extra.
+"""Spans and log records for OpenTelemetry, implemented with its own SDK, which is an extra.
 
 OpenTelemetry's own variables (``OTEL_EXPORTER_OTLP_ENDPOINT``, ``OTEL_TRACES_SAMPLER``, ``OTEL_RESOURCE_ATTRIBUTES``
-and so on) configure what is sent where; our setting only turns it on. The SDK exports on a thread of its own, so a
-missing collector delays no step.
+and so on) configure the content and the destination; our setting only enables it. The SDK exports on its own thread,
+so a missing collector delays no step.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _NEEDED = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http", "opent
 
 
 class OpenTelemetryTracer:
-    """See ``process.tracing.Tracer``.
+    """Implementation of ``process.tracing.Tracer``.
 
     Args:
-        provider: The SDK's.
-        clock: The process's.
+        provider: The SDK's provider.
+        clock: The process's clock.
     """
 
     def __init__(self, provider: TracerProvider, clock: Clock) -> None:
@@ -48,10 +48,10 @@ class OpenTelemetryTracer:
             "client": trace.SpanKind.CLIENT,
             "server": trace.SpanKind.SERVER,
         }
-        #: Nanoseconds since 1970 at the beginning of the process's clock.
+        #: Nanoseconds since 1970 at the zero of the process's clock.
         self._zero_ns = int((clock.wall_time() - clock.now()) * 1e9)
         self._lock = threading.Lock()
-        #: Name -> (key, span) of lasting spans.
+        #: Name -> (key, span) of open lasting spans.
         self._lasting: dict[str, tuple[int, Any]] = {}
 
     @contextlib.contextmanager
@@ -116,7 +116,7 @@ class OpenTelemetryTracer:
 
 @contextlib.contextmanager
 def telemetry(chosen: CommonSettings, role: str, clock: Clock) -> Iterator[None]:
-    """Send spans and log records of this process to a collector inside the block, if the settings want it.
+    """Send this process's spans and log records to a collector inside the block, if the settings enable it.
 
     Raises:
         UsageError: a library is missing.

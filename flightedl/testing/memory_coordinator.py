@@ -187,7 +187,7 @@ class MemoryCoordinator:
             store.change(then)
             return TransactionResult(committed=True, revision=store.revision, entries={})
 
-        return self.request(carry_out, lost=OutcomeUnknownError("the transaction may or may not have been done"))
+        return self.request(carry_out, lost=OutcomeUnknownError("the transaction may or may not have been executed"))
 
     def grant(self, ttl_s: float) -> MemoryLease:
         def carry_out(store: _Store) -> MemoryLease:

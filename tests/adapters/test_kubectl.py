@@ -96,6 +96,6 @@ def test_namespace_and_context_are_those_that_are_given() -> None:
 def test_a_command_that_is_missing_or_takes_too_long_is_one_sentence() -> None:
     with pytest.raises(UsageError, match="no-such-program is not on PATH"):
         run_command(["no-such-program"], "", 5.0)
-    with pytest.raises(DeadlineError, match="has not ended within 0 s"):
+    with pytest.raises(DeadlineError, match="did not finish within 0 s"):
         run_command([sys.executable, "-c", "import time; time.sleep(60)"], "", 0.1)
     assert run_command([sys.executable, "-c", "print(input())"], "hello", 20.0) == (0, "hello\n", "")

@@ -104,7 +104,7 @@ def test_an_authority_is_replaced_in_two_steps_without_a_gap(made: Path, tmp_pat
         (["create", "DIR"], "has an authority already: renew its certificates with `flightedl certs renew`"),
         (["create", "OTHER", "--job", "a/b"], "job name 'a/b' is not usable"),
         (["renew", "OTHER"], "has no certificates made by `flightedl certs create`"),
-        (["renew", "DIR", "--days", "9000"], "the authority ends on"),
+        (["renew", "DIR", "--days", "9000"], "the authority expires on"),
     ],
 )
 def test_what_cannot_be_done_is_one_sentence(
