@@ -1,9 +1,13 @@
 """State that processes share through etcd: the key layout, keys held with a lease, addresses of processes.
 
-* ``keys``: the keys. ``records``: their values.
-* ``keeper``: a key that this process holds, for as long as it may act under it.
-* ``lives``: revisions that go on rising when etcd has gone back.
-* ``directory``: a copy of the other processes' keys that follows etcd.
-* ``process``: the common part of master and pserver processes.
-* ``checkpoint_places``: the storage of a job's checkpoints, and of exported models.
+* ``keys``, ``records``: layout of the keys; values of those that identify processes
+* ``keeper``: a key that this process holds with a lease
+* ``directory``: a copy of the other processes' keys that follows etcd
+* ``lives``: revisions that keep increasing after etcd went back
+* ``process``: the common part of master and pserver processes
+* ``checkpoint_places``: the storage of a job's checkpoints, and of exported models
+
+A pserver's path: its process claims ``ps/<index>`` with ``keeper``; the key's create_revision becomes its generation,
+and ``process`` writes its address there. Every other process sees the key in its ``directory`` and connects. When the
+lease ends, etcd removes the key, the directories follow, and requests with the old generation are rejected.
 """

@@ -1,6 +1,6 @@
-"""Places of a job's checkpoints, and of exported models.
+"""Locations of a job's checkpoints and of exported models.
 
-Checkpoints are under the job's name at the URL that all its servers are given.
+Checkpoints are stored under the job's name at the URL in its servers' settings.
 """
 
 from __future__ import annotations
@@ -21,11 +21,7 @@ from flightedl.ports import Storage
 
 
 def job_storage(url: str, job: str) -> Storage | None:
-    """Return the storage of a job, or None if it keeps no checkpoints.
-
-    Raises:
-        UsageError: the URL cannot be used.
-    """
+    """Return the storage of a job, or None if it writes no checkpoints. Raises UsageError if the URL cannot be used."""
     return open_storage(f"{url.rstrip('/')}/{job}") if url else None
 
 
@@ -36,24 +32,24 @@ def write_model(
     parameters: Parameters,
     require: Callable[[], None] = lambda: None,
 ) -> str:
-    """Write parameters to one file, whole or not at all. Returns its URL without credentials.
+    """Write parameters to one file, atomically. Return its URL without credentials.
 
     Args:
         output: Path or URL of the file.
-        kind: "safetensors", "npz" or "arrow"; empty: by the file's name.
+        kind: "safetensors", "npz" or "arrow"; empty: implied by the file's name.
         specs: The specs of ``parameters``.
-        parameters: Taken one by one.
+        parameters: Consumed one by one.
         require: Called before the file appears. If it raises, nothing has changed.
 
     Raises:
-        UsageError: the format is not known, or the URL cannot be used.
+        UsageError: the format is unknown, or the URL cannot be used.
         UnavailableError: the file could not be written.
     """
     return write_file(output, WRITERS[format_of(output, kind)](specs, parameters), require)
 
 
 def write_file(output: str, parts: Iterable[bytes | memoryview], require: Callable[[], None] = lambda: None) -> str:
-    """Write one file, whole or not at all. Returns its URL without credentials. See ``write_model``."""
+    """Write one file, atomically. Return its URL without credentials. See ``write_model``."""
     folder, _, file = output.rpartition("/")
     target = open_storage(folder or ("/" if output.startswith("/") else "."))
     target.publish(file, parts, require)
@@ -66,7 +62,7 @@ def export_model(
     """Write a checkpoint's parameters to one file, and return its URL. See ``write_model``.
 
     Raises:
-        UsageError, UnavailableError: as ``write_model``.
+        UsageError, UnavailableError: see ``write_model``.
         CorruptError, NotFoundError: the checkpoint is damaged.
     """
     specs = specs_of(manifest)
@@ -85,11 +81,11 @@ def export_table(
     """Write the rows of a checkpoint's table to a Parquet file, and return its URL. See ``write_model``.
 
     Raises:
-        UsageError: the checkpoint has no such table; or as of ``write_model``.
-        UnavailableError: as of ``write_model``.
+        UsageError: the checkpoint has no such table; also see ``write_model``.
+        UnavailableError: see ``write_model``.
         CorruptError, NotFoundError: the checkpoint is damaged.
     """
-    # Most jobs export no tables, and the writer of Parquet files takes a while to import.
+    # Imported lazily: most jobs export no tables, and importing the Parquet writer takes a while.
     from flightedl.formats.stored_tables import stored_rows
     from flightedl.formats.table_files import table_file
 
@@ -104,11 +100,7 @@ def export_table(
 
 
 def specs_of(manifest: Manifest) -> list[ParameterSpec]:
-    """Return the specs of a checkpoint's parameters.
-
-    Raises:
-        CorruptError: it has no parameters.
-    """
+    """Return the specs of a checkpoint's parameters. Raises CorruptError if it has no parameters."""
     declared = decode(manifest.declaration, JobDeclaration).model
     if declared is None:
         raise CorruptError(f"checkpoint {manifest.number} has no model")

@@ -1,13 +1,13 @@
 """Directory of a job's processes: a copy of its small keys that follows etcd.
 
-Theory of operation: one thread lists the job's prefix, then watches it from the listing's revision. Each batch of
-changes makes a new immutable snapshot, wakes the waiters and calls the subscribers. When etcd cannot be reached the
-copy stays as it is (``trouble`` says why) and the watch is resumed later; when etcd no longer has the events in
-between, everything is listed again. Subscribers then see all changes at once. When etcd turns out to have gone back,
-the copy is over (``require_followed``).
+Theory of operation. One thread lists the job's prefix, then watches it from the listing's revision. Each batch of
+changes creates a new immutable snapshot, wakes the waiters and calls the subscribers. If etcd is unreachable, the copy
+stays unchanged (``trouble`` gives the reason) and the watch is resumed later. If etcd no longer has the events in
+between, everything is listed again, and subscribers see all changes at once. If etcd has gone back, the copy never
+becomes current again (``require_followed``).
 
-Not guaranteed: that the copy is current. A process that acts on it names the generation that it found, and is refused
-if that is over.
+Not guaranteed: that the copy is current. A process that acts on it sends the generation that it found, and is rejected
+if that generation has ended.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Directory:
     """Follows a job's keys from ``start`` to ``close``. Thread-safe.
 
     Args:
-        coordinator: Where the keys lie; not closed by the directory.
+        coordinator: Access to the keys; not closed by the directory.
         keys: The job's keys.
         clock: Measures ``wait_until``.
     """
@@ -51,25 +51,25 @@ class Directory:
         self._keys = keys
         self._clock = clock
         self._condition = threading.Condition()
-        #: Replaced, never changed: readers take it without a lock.
+        #: Replaced, never modified, so that readers need no lock.
         self._snapshot: tuple[Mapping[str, Entry], int] = (MappingProxyType({}), 0)
         self._trouble = ""
         self._over: FlightedlError | None = None
         self._subscribers: list[Callable[[], None]] = []
         self._stop = threading.Event()
-        #: What the thread waits in; closing it ends the wait.
+        #: Watch that the thread waits in; closing it ends the wait.
         self._watching: Watch | None = None
-        #: What a snapshot's entries say.
+        #: Decoded pservers of a snapshot, cached.
         self._known_pservers: tuple[Mapping[str, Entry], Mapping[int, ServerRecord]] = ({}, {})
         self._thread = threading.Thread(target=self._follow, name="flightedl-directory", daemon=True)
 
     def start(self) -> Self:
-        """Begin to follow. Returns at once; ``wait_until`` waits for what is needed."""
+        """Start to follow. Returns immediately; ``wait_until`` waits for the required state."""
         self._thread.start()
         return self
 
     def close(self) -> None:
-        """Stop following; what is known stays readable."""
+        """Stop following. The last snapshot stays readable."""
         self._stop.set()
         with self._condition:
             self._condition.notify_all()
@@ -84,21 +84,21 @@ class Directory:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # --- what is known ---
+    # --- state ---
 
     @property
     def revision(self) -> int:
-        """All changes up to this revision are seen; 0 before the first listing."""
+        """Revision up to which all changes are seen; 0 before the first listing."""
         return self._snapshot[1]
 
     @property
     def state(self) -> object:
-        """Return an object that is replaced whenever anything that is known changes, or this copy is over."""
+        """Return an object that is replaced whenever the snapshot changes, or this copy is over."""
         return self._snapshot
 
     @property
     def trouble(self) -> str:
-        """Reason why etcd could not be asked the last time. Empty if it could."""
+        """Why the last request to etcd failed. Empty if it succeeded."""
         return self._trouble
 
     def require_followed(self) -> None:
@@ -107,37 +107,37 @@ class Directory:
             raise self._over
 
     def entry(self, key: str) -> Entry | None:
-        """Return one key as last seen. Keys under ``keys.state_prefix`` are not followed."""
+        """Return the latest known entry of a key. Keys under ``keys.state_prefix`` are not followed."""
         return self._snapshot[0].get(key)
 
     def master(self) -> ServerRecord | None:
-        """The active master; ``generation`` is that of its lock."""
+        """Return the active master; its ``generation`` is that of its lock."""
         found = self.entry(self._keys.master_address)
         return None if found is None else decoded(found, ServerRecord)
 
     def pservers(self) -> Mapping[int, ServerRecord]:
-        """The pservers by index; ``generation`` is the create_revision of ``ps/<index>``."""
+        """Return the pservers by index; ``generation`` is the create_revision of ``ps/<index>``."""
         entries = self._snapshot[0]
         known, found = self._known_pservers
         if known is not entries:
             found = MappingProxyType(dict(sorted(records(entries, self._keys.pserver_index, ServerRecord))))
-            # Asked for by each step, and mostly the same.
+            # Called in each step, mostly for the same snapshot.
             self._known_pservers = entries, found
         return found
 
     def ps_desired(self) -> int | None:
-        """Number of pservers of the job, or None until the master has written it."""
+        """Return the job's number of pservers, or None until the master has written it."""
         found = self.entry(self._keys.ps_desired)
         return int(found.value) if found is not None and found.value.isdigit() else None
 
     def trainers(self) -> dict[str, TrainerRecord]:
-        """The live trainers by id; ``generation`` is the create_revision of their key."""
+        """Return the live trainers by id; ``generation`` is the create_revision of their key."""
         return dict(records(self._snapshot[0], self._keys.trainer_id, TrainerRecord))
 
     def wait_until(self, predicate: Callable[[Directory], Result | None], timeout_s: float) -> Result | None:
-        """Return the first result of ``predicate`` that is not None, tried now and after each change.
+        """Return the first result of ``predicate`` that is not None, evaluated now and after each change.
 
-        None after ``timeout_s``, or when the directory is closed.
+        None after ``timeout_s``, or if the directory is closed.
         """
         deadline = self._clock.now() + timeout_s
         while True:
@@ -151,10 +151,10 @@ class Directory:
                     self._condition.wait(left_s)
 
     def catch_up(self, key: str, timeout_s: float) -> bool:
-        """Ask etcd for a key, and wait until this copy is as new. False if that takes longer than ``timeout_s``.
+        """Read a key from etcd, and wait until this copy is as new. False if that takes longer than ``timeout_s``.
 
         Raises:
-            UnavailableError: etcd cannot be asked.
+            UnavailableError: etcd is unreachable.
         """
         found = self._coordinator.get(key)
 
@@ -181,7 +181,7 @@ class Directory:
                 self._replace(kept, listing.revision)
                 self._watch(listing.revision)
             except CompactedError as error:
-                _log.info("the job's keys are listed anew: %s", error)
+                _log.info("the job's keys are listed again: %s", error)
             except (RolledBackError, BegunAnewError) as error:
                 _log.error("the directory ends: %s", error)
                 self._over, self._trouble = error, str(error)
@@ -221,14 +221,14 @@ class Directory:
         for subscriber in subscribers:
             try:
                 subscriber()
-            except Exception:  # noqa: BLE001 - a subscriber's mistake must not stop the others from hearing of changes
+            except Exception:  # noqa: BLE001 - a failing subscriber must not keep changes from the others
                 _log.exception("a subscriber of the directory failed")
 
 
 def records(
     entries: Mapping[str, Entry], name_in: Callable[[str], Name | None], kind: type[Record]
 ) -> Iterator[tuple[Name, Record]]:
-    """Yield the records of all keys that name a process, with the generations of their keys."""
+    """Yield the records of all keys that identify a process, with the generations of the keys."""
     for key, entry in entries.items():
         name = name_in(key)
         if name is not None and (record := decoded(entry, kind)) is not None:
@@ -236,9 +236,9 @@ def records(
 
 
 def decoded(entry: Entry, kind: type[Record]) -> Record | None:
-    """Return the record under a key. None for any other value, as if the process were not there."""
+    """Return the record under a key. None for any other value, as if the process did not exist."""
     try:
         return from_json(entry.value, kind)
     except msgspec.DecodeError:
-        _log.debug("an entry could not be understood key=%s", entry.key)
+        _log.debug("an entry could not be decoded key=%s", entry.key)
         return None

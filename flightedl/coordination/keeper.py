@@ -1,18 +1,18 @@
-"""A key that this process holds with a lease, for as long as it may act under it.
+"""A key that this process holds with a lease, which entitles it to act.
 
 Rules:
 
-* The key's create_revision is its holder's *generation*. Every write under it is a transaction that is refused unless
-  the key still has this create_revision; that, not the lease, is what makes a deposed holder harmless.
-* ``domain.tenure`` decides when to renew the key and when it counts as lost, by a clock that goes on while the process
-  or its machine stands still.
-* A process that takes long to start asks for a longer time to live first, and for the usual one when it is ready
-  (``hold_for``): the key moves to another lease and keeps its create_revision. A busy machine can keep a process from
-  renewing for seconds, and a process that ends for that is started again and makes the machine busier.
-* A process that wants a lost key again claims it anew and gets another generation.
-* The renewal has a thread of its own and holds no lock while it waits for etcd.
+* The key's create_revision is its holder's *generation*. Every write under the key is a transaction that is rejected
+  unless the key still has this create_revision. That, not the lease, is what makes a deposed holder harmless.
+* ``domain.tenure`` decides when to renew the key and when it counts as lost, by a clock that also advances while the
+  process or its machine is frozen.
+* A process that takes long to start first requests a longer time to live, and the usual one when it is ready
+  (``hold_for``): the key moves to another lease and keeps its create_revision. Otherwise a busy machine could keep a
+  process from renewing for seconds, and its restart would make the machine busier.
+* A process that wants a lost key back claims it again and gets another generation.
+* Renewal has its own thread and holds no lock while it waits for etcd.
 
-Not guaranteed: another process may hold the key at the instant at which ``is_held`` is read; only ``write`` knows.
+Not guaranteed: another process may hold the key at the moment at which ``is_held`` is read; only ``write`` knows.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class HeldKey:
         self._lock = threading.Lock()
         self._tenure = Tenure(key, lease.ttl_s, sent_at)
         self._is_released = False
-        #: Set when the renewal thread has nothing more to renew.
+        #: Set when the renewal thread has nothing left to renew.
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._keep, name=f"flightedl-keeper {key}", daemon=True)
 
@@ -90,20 +90,20 @@ class HeldKey:
         on_lost: OnLost | None = None,
         also_when: Sequence[Condition] = (),
     ) -> HeldKey | None:
-        """Create ``key`` under a new lease. None if another process holds it or ``also_when`` does not hold.
+        """Create ``key`` under a new lease. None if another process holds it or ``also_when`` is not met.
 
         Args:
-            coordinator: Where the key lies.
+            coordinator: Access to etcd.
             clock: Decides when the key counts as lost.
             key: The key.
             value: Its value.
-            ttl_s: Time to live asked for; the granted one, ``.ttl_s``, may be longer.
+            ttl_s: Requested time to live; the granted one, ``.ttl_s``, may be longer.
             on_lost: Called once, with the reason, from the renewal thread, when the key is lost; not after
-                ``release``. Must not raise. None if the loss changes nothing.
+                ``release``. Must not raise. None if the loss has no consequences.
             also_when: Further conditions.
 
         Raises:
-            UnavailableError: nothing was claimed; ask again.
+            UnavailableError: nothing was claimed; retry.
         """
         sent_at = clock.now()
         lease = coordinator.grant(ttl_s)
@@ -118,7 +118,7 @@ class HeldKey:
         except LeaseLostError:
             raise UnavailableError(f"{key} could not be claimed: the lease ended before the claim was made") from None
         finally:
-            # Revoking also refuses a claim that is still on its way.
+            # Revoking the lease also rejects a claim that is still in flight.
             if generation is None:
                 with contextlib.suppress(FlightedlError):
                     lease.revoke()
@@ -140,7 +140,7 @@ class HeldKey:
         *,
         stop: threading.Event,
     ) -> HeldKey | None:
-        """Wait until ``key`` is free and claim it, through outages of etcd. None if ``stop`` was set first."""
+        """Wait until ``key`` is free and claim it, despite outages of etcd. None if ``stop`` was set first."""
         has_warned = False
         while not stop.is_set():
             try:
@@ -161,7 +161,7 @@ class HeldKey:
 
     @property
     def lost_because(self) -> str:
-        """Reason why the key is lost or released. Empty while it is held."""
+        """Why the key is lost or was released. Empty while it is held."""
         now = self._clock.now()
         with self._lock:
             self._tenure.left_s(now)
@@ -169,7 +169,7 @@ class HeldKey:
 
     @property
     def ttl_s(self) -> float:
-        """The granted time to live."""
+        """Granted time to live."""
         return self._tenure.ttl_s
 
     @property
@@ -180,7 +180,7 @@ class HeldKey:
             return self._tenure.left_s(now)
 
     def write(self, operations: Sequence[Operation], extra_conditions: Sequence[Condition] = ()) -> TransactionResult:
-        """Transact, provided that this process still holds the key.
+        """Execute a transaction, provided that this process still holds the key.
 
         Returns:
             The result; ``committed`` is False only because of ``extra_conditions``.
@@ -188,7 +188,7 @@ class HeldKey:
         Raises:
             FencedError: the key is lost; nothing was done.
             UnavailableError: nothing was done.
-            OutcomeUnknownError: it may have been done.
+            OutcomeUnknownError: the transaction may have been executed.
         """
         if reason := self.lost_because:
             raise FencedError(f"{reason}: this process may not write any more")
@@ -202,7 +202,7 @@ class HeldKey:
         return result
 
     def require(self) -> None:
-        """Return when etcd confirms that this process holds the key. Asks until etcd answers or the key is lost.
+        """Return once etcd confirms that this process holds the key. Retries until etcd answers or the key is lost.
 
         Raises:
             FencedError: the key is lost.
@@ -216,7 +216,7 @@ class HeldKey:
                 return
 
     def has_lost(self) -> None:
-        """Mark the key as lost, because a caller found its lease ended before the next renewal did."""
+        """Mark the key as lost, because a caller found the lease ended before the next renewal did."""
         self._lose(f"the lease of {self.key} has ended")
 
     def hold_for(self, ttl_s: float) -> None:
@@ -224,12 +224,12 @@ class HeldKey:
         self._wanted_ttl_s = ttl_s
 
     def release(self) -> None:
-        """Stop renewing and end the lease, so that others learn at once. Fine when lost, and when called again."""
+        """Stop renewing and end the lease, so that others notice immediately. May be called again, or after a loss."""
         self._is_released = True
         self._lose(f"{self.key} was released")
         if threading.current_thread() is not self._thread:
             self._thread.join()
-        # An unreachable etcd ends the lease by itself.
+        # If etcd is unreachable, the lease expires.
         for lease in (self._lease, *self._tried.values()):
             with contextlib.suppress(FlightedlError):
                 lease.revoke()
@@ -241,7 +241,7 @@ class HeldKey:
             return self._tenure.lose(reason)
 
     def _keep(self) -> None:
-        """The renewal thread."""
+        """Renew the lease until the key is lost. Runs on the renewal thread."""
         trouble = ""
         while not self._is_over.wait(self._pause_s(is_troubled=bool(trouble))) and self.is_held:
             sent_at = self._clock.now()
@@ -254,7 +254,7 @@ class HeldKey:
                 self.has_lost()
             except FlightedlError as error:
                 if not trouble:
-                    # Without ``on_lost`` a loss changes nothing.
+                    # Without ``on_lost``, a loss has no consequences.
                     level = logging.INFO if self._on_lost is None else logging.WARNING
                     _log.log(level, "a lease could not be renewed: %s key=%s", error, self.key)
                 trouble = str(error)
@@ -270,17 +270,17 @@ class HeldKey:
             self._tenure.renewed(sent_at, now)
 
     def _move(self, ttl_s: float) -> None:
-        """Move the key to a lease of this time to live.
+        """Move the key to a lease with this time to live.
 
         Raises:
-            LeaseLostError: somebody else deleted the key.
-            UnavailableError: it was not moved, try again.
-            OutcomeUnknownError: it may have been; try again.
+            LeaseLostError: another process deleted the key.
+            UnavailableError: it was not moved; retry.
+            OutcomeUnknownError: it may have been moved; retry.
         """
         sent_at = self._clock.now()
         found = self._coordinator.get(self.key)
         if found is None or found.create_revision != self.generation:
-            raise LeaseLostError(f"{self.key} was deleted by somebody else")
+            raise LeaseLostError(f"{self.key} was deleted by another process")
         lease = self._tried.get(found.lease_id)
         if lease is not None:
             # An earlier attempt succeeded, but its reply was lost.
@@ -289,12 +289,12 @@ class HeldKey:
             lease = self._coordinator.grant(ttl_s)
             self._tried[lease.id] = lease
             with self._lock:
-                # From here on the key may live for the shorter of both times only.
+                # From now on, the shorter of both times to live applies.
                 self._tenure.ttl_s = min(self.ttl_s, lease.ttl_s)
             unchanged = ModifiedAt(self.key, found.mod_revision)
             result = self._coordinator.transact([unchanged], [Put(self.key, found.value, lease.id)])
             if not result.committed:
-                raise UnavailableError(f"{self.key} was written by somebody else at the same time")
+                raise UnavailableError(f"{self.key} was written by another process at the same time")
         unused = [each for each in (self._lease, *self._tried.values()) if each is not lease]
         with self._lock:
             self._lease, self.lease_id, self._tenure.ttl_s = lease, lease.id, lease.ttl_s
@@ -311,7 +311,7 @@ class HeldKey:
 
 
 def _claimed_after_all(coordinator: Coordinator, key: str, lease_id: int) -> int | None:
-    """Return the generation if a claim of unknown outcome was carried out."""
+    """Return the generation if a claim with unknown outcome was executed."""
     with contextlib.suppress(UnavailableError):
         found = coordinator.get(key)
         if found is not None and found.lease_id == lease_id:
@@ -323,7 +323,7 @@ def _wait_until_free(coordinator: Coordinator, key: str, stop: threading.Event) 
     """Return when ``key`` is absent, or probably is, or ``stop`` is set.
 
     Raises:
-        UnavailableError: etcd cannot be asked.
+        UnavailableError: etcd is unreachable.
     """
     listing = coordinator.list(key)
     if all(entry.key != key for entry in listing.entries):

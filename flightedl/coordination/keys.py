@@ -1,11 +1,11 @@
-"""The layout of a job's keys in etcd, in one place.
+"""Layout of a job's keys in etcd.
 
-Keys that the processes of job J know of each other by lie under ``/flightedl/J/``, which all of them watch. Keys that
-name a process (``launcher``, ``master/*``, ``ps/<index>``, ``trainers/<id>``) are leased and vanish with it; facts of
-the whole job are not leased.
+The keys that the processes of job J share are under ``/flightedl/J/``, which all of them watch. Keys that identify a
+process (``launcher``, ``master/*``, ``ps/<index>``, ``trainers/<id>``) are leased and vanish with the process; keys of
+the job itself are not leased.
 
-Keys that only a master's successor reads lie under ``/flightedl-state/J/``: the master writes them at every dispatch,
-and etcd would otherwise send them to every process that watches.
+Keys that only a master's successor reads are under ``/flightedl-state/J/``: the master writes them at every dispatch,
+and otherwise etcd would send them to every watching process.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ class JobKeys:
     """The keys of one job.
 
     Args:
-        job_name: The job's name, already validated by the settings.
+        job_name: The job's name, validated by the settings.
     """
 
     def __init__(self, job_name: str) -> None:
         self.job_name = job_name
-        #: Of all keys that the job's processes watch.
+        #: Prefix of all keys that the job's processes watch.
         self.prefix = prefix = f"{_ALL_JOBS}{job_name}/"
-        #: Of all keys that only masters read.
+        #: Prefix of all keys that only masters read.
         self.state_prefix = state = f"/flightedl-state/{job_name}/"
-        #: The etcd on which the job's state was begun, and the job's life; a ``HistoryRecord``.
+        #: The etcd on which the job's state was created, and the job's life; a ``HistoryRecord``.
         self.history = f"{prefix}history"
         #: Held by the active master; its create_revision is the master's generation.
         self.master_lock = f"{prefix}master/lock"
-        #: A ``ServerRecord`` that carries the lock's generation.
+        #: A ``ServerRecord`` with the lock's generation.
         self.master_address = f"{prefix}master/addr"
-        #: Held by the process that starts the whole job (``flightedl run``); a ``ServerRecord`` without an address.
+        #: Held by the process that starts the complete job (``flightedl run``); a ``ServerRecord`` without an address.
         self.launcher = f"{prefix}launcher"
-        #: Number of pservers of the job, in decimal.
+        #: Number of the job's pservers, in decimal.
         self.ps_desired = f"{prefix}ps_desired"
         #: Prefix of all pservers.
         self.pservers = f"{prefix}ps/"
@@ -44,13 +44,13 @@ class JobKeys:
         self.trainers = f"{prefix}trainers/"
         #: The declaration: parameters, dataset, mode.
         self.job = f"{prefix}job"
-        #: The trainer that gives the parameters their first values, and whether it has done so.
+        #: The trainer that initializes the parameters, and whether it has done so.
         self.init_params = f"{prefix}init_params"
-        #: Prefix of the names that exactly one trainer gets.
+        #: Prefix of names that exactly one trainer gets.
         self.once = f"{prefix}once/"
         #: The newest complete checkpoint.
         self.checkpoint_latest = f"{prefix}checkpoint/latest"
-        #: The queue's state. Only the master writes it, like all keys below.
+        #: State of the task queue. Only the master writes it and all keys below.
         self.task_queues = f"{state}task_queues"
         #: The quarantined tasks. They change rarely, while ``task_queues`` changes with every dispatch.
         self.task_failures = f"{state}task_failures"
@@ -58,18 +58,18 @@ class JobKeys:
         self.arrivals = f"{state}arrivals/"
         #: A ``StopRecord``, written when a trainer ends the job before all of its data has been trained.
         self.stopped = f"{state}stopped"
-        #: A ``GroupRecord``: the current start of the group of ranks to which the data goes.
+        #: A ``GroupRecord``: the current start of the group of ranks that receives the data.
         self.group = f"{state}group"
         #: The evaluations, with their queues and sums.
         self.evaluations = f"{state}evaluations"
         #: The membership view.
         self.membership = f"{state}membership"
-        #: The process of each pserver that the queue's account counts on; written together with the queue.
+        #: The process of each pserver that the queue's state relies on; written together with the queue.
         self.pserver_recovery = f"{state}pserver_recovery"
 
     @property
     def of_state(self) -> dict[str, str]:
-        """The keys that a master goes on from, by the names that ``domain.master`` gives their values."""
+        """Keys of the state with which a master continues, by the names that ``domain.master`` gives their values."""
         return {
             "declaration": self.job,
             "queue": self.task_queues,
@@ -106,7 +106,7 @@ class JobKeys:
         return f"{self.arrivals}{number:08d}"
 
     def save(self, url: str) -> str:
-        """Key of the trainers' newest request to write the model to this URL."""
+        """Key of the trainers' latest request to write the model to this URL."""
         return f"{self.prefix}saves/{url}"
 
 

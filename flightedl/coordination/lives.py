@@ -1,12 +1,12 @@
-"""The coordinator as one job sees it: its revisions go on rising when the job is resumed on an etcd that went back.
+"""The coordinator as one job sees it: its revisions keep increasing if the job is resumed on an etcd that went back.
 
-Theory of operation: the key ``history`` names the *life* of the job (``domain.recovery.store_history``). All processes
-of the job add the life's first revision to the revisions that etcd returns, and subtract it from those that they send.
-It is 0 in the first life, so it matters only to programs that read etcd beside a resumed job. A condition on a revision
-of an earlier life never holds.
+Theory of operation. The key ``history`` names the job's *life* (``domain.recovery.store_history``). All processes of
+the job add the life's first revision to the revisions that etcd returns, and subtract it from those that they send. It
+is 0 in the first life, so it matters only to programs that also read the etcd of a resumed job. A condition on a
+revision of an earlier life never holds.
 
-A process that finds that etcd has gone back, or that its job has begun another life, is over: all methods raise the
-same error from then on, and ``on_over`` is called once.
+A process that detects that etcd has gone back, or that its job has started another life, is over: from then on all
+methods raise the same error, and ``on_over`` is called once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from flightedl.ports import (
     Written,
 )
 
-#: As a condition on an existing key it never holds.
+#: Revision that no existing key has, so that the condition never holds.
 _NEVER = -1
 
 
@@ -48,7 +48,7 @@ class JobCoordinator:
     Args:
         inner: The coordinator; closed together with this one.
         keys: The job's keys.
-        on_over: Called once, by the thread that finds out that this process cannot go on. Must not raise.
+        on_over: Called once, by the thread that detects that this process cannot continue. Must not raise.
     """
 
     def __init__(
@@ -58,12 +58,12 @@ class JobCoordinator:
         self._key = keys.history
         self._on_over = on_over
         self._lock = threading.Lock()
-        #: Revision to add to etcd's revisions; None until it was read.
+        #: Revision to add to etcd's revisions; None until it is read.
         self._base: int | None = None
         self._over: FlightedlError | None = None
 
     def look_again(self) -> None:
-        """Read the life again, because this process has begun another one and holds nothing of the one before."""
+        """Read the life again, because this process has started another one and holds no keys of the previous one."""
         with self._lock:
             self._base = None
 
@@ -106,11 +106,11 @@ class JobCoordinator:
     def close(self) -> None:
         self._inner.close()
 
-    # used by watches, too
+    # for watches, too
 
     @contextlib.contextmanager
     def asking(self) -> Iterator[int]:
-        """Ask etcd inside the block, and add the revision that it yields to those of etcd.
+        """Call etcd inside the block, and add the yielded revision to those of etcd.
 
         Raises:
             RolledBackError, BegunAnewError: this process is over.
@@ -120,11 +120,11 @@ class JobCoordinator:
         try:
             yield self._known_base()
         except RolledBackError as error:
-            advice = "Stop what is left of this job, and go on from its newest checkpoint with --resume"
+            advice = "Stop the remaining processes of this job, and continue from its newest checkpoint with --resume"
             raise self._end(RolledBackError(f"{error}. {advice}")) from None
 
     def shifted(self, entry: Entry, base: int) -> Entry:
-        """Return an entry of etcd as the job counts. Raises BegunAnewError if it says that another life has begun."""
+        """Return an entry with the job's revisions. Raises BegunAnewError if it shows that another life has begun."""
         if entry.key == self._key and _base_in(entry) != base:
             raise self._end(BegunAnewError("the job was resumed after etcd had gone back: start this process again"))
         return replace(entry, create_revision=entry.create_revision + base, mod_revision=entry.mod_revision + base)
@@ -176,7 +176,7 @@ def _unshifted(condition: Condition, base: int) -> Condition:
 
 
 def _own(revision: int, base: int) -> int:
-    """Return a revision as etcd counts. 0 stays 0: it means that there is no such key."""
+    """Return a revision in etcd's own count. 0 stays 0, because it means that the key does not exist."""
     if not revision:
         return 0
     return revision - base if revision > base else _NEVER
@@ -186,4 +186,4 @@ def _base_in(entry: Entry) -> int:
     try:
         return from_json(entry.value, HistoryRecord).life * LIFE_REVISIONS
     except msgspec.DecodeError:
-        raise CorruptError(f"{entry.key} is not of this job: do not write there by hand") from None
+        raise CorruptError(f"{entry.key} has a foreign value: do not write there by hand") from None

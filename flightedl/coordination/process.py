@@ -1,7 +1,7 @@
 """Common part of master and pserver processes: settings, shutdown, the record with the process's address.
 
-A process ends for the first reason that it is given: a signal (exit code 0), a lost lease (75: start me again), a job
-that cannot go on, or an etcd that has gone back (3). A ``FlightedlError`` that reaches ``run_server`` becomes one
+A process ends for the first of these reasons: a signal (exit code 0), a lost lease (75: start me again), a job that
+cannot continue, or an etcd that has gone back (3). A ``FlightedlError`` that reaches ``run_server`` becomes one
 sentence and an exit code.
 """
 
@@ -49,7 +49,7 @@ Settings = TypeVar("Settings", bound=ServerSettings)
 
 
 class ServerProcess(abc.ABC, Generic[Settings]):
-    """One process. Subclasses implement what it does between its start and its end."""
+    """One server process. Subclasses implement its work between start and end."""
 
     #: Name of its kind, for people.
     role: ClassVar[str]
@@ -62,24 +62,24 @@ class ServerProcess(abc.ABC, Generic[Settings]):
         self._exit_code = 0
         self._reason = ""
         self._health = Health(self._clock.now)
-        #: Records what happens to this process, or None.
+        #: Recorder of this process's events, or None.
         self._recorder: Recorder | None = None
-        #: Measures that the Prometheus page shows.
+        #: Metrics of the Prometheus page.
         self._registry = CollectorRegistry()
         self._measured: PrometheusInstruments | None = None
 
     def end(self, exit_code: int, reason: str) -> None:
-        """Ask the process to end; the first reason counts."""
+        """Request the end of the process. The first reason counts."""
         if not self._stop.is_set():
             self._exit_code, self._reason = exit_code, reason
             self._stop.set()
 
     def lost(self, what: str) -> None:
-        """Ask the process to end because it has lost its key."""
+        """Request the end of the process because it has lost its key."""
         self.end(EXIT_START_AGAIN, what)
 
     def run(self) -> int:
-        """Serve until told to end, and return the exit code."""
+        """Serve until the end is requested, and return the exit code."""
         signal.signal(signal.SIGTERM, lambda *_: self.end(0, "terminated"))
         signal.signal(signal.SIGINT, lambda *_: self.end(0, "interrupted"))
         coordinator = JobCoordinator(
@@ -100,7 +100,7 @@ class ServerProcess(abc.ABC, Generic[Settings]):
         """Run the process to completion and return its exit code."""
 
     def _server(self, routes: Routes) -> FlightServer:
-        """Bind the server. It answers "not ready" until it serves."""
+        """Bind the server. It answers "not ready" until it starts to serve."""
         chosen = self._settings
         return FlightServer(
             routes,
@@ -112,7 +112,7 @@ class ServerProcess(abc.ABC, Generic[Settings]):
         )
 
     def _instruments(self, index: int, measures: Iterable[Measure]) -> Instruments:
-        """Return instruments whose measures appear on the Prometheus page, if the settings want one."""
+        """Return instruments whose measures appear on the Prometheus page, if the settings enable it."""
         if not self._settings.metrics_port:
             return NoInstruments()
         if self._measured is None:
@@ -123,7 +123,7 @@ class ServerProcess(abc.ABC, Generic[Settings]):
         return {"job": self._settings.job, "role": self.role, "index": str(index)}
 
     def _health_page(self) -> contextlib.AbstractContextManager[object]:
-        """Serve the page for probes, if the settings want it, until the end of the ``with`` block."""
+        """Serve the page for probes until the end of the ``with`` block, if the settings enable it."""
         bind, port = self._settings.bind, self._settings.health_port
         if not port:
             return contextlib.nullcontext()
@@ -132,9 +132,9 @@ class ServerProcess(abc.ABC, Generic[Settings]):
     def _pages(
         self, index: int, held: HeldKey, read: Callable[[], Figures], other: Handler | None = None
     ) -> contextlib.AbstractContextManager[object]:
-        """Serve this process's HTTP pages, if the settings want them, until the end of the ``with`` block.
+        """Serve this process's HTTP pages until the end of the ``with`` block, if the settings enable them.
 
-        They are the figures for Prometheus, the answers to probes, and the pages of ``other``.
+        They are the metrics for Prometheus, the answers to probes, and the pages of ``other``.
         """
         if not self._settings.metrics_port:
             return contextlib.nullcontext()

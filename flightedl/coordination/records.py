@@ -1,8 +1,8 @@
-"""The values of the keys that name processes, and of the key that names the job's life.
+"""Values of the keys that identify processes, and of the key that names the job's life.
 
-JSON; unknown fields are ignored, so that processes of a newer version may join. The reader of an entry fills in the
-``generation`` of a pserver or trainer: it is the create_revision of its own key. The master's address carries the
-generation of the lock, which is another key.
+They are JSON; unknown fields are ignored, so that processes of a newer version may join. The reader of a pserver's or
+trainer's entry sets ``generation`` to the create_revision of its key. The master's address contains the generation of
+the lock, which is another key.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class ServerRecord(msgspec.Struct, frozen=True, kw_only=True):
     #: The process's host, for people.
     name: str = ""
     pid: Natural = 0
-    #: Setting of checksums of values, see ``rpc.integrity``.
+    #: Setting for checksums of values, see ``rpc.integrity``.
     integrity: str = "auto"
 
 
@@ -32,16 +32,16 @@ class TrainerRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     generation: Natural = 0
-    #: Its launcher's name for it, for people; empty if it has none.
+    #: Name given by its launcher, for people; empty if there is none.
     name: str = ""
     host: str = ""
     pid: Natural = 0
 
 
 class HistoryRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The etcd on which the job's state was begun, and the job's life."""
+    """The etcd on which the job's state was created, and the job's life."""
 
     #: Number of the life, see ``domain.recovery.store_history``.
     life: Natural = 0
-    #: The id of etcd's cluster, 16 hex digits.
+    #: Id of etcd's cluster, 16 hex digits.
     cluster: str = ""

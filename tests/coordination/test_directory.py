@@ -220,9 +220,9 @@ def test_with_real_etcd_what_was_compacted_away_while_the_watch_was_cut_is_liste
             proxy.heal()
             assert directory.wait_until(lambda d: d.pservers().get(2), 10) is not None
             assert {index: found.address for index, found in directory.pservers().items()} == {0: "h:3", 2: "h:4"}
-            assert "listed anew" in caplog.text
+            assert "listed again" in caplog.text
             put(direct, keys.pserver(3), server("h:5"))
             assert directory.wait_until(lambda d: d.pservers().get(3), 10) is not None
-            assert caplog.text.count("listed anew") == 1
+            assert caplog.text.count("listed again") == 1
         coordinator.close()
     direct.close()

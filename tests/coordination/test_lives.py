@@ -116,7 +116,7 @@ def test_an_etcd_that_went_back_ends_the_process_and_says_how_to_go_on(store: Me
         directory.close()
         with pytest.raises(RolledBackError):
             directory.require_followed()
-    with pytest.raises(RolledBackError, match="go on from its newest checkpoint with --resume"):
+    with pytest.raises(RolledBackError, match="continue from its newest checkpoint with --resume"):
         coordinator.get(KEY)
     assert len(over) == 1
 
