@@ -1,17 +1,19 @@
-"""Health of a process, independent of its role. Each module documents its benefit and its cost.
+"""Support for processes of any role. Each module documents its benefit and its cost.
 
-* ``tuning``: settings of allocator, gRPC and scheduler that make Flight fast.
-* ``importing``: a quicker start, by imports without garbage collection.
-* ``background``: work on a thread of its own whose end is always reported.
-* ``fork_guard``: a clear error instead of a deadlock after a fork.
-* ``ending``: the end of a process, without the interpreter's steps that threads of gRPC can block for ever.
-* ``socket_abort``: an immediate end of connections to a dead server.
-* ``free_memory``: memory of strangers' messages, given back. ``startup_memory``: memory of the start, given back.
-* ``shared_memory``: memory that another process of the host maps, without a name that could be left.
-* ``fence``: the order of both processes' accesses to it.
-* ``host``: facts about the process and its machine. ``stacks``: stacks of its threads.
-* ``tracing``: spans of steps, tasks, checkpoints and recoveries, across processes.
-* ``log_format``: a log for people or for programs.
-* ``http_page``: the small HTTP server of all pages. ``metrics_page``: figures for Prometheus. ``health_page``: answers
-  to the probes of a cluster.
+* ``tuning``: settings of allocator, gRPC and scheduler that make Flight fast
+* ``importing``: faster start by imports without garbage collection; missing optional packages
+* ``background``: work on its own thread whose end is always reported
+* ``fork_guard``: a clear error instead of a deadlock after a fork
+* ``ending``: the end of a process without interpreter steps that gRPC's threads can block forever
+* ``socket_abort``: immediate end of connections to a dead server
+* ``free_memory``, ``startup_memory``: returning memory of large messages, and of the start, to the system
+* ``shared_memory``, ``fence``: unnamed memory mapped by two processes of a host; the order of their accesses
+* ``host``, ``stacks``: facts about the process and its machine; stacks of its threads
+* ``tracing``: spans of steps, tasks, checkpoints and recoveries, across processes
+* ``log_format``: logs for people or for programs
+* ``http_page``: the small HTTP server of all pages
+* ``metrics_page``, ``health_page``: metrics for Prometheus; answers to a cluster's probes
+
+A server's life: ``importing`` and ``tuning`` run first, ``health_page`` answers "not started" while the server binds,
+``tracing`` and ``metrics_page`` observe its requests, ``free_memory`` trims its heap, and ``ending`` ends the process.
 """

@@ -1,4 +1,4 @@
-"""Work on a thread of its own whose end is always reported."""
+"""Work on its own thread whose end is always reported."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Result = TypeVar("Result")
 
 
 class Background(Generic[Result]):
-    """One piece of work, which begins at once.
+    """One piece of work, which starts immediately.
 
-    An error that is no FlightedlError is logged and becomes an InternalError.
+    An error that is not a FlightedlError is logged and becomes an InternalError.
 
     Args:
         what: Name of the work, and of its thread.
         work: Returns the result.
-        ended: Called on the thread with the result or the error, before ``result`` returns either.
+        ended: Called on the thread with the result or the error, before ``result`` returns it.
     """
 
     def __init__(
@@ -42,11 +42,7 @@ class Background(Generic[Result]):
         return None
 
     def result(self, timeout_s: float = 0.0) -> Result | None:
-        """Return the result, or None if the work takes longer than this.
-
-        Raises:
-            FlightedlError: the work failed.
-        """
+        """Return the result, or None after ``timeout_s``. Raises FlightedlError if the work failed."""
         if not self._has_ended.wait(timeout_s):
             return None
         if isinstance(self._outcome, FlightedlError):
@@ -58,7 +54,7 @@ class Background(Generic[Result]):
             self._outcome = work()
         except FlightedlError as error:
             self._outcome = error
-        except BaseException as error:  # noqa: BLE001 - whoever waits for the end must hear of it
+        except BaseException as error:  # noqa: BLE001 - every waiter must learn of the end
             _log.exception("%s failed", what)
             self._outcome = InternalError(f"{what} failed by {type(error).__name__}: see the log of the server")
         try:

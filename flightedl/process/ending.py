@@ -1,8 +1,7 @@
-"""The end of a process without the interpreter's last steps.
+"""The end of a process, without the interpreter's last steps.
 
-These steps stop threads of gRPC, and threads that compile or load, wherever they are. A stopped thread that holds a
-lock would block the process for ever; another one can crash it, and the crash would be reported although nothing was
-lost.
+These steps stop gRPC's threads, and threads that compile or load, at arbitrary points. A stopped thread that holds a
+lock would block the process forever. Any other may crash it, and the crash would be reported although nothing was lost.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import NoReturn
 
 
 def code_of(ended: SystemExit) -> int:
-    """Return the exit code of ``sys.exit`` as the interpreter does. Print its argument if it is not a number."""
+    """Return the exit code of ``sys.exit`` like the interpreter. Print its argument if it is not a number."""
     if ended.code is None:
         return 0
     if isinstance(ended.code, int):
@@ -34,7 +33,7 @@ def end_process(code: int) -> NoReturn:
 
 
 def end_at_once(code: int) -> NoReturn:
-    """End the process whatever its threads still do. Only its output is flushed."""
+    """End the process without waiting for its threads. Only its output is flushed."""
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):

@@ -1,9 +1,9 @@
 """Memory fences for two processes that map the same memory: accesses before a fence stay before it.
 
-Processors reorder the reads and writes of a thread. x86 keeps reads in order among reads, writes among writes, and no
-write overtakes a read; no more is needed here, so the fence of x86 does nothing. Others, such as ARM, need an
-instruction that Python has no name for. llvmlite, which numba brings along, compiles it. That takes 66 MiB and some
-tenths of a second, which trainers on x86 save.
+Processors reorder the reads and writes of a thread. x86 keeps reads in order among reads, writes among writes, and
+never moves a write before a read. This suffices here, so the fence for x86 does nothing. Other processors, such as ARM,
+need an instruction that Python does not provide. llvmlite, which comes with numba, compiles it. This takes 66 MiB and
+some tenths of a second, which trainers on x86 save.
 
 A message and the writes before it need no fence: sockets have locks, which are fences.
 """
@@ -20,17 +20,13 @@ from flightedl.errors import UnavailableError
 Fence = Callable[[], None]
 
 _ORDERED = frozenset({"x86_64", "AMD64"})
-#: LLVM's assembly language, which it compiles for each processor.
+#: The fence in LLVM's assembly language, from which LLVM compiles it for each processor.
 SOURCE = "define void @fence() {\n  fence seq_cst\n  ret void\n}\n"
 
 
 @functools.cache
 def memory_fence() -> Fence:
-    """Return the function to call between two accesses.
-
-    Raises:
-        UnavailableError: this system has none, so it cannot share memory.
-    """
+    """Return the function to call between two accesses. Raises UnavailableError if this system has none."""
     if platform.machine() in _ORDERED:
         return _nothing
     return compiled_fence()
@@ -38,11 +34,7 @@ def memory_fence() -> Fence:
 
 @functools.cache
 def compiled_fence() -> Fence:
-    """Return a function with this processor's instruction, which orders all accesses.
-
-    Raises:
-        UnavailableError: nothing can be compiled here.
-    """
+    """Return a function with this processor's fence. Raises UnavailableError if this system cannot compile."""
     try:
         import llvmlite.binding as llvm  # type: ignore[import-untyped]
 

@@ -1,11 +1,11 @@
-"""Refuses to use Flight in a forked child: gRPC's threads do not exist there, and the first call would hang for ever.
+"""Prevents the use of Flight in a forked child, which lacks gRPC's threads, so that the first call would hang forever.
 
-A process that made a server or a client must start children with the *spawn* method. The guard cannot prevent a fork,
-and it cannot repair the parent; it turns the child's silent hang into one clear error. Children of ``subprocess`` are
-not forks in this sense (they execute another program at once) and are not affected.
+A process that created a server or a client must start children with the *spawn* method. The guard cannot prevent a
+fork, and it cannot repair the parent; it turns the child's silent hang into a clear error. Children of ``subprocess``
+are not affected, because they immediately execute another program.
 
-A child that is forked all the same must not run the destructors of inherited servers and clients, nor pyarrow's
-finalizers of servers at exit, which would hang, too: the guard keeps one reference of each and detaches the finalizers.
+A child that was forked nevertheless must not run the destructors of inherited servers and clients, nor pyarrow's
+finalizers of servers at exit, which would hang, too. The guard keeps a reference to each and detaches the finalizers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MESSAGE = (
 
 
 class ForkGuard:
-    """Knows whether Flight was used before this process was forked. One per process is enough."""
+    """Records if Flight was used before this process was forked. One guard per process suffices."""
 
     __slots__ = ("_is_forked", "_used")
 
@@ -34,7 +34,7 @@ class ForkGuard:
         os.register_at_fork(after_in_child=self._after_fork_in_child)
 
     def register(self, user: object) -> None:
-        """Note a server or client of pyarrow, which has threads of gRPC."""
+        """Register a server or client of pyarrow, which has gRPC threads."""
         self._used.add(user)
 
     def check(self) -> None:

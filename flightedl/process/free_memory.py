@@ -1,8 +1,8 @@
-"""Gives freed memory back to the system, which the tuned allocator keeps otherwise (``tuning``).
+"""Returns freed memory to the system, which the tuned allocator would keep (``tuning``).
 
-A request is in memory as a whole, several times over, before a server can check its sender and its length; gRPC has no
-limit that Python could set. A stranger's message of 100 MB, although it is refused, would leave a server 350 MB larger
-for good. Memory that is kept for the job's messages is given back, too, and is allocated again with the next ones.
+A complete request is in memory, several times over, before a server can check its sender and its length; gRPC has no
+limit that Python could set. An unauthorized message of 100 MB, although rejected, would enlarge a server permanently by
+350 MB. Memory kept for the job's messages is returned as well, and is allocated again for the next messages.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Mallinfo(ctypes.Structure):
 
 
 def give_back(kept_bytes: int) -> bool:
-    """Give freed memory back if it is more than ``kept_bytes``. False if it is not, or if this is not glibc."""
+    """Return freed memory to the system if it exceeds ``kept_bytes``. False if it does not, or without glibc."""
     try:
         library = ctypes.CDLL(None)
         mallinfo, trim = library.mallinfo2, library.malloc_trim
@@ -39,5 +39,5 @@ def give_back(kept_bytes: int) -> bool:
         return False
     mallinfo.restype = _Mallinfo
     trim.argtypes = (ctypes.c_size_t,)
-    # Both take the allocator's lock and not the interpreter's.
+    # Both hold the allocator's lock, not the interpreter's.
     return bool(mallinfo().fordblks > kept_bytes and trim(0))

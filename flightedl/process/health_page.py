@@ -1,15 +1,15 @@
-"""Answers to the probes of a cluster about a server's condition.
+"""Answers to a cluster's probes of a server.
 
-Three questions, because they have different answers and different consequences:
+There are three probes, because they have different answers and different consequences:
 
-* ``/started``: has it begun? Until then the cluster does not ask the other two.
-* ``/live``: does its main loop go round? A loop that stands still for ``STANDS_STILL_S`` is not going to move again,
-  and only another process helps. A process that waits for others (a lock, etcd, a checkpoint to load) is alive, however
-  long that takes.
+* ``/started``: has the server started? Until then the cluster does not send the other two.
+* ``/live``: is the main loop running? A loop that has been stuck for ``STANDS_STILL_S`` will not recover, and only
+  another process helps. A process that waits for others (a lock, etcd, loading a checkpoint) is alive, however long
+  that takes.
 * ``/ready``: may the next server be replaced? No while this one builds, loads or ends. The answer routes no traffic:
-  the members of a job find each other by etcd.
+  the members of a job find each other through etcd.
 
-The answers are 200 or 503 with one sentence, which names only what the process waits for. They need no certificate,
+The answers are 200 or 503 with one sentence, which names only the reason for waiting. They need no certificate,
 because a kubelet has none.
 """
 
@@ -20,17 +20,17 @@ from typing import NamedTuple
 
 from flightedl.process.http_page import Answer, Asked
 
-#: As long as `flightedl run` tolerates a process that stands still.
+#: The time for which `flightedl run` tolerates a frozen process.
 STANDS_STILL_S = 30.0
 PATHS = ("/started", "/live", "/ready")
 
 
 class Condition(NamedTuple):
-    """How a process is doing, since a moment."""
+    """Condition of a process, as last reported."""
 
     is_started: bool
     is_ready: bool
-    #: Its activity, for people.
+    #: Current activity, for people.
     doing: str
     #: Time of its main loop's last beat. None while it waits for others, which may take any time.
     beat_at: float | None
@@ -48,15 +48,15 @@ class Health:
         self._condition = Condition(is_started=False, is_ready=False, doing="starting", beat_at=None)
 
     def waits(self, doing: str, *, is_ready: bool = False) -> None:
-        """Note that it waits for others, which may take any time."""
+        """Record that the process waits for others, which may take any time."""
         self._condition = Condition(is_started=True, is_ready=is_ready, doing=doing, beat_at=None)
 
     def goes_round(self, doing: str, *, is_ready: bool) -> None:
-        """Note a beat of its main loop."""
+        """Record a beat of the main loop."""
         self._condition = Condition(is_started=True, is_ready=is_ready, doing=doing, beat_at=self._now())
 
     def answer(self, path: str) -> tuple[int, str]:
-        """Return HTTP status and sentence for ``/started``, ``/live`` or ``/ready``, and 404 for anything else."""
+        """Return HTTP status and sentence for ``/started``, ``/live`` or ``/ready``, and 404 for any other path."""
         found = self._condition
         still_s = 0.0 if found.beat_at is None else self._now() - found.beat_at
         is_live = still_s < STANDS_STILL_S

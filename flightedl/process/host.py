@@ -1,6 +1,6 @@
 """Facts about this process and its machine, for the job's operators.
 
-Read from the kernel, so that it costs no further library; some 50 microseconds.
+Read from the kernel, so that no further library is needed; takes about 50 microseconds.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _cores() -> int:
 
 
 def _resident_bytes() -> int:
-    """Return the bytes in main memory, or their maximum so far if the system does not report the present number."""
+    """Return the resident bytes, or their maximum so far if the system does not report the current number."""
     try:
         return int(_STATM.read_bytes().split()[1]) * _PAGE_BYTES
     except (OSError, IndexError, ValueError):
@@ -54,7 +54,7 @@ def _resident_bytes() -> int:
 
 @functools.cache
 def _limit_bytes() -> int:
-    """Return the memory limit of the container, or else of the machine. 0 if it is unknown."""
+    """Return the memory limit of the container, otherwise of the machine; 0 if it is unknown."""
     try:
         return int(_CGROUP_LIMIT.read_text())
     except (OSError, ValueError):  # No container, or one without a limit ("max").

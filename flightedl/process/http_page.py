@@ -1,8 +1,8 @@
-"""A small HTTP server for the pages of a process: probes, figures, a page for people. It only reads.
+"""A small, read-only HTTP server for the pages of a process: probes, metrics, a page for people.
 
-It withstands strangers: few requests run at a time, silence ends a connection, and connections beyond the limits are
-cut off. With certificates it answers members only. Streams, which go on until their readers leave, have fewer places,
-so that readers of a page never keep a probe or Prometheus out.
+It withstands hostile clients: the number of concurrent requests is limited, idle connections are closed, and
+connections beyond the limits are rejected. With certificates it answers only members. Streams, which last until their
+readers leave, have a lower limit, so that readers of a page never displace a probe or Prometheus.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from urllib.parse import urlsplit
 
 from flightedl.errors import UsageError
 
-#: Requests at the same time; further connections are cut off.
+#: Maximum number of concurrent requests; further connections are rejected.
 _REQUESTS_LIMIT = 16
 _STREAMS_LIMIT = 8
 _SILENCE_S = 2.0
-#: Most seconds that closing takes.
+#: Maximum seconds that closing takes.
 _POLL_S = 0.1
 #: Seconds between attempts to open a port that is taken.
 _AGAIN_S = 1.0
@@ -39,14 +39,14 @@ class Asked(NamedTuple):
     """A request."""
 
     path: str
-    #: Formats that the reader takes, as its header says.
+    #: Formats accepted by the reader, according to its header.
     accept: str
-    #: Set when the server closes: streams end.
+    #: Set when the server closes, which ends streams.
     closing: threading.Event
 
 
 class Answer(NamedTuple):
-    """A whole answer, or a stream of parts that are sent as they come."""
+    """A complete answer, or a stream of parts that are sent as they are produced."""
 
     body: bytes | Iterator[bytes]
     content_type: str = TEXT
@@ -61,14 +61,14 @@ class HttpPage:
     """Answers on a port until it is closed.
 
     Args:
-        name: Its name, for the error.
+        name: Its name, for errors.
         bind: Numeric address.
-        port: 0 for any free one.
-        answer: Called in a thread of the request.
-        tls: Paths of the authorities, the certificate and the key: TLS, for members only. None: plain text.
+        port: Port; 0 for any free one.
+        answer: Called in the request's thread.
+        tls: Paths of the authorities, the certificate and the key for TLS, for members only. None: plain text.
 
     Raises:
-        UsageError: the port is taken, or the files cannot be used.
+        UsageError: the port is in use, or the files are unusable.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class HttpPage:
     ) -> None:
         try:
             self._server = _Server((bind, port), answer, None if tls is None else _context(tls))
-        except OSError as error:  # That of TLS is one as well.
+        except OSError as error:  # also raised by TLS
             raise UsageError(f"the {name} cannot be served on {bind} port {port}: {error}") from None
         self.port = int(self._server.server_address[1])
         self._thread = threading.Thread(
@@ -94,9 +94,9 @@ class HttpPage:
 
 @contextlib.contextmanager
 def patient_page(open_page: Callable[[], HttpPage]) -> Iterator[None]:
-    """Serve a page inside the block, from when its port is free. Entering the block waits for nothing.
+    """Serve a page inside the block, as soon as its port is free. Entering the block never waits.
 
-    So a server goes on without a page while another process, such as a predecessor that stands still, has the port.
+    So a server runs without a page while another process, such as a frozen predecessor, occupies the port.
     """
     closing = threading.Event()
     with contextlib.ExitStack() as stack:
@@ -110,7 +110,7 @@ def patient_page(open_page: Callable[[], HttpPage]) -> Iterator[None]:
         try:
             stack.callback(open_page().close)
         except UsageError as error:
-            _log.warning("%s; it is tried again", error)
+            _log.warning("%s; retrying", error)
             thread = threading.Thread(target=keep_trying, name="flightedl-http-port", daemon=True)
             thread.start()
             stack.callback(thread.join)
@@ -143,7 +143,7 @@ class _Server(ThreadingHTTPServer):
 
     def server_bind(self) -> None:
         """Bind without the standard library's look-up of the host's name, which can take seconds."""
-        # Connections of a predecessor that the kernel still remembers do not keep the port.
+        # The port can be bound although the kernel still remembers connections of a predecessor.
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
@@ -162,7 +162,7 @@ class _Server(ThreadingHTTPServer):
             self._places.release()
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        """Shake hands in the request's thread, so that a slow handshake delays no other request."""
+        """Perform the handshake in the request's thread, so that a slow one delays no other request."""
         if self._context is None:
             super().finish_request(request, client_address)
             return
@@ -171,7 +171,7 @@ class _Server(ThreadingHTTPServer):
             super().finish_request(secured, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore callers that went away, and strangers."""
+        """Ignore clients that disconnected, and unauthorized ones."""
 
 
 def _is_loopback(host: str) -> bool:
@@ -187,7 +187,7 @@ class _RequestHandler(BaseHTTPRequestHandler):
     server: _Server
 
     def do_GET(self) -> None:
-        """Answer."""
+        """Answer a request."""
         server = self.server
         if not self._is_meant():
             self.send_error(403, "ask for it as localhost")
@@ -206,7 +206,7 @@ class _RequestHandler(BaseHTTPRequestHandler):
             self.send_error(503, "too many readers")
 
     def _is_meant(self) -> bool:
-        """True unless a browser on this machine was directed here under the name of another site."""
+        """True unless a browser on this machine was sent here under the name of another site (DNS rebinding)."""
         named = urlsplit(f"//{self.headers.get('Host', '')}").hostname
         address = str(self.server.server_address[0])
         return not _is_loopback(address) or named in {None, "localhost"} or _is_loopback(str(named))

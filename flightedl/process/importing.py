@@ -1,7 +1,7 @@
-"""Imports without garbage collection, and optional packages that are missing.
+"""Imports without garbage collection, and missing optional packages.
 
-Garbage collection would take a sixth of a process's start: while modules are loaded, the collector looks through more
-and more objects and finds none to free, because modules stay for the life of a process.
+Garbage collection would take a sixth of a process's start: during imports, the collector inspects more and more objects
+and finds none to free, because modules live as long as the process.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def without_collection() -> Iterator[None]:
 
 @contextmanager
 def of_a_server() -> Iterator[None]:
-    """The same, and the collector never looks at the loaded objects again: for processes that load everything at once.
+    """Disable collection, then exempt the loaded objects permanently. For processes that load everything at once.
 
-    Not for a trainer: objects that a user's program has made by then may become garbage later.
+    Not for a trainer: objects that the user's program has created by then may become garbage later.
     """
     with without_collection():
         yield
@@ -39,11 +39,7 @@ def of_a_server() -> Iterator[None]:
 
 
 def require(module: str, purpose: str, extra: str) -> None:
-    """Make sure that a module of an optional package is installed, without importing it.
-
-    Raises:
-        UsageError: it is missing. Names the purpose and the command that installs the packages of the extra.
-    """
+    """Raise UsageError, with the command that installs the extra, if a module of an optional package is missing."""
     if importlib.util.find_spec(module) is None:
         raise UsageError(f"{purpose} needs {module}, which is not installed: {install_command(extra)}")
 
@@ -51,13 +47,13 @@ def require(module: str, purpose: str, extra: str) -> None:
 def install_command(extra: str) -> str:
     """Return the command that installs the packages of an extra, by their own names.
 
-    It works for a clone as for an installed wheel: pip knows flightedl itself only where it is installed.
+    It works for a clone as well as for an installed wheel: pip knows flightedl itself only if it is installed.
     """
     return f"pip install {shlex.join(_packages(extra))}"
 
 
 def _packages(extra: str) -> list[str]:
-    from importlib import metadata  # Costs every process 20 ms otherwise.
+    from importlib import metadata  # lazily, because it costs 20 ms
 
     found: list[str] = []
     for line in metadata.requires("flightedl") or []:

@@ -1,7 +1,7 @@
-"""Formats of a server's log: a line of text for people, or one JSON object a line for programs.
+"""Formats of a server's log: a line of text for people, or one JSON object per line for programs.
 
-Our sentences end in ``key=value``. In JSON each such value is a field of its own, so that no program has to parse the
-sentence.
+Messages end in ``key=value`` pairs. In JSON, each such value is a separate field, so that programs need not parse the
+message.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 import re
 from typing import Any
 
-#: A place in a text, and the name before it, if it has one.
+#: A placeholder in a text, and the name before it, if it has one.
 _PLACE = re.compile(r"(?:(\w+)=)?%(?:[-+ #0]*\d*(?:\.\d+)?)([a-zA-Z%])")
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -48,7 +48,7 @@ def _named_values(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def set_up(level: str, log_format: str) -> None:
-    """Let this process log to standard error; ``log_format``: "text" or "json"."""
+    """Configure this process to log to standard error, in the format "text" or "json"."""
     handler = logging.StreamHandler()
     text = logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s")
     handler.setFormatter(JsonFormatter() if log_format == "json" else text)

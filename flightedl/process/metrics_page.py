@@ -1,7 +1,7 @@
-"""The Prometheus page of a server: figures that are read on request, beside figures that are gathered.
+"""Prometheus page of a server: metrics read on request, and metrics collected while it works.
 
-Figures that are read are gauges, or counts that the process keeps anyway. Gathered figures are in the registry that the
-page gets (see ``ports.Instruments``).
+Metrics read on request are gauges, or counters that the process keeps anyway. Collected metrics are in the registry
+passed to the page (see ``ports.Instruments``).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class Figure(NamedTuple):
-    """One figure, or one for each value of a label."""
+    """One metric, or one per value of a label."""
 
     #: Description for people.
     told: str
@@ -32,17 +32,17 @@ class Figure(NamedTuple):
     label: str = ""
 
 
-#: Name -> figure; one that ends in ``_total`` only ever grows.
+#: Name -> metric; a name that ends in ``_total`` denotes a counter.
 Figures = Mapping[str, Figure]
 
 
 class Metrics(Collector):
-    """Figures that Prometheus reads.
+    """Metrics read by Prometheus.
 
     Args:
-        labels: Labels of all figures: the job, and the server's name.
-        read: Returns the present figures.
-        gathered: Registry of gathered figures, or None.
+        labels: Labels of all metrics: the job, and the server's name.
+        read: Returns the current metrics.
+        gathered: Registry of collected metrics, or None.
     """
 
     def __init__(
@@ -56,22 +56,22 @@ class Metrics(Collector):
         ProcessCollector(registry=self._registry)
 
     def page(self, asked: Asked) -> Answer:
-        """Return the page in the format that the reader accepts."""
+        """Return the page in a format that the reader accepts."""
         encode, content_type = choose_encoder(asked.accept)
         return Answer(encode(self._registry), content_type)
 
     def describe(self) -> Iterator[Metric]:
-        """Describe no figures: they are not known before the page is requested."""
+        """Describe no metrics: they are unknown until the page is requested."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the figures for prometheus_client."""
+        """Yield the metrics for prometheus_client."""
         if self._gathered is not None:
             yield from self._gathered.collect()
         try:
             figures = self._read()
         except FlightedlError as error:
-            _log.debug("there are no figures at the moment: %s", error)
+            _log.debug("no metrics at the moment: %s", error)
             return
         for name, (told, value, label) in figures.items():
             if value is not None:

@@ -1,15 +1,15 @@
-"""Memory that two processes of one host map, which has no name: a memfd, whose descriptor goes over a Unix socket.
+"""Unnamed memory mapped by two processes of a host: a memfd whose descriptor is sent over a Unix socket.
 
-Nothing is left of it when both are gone, however they ended; and no limit of /dev/shm counts. Its owner writes; the
-other one can only map it read-only. It is sealed against shrinking, which would end a reader by SIGBUS; so a received
-descriptor is looked at before it is mapped: its seals, its size, and that it is of the file system that memfds are of
-(pages of others, such as huge ones that were never reserved, may be missing).
+The memory is freed when both processes are gone, however they ended, and no limit of /dev/shm applies. Its owner
+writes; the other process can only map it read-only. It is sealed against shrinking, which would kill a reader by
+SIGBUS. Therefore a received descriptor is checked before it is mapped: its seals, its size, and its file system, which
+must be that of memfds (pages of other files, such as huge pages that were never reserved, may be missing).
 
-The memory begins with the nonce of the stream that it belongs to. Both sides prove by it that they map the memory of
-whom they talk to by Flight. Behind it are two words of its owner's: how many of the other one's messages it has
-taken, and whether what it has lent is over. What is read or written before them, and after, stays so (``fence``).
+The memory begins with the nonce of its stream, which proves to both sides that they map the memory of their Flight
+peer. Two words of the owner follow: the number of the peer's messages that the owner has consumed, and a flag that
+revokes what the owner has lent. Reads and writes before and after these words keep their order (``fence``).
 
-Linux only. Elsewhere nothing of this is offered, and values travel by TCP.
+Linux only. On other systems values travel over TCP.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from flightedl.process.fence import memory_fence
 Bytes = npt.NDArray[np.uint8]
 
 NONCE_BYTES = 16
-#: Values of a stream that may be under way in one direction. Pages that were never written take no memory.
+#: Capacity for values in flight in one direction. Pages never written take no memory.
 SIZE_BYTES = 32 << 20
-#: What stands before the values: a page.
+#: Size of the header before the values: one page.
 _START_BYTES = 4096
 _MAGIC = b"flightedl memory"
 _TAKEN_AT = 64
@@ -47,10 +47,10 @@ _NETWORK = Path("/proc/self/ns/net")
 
 @functools.cache
 def host_mark() -> str:
-    """What two processes that can share memory have in common; empty: this one cannot.
+    """Return a text that is equal in two processes that can share memory; empty if this one cannot.
 
-    Where it is equal, sockets without a file name reach from one to the other, and both are of one user. It proves
-    nothing: whoever says it still has to hand over a descriptor.
+    If it is equal, both run as the same user and can connect by sockets without a file name. It proves nothing: a peer
+    that sends it still has to send a descriptor.
     """
     if sys.platform != "linux" or not hasattr(os, "memfd_create"):
         return ""
@@ -61,7 +61,7 @@ def host_mark() -> str:
 
 
 class SharedMemory:
-    """One memfd, mapped. It is unmapped when nobody refers to it or to its arrays any more."""
+    """One mapped memfd. It is unmapped once nothing refers to it or to its arrays."""
 
     def __init__(self, descriptor: int, mapping: mmap.mmap, nonce: bytes) -> None:
         self._fence = memory_fence()
@@ -69,7 +69,7 @@ class SharedMemory:
         whole = np.frombuffer(mapping, np.uint8)
         self._over = whole[_OVER_AT : _OVER_AT + 8].view(np.uint64)
         self.nonce = nonce
-        #: (n,) where values lie; read-only where another process owns it.
+        #: (n,) memory for values; read-only if another process owns it.
         self.values: Bytes = whole[_START_BYTES:]
         self._taken = whole[_TAKEN_AT : _TAKEN_AT + 8].view(np.uint64)
 
@@ -78,11 +78,7 @@ class SharedMemory:
 
     @classmethod
     def create(cls, nonce: bytes, size_bytes: int = SIZE_BYTES, name: str = _NAME) -> Self:
-        """Memory of this process; ``name``: what /proc calls it, for people.
-
-        Raises:
-            UnavailableError: the system gives none.
-        """
+        """Allocate memory of this process, named in /proc. Raises UnavailableError if the system provides none."""
         try:
             descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             try:
@@ -97,18 +93,18 @@ class SharedMemory:
                 os.close(descriptor)
                 raise
         except (OSError, ValueError, AttributeError) as error:
-            raise UnavailableError(f"this system shares no memory: {str(error)[:160]}") from None
+            raise UnavailableError(f"this system cannot share memory: {str(error)[:160]}") from None
 
     @classmethod
     def received(cls, descriptor: int, nonce: bytes | None) -> Self:
-        """Another process's memory, whose descriptor came from it; closes the descriptor whatever comes.
+        """Map another process's memory by the descriptor it sent. Always closes the descriptor.
 
         Args:
-            descriptor: As it came.
-            nonce: Of the stream; None: it is of no stream, but of the process, and has any size.
+            descriptor: The received descriptor.
+            nonce: Nonce of the stream; None: the memory belongs to a process, not to a stream, and has any size.
 
         Raises:
-            MessageError: it is not what it has to be; nothing was mapped, or nothing is any more.
+            MessageError: the memory is not valid; nothing stays mapped.
         """
         try:
             status = os.fstat(descriptor)
@@ -135,21 +131,21 @@ class SharedMemory:
         return cls(-1, mapping, nonce or b"")
 
     def descriptor(self) -> int:
-        """To be sent to the other process; only of own memory, before ``sent``."""
+        """Return the descriptor to send to the other process; only for own memory, before ``sent``."""
         found: int = self.__dict__.get("_descriptor", -1)
         return found
 
     def sent(self) -> None:
-        """The other one has it, or never will: from now on it is the mapping that holds the memory."""
+        """Close the descriptor once the other process has it or will not need it. The mapping keeps the memory."""
         descriptor = self.__dict__.pop("_descriptor", -1)
         if descriptor >= 0:
             os.close(descriptor)
 
     @property
     def taken(self) -> int:
-        """How many messages of the other side's memory its owner has taken, as it says.
+        """Number of the other side's messages that this memory's owner has consumed.
 
-        What is written by who asks comes after what the owner has read, and for the owner it is the other way round.
+        A fence guarantees that the reader's later writes follow the owner's earlier reads.
         """
         count = int(self._taken[0])
         self._fence()
@@ -162,25 +158,25 @@ class SharedMemory:
 
     @property
     def is_over(self) -> bool:
-        """Whether its owner has taken back what it lent beside it: what was read until now may have changed."""
+        """True if the owner has revoked what it lent in addition: data read until now may have changed."""
         self._fence()
         return bool(self._over[0])
 
     def end(self) -> None:
-        """Say so, before anything of that changes."""
+        """Revoke what was lent, before any of it changes."""
         self._over[0] = 1
         self._fence()
 
 
 def _prefer_huge_pages(mapping: mmap.mmap) -> None:
-    # Only a matter of speed, and not every kernel has them for memory that is shared.
+    # An optimization; not every kernel supports it for shared memory.
     with contextlib.suppress(OSError, AttributeError):
         mapping.madvise(mmap.MADV_HUGEPAGE)
 
 
 @functools.cache
 def _device_of_memory() -> int:
-    """Of the file system that the kernel keeps memfds in."""
+    """Return the device of the file system in which the kernel keeps memfds."""
     descriptor = os.memfd_create(_NAME)
     try:
         return os.fstat(descriptor).st_dev

@@ -2,13 +2,13 @@
 
 A Flight handler cannot leave a read that never returns; only the *client's* deadline would end it. So the server shuts
 the peer's socket down itself, which it finds among its own descriptors by the two port numbers. The handler's read then
-ends like any other broken stream. All calls of that connection end; their clients see a broken connection and retry.
+fails like any other broken stream. All calls on that connection end; their clients see a broken connection and retry.
 
-A client does the same to a server that was replaced, and may be frozen: it ends its calls by shutting down the sockets
+A client does the same to a server that was replaced and may be frozen: it ends its calls by shutting down the sockets
 whose peer has the server's address (``abort_calls_to``).
 
-This works on systems that list the descriptors of a process in a directory (Linux, macOS). On others nothing is
-severed, and calls end by their own time limits.
+This works on systems that list a process's descriptors in a directory (Linux, macOS). On other systems no connection is
+shut down, and calls end by their own time limits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DESCRIPTORS = Path("/dev/fd")
 
 
 def port_of_peer(peer: str) -> int | None:
-    """Return the port in gRPC's name of a peer, such as ``ipv6:%5B::1%5D:4711``. None if it is no IP address."""
+    """Return the port in gRPC's name of a peer, such as ``ipv6:%5B::1%5D:4711``, or None if it is not an IP address."""
     scheme, _, address = unquote(peer).partition(":")
     _, _, port = address.rpartition(":")
     return int(port) if scheme in {"ipv4", "ipv6"} and port.isdecimal() else None
@@ -41,7 +41,7 @@ def abort_connections(local_port: int, remote_port: int | None = None) -> int:
     """
 
     def is_meant(connection: socket.socket) -> bool:
-        # The listening socket has no peer: an OSError, like a connection that is gone already.
+        # The listening socket has no peer, which raises OSError, like a connection that is closed already.
         peer_port = connection.getpeername()[1]
         return connection.getsockname()[1] == local_port and remote_port in {None, peer_port}
 
@@ -65,7 +65,7 @@ def abort_calls_to(address: str) -> int:
 
 
 def leave(address: str) -> None:
-    """``abort_calls_to`` without waiting for a look-up of the host's name, which may take long if the host is dead."""
+    """Call ``abort_calls_to`` without waiting for a host name look-up, which may take long if the host is dead."""
     try:
         ipaddress.ip_address(address.rpartition(":")[0].strip("[]"))
     except ValueError:
@@ -91,7 +91,7 @@ def _sever_where(is_meant: Callable[[socket.socket], bool]) -> int:
 
 def _sever_one(descriptor: int, is_meant: Callable[[socket.socket], bool]) -> bool:
     try:
-        # A duplicate keeps the number from being reused for another file between the look and the shutdown.
+        # A duplicate keeps the number from being reused for another file between the check and the shutdown.
         duplicate = os.dup(descriptor)
     except OSError:
         return False

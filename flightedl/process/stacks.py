@@ -1,7 +1,7 @@
-"""Stacks of all threads of this process, as a debugger would show them, reported by the process itself.
+"""Stacks of all threads of this process, in the style of a debugger, reported by the process itself.
 
-Reporting needs no right to look into another process, and contains only names: of functions, and the last two parts of
-file names. There are no lines of source, no values, no folders.
+This requires no right to inspect another process. The report contains only names of functions, and the last two parts
+of file names: no source lines, no values, no directories.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _THREADS_LIMIT = 60
 
 
 def stacks() -> str:
-    """Return each thread with its calls, the innermost last. The calling thread comes last of all."""
+    """Return each thread with its calls, the innermost last. The calling thread is the last one."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     own = threading.get_ident()
     found = sys._current_frames()  # noqa: SLF001 - documented, for exactly this

@@ -1,10 +1,10 @@
-"""Gives back the memory of library code that only the start runs: the compiler's, and half of Arrow's and gRPC's.
+"""Returns memory of library code that only runs at startup: the compiler's, and half of Arrow's and gRPC's.
 
-It is about 90 MB of a pserver. The pages of a library's code are those of its file: dropped pages come back by
-themselves when they are run again, so a kernel may still be compiled later. Linux keeps dropped pages in its cache for
-as long as it has room. Only mappings of which no page was ever written (here, or in a process that this one was forked
-from) are touched, and only of libraries that are completely loaded: a library that is being loaded is mapped before it
-is written. Without ``/proc`` nothing is done.
+This is about 90 MB of a pserver. The pages of a library's code are those of its file: dropped pages are loaded again
+when they are executed, so a kernel may still be compiled later. Linux keeps dropped pages in its cache while there is
+room. Only mappings without any written page (written here, or in the parent before a fork) are dropped, and only of
+libraries that are completely loaded: a library that is being loaded is mapped before it is written. Without ``/proc``
+nothing is done.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def release_startup_memory() -> int:
 
 
 def _clean(smaps: str) -> Iterator[tuple[int, int]]:
-    """Yield start and stop of the libraries' mappings that equal their files."""
+    """Yield start and stop of the libraries' mappings that are identical to their files."""
     found: tuple[int, int] | None = None
     for line in smaps.splitlines():
         if "-" in line.partition(" ")[0]:

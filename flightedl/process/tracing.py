@@ -1,10 +1,10 @@
-"""Spans: what a step, a task, a checkpoint or a recovery consists of, across processes. Off unless a tracer is set.
+"""Spans of steps, tasks, checkpoints and recoveries, across processes. Disabled unless a tracer is set.
 
-Like logging it is one for the whole process, so that nobody has to hand a tracer from hand to hand. As long as there is
-none, a span costs a function call and a comparison, and nothing is sent along.
+As with logging, one tracer serves the whole process, so that it need not be passed around. Without a tracer, a span
+costs a function call and a comparison, and nothing is sent with requests.
 
-Where a request goes to another process, the span that it belongs to goes with it as W3C's ``traceparent``: in a header
-of the Flight call, or, on a stream that is kept open from one request to the next, in the message itself.
+A request to another process carries its span as W3C's ``traceparent``: in a header of the Flight call, or in the
+message itself on a stream that stays open between requests.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Attribute = str | int | float
 
 #: The header of W3C's Trace Context.
 HEADER = "traceparent"
-#: Questions that are asked all the time, and belong to nothing.
+#: Frequent requests that are not traced.
 _QUIET = frozenset({"status", "log", "events", "stacks"})
 NOTHING: AbstractContextManager[None] = contextlib.nullcontext()
 
@@ -29,40 +29,40 @@ class Tracer(Protocol):
     """Receiver of spans. Thread-safe."""
 
     def span(self, name: str, kind: str, attributes: dict[str, Attribute]) -> AbstractContextManager[object]:
-        """Inside the current one; an exception that leaves it is noted. ``kind``: internal, client or server."""
+        """Open a span inside the current one. It records exceptions. ``kind``: internal, client or server."""
         ...
 
     def past(self, name: str, began_s: float, ended_s: float) -> None:
-        """One that is over, inside the current one; seconds of the process's clock."""
+        """Record a finished span inside the current one, in seconds of the process's clock."""
         ...
 
     def carried(self) -> str:
-        """The current one as a traceparent; empty: there is none."""
+        """Return the current span as a traceparent, or an empty string if there is none."""
         ...
 
     def continued(self, traceparent: str) -> AbstractContextManager[object]:
-        """Make spans that begin inside children of another process's span, or of none if the traceparent is broken."""
+        """Make spans inside the block children of another process's span, or of none if the traceparent is invalid."""
         ...
 
     def lasting(self, name: str, key: int) -> AbstractContextManager[object]:
-        """What begins inside belongs to a span that begins with the first such call for this key."""
+        """Make spans inside the block children of the span that begins with the first such call for this key."""
         ...
 
     def over(self, name: str, key: int) -> None:
-        """That one has ended. One that another key follows has ended, too."""
+        """End the lasting span of this key. A call of ``lasting`` with another key ends it, too."""
         ...
 
     def bound(self, work: Callable[[], Result]) -> Callable[[], Result]:
-        """``work`` for another thread, where it belongs to the span that is the current one here."""
+        """Return ``work`` for another thread, as part of the span that is current here."""
         ...
 
 
-#: Receives the spans; None while tracing is off. Set by ``use``; hot paths compare it with None before they call.
+#: Receives the spans; None while tracing is disabled. Set by ``use``; hot paths compare it with None first.
 tracer: Tracer | None = None
 
 
 def use(to: Tracer | None) -> None:
-    """Send spans to this tracer from now on; None turns tracing off."""
+    """Send spans to this tracer from now on; None disables tracing."""
     global tracer  # noqa: PLW0603 - one for the process, like the root of all loggers
     tracer = to
 
@@ -77,7 +77,7 @@ def span(name: str, **attributes: Attribute) -> AbstractContextManager[object]:
 
 
 def asks(role: str, verb: str, address: str) -> AbstractContextManager[object]:
-    """A request to a server."""
+    """Open the span of a request to a server."""
     if tracer is None or verb in _QUIET:
         return NOTHING
     host, _, port = address.rpartition(":")
@@ -94,45 +94,45 @@ def _served(to: Tracer, role: str, verb: str, traceparent: str) -> Iterator[None
 
 
 def serves(role: str, verb: str, traceparent: str) -> AbstractContextManager[object]:
-    """A request of somebody who has sent this traceparent along, or none (empty)."""
+    """Open the span of a received request, given the traceparent that came with it, or an empty string."""
     if tracer is None or verb in _QUIET:
         return NOTHING
     return _served(tracer, role, verb, traceparent)
 
 
 def _of_rpc(role: str, verb: str) -> dict[str, Attribute]:
-    """The attributes that OpenTelemetry's conventions for RPC give a call, of either side."""
+    """Return the attributes for a call, on either side, according to OpenTelemetry's conventions for RPC."""
     return {"rpc.system": "grpc", "rpc.service": f"flightedl.{role}", "rpc.method": verb}
 
 
 def past(name: str, began_s: float, ended_s: float) -> None:
-    """What has happened in this time, as ``flightedl.NAME``; seconds of the process's clock."""
+    """Record a finished span ``flightedl.NAME``, in seconds of the process's clock."""
     if tracer is not None:
         tracer.past(f"flightedl.{name}", began_s, ended_s)
 
 
 def carried() -> str:
-    """The current span as a traceparent, to be sent along; empty: there is none."""
+    """Return the current span as a traceparent to send with a request, or an empty string if there is none."""
     return "" if tracer is None else tracer.carried()
 
 
 def continued(traceparent: str) -> AbstractContextManager[object]:
-    """Make spans that begin inside children of that span."""
+    """Make spans inside the block children of another process's span."""
     return NOTHING if tracer is None else tracer.continued(traceparent)
 
 
 def lasting(name: str, key: int) -> AbstractContextManager[object]:
-    """What begins inside belongs to ``flightedl.NAME``, which lasts from the first such call until ``over``."""
+    """Make spans inside the block children of ``flightedl.NAME``, which lasts from the first call until ``over``."""
     return NOTHING if tracer is None else tracer.lasting(f"flightedl.{name}", key)
 
 
 def over(name: str, key: int) -> None:
-    """A span that lasted has ended."""
+    """End a lasting span."""
     if tracer is not None:
         tracer.over(f"flightedl.{name}", key)
 
 
 def bound(work: Callable[..., Result], *arguments: object) -> Callable[[], Result]:
-    """A call for another thread, which belongs to the span of this one."""
+    """Return a call for another thread, as part of this thread's span."""
     call = functools.partial(work, *arguments)
     return call if tracer is None else tracer.bound(call)

@@ -1,25 +1,25 @@
-"""Settings of the process that make Flight fast, for processes that no launcher started with these settings.
+"""Settings that make Flight fast, for processes whose launcher did not start them with these settings.
 
 Three things are set, all measured (64 MB push and pull on loopback: 0.48 -> 0.71 of the reference, normal scheduler):
 
-* glibc's allocator keeps freed memory up to 1 GiB instead of giving every received buffer back to the kernel and
-  faulting it in again. ``mallopt`` does it in a running process; it covers all threads. All threads share one arena:
-  with 8 trainers, those of a pserver would otherwise keep 300 MB more between them.
-* gRPC's experiments for bigger TCP frames. gRPC reads the variable once, when it is first used, so it is in the
-  environment before pyarrow.flight is imported: :mod:`flightedl.rpc.arrow_flight` sees to that.
-* One more experiment, for Flight's clients alone: their threads wait for their sockets themselves, as they did before
-  gRPC's *event engine*, instead of being woken by another thread for each piece of a message (12 % less time). grpcio,
-  the client of etcd, brings a gRPC of its own that reads the same variable and must not have this experiment: calls
-  that etcd breaks off would have an unknown outcome. So it is in the environment only while pyarrow's gRPC reads it.
+* glibc's allocator keeps freed memory up to 1 GiB instead of returning every received buffer to the kernel and faulting
+  it in again. ``mallopt`` sets this in a running process, for all threads. All threads share one arena: with 8
+  trainers, the threads of a pserver would otherwise keep 300 MB more.
+* gRPC's experiments for bigger TCP frames. gRPC reads the variable once, on first use, so it must be in the environment
+  before pyarrow.flight is imported: :mod:`flightedl.rpc.arrow_flight` ensures that.
+* One more experiment, only for Flight's clients: their threads wait for their sockets themselves, as before gRPC's
+  *event engine*, instead of being woken by another thread for each piece of a message (12 % less time). grpcio, the
+  client of etcd, has its own gRPC that reads the same variable and must not use this experiment: calls that etcd
+  aborts would have an unknown outcome. So it is in the environment only while pyarrow's gRPC reads it.
 
-glibc reads the setting for big copies (``tuned_environment``) before the program begins, so only processes that were
-started with it have it.
+glibc reads the setting for big copies (``tuned_environment``) before the program begins, so only processes started with
+it have it.
 
-A server also does without some libraries (``leave_out_pandas_and_scipy``), a trainer until it asks for them
-(``let_pandas_wait``), and a pserver does not interrupt running threads (``let_others_go_on``).
+A server does not load some libraries at all (``leave_out_pandas_and_scipy``), a trainer loads them only on demand
+(``let_pandas_wait``), and a pserver does not preempt running threads (``let_others_go_on``).
 
-Variables that are already in the environment are never overridden. Without glibc (macOS, musl) the allocator is left
-alone. The price is memory: a process gives back only free heap beyond 1 GiB.
+Variables already in the environment are never overridden. Without glibc (macOS, musl) the allocator is not changed. The
+price is memory: a process returns only free heap beyond 1 GiB.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from flightedl.config import tuned_environment
 
 GRPC_EXPERIMENTS = "GRPC_EXPERIMENTS"
 _FOR_FLIGHT_ALONE = "-event_engine_client"
-#: For a client that never connects.
+#: Address for a client that never connects.
 _NOWHERE = "grpc://127.0.0.1:1"
 _HEAVY = frozenset({"pandas", "scipy"})
-#: numba imports coverage to have compiled code counted, wherever it is installed.
+#: numba imports coverage, if installed, to measure compiled code.
 _LEFT_OUT = _HEAVY | {"coverage"}
 
 #: glibc's mallopt parameter for each variable (malloc.h).
@@ -49,10 +49,10 @@ _MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_TOP_PAD_": -2, "MALLOC_MMAP_TH
 
 
 def apply() -> tuple[bool, bool]:
-    """Tune this process; call it first thing in ``main`` or ``connect``. Calling it again is harmless.
+    """Tune this process. Call it first in ``main`` or ``connect``; calling it again is harmless.
 
     Returns:
-        True if the allocator is tuned, and True if gRPC is. The platform or the import order may not allow it.
+        True if the allocator is tuned, and True if gRPC is. The platform or the import order may prevent it.
     """
     tuned = _tune_allocator(), set_grpc_experiments()
     if os.environ.get(GRPC_EXPERIMENTS) == tuned_environment()[GRPC_EXPERIMENTS]:
@@ -63,7 +63,7 @@ def apply() -> tuple[bool, bool]:
 def allow_many_connections(wanted: int = 65_536) -> int:
     """Raise the limit of open files and sockets as far as the system allows, and return the limit.
 
-    The usual 1,024 are few for a server: each trainer has two connections, and a stranger may open some.
+    The usual 1,024 are too few for a server: each trainer has two connections, and unauthorized clients may open some.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     may = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
@@ -80,10 +80,10 @@ class _LeftOut(MetaPathFinder):
 
 
 def leave_out_pandas_and_scipy() -> bool:
-    """Keep pyarrow from loading pandas and numba from loading scipy, which they do if these are installed.
+    """Keep pyarrow from loading pandas and numba from loading scipy, if these are installed.
 
-    pandas takes half a second of a server's start, and 30 MB, scipy 15 MB. Only for processes that use neither. Call it
-    before pyarrow makes an array. False if one of them is already loaded.
+    pandas takes half a second of a server's start, and 30 MB; scipy takes 15 MB. Only for processes that use neither.
+    Call it before pyarrow creates an array. False if one of them is already loaded.
     """
     if any(name in sys.modules for name in _HEAVY):
         return False
@@ -93,7 +93,7 @@ def leave_out_pandas_and_scipy() -> bool:
 
 
 class _Awaited(MetaPathFinder):
-    """Finder that makes pyarrow notice pandas when a program imports it."""
+    """Finder that makes pyarrow detect pandas when a program imports it."""
 
     def find_spec(
         self,
@@ -111,7 +111,7 @@ class _Awaited(MetaPathFinder):
 
 
 class _Telling(Loader):
-    """Loader that loads pandas by its own loader, and then makes pyarrow look for it again."""
+    """Loader that delegates to pandas' own loader, and then makes pyarrow look for pandas again."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
@@ -126,16 +126,16 @@ class _Telling(Loader):
         self._loader.exec_module(module)
         from pyarrow import lib
 
-        # It asks for pandas in a way that has to succeed, which makes pyarrow forget that there was none.
+        # This access must succeed, so pyarrow discards its knowledge that pandas was missing.
         _ = lib._pandas_api.pd  # noqa: SLF001 - pyarrow has no other word for it
 
 
 def let_pandas_wait() -> bool:
-    """Let pyarrow do without pandas until the program itself imports it, or asks for a data frame.
+    """Keep pyarrow from importing pandas until the program itself imports it, or requests a data frame.
 
-    pyarrow imports pandas with the first array that it makes or reads, to see if the data is of pandas. It cannot be
-    before the program has imported pandas, so half a second of a trainer's start is saved. False if pandas is already
-    loaded.
+    pyarrow imports pandas with the first array that it creates or reads, to check if the data comes from pandas. This
+    is impossible before the program has imported pandas, so half a second of a trainer's start is saved. False if
+    pandas is already loaded.
     """
     if "pandas" in sys.modules:
         return False
@@ -153,15 +153,15 @@ def let_pandas_wait() -> bool:
 
 
 def let_others_go_on() -> bool:
-    """Ask Linux not to stop a running thread when a thread of this process wakes up (``SCHED_BATCH``).
+    """Ask Linux not to preempt a running thread when a thread of this process wakes up (``SCHED_BATCH``).
 
-    A message that arrives would otherwise interrupt a thread that works on another one, whose data is in the cache.
-    Measured with 64 MB: 5 % less time for a step. Threads that are started later inherit the policy. A thread that
-    wakes up waits at most for a slice of a busy processor's time, a few milliseconds: 5 % more time for a step if other
-    processes keep all processors busy.
+    Otherwise a message that arrives would interrupt a thread that works on another message, whose data is in the cache.
+    Measured with 64 MB: 5 % less time for a step. Threads started later inherit the policy. A thread that wakes up
+    waits at most for a time slice of a busy processor, a few milliseconds: 5 % more time for a step if other processes
+    keep all processors busy.
 
     Returns:
-        False if this is not Linux, if it is not allowed, or if the process was given a policy of its own.
+        False if this is not Linux, if it is not permitted, or if the process was given another policy.
     """
     try:
         if os.sched_getscheduler(0) != os.SCHED_OTHER:
@@ -183,7 +183,7 @@ def set_grpc_experiments() -> bool:
 
 
 def _let_flight_read(more: str) -> None:
-    """Have pyarrow's gRPC read its experiments now, with ``more``, by making its first client."""
+    """Make pyarrow's gRPC read its experiments now, including ``more``, by creating its first client."""
     usual = os.environ[GRPC_EXPERIMENTS]
     os.environ[GRPC_EXPERIMENTS] = f"{usual},{more}"
     try:
