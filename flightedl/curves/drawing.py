@@ -1,6 +1,6 @@
 """Curves as a file: SVG, by ``vector``, or PNG, by matplotlib, which is an extra and takes a second to import.
 
-Used for the curves of a run, by ``flightedl plot``, and by examples for curves of their own.
+Used for the curves of a run, by ``flightedl plot``, and by examples for their own curves.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ _DOTS_PER_INCH = 120
 
 
 def can_draw() -> bool:
-    """Whether matplotlib is installed."""
+    """True if matplotlib is installed."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
 def draw(path: Path, panels: Mapping[str, Mapping[str, Curve]], *, x_label: str, title: str = "") -> Path:
-    """Draw curves, a panel for each name; returns ``path``.
+    """Draw curves, with one panel per name, and return ``path``.
 
     Args:
-        path: Of the file, which is replaced when it is complete: SVG if it is named so, else PNG.
-        panels: Name of what is shown -> label of a curve -> its (x, y). Values that are not finite are left out.
-        x_label: What x is.
-        title: Above all panels.
+        path: Path of the file, which is replaced atomically: SVG if it ends in .svg, otherwise PNG.
+        panels: Name of a value -> label of a curve -> its (x, y). Values that are not finite are omitted.
+        x_label: Label of the x axis.
+        title: Title above all panels.
 
     Raises:
         UsageError: matplotlib is missing for PNG, there is nothing to draw, or the file cannot be written.
@@ -58,7 +58,7 @@ def _draw_png(path: Path, panels: Mapping[str, Mapping[str, Curve]], x_label: st
 
     columns = min(len(panels), 3, math.ceil(math.sqrt(len(panels))))
     rows = math.ceil(len(panels) / columns)
-    # No pyplot: nothing is kept in the process, and no display is looked for.
+    # Without pyplot, which would keep state in the process and look for a display.
     figure = Figure(figsize=(columns * _WIDTH_INCHES, rows * _HEIGHT_INCHES), layout="constrained")
     for place, (name, curves) in enumerate(panels.items(), start=1):
         _panel(figure.add_subplot(rows, columns, place), name, curves, x_label)

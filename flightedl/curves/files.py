@@ -1,8 +1,9 @@
-"""Files of logged values: each trainer writes its own, and whoever wants the job's reads all of them.
+"""Files of logged values: each trainer writes its own file, and readers of a run read all of them.
 
-A trainer appends to ``metrics/TRAINER.csv`` of the output directory, where TRAINER is the id of the process, twice a
-second at most. One that is killed loses what it logged since; a line that it had begun is passed over. A trainer that
-is started again has another id, and so another file. At the end of a run all of them become ``metrics.parquet``.
+A trainer appends to ``metrics/TRAINER.csv`` in the output directory, where TRAINER is the id of the process, at most
+twice a second. A trainer that is killed loses the values logged since; readers skip an incomplete last line. A
+restarted trainer has another id, and so another file. At the end of a run all files are merged into
+``metrics.parquet``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from flightedl.curves.gathering import Point
 from flightedl.errors import DataError, NotFoundError
 
-#: In the output directory: the trainers' files, and all of them in one.
+#: Names in the output directory: directory of the trainers' files, and the merged file.
 DIRECTORY = "metrics"
 WHOLE = "metrics.parquet"
 _HEADER = ",".join(Point._fields)
@@ -23,7 +24,7 @@ _TYPES = {"at": float, "epoch": int, "batches": int, "records": int, "value": fl
 
 
 class PointFile:
-    """Where a trainer writes; the file is made with the first point.
+    """A trainer's file, created with the first point.
 
     Args:
         output_dir: The job's output directory.
@@ -34,30 +35,26 @@ class PointFile:
         self._path = output_dir / DIRECTORY / f"{trainer}.csv"
 
     def append(self, points: Sequence[Point]) -> None:
-        """Add some.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
+        """Append points. Raises OSError if the file cannot be written."""
         text = io.StringIO()
         if not self._path.exists():
             self._path.parent.mkdir(parents=True, exist_ok=True)
             text.write(_HEADER + "\n")
         csv.writer(text, lineterminator="\n").writerows(points)
-        # All in one call, so that a process that is killed leaves a part of a line rarely.
+        # In a single call, so that a killed process rarely leaves an incomplete line.
         with self._path.open("ab", buffering=0) as file:
             file.write(text.getvalue().encode())
 
 
 def read_points(run: Path) -> list[Point]:
-    """What was logged in a run, oldest first.
+    """Return the points logged in a run, oldest first.
 
     Args:
-        run: Its output directory, or one of the files.
+        run: Output directory of the run, or one of the files.
 
     Raises:
         NotFoundError: nothing was logged there.
-        DataError: a file has something else.
+        DataError: a file has other contents.
     """
     whole, directory = run / WHOLE, run / DIRECTORY
     if run.is_file():
@@ -76,11 +73,7 @@ def read_points(run: Path) -> list[Point]:
 
 
 def write_whole(run: Path, points: Iterable[Point]) -> None:
-    """Write all points to one Parquet file of the output directory.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write all points to one Parquet file in the output directory. Raises OSError if it cannot be written."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -93,7 +86,7 @@ def write_whole(run: Path, points: Iterable[Point]) -> None:
 def _of_csv(file: Path) -> Iterable[Point]:
     try:
         text = file.read_text("utf-8")
-        # The last line of a process that was killed may be a part of one.
+        # A killed process may leave an incomplete last line.
         lines = text[: text.rfind("\n") + 1].splitlines()
         if lines and lines[0] != _HEADER:
             raise DataError(f"{file} is not a file of logged values: its first line is not {_HEADER}")

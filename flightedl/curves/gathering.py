@@ -1,9 +1,9 @@
-"""Means of logged values over stretches of time, of one trainer. Pure; time is an argument.
+"""Means of a trainer's logged values over periods of time. Pure; time is an argument.
 
-A stretch lasts a tenth of a second at first, and a thousandth of the time since the beginning later on: the beginning
-of a run, where values change most, is resolved well, and a week has no more than some ten thousand points. A value
-counts as often as it was logged: a batch that a trainer does again, because its gradient came too late or a parameter
-server was lost, is in the means twice.
+At first a period lasts a tenth of a second, later a thousandth of the time since the start. So the start of a run,
+where values change most, has a high resolution, and a week has only about ten thousand points. A value counts as often
+as it was logged: a batch that a trainer repeats, because its gradient came too late or a parameter server was lost, is
+counted twice in the means.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ _PART = 1e-3
 
 
 class Point(NamedTuple):
-    """The mean of a value over a stretch of time."""
+    """Mean of a value over a period."""
 
-    #: Seconds since 1970 at the end of the stretch.
+    #: Seconds since 1970 at the end of the period.
     at: float
     #: Id of the trainer.
     trainer: str
-    #: From 1.
+    #: Number of the epoch, from 1.
     epoch: int
-    #: That the trainer has worked through by then, since it began.
+    #: Batches and records that the trainer has processed so far, since its start.
     batches: int
     records: int
     name: str
     value: float
-    #: Sum of the weights of the values: records, as far as they were logged within a batch.
+    #: Sum of the values' weights: number of records, if they were logged within a batch.
     weight: float
 
 
 class Gathering:
-    """What a trainer has logged. Not thread-safe.
+    """Collects the values logged by one trainer. Not thread-safe.
 
     Args:
-        trainer: Its id.
-        now: The present, in seconds of a clock that never goes back.
+        trainer: Id of the trainer.
+        now: Current time, in seconds of a clock that never goes back.
     """
 
     def __init__(self, trainer: str, now: float) -> None:
         self._trainer = trainer
         self._began = self._since = now
-        #: Of the stretch: (epoch from 1, name) -> sum of value times weight, sum of weights.
+        #: Sums of the current period: (epoch from 1, name) -> sum of value times weight, sum of weights.
         self._sums: dict[tuple[int, str], tuple[float, float]] = {}
-        #: When the newest value came, in seconds since 1970, and what was worked through by then.
+        #: Time of the latest value, in seconds since 1970, with the batches and records processed by then.
         self._last = (0.0, 0, 0)
         self._points: list[Point] = []
 
@@ -60,7 +60,7 @@ class Gathering:
         batches: int = 0,
         records: int = 0,
     ) -> None:
-        """Add values that were logged now; ``epoch`` is counted from 1. See ``Point`` for the others."""
+        """Add values logged at ``now``. ``epoch`` is counted from 1. See ``Point`` for the other arguments."""
         self._end_stretch(now)
         for name, value in values.items():
             total, weights = self._sums.get((epoch, name), (0.0, 0.0))
@@ -68,7 +68,7 @@ class Gathering:
         self._last = wall_s, batches, records
 
     def take(self, now: float, *, is_end: bool = False) -> list[Point]:
-        """The stretches that are over since the last time; at the end also the one that is not."""
+        """Return the periods completed since the last call; at the end also the current one."""
         self._end_stretch(now, is_end=is_end)
         points, self._points = self._points, []
         return points

@@ -1,7 +1,7 @@
-"""One curve of what several trainers have logged. Pure.
+"""One curve from the points of several trainers. Pure.
 
-Trainers log at the same time, each its own means. Points are put in the order of their time, and neighbours are
-averaged by weight until there are few enough to look at.
+Trainers log concurrently, each its own means. Points are sorted by time, and adjacent points are averaged by weight
+until a curve has few enough points to draw.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from typing import Literal
 
 from flightedl.curves.gathering import Point
 
-#: "records": worked through by all trainers until then. "seconds": since the first point.
+#: "records": records processed by all trainers so far. "seconds": time since the first point.
 Axis = Literal["records", "seconds"]
-#: The same, for people.
+#: Labels of the axes, for people.
 LABELS: Mapping[Axis, str] = {"records": "records of all trainers", "seconds": "seconds"}
 Curve = Sequence[tuple[float, float]]
 
 
 def curves_of(points: Iterable[Point], axis: Axis = "records", limit: int = 200) -> dict[str, Curve]:
-    """Name -> (x, y) in the order of time, so many at most.
+    """Return name -> (x, y), ordered by time, with at most ``limit`` points per curve.
 
     Args:
-        points: Of all trainers, in any order.
-        axis: What x is.
-        limit: How many points a curve has at most.
+        points: Points of all trainers, in any order.
+        axis: Meaning of x.
+        limit: Maximum number of points per curve.
     """
     known: dict[str, int] = {}
     began: float | None = None
@@ -48,7 +48,7 @@ def _mean(points: Sequence[tuple[float, float, float]]) -> float:
 
 
 def by_name(runs: Mapping[str, Mapping[str, Curve]]) -> dict[str, dict[str, Curve]]:
-    """Of run -> name -> curve: name -> run -> curve, names in their order."""
+    """Convert run -> name -> curve to name -> run -> curve, sorted by name."""
     found: dict[str, dict[str, Curve]] = {}
     for run, curves in runs.items():
         for name, curve in curves.items():

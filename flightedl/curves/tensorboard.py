@@ -1,7 +1,7 @@
 """The same values as event files, which TensorBoard shows while a job runs.
 
-Each trainer is a run of its own there, ``tensorboard/TRAINER`` of the output directory; the step of a point is how many
-batches the trainer has worked through.
+Each trainer is a separate run in TensorBoard, ``tensorboard/TRAINER`` in the output directory. The step of a point is
+the number of batches that the trainer has processed.
 """
 
 from __future__ import annotations
@@ -17,16 +17,12 @@ DIRECTORY = "tensorboard"
 
 
 def require_tensorboard() -> None:
-    """Find out, without an import, whether event files can be written.
-
-    Raises:
-        UsageError: the library is missing.
-    """
+    """Check, without an import, that event files can be written. Raises UsageError if the library is missing."""
     require("tensorboardX", "writing files for TensorBoard", "tensorboard")
 
 
 class EventFile:
-    """Where a trainer writes; the file is made with the first point.
+    """A trainer's event file, created with the first point.
 
     Args:
         output_dir: The job's output directory.
@@ -38,11 +34,7 @@ class EventFile:
         self._writer: Any = None
 
     def append(self, points: Iterable[Point]) -> None:
-        """Add some.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
+        """Append points. Raises OSError if the file cannot be written."""
         if self._writer is None:
             from tensorboardX import SummaryWriter
 
@@ -52,6 +44,6 @@ class EventFile:
         self._writer.flush()
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the remaining points and close the file."""
         if self._writer is not None:
             self._writer.close()

@@ -1,4 +1,4 @@
-"""Curves with characters, each of which holds two by four dots (Braille patterns)."""
+"""Curves drawn with characters of two by four dots each (Braille patterns)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from flightedl.curves.merging import Curve
 
 _HEIGHT = 8
 _BLANK = 0x2800
-#: The bit of each dot of a character: by column, then by row from above.
+#: The bit of each dot of a character, by column, then by row from the top.
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 
 
 def charts(panels: Mapping[str, Mapping[str, Curve]], x_label: str, width: int) -> Iterable[str]:
-    """Charts, one for each run and name; those of one name have the same scale."""
+    """Yield the lines of charts, one chart for each run and name. Charts of the same name have the same scale."""
     for name, curves in panels.items():
         points = [(x, y) for curve in curves.values() for x, y in curve if math.isfinite(y)]
         if not points:
@@ -35,14 +35,14 @@ def charts(panels: Mapping[str, Mapping[str, Curve]], x_label: str, width: int) 
 
 
 def chart(curve: Curve, low: tuple[float, float], high: tuple[float, float], width: int, height: int) -> Sequence[str]:
-    """Lines of a picture.
+    """Return the lines of a chart.
 
     Args:
-        curve: Its (x, y); neighbours are joined. Values that are not finite are left out.
-        low: Lowest x and y of the picture.
-        high: Highest x and y.
-        width: Characters of a line.
-        height: Lines.
+        curve: Its (x, y); adjacent points are connected. Values that are not finite are omitted.
+        low: Lowest x and y of the chart.
+        high: Highest x and y of the chart.
+        width: Characters per line.
+        height: Number of lines.
     """
     cells = [[0] * width for _ in range(height)]
     before: tuple[int, int] | None = None
@@ -62,7 +62,7 @@ def _place(value: float, low: float, high: float, count: int) -> int:
 
 
 def _between(first: tuple[int, int], last: tuple[int, int]) -> Sequence[tuple[int, int]]:
-    """Dots of a straight line."""
+    """Return the dots of a straight line."""
     steps = max(abs(last[0] - first[0]), abs(last[1] - first[1]), 1)
     return [
         (

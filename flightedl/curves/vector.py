@@ -1,7 +1,7 @@
-"""Curves as an SVG file, which every browser shows. Pure, and done in milliseconds: nothing has to be imported for it.
+"""Curves as an SVG file, which every browser shows. Pure, and takes milliseconds, because nothing has to be imported.
 
-Each panel has its own scales, with round numbers beside the lines of a grid. A curve is broken where a value is not
-finite; one of few points shows them.
+Each panel has its own scales, with round numbers at the grid lines. A curve is interrupted at values that are not
+finite. A curve with few points shows each of them.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from flightedl.curves.merging import Curve
 
 _WIDTH, _HEIGHT = 600, 400
 _TITLE_HEIGHT = 36
-#: Of a panel, around what is drawn.
+#: Margins of a panel.
 _LEFT, _RIGHT, _ABOVE, _BELOW = 72, 20, 34, 48
 _TICKS = 6
-#: Curves of so many points show each.
+#: Curves with fewer points show each of them.
 _FEW = 30
-#: Told apart by people who see colours in other ways, too (Okabe and Ito).
+#: Colors that people with color vision deficiency can distinguish, too (Okabe and Ito).
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 
 
 def svg(panels: Mapping[str, Mapping[str, Curve]], *, x_label: str, title: str = "") -> str:
-    """The text of the file, a panel for each name; arguments as of ``drawing.draw``."""
+    """Return the text of the file, with one panel per name. Takes the arguments of ``drawing.draw``."""
     columns = min(len(panels), 3, math.ceil(math.sqrt(len(panels))))
     rows = math.ceil(len(panels) / columns)
     top = _TITLE_HEIGHT if title else 0
@@ -71,7 +71,7 @@ def _panel(name: str, curves: Mapping[str, Curve], x_label: str) -> Iterator[str
 
 
 class _Scale:
-    """Values of one axis to places between two ends."""
+    """Linear mapping of an axis's values to positions between two ends."""
 
     def __init__(self, values: Sequence[float], begin: float, end: float) -> None:
         low, high = min(values, default=0.0), max(values, default=1.0)
@@ -80,12 +80,12 @@ class _Scale:
         self._begin, self._end = begin, end
 
     def at(self, value: float) -> float:
-        """Where a value is."""
+        """Return the position of a value."""
         return self._begin + (self._end - self._begin) * ((value - self._low) / (self._high - self._low))
 
     @property
     def ticks(self) -> Sequence[float]:
-        """Round numbers, so many at most."""
+        """Round numbers on the axis, at most ``_TICKS`` + 1."""
         rough = (self._high - self._low) / _TICKS
         if not math.isfinite(rough):
             return ()
@@ -100,7 +100,7 @@ _UPWARDS = _HEIGHT - _BELOW, _ABOVE
 
 
 def _stretches(curve: Curve) -> Iterator[Sequence[tuple[float, float]]]:
-    """Neighbours of which all values are finite."""
+    """Yield the longest sequences of adjacent points whose values are finite."""
     stretch: list[tuple[float, float]] = []
     for x, y in curve:
         if math.isfinite(y):

@@ -357,7 +357,8 @@ def test_etcd_forgets_what_happened_while_every_watch_was_cut(
             direct.compact()
             proxy.heal()
             job.until(
-                lambda number=number: job.log("master").count("keys are listed again") > number, "keys to be listed again"
+                lambda number=number: job.log("master").count("keys are listed again") > number,
+                "keys to be listed again",
             )
             assert gone
         direct.close()
