@@ -63,6 +63,7 @@ def facts(reply: StatusReply) -> list[tuple[str, str]]:
         found.append(("error", reply.error))
     if reply.is_stopped:
         found.append(("stopped by", f"{reply.stopped_by}: {reply.stop_reason}"))
+    found += group_of(reply)
     if tasks.total:
         counts = f"{tasks.todo} todo, {tasks.pending} pending, {tasks.done} done, {tasks.failed} failed"
         number = reply.epoch + 1 if reply.epochs is None else min(reply.epoch + 1, reply.epochs)
@@ -89,6 +90,12 @@ def facts(reply: StatusReply) -> list[tuple[str, str]]:
         found.append(("checkpoint", reply.checkpoint + age))
     found.extend(("alarm", text) for text in alarms_of(reply))
     return found
+
+
+def group_of(reply: StatusReply) -> list[tuple[str, str]]:
+    """The current start of the group to which the data goes, if it goes to one."""
+    group = reply.group
+    return [] if group is None else [("group", f"{group.ranks} ranks, {group.phase}, start {group.starts}")]
 
 
 def rows_of(counts: TableCounts) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -148,6 +150,21 @@ def test_starts_of_a_group_from_the_first_to_the_end_of_the_data(group: Group) -
     assert len(again) == RECORDS - len(left_out)
 
 
+def test_a_rank_whose_lease_has_ended_gets_nothing_more(group: Group) -> None:
+    def freeze(job: Job, data: Any) -> list[int]:
+        loop = iter(data)
+        next(loop)
+        job._process.registration.held.has_lost()
+        # What the trainer asks for beside registers it again, under another generation.
+        job.once("x")
+        return take_all(job, loop)
+
+    (frozen,) = group.start(freeze)
+    assert isinstance(frozen, FencedError)
+    assert "start this rank again" in str(frozen)
+    assert len(group.start(take_all)[0]) == RECORDS
+
+
 def test_the_launcher_names_a_start_or_the_master_brings_ranks_together() -> None:
     assert start_name("j", "given", 1, 7)() == "given"
     assert start_name("j", "", 0, 7)() == ""
@@ -165,6 +182,29 @@ def test_rank_0_publishes_its_generation_through_the_store_of_the_process_group(
         assert other() == "7"
     finally:
         dist.destroy_process_group()
+
+
+class Coordinator:
+    """JAX's, as far as it is used."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, str] = {}
+
+    def key_value_set(self, key: str, value: str, *, allow_overwrite: bool) -> None:
+        assert allow_overwrite
+        self.values[key] = value
+
+    def key_value_dir_get(self, directory: str) -> list[tuple[str, str]]:
+        return [(key, value) for key, value in self.values.items() if key.startswith(directory)]
+
+
+def test_rank_0_publishes_its_generation_through_the_coordinator_of_jax(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = SimpleNamespace(global_state=SimpleNamespace(client=Coordinator()))
+    monkeypatch.setitem(sys.modules, "jax._src.distributed", state)
+    other = start_name("j", "", 1, 8)
+    assert other() is None
+    assert start_name("j", "", 0, 7)() == "7"
+    assert other() == "7"
 
 
 @pytest.mark.parametrize(

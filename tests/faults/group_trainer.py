@@ -19,13 +19,16 @@ import flightedl as fe
 RECORDS, EPOCHS = 600, 2
 
 
-def main(path: str, output: Path, *, pause: float = 0.0, poison: int = -1, dies_saving: int = 0) -> None:
+def main(
+    path: str, output: Path, *, pause: float = 0.0, batch: float = 10, poison: float = -1, dies_saving: float = 0
+) -> None:
     """Train to the end of the data.
 
     Args:
         path: The records: a column ``id`` of numbers below ``RECORDS``.
         output: Directory of the checkpoint, ``model.pt``.
         pause: Seconds of a step.
+        batch: Records of a batch.
         poison: A record that kills its rank.
         dies_saving: 1: rank 0 kills itself in its first last save.
     """
@@ -39,13 +42,13 @@ def main(path: str, output: Path, *, pause: float = 0.0, poison: int = -1, dies_
             (output / "new.pt").replace(saved)
 
     with fe.connect() as job:
-        data = job.dataset(path, batch_size=10, epochs=EPOCHS, shuffle=True, seed=7, group="auto")
+        data = job.dataset(path, batch_size=int(batch), epochs=EPOCHS, shuffle=True, seed=7, group="auto")
         if saved.exists():
             state = torch.load(saved)
             counts.copy_(state["counts"])
             data.load_state_dict(state["data"])
-        for step, batch in enumerate(data, 1):
-            ids = batch["id"].to_numpy()
+        for step, records in enumerate(data, 1):
+            ids = records["id"].to_numpy()
             if poison in ids:
                 os.kill(os.getpid(), signal.SIGSEGV)
             gradient = torch.zeros(EPOCHS, RECORDS)

@@ -125,29 +125,29 @@ def kill_child(parent: int, module: str) -> None:
     named[0].kill()
 
 
-def strikes(cluster: LocalCluster, chosen: random.Random, count: int) -> None:
-    """Kill and freeze ranks and masters, alone and at once, at any moment of their lives."""
+def strikes(cluster: LocalCluster, chosen: random.Random, kinds: range, size: int) -> int:
+    """Kill and freeze ranks and masters, alone and at once, at any moment of their lives. Return how often."""
 
     def kill(role: str, index: int, number: signal.Signals = signal.SIGKILL) -> None:
         with contextlib.suppress(FlightedlError, ProcessLookupError):
             cluster.kill(role, index, number)
 
-    for number in range(count):
+    for kind in kinds:
         before = records_of(cluster)
         # From the first steps of a start on to its last ones.
-        wait_s = chosen.choice([0.0, 0.3, 1.0, 3.0])
+        wait_s = chosen.choice([0.0, 0.3, 1.0, 3.0, 6.0])
         wait_until(lambda before=before: cluster.outcome(0.05) or records_of(cluster) not in {0, before})
         if cluster.outcome(wait_s):
-            return
-        match number % 4:
+            return kind - kinds.start
+        match kind % 4:
             case 0:
-                kill("trainer", chosen.randrange(2))
+                kill("trainer", chosen.randrange(size))
             case 1:
                 kill("master", 0)
-                kill("trainer", chosen.randrange(2))
+                kill("trainer", chosen.randrange(size))
             case 2:
-                kill("trainer", 0)
-                kill("trainer", 1)
+                for rank in range(size):
+                    kill("trainer", rank)
             case _:
                 frozen = cluster.pid("trainer", 1)
                 kill("trainer", 1, signal.SIGSTOP)
@@ -155,23 +155,37 @@ def strikes(cluster: LocalCluster, chosen: random.Random, count: int) -> None:
                 if frozen is not None:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(frozen, signal.SIGCONT)
+    return len(kinds)
 
 
 @pytest.mark.parametrize(
-    "count", [4, pytest.param(100, marks=[pytest.mark.storm, pytest.mark.timeout(3000)])], ids=["short", "storm"]
+    ("sizes", "count", "pause", "records"),
+    [
+        pytest.param((2, 3), 2, 0.05, 60, id="short"),
+        pytest.param((4, 2, 3), 100, 1.0, 12, marks=[pytest.mark.storm, pytest.mark.timeout(3000)], id="storm"),
+    ],
 )
-def test_each_record_counts_once_in_the_model_that_survives(data: Path, tmp_path: Path, count: int) -> None:
-    # Slow enough for all strikes: each costs a start, which goes on from the last save.
-    program = TrainerProgram(str(SCRIPT), (str(data), str(tmp_path), "pause=0.2"), 2, is_group=True)
-    chosen = random.Random(count)
-    with LocalCluster(0, output_dir=tmp_path / "out", trainers=program, lease_ttl_s=2.0) as cluster:
-        strikes(cluster, chosen, count)
-        outcome = cluster.outcome(200)
-        assert outcome is not None
-        assert outcome.exit_code == 0, outcome
-        with cluster.status() as status:
-            last = status.read(10.0)
+def test_each_record_counts_once_in_the_model_that_survives(
+    data: Path, tmp_path: Path, sizes: tuple[int, ...], count: int, pause: float, records: int
+) -> None:
+    """Groups of different sizes, each with an etcd and a master of its own, go on from the same checkpoint.
+
+    ``records`` is the number of records of a round.
+    """
+    chosen, struck = random.Random(count), 0
+    for number, size in enumerate(sizes):
+        arguments = str(data), str(tmp_path), f"pause={pause}", f"batch={records // size}"
+        program = TrainerProgram(str(SCRIPT), arguments, size, is_group=True)
+        out = tmp_path / f"out-{number}"
+        # So many strikes may well hit the same records again and again.
+        with LocalCluster(0, output_dir=out, trainers=program, lease_ttl_s=2.0, attempts_limit=1000) as cluster:
+            struck += strikes(cluster, chosen, range(number, number + count // len(sizes)), size)
+            if number == len(sizes) - 1:
+                outcome = cluster.outcome(200)
+                assert outcome is not None
+                assert outcome.exit_code == 0, outcome
+                with cluster.status() as status:
+                    last = status.read(10.0)
+    assert struck > count // 2
     assert verdict(last, keeps_checkpoints=False).exit_code == 0, last
-    assert last.group is not None
-    assert last.group.starts > min(count, 2)
     assert_each_record_counts_once(tmp_path)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from flightedl.messages.status import ServerStatus, StatusReply, TableCounts, TrainerStatus
-from flightedl_tools.status import processes, rows_of
+from flightedl.messages.status import GroupStatus, ServerStatus, StatusReply, TableCounts, TrainerStatus
+from flightedl_tools.status import facts, processes, rows_of
 
 
 def shown(server: ServerStatus) -> list[str]:
@@ -66,3 +66,10 @@ def test_a_table_is_told_with_what_is_missing_where_something_is() -> None:
     assert rows_of(more) == (
         "1,200 rows, 3.0 MiB, 75% of reads found one, 1,000 wait for admission, 2 refused: no memory"
     )
+
+
+def test_the_start_of_a_group_is_told() -> None:
+    group = GroupStatus(phase="running", ranks=4, starts=2, incarnation=9)
+    reply = StatusReply(job="demo", state="training", group=group)
+    assert ("group", "4 ranks, running, start 2") in facts(reply)
+    assert "group" not in dict(facts(StatusReply(job="demo", state="training")))
