@@ -18,16 +18,16 @@ ROOT = Path(flightedl.__file__).resolve().parent.parent
 
 #: Part -> (most lines of its Python files, lines planned, its directories, without packages that are parts themselves).
 BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
-    "domain": (18_934, 16_000, ("flightedl/domain",)),
-    "client, torch": (11_017, 8_000, ("flightedl/client", "flightedl/torch")),
+    "domain": (19_035, 16_000, ("flightedl/domain",)),
+    "client, torch": (11_100, 8_000, ("flightedl/client", "flightedl/torch")),
     "pserver, kernels": (9_821, 8_000, ("flightedl/pserver", "flightedl/kernels")),
-    "rpc, wire, messages": (5_743, 4_500, ("flightedl/rpc", "flightedl/wire", "flightedl/messages")),
+    "rpc, wire, messages": (5_747, 4_500, ("flightedl/rpc", "flightedl/wire", "flightedl/messages")),
     "master, coordination, adapters, process": (
         8_227,
         7_500,
         ("flightedl/master", "flightedl/coordination", "flightedl/adapters", "flightedl/process"),
     ),
-    "formats": (5_291, 4_700, ("flightedl/formats",)),
+    "formats": (5_358, 4_700, ("flightedl/formats",)),
     "launch": (5_786, 4_800, ("flightedl/launch",)),
     "recording": (2_160, 1_500, ("flightedl/recording",)),
     "testing": (9_660, 8_000, ("flightedl/testing",)),

@@ -15,10 +15,12 @@ from typing import Any, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from flightedl.domain.groups.plan import Remainder
 from flightedl.domain.model.parameters import STORAGE_DTYPES
 from flightedl.domain.model.settings import Limits, checked
+from flightedl.domain.queue.mixture import STOPS
 from flightedl.errors import UsageError
 from flightedl.formats.dataset_spec import absolute_url
 from flightedl.kernels.half_precision import array_dtype
@@ -30,6 +32,7 @@ _AT_LEAST_ONE = Limits(at_least=1)
 _NOT_NEGATIVE = Limits(at_least=0)
 #: Seeds travel as JSON numbers, and other languages read those as 64 bits.
 _SEED = Limits(at_least=-(2**63), at_most=2**63 - 1)
+_OF_MIXTURES = {"epochs", "columns", "filter", "format", "records_per_task", "on_corrupt", "steps_per_batch"}
 _CONDITIONS = 'a list of (column, operator, value), such as [("age", ">=", 18)]'
 
 
@@ -67,6 +70,28 @@ def dataset_declaration(
         follow=checked("follow", follow, bool, None),
         steps_per_batch=checked("steps_per_batch", steps_per_batch, int, _AT_LEAST_ONE),
     )
+
+
+def mixture_declaration(
+    sources: Any, stop: Any, batch_size: Any, seed: Any, more: Mapping[str, Any]
+) -> DatasetDeclaration:
+    """The arguments of ``job.mixture``, as they are declared.
+
+    Raises:
+        UsageError: one of them is of the wrong type or out of range, or is none of the mixture's.
+    """
+    wanted = 'weights by URL, such as {"web/*.parquet": 0.7, "books/*.parquet": 0.3}'
+    if not isinstance(sources, Mapping) or len(sources) < 2:
+        raise UsageError(f"the sources of a mixture are {sources!r:.80}, but must be {wanted}, at least two")
+    weights = [_number(f"the weight of {url!r:.80}", weight) for url, weight in sources.items()]
+    if not all(weight > 0 and math.isfinite(weight) for weight in weights):
+        raise UsageError(f"the weights of a mixture are {weights!r:.80}, but must be finite numbers above 0")
+    if stop not in STOPS:
+        raise UsageError(f"stop is {stop!r:.80}, but must be one of {', '.join(STOPS)}")
+    if unknown := sorted(more.keys() - _OF_MIXTURES):
+        raise UsageError(f"a mixture has no {unknown[0]}=: it takes {', '.join(sorted(_OF_MIXTURES))} besides its own")
+    declared = dataset_declaration(urls=list(sources), batch_size=batch_size, shuffle=True, seed=seed, **more)
+    return replace(declared, mixture=weights, stop=stop)
 
 
 def remainder_of(value: Any, declared: DatasetDeclaration, *, explicit_done: bool) -> Remainder:

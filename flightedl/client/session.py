@@ -41,6 +41,7 @@ from flightedl.domain.trainer.ending import JobEnd
 from flightedl.domain.trainer.membership import TrainerMembership
 from flightedl.errors import FlightedlError, UsageError
 from flightedl.formats.reader import Decode
+from flightedl.messages.declarations import DatasetDeclaration
 from flightedl.messages.tasks import StopRequest
 from flightedl.process import tuning as process_tuning
 from flightedl.recording.recorded import recorded
@@ -49,6 +50,12 @@ _CLOSED = "it was closed, as at the end of its `with` block"
 _DONE_BY_STEPS = (
     "with parameters, a batch is done when the servers have it: explicit_done is for jobs that have data alone"
 )
+
+#: Arguments of ``dataset`` that say how this trainer reads, or who works on what.
+_READING = {
+    *("decode", "explicit_done", "group", "remainder", "explicit_commit"),
+    *("read_ahead_mb", "transform", "readers"),
+}
 
 
 def connect(
@@ -205,8 +212,6 @@ class Job:
         """
         self._require_open()
         self._data.require_undeclared()
-        if arguments.flag("explicit_done", explicit_done) and self._model.is_declared:
-            raise UsageError(_DONE_BY_STEPS)
         declaration = arguments.dataset_declaration(
             urls=urls,
             batch_size=batch_size,
@@ -221,6 +226,58 @@ class Job:
             follow=follow,
             steps_per_batch=steps_per_batch,
         )
+        return self._declare(
+            declaration,
+            decode=decode,
+            explicit_done=explicit_done,
+            group=group,
+            remainder=remainder,
+            explicit_commit=explicit_commit,
+            read_ahead_mb=read_ahead_mb,
+            transform=transform,
+            readers=readers,
+        )
+
+    def mixture(
+        self, sources: Mapping[str, float], *, batch_size: int, seed: int = 0, stop: str = "first", **more: Any
+    ) -> Any:
+        """Declare training data that is a mixture of several sources, in place of ``dataset``.
+
+        Every task has records of all sources in proportion to their weights, shuffled by ``seed``, epoch and task.
+
+        Args:
+            sources: URL or glob -> weight. Files that several match belong to the first one.
+            batch_size: Records of a batch, at most.
+            seed: Of the shuffling.
+            stop: When an epoch ends: "first": when the first source is used up, which leaves out records of the
+                others; "all": when every record was given once, and what remains at the end is not in proportion;
+                "repeat": when every record was given, those of the shorter sources repeatedly.
+            **more: Other arguments of ``dataset``, apart from ``shuffle`` and ``follow``.
+
+        Raises:
+            DataError: as of ``dataset``; or a source has no records.
+            DeclarationError: the job already has a different dataset.
+        """
+        reading = {name: more.pop(name) for name in _READING & more.keys()}
+        return self._declare(arguments.mixture_declaration(sources, stop, batch_size, seed, more), **reading)
+
+    def _declare(
+        self,
+        declaration: DatasetDeclaration,
+        *,
+        decode: Decode | None = None,
+        explicit_done: bool = False,
+        group: Any = None,
+        remainder: str = "split",
+        explicit_commit: bool = False,
+        read_ahead_mb: int = READ_AHEAD_MB,
+        transform: Transform | None = None,
+        readers: int = 0,
+    ) -> Any:
+        self._require_open()
+        self._data.require_undeclared()
+        if arguments.flag("explicit_done", explicit_done) and self._model.is_declared:
+            raise UsageError(_DONE_BY_STEPS)
         ahead_mb = arguments.positive("read_ahead_mb", read_ahead_mb)
         if transform is not None:
             arguments.function_of("transform", transform)

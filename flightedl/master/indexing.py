@@ -29,6 +29,7 @@ from flightedl.adapters.patience import PatientFiles, Persistence
 from flightedl.domain.master.differences import require_same
 from flightedl.domain.retries import PATIENT
 from flightedl.errors import DataError, NotReadyError, UnavailableError
+from flightedl.formats import mixed_layout
 from flightedl.formats.chunk_index import ChunkIndex
 from flightedl.formats.dataset_spec import schema_of, spec_of
 from flightedl.formats.following import DirectoryFollower, Scan, marker_urls
@@ -207,13 +208,8 @@ def stats_of(arrivals: Sequence[ArrivalRecord]) -> tuple[FileStat, ...]:
 def layout_of(index: ChunkIndex, declared: DatasetDeclaration, arrivals: Sequence[ArrivalRecord] = ()) -> TaskLayout:
     """The tasks; those of an arrival stay what they are when another one follows."""
     files = list(accumulate(len(arrival.files) for arrival in arrivals))
-    return TaskLayout(
-        index,
-        batch_size=declared.batch_size,
-        steps_per_batch=declared.steps_per_batch,
-        records_per_task=declared.records_per_task,
-        bounds=[index.first_chunk(number) for number in files[:-1]],
-    )
+    bounds = [index.first_chunk(number) for number in files[:-1]]
+    return mixed_layout.layout_of(index, declared, declared.batch_size, bounds)
 
 
 def _indexed(index: ChunkIndex, declared: DatasetDeclaration) -> IndexedDataset:

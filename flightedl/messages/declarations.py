@@ -31,6 +31,10 @@ class DatasetDeclaration(Request, frozen=True, kw_only=True):
     steps_per_batch: Annotated[int, msgspec.Meta(ge=1)] = 1
     #: True: matching files may be added until there is an ``_END`` beside them; see ``formats.following``.
     follow: bool = False
+    #: Weights of a mixture whose sources are the ``urls``; empty: the dataset is no mixture.
+    mixture: list[Annotated[float, msgspec.Meta(gt=0)]] = []
+    #: End of a mixture's epoch, see ``domain.queue.mixture``.
+    stop: Text = "first"
 
 
 class DeclaredDataset(Reply, frozen=True, kw_only=True):

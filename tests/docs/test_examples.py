@@ -14,13 +14,15 @@ import pytest
 
 import flightedl as fe
 from flightedl.adapters.storage import FsspecFiles
-from flightedl.client.arguments import dataset_declaration
+from flightedl.client.arguments import dataset_declaration, mixture_declaration
 from flightedl.client.data.transforms import Transform
 from flightedl.formats.chunk_index import ChunkIndex
 from flightedl.formats.dataset_spec import spec_of
+from flightedl.formats.mixed_layout import layout_of
 from flightedl.formats.reader import Decode, first_records, read_task
 from flightedl.formats.recordio import RecordIO
 from flightedl.formats.stored_index import load_or_build
+from flightedl.messages.declarations import DatasetDeclaration
 from flightedl.testing.etcd_server import EtcdServer
 
 from .pages import PAGES, ROOT, examples
@@ -29,11 +31,17 @@ from .pages import PAGES, ROOT, examples
 class DatasetOfOne:
     """What ``job.dataset`` gives the only trainer of a job: checked, indexed and read by the product's code."""
 
-    def __init__(self, *, decode: Decode | None = None, read_ahead_mb: int = 64, **given: Any) -> None:
+    def __init__(
+        self,
+        declaration: DatasetDeclaration,
+        *,
+        decode: Decode | None = None,
+        read_ahead_mb: int = 64,
+        transform: Transform = lambda batch: batch,
+    ) -> None:
         assert read_ahead_mb > 0
-        self.transform: Transform = given.pop("transform", lambda batch: batch)
-        self.spec = spec_of(dataset_declaration(**given))
-        self.decode = decode
+        self.declaration, self.spec = declaration, spec_of(declaration)
+        self.decode, self.transform = decode, transform
 
     @property
     def index(self) -> ChunkIndex:
@@ -44,18 +52,23 @@ class DatasetOfOne:
         return first_records(FsspecFiles(), [self.index.chunk(0)], self.spec, 1, schema=self.index.schema).schema
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        index = self.index
-        for task in range(len(index)):
-            chunks = [index.chunk(task)]
-            more = {"schema": index.schema, "decode": self.decode}
-            yield from map(self.transform, read_task(FsspecFiles(), chunks, self.spec, None, 0, task, **more))
+        declared, index = self.declaration, self.index
+        layout, seed = layout_of(index, declared, declared.batch_size), declared.seed if declared.shuffle else None
+        more = {"schema": index.schema, "decode": self.decode}
+        for task in range(layout.task_count):
+            chunks = layout.chunks_of(task)
+            yield from map(self.transform, read_task(FsspecFiles(), chunks, self.spec, seed, 0, task, **more))
 
 
 class JobOfOne:
     """A job whose data is read here, without any server."""
 
-    def dataset(self, urls: object, **given: object) -> DatasetOfOne:
-        return DatasetOfOne(urls=urls, **given)
+    def dataset(self, urls: object, **given: Any) -> DatasetOfOne:
+        own = {name: given.pop(name) for name in ("decode", "read_ahead_mb", "transform") if name in given}
+        return DatasetOfOne(dataset_declaration(urls=urls, **given), **own)
+
+    def mixture(self, sources: object, *, batch_size: int, seed: int = 0, stop: str = "first") -> DatasetOfOne:
+        return DatasetOfOne(mixture_declaration(sources, stop, batch_size, seed, {}))
 
 
 API = ROOT / "docs" / "api.md"

@@ -37,7 +37,7 @@ from flightedl.domain.trainer.readings import BatchLoop
 from flightedl.errors import DataError, UsageError
 from flightedl.formats.chunk_index import ChunkIndex
 from flightedl.formats.dataset_spec import schema_of, spec_of
-from flightedl.formats.layout import TaskLayout
+from flightedl.formats.mixed_layout import layout_of
 from flightedl.formats.reader import Decode
 from flightedl.formats.stored_index import PIECES_SCHEMA, index_from_pieces
 from flightedl.messages.base import encode
@@ -135,13 +135,14 @@ class JobData:
         index = persistently(process.waiting(), self._index)
         if index.content_hash() != declared.index_hash:
             raise DataError("the master has another index of the dataset than the one declared: start this rank again")
-        layout = TaskLayout(index, 1, records_per_task=declaration.records_per_task)
+        layout = layout_of(index, declaration, 1)
         if remainder == "drop" and layout.record_count < world_size * declaration.batch_size:
             raise UsageError(
                 f"an epoch has fewer records ({layout.record_count}) than a round ({world_size} batches of "
                 f'{declaration.batch_size}), so remainder="drop" would leave out all: make batch_size smaller'
             )
         seed = declaration.seed % 2**64 if declaration.shuffle else None
+        mixture = f" {declaration.mixture} {declaration.stop}" if declaration.mixture else ""
         plan_from = partial(
             RoundPlan,
             layout.task_records,
@@ -159,7 +160,7 @@ class JobData:
         self._attendance = GroupAttendance(process, *(ranks if launched == (0, 1) else launched), plan)
         self._group = GroupDataset(
             declared,
-            xxhash.xxh3_64_hexdigest(f"{declared.index_hash} {declaration.records_per_task}".encode()),
+            xxhash.xxh3_64_hexdigest(f"{declared.index_hash} {declaration.records_per_task}{mixture}".encode()),
             lambda start: plan_from(start=start),
             seed,
             reader.read,
