@@ -10,15 +10,20 @@
         for batch in data:
             model.step(gradients(model, batch))
 
-Reading order: ``errors``, ``config`` and ``ports`` (what everything stands on), ``messages`` and ``domain`` (all
-decisions, pure), ``kernels`` (the arithmetic), ``wire`` and ``rpc`` (what is said, and how), ``process`` (what keeps a
-process healthy), ``recording`` (what happened, to run it again), ``adapters`` (etcd, files, time), ``formats``
-(training data and checkpoint files), ``curves`` (values that scripts log), ``coordination`` (what processes share
-through etcd), ``master``, ``pserver``, ``client`` (the kinds of process), ``torch`` (a client's part for PyTorch),
-``launch`` (all of them on one machine),
-``examples`` (programs to run) and ``testing`` (support for tests).
+Reading order:
 
-Importing this package loads nothing but itself: a name is imported when it is first used.
+* ``errors``, ``config``, ``ports``: foundations
+* ``messages``, ``domain``: message types, and all decisions (pure)
+* ``kernels``: arithmetic of optimizers
+* ``wire``, ``rpc``: encoding and transport
+* ``process``, ``recording``: support for processes; recordings that can be replayed
+* ``adapters``, ``formats``: etcd, files and time; training data and checkpoint files
+* ``coordination``: state that processes share through etcd
+* ``master``, ``pserver``, ``client``: the kinds of processes; ``torch`` adapts the client to PyTorch
+* ``launch``, ``curves``: complete jobs; learning curves
+* ``examples``, ``testing``: programs to run; support for tests
+
+Importing this package loads only this module: each name is imported on first use.
 """
 
 from __future__ import annotations
@@ -87,10 +92,10 @@ __all__ = [
     "text_ids",
 ]
 
-#: The release; pyproject.toml has the same.
+#: The release, as in pyproject.toml.
 __version__ = "0.1.0"
 
-#: Where each public name comes from.
+#: Module that defines each public name.
 _HOMES = {
     "flightedl.client.model.loading": ("load",),
     "flightedl.client.session": ("Job", "connect"),

@@ -1,11 +1,11 @@
 """Settings of every process: frozen, validated, built in one place.
 
-Precedence: argument > environment > default; commands put their flags in as arguments. This is the only module that
-reads the environment. Names are ``FLIGHTEDL_`` + the field's name in capitals, so that a launcher hands settings to a
+Precedence: argument > environment > default; commands pass their flags as arguments. This is the only module that reads
+the environment. A variable's name is ``FLIGHTEDL_`` + the field's name in capitals, so a launcher passes settings to a
 child by setting variables.
 
-Process tuning (``tuned_environment``) is here too, because it has to be in the environment before a process starts:
-glibc otherwise returns every received buffer to the kernel and faults it in again, which halves throughput.
+Process tuning (``tuned_environment``) is here, too, because it must be in the environment before a process starts:
+otherwise glibc returns every received buffer to the kernel and faults it in again, which halves throughput.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TELEMETRY = ("", "otlp")
 _LOG_FORMATS = ("text", "json")
 INTEGRITIES = ("auto", "always", "never")
 SAME_HOST = ("auto", "never")
-#: Trainers say far more often than this which batches are done, so none is called stuck between two messages.
+#: Trainers report finished batches far more often than this, so none counts as stuck between two messages.
 STUCK_FLOOR_S = 5.0
 _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
@@ -43,7 +43,7 @@ _JOB_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
 class Resume(StrEnum):
-    """Start of a job that etcd does not know: from the newest checkpoint, or from scratch."""
+    """Start of a job unknown to etcd: from the newest checkpoint, or from scratch."""
 
     #: From scratch. Existing checkpoints of the job are an error.
     NEVER = "false"
@@ -54,7 +54,7 @@ class Resume(StrEnum):
 
     @classmethod
     def of(cls, text: str) -> Resume:
-        """Read a setting. Raises ValueError for anything else."""
+        """Parse a setting. Raises ValueError for anything else."""
         return cls({"0": "false", "1": "true"}.get(text, text.lower()))
 
 
@@ -64,7 +64,7 @@ def is_job_name(text: str) -> bool:
 
 
 def require_addresses(text: str) -> None:
-    """Raise UsageError unless this is one address of etcd, or several separated by commas."""
+    """Raise UsageError unless this is an address of etcd, or a comma-separated list of addresses."""
     for part in text.split(","):
         host, _, port = part.strip().rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:
@@ -83,31 +83,31 @@ def require_job_name(text: str) -> None:
 class CommonSettings:
     """Settings of every process of a job. Times are in seconds."""
 
-    #: ``host:port`` of etcd, several separated by commas.
+    #: ``host:port`` of etcd, or a comma-separated list.
     etcd: str = "127.0.0.1:2379"
     job: str = "default"
-    #: Time to live of the leases that name this process.
+    #: Time to live of this process's leases.
     lease_ttl_s: Annotated[float, msgspec.Meta(ge=1)] = 5.0
     log_level: str = "INFO"
-    #: "text" for people, "json" for programs: one object a line.
+    #: "text" for people, "json" for programs: one object per line.
     log_format: str = "text"
-    #: Directory with ca.pem, cert.pem, key.pem, or with a directory of this process's role that has them
+    #: Directory with ca.pem, cert.pem, key.pem, or with a subdirectory for this process's role that contains them
     #: (``flightedl certs``): mutual TLS for all Flight traffic. Empty: plain text.
     tls_dir: str = ""
     #: Directory with ca.pem, cert.pem, key.pem: TLS to etcd. Empty: plain text.
     etcd_tls_dir: str = ""
-    #: Name of etcd's user, who authenticates by a password; empty: no user.
+    #: Name of an etcd user who authenticates by password; empty: none.
     etcd_user: str = ""
     #: File with the password of ``etcd_user``.
     etcd_password_file: str = ""
-    #: "otlp": send traces and logs to an OpenTelemetry collector, which its own variables name; empty: nothing is sent.
+    #: "otlp": send traces and logs to the OpenTelemetry collector named by its own variables; empty: send nothing.
     telemetry: str = ""
-    #: Directory of the process's recording for ``flightedl replay``; empty: no recording.
+    #: Directory for the process's recording, used by ``flightedl replay``; empty: no recording.
     record: str = ""
-    #: Checksums of values that travel between trainers and pservers: "always", "never", or "auto" (only if nothing else
+    #: Checksums of values sent between trainers and pservers: "always", "never", or "auto" (only if nothing else
     #: protects them), see ``rpc.integrity``.
     integrity: str = "auto"
-    #: Shared memory for values between a trainer and a pserver of one host and user: "auto" or "never", see
+    #: Shared memory for values between a trainer and a pserver of the same host and user: "auto" or "never", see
     #: ``rpc.same_host``.
     same_host: str = "auto"
 
@@ -129,23 +129,23 @@ class CommonSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings(CommonSettings):
-    """Settings that masters and pservers have in addition."""
+    """Additional settings of masters and pservers."""
 
-    #: Address to bind; numeric, because two servers can share a port under different names without an error.
+    #: Address to bind. Must be numeric, because two servers can bind a port under different names without an error.
     bind: str = "127.0.0.1"
-    #: Address to publish; empty: the bound one.
+    #: Address to publish; empty: the bound address.
     advertise: str = ""
-    #: 0: any free port.
+    #: Port; 0: any free port.
     port: Port = 0
-    #: After SIGTERM, how long a last checkpoint and running requests may take before the process ends all the same.
+    #: Maximum seconds after SIGTERM for a last checkpoint and running requests.
     drain_s: Seconds = 5.0
-    #: Port of the Prometheus metrics page; 0: none.
+    #: Port of the Prometheus metrics page; 0 disables it.
     metrics_port: Port = 0
-    #: Port of the health page, for the probes of a cluster; 0: none.
+    #: Port of the health page, for a cluster's probes; 0 disables it.
     health_port: Port = 0
-    #: URL under which checkpoints and the dataset index are stored; empty: none.
+    #: URL for checkpoints and the dataset index; empty disables both.
     checkpoint: str = ""
-    #: Listen beyond loopback in plain text: everybody who reaches the port may ask everything.
+    #: Listen beyond loopback in plain text: anyone who can reach the port has full access.
     insecure: bool = False
 
     def __post_init__(self) -> None:
@@ -155,49 +155,49 @@ class ServerSettings(CommonSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MasterSettings(ServerSettings):
-    """The master's settings."""
+    """Settings of the master."""
 
-    #: Number of pservers; 0 for a job of data only. The first master writes it to etcd; -1 takes it from there.
+    #: Number of pservers; 0 for a job with data only. The first master writes it to etcd; -1: read it from etcd.
     pservers: Annotated[int, msgspec.Meta(ge=-1)] = 1
     #: Number of trainers, for ``Sync(deterministic=True)``; 0: unknown.
     trainers: Count = 0
     attempts_limit: Positive = 5
-    #: A task is taken back from a trainer after ``task_timeout_factor`` times the average of finished tasks, never
-    #: earlier than after ``task_timeout_floor_s``.
+    #: A task is revoked from a trainer after ``task_timeout_factor`` times the average duration of finished tasks, but
+    #: not before ``task_timeout_floor_s``.
     task_timeout_factor: AboveZero = 5.0
     task_timeout_floor_s: AboveZero = 30.0
-    #: Before the first task is finished, and without a model: seconds without a finished batch after which a trainer
-    #: that is alive loses its tasks.
+    #: Before the first task is finished, and in jobs without a model: seconds without a finished batch after which a
+    #: live trainer loses its tasks.
     stuck_after_s: Annotated[float, msgspec.Meta(ge=STUCK_FLOOR_S)] = 900.0
     #: Seconds between checkpoints; 0: only at the end of an epoch.
     checkpoint_every_s: Seconds = 60.0
     #: Checkpoint every N finished tasks; 0 disables this trigger.
     checkpoint_every_tasks: Count = 0
     checkpoint_keep: Positive = 3
-    #: Keep every checkpoint whose number is a multiple of N; 0: none.
+    #: Keep every checkpoint whose number is a multiple of N; 0 disables this.
     checkpoint_keep_every: Count = 0
-    #: Maximum number of consecutive checkpoints that have only the changed rows of tables; 0: all have all rows.
+    #: Maximum number of consecutive incremental checkpoints, which have only changed rows; 0 disables increments.
     checkpoint_increments: Count = 8
-    #: "replay": a pserver that comes back catches up. "rollback": all go back to the checkpoint that it has.
+    #: "replay": a restarted pserver catches up. "rollback": all pservers return to its checkpoint.
     recovery: str = "replay"
-    #: Seconds between looks for new files of a followed dataset. A file joins when two looks find it unchanged.
+    #: Seconds between scans for new files of a followed dataset. A file joins when two scans find it unchanged.
     follow_every_s: AboveZero = 5.0
-    #: Go on from the newest checkpoint if etcd knows nothing of the job; ``auto``: only if there is one.
+    #: Resume from the newest checkpoint if etcd has no state for the job; ``auto``: only if there is one.
     resume: Resume = Resume.NEVER
 
     def __post_init__(self) -> None:
         ServerSettings.__post_init__(self)
         if self.recovery not in {"replay", "rollback"}:
-            raise UsageError(f"recovery is {self.recovery!r}, but there are only replay and rollback")
+            raise UsageError(f"recovery is {self.recovery!r}, but must be replay or rollback")
         if self.resume is not Resume.NEVER and not self.checkpoint:
             raise UsageError("resume needs the URL of the checkpoints (--checkpoint or FLIGHTEDL_CHECKPOINT)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PserverSettings(ServerSettings):
-    """A pserver's settings."""
+    """Settings of a pserver."""
 
-    #: MiB that the rows of tables may have, with slots and index; 0: as much as is there.
+    #: Maximum MiB for the rows of tables, with slots and index; 0: no limit.
     table_memory_mb: Count = 0
 
 
@@ -205,7 +205,7 @@ class PserverSettings(ServerSettings):
 class DoctorSettings(CommonSettings):
     """Settings of ``flightedl doctor``."""
 
-    #: URL of the job's checkpoints, to try out; empty: that is left out.
+    #: URL of the job's checkpoints, to test the storage; empty: no test.
     checkpoint: str = ""
 
 
@@ -215,17 +215,17 @@ class TrainerSettings(CommonSettings):
 
     #: Seconds after which an unreachable server ends the program with an error.
     give_up_s: Seconds = 300.0
-    #: Seconds of waiting after which the program says what it waits for.
+    #: Seconds of waiting after which the program reports what it waits for.
     say_after_s: Seconds = 10.0
-    #: Directory where ``job.output_dir`` points; empty: the current one.
+    #: Directory for ``job.output_dir``; empty: the current directory.
     output_dir: str = ""
-    #: The launcher's name for this process, for ``flightedl status``; empty if it has none.
+    #: Name given to this process by the launcher, for ``flightedl status``; empty if there is none.
     process_name: str = ""
-    #: The launcher's name for one start of a group of ranks, the same in all of them; empty if it has none.
+    #: Launcher's name for one start of a group of ranks, the same for all ranks; empty if there is none.
     start: str = ""
-    #: Write what ``job.log`` is given to files for TensorBoard, too, in ``output_dir``.
+    #: Write the values passed to ``job.log`` also to TensorBoard files in ``output_dir``.
     tensorboard: bool = False
-    #: Port of a Prometheus page of this trainer, at ``bind``; 0: none, and nothing listens.
+    #: Port of a Prometheus page of this trainer, at ``bind``; 0 disables it.
     metrics_port: Port = 0
     bind: str = "127.0.0.1"
     #: Serve that page beyond loopback in plain text.
@@ -240,14 +240,14 @@ class TrainerSettings(CommonSettings):
 def _require_secure(bind: str, tls_dir: str, *, insecure: bool) -> None:
     if not tls_dir and not insecure and not _is_loopback(bind):
         raise UsageError(
-            f"bind is {bind}, and without TLS everybody who reaches it may ask everything: make certificates "
-            "with `flightedl certs create` and set tls_dir (FLIGHTEDL_TLS_DIR), or allow it by insecure "
-            "(--insecure or FLIGHTEDL_INSECURE=true) where only the job's processes reach this address"
+            f"bind is {bind}, and without TLS anyone who can reach it has full access: create certificates "
+            "with `flightedl certs create` and set tls_dir (FLIGHTEDL_TLS_DIR), or set insecure "
+            "(--insecure or FLIGHTEDL_INSECURE=true) if only the job's processes can reach this address"
         )
 
 
 def _ranges(cls: type) -> dict[str, msgspec.Meta]:
-    """Setting -> the range that its type names."""
+    """Return the range of each setting whose type names one."""
     hints = typing.get_type_hints(cls, include_extras=True)
     return {name: hint.__metadata__[0] for name, hint in hints.items() if hasattr(hint, "__metadata__")}
 
@@ -274,14 +274,14 @@ def _is_loopback(address: str) -> bool:
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
-        return True  # A name is refused where it would be bound.
+        return True  # A name is rejected when it is bound.
 
 
 _Settings = TypeVar("_Settings", bound=CommonSettings)
 
 
 def settings(cls: type[_Settings], environment: Mapping[str, str] | None = None, **arguments: Any) -> _Settings:
-    """Build settings: arguments that are not None, else ``FLIGHTEDL_*`` of the environment, else the default.
+    """Build settings from arguments that are not None, otherwise ``FLIGHTEDL_*`` variables, otherwise defaults.
 
     Raises:
         UsageError: a value does not have its field's type or range; names the field or variable.
@@ -301,7 +301,7 @@ def settings(cls: type[_Settings], environment: Mapping[str, str] | None = None,
     return cls(**values)
 
 
-#: Type of a setting -> how to read it from text, and what it is called.
+#: Type of a setting -> parser of its text, and name of the type for messages.
 _KINDS: Mapping[type, tuple[Callable[[str], Any], str]] = {
     Resume: (Resume.of, "true, false or auto"),
     bool: (lambda text: {"0": False, "1": True, "false": False, "true": True}[text.lower()], "true or false"),
@@ -344,30 +344,30 @@ def _finite(value: Any) -> Any:
 
 
 def to_environment(value: CommonSettings) -> dict[str, str]:
-    """The variables that make a child's ``settings()`` equal to ``value``."""
+    """Return the variables that make a child's ``settings()`` equal to ``value``."""
     return {ENVIRONMENT_PREFIX + f.name.upper(): str(getattr(value, f.name)) for f in fields(value)}
 
 
 def replace_environment(variables: Mapping[str, str]) -> None:
-    """Give this process the environment of another one, which it is to be from now on."""
+    """Replace the environment of this process, so that it can run as another one."""
     os.environ.clear()
     os.environ.update(variables)
 
 
 def tuned_environment() -> dict[str, str]:
-    """Variables that every process of a job is started with.
+    """Return the variables with which every process of a job is started.
 
-    They are for the allocator and gRPC, and measured to nearly double the throughput of Flight. By one of them glibc
-    copies a block of values past the processor's cache: what is copied there is not read soon, and would push out what
-    is. Measured with 64 MB: 8 % less time for a step. glibc's own limit is a part of the last cache, which a virtual
-    machine may report as all that its host has.
+    They tune the allocator and gRPC; measured, they nearly double the throughput of Flight. One of them makes glibc
+    copy large blocks past the processor's cache: such data is not read soon, and would evict data that is. Measured
+    with 64 MB: 8 % less time for a step. glibc's own limit is a fraction of the last-level cache, which a virtual
+    machine may report as its host's entire cache.
     """
     gib = str(1 << 30)
     return {
         "MALLOC_MMAP_THRESHOLD_": gib,
         "MALLOC_TRIM_THRESHOLD_": gib,
         "MALLOC_TOP_PAD_": str(256 << 20),
-        # Else each of a server's threads keeps the most that it ever held at once; the lock costs nothing measurable.
+        # Otherwise each thread of a server keeps the maximum it ever held; the lock's cost is not measurable.
         "MALLOC_ARENA_MAX": "1",
         "GRPC_EXPERIMENTS": "tcp_frame_size_tuning,tcp_rcv_lowat",
         "GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=1000000",
@@ -375,16 +375,16 @@ def tuned_environment() -> dict[str, str]:
 
 
 def child_environment(*values: CommonSettings, **variables: str) -> dict[str, str]:
-    """The whole environment of a child process: this one's, tuned, with the settings given.
+    """Return the complete environment of a child process: this one's, tuned, with the given settings.
 
-    What the user set by hand (an allocator's variable, say) is left as it is.
+    Variables set by the user (for the allocator, for example) are kept.
     """
     given = {name: text for value in values for name, text in to_environment(value).items()}
     return tuned_environment() | dict(os.environ) | given | variables
 
 
-#: How many threads a library for linear algebra begins, each by another variable; without one, as many as there are
-#: cores, in every process.
+#: Variables for the number of threads that libraries for linear algebra start. By default, each library starts one
+#: per core, in every process.
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -396,9 +396,9 @@ _THREAD_VARIABLES = (
 
 
 def thread_environment(process_count: int, cores: int, environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Variables that give each of so many processes on one machine its share of the cores, at least one.
+    """Return variables that give each of ``process_count`` processes its share of the cores, at least one.
 
-    Empty where the user has set any of them: one is enough to say what is wanted, as most libraries heed OpenMP's.
+    Empty if the user has set any of them: one is enough to express the intent, as most libraries heed OpenMP's.
     """
     source = os.environ if environment is None else environment
     if any(name in source for name in _THREAD_VARIABLES):
@@ -407,14 +407,14 @@ def thread_environment(process_count: int, cores: int, environment: Mapping[str,
 
 
 def linear_algebra_threads(environment: Mapping[str, str] | None = None) -> int:
-    """How many threads a library for linear algebra was told to begin; 0: nobody said."""
+    """Return the number of threads set for libraries for linear algebra, or 0 if it is not set."""
     source = os.environ if environment is None else environment
     told = (source.get(name, "") for name in _THREAD_VARIABLES)
     return next((int(text) for text in told if text.isdecimal()), 0)
 
 
 def available_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """How many cores this process and its children may use: of the machine, its affinity, or its container's quota."""
+    """Return the number of cores that this process may use: the machine's, its affinity's, or its container's quota."""
     found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         limit_us, period_us = quota.read_text().split()

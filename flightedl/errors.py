@@ -1,8 +1,8 @@
 """The error tree, as one picture.
 
-Every error that flightedl raises on purpose is one of these. ``code`` is what crosses the wire, ``retryable`` says
-whether the *same* request may be sent again as it is. *Refused* (nothing happened) and *outcome unknown* (it may have
-happened) are different branches, because whoever holds state must act differently on them.
+Every error that flightedl raises deliberately is one of these. ``code`` identifies it on the wire, ``retryable`` tells
+if the *same* request may be sent again unchanged. *Rejected* (nothing happened) and *outcome unknown* (it may have
+happened) are different branches, because callers with state must handle them differently.
 
 ::
 
@@ -10,26 +10,26 @@ happened) are different branches, because whoever holds state must act different
     ├── UsageError              usage            the caller's input is wrong; says what to do
     │   ├── DataError           data             a file, chunk or record cannot be used
     │   └── GradientError       gradient         a gradient of wrong name, shape, dtype, or not finite
-    ├── DeclarationError        declaration      the job was declared differently by somebody else
-    ├── NotFoundError           not_found        the thing asked for does not exist
-    ├── FencedError             fenced           what the request acts for is over (an attempt, a plan, an election,
-    │   │                                        a lock): sending it again never helps; look at what is true now
-    │   ├── ReplacedError       replaced         the server that was asked is not, or no longer, the one that was meant:
-    │   │                                        look its successor up and send the same request there
-    │   ├── StalePlacementError stale_placement  the blocks are not where the sender thinks: read the job's placement
+    ├── DeclarationError        declaration      another process declared the job differently
+    ├── NotFoundError           not_found        the requested object does not exist
+    ├── FencedError             fenced           the request belongs to something that is over (an attempt, a plan, an
+    │   │                                        election, a lock): never repeat it; read the current state first
+    │   ├── ReplacedError       replaced         the server is not, or no longer, the intended one: look its successor
+    │   │                                        up and send the same request there
+    │   ├── StalePlacementError stale_placement  the blocks are not where the sender expects: read the job's placement
     │   │                                        again and send the same request to their owner
-    │   └── UnregisteredError   unregistered     the trainer's registration is over: register again, then ask again
-    ├── CorruptError            corrupt          a checksum or a structure does not hold
-    ├── MessageError            message          a message that does not follow the protocol
-    ├── AuthenticationError     authentication   who is asking is not proven, or may not
-    ├── JobFailedError          job_failed       the job cannot go on; the text says why
-    │   └── RolledBackError     rolled_back      etcd has gone back: go on from the checkpoint with --resume
-    ├── BegunAnewError          begun_anew       the model has new first values: start this trainer again
+    │   └── UnregisteredError   unregistered     the trainer's registration is over: register again, then retry
+    ├── CorruptError            corrupt          a checksum or a structure is violated
+    ├── MessageError            message          a message violates the protocol
+    ├── AuthenticationError     authentication   the sender is not authenticated, or not authorized
+    ├── JobFailedError          job_failed       the job cannot continue; the text gives the reason
+    │   └── RolledBackError     rolled_back      etcd has gone back: continue from the checkpoint with --resume
+    ├── BegunAnewError          begun_anew       the model was initialized again: restart this trainer
     ├── UnavailableError        unavailable      (retryable) not reachable or not ready; nothing happened
     │   ├── BusyError           busy             (retryable) admission limit; nothing happened
-    │   ├── DamagedError        damaged          (retryable, also a CorruptError) a message was damaged on the way
-    │   └── NotReadyError       not_ready        (retryable) the server is starting or waits for something it names
-    ├── OutcomeUnknownError     outcome_unknown  the request may or may not have been carried out
+    │   ├── DamagedError        damaged          (retryable, also a CorruptError) a message was damaged in transit
+    │   └── NotReadyError       not_ready        (retryable) the server is starting or waiting; the text says why
+    ├── OutcomeUnknownError     outcome_unknown  the request may or may not have been executed
     │   └── DeadlineError       deadline         ... because its deadline passed
     └── InternalError           internal         a bug; the server logged it under ``incident``
 """
@@ -40,20 +40,20 @@ from typing import ClassVar
 
 
 class FlightedlError(Exception):
-    """Base of all errors raised on purpose. ``str(error)`` is one sentence that says what to do."""
+    """Base of all errors raised deliberately. ``str(error)`` is one sentence that says what to do."""
 
     code: ClassVar[str] = "error"
     retryable: ClassVar[bool] = False
 
 
 class UsageError(FlightedlError):
-    """The caller's input is wrong; sending it again cannot help."""
+    """The caller's input is wrong; a retry cannot help."""
 
     code = "usage"
 
 
 class DataError(UsageError):
-    """A file, chunk or record cannot be used; names file and place."""
+    """A file, chunk or record cannot be used; names file and location."""
 
     code = "data"
 
@@ -65,13 +65,13 @@ class GradientError(UsageError):
 
 
 class DeclarationError(FlightedlError):
-    """Another trainer declared this job differently. The text says the difference."""
+    """Another trainer declared this job differently. The text names the difference."""
 
     code = "declaration"
 
 
 class NotFoundError(FlightedlError):
-    """The thing asked for does not exist."""
+    """The requested object does not exist."""
 
     code = "not_found"
 
@@ -83,19 +83,19 @@ class FencedError(FlightedlError):
 
 
 class ReplacedError(FencedError):
-    """The server is not the process that was meant; nothing was done. Its successor may be asked the same."""
+    """The server is not the intended process; nothing was done. The same request may be sent to its successor."""
 
     code = "replaced"
 
 
 class StalePlacementError(FencedError):
-    """Blocks are not, or not yet, on the pserver that was asked. Read the placement and ask their owner the same."""
+    """Blocks are not, or not yet, on this pserver. Read the placement and send the same request to their owner."""
 
     code = "stale_placement"
 
 
 class UnregisteredError(FencedError):
-    """The sender's lease is over, or it has registered again since; nothing was done. Ask under a new registration."""
+    """The sender's lease is over, or it has registered again; nothing was done. Retry under a new registration."""
 
     code = "unregistered"
 
@@ -107,7 +107,7 @@ class CorruptError(FlightedlError):
 
 
 class MessageError(FlightedlError):
-    """A message does not follow the protocol; nothing was applied."""
+    """A message violates the protocol; nothing was applied."""
 
     code = "message"
 
@@ -119,32 +119,32 @@ class AuthenticationError(FlightedlError):
 
 
 class JobFailedError(FlightedlError):
-    """The job cannot go on; the text says why and what to do."""
+    """The job cannot continue; the text says why and what to do."""
 
     code = "job_failed"
 
 
 class RolledBackError(JobFailedError):
-    """etcd is not the one that was seen, or older: nothing it says may be mixed with what this process knows."""
+    """etcd is another one, or older, than the one seen before: its state must not be mixed with this process's."""
 
     code = "rolled_back"
 
 
 class BegunAnewError(FlightedlError):
-    """The model's values were lost and it begins anew; what this process has is of the old one: start it again."""
+    """The model's values were lost and it was initialized again. This process has the old state: restart it."""
 
     code = "begun_anew"
 
 
 class UnavailableError(FlightedlError):
-    """The peer is not reachable or not ready; nothing happened, ask again."""
+    """The peer is not reachable or not ready; nothing happened, retry."""
 
     code = "unavailable"
     retryable = True
 
 
 class BusyError(UnavailableError):
-    """The peer is at its admission limit; nothing happened, ask again later."""
+    """The peer is at its admission limit; nothing happened, retry later."""
 
     code = "busy"
 
@@ -156,13 +156,13 @@ class DamagedError(CorruptError, UnavailableError):
 
 
 class NotReadyError(UnavailableError):
-    """The peer is starting, or waits for something that the text names; ask again."""
+    """The peer is starting, or waiting for something that the text names; retry."""
 
     code = "not_ready"
 
 
 class OutcomeUnknownError(FlightedlError):
-    """The request may or may not have been carried out. Only idempotent requests may be repeated."""
+    """The request may or may not have been executed. Only idempotent requests may be repeated."""
 
     code = "outcome_unknown"
 
@@ -190,8 +190,8 @@ def _tree(root: type[FlightedlError]) -> dict[str, type[FlightedlError]]:
 ERRORS_BY_CODE: dict[str, type[FlightedlError]] = _tree(FlightedlError)
 
 
-#: Exit codes of all processes. 1: failed, maybe not next time. 2: the input must be changed. 3: the job cannot go on.
-#: 75 (EX_TEMPFAIL of sysexits.h): nothing is wrong with the job, start this process again.
+#: Exit codes of all processes. 1: failed, but a retry may succeed. 2: the input must be changed. 3: the job cannot
+#: continue. 75 (EX_TEMPFAIL of sysexits.h): the job is fine, restart this process.
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_JOB_FAILED = 3
@@ -199,7 +199,7 @@ EXIT_START_AGAIN = 75
 
 
 def exit_code_of(error: FlightedlError) -> int:
-    """The code a process ends with because of this error."""
+    """Return the exit code of a process that ends because of this error."""
     if isinstance(error, UsageError | DeclarationError):
         return EXIT_USAGE
     if isinstance(error, JobFailedError):

@@ -1,7 +1,7 @@
-"""Interfaces of flightedl to the world: clock, instruments, coordinator, files, storage, cluster.
+"""Interfaces to the outside world: clock, instruments, coordinator, files, storage, cluster.
 
-Each port has an adapter in ``flightedl.adapters``, an in-memory twin in ``flightedl.testing``, and one contract suite
-in ``flightedl.testing.contracts`` that both pass. The guarantees written here are what that suite checks.
+Each port has an adapter in ``flightedl.adapters``, an in-memory twin in ``flightedl.testing``, and a contract suite in
+``flightedl.testing.contracts`` that both pass. The suite checks the guarantees stated here.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ class Clock(Protocol):
     """Time. Expiry uses ``now`` only; ``wall_time`` is for people."""
 
     def now(self) -> float:
-        """Monotonic seconds; never goes back; the zero is arbitrary."""
+        """Return monotonic seconds; the zero is arbitrary."""
         ...
 
     def wall_time(self) -> float:
-        """Seconds since 1970, for logs and file metadata. Never used to decide anything."""
+        """Return seconds since 1970, for logs and file metadata. No decision depends on it."""
         ...
 
     def sleep(self, seconds: float) -> None:
@@ -30,19 +30,19 @@ class Clock(Protocol):
         ...
 
 
-# --- Instruments: figures that a process gathers while it works ---
+# --- Instruments: metrics that a process collects while it works ---
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """Something that is measured again and again.
+    """A quantity that is measured repeatedly.
 
     Args:
-        name: Ends in its unit: ``_seconds``, ``_bytes`` or none. A count's gets ``_total``.
-        told: What it is, for people.
-        buckets: Upper bounds of its histogram, rising.
-        label: Name of its label; empty: it has none.
-        labels: All values that the label may have. Others count as "other", so that nobody can make many of them.
+        name: Ends in its unit: ``_seconds``, ``_bytes`` or none. The name of a counter gets ``_total``.
+        told: Description for people.
+        buckets: Upper bounds of its histogram, increasing.
+        label: Name of its label; empty if it has none.
+        labels: Allowed values of the label. Others count as "other", so that clients cannot create many series.
     """
 
     name: str
@@ -53,19 +53,19 @@ class Measure:
 
 
 class Instruments(Protocol):
-    """Takes figures while a process works. Thread-safe; never raises; a call takes about a microsecond."""
+    """Collects metrics while a process works. Thread-safe; never raises; a call takes about a microsecond."""
 
     def count(self, measure: Measure, amount: float = 1.0, label: str = "") -> None:
-        """So much more; ``amount`` is at least 0."""
+        """Increase a counter by ``amount``, which is at least 0."""
         ...
 
     def observe(self, measure: Measure, value: float, label: str = "") -> None:
-        """It was measured once more."""
+        """Add an observation to a histogram."""
         ...
 
 
 class NoInstruments:
-    """Nobody looks at the figures."""
+    """Instruments that discard everything."""
 
     def count(self, measure: Measure, amount: float = 1.0, label: str = "") -> None: ...
 
@@ -77,13 +77,13 @@ class NoInstruments:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A key as it stood at one revision. ``create_revision`` of a process's own key is its *generation*."""
+    """State of a key at one revision. ``create_revision`` of a process's own key is its *generation*."""
 
     key: str
     value: bytes
     create_revision: int
     mod_revision: int
-    #: 0 when the key is not leased.
+    #: 0 if the key is not leased.
     lease_id: int = 0
 
 
@@ -104,7 +104,7 @@ class CreatedAt:
 
 @dataclass(frozen=True, slots=True)
 class ModifiedAt:
-    """Condition: the key was last written at this revision (compare-and-swap). 0 means: does not exist."""
+    """Condition: the key was last written at this revision (compare-and-swap). 0 means that it does not exist."""
 
     key: str
     mod_revision: int
@@ -115,7 +115,7 @@ Condition = Absent | CreatedAt | ModifiedAt
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Write a key; ``lease_id`` 0 leaves it unleased."""
+    """Write a key. With ``lease_id`` 0 it is not leased."""
 
     key: str
     value: bytes
@@ -124,7 +124,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete a key; deleting an absent key is fine."""
+    """Delete a key, if it exists."""
 
     key: str
 
@@ -134,9 +134,9 @@ Operation = Put | Delete
 
 @dataclass(frozen=True, slots=True)
 class TransactionResult:
-    """``committed`` tells whether all conditions held and all operations were done at ``revision``.
+    """``committed`` is True if all conditions held and all operations were executed at ``revision``.
 
-    When refused, ``entries`` holds what stood under each condition's key at that moment (None: absent).
+    If rejected, ``entries`` has the entry of each condition's key at that moment (None: absent).
     """
 
     committed: bool
@@ -146,7 +146,7 @@ class TransactionResult:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """All entries under a prefix at one revision, sorted by key. Watch from ``revision`` to miss nothing."""
+    """All entries under a prefix at one revision, sorted by key. A watch from ``revision`` misses no event."""
 
     entries: tuple[Entry, ...]
     revision: int
@@ -161,7 +161,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """Watch event: a key was deleted, by hand or because its lease ended."""
+    """Watch event: a key was deleted explicitly, or because its lease ended."""
 
     key: str
     revision: int
@@ -171,60 +171,60 @@ WatchEvent = Written | Removed
 
 
 class CompactedError(Exception):
-    """The watch's revision was compacted away: list again, then watch from the listing's revision."""
+    """The watch's revision was compacted: list again, then watch from the listing's revision."""
 
 
 class LeaseLostError(Exception):
-    """The lease does not exist any more; all its keys are gone."""
+    """The lease no longer exists, and all its keys are gone."""
 
 
 class Lease(Protocol):
-    """A lease granted by the coordinator. Not thread-safe; one thread renews."""
+    """A lease granted by the coordinator. Not thread-safe; one thread renews it."""
 
     @property
     def id(self) -> int:
-        """Never 0."""
+        """Id of the lease, never 0."""
         ...
 
     @property
     def ttl_s(self) -> float:
-        """The *granted* time to live, which may be longer than the one asked for."""
+        """The *granted* time to live, which may be longer than requested."""
         ...
 
     def renew(self) -> None:
-        """Start the time to live anew. LeaseLostError: gone. UnavailableError: not known, try again."""
+        """Restart the time to live. Raises LeaseLostError if the lease is gone, UnavailableError if unknown (retry)."""
         ...
 
     def revoke(self) -> None:
-        """End the lease and delete its keys; ending an ended lease is fine."""
+        """End the lease and delete its keys. Does nothing if it has ended."""
         ...
 
 
 class Watch(Protocol):
-    """Events of a prefix in revision order, none missed, none repeated, across reconnects of the adapter."""
+    """Events under a prefix in revision order, none missed, none repeated, across reconnects of the adapter."""
 
     def next(self, timeout_s: float) -> tuple[WatchEvent, ...]:
-        """The next events, or () after ``timeout_s``. CompactedError: see there. One thread calls it."""
+        """Return the next events, or () after ``timeout_s``. May raise CompactedError. Only one thread may call it."""
         ...
 
     def close(self) -> None:
-        """Stop; a ``next`` that is waiting in another thread returns () within a second."""
+        """Stop. A ``next`` that is waiting in another thread returns () within a second."""
         ...
 
 
 class Coordinator(Protocol):
     """A linearizable store of small values with leases and watches. Thread-safe; every call has a time limit.
 
-    All methods raise UnavailableError when nothing can have happened, and ``transact`` raises OutcomeUnknownError
-    when the request was sent and no answer came.
+    All methods raise UnavailableError if the request was certainly not executed. ``transact`` raises
+    OutcomeUnknownError if the request was sent and no answer came.
 
-    When the store turns out to be another cluster's, or to have a lower revision than this connection had seen before
-    it asked, everything raises RolledBackError from then on, for ever, also leases and watches (a watch may raise
-    CompactedError once before). A request that found this out may have been carried out.
+    If the store turns out to be another cluster's, or to have a lower revision than this connection had seen before the
+    request, all methods permanently raise RolledBackError, including those of leases and watches (a watch may raise
+    CompactedError once before). The request that detected this may have been executed.
     """
 
     def sighting(self) -> Sighting | None:
-        """The newest that this connection has seen of the store; None: nothing yet. Asks nobody."""
+        """Return the latest cluster and revision that this connection has seen, or None. Sends no request."""
         ...
 
     def get(self, key: str) -> Entry | None: ...
@@ -232,28 +232,28 @@ class Coordinator(Protocol):
     def list(self, prefix: str) -> Listing: ...
 
     def transact(self, when: Sequence[Condition], then: Sequence[Operation]) -> TransactionResult:
-        """All operations if all conditions hold, atomically; else nothing. At most 128 of either."""
+        """Execute all operations atomically if all conditions hold, otherwise none. At most 128 of either."""
         ...
 
     def grant(self, ttl_s: float) -> Lease: ...
 
     def lease_ttl_s(self, lease_id: int) -> float | None:
-        """The granted time to live of a lease, whoever holds it; None: it has ended."""
+        """Return the granted time to live of a lease held by any process, or None if it has ended."""
         ...
 
     def watch(self, prefix: str, after_revision: int) -> Watch:
-        """Every event under ``prefix`` with a revision greater than ``after_revision``."""
+        """Watch every event under ``prefix`` with a revision greater than ``after_revision``."""
         ...
 
     def close(self) -> None: ...
 
 
-# --- Files: what training data is read from; Storage: what checkpoints are written to (fsspec) ---
+# --- Files: source of training data; Storage: destination of checkpoints (fsspec) ---
 
 
 @dataclass(frozen=True, slots=True)
 class FileStat:
-    """One file. ``version`` changes when the content may have changed (etag, or size with mtime)."""
+    """One file. ``version`` changes whenever the content may have changed (etag, or size with mtime)."""
 
     url: str
     size_bytes: int
@@ -261,76 +261,76 @@ class FileStat:
 
 
 class Files(Protocol):
-    """Read-only access to files anywhere, by URL (``s3://``, ``memory://``, ``file://`` or a plain path).
+    """Read-only access to files, by URL (``s3://``, ``memory://``, ``file://`` or a plain path).
 
-    All methods raise UnavailableError if the store fails at the moment, and DataError for what another attempt cannot
-    cure. Reading an open file raises what the store's library raises.
+    All methods raise UnavailableError if the store fails temporarily, and DataError for errors that a retry cannot
+    solve. Reading an open file raises the exceptions of the store's library.
     """
 
     def expand(self, patterns: Sequence[str], *, may_be_empty: bool = False) -> tuple[FileStat, ...]:
-        """Files of the given URLs and globs, sorted by URL, without repeats.
+        """Return the files of the given URLs and globs, sorted by URL, without duplicates.
 
-        A wildcard leaves out names that begin with ``_`` or ``.``: by custom these are no data.
-        The DataError names the pattern that matches nothing, unless it may, or that cannot be listed.
+        A wildcard never matches names that begin with ``_`` or ``.``: by convention these are not data. The DataError
+        names a pattern that cannot be listed, or that matches nothing (unless ``may_be_empty``).
         """
         ...
 
     def stat(self, url: str) -> FileStat | None:
-        """The one file of exactly this name, whatever characters are in it; None: there is none."""
+        """Return the file with exactly this name, which may contain wildcard characters, or None if there is none."""
         ...
 
     def open(self, url: str) -> BinaryIO:
-        """Open for reading; seekable. Errors name the file (without credentials) and the reason."""
+        """Open a seekable file for reading. Errors name the file (without credentials) and the reason."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """One file of a Storage; ``name`` is relative to its root, with forward slashes."""
+    """One file of a Storage. ``name`` is relative to its root, with forward slashes."""
 
     name: str
     size_bytes: int
 
 
 class Storage(Protocol):
-    """A directory anywhere (its root is a URL) with all-or-nothing writes. Thread-safe.
+    """A directory, identified by a URL, with atomic writes. Thread-safe.
 
-    UnavailableError: the store cannot be reached or is full; NotFoundError: no such name.
+    Methods raise UnavailableError if the store cannot be reached or is full, NotFoundError if the name does not exist.
     """
 
     @property
     def url(self) -> str:
-        """The root, without credentials: for people."""
+        """URL of the root without credentials, for people."""
         ...
 
     def read(self, name: str) -> bytes: ...
 
     def read_range(self, name: str, offset: int, length: int) -> bytes:
-        """Exactly ``length`` bytes, or CorruptError when the file is shorter."""
+        """Return exactly ``length`` bytes. Raises CorruptError if the file is shorter."""
         ...
 
     def publish(
         self, name: str, parts: Iterable[bytes | memoryview], require: Callable[[], None] = lambda: None
     ) -> int:
-        """Write a whole file; it is there complete and durable, or not at all, also when ``parts`` raises.
+        """Write a file atomically and durably. If ``parts`` raises, nothing is written.
 
         Args:
-            name: An existing file of this name is replaced atomically.
-            parts: Its bytes.
-            require: Called when all parts have come, as shortly before the file is there as the store allows; when it
-                raises, nothing has changed.
+            name: An existing file with this name is replaced atomically.
+            parts: Contents of the file.
+            require: Called after the last part, as late as the store allows before the file appears. If it raises,
+                nothing has changed.
 
         Returns:
-            Its size in bytes.
+            Size of the file in bytes.
         """
         ...
 
     def list(self, prefix: str) -> tuple[StoredFile, ...]:
-        """All files whose name starts with ``prefix``, sorted, never from a stale cache."""
+        """Return all files whose names start with ``prefix``, sorted, never from a stale cache."""
         ...
 
     def delete(self, name: str) -> None:
-        """Deleting an absent file is fine."""
+        """Delete a file, if it exists."""
         ...
 
 
@@ -338,37 +338,36 @@ class Storage(Protocol):
 
 
 class Cluster(Protocol):
-    """One namespace of a cluster, as plain objects: what the API takes and gives as JSON.
+    """One namespace of a cluster, with objects in the API's JSON form.
 
-    Kinds are named as the API names them ("Job", "Deployment", "Pod"). All methods raise UnavailableError when the
-    cluster does not answer, AuthenticationError when it does not allow what is asked, and UsageError when it refuses an
-    object.
+    Kinds have the API's names ("Job", "Deployment", "Pod"). All methods raise UnavailableError if the cluster does not
+    answer, AuthenticationError if it forbids the request, and UsageError if it rejects an object.
     """
 
     def apply(self, objects: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Create objects, or change them to what is given; as they are then, in the same order."""
+        """Create or update objects. Return their new state, in the same order."""
         ...
 
     def get(self, kind: str, name: str) -> dict[str, Any] | None:
-        """An object; None: there is none."""
+        """Return an object, or None if it does not exist."""
         ...
 
     def list(self, kind: str, labels: Mapping[str, str]) -> list[dict[str, Any]]:
-        """All objects of a kind, or of several with commas between them, that have these labels, sorted by name."""
+        """Return the objects of a kind, or of a comma-separated list of kinds, with these labels, sorted by name."""
         ...
 
     def patch(self, kind: str, name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """Change some fields; as it is then. NotFoundError: there is no such object."""
+        """Change some fields, and return the new state. Raises NotFoundError if the object does not exist."""
         ...
 
     def delete(self, kind: str, name: str) -> None:
-        """Remove an object and, after it, all that it owns; does not wait. One that is not there is fine."""
+        """Delete an object, if it exists, and then all objects that it owns. Does not wait."""
         ...
 
     def logs(self, pod: str, *, follow: bool) -> AbstractContextManager[Iterable[str]]:
-        """Lines of a pod's output until now, or until its end. Leaving the block ends it."""
+        """Return the lines of a pod's output so far, or until its end. Leaving the block ends it."""
         ...
 
     def execute(self, pod: str, command: Sequence[str], timeout_s: float) -> str:
-        """Run a command in a pod; its output. UnavailableError: it failed, or took too long."""
+        """Run a command in a pod, and return its output. Raises UnavailableError if it fails or takes too long."""
         ...

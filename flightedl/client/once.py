@@ -1,23 +1,23 @@
-"""Names that one trainer of the job gets, for what must be done once, such as writing the final report.
+"""Names that only one trainer of the job gets, for work to be done once, such as writing the final report.
 
-A name lies in etcd on the lease of its winner; the key's create_revision is the *generation* of that win. A session
-that ends cleanly takes the lease off first: what was done stays done.
+A name is stored in etcd on its winner's lease; the key's create_revision is the *generation* of that win. A session
+that ends cleanly first detaches the key from the lease, so the work stays done.
 
-A name belongs to a life of the model (``domain.recovery.lives``). A name that is taken before the trainer has declared
-a model belongs to the job.
+A name belongs to a life of the model (``domain.recovery.lives``). A name taken before the trainer has declared a model
+belongs to the job.
 
-What ``once`` promises:
+Guarantees of ``once``:
 
-* At any time one trainer at most has the name, by etcd's account, and nobody else gets it after a clean end.
-* A winner that dies, or is frozen or cut off for longer than its lease, before its session ends gives the name back:
-  somebody else may win it and do all of it again. So what is done under a name is done *at least* once when the job
-  ends well, and should be idempotent.
-* A winner that was replaced does not notice by itself: ``require`` asks etcd, and ``publish`` and
-  ``save_model(once=...)`` do so when all is written, right before the file appears. So a file is not replaced by
-  somebody who lost the name.
+* According to etcd, at most one trainer has the name at any time, and no other trainer gets it after a clean end.
+* A winner that dies, or is frozen or disconnected for longer than its lease, before its session ends, loses the name:
+  another trainer may win it and repeat all of the work. So work under a name is done *at least* once if the job ends
+  well, and should be idempotent.
+* A winner that was replaced does not notice this by itself: ``require`` asks etcd, and ``publish`` and
+  ``save_model(once=...)`` do so after writing, just before the file appears. So a trainer that lost the name does not
+  replace a file.
 
-Not guaranteed: anything about other effects, such as a mail that is sent or a file written in another way; and a moment
-passes between the question and the file's appearance, as long as the upload on an object store.
+Not guaranteed: anything about other effects, such as a mail or a file written in another way. Between the check and the
+appearance of a file some time passes, on an object store as much as the upload takes.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from flightedl.ports import Absent, Coordinator, CreatedAt, Put
 
 
 class Once:
-    """Whether this trainer won a name (it is true or false), and the fence of what is done under it.
+    """Result of claiming a name: true if this trainer won it. It also fences the work done under the name.
 
     Attributes:
         name: The name.
-        generation: Of this win: higher than that of any before it. 0: another trainer has the name.
+        generation: Generation of this win, higher than that of any earlier win. 0: another trainer has the name.
     """
 
     def __init__(self, name: str, generation: int, holds: Callable[[int], bool]) -> None:
@@ -58,25 +58,23 @@ class Once:
 
         Raises:
             FencedError: it was lost together with the trainer's lease, or never won; another trainer may have it.
-            UnavailableError: etcd cannot be asked.
+            UnavailableError: etcd is unreachable.
         """
         if not self or not self._holds(self.generation):
-            raise FencedError(
-                f"this trainer does not have {self.name!r} any more: leave to others what is done under it"
-            )
+            raise FencedError(f"this trainer no longer has {self.name!r}: leave the work under it to others")
 
     def publish(self, url: str | Path, data: bytes | Iterable[bytes | memoryview]) -> None:
-        """Write a file, whole or not at all, and only if this trainer still has the name when it appears.
+        """Write a file atomically, and only if this trainer still has the name when the file appears.
 
         Args:
             url: Path or URL; an existing file is replaced.
             data: Its bytes, in one piece or in several.
 
         Raises:
-            FencedError: as of ``require``; nothing was changed.
-            UnavailableError: the file could not be written, or etcd cannot be asked.
+            FencedError: see ``require``; nothing was changed.
+            UnavailableError: the file could not be written, or etcd is unreachable.
         """
-        # Few trainers write, and it knows all files of checkpoints.
+        # Imported lazily: few trainers write files, and this module imports all checkpoint formats.
         from flightedl.coordination.checkpoint_places import write_file
 
         write_file(arguments.url_of("url", url), [data] if isinstance(data, bytes) else data, self.require)
@@ -84,14 +82,14 @@ class Once:
 
 @dataclass(slots=True)
 class TrainerNames:
-    """Names that one trainer takes in etcd, on its lease.
+    """Names that one trainer claims in etcd, on its lease.
 
     Attributes:
-        coordinator: Keeps the keys.
-        keys: The job's.
-        registration: Has the trainer's lease.
-        waiting: Makes a wait that the user sees.
-        life: Gives the life of the model that the trainer works on.
+        coordinator: Access to etcd.
+        keys: The job's keys.
+        registration: Registration with the trainer's lease.
+        waiting: Creates a wait that the user is told about.
+        life: Returns the life of the model that the trainer works on.
     """
 
     coordinator: Coordinator
@@ -105,12 +103,12 @@ class TrainerNames:
 class OnceNames(TrainerNames):
     """The names that this trainer won."""
 
-    #: True if the script has asked for a name, whoever won it.
+    #: True if the script has claimed a name, successfully or not.
     is_used: bool = field(init=False, default=False)
     _won: set[str] = field(init=False, default_factory=set)
 
     def take(self, name: str) -> Once:
-        """Win the name, if nobody has it; true also when this trainer won it before."""
+        """Claim the name if it is free. The result is also true if this trainer won it before."""
         self.is_used = True
         key = self.keys.once + name_in(self.life(), name)
         value = self.registration.trainer.encode()
@@ -132,7 +130,7 @@ class OnceNames(TrainerNames):
         return entry is not None and entry.create_revision == generation
 
     def keep(self) -> None:
-        """The session ends cleanly: nobody gets these names any more."""
+        """Make all won names permanent, because the session ends cleanly."""
         held = self.registration.held
         for key in sorted(self._won):
             try:
