@@ -38,25 +38,25 @@ class Component(NamedTuple):
 
 COMPONENTS: Mapping[str, Component] = {
     "tls": Component("Certificates from the Secrets train-server and train-trainer: `flightedl certs create`.", _TLS),
-    "insecure": Component("No certificates: whoever reaches the pods may ask everything.", {"insecure": True}),
-    "etcd-1": Component("An etcd of one member, in plain text.", {"etcd_members": 1}),
+    "insecure": Component("No certificates: anyone who can reach the pods has full access.", {"insecure": True}),
+    "etcd-1": Component("An etcd with one member, in plain text.", {"etcd_members": 1}),
     "etcd-1-tls": Component(
-        "With tls: an etcd of one member, with the Secret train-etcd.", {"etcd_members": 1}, on=_TLS
+        "With tls: an etcd with one member, and the Secret train-etcd.", {"etcd_members": 1}, on=_TLS
     ),
     "etcd-3-tls": Component(
-        "With tls: an etcd of three members, with the Secret train-etcd.", {"etcd_members": 3}, on=_TLS
+        "With tls: an etcd with three members, and the Secret train-etcd.", {"etcd_members": 3}, on=_TLS
     ),
-    "etcd-external": Component("An etcd that is there already: change its address.", {"etcd": "etcd.example:2379"}),
+    "etcd-external": Component("An existing etcd: change its address.", {"etcd": "etcd.example:2379"}),
     "s3": Component(
-        "Checkpoints on S3, from which a job goes on that etcd has lost; the Secret train-store has AWS_ACCESS_KEY_ID.",
+        "Checkpoints on S3, from which a job lost by etcd is resumed; the Secret train-store has AWS_ACCESS_KEY_ID.",
         _STORE,
     ),
     "store-port": Component(
-        "A store that is not at port 443, such as MinIO: change its address, and the port in the network policy.",
+        "A store on a port other than 443, such as MinIO: change its address, and the port in the network policy.",
         {"variables": {"AWS_ENDPOINT_URL": "http://minio.example:9000"}},
     ),
     "autoscale": Component(
-        "With tls: a loop that adds and removes trainers, with the Secret train-reader.", _SCALING, on=_TLS
+        "With tls: an autoscaler that adds and removes trainers, and the Secret train-reader.", _SCALING, on=_TLS
     ),
     "small": Component(
         "For a laptop: one master, no spare pserver, little memory.",
