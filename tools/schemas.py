@@ -98,7 +98,7 @@ def _golden() -> dict[str, Any]:
         ),
         "header of that step message (app_metadata, base64)": base64.b64encode(packed).decode(),
         "the same step message as metadata alone (base64)": base64.b64encode(
-            encode_message(pieces, inline=True).header
+            encode_message(pieces, inline=True)[1]
         ).decode(),
         "push header": json.loads(base.encode(header)),
         "pull ticket": json.loads(base.encode(parameters.PullTicket(plan_hash="p"))),

@@ -91,10 +91,12 @@ class StepProbe:
 
     def turn(self, what: str) -> str:
         """Account the time since the last turn to the present activity, and begin another; return the one before."""
-        now, before = self._now(), self.doing
-        if before:
-            self._seconds[before] = self._seconds.get(before, 0.0) + now - self._since
-        self.doing, self._since = what, now
+        before = self.doing
+        if before != what:
+            now = self._now()
+            if before:
+                self._seconds[before] = self._seconds.get(before, 0.0) + now - self._since
+            self.doing, self._since = what, now
         return before
 
     def transferred(self, then: str) -> None:

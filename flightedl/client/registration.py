@@ -67,7 +67,7 @@ class Registration:
     @property
     def generation(self) -> int:
         """The generation under which this trainer acts now."""
-        return self.held.generation
+        return self._held.generation
 
     def renewed(self) -> bool:
         """Register again if the lease was lost. True once for each new generation, whoever registered it.

@@ -157,7 +157,8 @@ class HeldKey:
     @property
     def is_held(self) -> bool:
         """True if this process may still act under the key. Once False, it stays False."""
-        return not self.lost_because
+        # Without the lock: pservers ask for each message, and one field of the tenure changes at a time.
+        return self._tenure.left_s(self._clock.now()) > 0
 
     @property
     def lost_because(self) -> str:

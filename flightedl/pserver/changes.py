@@ -11,6 +11,8 @@ class Changes:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
+        #: Number of threads in ``wait``.
+        self._waiting = 0
         #: Number of changes, for ``wait``.
         self.count = 0
         #: Set when something has changed, to be announced when the message is through.
@@ -26,7 +28,8 @@ class Changes:
         self.has_news = False
         with self._changed:
             self.count += 1
-            self._changed.notify_all()
+            if self._waiting:
+                self._changed.notify_all()
         if self.wake is not None:
             self.wake()
 
@@ -34,5 +37,7 @@ class Changes:
         """Return the count, at once when it is not ``seen``, else after a change or the time."""
         with self._changed:
             if self.count == seen and timeout_s > 0:
+                self._waiting += 1
                 self._changed.wait(timeout_s)
+                self._waiting -= 1
             return self.count

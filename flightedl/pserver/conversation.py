@@ -335,7 +335,8 @@ class Conversation:
 def _is_small(shard: Shard, header: PushHeader, parts: Sequence[ReceivedBlocks]) -> bool:
     """Return True if the loop may take a step that begins so: one small message of blocks that all have values."""
     size_bytes, rows, first_bucket = 0, header.rows, shard.first_bucket
-    for blocks, _, _, data, _ in parts:
+    for part in parts:
+        blocks, data = part.blocks, part.data
         if not data or blocks.start >= first_bucket:
             return False
         size_bytes += len(data)

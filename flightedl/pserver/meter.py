@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from flightedl.domain.pserver.block_values import Effect, EmptyRound, Update
 from flightedl.messages.parameters import Outcome
 from flightedl.ports import Instruments, Measure
+from flightedl.pserver.stores import Pushed
 from flightedl.wire.parts import ReceivedBlocks
-from flightedl.wire.rows import OutgoingBlocks
 
 _TIMES_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
@@ -55,15 +55,14 @@ class Meter:
 
     # what happens
 
-    def message(
-        self, seconds: float, parts: Iterable[ReceivedBlocks], answers: Iterable[tuple[OutgoingBlocks, object]]
-    ) -> None:
+    def message(self, seconds: float, parts: Iterable[ReceivedBlocks], answers: Iterable[Pushed]) -> None:
         """Count a message of a push or a step: its parts, and what became of them within ``seconds``."""
         with self._lock:
             self._messages += 1
             for part in parts:
                 self._received_bytes += len(part.data)
-            for piece, _ in answers:
+            for answer in answers:
+                piece = answer.piece
                 self._rows[piece.outcome] += len(piece.blocks)
                 if piece.values is not None:
                     self._sent_bytes += piece.values.nbytes

@@ -205,7 +205,7 @@ class Shard:
         push = Push.of(header)
         found: list[Pushed] = []
         for part in parts:
-            blocks, version, _, data, is_finite = part
+            blocks, version, data, is_finite = part.blocks, part.version, part.data, part.is_finite
             if blocks.start >= self.first_bucket:
                 found.extend(self._push_rows(push, part, header))
                 continue
@@ -241,7 +241,7 @@ class Shard:
 
     def _push_by_span(self, push: Push, part: ReceivedBlocks, header: PushHeader) -> Iterator[Pushed]:
         """Take a part that is not just one span; spans that it has only some blocks of are split."""
-        blocks, version, _, data, is_finite = part
+        blocks, version, data, is_finite = part.blocks, part.version, part.data, part.is_finite
         self.dense.require_size(blocks, len(data))
         number = blocks.start
         while number < blocks.stop:
@@ -317,7 +317,7 @@ class Shard:
             if header.pull and decided.is_ready:
                 is_for_many = protocol.is_synchronous
                 piece = span.piece(span.numbers, decided.version, decided.outcome, asked, is_for_many=is_for_many)
-                return Pushed(piece, None)
+                return Pushed(piece)
             return _answer(span, decided, asked, pull=header.pull)
 
     def _carry_out(
@@ -530,7 +530,7 @@ def _answer(span: Any, decided: Decided, asked: TableRows, *, pull: bool) -> Pus
     if outcome is Outcome.PARTLY_APPLIED:
         bits, count = decided.having, len(numbers) if offsets else 1
         starts = list(range(0, (count + 1) * len(bits), len(bits))) if offsets else ()
-        return Pushed(OutgoingBlocks(numbers, version, outcome, np.frombuffer(bits * count, np.uint8), starts), None)
+        return Pushed(OutgoingBlocks(numbers, version, outcome, np.frombuffer(bits * count, np.uint8), starts))
     wanted = None
     if pull and decided.follows is not None:
         # What was received is gone when the round closes.

@@ -143,13 +143,9 @@ class StepStream(Channel):
     def write(
         self, pieces: Sequence[OutgoingBlocks], attached: bytes = b"", *, checksums: bool, may_wait: bool = False
     ) -> None:
-        """Send an answer.
+        """Send an answer; see ``encode_message``.
 
-        Args:
-            pieces: What it brings.
-            attached: Beside it.
-            checksums: Whether the values carry any.
-            may_wait: For the trainer to take what it has; it reads, and sends nothing.
+        ``may_wait``: wait until the trainer, which reads and sends nothing, has taken earlier values.
         """
         if self._outbox is not None:
             if self._outbox.untaken:

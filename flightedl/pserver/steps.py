@@ -139,10 +139,10 @@ def pushed(
     """Push what one message carries; return the outcomes, and the values that are still to follow."""
     pieces: list[OutgoingBlocks] = []
     waiting: list[Wanted] = []
-    for piece, wanted in shard.push(header, parts):
-        pieces.append(piece)
-        if wanted is not None:
-            waiting.append(wanted)
+    for each in shard.push(header, parts):
+        pieces.append(each.piece)
+        if each.wanted is not None:
+            waiting.append(each.wanted)
     return pieces, waiting
 
 

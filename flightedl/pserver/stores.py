@@ -11,6 +11,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
+import msgspec
+
 from flightedl.domain.pserver.block_values import AddGradient, CopyBlocks, Needs, Split, Update
 from flightedl.formats.row_batches import StoredRows, StoredRowSpan
 from flightedl.formats.shard_files import StoredBlock
@@ -33,11 +35,11 @@ class Wanted(NamedTuple):
     rows: TableRows = NO_ROWS
 
 
-class Pushed(NamedTuple):
+class Pushed(msgspec.Struct, frozen=True):
     """The answer to a push of neighbouring blocks, and the values that are still to follow."""
 
     piece: OutgoingBlocks
-    wanted: Wanted | None
+    wanted: Wanted | None = None
 
 
 class Span(Protocol):

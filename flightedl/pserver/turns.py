@@ -1,11 +1,8 @@
 """The pservers of one machine are made ready by turns: as many at a time as there are processors.
 
-When all of them come back at once, each would need as long as all together, and be kept from renewing its lease all the
-while. A turn is a name in Linux's abstract namespace of sockets, which only one process can have, which ends with its
-process, and which leaves no file behind. A process that has waited for ``patience_s`` goes on without one: a holder may
-be frozen, or wait for a store.
-
-Not guaranteed: anything. Where there are no such names, nobody waits.
+Otherwise each would take as long as all together, and could not renew its lease in time. A turn is a name in Linux's
+abstract namespace of sockets: one process has it, and it ends with its process. A process that has waited for
+``patience_s`` goes on without a turn, because a holder may be frozen. Where there are no such names, nobody waits.
 """
 
 from __future__ import annotations

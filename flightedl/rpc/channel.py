@@ -1,11 +1,9 @@
 """Channel: one end of an open stream whose messages are parts with values, whatever carries them.
 
-Two carriers:
-
-* The Flight stream. Small messages travel in metadata alone, if the peer sends such messages, and others in batches.
-* A line (``rpc.line``) and memory that both sides map (``wire.shared_values``), between two processes of one host.
-  Values lie in that memory if they are worth it and there is room, and messages say only where. The line carries every
-  small message, and announces each large one, which then comes by the stream.
+* The Flight stream carries small messages in metadata alone, if the peer sends such messages, and others in batches.
+* Two processes of one host have a line (``rpc.line``) and memory that both map (``wire.shared_values``). Values lie in
+  that memory if they are large enough and there is room, and messages say only where. The line carries every small
+  message, and announces each large one, which then comes by the stream.
 
 The client's end and the server's end are subclasses: they differ in what the end of a line means, and in how they know
 that the peer has taken the values in their memory.

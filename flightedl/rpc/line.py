@@ -1,23 +1,20 @@
-"""A line: what carries the small messages of a stream between two processes of one host, beside the stream.
+"""A line: a Unix socket that carries a stream's small messages between two processes of one host.
 
-A message takes gRPC's threads ten times as long as it takes the kernel to hand some bytes from one process to another.
-So the Unix connection by which the two have exchanged memory (``same_host``), and proven who they are, stays open. It
-keeps messages apart and in order, and loses none.
+gRPC's threads take ten times as long for a message as the kernel takes to move its bytes. The Unix connection by which
+both sides have exchanged memory (``same_host``) and proven who they are therefore stays open. It keeps messages apart
+and in order, and loses none.
 
-Rules:
+* From the first message on, every message of the stream comes by the line: whole, or, if it is too big, as a word that
+  the next message is to be read from the stream. So there is one order.
+* The kernel copies the values: nobody changes them between a check and the use. They hold until the next message.
+* The stream decides about life and end: it has the deadline and brings the server's errors. A line that ends says only
+  that there is something to hear on the stream, and it ends with the stream.
+* Neither side waits for longer than a moment before it looks whether there is still a reason to wait.
+* A client has no more under way than the kernel takes without a reader (``AHEAD_BYTES``), so it never waits to write
+  while the server waits to write.
 
-* From its first message on, every message of the stream comes by the line: whole, or, where it is too big, as a word
-  that the next one is to be read from the stream. So there is one order.
-* What a message means does not depend on what carries it. Its values were copied by the kernel: nobody changes them
-  between a check and the use. They hold until the next message is received.
-* The stream stays what lives and ends. It proves that the peer is there, it has the deadline, it brings the server's
-  errors. A line that ends says only that there is something to be heard there; it ends with the stream.
-* Neither side waits for the other in one look for longer than a moment, and then looks whether there is still a reason.
-* A client has no more under way than the kernel takes without anybody reading (``AHEAD_BYTES``): it never waits to
-  write while the server waits to write.
-
-A message is its values, its header, ``uint32`` the header's length, and ``uint8`` what it is: 1 a message with values,
-maybe none; 2 a header alone; 0 the word that the next one comes by the stream.
+A message is its values, its header, ``uint32`` the header's length, and ``uint8`` its kind: 1 with values, maybe none;
+2 a header alone; 0 the word that the next one comes by the stream.
 """
 
 from __future__ import annotations

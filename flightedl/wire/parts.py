@@ -1,26 +1,20 @@
 """Blocks of parameters in the messages of a step: one column of values, and a packed header beside it.
 
-A *part* is neighbouring blocks of one version and outcome, all with values or all without. A message carries one batch
-of ``STEP_SCHEMA`` with one row, the values of all its parts one after the other, and in its app_metadata a header that
-says what they are. Five columns, as in ``wire.rows``, say the same, but making and taking them apart costs more than
-everything else that is done for a message.
+A *part* is neighbouring blocks of one version and outcome, all with values or all without. A message is a record batch
+of ``STEP_SCHEMA`` with one row, the values of all its parts, and a header in its app_metadata. Columns for what the
+header says, as in ``wire.rows``, would cost more than everything else that is done for a message.
 
-The header, little-endian: ``uint64`` xxh3-64 of what follows in it; ``uint32`` 2, the version of this layout, or 3
-where the values carry no checksums, because something else protects them (``rpc.integrity``);
-``uint32`` number of parts; then for each part 32 bytes: ``int32`` first block, ``int32`` number of blocks, ``int64``
-version, ``int32`` outcome (0 to the server), ``uint32`` bytes of values, ``uint64`` xxh3-64 of those bytes (0 where
-there are none, and in layout 3); then what is attached, mostly nothing: to the server the request of the step that
-begins with this message, from the server the word that the step is over (a message of its own, for so little, costs as
-much as another megabyte's Python). So in layout 2 a checksum covers every bit that is used. Where a part's blocks begin
-is known from the shard plan.
+The header, little-endian: ``uint64`` xxh3-64 of the rest of it; ``uint32`` layout; ``uint32`` number of parts; 32 bytes
+for each part: ``int32`` first block, ``int32`` number of blocks, ``int64`` version, ``int32`` outcome (0 to the
+server), ``uint32`` bytes of values, ``uint64`` xxh3-64 of these bytes (0 without values, or in odd layouts, whose
+values something else protects: ``rpc.integrity``); then attached bytes, mostly none: to the server the request of the
+step that begins with this message, from the server the word that the step is over. Layouts:
 
-Where both sides map memory of each other's (``shared_values``), a message may have its values there. Then it is a
-header alone, of layout 4 with checksums or 5 without, in which ``uint64``, the offset of the values in the sender's
-memory, stands between the number of parts and the first of them.
-
-Elsewhere a small message travels whole in its app_metadata, without a batch: layout 6 with checksums or 7 without.
-There ``uint64`` is the length of the header, behind which the values follow. It spares Arrow's serialization of a batch
-at both ends. A pserver writes such messages to a client that has written one.
+* 2, 3: the batch has the values.
+* 4, 5: the values lie in memory that both sides map (``shared_values``), and there is no batch. ``uint64``, their
+  offset in the sender's memory, stands between the number of parts and the first of them.
+* 6, 7: a small message without a batch, which spares Arrow's serialization at both ends. The same ``uint64`` is the
+  length of the header, and the values follow it. A pserver writes such messages to a client that has written one.
 
 Received values are read-only views of network memory at any address; they live as long as the batch.
 """
@@ -33,8 +27,8 @@ from enum import IntEnum
 from functools import lru_cache
 from struct import Struct
 from types import MappingProxyType
-from typing import NamedTuple
 
+import msgspec
 import pyarrow as pa
 import xxhash
 
@@ -80,7 +74,7 @@ _NO_RUNS: Mapping[int, int] = MappingProxyType({})
 _digest = xxhash.xxh3_64_intdigest
 
 
-class ReceivedBlocks(NamedTuple):
+class ReceivedBlocks(msgspec.Struct, frozen=True):
     """Neighbouring blocks as they were received."""
 
     blocks: range
@@ -92,14 +86,9 @@ class ReceivedBlocks(NamedTuple):
     is_finite: bool = False
 
 
-class EncodedMessage(NamedTuple):
-    """A message that is about to be sent."""
-
-    #: To be sent one after the other; None: they lie in memory, or in the header.
-    values: list[memoryview] | None
-    header: bytes
-    #: Of the values that are to be sent.
-    size_bytes: int
+#: A message to send: its values, one after the other, or None if they lie in memory or in the header; the header; and
+#: the bytes of the values to send.
+EncodedMessage = tuple[list[memoryview] | None, bytes, int]
 
 
 def encode_message(
@@ -110,15 +99,31 @@ def encode_message(
     outbox: Outbox | None = None,
     inline: bool = False,
 ) -> EncodedMessage:
-    """A message, with what is attached to it. Nothing is copied, but to ``outbox`` or into a small header.
+    """Return a message, with ``attached`` bytes. Values are copied only to ``outbox`` or into a small header.
 
     Args:
-        pieces: What it brings.
-        attached: Beside it.
-        checksums: Whether the values carry any.
-        outbox: Takes the values where they are worth it and there is room.
-        inline: Whether the values of a message up to ``INLINE_BYTES`` follow its header in the same bytes.
+        pieces: Its parts.
+        attached: Bytes for the receiver beside the parts.
+        checksums: True if the values carry checksums.
+        outbox: Takes values that are large enough if it has room.
+        inline: True if the values of a message up to ``INLINE_BYTES`` follow its header in the same bytes.
     """
+    if len(pieces) == 1 and not (checksums or inline):
+        # As most messages that go by a line: one part, all of whose values go with the header.
+        (piece,) = pieces
+        blocks, values = piece.blocks, piece.values
+        size_bytes = 0 if values is None else values.nbytes
+        if values is not None and size_bytes > 0 and (outbox is None or size_bytes < outbox.least_bytes):
+            first, length, version, outcome = blocks.start, len(blocks), piece.version, piece.outcome
+            body = _ONE.pack(_UNCHECKED, 1, first, length, version, outcome, size_bytes, 0) + attached
+            return [values.data.cast("B")], _digest(body).to_bytes(8, "little") + body, size_bytes
+    return _encoded(pieces, attached, outbox, checksums=checksums, inline=inline)
+
+
+def _encoded(
+    pieces: Sequence[OutgoingBlocks], attached: bytes, outbox: Outbox | None, *, checksums: bool, inline: bool
+) -> EncodedMessage:
+    """Encode a message of any layout."""
     filled: list[memoryview] = []
     fields: list[tuple[int, int, int, int, int, int]] = []
     size_bytes = 0
@@ -149,9 +154,9 @@ def encode_message(
         body += attached
     checksum_of_header = _digest(body).to_bytes(8, "little")
     if place is Place.HEADER:
-        return EncodedMessage(None, b"".join((checksum_of_header, body, *filled)), size_bytes)
+        return None, b"".join((checksum_of_header, body, *filled)), size_bytes
     header = checksum_of_header + body
-    return EncodedMessage(filled, header, size_bytes) if start is None else EncodedMessage(None, header, 0)
+    return (filled, header, size_bytes) if start is None else (None, header, 0)
 
 
 def _known_checksum(known: Checksums, data: memoryview) -> int:

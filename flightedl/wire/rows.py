@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -92,8 +93,7 @@ class Rows:
         return [offset - first for offset in found] if first else found
 
 
-@dataclass(slots=True)
-class Checksums:
+class Checksums(msgspec.Struct):
     """Those of values that are sent more than once, as they become known."""
 
     #: Of each row.
@@ -102,8 +102,7 @@ class Checksums:
     whole: int | None = None
 
 
-@dataclass(slots=True)
-class OutgoingBlocks:
+class OutgoingBlocks(msgspec.Struct):
     """Rows of neighbouring blocks, of one version and outcome, to be sent. Not frozen, for the same reason as ``Rows``.
 
     ``values``: their (n,) elements next to each other, or None for empty rows; must not change until the batch is gone.

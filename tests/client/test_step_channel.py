@@ -44,7 +44,7 @@ class Answering:
 
     def write(self, batch: pa.RecordBatch, metadata: bytes, *, size_bytes: int) -> None:
         self.sent.append(size_bytes)
-        self.answers.append(encode_message(_message(len(self.sent), 0), inline=True).header)
+        self.answers.append(encode_message(_message(len(self.sent), 0), inline=True)[1])
 
     def write_metadata(self, metadata: bytes) -> None:
         self.write(None, metadata, size_bytes=0)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from flightedl.client.connections import Servers
 from flightedl.client.model.kept import ErrorFeedback, GradientSums
@@ -435,7 +436,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             else:
                 outgoing = self._sum(effect)
 
-        done = carried_out(self.steps, step, carry_out)
+        done = step if isinstance(step, Done) else carried_out(self.steps, step, carry_out)
         if done.batches:
             self._changed += done.batches
         if done.is_member_lost:
@@ -536,14 +537,14 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         arrays = self._layout.plans.clipped(self._sums.take(taken.identity, taken.divisors))
         outgoing = self._layout.plans.sound(arrays, f"the sum of {1 + len(taken.batch.further)} batches")
         rows = self.rows.of_sum(taken.identity, taken.divisors)
-        return self._layout.plans.encoded(outgoing, is_clipped=True)._replace(rows=rows)
+        return replace(self._layout.plans.encoded(outgoing, is_clipped=True), rows=rows)
 
     def _transfer(self, transfer: Transfer, outgoing: Outgoing) -> None:
         """Ask all pservers in parallel."""
         before = self._probe.turn(PUSH)
         try:
             if self._tables and outgoing.rows is None:
-                outgoing = outgoing._replace(rows=self.rows.of(transfer))
+                outgoing = replace(outgoing, rows=self.rows.of(transfer))
             shards = self._layout.shards
             if len(shards) == 1:
                 shards[0].carry_out(transfer.calls[0], transfer, outgoing)

@@ -315,7 +315,7 @@ class ShardClient:
 
     def _take_rows(self, part: ReceivedBlocks, answers: list[Answer], rows: RowMessages | None) -> None:
         """Some buckets have answered, maybe with rows."""
-        blocks, version, outcome, data, _ = part
+        blocks, version, outcome, data = part.blocks, part.version, part.outcome, part.data
         if blocks.stop > self._buckets.stop:
             raise MessageError(f"pserver {self._index} sent rows of {blocks}, which are not its own")
         if outcome == Outcome.PARTLY_APPLIED:
@@ -356,7 +356,7 @@ class ShardClient:
     ) -> None:
         """Store the values that came, and note the answers; ``stream``: that brought them."""
         for part in parts:
-            blocks, version, outcome, data, _ = part
+            blocks, version, outcome, data = part.blocks, part.version, part.outcome, part.data
             if blocks.start in self._buckets:
                 self._take_rows(part, answers, rows)
                 continue

@@ -209,8 +209,9 @@ class StepStream(Channel):
             self._by_stream -= by_stream
             if is_in_memory and self._outbox is not None:
                 self._outbox.taken(1)
-            if self._pending is not None:
-                self._post_pending()
+            if self._pending is not None and (not self._unanswered or self._has_room(*self._pending[1:])):
+                pending, self._pending = self._pending, None
+                self._post_counted(*pending)
             self.is_answered = not self._unanswered
             self.is_full = self._pending is not None or len(self._unanswered) >= self._ahead
         batch, packed = message
@@ -251,17 +252,9 @@ class StepStream(Channel):
     def _has_room(self, by_line: int, by_stream: int) -> bool:
         return self._by_line + by_line <= AHEAD_BYTES and self._by_stream + by_stream <= LOCK_STEP_LIMIT_BYTES
 
-    def _post_pending(self) -> None:
-        assert self._pending is not None
-        message, by_line, by_stream = self._pending
-        if self._unanswered and not self._has_room(by_line, by_stream):
-            return
-        self._pending = None
-        self._post_counted(message, by_line, by_stream)
-
     def _post_counted(self, message: EncodedMessage, by_line: int, by_stream: int) -> None:
         """Send a message, and count it until it is answered."""
-        self._unanswered.append((by_line, by_stream, message.values is None))
+        self._unanswered.append((by_line, by_stream, message[0] is None))
         self._by_line += by_line
         self._by_stream += by_stream
         self._post(*message)

@@ -20,6 +20,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -170,7 +171,7 @@ class StepPlan:
         return found
 
 
-class Outgoing(NamedTuple):
+class Outgoing(msgspec.Struct, frozen=True):
     """The gradients of one push. Encoded once: messages that are sent again have the same bytes."""
 
     plan: StepPlan
@@ -245,7 +246,7 @@ class StepPlans:
         Raises:
             GradientError: a gradient with its rest is beyond what 16 bits can say. Nothing was sent.
         """
-        plan, lines, rows, arrays = outgoing
+        plan, lines, arrays = outgoing.plan, outgoing.lines, outgoing.arrays
         gradients: Mapping[str, Array] = dict(zip(plan.names, arrays, strict=True))
         if not is_clipped:
             scaled = self.clipped(gradients)
@@ -254,7 +255,7 @@ class StepPlans:
         if self._feedback is not None:
             encoded = self._feedback.encode({name: np.ravel(array) for name, array in gradients.items()})
             lines = plan.laid_out(list(encoded.values()))
-        return Outgoing(plan, lines, rows, ())
+        return Outgoing(plan, lines, outgoing.rows, ())
 
     def clipped(self, gradients: Mapping[str, Array]) -> Mapping[str, Array]:
         """Return the gradients, scaled if their global norm is above ``clip_norm``; else the same object."""

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
+
+import msgspec
 
 from flightedl.domain.exactly_once.batches import Batch
 
 
-@dataclass(frozen=True, slots=True)
-class Accumulate:
+class Accumulate(msgspec.Struct, frozen=True):
     """Add the gradient to the round: overwrite the accumulator when ``is_first``. Mark the batch."""
 
     is_first: bool
     is_late: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Apply:
+class Apply(msgspec.Struct, frozen=True):
     """Run the optimizer now; the version has been counted. Mark the batch.
 
     ``staleness`` is the number of updates that the gradient did not see.
@@ -27,25 +26,21 @@ class Apply:
     staleness: int
 
 
-@dataclass(frozen=True, slots=True)
-class Arrived:
+class Arrived(msgspec.Struct, frozen=True):
     """The member has arrived (or its clock has moved) without a contribution. Mark the batch, if it is not."""
 
 
-@dataclass(frozen=True, slots=True)
-class Repeated:
+class Repeated(msgspec.Struct, frozen=True):
     """The block has the batch and the message changes nothing: answer "already applied"."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stale:
+class Stale(msgspec.Struct, frozen=True):
     """Nothing was done: pull this version or a later one, recompute, push again."""
 
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class NotMember:
+class NotMember(msgspec.Struct, frozen=True):
     """Nothing was done: the sender is not in the view; join, pull, recompute."""
 
 
@@ -60,8 +55,7 @@ class Pull(Enum):
     NOT_MEMBER = "not_member"
 
 
-@dataclass(frozen=True, slots=True)
-class Closing:
+class Closing(msgspec.Struct, frozen=True):
     """A closed round. Run the optimizer when ``has_update``; then its version is the block's."""
 
     #: The round closed; the block's version is higher now.

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 from flightedl.domain.consistency.views import ViewVerdict
 from flightedl.domain.exactly_once.batches import Batch
@@ -45,9 +46,8 @@ class SpanPlace:
         self.is_split = False
 
 
-@dataclass(slots=True)
-class Push:
-    """Who pushes what. Made for each message, so not frozen, which would triple what that costs; nobody changes it."""
+class Push(msgspec.Struct, frozen=True):
+    """Who pushes what."""
 
     trainer: str
     generation: int

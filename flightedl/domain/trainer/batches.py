@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -74,8 +73,7 @@ class BatchState(msgspec.Struct, frozen=True, omit_defaults=True):
         )
 
 
-@dataclass(slots=True, eq=False)
-class CurrentBatch:
+class CurrentBatch(msgspec.Struct, eq=False):
     """State of one batch from the moment it is handed out until all blocks have answered; only ``Steps`` changes it.
 
     ``place`` and ``has_gradient`` are notes of the driver; no decision depends on them.
@@ -86,11 +84,11 @@ class CurrentBatch:
     #: The membership it is pushed under; also when a later answer says that it ended, so that pservers can tell.
     member: int = 0
     #: Blocks that have an answer for this batch -> the version that its gradient was computed at.
-    answered: dict[int, int] = field(default_factory=dict)
+    answered: dict[int, int] = {}
     #: The one version that all of its gradients count as computed at; None: each block's own.
     base_version: int | None = None
     #: Pserver -> the oldest generation of it that answered a row of this batch.
-    generations: dict[int, int] = field(default_factory=dict)
+    generations: dict[int, int] = {}
     #: Its gradient met a newer version or a lost membership: it has to be computed and pushed again.
     must_repeat: bool = False
     #: Its gradients are in a sum that was not pushed yet.

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from flightedl.domain.consistency.modes import Mode
 from flightedl.messages.tasks import JoinReply, JoinRequest, TasksReply
 
@@ -24,8 +26,7 @@ _AFTER_ALL = 1 << 62
 _WAITING_FOR = "the pservers to agree on this trainer's first round"
 
 
-@dataclass(frozen=True, slots=True)
-class Begun:
+class Begun(msgspec.Struct, frozen=True):
     """A batch is begun as this member (0: none), the ``step``-th one under the membership."""
 
     member: int

@@ -20,8 +20,8 @@ The driver asks the feed whether a task is held before it passes an item on, and
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
+import msgspec
 from msgspec.structs import replace
 
 from flightedl.domain.trainer.batches import Batch, BatchState
@@ -31,8 +31,7 @@ from flightedl.domain.trainer.feed import AssignedTask
 REJECTION_LIMIT = 3
 
 
-@dataclass(frozen=True, slots=True)
-class ReadBatch:
+class ReadBatch(msgspec.Struct, frozen=True):
     """A batch that was read."""
 
     task: AssignedTask
@@ -47,15 +46,13 @@ class ReadBatch:
         return cls(task, Batch(epoch, given.task, given.attempt, number, count, record_count, task.number))
 
 
-@dataclass(frozen=True, slots=True)
-class TaskEnd:
+class TaskEnd(msgspec.Struct, frozen=True):
     """All batches of a task were read."""
 
     task: AssignedTask
 
 
-@dataclass(frozen=True, slots=True)
-class ReadFailure:
+class ReadFailure(msgspec.Struct, frozen=True):
     """The batch of this number cannot be read or trained, and none after it."""
 
     task: AssignedTask
@@ -66,8 +63,7 @@ class ReadFailure:
 Item = ReadBatch | TaskEnd | ReadFailure
 
 
-@dataclass(eq=False, slots=True)
-class Handed:
+class Handed(msgspec.Struct, eq=False):
     """A batch that the user's code has or had, and its newest state."""
 
     batch: Batch
@@ -81,21 +77,20 @@ class Handed:
         return (number if again is None else again.first, number)
 
 
-@dataclass(eq=False, slots=True)
-class Reading:
+class Reading(msgspec.Struct, eq=False):
     """One pass over a task, as the user's code works on it."""
 
     task: AssignedTask
     #: Batches handed out of which it is not known yet that every block has them.
-    handed: list[Handed] = field(default_factory=list)
+    handed: list[Handed] = []
     #: The task was taken away, or is reported as failed.
     is_lost: bool = False
     #: All of its batches were read. Only ``AcknowledgedLoop`` uses it, which has several readings.
     is_at_end: bool = False
     #: Numbers of the batches of which that is known.
-    _settled: set[int] = field(default_factory=set)
+    _settled: set[int] = set()
     #: Pserver -> the oldest generation of it that has a batch of the task.
-    _generations: dict[int, int] = field(default_factory=dict)
+    _generations: dict[int, int] = {}
 
     def settle(self, number: int, generations: Mapping[int, int]) -> None:
         """Every block has this batch; ``generations``: of the pservers that said so, by index."""
@@ -131,13 +126,11 @@ class Reading:
         assert self._settled.isdisjoint(kept), "a batch that is settled is done again"
 
 
-@dataclass(frozen=True, slots=True)
-class NeedItem:
+class NeedItem(msgspec.Struct, frozen=True):
     """Wait for what was read next, and ``take`` it."""
 
 
-@dataclass(frozen=True, slots=True)
-class HandOut:
+class HandOut(msgspec.Struct, frozen=True):
     """Open this batch, give it to the user's code, and close it; ``denied`` if it cannot be opened."""
 
     task: AssignedTask
@@ -146,25 +139,21 @@ class HandOut:
     is_again: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class PushSum:
+class PushSum(msgspec.Struct, frozen=True):
     """Push the sum of what was not pushed yet: no batch ``waits`` afterwards."""
 
 
-@dataclass(frozen=True, slots=True)
-class GiveUpSum:
+class GiveUpSum(msgspec.Struct, frozen=True):
     """Forget the sum of what was not pushed yet: its batches are somebody else's now."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unreadable:
+class Unreadable(msgspec.Struct, frozen=True):
     """Report this task as failed at this batch, or end."""
 
     failure: ReadFailure
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(msgspec.Struct, frozen=True):
     """Report this task as finished."""
 
     task: AssignedTask
@@ -172,15 +161,13 @@ class Finished:
     pservers: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
-class HandBack:
+class HandBack(msgspec.Struct, frozen=True):
     """Hand this task back."""
 
     task: AssignedTask
 
 
-@dataclass(frozen=True, slots=True)
-class BatchDone:
+class BatchDone(msgspec.Struct, frozen=True):
     """Tell the feed that this batch is done, because no pserver knows it."""
 
     task: AssignedTask

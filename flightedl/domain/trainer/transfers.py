@@ -19,7 +19,6 @@ The driver asks the pservers of a :class:`Transfer` one at a time or all at once
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -106,8 +105,7 @@ Verdict = Over | Refused | AskAgain | KeepWaiting
 OVER = Over()
 
 
-@dataclass(slots=True, eq=False)
-class ShardTransfer:
+class ShardTransfer(msgspec.Struct, eq=False):
     """What is left of a transfer at one pserver."""
 
     #: Blocks that have no answer for the batch yet.
@@ -118,8 +116,7 @@ class ShardTransfer:
     must_repeat: bool = False
 
 
-@dataclass(slots=True, eq=False)
-class TransferState:
+class TransferState(msgspec.Struct, eq=False):
     """A transfer that is under way."""
 
     serial: int
@@ -135,7 +132,7 @@ class TransferState:
     #: The batch has to be computed again, under a new membership.
     must_repeat: bool = False
     #: What blocks lack that did not take a sum: places of the sum's batches.
-    refusals: set[tuple[int, ...]] = field(default_factory=set)
+    refusals: set[tuple[int, ...]] = set()
     #: Nobody waits for it any more.
     is_given_up: bool = False
 
