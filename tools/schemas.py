@@ -1,4 +1,4 @@
-"""Writes the contract in ``schemas/`` from the code that keeps it."""
+"""Writes the contract in ``schemas/`` from the code that implements it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MESSAGES = (checkpoints, declarations, control, groups, hosts, parameters, stat
 
 
 def current() -> dict[str, Any]:
-    """The contract as the code has it: file name without ending -> JSON value."""
+    """Return the contract according to the code: file name without ending -> JSON value."""
     return {"messages": _messages(), "arrow": _arrow(), "keys": _keys(), "golden": _golden()}
 
 
@@ -56,7 +56,7 @@ def _keys() -> dict[str, str]:
     keys = JobKeys("j")
     described = {
         keys.history: "HistoryRecord; life times 2**40 is added to each revision of etcd, in generations as well",
-        keys.launcher: "leased; ServerRecord without an address: who started the whole job",
+        keys.launcher: "leased; ServerRecord without an address: the process that started the job",
         keys.master_lock: "leased; its create_revision is the master's generation",
         keys.master_address: "leased; ServerRecord",
         keys.ps_desired: "number of pservers, decimal",
@@ -65,19 +65,19 @@ def _keys() -> dict[str, str]:
         keys.job: "JobDeclaration",
         keys.init_params: "ElectionRecord; leased until done",
         keys.save("<url>"): "SaveRecord; leased until done",
-        keys.task_queues: "the queue's own encoding; constant size",
-        keys.task_failures: "what the queue has quarantined",
-        keys.group: "GroupRecord: the current start of the group of ranks to which the data goes",
+        keys.task_queues: "the task queue, in its own encoding; constant size",
+        keys.task_failures: "the quarantined tasks",
+        keys.group: "GroupRecord: the current start of the group of ranks that receives the data",
         keys.stopped: "StopRecord, written when a trainer stopped the job",
         keys.arrival(0): "ArrivalRecord: files that joined a followed dataset, written once",
         keys.evaluations: "EvaluationsRecord",
-        keys.membership: "the membership's own encoding",
-        keys.pserver_recovery: "which process of each pserver counts",
+        keys.membership: "the membership, in its own encoding",
+        keys.pserver_recovery: "the process of each pserver that the queue relies on",
         keys.checkpoint_latest: "the newest published checkpoint",
         keys.once
         + "<name>": "id of the trainer that won the name before it had a model; leased until its session ends",
         keys.once
-        + "<life>/<name>": "the same, of the life of the model that the election of this create_revision began",
+        + "<life>/<name>": "the same, for the life of the model that began with the election of this create_revision",
     }
     return {key.replace("/j/", f"/{_JOB}/"): text for key, text in described.items()}
 
