@@ -72,6 +72,8 @@ class GroupPlaceReply(Reply, frozen=True, kw_only=True):
 
     #: False: the incarnation is over, so the rank must stop.
     is_current: bool = True
+    #: Seconds until the next report is welcome.
+    every_s: Annotated[float, msgspec.Meta(ge=0.1, le=600)] = 0.5
 
 
 class GroupLeaveRequest(SenderOfJob, frozen=True, kw_only=True):

@@ -33,8 +33,8 @@ from flightedl.messages.groups import (
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 _REPORT_S = 0.5
-#: The same while rounds are watched.
-_WATCHED_REPORT_S = 0.05
+#: Part of the time between reports that is between those of watched rounds.
+_WATCHED_PART = 0.1
 #: Rounds are watched for so long after the records of the last death: the report of its round may have been older.
 _WATCHED_S = 2.0
 #: Time for the last word of a rank whose script has raised.
@@ -174,12 +174,15 @@ class GroupAttendance:
         return bool(self._watched_until)
 
     def _report(self) -> None:
-        while not self._closing.wait(_WATCHED_REPORT_S if self._watched_until else _REPORT_S):
+        every_s = _REPORT_S
+        while not self._closing.wait(every_s * _WATCHED_PART if self._watched_until else every_s):
             place = self._place
             if place is None:
                 continue
             try:
-                if not self._once("group_at", place, GroupPlaceReply, _RAISED_S).is_current:
+                reply = self._once("group_at", place, GroupPlaceReply, _RAISED_S)
+                every_s = reply.every_s
+                if not reply.is_current:
                     self._over = OVER_TEXT
             except FlightedlError:
                 # Without a master the rank goes on for as long as its lease lives.

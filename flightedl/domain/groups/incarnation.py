@@ -38,6 +38,9 @@ from flightedl.messages.groups import (
 GATHERING, RUNNING, OVER, DONE = "gathering", "running", "over", "done"
 OVER_TEXT = "another rank of this group has ended, or the group was started again: start this process again"
 SILENT = "it ended without a word"
+#: Reports of all ranks together in a second, so that they leave the master time for other work.
+_REPORTS_PER_S = 200
+_REPORT_S = 0.5
 #: Most ranks named in one sentence.
 _NAMED = 8
 
@@ -103,6 +106,13 @@ class Group:
         elif known.token != request.token:
             raise UsageError("this rank has declared another token before: load it before the first batch")
         return self._answer()
+
+    def waits(self, request: GroupStartRequest) -> bool:
+        """True if a rank has joined a start that other ranks have not joined yet."""
+        record = self.record
+        known = record.ranks.get(request.rank)
+        is_of_start = record.phase == GATHERING and record.start == request.start and known is not None
+        return is_of_start and known is not None and _is_from(request, known) and known.token == request.token
 
     def _may_join(self, request: GroupStartRequest, known: GroupRank | None) -> bool:
         record = self.record
@@ -187,7 +197,7 @@ class Group:
             if len(self.places) == self.record.size and any(each.at < passed for each in self.record.suspects):
                 left = [each for each in self.record.suspects if each.at >= passed]
                 self.record = replace(self.record, suspects=left)
-        return GroupPlaceReply()
+        return GroupPlaceReply(every_s=max(_REPORT_S, self.record.size / _REPORTS_PER_S))
 
     # ending
 

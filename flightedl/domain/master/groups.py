@@ -54,6 +54,8 @@ class GroupRequests:
             raise NotReadyError("no rank has declared the dataset yet")
         if has_model:
             raise UsageError("a job with parameters has no groups: its trainers share them, so leave group= out")
+        if not is_last and request.wait_s and self.group.waits(request):
+            return None
         reply = self._act(lambda group: group.enter(request))
         return reply if reply.incarnation or is_last or not request.wait_s else None
 

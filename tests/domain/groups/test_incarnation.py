@@ -1,6 +1,5 @@
 """Incarnations of a group: explored exhaustively where they are small, at random where they are not."""
 
-import copy
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -92,6 +91,12 @@ class View:
     token: str = ""
 
 
+def copy_of(group):
+    after = Group(2, group.record)
+    after.places = dict(group.places)
+    return after
+
+
 def _key(group, views):
     return msgspec.json.encode(group.record), tuple(sorted(group.places)), views
 
@@ -100,7 +105,7 @@ def _steps(group, views, processes):
     """Yield all states that one event leads to."""
     for number, (process, view) in enumerate(zip(processes, views, strict=True)):
         if view.state in {"new", "started"}:
-            after = copy.deepcopy(group)
+            after = copy_of(group)
             try:
                 reply = after.enter(process.enter())
             except FlightedlError:
@@ -108,11 +113,11 @@ def _steps(group, views, processes):
             else:
                 seen = View("started", reply.incarnation, reply.token) if reply.incarnation else view
             yield "enter", number, after, _with(views, number, seen)
-            after = copy.deepcopy(group)
+            after = copy_of(group)
             after.gone(process.trainer, process.generation)
             yield "gone", number, after, _with(views, number, replace(view, state="gone"))
         if view.state == "started":
-            after = copy.deepcopy(group)
+            after = copy_of(group)
             is_current = after.at(process.at(view.incarnation), 0.0).is_current
             assert is_current == (view.incarnation == group.record.incarnation and group.record.phase == RUNNING)
             yield "at", number, after, views
@@ -122,7 +127,7 @@ def _steps(group, views, processes):
 def _leaving(group, views, number, process, view):
     """Yield the states that a process leads to by leaving, also a second time: the message may be repeated."""
     if view.state in {"started", "left"}:
-        after = copy.deepcopy(group)
+        after = copy_of(group)
         try:
             after.leave(process.leave(view.incarnation))
         except FencedError:
@@ -132,11 +137,11 @@ def _leaving(group, views, number, process, view):
         else:
             yield "left", number, after, _with(views, number, replace(view, state="left"))
     if view.state in {"started", "raised"}:
-        after = copy.deepcopy(group)
+        after = copy_of(group)
         after.leave(process.leave(view.incarnation, is_clean=False, error="E"))
         yield "raised", number, after, _with(views, number, replace(view, state="raised"))
     if view.state in {"left", "raised"}:
-        after = copy.deepcopy(group)
+        after = copy_of(group)
         after.gone(process.trainer, process.generation)
         yield "gone", number, after, views
 
@@ -184,6 +189,20 @@ def test_every_order_of_two_starts_of_two_ranks(names, tokens):
 
 
 # by example
+
+
+def test_ranks_that_wait_for_others_are_looked_at_cheaply_and_many_report_seldom():
+    group = Group(LIMIT)
+    processes = pair("a", 10, ("",) * 500, size=500)
+    for number, each in enumerate(processes):
+        assert not group.waits(each.enter())
+        group.enter(each.enter())
+        assert group.waits(each.enter()) == (number < 499)
+    assert not group.waits(pair("b", 900)[1].enter())
+    assert group.at(processes[7].at(10), 0.0).every_s == 2.5
+    small = Group(LIMIT)
+    begin(small, pair("a", 10))
+    assert small.at(pair("a", 10)[0].at(10), 0.0).every_s == 0.5
 
 
 def test_one_token_counts_for_those_that_have_none():
