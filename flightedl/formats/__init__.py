@@ -6,7 +6,7 @@ Training data:
 * ``dataset_spec``: a user's description of a dataset
 * ``index``, ``chunk_index``, ``stored_index``: building an index of chunks, its value, and its stored form
 * ``following``: files joining a growing dataset
-* ``layout``: grouping chunks into tasks
+* ``layout``, ``mixed_layout``: grouping chunks into tasks, also those of several sources
 * ``reader``: reading the batches of a task
 * ``record_places``: files and record numbers of a batch, for people
 * ``convert``: rewriting a dataset in another format

@@ -56,7 +56,7 @@ class ArrowFile:
             needed = request.needed()
             wanted = schema.names if needed is None else needed
             options = pa.ipc.IpcReadOptions(included_fields=sorted(schema.get_field_index(name) for name in wanted))
-            # Of a file, the dictionaries may lie anywhere, and only its footer tells where.
+            # Dictionaries may be anywhere in a file, and only its footer lists their positions.
             is_whole = _is_file(source) and any(_has_dictionary(field.type) for field in schema)
             batch = (_read_from_file if is_whole else _read_from_stream)(source, chunk, schema, options)
             batch.validate(full=True)

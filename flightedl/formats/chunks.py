@@ -1,11 +1,11 @@
-"""Chunks: the pieces of files that tasks are made of, as values, as columns, and on the wire.
+"""Chunks: the pieces of files that tasks consist of, as values, as columns, and on the wire.
 
-A *chunk* is a run of consecutive records of one file that can be read without reading the rest of the file. It says
-where it is, how many records it has, and which version of the file it was found in. It names its format, so that a
-trainer needs nothing else to read it (text formats also want the dataset's schema, see ``formats.text``).
+A *chunk* is a sequence of consecutive records of one file that can be read without reading the rest of the file. It
+contains its location, its number of records, and the version of the file in which it was found. It names its format, so
+that a trainer needs nothing else to read it (except the dataset's schema for text formats, see ``formats.text``).
 
-``CHUNK_SCHEMA`` is how the chunks of a task cross the wire: one row for each chunk, in order; as a record batch for who
-gets a task, as rows of JSON on a request stream.
+The chunks of a task are sent with the schema ``CHUNK_SCHEMA``, one row per chunk, in order: as a record batch with the
+task, or as rows of JSON on a request stream.
 """
 
 from __future__ import annotations
@@ -39,35 +39,35 @@ _CHUNK_STRUCT = pa.struct(list(CHUNK_SCHEMA))
 
 
 class CorruptChunkError(DataError):
-    """The content of a file is broken: the one kind of bad data that ``on_corrupt="skip"`` passes over."""
+    """The content of a file is damaged. This is the only kind of bad data that ``on_corrupt="skip"`` skips."""
 
     def refused(self) -> CorruptChunkError:
-        """For who did not say what to do about it."""
+        """Return the error with a remedy, for callers that do not skip corrupt content."""
         return CorruptChunkError(
             f"{str(self).rstrip('.')}; "
-            "restore the file, leave it out, or choose on_corrupt skip to train without the corrupt parts"
+            "restore the file, remove it from the dataset, or choose on_corrupt skip to train without the corrupt parts"
         )
 
 
 class ChangedFileError(DataError):
-    """A file is not the one that was indexed: nothing of the job can be trusted to be what it was declared to be."""
+    """A file is not the one that was indexed, so the job's data is not what was declared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A run of records of one file."""
+    """A sequence of records of one file."""
 
     url: str
-    #: Of the file when it was indexed; another one at reading means that the file changed.
+    #: Version of the file when it was indexed. A different version at reading means that the file has changed.
     version: str
     #: Name of the format.
     format: str
-    #: Which container of the file: row group, record batch, or the chunk's own ordinal.
+    #: Number of the container in the file: row group, record batch, or the chunk itself.
     number: int
     #: Number of its first record within the file.
     first_record: int
     records: int
-    #: Where its container starts in the file.
+    #: Offset of its container in the file.
     offset: int
     size_bytes: int
 
@@ -80,7 +80,7 @@ _row = attrgetter(*(field.name for field in fields(Chunk)))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChunkColumns:
-    """The chunks of one file, or of many, as equally long columns."""
+    """The chunks of one or many files, as columns of equal length."""
 
     number: npt.NDArray[np.int32]
     first_record: npt.NDArray[np.int64]
@@ -93,7 +93,7 @@ class ChunkColumns:
 
     @staticmethod
     def of(records: Sequence[int], offset: Sequence[int], size_bytes: Sequence[int]) -> ChunkColumns:
-        """Chunks that follow each other in one file, numbered from 0; those without records are left out."""
+        """Return adjacent chunks of one file, numbered from 0, without those that have no records."""
         counts = np.asarray(records, np.int64)
         firsts = np.cumsum(counts) - counts
         kept = np.flatnonzero(counts)
@@ -106,7 +106,7 @@ class ChunkColumns:
         )
 
     def split(self, max_records: int) -> ChunkColumns:
-        """The same records in chunks of at most ``max_records``: parts of a container share number and place."""
+        """Split chunks into parts of at most ``max_records``. Parts of a container have its number and offset."""
         parts = np.maximum(-(-self.records // max_records), 1)
         source = np.repeat(np.arange(len(self)), parts)
         part = np.arange(len(source)) - np.repeat(np.cumsum(parts) - parts, parts)
@@ -121,7 +121,7 @@ class ChunkColumns:
 
     @staticmethod
     def concatenated(parts: Sequence[ChunkColumns]) -> ChunkColumns:
-        """All chunks of the parts, in order; at least one part."""
+        """Return all chunks of the parts, in order. Requires at least one part."""
         return ChunkColumns(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in _COLUMNS))
 
 
@@ -134,10 +134,10 @@ class FileIndex:
 
     stat: FileStat
     format: str
-    #: Of the file's records; without metadata.
+    #: Schema of the file's records, without metadata.
     schema: pa.Schema
     chunks: ChunkColumns
-    #: What was passed over because corrupt content may be skipped; one sentence each.
+    #: One sentence for each corrupt part that was skipped.
     skipped: tuple[str, ...] = ()
 
 
@@ -145,16 +145,16 @@ class FileIndex:
 class IndexOptions:
     """Options that decide how files are cut into chunks."""
 
-    #: Parquet row groups with more records are cut; 0: never. A part is read by decoding its row group up to its end.
+    #: Maximum records per chunk of a Parquet file; 0: no limit. Reading a part decodes the row group up to its end.
     max_records_per_chunk: int = 0
-    #: Text files are cut into about this many bytes, or fewer: see ``formats.text``.
+    #: Approximate maximum size of chunks of text files, see ``formats.text``.
     text_chunk_bytes: int = 16 << 20
-    #: Pass over corrupt content, and say so in ``FileIndex.skipped``.
+    #: Skip corrupt content, and report it in ``FileIndex.skipped``.
     skip_corrupt: bool = False
 
 
 def merged(chunks: Sequence[Chunk]) -> list[Chunk]:
-    """The same records, with parts of one container that follow each other as one chunk: it is then decoded once."""
+    """Merge adjacent parts of a container into one chunk, so that the container is decoded only once."""
     found: list[Chunk] = []
     for chunk in chunks:
         last = found[-1] if found else None
@@ -171,16 +171,16 @@ def merged(chunks: Sequence[Chunk]) -> list[Chunk]:
 
 
 def chunks_to_batch(chunks: Sequence[Chunk]) -> pa.RecordBatch:
-    """The chunks as rows of ``CHUNK_SCHEMA``."""
-    # One conversion for all columns: each gives up the interpreter's lock, for which many calls compete.
+    """Return the chunks as rows of ``CHUNK_SCHEMA``."""
+    # A single conversion for all columns: each one releases the interpreter's lock, for which many calls compete.
     return pa.RecordBatch.from_struct_array(pa.array([_row(chunk) for chunk in chunks], _CHUNK_STRUCT))
 
 
 def chunks_to_rows(chunks: Sequence[Chunk]) -> list[ChunkRow]:
-    """The chunks for a message."""
+    """Return the chunks in the form used in messages."""
     return [_row(chunk) for chunk in chunks]
 
 
 def chunks_from_rows(rows: Sequence[ChunkRow]) -> tuple[Chunk, ...]:
-    """The chunks of a message that was decoded."""
+    """Return the chunks of a decoded message."""
     return tuple(Chunk(*row) for row in rows)

@@ -22,7 +22,7 @@ from flightedl.formats.sinks import written
 from flightedl.formats.text import TextFormat
 
 _HEAD_BYTES = 1 << 16
-#: Fits in the cache of a core.
+#: A block fits in the cache of a core.
 _BLOCK_BYTES = 1 << 18
 _MAX_BLOCK_BYTES = 1 << 30
 _MARK = b"\xef\xbb\xbf"
@@ -74,7 +74,7 @@ class CommaSeparated(TextFormat):
         try:
             return self._table(text, names, convert, _BLOCK_BYTES)
         except pa.ArrowInvalid:
-            # A record may be longer than a block; and only one block at a time tells which row is broken.
+            # A record may be longer than a block, and only a single block reports the damaged row.
             return self._table(text, names, convert, _MAX_BLOCK_BYTES)
 
     def _table(self, text: bytes, names: Sequence[str], convert: pc.ConvertOptions, block_bytes: int) -> pa.Table:

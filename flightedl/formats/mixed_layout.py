@@ -1,4 +1,4 @@
-"""Layout of the tasks of a declared dataset, of one source or a mixture of several."""
+"""Layout of the tasks of a declared dataset, which has one source or is a mixture of several."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from flightedl.messages.declarations import DatasetDeclaration
 def layout_of(
     index: ChunkIndex, declared: DatasetDeclaration, batch_size: int, bounds: Sequence[int] = ()
 ) -> TaskLayout:
-    """Return the tasks of a declared dataset; ``bounds`` as of ``TaskLayout``.
+    """Return the tasks of a declared dataset. ``bounds`` are those of ``TaskLayout``.
 
     Raises:
         DataError: a source of a mixture has no records.
@@ -38,7 +38,7 @@ def layout_of(
 
 
 class MixedLayout(TaskLayout):
-    """The tasks of a mixture. A source is a URL or pattern; a file that several patterns match is of the first one."""
+    """Tasks of a mixture. A source is a URL or pattern; a file matched by several patterns belongs to the first one."""
 
     def __init__(self, index: ChunkIndex, declared: DatasetDeclaration, batch_size: int) -> None:
         super().__init__(index, batch_size, steps_per_batch=declared.steps_per_batch)
@@ -48,7 +48,7 @@ class MixedLayout(TaskLayout):
         sources = np.repeat(np.array(of_file, np.int64), counts)
         for number, url in enumerate(declared.urls):
             if not index.records[sources == number].sum():
-                raise DataError(f"the source {url} of the mixture has no records that no source before it has")
+                raise DataError(f"the source {url} of the mixture has no records, or earlier sources have them all")
         whole = {source for file, source in enumerate(of_file) if index.file_index(file).format != Parquet.name}
         is_cut = [source not in whole for source in range(len(matches))]
         weights, stop = declared.mixture, declared.stop

@@ -1,20 +1,20 @@
-"""The batches of a task.
+"""Reading the batches of a task.
 
 Rules:
 
-* A task's records are the records of its chunks, numbered from 0. Batch b is the records at positions b x batch_size
-  and on, in stored order, or in ``record_order(records, seed, epoch, task)`` when a seed is given. So batches never
-  span tasks and are the same wherever they are read.
-* **Columns and conditions do not change which records make a batch.** Batches are ranges of *unfiltered* positions;
-  conditions are applied within each. A batch may therefore be shorter than ``batch_size``, even empty, and exactly
-  ``end_batch - first_batch`` batches are given, always.
-* The same goes for corrupt chunks that are skipped: their records are missing from their batches, and counted.
-* A file whose version is not the one that was indexed is refused, also when it changes while it is read.
-* ``decode`` turns the bytes of a RecordIO record into a mapping of column to value; columns and conditions then mean
-  those columns. Types are those that pyarrow finds in the batch.
+* A task's records are the records of its chunks, numbered from 0. Batch b consists of ``batch_size`` records from
+  position b x batch_size on, in stored order, or with a seed in ``record_order(records, seed, epoch, task)``. So a
+  batch never spans tasks, and has the same records wherever it is read.
+* **Columns and conditions do not change how records are divided into batches.** Batches are ranges of *unfiltered*
+  positions; conditions are applied within each batch. A batch may therefore be shorter than ``batch_size``, or empty,
+  but the reader always yields exactly ``end_batch - first_batch`` batches.
+* The same applies to corrupt chunks that are skipped: their records are missing from the batches, and are counted.
+* A file whose version is not the indexed one is rejected, also if it changes while it is read.
+* ``decode`` converts the bytes of a RecordIO record to a mapping of columns to values. Columns and conditions then
+  refer to these columns. pyarrow infers their types in each batch.
 
-In stored order one chunk is in memory at a time, and only chunks of the batches wanted are read; shuffled, all chunks
-of the task are.
+In stored order, only chunks of the requested batches are read, and one chunk is in memory at a time. Shuffled, all
+chunks of the task are in memory.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from flightedl.formats.registry import named_format
 from flightedl.formats.sources import reason
 from flightedl.ports import Files
 
-#: Makes columns of the bytes of one record.
+#: Converts the bytes of one record to columns.
 Decode = Callable[[bytes], Mapping[str, Any]]
 
 
@@ -66,20 +66,20 @@ def read_task(
     decode: Decode | None = None,
     counts: ReadCounts | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Batches ``first_batch`` to ``end_batch`` (exclusive) of a task, in order.
+    """Yield the batches ``first_batch`` to ``end_batch`` (exclusive) of a task, in order.
 
     Args:
-        files: Where they are.
-        chunks: Of the task, all of them, in order.
-        spec: batch_size, columns, filter and on_corrupt count.
-        seed: Shuffles the records within the task; None: stored order.
-        epoch: Goes into the order, like ``task``.
-        task: Number of the task.
-        first_batch: Number of the first batch wanted.
-        end_batch: None: all from there on.
-        schema: Of the dataset (``ChunkIndex.schema``): text formats take their types from it.
-        decode: Only for RecordIO.
-        counts: Is told of skipped chunks.
+        files: Access to the files.
+        chunks: All chunks of the task, in order.
+        spec: Batch size, columns, filter and policy for corrupt records; the other fields are ignored.
+        seed: Seed for shuffling the records within the task; None: stored order.
+        epoch: Number of the epoch, which also determines the order.
+        task: Number of the task, which also determines the order.
+        first_batch: Number of the first batch to read.
+        end_batch: Number of the batch after the last one; None: all.
+        schema: Schema of the dataset (``ChunkIndex.schema``), which text formats need for their types.
+        decode: Decodes the bytes of RecordIO into columns.
+        counts: Counts skipped chunks.
 
     Raises:
         CorruptChunkError: a chunk is corrupt, and ``on_corrupt`` is "fail".
@@ -87,7 +87,7 @@ def read_task(
         DataError: a file cannot be read, or lacks a column; or ``decode`` failed.
     """
     if decode is not None and any(chunk.format != RecordIO.name for chunk in chunks):
-        raise UsageError("decode= is for RecordIO: the other formats have columns of their own")
+        raise UsageError("decode= applies to RecordIO only: the other formats have columns of their own")
     reader = ChunkReader(files, chunks, spec, schema, decode, counts)
     order = None if seed is None else record_order(reader.record_count, seed, epoch, task)
     steps = spec.steps_per_batch
@@ -103,7 +103,7 @@ def read_task(
 
 
 class ChunkReader:
-    """The records of consecutive chunks, by number from 0. Not thread-safe."""
+    """Reader of consecutive chunks, whose records are numbered from 0. Not thread-safe."""
 
     def __init__(
         self,
@@ -121,21 +121,21 @@ class ChunkReader:
         self._decode = decode
         self._counts = ReadCounts() if counts is None else counts
         self._ends: list[int] = np.cumsum([chunk.records for chunk in self._chunks], dtype=np.int64).tolist()
-        #: The chunk read last.
+        #: The latest chunk.
         self._current: tuple[int, Records] | None = None
-        #: The same as one batch, where it is all records of the chunk in one piece: parts of it cost little.
+        #: The same as one batch, if it contains all records of the chunk in one piece: slices of it are cheap.
         self._batch: pa.RecordBatch | None = None
-        #: All chunks at once, and for each record its row there or -1.
+        #: All chunks as one table, and the row of each record in it, or -1.
         self._whole: tuple[pa.Table, npt.NDArray[np.int64]] | None = None
         self._empty: pa.Table | None = None
 
     @property
     def record_count(self) -> int:
-        """Records of all chunks, before the filter."""
+        """Number of records in all chunks, before the filter."""
         return self._ends[-1] if self._ends else 0
 
     def range(self, numbers: range) -> pa.RecordBatch:
-        """Consecutive records, those of them that meet the conditions."""
+        """Return those of some consecutive records that meet the conditions."""
         parts = []
         first = bisect_right(self._ends, numbers.start)
         for chunk in range(first, len(self._chunks)):
@@ -149,7 +149,7 @@ class ChunkReader:
         return self._finished(_joined(parts))
 
     def take(self, numbers: npt.NDArray[np.int64]) -> pa.RecordBatch:
-        """Records in the order given, those of them that meet the conditions. Reads all chunks and keeps them."""
+        """Return those of the given records that meet the conditions, in the given order. Loads all chunks."""
         if self._whole is None:
             self._whole = self._read_whole()
         table, rows = self._whole
@@ -195,7 +195,7 @@ class ChunkReader:
         return records
 
     def _none(self, chunk: Chunk, request: ReadRequest) -> pa.Table:
-        """No records, with the columns that this chunk would have."""
+        """Return an empty table with the columns that this chunk would have."""
         schema = request.schema
         if self._empty is not None:
             return self._empty
@@ -209,7 +209,7 @@ class ChunkReader:
                 except CorruptChunkError:
                     continue
         if schema is None:
-            raise DataError(f"all of this task is corrupt, even the columns of {chunk.url} are not known")
+            raise DataError(f"all chunks of this task are corrupt, and the columns of {chunk.url} are unknown")
         return pa.schema([schema.field(name) for name in request.shown(schema)]).empty_table()
 
     def _finished(self, table: pa.Table) -> pa.RecordBatch:
@@ -219,7 +219,7 @@ class ChunkReader:
 
 
 def as_batch(table: pa.Table) -> pa.RecordBatch:
-    """The table as one batch. Copies unless it is in one piece."""
+    """Return the table as one batch. Copies it unless it is in one piece."""
     batches = table.combine_chunks().to_batches()
     if len(batches) == 1:
         return batches[0]
@@ -234,7 +234,7 @@ def joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _read_unchanged(files: Files, chunk: Chunk, request: ReadRequest) -> Records:
-    """The chunk, and certainly of the version that was indexed: the version is looked at after reading."""
+    """Read a chunk of the indexed version of its file. The version is checked after reading."""
     try:
         records = named_format(chunk.format).read(files, chunk, request)
     except FlightedlError:
@@ -256,7 +256,7 @@ def _require_unchanged(files: Files, chunk: Chunk) -> None:
 
 
 def _slice(records: Records, start: int, stop: int) -> pa.Table:
-    """The records numbered ``start`` to ``stop`` (exclusive)."""
+    """Return the records numbered ``start`` to ``stop`` (exclusive)."""
     if records.numbers is not None:
         start, stop = (int(place) for place in np.searchsorted(records.numbers, (start, stop)))
     return records.table.slice(start, max(stop - start, 0))
@@ -280,7 +280,7 @@ def _decoded(table: pa.Table, decode: Decode, request: ReadRequest) -> pa.Record
     try:
         decoded = pa.Table.from_pylist(rows)
     except (pa.ArrowException, TypeError, ValueError) as error:
-        raise DataError(f"decode= gave values that do not make columns: {reason(error)}") from error
+        raise DataError(f"decode= returned values that do not form columns: {reason(error)}") from error
     if not rows:
         return as_batch(decoded)
     request = ReadRequest(request.columns, request.conditions)
@@ -291,6 +291,6 @@ def _decoded(table: pa.Table, decode: Decode, request: ReadRequest) -> pa.Record
 def first_records(
     files: Files, chunks: Sequence[Chunk], spec: DatasetSpec, count: int, **options: Any
 ) -> pa.RecordBatch:
-    """At most ``count`` records of the first chunks, for people to look at; ``options`` as of ``ChunkReader``."""
+    """Return at most ``count`` records of the first chunks, for people. ``options`` are those of ``ChunkReader``."""
     reader = ChunkReader(files, chunks, spec, **options)
     return reader.range(range(min(count, reader.record_count)))

@@ -80,7 +80,7 @@ class WatchedFile(io.RawIOBase):
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def buffer(self, size: int, head: bytes = b"") -> pa.Buffer:
-        """Return ``head`` and the next ``size`` bytes in memory of Arrow's pool, whose pages are used again.
+        """Return ``head`` and the next ``size`` bytes in memory of Arrow's pool, which reuses its pages.
 
         Raises:
             EOFError: the file ends before.

@@ -1,11 +1,11 @@
-"""Rows of a table in a file of its own: Parquet, with a column of ids, and one of values for each row.
+"""Rows of a table in a separate Parquet file, with a column of ids and a column of values.
 
-* ``id``: int64; ids of 2**63 and above are negative there, and texts are the hashes that they were looked up by.
-* ``values``: a list of ``dim`` float32, or float16 (halffloat) of such a table; bfloat16 is written as float32.
-* With slots: ``updates`` (int64), and a column for each slot of the optimizer, a list of ``dim`` or a number, float32.
+* ``id``: int64. Ids from 2**63 on are negative here; ids of texts are the hashes used for look-ups.
+* ``values``: a list of ``dim`` float32, or float16 (halffloat) for such a table. bfloat16 is written as float32.
+* With slots: ``updates`` (int64), and a float32 column per slot of the optimizer, a list of ``dim`` or a number.
 
-What is read may come from elsewhere: any integers or texts as ids, any floats as values, lists of one size or not.
-Columns that mean nothing here are passed over, and slots, too, where they are not those of the table's optimizer.
+Files from other programs can be read: ids may be any integers or texts, values any floats, in lists of fixed or
+variable size. Unknown columns are ignored, and so are slots of another optimizer than the table's.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from flightedl.ports import Files
 Floats = npt.NDArray[np.float32]
 
 _ROWS_A_GROUP = 1 << 17
-#: Of the pieces in which a file is read.
+#: Rows read at a time.
 _ROWS_AT_ONCE = 1 << 16
 SUFFIXES = (".parquet", ".pq")
 _OPTIMIZER = b"flightedl.optimizer"
@@ -44,7 +44,7 @@ class FileRows(NamedTuple):
     ids: npt.NDArray[np.uint64]
     #: (n, dim).
     values: Floats
-    #: (n,) uint32 and (n, numbers of all slots); None: the file has none that fit.
+    #: (n,) uint32 and (n, total size of all slots); None if the file has no matching ones.
     updates: npt.NDArray[np.uint32] | None
     slots: Floats | None
 
@@ -53,7 +53,7 @@ class FileRows(NamedTuple):
 
 
 def schema_of(spec: TableSpec, *, has_slots: bool) -> pa.Schema:
-    """Of the file of a table."""
+    """Return the schema of a table's file."""
     element = pa.float16() if spec.dtype == "float16" else pa.float32()
     fields = [
         pa.field("id", pa.int64(), nullable=False),
@@ -71,18 +71,18 @@ def schema_of(spec: TableSpec, *, has_slots: bool) -> pa.Schema:
 
 
 def table_file(spec: TableSpec, rows: Iterable[StoredRows], *, has_slots: bool = False) -> Iterator[bytes]:
-    """A file of rows, in parts."""
+    """Yield the parts of a file with these rows."""
     yield from file_of(schema_of(spec, has_slots=has_slots), batches_of(spec, rows, has_slots=has_slots))
 
 
 def batches_of(spec: TableSpec, rows: Iterable[StoredRows], *, has_slots: bool = False) -> Iterator[pa.RecordBatch]:
-    """Yield rows as they are in a file."""
+    """Return the record batches of a file with these rows."""
     schema = schema_of(spec, has_slots=has_slots)
     return (_batch(spec, some, schema, has_slots=has_slots) for some in rows if len(some.ids))
 
 
 def file_of(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
-    """Yield the parts of a Parquet file that has these batches."""
+    """Yield the parts of a Parquet file with these batches."""
     sink = PartsSink()
     with pq.ParquetWriter(
         pa.PythonFile(sink, mode="w"), schema, compression="zstd", write_page_checksum=True
@@ -134,7 +134,7 @@ def _column(array: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
 
 
 def require_table_file(files: Files, url: str, spec: TableSpec) -> None:
-    """Raise DataError, one sentence, unless the file has rows for this table, as far as its footer shows."""
+    """Raise DataError unless, according to its footer, the file has rows for this table."""
     with opened(files, url) as source:
         _require(url, Footer(source).schema, spec)
 
@@ -145,9 +145,9 @@ def _require(url: str, schema: pa.Schema, spec: TableSpec) -> None:
             raise DataError(f"{url} has no column {name!r}: a table's rows are in the columns id and values")
     ids, values = schema.field("id").type, schema.field("values").type
     if not (pa.types.is_integer(ids) or _is_text(ids)):
-        raise DataError(f"{url} has ids that are {ids}, and neither whole numbers nor texts")
+        raise DataError(f"{url} has ids of type {ids}: they must be integers or texts")
     if not _is_list(values) or not pa.types.is_floating(values.value_type):
-        raise DataError(f"{url} has values that are {values}, and not lists of floats")
+        raise DataError(f"{url} has values of type {values}: they must be lists of floats")
     if pa.types.is_fixed_size_list(values) and values.list_size != spec.dim:
         raise DataError(f"{url} has rows of {values.list_size} values, and table {spec.name!r} has dim {spec.dim}")
 
@@ -161,7 +161,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def read_table_file(files: Files, url: str, spec: TableSpec) -> Iterator[FileRows]:
-    """The rows of a file, some at a time.
+    """Yield the rows of a file in batches.
 
     Raises:
         DataError: it has no rows for this table, is damaged, or cannot be read.
@@ -210,7 +210,7 @@ def _file_rows(
 
 
 def _matrix(url: str, column: pa.Array, spec: TableSpec) -> Floats:
-    """(n, dim) of lists, or (n, 1) of numbers."""
+    """Return lists as (n, dim), numbers as (n, 1)."""
     if not _is_list(column.type):
         numbers: Floats = column.to_numpy().astype(np.float32).reshape(-1, 1)
         return numbers
@@ -225,7 +225,7 @@ def _has_size(column: pa.Array, dim: int) -> bool:
 
 
 def as_kept(values: Floats, dtype: str) -> npt.NDArray[Any]:
-    """Values as a table of this dtype has them: 16-bit ones rounded to nearest even."""
+    """Return values in a table's dtype: 16-bit ones are rounded to nearest even."""
     if dtype == "float32":
         return values
     if dtype == "float16":

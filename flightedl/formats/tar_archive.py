@@ -36,7 +36,7 @@ KEY = "__key__"
 _JSON = "json"
 _BLOCK = tarfile.BLOCKSIZE
 _END = bytes(2 * _BLOCK)
-#: Places of fields in a header.
+#: Positions of fields in a header.
 _NAME, _SIZE, _CHECKSUM, _KIND, _PREFIX = slice(0, 100), slice(124, 136), slice(148, 156), 156, 345
 _REGULAR = b"0\0"
 _OFFSETS_END = 1 << 31
@@ -46,7 +46,7 @@ class _Member(NamedTuple):
     """A regular file of an archive."""
 
     name: str
-    #: Where its first header begins.
+    #: Offset of its first header.
     offset: int
     offset_data: int
     size: int
@@ -114,7 +114,7 @@ class TarArchive:
 
 
 class _Walk:
-    """The records of an archive, or of a whole number of records of one; of ``members`` if these are known."""
+    """The records of an archive or of some of its records, read from ``members`` if these are known."""
 
     def __init__(
         self, source: WatchedFile | io.BytesIO | None, size_bytes: int, members: Iterable[_Member] | None = None
@@ -122,7 +122,7 @@ class _Walk:
         self._source = source
         self._size_bytes = size_bytes
         self._known = members
-        #: Where the record that came last ends.
+        #: End of the latest record.
         self.end = 0
 
     def __iter__(self) -> Iterator[_Sample]:
@@ -166,9 +166,9 @@ class _Walk:
 
 
 def _plain_members(data: memoryview) -> list[_Member] | None:
-    """Return the members, or None where the archive has anything but sound headers of regular files with short names.
+    """Return the members, or None unless all headers are valid and belong to regular files with short names.
 
-    The library takes ten times as long for each header, with the interpreter's lock held.
+    The library takes ten times as long per header, and holds the interpreter's lock.
     """
     found: list[_Member] = []
     checksums: list[int] = []
@@ -212,8 +212,8 @@ def _column(name: str, samples: Sequence[_Sample], data: pa.Buffer) -> pa.Array:
         view = memoryview(data)
         found = [None if each is None else view[each.offset_data : each.offset_data + each.size] for each in members]
         return pa.array(found, pa.binary())
-    # Arrow copies the members' bytes, without the interpreter's lock: each of them is a value of even number in an
-    # array over the archive, and what lies between two of them is one of odd number.
+    # Arrow copies the members' bytes without the interpreter's lock. An array over the archive has the members as
+    # its even values, and the bytes between two members as its odd values.
     ends = [place for each in members if each is not None for place in (each.offset_data, each.offset_data + each.size)]
     count = max(len(ends) - 1, 0)
     values = pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(np.array(ends or [0], np.int32)), data])

@@ -171,7 +171,7 @@ class RestartPolicy:
     _records: dict[Slot, _Record] = field(init=False)
     #: The latest account.
     _account: Account | None = field(init=False, default=None)
-    #: Crashes of all trainers since a task was set aside, and the number of tasks set aside.
+    #: Crashes of all trainers since the last task was set aside, and the number of tasks set aside.
     _crashes: int = field(init=False, default=0)
     _failed: int = field(init=False, default=0)
 

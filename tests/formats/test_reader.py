@@ -63,10 +63,10 @@ def test_decode_that_fails(world: Any) -> None:
     def two_types(record: bytes) -> Mapping[str, Any]:
         return {"x": record if len(record) == 8 else 1}
 
-    with pytest.raises(DataError, match="decode= gave values that do not make columns"):
+    with pytest.raises(DataError, match="decode= returned values that do not form columns"):
         read(world, spec, decode=two_types)
     world.write("b.parquet", pa.table({"a": [1]}), "parquet")
-    with pytest.raises(UsageError, match="decode= is for RecordIO"):
+    with pytest.raises(UsageError, match="decode= applies to RecordIO only"):
         read(world, DatasetSpec(("b.parquet",)), decode=json.loads)
 
 

@@ -92,9 +92,9 @@ def test_texts_are_ids_as_in_a_lookup(tmp_path: Path) -> None:
     [
         ({"id": [1]}, "no column 'values'"),
         ({"values": [[1.0, 2.0]]}, "no column 'id'"),
-        ({"id": [1.5], "values": [[1.0, 2.0]]}, "ids that are double"),
-        ({"id": [1], "values": [1.0]}, "values that are double, and not lists"),
-        ({"id": [1], "values": [["a"]]}, "not lists of floats"),
+        ({"id": [1.5], "values": [[1.0, 2.0]]}, "ids of type double"),
+        ({"id": [1], "values": [1.0]}, "values of type double"),
+        ({"id": [1], "values": [["a"]]}, "must be lists of floats"),
         ({"id": [1], "values": pa.array([[1.0, 2.0, 3.0]], pa.list_(pa.float32(), 3))}, "rows of 3 values.*dim 2"),
         ({"id": [1, 2], "values": [[1.0], [1.0, 2.0, 3.0]]}, "a row without 2 values"),
         ({"id": [1, None], "values": [[1.0, 2.0]] * 2}, "nulls"),
