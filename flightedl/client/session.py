@@ -191,7 +191,8 @@ class Job:
             explicit_done: Batches count as done when ``Dataset.done`` says so, not when the next one is asked for; for
                 jobs without parameters.
             group: "auto" for the process group of torchrun, ``torch.distributed`` or JAX; (rank, number of ranks) among
-                which data is shared, or a dimension of a DeviceMesh, if some processes need equal batches.
+                which data is shared, or a dimension of a DeviceMesh, if some processes need equal batches; "torchft"
+                for batches by number.
             remainder: With ``group``: what becomes of records that fill no round of full batches. "split" spreads them
                 evenly, "drop" leaves them out, and "pad" repeats records of the epoch's beginning.
             explicit_commit: With ``group``: rounds count for ``state_dict`` when ``commit`` names them.
@@ -204,7 +205,7 @@ class Job:
                 run the script, that has it.
 
         Returns:
-            A ``Dataset``; with ``group``, a ``GroupDataset``.
+            A ``Dataset``; with ``group``, a ``GroupDataset``, and with "torchft" a ``NumberedDataset``.
 
         Raises:
             DataError: a file is missing, unreadable, or of another schema than the others.
@@ -294,12 +295,19 @@ class Job:
             )
         if self._model.is_declared:
             raise UsageError("a group trains a model of its own: give either group= or job.parameters, not both")
+        chosen_remainder = arguments.remainder_of(remainder, declaration, explicit_done=explicit_done)
+        if isinstance(group, str) and group == "torchft":
+            if remainder != "split" or explicit_commit or transform is not None:
+                raise UsageError(
+                    'group="torchft" takes neither remainder, explicit_commit nor transform: leave them out'
+                )
+            return self._data.declare_numbered(declaration, decode)
         atexit.register(self._leave_at_exit)
         return self._data.declare_for_group(
             declaration,
             decode,
             rank_and_size(group),
-            remainder=arguments.remainder_of(remainder, declaration, explicit_done=explicit_done),
+            remainder=chosen_remainder,
             explicit_commit=arguments.flag("explicit_commit", explicit_commit),
             read_ahead_mb=ahead_mb,
             transforming=transforming,

@@ -105,8 +105,9 @@ def test_the_groups_of_all_examples_are_run() -> None:
     assert groups == {
         ("api", "group"),
         ("api", "job"),
+        ("api", "numbered"),
         ("api", "local"),
-        *(("data-only", g) for g in ("before", "ddp", "ddp-weighted", "accelerate", "lightning")),
+        *(("data-only", g) for g in ("before", "ddp", "ddp-weighted", "accelerate", "lightning", "torchft")),
         ("frameworks", "jax"),
         ("frameworks", "sklearn"),
         *(("torch", g) for g in ("torch", "accelerate", "lightning")),
@@ -128,6 +129,8 @@ def test_examples_of_a_job(etcd: EtcdServer, job_name: str, folder: Path, monkey
 def test_examples_of_a_group(etcd: EtcdServer, job_name: str, folder: Path) -> None:
     with fe.local(pservers=0, job=job_name, etcd=etcd.address) as cluster, cluster.connect() as job:
         run(API, "group", job=job)
+    with fe.local(pservers=0, job=f"{job_name}-numbered", etcd=etcd.address) as cluster, cluster.connect() as job:
+        run(API, "numbered", job=job)
 
 
 @pytest.mark.etcd

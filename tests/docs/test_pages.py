@@ -15,6 +15,7 @@ import pytest
 import flightedl as fe
 from flightedl.client.data.dataset import Dataset
 from flightedl.client.data.group_dataset import GroupDataset
+from flightedl.client.data.numbered_dataset import NumberedDataset
 from flightedl.client.model.parameters import Parameters
 from flightedl.client.once import Once
 from flightedl.client.progress import Totals
@@ -109,6 +110,7 @@ def public(name: str, kind: type) -> dict[str, object]:
 NAMES: dict[str, object] = {
     **{f"fe.{name}": getattr(fe, name) for name in fe.__all__},
     **public("job", fe.Job),
+    **public("data", NumberedDataset),
     **public("data", GroupDataset),
     **public("data", Dataset),
     **public("model", Parameters),

@@ -53,6 +53,7 @@ def test_what_a_group_cannot_have_is_refused(etcd: EtcdServer, job_name: str, tm
             ({"remainder": "keep"}, "remainder is 'keep', but must be one of split, drop, pad"),
             ({"group": None, "remainder": "pad"}, "remainder and explicit_commit are for the ranks of a group"),
             ({"group": "torch"}, "group is 'torch'"),
+            ({"group": "torchft", "remainder": "pad"}, "takes neither remainder, explicit_commit nor transform"),
             ({"group": (3, 2)}, "a rank is from 0"),
         ):
             with pytest.raises(UsageError, match=sentence):

@@ -22,6 +22,7 @@ from flightedl.client.data.dataset import Dataset, LookAhead
 from flightedl.client.data.evaluation import Measure
 from flightedl.client.data.feed import TaskFeed
 from flightedl.client.data.group_dataset import GroupDataset
+from flightedl.client.data.numbered_dataset import NumberedDataset
 from flightedl.client.data.pieces import PieceReader
 from flightedl.client.data.ranks import rank_and_size
 from flightedl.client.data.read_queue import READ_AHEAD_MB
@@ -29,6 +30,7 @@ from flightedl.client.data.readers import Transforming
 from flightedl.client.data.reading import ReadTask, batches_of, place_of, telling
 from flightedl.client.participation import Participation
 from flightedl.client.process import TrainerProcess
+from flightedl.domain.groups.numbered import NumberedBatches
 from flightedl.domain.groups.plan import Remainder, RoundPlan
 from flightedl.domain.retries import PATIENT
 from flightedl.domain.trainer.acknowledged import AcknowledgedLoop
@@ -37,6 +39,7 @@ from flightedl.domain.trainer.readings import BatchLoop
 from flightedl.errors import DataError, UsageError
 from flightedl.formats.chunk_index import ChunkIndex
 from flightedl.formats.dataset_spec import schema_of, spec_of
+from flightedl.formats.layout import TaskLayout
 from flightedl.formats.mixed_layout import layout_of
 from flightedl.formats.reader import Decode
 from flightedl.formats.stored_index import PIECES_SCHEMA, index_from_pieces
@@ -78,7 +81,7 @@ class JobData:
         self._files = PatientFiles(FsspecFiles(), Persistence(PATIENT, process.clock, self._closing))
         self._dataset: Dataset | None = None
         #: Instead of it in a process that is a rank of a group.
-        self._group: GroupDataset | None = None
+        self._group: GroupDataset | NumberedDataset | None = None
         self._attendance: GroupAttendance | None = None
         #: Of the evaluation that is under way.
         self._evaluation: TaskFeed | None = None
@@ -127,21 +130,13 @@ class JobData:
         transforming: Transforming,
     ) -> GroupDataset:
         """Declare the training data of a group, of which this process is a rank. Errors as of ``Job.dataset``."""
-        if decode is not None:
-            arguments.function_of("decode", decode)
         process, (rank, world_size) = self._process, ranks
-        # Neither the master nor the tasks depend on the batch size, and another start of the group may change it.
-        declared = process.ask_master("declare_dataset", encode(replace(declaration, batch_size=1)), DeclaredDataset)
-        index = persistently(process.waiting(), self._index)
-        if index.content_hash() != declared.index_hash:
-            raise DataError("the master has another index of the dataset than the one declared: start this rank again")
-        layout = layout_of(index, declaration, 1)
+        declared, layout, seed, reader = self._planned(declaration, decode)
         if remainder == "drop" and layout.record_count < world_size * declaration.batch_size:
             raise UsageError(
                 f"an epoch has fewer records ({layout.record_count}) than a round ({world_size} batches of "
                 f'{declaration.batch_size}), so remainder="drop" would leave out all: make batch_size smaller'
             )
-        seed = declaration.seed % 2**64 if declaration.shuffle else None
         mixture = f" {declaration.mixture} {declaration.stop}" if declaration.mixture else ""
         plan_from = partial(
             RoundPlan,
@@ -153,7 +148,6 @@ class JobData:
             batch_size=declaration.batch_size,
             remainder=remainder,
         )
-        reader = PieceReader(self._files, layout, spec_of(declaration), seed, decode, process.progress.skipped)
         # Ranks of equal data are different ranks of the group that is started together.
         launched = rank_and_size("auto")
         plan = f"batch_size={declaration.batch_size}, remainder={remainder!r} and {world_size} data ranks"
@@ -176,6 +170,35 @@ class JobData:
             place=reader.place,
         )
         return self._group
+
+    def declare_numbered(self, declaration: DatasetDeclaration, decode: Decode | None) -> NumberedDataset:
+        """Declare training data whose batches the script asks for by number. Errors as of ``Job.dataset``."""
+        declared, layout, seed, reader = self._planned(declaration, decode)
+        batches = NumberedBatches(
+            layout.task_records, epochs=declaration.epochs, seed=seed, batch_size=declaration.batch_size
+        )
+        process = self._process
+        self._group = NumberedDataset(
+            declared, batches, reader.read, process.progress.batch, process.waiting, lambda: self._files.trouble
+        )
+        return self._group
+
+    def _planned(
+        self, declaration: DatasetDeclaration, decode: Decode | None
+    ) -> tuple[DeclaredDataset, TaskLayout, int | None, PieceReader]:
+        """Declare data whose batches this process plans itself; return its tasks, their seed and their reader."""
+        if decode is not None:
+            arguments.function_of("decode", decode)
+        process = self._process
+        # Neither the master nor the tasks depend on the batch size, and another start may change it.
+        declared = process.ask_master("declare_dataset", encode(replace(declaration, batch_size=1)), DeclaredDataset)
+        index = persistently(process.waiting(), self._index)
+        if index.content_hash() != declared.index_hash:
+            raise DataError("the master has another index of the dataset than the one declared: start this rank again")
+        layout = layout_of(index, declaration, 1)
+        seed = declaration.seed % 2**64 if declaration.shuffle else None
+        reader = PieceReader(self._files, layout, spec_of(declaration), seed, decode, process.progress.skipped)
+        return declared, layout, seed, reader
 
     def _index(self) -> ChunkIndex:
         with self._process.servers.master().get(

@@ -9,7 +9,7 @@ from typing import Any
 from flightedl.errors import UsageError
 
 _WANTED = (
-    'group is "auto", (rank, number of ranks), or one dimension of a DeviceMesh such as mesh["dp"]; '
+    'group is "auto", "torchft", (rank, number of ranks), or one dimension of a DeviceMesh such as mesh["dp"]; '
     "None shares the data without rounds"
 )
 

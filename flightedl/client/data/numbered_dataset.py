@@ -1,0 +1,120 @@
+"""Data by number, as ``domain.groups.numbered`` says: the script asks for the batches that its model needs next.
+
+A thread reads ahead: after each batch it reads the one that is as far behind it as this one was behind the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYetError
+
+import pyarrow as pa
+
+from flightedl.client.waiting import Waiting
+from flightedl.domain.groups.numbered import NumberedBatches
+from flightedl.domain.groups.plan import Round
+from flightedl.errors import UsageError
+from flightedl.formats.dataset_spec import schema_of
+from flightedl.messages.declarations import DeclaredDataset
+
+_SLICE_S = 0.5
+
+
+class NumberedDataset:
+    """The data of a training that counts the batches that its model has, as with torchft.
+
+    Args:
+        declared: The dataset.
+        batches: Its batches.
+        read: Reads a batch.
+        batch_done: Called with the number of records of a batch when the next one is asked for.
+        waiting: Begins a wait of the user's thread.
+        trouble_of_files: Returns the cause of a wait for files, or "".
+    """
+
+    def __init__(
+        self,
+        declared: DeclaredDataset,
+        batches: NumberedBatches,
+        read: Callable[[Round], pa.RecordBatch],
+        batch_done: Callable[[int], None],
+        waiting: Callable[[], Waiting],
+        trouble_of_files: Callable[[], str],
+    ) -> None:
+        self._declared = declared
+        self._batches = batches
+        self._read = read
+        self._batch_done = batch_done
+        self._waiting = waiting
+        self._trouble_of_files = trouble_of_files
+        #: One thread, because the reader is not thread-safe.
+        self._reader = ThreadPoolExecutor(1, "flightedl-reader")
+        #: Number and batch that are read ahead.
+        self._ahead: tuple[int, Future[pa.RecordBatch]] | None = None
+        self._number: int | None = None
+        self._step: Round | None = None
+        self._row_count = 0
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Arrow schema of the records, all columns; with ``decode``, of the records that it is given."""
+        return schema_of(self._declared)
+
+    @property
+    def record_count(self) -> int:
+        """Records of one epoch."""
+        return self._declared.record_count
+
+    @property
+    def batch_count(self) -> int | None:
+        """Batches of all epochs; None if they are endless."""
+        return self._batches.count
+
+    @property
+    def current(self) -> tuple[int, int] | None:
+        """Records and epoch of the newest batch; None before the first one."""
+        return None if self._step is None else (self._row_count, self._step.epoch)
+
+    def batch(self, number: int) -> pa.RecordBatch:
+        """Return the batch with this number, counted from 0 over all epochs; behind the last one, no records.
+
+        Raises:
+            UsageError: the number is not a whole number from 0 on.
+            DataError: a file cannot be read.
+        """
+        if not isinstance(number, int) or number < 0:
+            raise UsageError(f"number is {number!r:.80}, but must be a whole number from 0 on")
+        if self._step is not None:
+            self._batch_done(self._row_count)
+        if self._ahead is None or self._ahead[0] != number:
+            self._read_ahead(number)
+        assert self._ahead is not None
+        batch = self._result(self._ahead[1])
+        stride = 1 if self._number is None or number <= self._number else number - self._number
+        self._number, self._step, self._row_count = number, self._batches.batch(number), batch.num_rows
+        self._read_ahead(number + stride)
+        return batch
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        self._reader.shutdown(cancel_futures=True)
+
+    def _read_ahead(self, number: int) -> None:
+        if self._ahead is not None:
+            self._ahead[1].cancel()
+        step = self._batches.batch(number)
+        self._ahead = number, self._reader.submit(self._read, step)
+
+    def _result(self, reading: Future[pa.RecordBatch]) -> pa.RecordBatch:
+        if reading.done():
+            return reading.result()
+        waiting = self._waiting()
+        try:
+            while True:
+                try:
+                    return reading.result(_SLICE_S)
+                except NotYetError:
+                    waiting.patiently(self._trouble_of_files() or "the next batch to be read")
+        finally:
+            waiting.over()
