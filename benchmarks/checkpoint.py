@@ -22,13 +22,12 @@ import numpy as np
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.adapters.storage import open_storage
-from flightedl.domain.checkpoint.manifest import Manifest, manifest_name
-from flightedl.domain.checkpoint.values import OrderNumber, SnapshotCommand
+from flightedl.domain.checkpoint.manifest import Manifest, ShardFile, manifest_name
 from flightedl.domain.consistency.modes import Async
 from flightedl.domain.model.optimizers import Adam
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import ShardPlan, plan_shards
-from flightedl.messages.control import ViewMember, ViewRequest
+from flightedl.messages.control import OrderNumber, SnapshotRequest, ViewMember, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, PushHeader
 from flightedl.pserver.restoring import load_newest
 from flightedl.pserver.shard import Shard
@@ -125,14 +124,14 @@ def main(mb: str = "1024") -> None:
     with tempfile.TemporaryDirectory(prefix="flightedl-bench-") as directory:
         storage = open_storage(directory)
         shard = Shard(plan, 0, Adam(lr=1e-3), Async())
-        snapshots = Snapshots(shard.copying, storage, _JOB, 0, 1, 1, clock)
+        snapshots = Snapshots(shard.copying, storage, _JOB, 0, 1, clock)
         snapshots.prepare()
         file = None
         with Pusher(shard, plan) as pusher:
             for number in range(1, _SNAPSHOTS + 1):
                 name = f"c-{number}/shard.arrow"
                 began = time.monotonic()
-                snapshots.order(SnapshotCommand(OrderNumber(1, number, 1), None, name))
+                snapshots.order(SnapshotRequest(OrderNumber(1, number, 1), None, name, plan_hash=""))
                 while (progress := snapshots.progress) is None or progress.state == "waiting":
                     time.sleep(0.001)
                 taken = time.monotonic()
@@ -155,7 +154,7 @@ def main(mb: str = "1024") -> None:
             cut_for=1,
             round=None,
             created_s=0.0,
-            shards=(file,),
+            shards=(ShardFile.of(0, 1, file),),
         )
         storage.publish(manifest_name(_SNAPSHOTS), [manifest.encode()])
         began = time.monotonic()

@@ -191,8 +191,8 @@ class PserverLink:
                 return decode(ask("view", _QUICK_CALL_S), ViewReply)
             case AppliedRequest():
                 return decode(ask("applied"), AppliedReply)
-            case SnapshotRequest(number=number):
-                with tracing.lasting("checkpoint", number):
+            case SnapshotRequest(order=order):
+                with tracing.lasting("checkpoint", order.number):
                     return decode(ask("snapshot"), SnapshotReply)
             case SealRequest(epochs=epochs):
                 try:

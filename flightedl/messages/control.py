@@ -47,15 +47,28 @@ class ViewReply(Reply, frozen=True, kw_only=True):
     refuses_mode: bool = False
 
 
-class SnapshotRequest(OfPlan, frozen=True, kw_only=True):
+class OrderNumber(msgspec.Struct, frozen=True):
+    """Place of an order among all orders of a job. A pserver carries out only the newest that it has heard of."""
+
+    master_generation: Natural
+    #: The checkpoint's.
+    number: Natural
+    #: The proposal's, within the checkpoint.
+    serial: Natural
+
+    def is_newer_than(self, other: OrderNumber | None) -> bool:
+        if other is None:
+            return True
+        mine = (self.master_generation, self.number, self.serial)
+        return mine > (other.master_generation, other.number, other.serial)
+
+
+class SnapshotRequest(OfPlan, frozen=True):
     """Orders a copy of all blocks, or asks how far it is: only an order newer than all before does anything."""
 
-    #: (master generation, checkpoint, proposal) order all orders of a job.
-    master_generation: Natural
-    number: Natural
-    serial: Natural
+    order: OrderNumber
     #: Copy each block when this round opens; None: now.
-    round: Natural | None = None
+    round: Natural | None
     #: File to write, relative to the job's storage.
     name: Name
     #: The file of this process in the newest complete checkpoint; empty: there is none.
@@ -80,16 +93,17 @@ class WrittenFile(Reply, frozen=True, kw_only=True):
     after: str = ""
 
 
-class SnapshotReply(Reply, frozen=True, kw_only=True):
-    """How far a pserver is with the newest order that it has heard of."""
+class SnapshotReply(Reply, frozen=True):
+    """Progress of a pserver with the newest order that it has heard of. Full state: may come again, in any order."""
 
-    master_generation: int
-    number: int
-    serial: int
-    #: refused, waiting, taken, written or failed.
+    order: OrderNumber
+    #: "refused": a block is past the round. "waiting": for the round. "taken": copied, being written. "written".
+    #: "failed". Any other counts as waiting.
     state: str
     highest_open_round: int = 0
+    #: The file, once it is written.
     file: WrittenFile | None = None
+    #: Why it failed.
     reason: str = ""
     #: Seconds that training stood still for the copies, at most, and that writing took.
     copied_s: float = 0.0

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from flightedl.domain.checkpoint.values import SnapshotCommand
 from flightedl.domain.model.sharding import Block
 from flightedl.domain.pserver.block_values import CopyBlocks
 from flightedl.errors import UnavailableError
 from flightedl.formats.shard_files import StoredBlock
+from flightedl.messages.control import SnapshotRequest
 from flightedl.pserver.rows.stored import CutRows
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class SnapshotCopier:
         self,
         numbers: Sequence[int],
         memory: CopyMemory,
-        command: SnapshotCommand,
+        command: SnapshotRequest,
         after: str = "",
         replaces: SnapshotCopier | None = None,
     ) -> None:

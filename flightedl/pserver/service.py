@@ -18,12 +18,13 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
+from msgspec.structs import replace
+
 from flightedl.adapters.patience import PatientFiles, Persistence
 from flightedl.adapters.storage import FsspecFiles
 from flightedl.coordination.directory import Directory
 from flightedl.coordination.keys import JobKeys
 from flightedl.domain.checkpoint.pointer import loadable_of, rejected_of
-from flightedl.domain.checkpoint.values import SnapshotCommand
 from flightedl.domain.consistency.modes import Mode
 from flightedl.domain.model.declared import parameters_of, plan_of, tables_of
 from flightedl.domain.model.optimizers import Optimizer
@@ -338,7 +339,6 @@ class PserverService:
             self._keys.job_name,
             self._life.index,
             model.pservers,
-            self._life.generation,
             self._clock,
             self._recorder,
         )
@@ -478,7 +478,7 @@ class PserverService:
         self._life.require_snapshots()
         snapshots = self._snapshots
         assert snapshots is not None, "there are values without blocks"
-        return snapshots.order(SnapshotCommand.of(request)).reply(snapshots.copied_s, snapshots.written_s)
+        return replace(snapshots.order(request), copied_s=snapshots.copied_s, written_s=snapshots.written_s)
 
     def applied(self, request: AppliedRequest) -> AppliedReply:
         """What all blocks have, for the master to compare with what it takes for done.

@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 
-from flightedl.domain.checkpoint.values import OrderNumber, SnapshotCommand
 from flightedl.domain.consistency.modes import Mode
 from flightedl.domain.consistency.rounds_values import Pull
 from flightedl.domain.exactly_once.applied import AppliedBatches
@@ -45,7 +44,7 @@ from flightedl.domain.pserver.blocks import around
 from flightedl.errors import BusyError, CorruptError, FencedError, MessageError
 from flightedl.formats.row_batches import TABLE, WAITING, StoredRows
 from flightedl.formats.shard_files import StoredBlock
-from flightedl.messages.control import ViewReply, ViewRequest
+from flightedl.messages.control import OrderNumber, SnapshotRequest, ViewReply, ViewRequest
 from flightedl.messages.parameters import Outcome, PushHeader
 from flightedl.process.shared_memory import SharedMemory
 from flightedl.pserver.changes import Changes
@@ -63,7 +62,7 @@ from flightedl.recording.writer import Recorder
 from flightedl.wire.parts import ReceivedBlocks, parts_of
 from flightedl.wire.rows import OutgoingBlocks, Row, Rows
 
-_NO_FILE = SnapshotCommand(OrderNumber(0, 0, 0), None, "")
+_NO_FILE = SnapshotRequest(OrderNumber(0, 0, 0), None, "", plan_hash="")
 _UPDATE = Needs(has_update=True)
 
 

@@ -26,12 +26,11 @@ from itertools import chain
 from typing import TypeVar
 
 from flightedl.domain.checkpoint.changes import increment_on
-from flightedl.domain.checkpoint.manifest import ShardFile
 from flightedl.domain.checkpoint.snapshot import PserverSnapshots
-from flightedl.domain.checkpoint.values import OrderNumber, SnapshotCommand, SnapshotProgress
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.errors import FlightedlError
 from flightedl.formats.shard_files import ShardHeader, write_shard
+from flightedl.messages.control import OrderNumber, SnapshotReply, SnapshotRequest, WrittenFile
 from flightedl.ports import Clock, Storage
 from flightedl.process import tracing
 from flightedl.process.background import Background
@@ -55,7 +54,6 @@ class Snapshots:
         job: The job's name.
         index: Of this pserver.
         pserver_count: Of the job.
-        generation: Of this pserver.
         clock: Measures.
         recorder: Records what is decided; None: nothing does.
     """
@@ -67,7 +65,6 @@ class Snapshots:
         job: str,
         index: int,
         pserver_count: int,
-        generation: int,
         clock: Clock,
         recorder: Recorder | None = None,
     ) -> None:
@@ -76,7 +73,6 @@ class Snapshots:
         self._job = job
         self._index = index
         self._pserver_count = pserver_count
-        self._generation = generation
         self._clock = clock
         self._lock = threading.Lock()
         self._state = recorded(recorder, {}, PserverSnapshots)
@@ -93,7 +89,7 @@ class Snapshots:
             for array in self._copying.held.dense.copied_arrays():
                 self._memory.reserve(*array)
 
-    def order(self, order: SnapshotCommand) -> SnapshotProgress:
+    def order(self, order: SnapshotRequest) -> SnapshotReply:
         """Take an order, unless it is known or old; how far the newest one is."""
         taken: list[SnapshotCopier] = []
 
@@ -123,14 +119,14 @@ class Snapshots:
         return progress
 
     @property
-    def progress(self) -> SnapshotProgress | None:
+    def progress(self) -> SnapshotReply | None:
         """How far the newest order is."""
         with self._lock:
             return self._state.progress
 
     # the thread
 
-    def _carry_out(self, order: SnapshotCommand, copies: SnapshotCopier) -> ShardFile | None:
+    def _carry_out(self, order: SnapshotRequest, copies: SnapshotCopier) -> WrittenFile | None:
         """Return the file, or None if nobody wants it any more."""
         with tracing.span("checkpoint.copy", pserver=self._index):
             applied = self._copy(order, copies)
@@ -141,7 +137,7 @@ class Snapshots:
         with tracing.span("checkpoint.write", pserver=self._index):
             return self._write(order, copies, applied)
 
-    def _end(self, order: OrderNumber, copies: SnapshotCopier, outcome: ShardFile | FlightedlError | None) -> None:
+    def _end(self, order: OrderNumber, copies: SnapshotCopier, outcome: WrittenFile | FlightedlError | None) -> None:
         if isinstance(outcome, FlightedlError):
             with self._lock:
                 self._state.failed(order, str(outcome))
@@ -151,7 +147,7 @@ class Snapshots:
             with self._lock:
                 self._state.written(order, outcome)
 
-    def _copy(self, order: SnapshotCommand, copies: SnapshotCopier) -> AppliedBatches | None:
+    def _copy(self, order: SnapshotRequest, copies: SnapshotCopier) -> AppliedBatches | None:
         """What is applied to the copies, when all are made; None: nobody wants them any more."""
         began = self._clock.now()
         while not copies.wait(_WAIT_SLICE_S):
@@ -173,7 +169,7 @@ class Snapshots:
         with self._lock:
             return self._state.is_current(order)
 
-    def _write(self, order: SnapshotCommand, copies: SnapshotCopier, applied: AppliedBatches) -> ShardFile:
+    def _write(self, order: SnapshotRequest, copies: SnapshotCopier, applied: AppliedBatches) -> WrittenFile:
         blocks, rows = copies.take_blocks(), copies.rows
         if self._storage is None:
             raise FlightedlError("this pserver was started without --checkpoint: give it the same URL as the master")
@@ -208,9 +204,7 @@ class Snapshots:
             self.copied_s,
             self.written_s,
         )
-        return ShardFile(
-            index=self._index,
-            generation=self._generation,
+        return WrittenFile(
             name=order.name,
             size_bytes=written.size_bytes,
             hash=written.hash,

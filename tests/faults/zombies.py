@@ -17,7 +17,7 @@ from flightedl.coordination.keys import JobKeys
 from flightedl.errors import FlightedlError
 from flightedl.launch.status import JobStatus
 from flightedl.messages.base import decode, encode
-from flightedl.messages.control import SnapshotReply, SnapshotRequest, ViewReply, ViewRequest
+from flightedl.messages.control import OrderNumber, SnapshotReply, SnapshotRequest, ViewReply, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, PushHeader, PushReply
 from flightedl.messages.status import StatusReply
 from flightedl.messages.tasks import FinishedTask, TasksReply, TasksTicket
@@ -94,15 +94,10 @@ def _kinds(
 
     def order(number: int) -> bool:
         request = SnapshotRequest(
-            plan_hash=now.plan_hash,
-            master_generation=old_master,
-            number=1_000_000 + number,
-            serial=1,
-            round=None,
-            name=f"c-{number}/zombie",
+            OrderNumber(old_master, 1_000_000 + number, 1), None, f"c-{number}/zombie", plan_hash=now.plan_hash
         )
         reply = decode(as_master.action("snapshot", encode(request), timeout_s=_CALL_S), SnapshotReply)
-        return reply.master_generation == old_master
+        return reply.order.master_generation == old_master
 
     def push(connection: Connection, generation: int, number: int) -> bool:
         header = PushHeader(

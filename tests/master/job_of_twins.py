@@ -107,14 +107,13 @@ class PserverTwin:
 
     def _snapshot(self, body: bytes) -> SnapshotReply:
         order = decode(body, SnapshotRequest)
-        number = {"master_generation": order.master_generation, "number": order.number, "serial": order.serial}
         if self.store_trouble or self._storage is None:
-            return SnapshotReply(**number, state="failed", reason=self.store_trouble)
+            return SnapshotReply(order.order, "failed", reason=self.store_trouble)
         size_bytes = self._storage.publish(order.name, [b"values"])
         file = WrittenFile(
             name=order.name, size_bytes=size_bytes, hash="0" * 32, blocks=1, lowest_version=0, highest_version=0
         )
-        return SnapshotReply(**number, state="written", file=file)
+        return SnapshotReply(order.order, "written", file=file)
 
 
 class _TwinConnection:

@@ -24,9 +24,7 @@ def _chain(job: str) -> tuple[Cluster, Files, Rows]:
     """Checkpoints 1 to 3 of two pservers, a base and two increments each."""
     cluster = Cluster(2)
     for pserver in cluster.pservers:
-        pserver.snapshots = Snapshots(
-            pserver.shard.copying, cluster.storage, job, pserver.index, 2, 10 + pserver.index, SystemClock()
-        )
+        pserver.snapshots = Snapshots(pserver.shard.copying, cluster.storage, job, pserver.index, 2, SystemClock())
     files: Files = {}
     rows: Rows = {}
     for number, some in enumerate((1, 5, 7), 1):

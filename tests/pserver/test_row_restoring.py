@@ -8,7 +8,6 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flightedl.domain.checkpoint.values import OrderNumber, SnapshotCommand
 from flightedl.domain.model.initial import Uniform
 from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import ShardPlan, plan_for
@@ -17,6 +16,7 @@ from flightedl.domain.tables.optimizers import RowAdam
 from flightedl.domain.tables.placement import bucket_of, buckets_of
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.formats.row_batches import StoredRows, StoredRowSpan
+from flightedl.messages.control import OrderNumber, SnapshotRequest
 from flightedl.pserver.rows.store import RowStore
 from flightedl.pserver.rows.stored import CutRows
 from flightedl.pserver.rows.tables import TableGradients
@@ -110,7 +110,9 @@ def chains_of(old: Rows, steps: list[tuple[set[int], float, int, str]]) -> list[
         old.push(ids, gradient, version, epoch)
         if what == "push":
             continue
-        command = SnapshotCommand(OrderNumber(1, version, 1), None, f"c-{version}", newest, is_base=False)
+        command = SnapshotRequest(
+            OrderNumber(1, version, 1), None, f"c-{version}", newest, is_base=False, plan_hash="p"
+        )
         for span, chain in zip(old.spans, chains, strict=True):
             cut = CutRows(span, version, version, command, is_base=not newest)
             stored: list[Any] = [] if what == "unread" else list(cut.stored())

@@ -17,7 +17,6 @@ from flightedl.client.tables.requests import DistinctIds
 from flightedl.client.tables.traffic import Lookup, RowMessages
 from flightedl.domain.checkpoint.chains import Chains, Offer
 from flightedl.domain.checkpoint.manifest import Manifest, ShardFile, manifest_name
-from flightedl.domain.checkpoint.values import OrderNumber, SnapshotCommand
 from flightedl.domain.consistency.modes import Async, Mode, Sync
 from flightedl.domain.model.optimizers import SGD, Ftrl, Momentum
 from flightedl.domain.model.parameters import ParameterSpec
@@ -33,7 +32,7 @@ from flightedl.kernels import compiled, compiled_rows
 from flightedl.kernels.compiled_rows import distinct_kernels
 from flightedl.kernels.half_precision import widened
 from flightedl.messages.base import encode
-from flightedl.messages.control import ViewMember, ViewRequest
+from flightedl.messages.control import OrderNumber, SnapshotRequest, ViewMember, ViewRequest
 from flightedl.messages.declarations import DeclaredModel, JobDeclaration, ModelDeclaration
 from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
 from flightedl.pserver.building import kernels_of
@@ -66,7 +65,7 @@ class Pserver:
         self.plan = plan_for(SPECS, count, 1, TABLES)
         self.index, self.storage = index, storage
         self.shard = Shard(self.plan, index, SGD(lr=1.0), mode, on_lost=pytest.fail)
-        self.snapshots = Snapshots(self.shard.copying, storage, "j", index, count, 10 + index, SystemClock())
+        self.snapshots = Snapshots(self.shard.copying, storage, "j", index, count, SystemClock())
         self.view(1, 0)
 
     def view(self, serial: int, first_round: int) -> None:
@@ -119,13 +118,13 @@ class Pserver:
     def checkpoint(self, number: int, offer: Offer | None = None) -> ShardFile:
         name, order = f"c-{number}/shard-{self.index}.arrow", OrderNumber(1, number, 1)
         more = () if offer is None else (offer.after, offer.is_base)
-        self.snapshots.order(SnapshotCommand(order, None, name, *more))
+        self.snapshots.order(SnapshotRequest(order, None, name, *more, plan_hash="p"))
 
         def file() -> ShardFile | None:
             progress = self.snapshots.progress
             assert progress is not None
             assert progress.state != "failed", progress
-            return progress.file
+            return None if progress.file is None else ShardFile.of(self.index, 10 + self.index, progress.file)
 
         return eventually(file)
 
@@ -375,10 +374,10 @@ def test_what_changes_while_a_checkpoint_is_written_is_not_in_it() -> None:
     storage = MemoryStorage()
     old, new = Pserver(storage, Async()), Pserver(storage, Async())
     old.push(0)
-    old.snapshots.order(SnapshotCommand(OrderNumber(1, 1, 1), None, "c-1/shard-0.arrow"))
+    old.snapshots.order(SnapshotRequest(OrderNumber(1, 1, 1), None, "c-1/shard-0.arrow", plan_hash="p"))
     old.push(1, base=1)
     old.push(2, base=2)
-    publish(storage, 1, eventually(lambda: old.snapshots.progress.file))
+    publish(storage, 1, ShardFile.of(0, 10, eventually(lambda: old.snapshots.progress.file)))
     assert new.restore() == 1
     require(new, 1)
     require(old, 3)

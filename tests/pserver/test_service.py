@@ -25,6 +25,7 @@ from flightedl.messages.base import decode, encode
 from flightedl.messages.control import (
     AppliedReply,
     AppliedRequest,
+    OrderNumber,
     ReloadRequest,
     SealRequest,
     SnapshotRequest,
@@ -50,7 +51,7 @@ def orders(plan_hash: str) -> dict[str, msgspec.Struct]:
     member = ViewMember(trainer="t", generation=1, member=1, first_round=0)
     return {
         "view": ViewRequest(plan_hash=plan_hash, master_generation=1, serial=1, members=[member]),
-        "snapshot": SnapshotRequest(plan_hash=plan_hash, master_generation=1, number=1, serial=1, name="c-1/shard"),
+        "snapshot": SnapshotRequest(OrderNumber(1, 1, 1), None, "c-1/shard", plan_hash=plan_hash),
         "seal": SealRequest(plan_hash=plan_hash, master_generation=1, epochs=[(0, 1)]),
         "applied": AppliedRequest(plan_hash=plan_hash),
         "reload": ReloadRequest(plan_hash=plan_hash, master_generation=1),

@@ -12,7 +12,6 @@ import pytest
 
 from flightedl.adapters.clock import SystemClock
 from flightedl.domain.checkpoint.manifest import Manifest, ShardFile, manifest_name
-from flightedl.domain.checkpoint.values import OrderNumber, SnapshotCommand, SnapshotProgress
 from flightedl.domain.consistency.modes import Async, Mode, Sync
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.exactly_once.batches import Batch
@@ -23,7 +22,7 @@ from flightedl.domain.pserver.block_values import CopyBlocks
 from flightedl.errors import UnavailableError
 from flightedl.formats.shard_files import StoredBlock
 from flightedl.kernels.half_precision import shortened
-from flightedl.messages.control import ViewMember, ViewRequest
+from flightedl.messages.control import OrderNumber, SnapshotReply, SnapshotRequest, ViewMember, ViewRequest
 from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
 from flightedl.ports import StoredFile
 from flightedl.pserver.copier import _LEAD, CopyMemory, SnapshotCopier
@@ -58,7 +57,7 @@ class Pserver:
         self.index = index
         self.storage = storage
         self.shard = Shard(self.plan, index, Momentum(lr=1.0, momentum=momentum), mode, on_lost=on_lost)
-        self.snapshots = Snapshots(self.shard.copying, storage, JOB, index, count, 10 + index, SystemClock())
+        self.snapshots = Snapshots(self.shard.copying, storage, JOB, index, count, SystemClock())
         self.serial = 0
         self.view(1, first_round=0)
 
@@ -94,11 +93,11 @@ class Pserver:
         rows = decode_batch(encode_rows(numbers, [base] * len(numbers), gradients))
         return [pushed.piece for pushed in self.shard.push_rows(header, rows)]
 
-    def order(self, number: int, at_round: int | None = None, serial: int = 1) -> SnapshotProgress:
+    def order(self, number: int, at_round: int | None = None, serial: int = 1) -> SnapshotReply:
         name = f"c-{number}/shard-{self.index}-{serial}.arrow"
-        return self.snapshots.order(SnapshotCommand(OrderNumber(1, number, serial), at_round, name))
+        return self.snapshots.order(SnapshotRequest(OrderNumber(1, number, serial), at_round, name, plan_hash="p"))
 
-    def finished(self, *states: str) -> SnapshotProgress:
+    def finished(self, *states: str) -> SnapshotReply:
         waited = threading.Event()
         for _ in range(500):
             progress = self.snapshots.progress
@@ -112,7 +111,7 @@ class Pserver:
         self.order(number, at_round)
         file = self.finished("written").file
         assert file is not None
-        return file
+        return ShardFile.of(self.index, 10 + self.index, file)
 
     def restore(self) -> int | None:
         found = load_newest(self.storage, JOB, self.specs, self.plan, self.index, self.shard)
@@ -176,7 +175,7 @@ def test_a_copy_at_a_round_waits_for_it_and_leaves_out_what_comes_after() -> Non
     file = pserver.finished("written").file
     assert file is not None
     assert (file.lowest_version, file.highest_version) == (2, 2)
-    publish(storage, 1, pserver.plan, file)
+    publish(storage, 1, pserver.plan, ShardFile.of(0, 10, file))
     other = Pserver(storage, Sync(reduce="sum"))
     other.restore()
     assert [other.has(batch) for batch in range(3)] == [{True}, {True}, {False}]
@@ -309,7 +308,7 @@ def test_a_push_goes_on_while_complete_copies_are_dropped(monkeypatch: pytest.Mo
 MANY = [ParameterSpec(name, (size,)) for name, size in zip("abcdefghi", (3, 9000, 5, 7, 2, 7, 1, 1, 1), strict=True)]
 
 
-COMMAND = SnapshotCommand(OrderNumber(1, 1, 0), None, "c-1/by-hand.arrow")
+COMMAND = SnapshotRequest(OrderNumber(1, 1, 0), None, "c-1/by-hand.arrow", plan_hash="p")
 
 
 class ByHand:
@@ -321,7 +320,7 @@ class ByHand:
         self.copies: SnapshotCopier
 
         def begin(versions: Mapping[int, int], _: int) -> SnapshotCopier:
-            command = SnapshotCommand(COMMAND.order, at_round, COMMAND.name)
+            command = SnapshotRequest(COMMAND.order, at_round, COMMAND.name, plan_hash="p")
             old = None if replaces is None else replaces.copies
             self.copies = SnapshotCopier(list(versions), self.memory, command, replaces=old)
             return self.copies
@@ -469,7 +468,7 @@ def test_copies_taken_while_others_push_hold_exactly_what_they_say() -> None:
     plan = plan_for(SPECS, 1)
     pserver = Pserver(storage, Async())
     pserver.shard = shard = Shard(plan, 0, Momentum(lr=1.0, momentum=0.0), Async())
-    pserver.snapshots = Snapshots(shard.copying, storage, JOB, 0, 1, 10, SystemClock())
+    pserver.snapshots = Snapshots(shard.copying, storage, JOB, 0, 1, SystemClock())
     pserver.view(1, first_round=0)
     thread = threading.Thread(target=lambda: [pserver.push(batch) for batch in range(100)])
     thread.start()

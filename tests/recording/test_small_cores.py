@@ -10,7 +10,6 @@ import pytest
 from flightedl.adapters.clock import SystemClock
 from flightedl.domain.checkpoint.manifest import Skipped
 from flightedl.domain.checkpoint.snapshot import PserverSnapshots
-from flightedl.domain.checkpoint.values import OrderNumber, SnapshotCommand
 from flightedl.domain.consistency.modes import Async
 from flightedl.domain.master.core import MasterCore
 from flightedl.domain.master.events import Answered, ManifestFailed
@@ -34,7 +33,7 @@ from flightedl.domain.trainer.readings import (
 )
 from flightedl.domain.trainer.steps import Steps, carried_out
 from flightedl.errors import BegunAnewError, GradientError, NotReadyError, UnavailableError
-from flightedl.messages.control import SnapshotReply, SnapshotRequest
+from flightedl.messages.control import OrderNumber, SnapshotReply, SnapshotRequest
 from flightedl.messages.declarations import DeclaredModel, ModelDeclaration
 from flightedl.messages.tasks import TasksReply
 from flightedl.recording.reader import recordings_in
@@ -162,7 +161,7 @@ class TestWhatNamesPlaces:
     def test_of_a_snapshot(self, tmp_path: Path, recorder: Recorded) -> None:
         snapshots = recorded(recorder("pserver"), {}, PserverSnapshots)
         order = OrderNumber(1, 1, 1)
-        assert snapshots.take(SnapshotCommand(order, None, "f"), [0, 0, 1], 1) is not None
+        assert snapshots.take(SnapshotRequest(order, None, "f", plan_hash="p"), [0, 0, 1], 1) is not None
         assert snapshots.taken(order)
         assert snapshots.failed(order, SECRET * 20)
         assert snapshots.progress is not None
@@ -195,7 +194,7 @@ class TestWhatNamesPlaces:
         settings = CoreSettings(generation=1, pserver_count=1, keeps_checkpoints=True)
         core = recorded(recorder("master"), {}, MasterCore, settings, 0.0)
         core.apply(ManifestFailed(1, SECRET), 0.0)
-        order = SnapshotRequest(plan_hash="p", master_generation=1, number=1, serial=1, name="a")
-        reply = SnapshotReply(master_generation=1, number=1, serial=1, state="failed", reason=SECRET)
+        order = SnapshotRequest(OrderNumber(1, 1, 1), None, "a", plan_hash="p")
+        reply = SnapshotReply(OrderNumber(1, 1, 1), "failed", reason=SECRET)
         core.apply(Answered(0, 7, order, reply), 0.0)
         self.assert_left_out(tmp_path)

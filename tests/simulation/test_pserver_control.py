@@ -15,6 +15,7 @@ from flightedl.messages.base import OfPlan
 from flightedl.messages.control import (
     AppliedReply,
     AppliedRequest,
+    OrderNumber,
     ReloadRequest,
     SealRequest,
     SnapshotReply,
@@ -68,9 +69,7 @@ class Asked:
 
     def snapshot(self, number: int, at_round: int | None = None) -> SnapshotRequest:
         name = f"c-{number}/shard"
-        return SnapshotRequest(
-            plan_hash=self.plan_hash, master_generation=MASTER, number=number, serial=1, round=at_round, name=name
-        )
+        return SnapshotRequest(OrderNumber(MASTER, number, 1), at_round, name, plan_hash=self.plan_hash)
 
     def seal(self, master: int = MASTER) -> SealRequest:
         return SealRequest(plan_hash=self.plan_hash, master_generation=master, epochs=[(0, 1)])
@@ -134,7 +133,7 @@ def test_a_snapshot_is_ordered_and_asked_for_with_the_same_request(asked: Asked)
     assert reply.state == "written"
     assert reply.file is not None
     assert reply.file.name == "c-50/shard"
-    assert asked.ask(asked.snapshot(49)).number == 50
+    assert asked.ask(asked.snapshot(49)).order.number == 50
 
 
 def test_what_is_meant_for_somebody_else_is_refused(asked: Asked):

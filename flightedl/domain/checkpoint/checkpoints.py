@@ -62,16 +62,14 @@ from flightedl.domain.checkpoint.values import (
     Effects,
     MovePointer,
     OpenRounds,
-    OrderNumber,
     OrderSnapshot,
     Persist,
     Pointer,
-    SnapshotCommand,
-    SnapshotProgress,
     Sweep,
     WriteManifest,
 )
 from flightedl.domain.recovery.store_history import Sighting
+from flightedl.messages.control import OrderNumber, SnapshotReply, SnapshotRequest
 
 _MARGIN_LIMIT = 1024
 _REJECTED_LIMIT = 64
@@ -300,7 +298,7 @@ class Checkpoints:
             self._store_failed()
         return self._give_up(now, f"pserver {', '.join(map(str, late))} did not write checkpoint {work.number} in time")
 
-    def progressed(self, index: int, generation: int, progress: SnapshotProgress, now: float) -> Effects:
+    def progressed(self, index: int, generation: int, progress: SnapshotReply, now: float) -> Effects:
         """A pserver told how far it is. What is not about the present order is ignored."""
         work = self._work
         if not isinstance(work, _Ordered) or work.generations.get(index) != generation:
@@ -319,7 +317,8 @@ class Checkpoints:
         if progress.state in {"taken", "written"}:
             work.taken.add(index)
         if progress.file is not None:
-            linked = self._chains.linked(progress.file, self._offer(work, index))
+            file = ShardFile.of(index, generation, progress.file)
+            linked = self._chains.linked(file, self._offer(work, index))
             if linked is None:
                 return self._give_up(now, f"pserver {index} built checkpoint {work.number} on what it was not offered")
             work.files[index] = linked
@@ -461,7 +460,7 @@ class Checkpoints:
     def _order_to(self, work: _Ordered, index: int) -> OrderSnapshot:
         generation, offer = work.generations[index], self._offer(work, index)
         name = shard_name(work.number, index, self._pserver_count, generation, work.serial, offer.since)
-        command = SnapshotCommand(self._order(work), work.round, name, offer.after, offer.is_base)
+        command = SnapshotRequest(self._order(work), work.round, name, offer.after, offer.is_base, plan_hash="")
         return OrderSnapshot(index, generation, command)
 
     def _offer(self, work: _Ordered, index: int) -> Offer:

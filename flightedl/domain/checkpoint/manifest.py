@@ -83,6 +83,13 @@ class ShardFile(WrittenFile, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     #: Of an increment: what it is built on, the base first. Filled in by the master.
     links: tuple[Link, ...] = ()
 
+    @classmethod
+    def of(cls, index: int, generation: int, file: WrittenFile) -> ShardFile:
+        """Return the file that this process of a pserver has written."""
+        return cls(
+            index=index, generation=generation, **{name: getattr(file, name) for name in WrittenFile.__struct_fields__}
+        )
+
     @property
     def chain(self) -> tuple[Link | ShardFile, ...]:
         """All files that have rows of this pserver, in the order in which they have to be read."""

@@ -19,10 +19,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from flightedl.domain.checkpoint.manifest import ShardFile
-from flightedl.domain.checkpoint.values import OrderNumber, SnapshotCommand, SnapshotProgress
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.exactly_once.batches import Batch
+from flightedl.messages.control import OrderNumber, SnapshotReply, SnapshotRequest, WrittenFile
 
 #: Letters of why a snapshot failed.
 REASON_LIMIT = 500
@@ -99,10 +98,10 @@ class PserverSnapshots:
 
     def __init__(self) -> None:
         self._newest: OrderNumber | None = None
-        self._progress: SnapshotProgress | None = None
+        self._progress: SnapshotReply | None = None
 
     @property
-    def progress(self) -> SnapshotProgress | None:
+    def progress(self) -> SnapshotReply | None:
         """What the master is told; None: nothing was ordered yet."""
         return self._progress
 
@@ -110,7 +109,7 @@ class PserverSnapshots:
         """Whether nothing newer was ordered: the copies are still wanted."""
         return order == self._newest
 
-    def take(self, snapshot: SnapshotCommand, versions: Sequence[int], highest_open_round: int) -> bool:
+    def take(self, snapshot: SnapshotRequest, versions: Sequence[int], highest_open_round: int) -> bool:
         """An order came.
 
         Args:
@@ -126,24 +125,24 @@ class PserverSnapshots:
         self._newest = snapshot.order
         at_round = snapshot.round
         if at_round is not None and any(version > at_round for version in versions):
-            self._progress = SnapshotProgress(snapshot.order, "refused", highest_open_round)
+            self._progress = SnapshotReply(snapshot.order, "refused", highest_open_round)
             return False
-        self._progress = SnapshotProgress(snapshot.order, "waiting", highest_open_round)
+        self._progress = SnapshotReply(snapshot.order, "waiting", highest_open_round)
         return True
 
     def taken(self, order: OrderNumber) -> bool:
         """All blocks are cut; False: something newer was ordered meanwhile, drop the copies."""
-        return self._move(SnapshotProgress(order, "taken"))
+        return self._move(SnapshotReply(order, "taken"))
 
-    def written(self, order: OrderNumber, file: ShardFile) -> bool:
+    def written(self, order: OrderNumber, file: WrittenFile) -> bool:
         """The file is in the store, complete; False: nobody wants it any more."""
-        return self._move(SnapshotProgress(order, "written", file=file))
+        return self._move(SnapshotReply(order, "written", file=file))
 
     def failed(self, order: OrderNumber, reason: str) -> bool:
         """The file could not be written; False: nobody waits for it any more."""
-        return self._move(SnapshotProgress(order, "failed", reason=reason[:REASON_LIMIT]))
+        return self._move(SnapshotReply(order, "failed", reason=reason[:REASON_LIMIT]))
 
-    def _move(self, progress: SnapshotProgress) -> bool:
+    def _move(self, progress: SnapshotReply) -> bool:
         if progress.order != self._newest:
             return False
         self._progress = progress

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
 
-from msgspec import convert, structs
-
-from flightedl.domain.checkpoint.manifest import ShardFile
 from flightedl.errors import UsageError
-from flightedl.messages.control import SnapshotReply, SnapshotRequest, WrittenFile
+from flightedl.messages.control import SnapshotRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,84 +60,6 @@ class OpenRounds:
 
 
 @dataclass(frozen=True, slots=True)
-class OrderNumber:
-    """Orders of all masters of a job, in their order; a pserver carries out only the newest that it has heard of."""
-
-    master_generation: int
-    #: Of the checkpoint.
-    number: int
-    #: Of the proposal within the checkpoint.
-    serial: int
-
-    def is_newer_than(self, other: OrderNumber | None) -> bool:
-        if other is None:
-            return True
-        mine = (self.master_generation, self.number, self.serial)
-        return mine > (other.master_generation, other.number, other.serial)
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotCommand:
-    """What a pserver is asked for: copy every block when its round ``round`` opens (None: now), and write ``name``."""
-
-    order: OrderNumber
-    round: int | None
-    name: str
-    #: The file of this process in the newest complete checkpoint; empty: there is none.
-    after: str = ""
-    #: Rows are wanted whole, not what has changed since ``after``.
-    is_base: bool = True
-
-    @classmethod
-    def of(cls, request: SnapshotRequest) -> SnapshotCommand:
-        number = OrderNumber(request.master_generation, request.number, request.serial)
-        return cls(number, request.round, request.name, request.after, request.is_base)
-
-
-State = Literal["refused", "waiting", "taken", "written", "failed"]
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotProgress:
-    """How far a pserver is with the newest order that it knows. Full state: told again and again, in any order."""
-
-    order: OrderNumber
-    #: refused: a block is past the round. waiting: for the round. taken: copied, being written. written. failed.
-    state: State
-    highest_open_round: int = 0
-    #: When written.
-    file: ShardFile | None = None
-    #: Why it failed.
-    reason: str = ""
-
-    @classmethod
-    def of(cls, index: int, generation: int, reply: SnapshotReply) -> SnapshotProgress:
-        """What a process of a pserver has answered; a state that is not known counts as waiting."""
-        file = reply.file
-        return cls(
-            OrderNumber(reply.master_generation, reply.number, reply.serial),
-            reply.state if reply.state in get_args(State) else "waiting",  # type: ignore[arg-type]
-            reply.highest_open_round,
-            None if file is None else ShardFile(index=index, generation=generation, **structs.asdict(file)),
-            reply.reason,
-        )
-
-    def reply(self, copied_s: float = 0.0, written_s: float = 0.0) -> SnapshotReply:
-        """What the master is told, with how long the copies took, and the writing."""
-        return SnapshotReply(
-            master_generation=self.order.master_generation,
-            number=self.order.number,
-            serial=self.order.serial,
-            state=self.state,
-            highest_open_round=self.highest_open_round,
-            file=self.file and convert(self.file, WrittenFile, from_attributes=True),
-            reason=self.reason,
-            copied_s=copied_s,
-            written_s=written_s,
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class Pointer:
     """The newest complete checkpoint."""
 
@@ -164,7 +82,8 @@ class OrderSnapshot:
 
     index: int
     generation: int
-    snapshot: SnapshotCommand
+    #: Its plan is filled in when it is sent.
+    snapshot: SnapshotRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
 from flightedl.domain.checkpoint.checkpoints import Checkpoints
 from flightedl.domain.checkpoint.values import (
     Alarm,
@@ -20,7 +22,6 @@ from flightedl.domain.checkpoint.values import (
     OpenRounds,
     OrderSnapshot,
     Persist,
-    SnapshotProgress,
     Sweep,
     WriteManifest,
 )
@@ -120,23 +121,12 @@ class Checkpointing:
         order = self._orders.get(index)
         if order is None or order.generation != generation:
             return None
-        snapshot = order.snapshot
-        return SnapshotRequest(
-            plan_hash=plan_hash,
-            master_generation=snapshot.order.master_generation,
-            number=snapshot.order.number,
-            serial=snapshot.order.serial,
-            round=snapshot.round,
-            name=snapshot.name,
-            after=snapshot.after,
-            is_base=snapshot.is_base,
-        )
+        return replace(order.snapshot, plan_hash=plan_hash)
 
     def answered(self, index: int, generation: int, reply: SnapshotReply, now: float) -> None:
         """How far a process is with the newest order that it has heard of."""
-        progress = SnapshotProgress.of(index, generation, reply)
         order = self._orders.get(index)
-        is_of_order = order is not None and (order.generation, order.snapshot.order) == (generation, progress.order)
-        if is_of_order and progress.state in {"written", "failed", "refused"}:
+        is_of_order = order is not None and (order.generation, order.snapshot.order) == (generation, reply.order)
+        if is_of_order and reply.state in {"written", "failed", "refused"}:
             del self._orders[index]
-        self.perform(self.checkpoints.progressed(index, generation, progress, now))
+        self.perform(self.checkpoints.progressed(index, generation, reply, now))

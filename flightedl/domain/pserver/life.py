@@ -27,7 +27,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from flightedl.domain.checkpoint.manifest import Skipped
-from flightedl.domain.checkpoint.values import OrderNumber, SnapshotProgress
 from flightedl.domain.model.sharding import name_same_cut
 from flightedl.domain.pserver.life_values import (
     BlocksLost,
@@ -64,7 +63,7 @@ from flightedl.domain.pserver.life_values import (
 from flightedl.domain.recovery.replay import AppliedSummary
 from flightedl.errors import FencedError, NotReadyError, ReplacedError
 from flightedl.messages.base import OfPlan
-from flightedl.messages.control import AppliedReply, OfMaster, SnapshotRequest, ViewRequest
+from flightedl.messages.control import AppliedReply, OfMaster, OrderNumber, SnapshotReply, SnapshotRequest, ViewRequest
 from flightedl.messages.declarations import DeclaredModel
 
 _SERVING = (State.SERVING, State.DRAINING)
@@ -285,7 +284,7 @@ class PserverLife:
     def _newest_checkpoint(self) -> int | None:
         return None if self._facts.loadable is None else self._facts.loadable[-1]
 
-    def is_drained(self, progress: SnapshotProgress | None) -> bool:
+    def is_drained(self, progress: SnapshotReply | None) -> bool:
         """Whether a checkpoint that was ordered since it was to end is complete, this pserver's part included."""
         newest = self._newest_checkpoint
         return (
@@ -395,9 +394,11 @@ class PserverLife:
             if request.master_generation < self.newest_master:
                 raise FencedError(f"master {request.master_generation} is deposed: {self.newest_master} leads")
             self.hear_of_master(request.master_generation)
-        elif isinstance(request, ViewRequest | SnapshotRequest):
-            # Those have numbers of their own.
+        # These have numbers of their own.
+        elif isinstance(request, ViewRequest):
             self.hear_of_master(request.master_generation)
+        elif isinstance(request, SnapshotRequest):
+            self.hear_of_master(request.order.master_generation)
 
     def hear_of_master(self, generation: int) -> None:
         """A master of this generation leads, or led."""

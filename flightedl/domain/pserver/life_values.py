@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 
 from flightedl.domain.checkpoint.manifest import Skipped
-from flightedl.domain.checkpoint.values import OrderNumber
+from flightedl.messages.control import OrderNumber
 from flightedl.messages.declarations import DeclaredModel
 
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flightedl.domain.checkpoint.values import SnapshotCommand
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import CorruptError
 from flightedl.formats.row_batches import ROWS_OF, TABLE, WAITING, StoredRows, StoredRowSpan
+from flightedl.messages.control import SnapshotRequest
 from flightedl.pserver.rows.tables import RowChunk
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class CutRows:
         is_base: All rows are wanted, not those that changed.
     """
 
-    def __init__(self, span: RowSpan, version: int, updates: int, command: SnapshotCommand, *, is_base: bool) -> None:
+    def __init__(self, span: RowSpan, version: int, updates: int, command: SnapshotRequest, *, is_base: bool) -> None:
         numbers = span.numbers
         self.span = StoredRowSpan(numbers.start, len(numbers), version, updates, span.epoch)
         self._lock = span.lock

@@ -20,11 +20,11 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Self
 
-from flightedl.domain.checkpoint.values import SnapshotCommand
 from flightedl.domain.consistency.modes import Async, Mode
 from flightedl.domain.consistency.rounds import BlockRounds
 from flightedl.domain.pserver.block_values import AddGradient, CopyBlocks, EmptyRound, SpanPlace, Update
 from flightedl.domain.pserver.blocks import BlockProtocol
+from flightedl.messages.control import SnapshotRequest
 from flightedl.testing.simulation.job import Gradient, JobShape
 from flightedl.testing.simulation.row_account import require_history, require_limit, require_rows
 from flightedl.testing.simulation.rows import Changed, Moment, SpanRows, StoredTable
@@ -175,7 +175,7 @@ class BucketSpan(LedgerSpan):
             block.history.append(moment)
 
     def cut(
-        self, command: SnapshotCommand, copy: CopyBlocks, *, is_increment: bool
+        self, command: SnapshotRequest, copy: CopyBlocks, *, is_increment: bool
     ) -> tuple[Changed | None, StoredTable]:
         """What has changed since the file that an order names (None: that is not known), and rows for the file."""
         elements = {(block.number, element) for block in self.blocks for element in block.changed}

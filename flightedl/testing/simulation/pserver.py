@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from flightedl.domain.checkpoint.manifest import ShardFile, manifest_name
+from flightedl.domain.checkpoint.manifest import manifest_name
 from flightedl.domain.checkpoint.pointer import loadable_of, rejected_of
 from flightedl.domain.checkpoint.restoring import FilePart, recut
-from flightedl.domain.checkpoint.values import OrderNumber, SnapshotCommand
 from flightedl.domain.consistency.modes import Mode
 from flightedl.domain.exactly_once.batches import Batch
 from flightedl.domain.pserver import life_values as happens
@@ -21,12 +20,14 @@ from flightedl.messages.base import OfPlan, decode
 from flightedl.messages.control import (
     AppliedReply,
     AppliedRequest,
+    OrderNumber,
     ReloadRequest,
     SealRequest,
     SnapshotReply,
     SnapshotRequest,
     ViewReply,
     ViewRequest,
+    WrittenFile,
 )
 from flightedl.messages.declarations import JobDeclaration
 from flightedl.messages.status import PserverStatusReply
@@ -363,7 +364,7 @@ class Pserver(Process):
                 return self._blocks().take_view(request)
             case SnapshotRequest():
                 self.life.require_snapshots()
-                return self._blocks().take_order(SnapshotCommand.of(request)).reply()
+                return self._blocks().take_order(request)
             case SealRequest():
                 self.life.require_snapshots()
                 self._blocks().protocol.seal(request.epochs)
@@ -419,9 +420,7 @@ class Pserver(Process):
         # Enough for a chain of some increments, where there are rows.
         row_bytes = 0 if not self.cluster.shape.has_rows else 300 if shard.after else 3000
         size_bytes = 100 + len(shard.applied) + len(shard.blocks) + row_bytes
-        file = ShardFile(
-            index=self.index,
-            generation=self.generation,
+        file = WrittenFile(
             name=name,
             size_bytes=size_bytes,
             hash=f"{hash((name, shard.versions)) & (1 << 128) - 1:032x}",

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from flightedl.domain.checkpoint.changes import ChangesSince
-from flightedl.domain.checkpoint.values import SnapshotCommand
 from flightedl.domain.tables.restoring import TakenSpans
 from flightedl.domain.tables.spec import TableSpec
+from flightedl.messages.control import SnapshotRequest
 from flightedl.testing.reference_table import ReferenceTable, Row
 
 _IDS_OF_A_BLOCK = 100
@@ -102,7 +102,7 @@ class SpanRows:
 
     def cut(
         self,
-        command: SnapshotCommand,
+        command: SnapshotRequest,
         version: int,
         updates: int,
         elements: Collection[tuple[int, int]],

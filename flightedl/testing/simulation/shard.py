@@ -8,7 +8,6 @@ from random import Random
 from flightedl.domain.checkpoint.changes import increment_on
 from flightedl.domain.checkpoint.restoring import FilePart, applied_of
 from flightedl.domain.checkpoint.snapshot import PserverSnapshots
-from flightedl.domain.checkpoint.values import OrderNumber, SnapshotCommand, SnapshotProgress
 from flightedl.domain.consistency.modes import Mode, Sync
 from flightedl.domain.consistency.rounds_values import Pull
 from flightedl.domain.exactly_once.accumulation import lacking_of
@@ -29,7 +28,7 @@ from flightedl.domain.pserver.block_values import (
 )
 from flightedl.domain.pserver.block_values import Push as BlockPush
 from flightedl.domain.pserver.blocks import BlockProtocol, around
-from flightedl.messages.control import ViewReply, ViewRequest
+from flightedl.messages.control import OrderNumber, SnapshotReply, SnapshotRequest, ViewReply, ViewRequest
 from flightedl.messages.parameters import Outcome
 from flightedl.recording.recorded import recorded
 from flightedl.recording.writer import Recorder
@@ -99,7 +98,7 @@ class Shard:
         #: Number of the newest cut.
         self._cut = 0
         #: Of the snapshot under way, and the file that it is an increment on.
-        self._command: SnapshotCommand | None = None
+        self._command: SnapshotRequest | None = None
         self._after = ""
         self._waiting: list[tuple[int, Sequence[tuple[int, int]], Reply, float]] = []
         if later := buckets[1:]:
@@ -212,7 +211,7 @@ class Shard:
 
     # snapshots
 
-    def take_order(self, order: SnapshotCommand) -> SnapshotProgress:
+    def take_order(self, order: SnapshotRequest) -> SnapshotReply:
         """Begin to copy, if the order is newer than all before; how far the newest one is."""
         protocol = self.protocol
         if self.snapshots.take(order, list(protocol.versions().values()), protocol.highest_open_round()):
@@ -271,7 +270,7 @@ class Shard:
         if len(self._copies) == len(self.blocks):
             self._process.later(_COPY_S * self._copying.random(), lambda: self._save(copy.cut, command))
 
-    def _save(self, cut: int, command: SnapshotCommand) -> None:
+    def _save(self, cut: int, command: SnapshotRequest) -> None:
         """All blocks are copied: write the file."""
         applied = self.protocol.end_cut(cut)
         if applied is None or not self.snapshots.taken(command.order):

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from flightedl.domain.checkpoint.chains import Chains, Offer, files_of
 from flightedl.domain.checkpoint.checkpoints import Checkpoints
 from flightedl.domain.checkpoint.manifest import Manifest, ShardFile, checksum, shard_name, since_of
-from flightedl.domain.checkpoint.values import CheckpointSettings, OrderSnapshot, Pointer, SnapshotCommand
+from flightedl.domain.checkpoint.values import CheckpointSettings, OrderSnapshot, Pointer
+from flightedl.messages.control import SnapshotRequest
 
 
 def file(number: int, after: str = "", *, size_bytes: int = 1000, **more: Any) -> ShardFile:
@@ -127,7 +128,7 @@ def manifest_of(number: int, *shards: ShardFile) -> Manifest:
     )
 
 
-def ordered_by_a_successor(generation: int, files: tuple[ShardFile, ...], latest: Pointer) -> SnapshotCommand:
+def ordered_by_a_successor(generation: int, files: tuple[ShardFile, ...], latest: Pointer) -> SnapshotRequest:
     """What a master that takes over asks the only pserver for, of which ``generation`` serves."""
     settings = CheckpointSettings()
     predecessor = Checkpoints(settings, 1, 1, 0.0, next_number=8, latest=latest)

@@ -14,11 +14,11 @@ from flightedl.domain.checkpoint.values import (
     OrderSnapshot,
     Persist,
     Pointer,
-    SnapshotProgress,
     Sweep,
     WriteManifest,
 )
 from flightedl.errors import CorruptError, UsageError
+from flightedl.messages.control import SnapshotReply
 
 from .checkpoint_shell import SETTINGS, World, shard_file
 
@@ -68,11 +68,11 @@ def test_a_refused_round_is_proposed_later_with_a_growing_margin():
     first = ordered(master.tick(1.0, OpenRounds(7)))
     assert {order.snapshot.round for order in first} == {8}
     order = first[0].snapshot.order
-    second = ordered(master.progressed(0, 10, SnapshotProgress(order, "refused", 12), 1.1))
+    second = ordered(master.progressed(0, 10, SnapshotReply(order, "refused", 12), 1.1))
     assert [(order.index, order.snapshot.round) for order in second] == [(0, 14), (1, 14)]
-    assert master.progressed(1, 11, SnapshotProgress(order, "written", 12), 1.2) == (), "of the proposal before"
+    assert master.progressed(1, 11, SnapshotReply(order, "written", 12), 1.2) == (), "of the proposal before"
     order = second[0].snapshot.order
-    third = ordered(master.progressed(1, 11, SnapshotProgress(order, "refused", 20), 1.3))
+    third = ordered(master.progressed(1, 11, SnapshotReply(order, "refused", 20), 1.3))
     assert {order.snapshot.round for order in third} == {24}
     assert len({order.snapshot.name for order in (*first, *second, *third)}) == 6
 
@@ -82,11 +82,11 @@ def test_who_waits_for_a_checkpoint_need_not_reach_another_round_for_it():
     master.request("a test", is_waited_for=True)
     first = ordered(master.tick(1.0, OpenRounds(7)))
     assert {order.snapshot.round for order in first} == {7}
-    second = ordered(master.progressed(0, 10, SnapshotProgress(first[0].snapshot.order, "refused", 9), 1.1))
+    second = ordered(master.progressed(0, 10, SnapshotReply(first[0].snapshot.order, "refused", 9), 1.1))
     assert {order.snapshot.round for order in second} == {9}, "what was known of it was old"
-    third = ordered(master.progressed(0, 10, SnapshotProgress(second[0].snapshot.order, "refused", 10), 1.2))
+    third = ordered(master.progressed(0, 10, SnapshotReply(second[0].snapshot.order, "refused", 10), 1.2))
     assert {order.snapshot.round for order in third} == {10}
-    fourth = ordered(master.progressed(0, 10, SnapshotProgress(third[0].snapshot.order, "refused", 12), 1.3))
+    fourth = ordered(master.progressed(0, 10, SnapshotReply(third[0].snapshot.order, "refused", 12), 1.3))
     assert {order.snapshot.round for order in fourth} == {14}, "they go on"
 
 
@@ -104,7 +104,7 @@ def test_patience_ends_after_its_time_and_only_while_copies_are_missing():
     orders = ordered(master.tick(1.0, OpenRounds(7)))
     assert master.tick(6.0, OpenRounds(7)) == ()
     for order in orders:
-        progress = SnapshotProgress(order.snapshot.order, "taken", 8)
+        progress = SnapshotReply(order.snapshot.order, "taken", 8)
         assert master.progressed(order.index, order.generation, progress, 6.0) == ()
     assert master.tick(21.0, OpenRounds(8)) == (), "all have their copies and write them"
     assert [type(effect) for effect in master.tick(21.1, OpenRounds(8))] == [Alarm]
@@ -125,7 +125,7 @@ def test_a_round_that_only_some_pservers_reached_before_all_members_left_is_give
     nobody = OpenRounds(8, has_members=False)
     orders = ordered(master.tick(1.0, nobody))
     assert {order.snapshot.round for order in orders} == {8}
-    master.progressed(0, 10, SnapshotProgress(orders[0].snapshot.order, "taken", 8), 1.1)
+    master.progressed(0, 10, SnapshotReply(orders[0].snapshot.order, "taken", 8), 1.1)
     assert master.tick(1.5, nobody) == (), "the others may be hearing of it just now"
     assert {order.snapshot.round for order in ordered(master.tick(1.6, nobody))} == {None}
 
@@ -134,7 +134,7 @@ def test_a_round_that_some_have_reached_is_not_taken_back_when_nobody_is_left():
     master = ready(patience_s=30)
     master.request("a test")
     order = ordered(master.tick(1.0, OpenRounds(7)))[0].snapshot.order
-    master.progressed(0, 10, SnapshotProgress(order, "waiting", highest_open_round=8), 1.1)
+    master.progressed(0, 10, SnapshotReply(order, "waiting", highest_open_round=8), 1.1)
     assert master.tick(1.2, OpenRounds(8, has_members=False)) == ()
 
 
@@ -175,7 +175,7 @@ def test_a_pserver_that_dies_after_its_report_does_no_harm():
     for order in orders:
         file = shard_file(order.index, order.generation, order.snapshot.name, b"abc")
         effects = master.progressed(
-            order.index, order.generation, SnapshotProgress(order.snapshot.order, "written", 0, file), 1.5
+            order.index, order.generation, SnapshotReply(order.snapshot.order, "written", 0, file), 1.5
         )
         assert master.pserver_down(order.index, 1.6) == ()
     assert effects == (WriteManifest(1),)
@@ -203,7 +203,7 @@ def test_the_alarm_comes_once_and_pauses_grow():
         pauses.append(now - since)
         order = orders[0].snapshot.order
         alarms += len(
-            master.progressed(0, 10, SnapshotProgress(order, "failed", reason=f"{order.number - order.number}"), now)
+            master.progressed(0, 10, SnapshotReply(order, "failed", reason=f"{order.number - order.number}"), now)
         )
         assert "could not write" in master.trouble
     assert pauses[1:] == [1, 2, 4, 4]
@@ -284,7 +284,7 @@ def published(master: Checkpoints, number: int) -> Manifest:
     master.request("a test")
     for order in ordered(master.tick(100.0 * number, None)):
         file = shard_file(order.index, order.generation, order.snapshot.name, b"abc")
-        progress = SnapshotProgress(order.snapshot.order, "written", 0, file)
+        progress = SnapshotReply(order.snapshot.order, "written", 0, file)
         master.progressed(order.index, order.generation, progress, 100.0 * number)
     manifest = master.manifest("job", "plan", 2, b"{}", None, 0.0)
     master.manifest_written(manifest.number, "x")
@@ -329,7 +329,7 @@ def test_the_manifest_is_of_the_reports():
 def fail_once(master: Checkpoints, now: float) -> None:
     """An order goes out, and pserver 0 cannot write."""
     order = ordered(master.tick(now, None))[0].snapshot.order
-    master.progressed(0, 10, SnapshotProgress(order, "failed", reason="no space"), now)
+    master.progressed(0, 10, SnapshotReply(order, "failed", reason="no space"), now)
 
 
 def test_a_last_checkpoint_is_waited_for_until_the_store_has_failed_several_times_also_since():
@@ -377,7 +377,7 @@ def test_copies_that_are_taken_and_never_written_are_the_stores_trouble():
     for attempt in range(3):
         assert not master.is_over(ticket)
         for order in ordered(master.tick(10.0 * attempt, None)):
-            master.progressed(order.index, order.generation, SnapshotProgress(order.snapshot.order, "taken"), 0.0)
+            master.progressed(order.index, order.generation, SnapshotReply(order.snapshot.order, "taken"), 0.0)
         master.tick(10.0 * attempt + 6.0, None)
     assert master.is_over(ticket)
 
@@ -388,7 +388,7 @@ def publishing(**settings) -> Checkpoints:
     master.request("a test")
     for order in ordered(master.tick(0.0, None)):
         file = shard_file(order.index, order.generation, order.snapshot.name, b"abc")
-        progress = SnapshotProgress(order.snapshot.order, "written", 0, file)
+        progress = SnapshotReply(order.snapshot.order, "written", 0, file)
         effects = master.progressed(order.index, order.generation, progress, 0.0)
     assert effects == (WriteManifest(1),)
     return master

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import random
 
-import msgspec
 import pytest
 
+from flightedl.domain.checkpoint.manifest import ShardFile
 from flightedl.domain.checkpoint.snapshot import PserverSnapshots, SnapshotCut
-from flightedl.domain.checkpoint.values import OrderNumber, SnapshotCommand, SnapshotProgress
 from flightedl.domain.consistency.modes import Sync
 from flightedl.domain.consistency.rounds import BlockRounds
 from flightedl.domain.consistency.rounds_values import Accumulate
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.exactly_once.batches import Batch
+from flightedl.messages.base import decode, encode
+from flightedl.messages.control import OrderNumber, SnapshotReply, SnapshotRequest
 
 from .checkpoint_shell import shard_file
 
@@ -21,8 +22,8 @@ BLOCKS = 3
 STEPS = 6
 
 
-def order(number=1, serial=1, at_round=None, master=1) -> SnapshotCommand:
-    return SnapshotCommand(OrderNumber(master, number, serial), at_round, f"c-{number}/x")
+def order(number=1, serial=1, at_round=None, master=1) -> SnapshotRequest:
+    return SnapshotRequest(OrderNumber(master, number, serial), at_round, f"c-{number}/x", plan_hash="p")
 
 
 def test_only_the_newest_order_counts():
@@ -46,10 +47,9 @@ def test_an_order_is_current_until_a_newer_one_comes():
 
 @pytest.mark.parametrize("file", [None, shard_file(3, 10, "c-1/shard", b"abc")])
 def test_progress_travels_as_it_is(file):
-    told = SnapshotProgress(order().order, "written", 7, file, "why")
-    assert SnapshotProgress.of(3, 10, told.reply()) == told
-    unknown = msgspec.structs.replace(told.reply(), state="of a later version")
-    assert SnapshotProgress.of(3, 10, unknown).state == "waiting"
+    heard = decode(encode(SnapshotReply(order().order, "written", 7, file, "why")), SnapshotReply)
+    assert (heard.order, heard.state, heard.highest_open_round, heard.reason) == (order().order, "written", 7, "why")
+    assert (None if heard.file is None else ShardFile.of(3, 10, heard.file)) == file
 
 
 def test_a_passed_round_is_refused_with_where_it_is():

@@ -5,15 +5,10 @@ from __future__ import annotations
 import pytest
 
 from flightedl.domain.checkpoint.checkpoints import Checkpoints
-from flightedl.domain.checkpoint.values import (
-    CheckpointSettings,
-    OrderNumber,
-    OrderSnapshot,
-    SnapshotCommand,
-    SnapshotProgress,
-)
+from flightedl.domain.checkpoint.values import CheckpointSettings, OrderSnapshot
 from flightedl.domain.master.checkpointing import Checkpointing
 from flightedl.domain.master.effects import Outbox
+from flightedl.messages.control import OrderNumber, SnapshotReply, SnapshotRequest
 
 ORDER = OrderNumber(5, 1, 1)
 
@@ -25,7 +20,7 @@ def checkpointing(*, is_kept: bool = True) -> Checkpointing:
 
 def ordered() -> Checkpointing:
     made = checkpointing()
-    made.perform([OrderSnapshot(0, 10, SnapshotCommand(ORDER, None, "c-1/x"))])
+    made.perform([OrderSnapshot(0, 10, SnapshotRequest(ORDER, None, "c-1/x", plan_hash=""))])
     return made
 
 
@@ -33,7 +28,7 @@ def test_an_order_is_told_to_its_process_only() -> None:
     made = ordered()
     order = made.order_for(0, 10, "p")
     assert order is not None
-    assert (order.number, order.name) == (1, "c-1/x")
+    assert (order.order.number, order.name) == (1, "c-1/x")
     assert made.order_for(0, 11, "p") is None
     assert made.order_for(1, 10, "p") is None
     made.down(0, 1.0)
@@ -54,9 +49,9 @@ def test_an_order_is_told_to_its_process_only() -> None:
 )
 def test_an_order_is_told_until_it_is_answered(generation, order, state, is_over) -> None:
     made = ordered()
-    made.answered(0, generation, SnapshotProgress(order, state).reply(), 1.0)
+    made.answered(0, generation, SnapshotReply(order, state), 1.0)
     assert (made.order_for(0, 10, "p") is None) == is_over
-    made.answered(3, 10, SnapshotProgress(ORDER, "written").reply(), 1.0)  # Of a pserver without an order.
+    made.answered(3, 10, SnapshotReply(ORDER, "written"), 1.0)  # Of a pserver without an order.
 
 
 def test_where_no_checkpoints_are_kept_nothing_is_ordered() -> None:

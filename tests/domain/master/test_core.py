@@ -137,13 +137,7 @@ def declaration_in(mode: Mode) -> JobDeclaration:
 
 def written(order: SnapshotRequest) -> SnapshotReply:
     file = WrittenFile(name=order.name, size_bytes=1, hash="0" * 32, blocks=1, lowest_version=0, highest_version=0)
-    return SnapshotReply(
-        master_generation=order.master_generation,
-        number=order.number,
-        serial=order.serial,
-        state="written",
-        file=file,
-    )
+    return SnapshotReply(order.order, "written", file=file)
 
 
 # --- work ---

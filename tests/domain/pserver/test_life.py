@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from flightedl.domain.checkpoint.manifest import ShardFile, Skipped
-from flightedl.domain.checkpoint.values import OrderNumber, SnapshotProgress
 from flightedl.domain.consistency.modes import Sync
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.exactly_once.batches import Batch
@@ -51,8 +50,10 @@ from flightedl.errors import FencedError, NotReadyError, ReplacedError
 from flightedl.messages.control import (
     AppliedRequest,
     OfMaster,
+    OrderNumber,
     ReloadRequest,
     SealRequest,
+    SnapshotReply,
     SnapshotRequest,
     ViewRequest,
 )
@@ -335,11 +336,11 @@ def test_a_search_goes_on_for_a_newer_election(lived: Lived):
 # draining
 
 
-def progress(number: int, state: str = "written") -> SnapshotProgress:
+def progress(number: int, state: str = "written") -> SnapshotReply:
     file = ShardFile(
         index=0, generation=7, name="f", size_bytes=1, hash="", blocks=3, lowest_version=0, highest_version=0
     )
-    return SnapshotProgress(OrderNumber(1, number, 1), state, file=file)  # type: ignore[arg-type]
+    return SnapshotReply(OrderNumber(1, number, 1), state, file=file)
 
 
 def test_it_is_drained_when_a_checkpoint_that_was_ordered_since_is_complete(lived: Lived):
@@ -512,7 +513,7 @@ def view(master: int) -> ViewRequest:
 
 
 def snapshot(master: int) -> SnapshotRequest:
-    return SnapshotRequest(plan_hash=HASH, master_generation=master, number=1, serial=1, name="n")
+    return SnapshotRequest(OrderNumber(master, 1, 1), None, "n", plan_hash=HASH)
 
 
 @pytest.mark.parametrize(
