@@ -178,11 +178,7 @@ def watch(cluster: Cluster, job: ClusterJob, display: Display) -> int:
 
 
 def job_of(target: str, arguments: Sequence[str], given: dict[str, Any]) -> ClusterJob:
-    """What the command line says.
-
-    Raises:
-        UsageError: it is wrong.
-    """
+    """Return the parsed command line. Raises UsageError if it is invalid."""
     least, most = count_of(given["trainers"])
     code = code_of(target, given["files"], in_image=given["in_image"])
     memory = {role: given[f"{role}_memory"] for role in ("server", "trainer")}
