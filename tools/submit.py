@@ -53,6 +53,9 @@ _SAME = (
     ),
     *("queue", "backoff_limit", "deadline_s"),
 )
+_DEFAULTS: dict[str, Any] = {"trainers": "2", "pservers": 2, "spares": 1}
+#: The same with ``--nproc-per-node``.
+_OF_GROUPS = {"trainers": "1", "pservers": 0, "spares": 0}
 _IN_EVERY_IMAGE = "flightedl."
 _EGRESS_HELP = "Port that pods may reach anywhere, beside 443 and those of URLs in other options."
 _FILE_NAME = re.compile(r"[-._a-zA-Z0-9]{1,253}")
@@ -80,10 +83,21 @@ class _SubmitCommand(ScriptCommand):
 @cluster_options
 @click.option("--job", metavar="NAME", help="Name of the job [the script's name]")
 @click.option("--image", required=True, help="Image of all processes: flightedl's, or one made from it.")
-@click.option("--trainers", metavar="N | N..M", default="2", show_default=True, help="How many; N..M: as is worth it.")
+@click.option(
+    "--trainers",
+    metavar="N | N..M",
+    default=_DEFAULTS["trainers"],
+    show_default=True,
+    help="How many; N..M: as is worth it.",
+)
+@click.option("--nproc-per-node", type=click.IntRange(min=1), help="Start so many ranks of one group, in one pod.")
 @click.option("--worth", type=Number(0, 1), default=0.5, show_default=True, help="With N..M: see autoscale.")
-@click.option("--pservers", type=int, default=2, show_default=True, help="How many pservers hold the model.")
-@click.option("--spares", type=int, default=1, show_default=True, help="Pservers more, which take over at once.")
+@click.option(
+    "--pservers", type=int, default=_DEFAULTS["pservers"], show_default=True, help="How many pservers hold the model."
+)
+@click.option(
+    "--spares", type=int, default=_DEFAULTS["spares"], show_default=True, help="Pservers more, which take over at once."
+)
 @click.option("--masters", type=int, default=2, show_default=True, help="One leads, the others stand by.")
 @click.option("--checkpoint", metavar="URL", default="", help="Where checkpoints go; none are kept without it.")
 @resume_option
@@ -179,6 +193,8 @@ def watch(cluster: Cluster, job: ClusterJob, display: Display) -> int:
 
 def job_of(target: str, arguments: Sequence[str], given: dict[str, Any]) -> ClusterJob:
     """Return the parsed command line. Raises UsageError if it is invalid."""
+    if ranks := given["nproc_per_node"] or 0:
+        given = given | {name: count for name, count in _OF_GROUPS.items() if given[name] == _DEFAULTS[name]}
     least, most = count_of(given["trainers"])
     code = code_of(target, given["files"], in_image=given["in_image"])
     memory = {role: given[f"{role}_memory"] for role in ("server", "trainer")}
@@ -188,6 +204,7 @@ def job_of(target: str, arguments: Sequence[str], given: dict[str, Any]) -> Clus
         arguments=tuple(arguments),
         code=code,
         trainers=least,
+        ranks=ranks,
         resume=given["resume"] or "",
         etcd_members=int(given["etcd_members"]),
         tls=not given["insecure"],

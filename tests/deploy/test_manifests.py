@@ -45,6 +45,7 @@ FULL = ClusterJob(
 JOBS = {
     "full": FULL,
     "insecure": replace(FULL, tls=False, insecure=True, etcd="etcd.example:2379", code={}, secret="", scaling=None),
+    "group": replace(FULL, ranks=4, trainers=1, pservers=0, spares=0, scaling=None),
     **{name: manifests.job_of(name) for name in manifests.OVERLAYS},
 }
 
@@ -104,7 +105,7 @@ def by_name(objects: list[Object]) -> dict[tuple[str, str], Object]:
     return {(each["kind"], each["metadata"]["name"]): plain(each) for each in objects}
 
 
-@pytest.mark.parametrize("name", ["full", "insecure", "local"])
+@pytest.mark.parametrize("name", ["full", "insecure", "group", "local"])
 def test_objects_are_of_stable_apis_and_fit_their_schemas(name: str) -> None:
     job = JOBS[name]
     for each in json.loads(json.dumps([*render(job), *one_pod.render(job)])):
@@ -272,3 +273,16 @@ def test_wrong_values_are_refused(wrong: dict[str, Any]) -> None:
 def test_wrong_quantities_are_refused(wrong: dict[str, str]) -> None:
     with pytest.raises(UsageError, match="quantity"):
         Resources(**wrong)
+
+
+def test_torchrun_starts_the_ranks_of_a_group_in_one_pod() -> None:
+    templates = pods(render(JOBS["group"]))
+    assert templates.keys() == {"trainer", "etcd", "master"}
+    (container,) = templates["trainer"]["spec"]["containers"]
+    assert container["command"] == ["python", "-m", "torch.distributed.run"]
+    assert container["args"] == ["--nproc-per-node=4", "--max-restarts=1000", "/code/train.py", "--fast"]
+    module = replace(JOBS["group"], target="package.train")
+    assert "--module" in pods(render(module))["trainer"]["spec"]["containers"][0]["args"]
+    for more in ({"trainers": 2}, {"pservers": 1}, {"spares": 1}, {"scaling": Scaling(1, 2)}):
+        with pytest.raises(UsageError, match="leave out trainers and pservers"):
+            replace(JOBS["group"], **more)

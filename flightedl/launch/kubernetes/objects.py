@@ -13,6 +13,8 @@ at any time, down to 0 and up again. Exit codes of trainers (docs/operations.md)
 * 75 and 143, and evicted pods: nothing is wrong; another pod starts, and this does not count.
 * any other code is a crash, and counts against ``backoffLimit``.
 
+The ranks of a group share one trainer's pod, in which torchrun starts all of them again when one dies.
+
 The Job owns all other objects of the job, so the cluster deletes them with it: ``ttlSecondsAfterFinished`` after its
 end, or when a user deletes it.
 
@@ -56,11 +58,14 @@ from flightedl.launch.kubernetes.values import (
 )
 from flightedl.launch.kubernetes.views import QUEUE, component_of
 from flightedl.launch.policy import EXIT_TERMINATED
+from flightedl.launch.trainer import is_script
 
 #: Seconds after SIGTERM, beyond the drain, for closing on a busy machine.
 _CLOSING_S = 15
 #: Seconds for a step in progress.
 _TRAINER_GRACE_S = 60
+#: Starts of a group in one pod. Each one that ends at the same records is counted by the master.
+_RESTARTS = 1000
 _AUTOSCALER_RESOURCES = Resources("100m", "256Mi", "512Mi")
 
 
@@ -73,7 +78,9 @@ def render(job: ClusterJob) -> list[Object]:
     if job.own_etcd:
         found += [*etcd(job), etcd_policy(job)]
     # One master leads, the others are on standby. Spare pservers wait until an index is free.
-    found += [*_servers(job, "master", job.masters), *_servers(job, "pserver", job.pservers + job.spares)]
+    found += _servers(job, "master", job.masters)
+    if job.pservers:
+        found += _servers(job, "pserver", job.pservers + job.spares)
     if job.scaling is not None:
         found += _autoscaler(job, job.scaling)
     return with_templates(found, job.templates)
@@ -122,8 +129,7 @@ def _trainers(job: ClusterJob) -> Object:
     template = pod(
         job,
         "trainer",
-        ["python", "-m", "flightedl.launch.trainer"],
-        [job.target, *job.arguments],
+        *_program(job),
         [variable_of_pod("FLIGHTEDL_PROCESS_NAME", "metadata.name"), *common_variables()],
         job.trainer_resources,
         container={"envFrom": settings_of(job)},
@@ -145,6 +151,15 @@ def _trainers(job: ClusterJob) -> Object:
     if job.queue:
         found["metadata"]["labels"][QUEUE] = job.queue
     return found
+
+
+def _program(job: ClusterJob) -> tuple[list[str], list[str]]:
+    """Return the command of a trainer's pod, and its arguments."""
+    if not job.ranks:
+        return ["python", "-m", "flightedl.launch.trainer"], [job.target, *job.arguments]
+    options = [f"--nproc-per-node={job.ranks}", f"--max-restarts={_RESTARTS}"]
+    module = [] if is_script(job.target) else ["--module"]
+    return ["python", "-m", "torch.distributed.run"], [*options, *module, job.target, *job.arguments]
 
 
 def _servers(job: ClusterJob, role: str, replicas: int) -> list[Object]:

@@ -78,6 +78,8 @@ class ClusterJob:
     #: Name of a file -> its text, mounted at /code. Empty: the image contains the code.
     code: Mapping[str, str] = field(default_factory=dict)
     trainers: int = 2
+    #: Number of ranks of a group, which torchrun starts in the only trainer's pod; 0: trainers are no group.
+    ranks: int = 0
     pservers: int = 2
     #: Additional pservers that take over immediately.
     spares: int = 1
@@ -127,11 +129,7 @@ class ClusterJob:
                 f"job name {self.job!r} is not usable on a cluster: "
                 f"use 1-{_LONGEST_JOB_NAME} lower-case letters, digits and dashes"
             )
-        counts = ("trainers", "spares", "keep_s", "backoff_limit", "deadline_s")
-        for name, least in (("pservers", 1), ("masters", 1), *((name, 0) for name in counts)):
-            value = getattr(self, name)
-            if value < least:
-                raise UsageError(f"{name} is {value}, but has to be {least} or more")
+        self._require_counts()
         if self.etcd:
             require_addresses(self.etcd)
         if not self.image:
@@ -144,6 +142,17 @@ class ClusterJob:
             raise UsageError("--resume needs the URL of the checkpoints (--checkpoint)")
         if self.tls and self.insecure:
             raise UsageError("--tls and --insecure exclude each other")
+
+    def _require_counts(self) -> None:
+        counts = ("trainers", "spares", "keep_s", "backoff_limit", "deadline_s")
+        if self.ranks and (self.trainers != 1 or self.pservers or self.spares or self.scaling):
+            raise UsageError(
+                "the ranks of --nproc-per-node train a model of their own: leave out trainers and pservers"
+            )
+        for name, least in (("pservers", 0 if self.ranks else 1), ("masters", 1), *((name, 0) for name in counts)):
+            value = getattr(self, name)
+            if value < least:
+                raise UsageError(f"{name} is {value}, but has to be {least} or more")
 
     def name(self, part: str) -> str:
         return f"{self.job}-{part}"
