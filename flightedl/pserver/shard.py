@@ -107,6 +107,7 @@ class Shard:
         self._soundness = Soundness(on_lost)
         #: Of the plan: from this number on there are buckets.
         self.first_bucket = plan.block_count
+        self._most_blocks = plan.block_count + plan.bucket_count
         self._held = Held(
             self.dense, self.rows, self.first_bucket, mode, self._soundness, recorder, (index, generation)
         )
@@ -198,7 +199,7 @@ class Shard:
                 another mode than async. Parts before it were taken.
             GradientError: not finite; likewise.
         """
-        if len(parts) > 1 and sum(len(part.blocks) for part in parts) > self.block_count + len(self.rows.numbers):
+        if len(parts) > 1 and sum(len(part.blocks) for part in parts) > self._most_blocks:
             raise MessageError("a message names more blocks than there are")
         began = self.meter.now()
         push = Push.of(header)

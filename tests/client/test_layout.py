@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import random
+import threading
+
 import numpy as np
 import pytest
 
+from flightedl.client.tables.requests import DistinctIds
 from flightedl.domain.consistency.modes import Async, Mode, Sync
+from flightedl.domain.model.optimizers import SGD
 from flightedl.domain.model.sharding import plan_shards
-from flightedl.errors import StalePlacementError, UsageError
-from tests.client.pserver_bench import Cluster
+from flightedl.domain.tables.spec import TableSpec
+from flightedl.errors import StalePlacementError, UnavailableError, UsageError
+from tests.client.pserver_bench import Cluster, Trainer
 
 SHAPES = {"a": (5, 3), "b": (7,), "c": (40, 300), "d": (3,)}
 BLOCKS = 4
@@ -87,8 +93,123 @@ def test_a_placement_of_other_blocks_is_refused() -> None:
 
 def test_a_pserver_without_the_block_says_that_the_placement_is_stale() -> None:
     with Cluster(SHAPES, Async(), pservers=2, is_placed=True) as cluster:
-        trainer = cluster.trainer()
+        trainer = cluster.trainer(newest_plan=None)
         assert cluster.move(0, 1 - int(cluster.plan.block_pservers[0]))
         trainer.begin(0)
         with pytest.raises(StalePlacementError, match="read the job's placement again"):
             trainer.step(0, gradients(1.0))
+
+
+@pytest.mark.parametrize(
+    ("wire", "more"),
+    [
+        ("", {}),
+        ("", {"clip_norm": 1e-9, "unclipped": [*SHAPES]}),
+        ("bfloat16", {}),
+        ("bfloat16", {"error_feedback": True}),
+    ],
+    ids=["plain", "clip", "short", "feedback"],
+)
+def test_a_step_looks_the_placement_up_and_goes_on_where_the_blocks_are(wire: str, more: dict[str, object]) -> None:
+    with Cluster(SHAPES, Async(), pservers=2, is_placed=True, wire=wire) as cluster:
+        trainer = cluster.trainer(**more)
+        for batch in range(6):
+            for block in range(batch % BLOCKS + 1):
+                assert cluster.move(block, 1 - int(cluster.plan.block_pservers[block]))
+            trainer.begin(batch)
+            trainer.step(batch, gradients(1.0))
+            assert not trainer.lost
+            assert trainer.parameters.plan is cluster.plan
+        assert {float(value) for array in trainer.parameters.values() for value in array.flat} == {-6.0}
+
+
+def test_a_sum_of_batches_goes_to_the_owners_that_there_are_when_it_is_pushed() -> None:
+    with Cluster(SHAPES, Async(push_every=2), pservers=2, is_placed=True) as cluster:
+        trainer = cluster.trainer()
+        for batch in range(8):
+            trainer.begin(batch)
+            if batch % 2:
+                assert cluster.move(batch // 2, 1 - int(cluster.plan.block_pservers[batch // 2]))
+            trainer.step(batch, gradients(1.0))
+        trainer.parameters.refresh()
+        found = {float(value) for array in trainer.parameters.values() for value in array.flat}
+        assert found in ({-4.0}, {-8.0})
+
+
+def test_a_pull_looks_the_placement_up() -> None:
+    with Cluster(SHAPES, Async(), pservers=2, is_placed=True) as cluster:
+        trainer = cluster.trainer()
+        for block in range(BLOCKS):
+            assert cluster.move(block, 1 - int(cluster.plan.block_pservers[block]))
+        trainer.parameters.pull()
+        trainer.parameters.pull("a")
+        assert trainer.parameters.plan is cluster.plan
+
+
+def test_a_pserver_that_lacks_a_block_by_every_placement_is_given_up() -> None:
+    with Cluster(SHAPES, Async(), pservers=2, is_placed=True) as cluster:
+        trainer = cluster.trainer(give_up_s=0.5)
+        before = cluster.plan
+        assert cluster.move(0, 1 - int(cluster.plan.block_pservers[0]))
+        cluster.plan = before
+        current = trainer.begin(0)
+        with pytest.raises(UnavailableError, match="gave up after"):
+            trainer.step(0, gradients(1.0))
+        assert current.must_repeat
+
+
+def test_rows_are_looked_up_and_pushed_while_blocks_move() -> None:
+    table = TableSpec("users", 4, SGD(lr=1.0))
+    with Cluster(SHAPES, Async(), pservers=2, is_placed=True, tables=[table]) as cluster:
+        trainer = cluster.trainer()
+        ids = np.arange(50, dtype=np.uint64)
+        first = trainer.parameters.look_up({0: DistinctIds(ids)}).rows(0).copy()
+        for batch in range(4):
+            trainer.begin(batch)
+            trainer.parameters.push_rows(0, ids, np.ones((50, 4), np.float32))
+            assert cluster.move(batch, 1 - int(cluster.plan.block_pservers[batch]))
+            trainer.step(batch, gradients(1.0))
+        rows = trainer.parameters.look_up({0: DistinctIds(ids)}).rows(0)
+        np.testing.assert_allclose(rows, first - 4.0, atol=1e-5)
+
+
+def stepping(trainer: Trainer, member: int, batches: int, failures: list[BaseException]) -> None:
+    try:
+        for batch in range(batches):
+            trainer.begin(1000 * member + batch, of=10_000, step=batch + 1)
+            trainer.parameters.step(gradients(1.0))
+            assert trainer.current is not None
+            assert not trainer.current.must_repeat
+            trainer.parameters.close_batch()
+    except BaseException as error:
+        failures.append(error)
+        raise
+
+
+@pytest.mark.parametrize("mode", [Async(), Sync()], ids=["async", "sync"])
+def test_two_trainers_step_while_blocks_move_and_every_batch_counts_once(mode: Mode) -> None:
+    """A third thread swaps placements under the two; where it does not, they find out themselves."""
+    with Cluster(SHAPES, mode, pservers=2, members=2, is_placed=True) as cluster:
+        trainers = [cluster.trainer(member) for member in (1, 2)]
+        batches, failures, moves, chance = 25, list[BaseException](), 0, random.Random(1)
+        threads = [
+            threading.Thread(target=stepping, args=(trainer, member, batches, failures))
+            for member, trainer in enumerate(trainers, start=1)
+        ]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            block = chance.randrange(BLOCKS)
+            if cluster.move(block, 1 - int(cluster.plan.block_pservers[block])):
+                moves += 1
+                if chance.random() < 0.5:
+                    chance.choice(trainers).parameters.swap(cluster.plan)
+            threads[0].join(0.02)
+        for thread in threads:
+            thread.join()
+        assert not failures
+        assert moves
+        for trainer in trainers:
+            trainer.parameters.refresh()
+            found = {float(value) for array in trainer.parameters.values() for value in array.flat}
+            assert found == {-float(batches if isinstance(mode, Sync) else 2 * batches)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -101,6 +101,17 @@ class JobModel:
             wire=wire,
             tables=[self._tables[name].spec.to_json() for name in sorted(self._tables)],
         )
+        declared, plan = self._declare(declaration, specs)
+        self._process.wait_for_pservers(declared.pservers)
+        self._elect(plan, values)
+        self._numbers = {table.name: number for number, table in enumerate(plan.tables)}
+        self._parameters = self._connected(plan, declared, tree, error_feedback=error_feedback)
+        return self._parameters
+
+    def _declare(
+        self, declaration: ModelDeclaration, specs: Sequence[ParameterSpec]
+    ) -> tuple[DeclaredModel, ShardPlan]:
+        """Declare the model to the master; return the answer, and who owns the blocks by it."""
         declared = self._process.ask_master("declare_model", encode(declaration), DeclaredModel)
         tables = [self._tables[name].spec for name in sorted(self._tables)]
         plan = plan_for(specs, declared.pservers, declared.cut_for, tables, declared.placement)
@@ -108,11 +119,7 @@ class JobModel:
             raise DeclarationError(
                 "this trainer computes another shard plan: run the same flightedl version everywhere"
             )
-        self._process.wait_for_pservers(declared.pservers)
-        self._elect(plan, values)
-        self._numbers = {table.name: number for number, table in enumerate(plan.tables)}
-        self._parameters = self._connected(plan, declared, tree, error_feedback=error_feedback)
-        return self._parameters
+        return declared, plan
 
     @property
     def is_declared(self) -> bool:
@@ -259,6 +266,7 @@ class JobModel:
             unclipped=rule.unclipped(spec.name for spec in plan.parameters),
             tree=tree,
             probe=process.probe,
+            newest_plan=lambda: self._declare(declared.declaration, plan.parameters)[1],
         )
         self._participation.take(parameters, mode)
         parameters.refresh()

@@ -38,7 +38,7 @@ from flightedl.domain.trainer.batches import Batch, BatchState, CurrentBatch
 from flightedl.domain.trainer.membership import Begun, TrainerMembership
 from flightedl.domain.trainer.steps import Added, Done, Effect, Next, Steps, TakeSum, carried_out
 from flightedl.domain.trainer.transfers import Transfer
-from flightedl.errors import GradientError, UsageError
+from flightedl.errors import FlightedlError, GradientError, UsageError
 from flightedl.ports import Clock
 from flightedl.process import tracing
 
@@ -89,6 +89,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         unclipped: Parameters to which ``clip_norm`` does not apply.
         tree: The containers that the model was declared with; None: a mapping of arrays.
         probe: Notes where the time of the loop goes; None: one of its own.
+        newest_plan: Looks up who owns the blocks now, when a pserver lacks some; None: nobody says.
     """
 
     def __init__(
@@ -106,6 +107,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         unclipped: Collection[str] = (),
         tree: Tree | None = None,
         probe: StepProbe | None = None,
+        newest_plan: Callable[[], ShardPlan] | None = None,
     ) -> None:
         self._names = [spec.name for spec in plan.parameters]
         self._tables = plan.tables
@@ -132,6 +134,10 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             unclipped=unclipped,
             feedback=self._feedback,
         )
+        self._waiting = waiting
+        self._newest_plan = newest_plan
+        #: Placements that a pserver did not have yet, or not any more, in the present operation.
+        self._finding: Waiting | None = None
         self._layout = self._laid_out(plan, owners, None)
         #: That the next operation uses.
         self._next_layout = self._layout
@@ -187,6 +193,21 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         self.rows.place(layout.plan)
         self._probe.conversations[:] = [shard.conversation for shard in layout.shards]
         before.close(layout)
+
+    def _find_placement(self, error: FlightedlError, outgoing: Outgoing | None) -> Outgoing | None:
+        """Learn who owns the blocks now; return the gradients on their way there."""
+        if self._newest_plan is None:
+            raise error
+        if self._finding is None:
+            self._finding = self._waiting()
+        self._finding.because(error)
+        if self._next_layout is self._layout and (plan := self._newest_plan()).hash != self.plan.hash:
+            self.swap(plan)
+        if self._next_layout is self._layout:
+            self._finding.pause()
+            return outgoing
+        self._take_layout()
+        return None if outgoing is None else self._layout.plans.placed(outgoing, self._layout.plan)
 
     # Mapping
 
@@ -433,10 +454,15 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             nonlocal outgoing
             if isinstance(effect, Transfer):
                 self._transfer(effect, outgoing or self._layout.plans.nothing)
-            else:
+            elif isinstance(effect, TakeSum):
                 outgoing = self._sum(effect)
+            else:
+                outgoing = self._find_placement(effect.error, outgoing)
 
         done = step if isinstance(step, Done) else carried_out(self.steps, step, carry_out)
+        if self._finding is not None:
+            self._finding.over()
+            self._finding = None
         if done.batches:
             self._changed += done.batches
         if done.is_member_lost:
@@ -551,7 +577,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             else:
                 self._ask_all(transfer, outgoing)
         finally:
-            if self._feedback is not None and self.steps.pushing is not None:
+            if self._feedback is not None and self.steps.pushing is not None and not self.steps.is_misplaced:
                 self._feedback.settle(self.steps.pushing.answered)
             if self._values.stored:
                 self._tell_values()

@@ -36,7 +36,7 @@ from flightedl.domain.trainer.transfers import (
     Transfer,
     Verdict,
 )
-from flightedl.errors import MessageError
+from flightedl.errors import FlightedlError, MessageError, StalePlacementError
 from flightedl.messages.parameters import LookupHeader, Outcome, PullTicket, PushHeader
 from flightedl.ports import Clock
 from flightedl.process import tracing
@@ -96,6 +96,7 @@ class ShardClient:
         #: Block -> number of its run, by rising block.
         self._run_of = {number: run for run, blocks in enumerate(runs) for number in blocks}
         self._plan_hash = plan.hash
+        self._is_placed = plan.placement > 0
         self._values = values
         #: All are one block to the core of the trainer, which knows them by the first.
         self._buckets = plan.buckets_of(index)
@@ -317,7 +318,7 @@ class ShardClient:
         """Some buckets have answered, maybe with rows."""
         blocks, version, outcome, data = part.blocks, part.version, part.outcome, part.data
         if blocks.stop > self._buckets.stop:
-            raise MessageError(f"pserver {self._index} sent rows of {blocks}, which are not its own")
+            raise self._foreign(blocks)
         if outcome == Outcome.PARTLY_APPLIED:
             answers.append(Answer(blocks.start, blocks.stop, outcome, None, data.tobytes()))
         elif data:
@@ -347,6 +348,10 @@ class ShardClient:
 
     # answers
 
+    def _foreign(self, blocks: range) -> FlightedlError:
+        text = f"pserver {self._index} sent {blocks}, which are not its own"
+        return StalePlacementError(text) if self._is_placed else MessageError(text)
+
     def _take(
         self,
         parts: Iterable[ReceivedBlocks],
@@ -362,7 +367,7 @@ class ShardClient:
                 continue
             run = self._run_of.get(blocks[0])
             if run is None or self._run_of.get(blocks[-1]) != run:
-                raise MessageError(f"pserver {self._index} sent {blocks}, which are not its own")
+                raise self._foreign(blocks)
             if data and self.conversation.phase == WAIT:
                 self.conversation.turn(PULL)
             if outcome == Outcome.PARTLY_APPLIED:

@@ -179,7 +179,7 @@ class Outgoing(msgspec.Struct, frozen=True):
     lines: Sequence[Array]
     #: Rows of tables, pushed and looked up.
     rows: RowMessages | None = None
-    #: The gradients as declared, in the order of the plan's names.
+    #: The gradients in the order of the plan's names: as declared, or as they are sent once they are encoded.
     arrays: Sequence[Array] = ()
 
 
@@ -251,11 +251,19 @@ class StepPlans:
         if not is_clipped:
             scaled = self.clipped(gradients)
             if scaled is not gradients:
-                gradients, lines = scaled, plan.laid_out(list(scaled.values()))
+                gradients, arrays = scaled, list(scaled.values())
+                lines = plan.laid_out(arrays)
         if self._feedback is not None:
             encoded = self._feedback.encode({name: np.ravel(array) for name, array in gradients.items()})
-            lines = plan.laid_out(list(encoded.values()))
-        return Outgoing(plan, lines, outgoing.rows, ())
+            arrays = list(encoded.values())
+            lines = plan.laid_out(arrays)
+        return Outgoing(plan, lines, outgoing.rows, arrays)
+
+    def placed(self, outgoing: Outgoing, owners: ShardPlan) -> Outgoing:
+        """Return gradients that were ready to be sent to other owners, on their way to these."""
+        plan, rows = self._plan_of(outgoing.plan.names), outgoing.rows
+        rows = None if rows is None else rows.placed(owners)
+        return Outgoing(plan, plan.laid_out(outgoing.arrays), rows, outgoing.arrays)
 
     def clipped(self, gradients: Mapping[str, Array]) -> Mapping[str, Array]:
         """Return the gradients, scaled if their global norm is above ``clip_norm``; else the same object."""

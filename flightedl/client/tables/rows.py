@@ -48,6 +48,8 @@ class TableRows:
         """Let other pservers own the buckets. Rows that came in advance are looked up again."""
         self._place(plan)
         self._ahead = None
+        if self._looking_up is not None:
+            self._looking_up.place(plan)
         if self._made is not None:
             batch, made = self._made
             self._made = batch, made.placed(plan)

@@ -42,17 +42,22 @@ class Lookup:
     """
 
     def __init__(self, plan: ShardPlan, ids: Mapping[int, DistinctIds]) -> None:
-        self._plan = plan
         self._ids = list(ids.values())
         #: Table number -> its place among those that are asked for.
         self._place_of = {number: place for place, number in enumerate(ids)}
-        specs = [plan.tables[number] for number in ids]
         lengths = [len(found.ids) for found in self._ids]
-        self._dims = [spec.dim for spec in specs]
+        self._dims = [plan.tables[number].dim for number in ids]
         #: Where the rows of each table begin in the values, and where the last ones end.
         self._bounds = [0, *accumulate(map(mul, lengths, self._dims))]
         #: Of the distinct ids of all tables, flat.
         self._values: Floats = np.empty(self._bounds[-1], np.float32)
+        self.place(plan)
+
+    def place(self, plan: ShardPlan) -> None:
+        """Let these pservers own the rows, of which none has come."""
+        self._plan = plan
+        ids, specs = self._place_of, [plan.tables[number] for number in self._place_of]
+        lengths = [len(found.ids) for found in self._ids]
         self._divided = _divided(plan, specs, [found.ids for found in self._ids])
         #: How the answer begins that brings just these from the only pserver; empty if there are several.
         self._header = b""

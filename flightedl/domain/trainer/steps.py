@@ -34,7 +34,7 @@ from flightedl.domain.trainer.batches import Batch, BatchState, CurrentBatch, Pu
 from flightedl.domain.trainer.joined import joined_answers
 from flightedl.domain.trainer.sums import BatchSums
 from flightedl.domain.trainer.transfers import OVER, Answer, ShardTransfer, Transfer, TransferState, Verdict
-from flightedl.errors import GradientError
+from flightedl.errors import FlightedlError, GradientError
 
 
 class TakeSum(msgspec.Struct, frozen=True):
@@ -49,7 +49,13 @@ class TakeSum(msgspec.Struct, frozen=True):
     identity: int
 
 
-Effect = Transfer | TakeSum
+class FindPlacement(msgspec.Struct, frozen=True):
+    """Look up who owns the blocks now, and tell the steps (``Steps.place``): a pserver lacks some that it was asked."""
+
+    error: FlightedlError
+
+
+Effect = Transfer | TakeSum | FindPlacement
 
 
 class Done(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -146,20 +152,28 @@ class Steps:
         self._blocks = frozenset[int]().union(*self._shards)
 
     def place(self, shards: Sequence[Collection[int]], buckets: Sequence[range] = ()) -> None:
-        """Let other pservers own the blocks from now on, when no operation is under way.
+        """Let other pservers own the blocks, between two operations or as ``FindPlacement`` asks for.
 
-        Rows are as old as the oldest that their owner had before. Of an open batch they are pushed again to pservers
-        with other buckets than before, which answer "already applied" where they have the batch.
+        Rows are as old as the oldest that their owner had before. A batch is pushed again to pservers with other
+        buckets than before, which answer "already applied" where they have it.
         """
-        assert self._transfer is None, "an operation is under way"
-        assert self._taking is None, "an operation is under way"
+        transfer = self._transfer
+        assert transfer is None or transfer.is_finding, "pservers are being asked"
+        batches = [self.current, None if transfer is None else transfer.current]
+        answered = [each.answered for each in batches if each is not None]
         old = {each: self.versions.pop(each.start) for each in self._buckets if each}
         self._own(shards, buckets)
+        gone = old.keys() - set(self._buckets)
+        for each in gone:
+            old[each] = min([old[each], *(bases.pop(each.start) for bases in answered if each.start in bases)])
+        changed: dict[int, list[int]] = {each.start: [] for each in gone}
         for each in filter(None, self._buckets):
-            self.versions[each.start] = min(version for other, version in old.items() if _overlap(each, other))
-        if self.current is not None:
-            for each in old.keys() - set(self._buckets):
-                self.current.answered.pop(each.start, None)
+            before = [other for other in old if _overlap(each, other)]
+            self.versions[each.start] = min(old[other] for other in before)
+            for other in gone.intersection(before):
+                changed[other.start].append(each.start)
+        if transfer is not None:
+            transfer.place(self._shards, changed)
 
     def _set_mode(self, mode: Mode) -> None:
         #: Of the job, as far as this trainer knows.
@@ -229,9 +243,21 @@ class Steps:
         if self._transfer is not None:
             self._transfer.is_given_up = True
 
+    @property
+    def is_misplaced(self) -> bool:
+        """True if the rest of the present transfer goes to other pservers."""
+        return self._transfer is not None and self._transfer.misplaced is not None
+
     def answered(self) -> Next:
         """The effect was carried out."""
-        transfer, self._transfer = self._transfer, None
+        transfer = self._transfer
+        if transfer is not None and transfer.is_finding:
+            transfer.is_finding = False
+            return self._asked(transfer)
+        if transfer is not None and (error := transfer.misplaced) is not None and not transfer.must_repeat:
+            transfer.misplaced, transfer.is_finding = None, True
+            return FindPlacement(error)
+        self._transfer = None
         taking, self._taking = self._taking, None
         step: Next | None = None
         if transfer is not None:
@@ -519,13 +545,19 @@ class Steps:
             return None
         if pushes and self._has_one_base and current is not None and not current.answered:
             current.base_version = min(self.versions.values())
-        self._serial += 1
         shards: list[ShardTransfer] = []
         for blocks in self._shards:
             wanted = {block: version for block, version in pulls.items() if block in blocks} if pulls else {}
             shards.append(ShardTransfer(set(blocks.intersection(pushes)), wanted))
-        self._transfer = transfer = TransferState(
-            self._serial, current, self.versions, self.mode, pull, shards, frozenset(pushes)
+        self._transfer = TransferState(
+            0, current, self.versions, self.mode, pull, shards, frozenset(pushes), member=member
         )
-        calls = tuple(map(transfer.call, shards))
-        return Transfer(self._serial, member, None if current is None else current.pushed, calls, pull)
+        return self._asked(self._transfer)
+
+    def _asked(self, transfer: TransferState) -> Transfer:
+        """Ask for what is left of a transfer."""
+        self._serial += 1
+        transfer.serial = self._serial
+        calls = tuple(map(transfer.call, transfer.shards))
+        batch = None if transfer.current is None else transfer.current.pushed
+        return Transfer(self._serial, transfer.member, batch, calls, transfer.pull_after_push)

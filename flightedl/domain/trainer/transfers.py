@@ -9,6 +9,8 @@ again, to whichever process holds the pserver's index by then, and only what was
   batch has to be computed again, under a new membership; nothing else of this transfer is of any use.
 * A block that has some batches of a sum takes none, and says which it has. The sum's owner pushes the others again; in
   synchronous mode to the next round, since it has arrived in this one.
+* A pserver that lacks blocks is asked for nothing more. When the others have answered, the driver finds the placement,
+  and what is left goes to the owners of the blocks (``TransferState.place``).
 * No answer, an unknown outcome, an address of a process that is gone: the same request once more. Any other error is
   final: the request would be refused for ever.
 
@@ -18,7 +20,7 @@ The driver asks the pservers of a :class:`Transfer` one at a time or all at once
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -26,7 +28,7 @@ from flightedl.domain.consistency.modes import Mode, Sync
 from flightedl.domain.exactly_once.accumulation import lacking_of
 from flightedl.domain.retries import is_transient
 from flightedl.domain.trainer.batches import CurrentBatch, Pushed
-from flightedl.errors import FlightedlError
+from flightedl.errors import FlightedlError, StalePlacementError
 from flightedl.messages.parameters import Outcome
 
 
@@ -135,6 +137,32 @@ class TransferState(msgspec.Struct, eq=False):
     refusals: set[tuple[int, ...]] = set()
     #: Nobody waits for it any more.
     is_given_up: bool = False
+    #: The membership that it is under.
+    member: int = 0
+    #: A pserver's answer that it lacks blocks, until the placement is looked up.
+    misplaced: StalePlacementError | None = None
+    #: The driver finds the placement.
+    is_finding: bool = False
+
+    def place(self, owners: Sequence[frozenset[int]], changed: Mapping[int, Sequence[int]]) -> None:
+        """Let what is left go to other owners.
+
+        Args:
+            owners: Of each pserver, its blocks.
+            changed: Block that stood for buckets -> those that stand for them now, also where they have the batch.
+        """
+
+        def now(block: int) -> Sequence[int]:
+            return changed.get(block, (block,))
+
+        left = [block for shard in self.shards for block in shard.pushes] + [*self.pushes & changed.keys()]
+        pushes = {new for block in left for new in now(block)}
+        pulls = {new: at for shard in self.shards for block, at in shard.pulls.items() for new in now(block)}
+        self.pushes = frozenset(new for block in self.pushes for new in now(block))
+        self.shards = [
+            ShardTransfer(pushes & blocks, {block: at for block, at in pulls.items() if block in blocks})
+            for blocks in owners
+        ]
 
     def call(self, shard: ShardTransfer) -> Call | None:
         """What is asked of a pserver now; None: nothing more."""
@@ -158,6 +186,9 @@ class TransferState(msgspec.Struct, eq=False):
             return OVER
         for answer in answers:
             self._take(shard, index, generation, answer)
+        if isinstance(error, StalePlacementError):
+            self.misplaced = error
+            return OVER
         if error is not None and not (isinstance(error, FlightedlError) and is_transient(error)):
             return Refused(error)
         if shard.must_repeat or not (shard.pushes or shard.pulls):

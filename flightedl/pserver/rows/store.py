@@ -13,7 +13,7 @@ from dataclasses import fields, replace
 from flightedl.domain.model.sharding import ShardPlan
 from flightedl.domain.tables.restoring import TakenSpans
 from flightedl.domain.tables.spec import TableSpec
-from flightedl.errors import CorruptError, MessageError
+from flightedl.errors import CorruptError, MessageError, StalePlacementError
 from flightedl.formats.row_batches import TABLE, StoredRows, StoredRowSpan
 from flightedl.pserver.rows.incoming import IncomingRows
 from flightedl.pserver.rows.memory import RowMemory
@@ -39,6 +39,7 @@ class RowStore:
         self.tables: Sequence[TableSpec] = plan.tables
         #: Numbers of the buckets, behind those of all blocks.
         self.numbers = plan.buckets_of(index)
+        self._is_placed = plan.placement > 0
         self._incoming = IncomingRows(plan, index)
         self.spans: dict[int, RowSpan] = {}
         if self.numbers:
@@ -85,13 +86,17 @@ class RowStore:
         """Return the content of a push.
 
         Raises:
-            MessageError: not of all buckets; damaged, of an unknown table, of foreign ids, or of one id twice.
+            StalePlacementError: not of the buckets that are here.
+            MessageError: not of all buckets, in a job without a stored placement; damaged, of an unknown table, of
+                foreign ids, or of one id twice.
             GradientError: NaN or infinity.
         """
         self._require_all(part.blocks)
         return self._incoming.pushed(part.data, is_finite=part.is_finite)
 
     def _require_all(self, blocks: range) -> None:
+        if blocks != self.numbers and self._is_placed:
+            raise StalePlacementError(f"the buckets here are not {blocks}: read the job's placement again")
         if blocks != self.numbers:
             raise MessageError(f"the buckets of a pserver, {self.numbers} here, come together, and not {blocks}")
 

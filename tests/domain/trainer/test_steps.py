@@ -9,9 +9,9 @@ import pytest
 from flightedl.domain.consistency.modes import Async, Bounded, Mode, Sync
 from flightedl.domain.exactly_once.accumulation import SumAgain
 from flightedl.domain.trainer.batches import Batch, BatchState, CurrentBatch
-from flightedl.domain.trainer.steps import Done, Effect, Next, Steps, TakeSum, carried_out
+from flightedl.domain.trainer.steps import Done, Effect, FindPlacement, Next, Steps, TakeSum, carried_out
 from flightedl.domain.trainer.transfers import Answer, Call, KeepWaiting, Over, Pull, Push, Transfer
-from flightedl.errors import BegunAnewError, FlightedlError, GradientError, UnavailableError
+from flightedl.errors import BegunAnewError, FlightedlError, GradientError, StalePlacementError, UnavailableError
 from flightedl.messages.parameters import Outcome
 
 BLOCKS = range(4)
@@ -61,6 +61,7 @@ class Bench:
             if isinstance(self.failing, GradientError):
                 raise self.failing
             return
+        assert isinstance(effect, Transfer)
         for index, call in enumerate(effect.calls):
             self._ask(effect, index, call)
 
@@ -89,6 +90,119 @@ class Bench:
     def said(self) -> list[str]:
         log, self.log = self.log, []
         return log
+
+
+def told(steps: Steps, transfer: Transfer, index: int, *blocks: int, error: FlightedlError | None = None) -> None:
+    """A pserver answers for these blocks, with new values, and the conversation ends as said."""
+    versions = [steps.versions[block] + 1 for block in blocks]
+    answers = [Answer(block, block + 1, Outcome.ACCEPTED, at) for block, at in zip(blocks, versions, strict=True)]
+    assert steps.heard(transfer.serial, index, 1, answers, error) == Over()
+
+
+def told_of_buckets(steps: Steps, transfer: Transfer, index: int, block: int, buckets: range) -> None:
+    """A pserver answers for a block and all its buckets, with new values."""
+    answers = [Answer(each.start, each.stop, Outcome.ACCEPTED, 1) for each in (range(block, block + 1), buckets)]
+    assert steps.heard(transfer.serial, index, 1, answers) == Over()
+
+
+class TestAPlacement:
+    """Blocks that have moved to another pserver."""
+
+    STALE = StalePlacementError("block 1 is not on this pserver")
+
+    @pytest.fixture
+    def bench(self) -> Bench:
+        bench = Bench(Sync())
+        bench.batch(0)
+        return bench
+
+    @staticmethod
+    def stale(bench: Bench) -> Next:
+        """A step, of which the first pserver lacks block 1."""
+        transfer = bench.steps.step()
+        assert isinstance(transfer, Transfer)
+        told(bench.steps, transfer, 1, 2, 3)
+        told(bench.steps, transfer, 0, 0, error=TestAPlacement.STALE)
+        assert bench.steps.is_misplaced
+        return bench.steps.answered()
+
+    def test_what_is_left_of_a_step_goes_to_the_new_owners(self, bench: Bench) -> None:
+        assert self.stale(bench) == FindPlacement(self.STALE)
+        bench.steps.place([[0], [1, 2, 3]])
+        rest = bench.steps.answered()
+        assert isinstance(rest, Transfer)
+        assert rest.calls == (None, Push([1], {1: 0}))
+        assert rest.member == bench.member
+        told(bench.steps, rest, 1, 1)
+        assert bench.steps.answered() == Done()
+        assert bench.steps.current is not None
+        assert bench.steps.current.answered == dict.fromkeys(BLOCKS, 0)
+
+    def test_the_same_is_asked_again_while_no_other_placement_is_known(self, bench: Bench) -> None:
+        for _ in range(3):
+            assert self.stale(bench) == FindPlacement(self.STALE)
+            again = bench.steps.answered()
+            assert isinstance(again, Transfer)
+            assert again.calls == (Push([1], {1: 0}), None)
+            bench.steps.drop()
+            bench.batch(0)
+            bench.steps.versions.update(dict.fromkeys(BLOCKS, 0))
+
+    def test_a_placement_that_cannot_be_found_ends_the_step_and_the_batch_is_done_again(self, bench: Bench) -> None:
+        current = bench.steps.current
+        self.stale(bench)
+        gone = UnavailableError("gave up")
+        assert bench.steps.failed(gone) == Done(gone)
+        assert current is not None
+        assert current.must_repeat
+
+    def test_answers_to_what_was_asked_before_do_not_count(self, bench: Bench) -> None:
+        first = bench.steps.step()
+        assert isinstance(first, Transfer)
+        told(bench.steps, first, 0, error=self.STALE)
+        told(bench.steps, first, 1, 2, 3)
+        bench.steps.answered()
+        bench.steps.place([[], [0, 1, 2, 3]])
+        rest = bench.steps.answered()
+        assert isinstance(rest, Transfer)
+        assert rest.calls == (None, Push([0, 1], {0: 0, 1: 0}))
+        told(bench.steps, first, 0, 0, 1)
+        assert bench.steps.current is not None
+        assert bench.steps.current.answered.keys() == {2, 3}
+
+    def test_nobody_moves_blocks_under_a_conversation(self, bench: Bench) -> None:
+        bench.steps.step()
+        with pytest.raises(AssertionError, match="being asked"):
+            bench.steps.place([[], [0, 1, 2, 3]])
+
+    def test_buckets_are_pushed_again_at_the_version_of_the_batch_where_a_pserver_has_other_ones(self) -> None:
+        buckets = [range(10, 20), range(20, 30), range(30, 40)]
+        steps = Steps([[0, 10], [1, 20], [2, 30]], Sync(), buckets)
+        steps.open_batch(Batch(0, 1, 1, 0, 9, 1), 7, 1)
+        transfer = steps.step()
+        assert isinstance(transfer, Transfer)
+        told_of_buckets(steps, transfer, 1, 1, buckets[1])
+        told_of_buckets(steps, transfer, 2, 2, buckets[2])
+        told(steps, transfer, 0, 0, error=self.STALE)
+        assert steps.answered() == FindPlacement(self.STALE)
+        steps.place([[0, 10], [1, 15], [2, 30]], [range(10, 15), range(15, 30), range(30, 40)])
+        rest = steps.answered()
+        assert isinstance(rest, Transfer)
+        assert rest.calls == (Push([10], {10: 0}), Push([15], {15: 0}), None)
+        assert steps.versions == {0: 1, 1: 1, 2: 1, 10: 0, 15: 0, 30: 1}
+
+    def test_an_open_batch_keeps_the_answers_of_blocks_and_pulls_go_to_the_new_owners(self, bench: Bench) -> None:
+        transfer = bench.steps.push([0])
+        assert isinstance(transfer, Transfer)
+        told(bench.steps, transfer, 0, 0)
+        bench.steps.answered()
+        bench.steps.place([[2, 3], [0, 1]])
+        rest = bench.steps.step()
+        assert isinstance(rest, Transfer)
+        assert rest.calls == (Push([2, 3], {2: 0, 3: 0}), Push([1], {1: 0}))
+        read = bench.steps.pull([0, 3], as_reader=True)
+        assert isinstance(read, Transfer)
+        assert read.calls == (Pull({3: 0}), Pull({0: 0}))
 
 
 class TestAStep:
