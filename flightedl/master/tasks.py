@@ -91,7 +91,7 @@ class Tasks:
             found = state.core.evaluations.known(ticket.evaluation)
             has_to_begin = found is not None and found.work is None and not found.is_done
         if found is not None and has_to_begin:
-            self._begin_evaluation(found.name, found.declared)
+            self._begin_evaluation(found.record.name, found.record.declared)
         dataset = state.evaluation_datasets.dataset(ticket.evaluation)
         reply: TasksReply = state.ask(ticket)
         if dataset is None:

@@ -11,8 +11,10 @@ The newest ``KEPT`` results are kept, without their queues, for as long as the m
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+
+from msgspec.structs import replace
 
 from flightedl.domain.master.differences import require_same
 from flightedl.domain.master.effects import Outbox
@@ -36,28 +38,29 @@ KEPT = 16
 
 @dataclass(slots=True)
 class Evaluation:
-    """One of them."""
+    """An evaluation: its record, and its queue while that is in use."""
 
-    name: str
-    declared: DeclaredDataset
-    #: name -> (weighted sum, weight) over all finished pieces.
-    sums: dict[str, tuple[float, float]] = field(default_factory=dict)
+    #: The queue in it is as a predecessor left it, until it is in use.
+    record: EvaluationRecord
     #: None: recovered and not indexed again yet, or done.
     work: Work | None = None
-    #: The queue as a predecessor left it, until it is taken up again.
-    stored: str = ""
-    is_done: bool = False
-    #: Pieces that failed for good.
-    failed: int = 0
+
+    @property
+    def is_done(self) -> bool:
+        return self.record.is_done
 
     @property
     def metrics(self) -> dict[str, float]:
-        return {name: total / weight for name, (total, weight) in sorted(self.sums.items()) if weight}
+        return {name: total / weight for name, (total, weight) in sorted(self.record.sums.items()) if weight}
 
     def take(self, metrics: Mapping[str, tuple[float, float]]) -> None:
         for name, (total, weight) in metrics.items():
-            known = self.sums.get(name, (0.0, 0.0))
-            self.sums[name] = (known[0] + total, known[1] + weight)
+            known = self.record.sums.get(name, (0.0, 0.0))
+            self.record.sums[name] = (known[0] + total, known[1] + weight)
+
+    def stored(self) -> EvaluationRecord:
+        """Return the record with the queue as it is now."""
+        return self.record if self.work is None else replace(self.record, queue=self.work.queue.encode().decode())
 
 
 class Evaluations:
@@ -99,8 +102,10 @@ class Evaluations:
         found = self.known(declared.name)
         if found is None:
             return None
-        require_same(f"dataset of the evaluation {declared.name!r}", found.declared.declaration, declared.dataset)
-        return found.declared
+        require_same(
+            f"dataset of the evaluation {declared.name!r}", found.record.declared.declaration, declared.dataset
+        )
+        return found.record.declared
 
     def known(self, name: str) -> Evaluation | None:
         return self._known.get(name)
@@ -122,13 +127,15 @@ class Evaluations:
 
         What it is taken up with by trainers that are not ``alive`` goes back.
         """
-        found = self._known.setdefault(name, Evaluation(name, declared))
+        record = EvaluationRecord(name=name, declared=declared, sums={}, queue="", is_done=False)
+        found = self._known.setdefault(name, Evaluation(record))
         if found.work is None and not found.is_done:
-            queue = TaskQueue.decode(found.stored.encode(), settings) if found.stored else TaskQueue(settings)
-            found.work, found.stored = Work(queue, partial(self._outbox.news, name), found.take), ""
+            stored = found.record.queue
+            queue = TaskQueue.decode(stored.encode(), settings) if stored else TaskQueue(settings)
+            found.work = Work(queue, partial(self._outbox.news, name), found.take)
             found.work.forget_the_dead(alive, now)
             self.settle(found)
-        for old in [each.name for each in self._known.values() if each.is_done][:-KEPT]:
+        for old in [name for name, each in self._known.items() if each.is_done][:-KEPT]:
             del self._known[old]
         return found
 
@@ -161,15 +168,14 @@ class Evaluations:
             retry_after_s=retry_after_s,
             lost=lost,
             metrics=found.metrics if outcome == "epochs_done" else {},
-            failed=found.failed,
+            failed=found.record.failed,
         )
 
     def settle(self, found: Evaluation) -> None:
         """Let go of the queue of one that has come to its end."""
         if found.work is not None and found.work.queue.is_done:
-            found.is_done = True
-            found.failed = found.work.queue.counts().failed
-            found.work = None
+            failed = found.work.queue.counts().failed
+            found.record, found.work = replace(found.record, queue="", is_done=True, failed=failed), None
 
     def trainer_gone(self, trainer: str, now: float, *, is_graceful: bool = False) -> None:
         """What a trainer held that is gone goes back; ``is_graceful``: it did not die."""
@@ -189,8 +195,8 @@ class Evaluations:
 
     def status(self) -> list[EvaluationStatus]:
         return [
-            EvaluationStatus(name=each.name, is_done=each.is_done, metrics=each.metrics, tasks=_counts(each))
-            for each in self._known.values()
+            EvaluationStatus(name=name, is_done=each.is_done, metrics=each.metrics, tasks=_counts(each))
+            for name, each in self._known.items()
         ]
 
     def encode_results(self) -> bytes | None:
@@ -198,37 +204,23 @@ class Evaluations:
 
         One that is under way is begun anew by who restores it, for it has to measure one model and not two.
         """
-        done = [self._record(each) for each in self._known.values() if each.is_done]
+        done = [each.record for each in self._known.values() if each.is_done]
         return encode(EvaluationsRecord(evaluations=done)) if done else None
 
     def encode(self) -> bytes:
-        known = [self._record(each) for each in self._known.values()]
+        known = [each.stored() for each in self._known.values()]
         return encode(EvaluationsRecord(evaluations=known, life=self._life.number))
-
-    @staticmethod
-    def _record(each: Evaluation) -> EvaluationRecord:
-        return EvaluationRecord(
-            name=each.name,
-            declared=each.declared,
-            sums=each.sums,
-            queue=each.stored if each.work is None else each.work.queue.encode().decode(),
-            is_done=each.is_done,
-            failed=each.failed,
-        )
 
     def recover(self, stored: bytes) -> None:
         """Know what a predecessor knew; queues are taken up when a trainer asks."""
         record = decode(stored, EvaluationsRecord)
         self._life = PresentLife(record.life)
-        for each in record.evaluations:
-            self._known[each.name] = Evaluation(
-                each.name, each.declared, dict(each.sums), None, each.queue, each.is_done, each.failed
-            )
+        self._known.update((each.name, Evaluation(each)) for each in record.evaluations)
 
 
 def _counts(found: Evaluation) -> TaskCounts:
-    total = found.declared.task_count
+    total, failed = found.record.declared.task_count, found.record.failed
     if found.work is None:
-        return TaskCounts(total=total, done=total - found.failed if found.is_done else 0, failed=found.failed)
+        return TaskCounts(total=total, done=total - failed if found.is_done else 0, failed=failed)
     counts = found.work.queue.counts()
     return TaskCounts(todo=counts.todo, pending=counts.pending, done=counts.done, failed=counts.failed, total=total)

@@ -265,10 +265,10 @@ MASTER_BUGS: dict[str, Planted] = {
         "a checkpoint has what an evaluation has come to as its result",
         rewrites(
             f"{_EVALUATIONS}encode_results",
-            "done = [self._record(each) for each in self._known.values() if each.is_done]",
+            "done = [each.record for each in self._known.values() if each.is_done]",
             """
             from msgspec.structs import replace
-            done = [replace(self._record(each), is_done=True) for each in self._known.values()]
+            done = [replace(each.stored(), is_done=True) for each in self._known.values()]
             """,
         ),
     ),

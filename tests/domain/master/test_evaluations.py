@@ -117,7 +117,7 @@ def test_what_a_trainer_held_that_is_gone_is_handed_out_again(evaluations: Evalu
     assert not found.is_done
     found.work.hand_out(TasksTicket(trainer="a", generation=20), 1.0, 1)
     evaluations.trainer_gone("a", 2.0)
-    assert (found.is_done, found.failed) == (True, 1), "its only task has failed"
+    assert (found.is_done, found.record.failed) == (True, 1), "its only task has failed"
     status = evaluations.status()[-1]
     assert (status.tasks.done, status.tasks.failed) == (0, 1)
 
