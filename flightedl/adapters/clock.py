@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 
-def seconds_that_go_on() -> Callable[[], float]:
+def suspend_aware_clock() -> Callable[[], float]:
     """Return a clock that never goes back, and that stops as rarely as the system allows."""
     try:
         read = functools.partial(time.clock_gettime, time.CLOCK_BOOTTIME)
@@ -27,7 +27,7 @@ class SystemClock:
     """System clock, an implementation of ``ports.Clock``."""
 
     #: Called a dozen times in each step, so no Python method wraps it.
-    now = staticmethod(seconds_that_go_on())
+    now = staticmethod(suspend_aware_clock())
 
     def wall_time(self) -> float:
         return time.time()

@@ -107,7 +107,7 @@ class OnceNames(TrainerNames):
     is_used: bool = field(init=False, default=False)
     _won: set[str] = field(init=False, default_factory=set)
 
-    def take(self, name: str) -> Once:
+    def claim(self, name: str) -> Once:
         """Claim the name if it is free. The result is also true if this trainer won it before."""
         self.is_used = True
         key = self.keys.once + name_in(self.life(), name)

@@ -81,7 +81,7 @@ def connect(
     """
     require_no_reader()
     process_tuning.apply()
-    process_tuning.let_pandas_wait()
+    process_tuning.defer_pandas()
     return Job(settings(TrainerSettings, etcd=etcd, job=job, **more), job_over=job_over, begin_again=begin_again)
 
 
@@ -559,7 +559,7 @@ class Job:
         its successor alone. Other effects of the block are not guarded, so let them bear a repetition.
         """
         self._require_open()
-        return self._once.take(arguments.name_of("the name given to once", name))
+        return self._once.claim(arguments.name_of("the name given to once", name))
 
     @property
     def trainer(self) -> str:

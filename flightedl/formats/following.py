@@ -53,7 +53,7 @@ def marker_urls(patterns: Iterable[str]) -> tuple[str, ...]:
 class Scan:
     """Result of one scan."""
 
-    #: Files to index. Report the outcome of each by ``took`` or ``failed``.
+    #: Files to index. Report the outcome of each by ``joined`` or ``failed``.
     stable: tuple[FileStat, ...]
     #: More files are stable: scan again at once.
     has_more: bool
@@ -107,7 +107,7 @@ class DirectoryFollower:
         refused = self._refused.get(stat.url)
         return refused is None or refused[0] != stat
 
-    def took(self, stats: Iterable[FileStat]) -> None:
+    def joined(self, stats: Iterable[FileStat]) -> None:
         """Record that these files joined the dataset."""
         for stat in stats:
             self._taken[stat.url] = stat

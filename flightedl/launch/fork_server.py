@@ -39,7 +39,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from flightedl.config import replace_environment
-from flightedl.process.tuning import leave_out_pandas_and_scipy, let_pandas_wait
+from flightedl.process.tuning import defer_pandas, leave_out_pandas_and_scipy
 
 #: Last argument of this process. It reserves room for a child's command line.
 PADDING = "-" * 512
@@ -190,7 +190,7 @@ def _become(request: Request, output: int) -> None:
     sys.orig_argv = [sys.executable, "-m", *sys.argv]
     show(sys.orig_argv)
     if request.kind == "trainer":
-        let_pandas_wait()
+        defer_pandas()
     if (random := sys.modules.get("numpy.random")) is not None:
         # Otherwise all children would draw the same numbers.
         random.seed()

@@ -224,9 +224,9 @@ class Children:
             cwd=directory,
             start_new_session=True,
         ).result()
-        return self.take(name, process, on_lines=on_lines)
+        return self.adopt(name, process, on_lines=on_lines)
 
-    def take(
+    def adopt(
         self, name: str, process: subprocess.Popen[bytes] | ForkedProcess, *, on_lines: OnLines | None = None
     ) -> Child:
         """Adopt a child of this process that leads a process group and whose output is a pipe. See ``start``."""

@@ -184,7 +184,7 @@ def _starter(
         variables = environment if group is None else {**environment, **group.variables(slot.index, count)}
         forked = forks.start(slot.role, program[0], program[1:], variables)
         if forked is not None:
-            return children.take(str(slot), forked, on_lines=on_lines)
+            return children.adopt(str(slot), forked, on_lines=on_lines)
         return children.start(str(slot), [sys.executable, "-m", *program], variables, on_lines=on_lines)
 
     return start

@@ -18,11 +18,11 @@ def keep_curves(directory: Path) -> Iterator[str]:
     from flightedl.curves.drawing import draw
     from flightedl.curves.files import read_points, write_whole
     from flightedl.curves.merging import LABELS, by_name, curves_of
-    from flightedl.process.tuning import let_pandas_wait
+    from flightedl.process.tuning import defer_pandas
 
     try:
         points = read_points(directory)
-        let_pandas_wait()
+        defer_pandas()
         write_whole(directory, points)
         curves = curves_of(points)
         draw(directory / PICTURE, by_name({directory.name: curves}), x_label=LABELS["records"])

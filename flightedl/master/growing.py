@@ -156,7 +156,7 @@ class Growing:
         if not self._state.becomes_durable(self._stopping.is_set):
             return False
         self._state.arrivals_saved = len(arrivals)
-        following.took(taken)
+        following.joined(taken)
         _log.info(
             "files joined the dataset files=%d tasks=%d all_files=%d all_tasks=%d",
             len(taken),

@@ -47,11 +47,11 @@ class Health:
         self._now = now
         self._condition = Condition(is_started=False, is_ready=False, doing="starting", beat_at=None)
 
-    def waits(self, doing: str, *, is_ready: bool = False) -> None:
+    def waiting(self, doing: str, *, is_ready: bool = False) -> None:
         """Record that the process waits for others, which may take any time."""
         self._condition = Condition(is_started=True, is_ready=is_ready, doing=doing, beat_at=None)
 
-    def goes_round(self, doing: str, *, is_ready: bool) -> None:
+    def beat(self, doing: str, *, is_ready: bool) -> None:
         """Record a beat of the main loop."""
         self._condition = Condition(is_started=True, is_ready=is_ready, doing=doing, beat_at=self._now())
 

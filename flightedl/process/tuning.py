@@ -16,7 +16,7 @@ glibc reads the setting for big copies (``tuned_environment``) before the progra
 it have it.
 
 A server does not load some libraries at all (``leave_out_pandas_and_scipy``), a trainer loads them only on demand
-(``let_pandas_wait``), and a pserver does not preempt running threads (``let_others_go_on``).
+(``defer_pandas``), and a pserver does not preempt running threads (``avoid_preemption``).
 
 Variables already in the environment are never overridden. Without glibc (macOS, musl) the allocator is not changed. The
 price is memory: a process returns only free heap beyond 1 GiB.
@@ -130,7 +130,7 @@ class _Telling(Loader):
         _ = lib._pandas_api.pd  # noqa: SLF001 - pyarrow has no other word for it
 
 
-def let_pandas_wait() -> bool:
+def defer_pandas() -> bool:
     """Keep pyarrow from importing pandas until the program itself imports it, or requests a data frame.
 
     pyarrow imports pandas with the first array that it creates or reads, to check if the data comes from pandas. This
@@ -152,7 +152,7 @@ def let_pandas_wait() -> bool:
     return True
 
 
-def let_others_go_on() -> bool:
+def avoid_preemption() -> bool:
     """Ask Linux not to preempt a running thread when a thread of this process wakes up (``SCHED_BATCH``).
 
     Otherwise a message that arrives would interrupt a thread that works on another message, whose data is in the cache.

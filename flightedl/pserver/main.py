@@ -20,7 +20,7 @@ from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.process import ServerProcess, run_server
 from flightedl.errors import EXIT_JOB_FAILED, EXIT_START_AGAIN, FlightedlError
 from flightedl.ports import Coordinator
-from flightedl.process.tuning import let_others_go_on
+from flightedl.process.tuning import avoid_preemption
 from flightedl.pserver.flight import PserverFlight
 from flightedl.pserver.meter import MEASURES
 from flightedl.pserver.metrics import figures
@@ -79,13 +79,13 @@ class PserverProcess(ServerProcess[PserverSettings]):
             with self._pages(index, held, lambda: figures(service.status())):
                 is_starting = True
                 while not self._stop.wait(_POLL_S):
-                    self._health.goes_round(service.doing, is_ready=service.is_settled)
+                    self._health.beat(service.doing, is_ready=service.is_settled)
                     if is_starting and service.is_built:
                         is_starting = False
                         held.hold_for(self._settings.lease_ttl_s)
                     if not held.is_held:
                         self.lost("its lease could not be renewed")
-            self._health.waits("it ends")
+            self._health.waiting("it ends")
             self._drain(service)
             if self._exit_code:
                 _log.error("pserver ends: %s", self._reason)
@@ -126,7 +126,7 @@ class PserverProcess(ServerProcess[PserverSettings]):
                     return held
             reason = "a master to say how many pservers there are" if desired is None else "a free index"
             # A spare is one only while nothing is free.
-            self._health.goes_round(f"it waits for {reason}", is_ready=desired is not None and not free)
+            self._health.beat(f"it waits for {reason}", is_ready=desired is not None and not free)
             if reason != said:
                 _log.info("waiting for %s", reason)
                 said = reason
@@ -158,5 +158,5 @@ def _has_moved(seen: int, directory: Directory) -> bool | None:
 
 def run(chosen: PserverSettings) -> int:
     """Run a pserver in this process; returns the exit code."""
-    let_others_go_on()
+    avoid_preemption()
     return run_server(PserverProcess, chosen)

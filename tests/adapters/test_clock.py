@@ -12,7 +12,7 @@ from flightedl.adapters import clock
 def test_it_is_the_one_that_goes_on_while_the_machine_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "CLOCK_BOOTTIME", 77, raising=False)
     monkeypatch.setattr(time, "clock_gettime", {77: 1234.5}.__getitem__)
-    assert clock.seconds_that_go_on()() == 1234.5
+    assert clock.suspend_aware_clock()() == 1234.5
 
 
 def test_systems_without_one_have_the_monotonic_clock(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,9 +21,9 @@ def test_systems_without_one_have_the_monotonic_clock(monkeypatch: pytest.Monkey
 
     with monkeypatch.context() as patch:
         patch.setattr(time, "clock_gettime", refuse)
-        assert clock.seconds_that_go_on() is time.monotonic
+        assert clock.suspend_aware_clock() is time.monotonic
     monkeypatch.delattr(time, "CLOCK_BOOTTIME", raising=False)
-    assert clock.seconds_that_go_on() is time.monotonic
+    assert clock.suspend_aware_clock() is time.monotonic
 
 
 def test_it_goes_on() -> None:

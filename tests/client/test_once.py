@@ -55,41 +55,41 @@ def trainers() -> Iterator[tuple[Trainer, Trainer]]:
 
 def test_one_trainer_wins_and_may_ask_again(trainers: tuple[Trainer, Trainer]) -> None:
     one, other = trainers
-    won, lost = one.names.take("report"), other.names.take("report")
+    won, lost = one.names.claim("report"), other.names.claim("report")
     assert won
     assert not lost
     won.require()
     with pytest.raises(FencedError):
         lost.require()
-    assert one.names.take("report").generation == won.generation
-    assert other.names.take("another")
+    assert one.names.claim("report").generation == won.generation
+    assert other.names.claim("another")
 
 
 def test_a_name_outlives_a_clean_end(trainers: tuple[Trainer, Trainer]) -> None:
     one, other = trainers
-    assert one.names.take("report")
+    assert one.names.claim("report")
     one.end()
-    assert not other.names.take("report")
+    assert not other.names.claim("report")
 
 
 def test_a_lease_that_ended_unseen_does_not_reach_the_script(trainers: tuple[Trainer, Trainer]) -> None:
     one, other = trainers
     before = one.registration.generation
     one.frozen()
-    won = one.names.take("report")
+    won = one.names.claim("report")
     assert won
     assert one.registration.generation > before
     won.require()
-    assert not other.names.take("report")
+    assert not other.names.claim("report")
 
 
 def test_a_winner_that_was_replaced_changes_no_file(trainers: tuple[Trainer, Trainer], tmp_path: Path) -> None:
     one, other = trainers
     file = tmp_path / "report.txt"
-    old = one.names.take("report")
+    old = one.names.claim("report")
     old.publish(file, b"begun")
     one.frozen()
-    new = other.names.take("report")
+    new = other.names.claim("report")
     assert new
     assert new.generation > old.generation
     new.publish(file, b"of the successor")
@@ -106,12 +106,12 @@ def test_a_winner_that_is_replaced_while_it_writes_changes_no_file(
 ) -> None:
     one, other = trainers
     file = tmp_path / "report.txt"
-    old = one.names.take("report")
+    old = one.names.claim("report")
 
     def parts() -> Iterator[bytes]:
         yield b"la"
         one.frozen()
-        other.names.take("report").publish(str(file), [b"of the ", b"successor"])
+        other.names.claim("report").publish(str(file), [b"of the ", b"successor"])
         yield b"te"
 
     with pytest.raises(FencedError):
@@ -121,9 +121,9 @@ def test_a_winner_that_is_replaced_while_it_writes_changes_no_file(
 
 def test_a_name_that_is_won_again_is_another_win(trainers: tuple[Trainer, Trainer]) -> None:
     one, _ = trainers
-    old = one.names.take("report")
+    old = one.names.claim("report")
     one.frozen()
-    new = one.names.take("report")
+    new = one.names.claim("report")
     assert new.generation > old.generation
     new.require()
     with pytest.raises(FencedError):
@@ -192,12 +192,12 @@ def test_what_could_not_be_written_may_be_taken_by_another(trainers: tuple[Train
 
 def test_a_name_belongs_to_a_life_of_the_model(trainers: tuple[Trainer, Trainer]) -> None:
     one, other = trainers
-    assert one.names.take("setup"), "before there is a model"
+    assert one.names.claim("setup"), "before there is a model"
     one.life, other.life = 7, 9
-    assert one.names.take("report")
-    assert other.names.take("report"), "the model has begun anew"
+    assert one.names.claim("report")
+    assert other.names.claim("report"), "the model has begun anew"
     one.life = 9
-    assert not one.names.take("report")
+    assert not one.names.claim("report")
 
 
 def test_a_file_of_a_former_life_is_written_again(trainers: tuple[Trainer, Trainer], tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_a_file_is_taken_when_two_looks_in_a_row_find_it_the_same() -> None:
     found = known.look([stat("a", "whole"), stat("b")], is_marked=False)
     assert names(found.stable) == ["a"]
     assert not found.is_complete
-    known.took(found.stable)
+    known.joined(found.stable)
     assert names(known.look([stat("a", "whole"), stat("b")], is_marked=False).stable) == ["b"]
 
 
@@ -78,7 +78,7 @@ def test_a_limited_number_is_taken_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
     taken: list[list[str]] = []
     while True:
         found = known.look(stats, is_marked=True)
-        known.took(found.stable)
+        known.joined(found.stable)
         taken.append(names(found.stable))
         assert found.has_more != found.is_complete
         if found.is_complete:
@@ -118,7 +118,7 @@ def test_a_refused_file_is_looked_at_again_when_it_changes() -> None:
     known.look([], is_marked=False)
     assert known.trouble == ""
     known.look([stat("a", "3")], is_marked=False)
-    known.took(known.look([stat("a", "3")], is_marked=False).stable)
+    known.joined(known.look([stat("a", "3")], is_marked=False).stable)
     assert known.trouble == ""
 
 
@@ -130,7 +130,7 @@ def test_an_unreadable_file_is_stable_at_every_look_until_it_is_read() -> None:
         known.failed(stable, UnavailableError("/d/a cannot be read at the moment"), now)
         assert known.has_unreadable
         assert known.trouble == "/d/a cannot be read at the moment: it is left out until it can be read"
-    known.took(known.look([stat("a"), stat("b")], is_marked=False).stable)
+    known.joined(known.look([stat("a"), stat("b")], is_marked=False).stable)
     assert (known.has_unreadable, known.trouble, known.left_out) == (False, "", ())
 
 

@@ -70,7 +70,7 @@ def start(children: Children, forks: ForkServer, environment: Mapping[str, str])
     def forked(module: str, *arguments: str, **variables: str) -> Child:
         made = forks.start("", module, arguments, {**environment, **variables})
         assert made is not None
-        return children.take("child-0", made)
+        return children.adopt("child-0", made)
 
     return forked
 
@@ -124,7 +124,7 @@ def test_processes_of_some_kinds_are_forked_from_a_second_one(
         for kind in ("", "other", "other"):
             made = forks.start(kind, "shows", (), environment)
             assert made is not None
-            child = children.take("child-0", made)
+            child = children.adopt("child-0", made)
             assert child.wait(10.0) == 7
             assert json.loads(child.tail()[0])["parent"] == os.getpid()
         assert forks._second is not None
@@ -135,7 +135,7 @@ def test_processes_of_some_kinds_are_forked_from_a_second_one(
         assert forks.start("other", "shows", (), environment) is None
         made = forks.start("", "shows", (), environment)
         assert made is not None
-        assert children.take("child-0", made).wait(10.0) == 7
+        assert children.adopt("child-0", made).wait(10.0) == 7
     until(lambda: not alive(first.pid) and not alive(second.pid))
 
 

@@ -29,22 +29,22 @@ def test_a_process_that_starts_is_alive_and_neither_started_nor_ready(health: He
 
 
 def test_what_waits_is_alive_however_long_it_takes(health: Health, fake_clock: FakeClock) -> None:
-    health.waits("it stands by", is_ready=True)
+    health.waiting("it stands by", is_ready=True)
     fake_clock.advance(100 * STANDS_STILL_S)
     assert statuses(health) == (200, 200, 200)
-    health.waits("it loads a checkpoint")
+    health.waiting("it loads a checkpoint")
     assert statuses(health) == (200, 200, 503)
     assert health.answer("/ready") == (503, "it loads a checkpoint")
 
 
 def test_a_loop_that_stands_still_is_not_alive(health: Health, fake_clock: FakeClock) -> None:
-    health.goes_round("it serves", is_ready=True)
+    health.beat("it serves", is_ready=True)
     fake_clock.advance(STANDS_STILL_S - 1)
     assert statuses(health) == (200, 200, 200)
     fake_clock.advance(1)
     assert statuses(health) == (200, 503, 503)
     assert health.answer("/live") == (503, "it has stood still for 30 s")
-    health.goes_round("it serves", is_ready=True)
+    health.beat("it serves", is_ready=True)
     assert statuses(health) == (200, 200, 200)
 
 
@@ -63,7 +63,7 @@ def get(port: int, path: str, method: str = "GET") -> tuple[int, str]:
 
 def test_the_page_answers_what_the_process_says(page: HttpPage, health: Health) -> None:
     assert get(page.port, "/started") == (503, "starting\n")
-    health.goes_round("it serves", is_ready=True)
+    health.beat("it serves", is_ready=True)
     assert get(page.port, "/ready") == (200, "it serves\n")
     assert get(page.port, "/metrics")[0] == 404
     assert get(page.port, "/ready", "POST")[0] == 501

@@ -87,9 +87,9 @@ def test_every_name_of_the_package_is_there() -> None:
 
 LET_OTHERS_GO_ON = """
 import contextlib, os, threading
-from flightedl.process.tuning import let_others_go_on
+from flightedl.process.tuning import avoid_preemption
 {before}
-found = [let_others_go_on(), os.sched_getscheduler(0) == os.SCHED_BATCH]
+found = [avoid_preemption(), os.sched_getscheduler(0) == os.SCHED_BATCH]
 thread = threading.Thread(target=lambda: found.append(os.sched_getscheduler(0) == os.SCHED_BATCH))
 thread.start()
 thread.join()
@@ -151,8 +151,8 @@ print("pandas" in sys.modules, "scipy" in sys.modules)
 def test_a_trainer_has_pandas_when_it_asks_for_it() -> None:
     program = """
 import sys
-from flightedl.process.tuning import let_pandas_wait
-print(let_pandas_wait(), let_pandas_wait())
+from flightedl.process.tuning import defer_pandas
+print(defer_pandas(), defer_pandas())
 import pyarrow as pa
 print(pa.table({"k": [1, None]}).column(0).to_numpy(), "pandas" in sys.modules)
 frame = pa.table({"k": [1, 2]}).to_pandas()
@@ -160,7 +160,7 @@ import pandas
 import pandas.core
 assert isinstance(frame, pandas.DataFrame)
 # As pyarrow reads a series only when it knows pandas.
-print(pa.array(pandas.Series([1.0, float("nan")])).null_count, let_pandas_wait())
+print(pa.array(pandas.Series([1.0, float("nan")])).null_count, defer_pandas())
 print(type(pandas.__loader__).__name__, type(pandas.__spec__.loader).__name__)
 """
     assert run(program).splitlines() == [

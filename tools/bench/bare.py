@@ -123,7 +123,7 @@ def run_client(element_count: int, addresses: list[str]) -> None:
 def run_server(element_count: int, optimizer: str) -> None:
     """Tell the address, and serve until the input ends."""
     tuning.apply()
-    tuning.let_others_go_on()
+    tuning.avoid_preemption()
     server = BareServer("grpc://127.0.0.1:0", element_count, optimizer)
     tell(f"127.0.0.1:{server.port}")
     sys.stdin.read()
