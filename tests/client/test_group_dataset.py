@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flightedl.adapters.storage import FsspecFiles
+from flightedl.client.data import group_dataset
 from flightedl.client.data.group_dataset import GroupDataset
 from flightedl.client.data.pieces import PieceReader
 from flightedl.client.probe import DATA, SCRIPT
@@ -186,6 +187,14 @@ def test_only_committed_rounds_count(ranks: Ranks) -> None:
         again.load_state_dict(state)
         left = counted(rounds_of([again]))
         assert set(left) == set(range(RECORDS)) - {n for batch in batches[:count] for n in batch["id"].to_pylist()}
+
+
+def test_a_loop_that_never_commits_is_told(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_dataset, "_UNCOMMITTED_LIMIT", 10)
+    with pytest.raises(
+        UsageError, match=r"the last 10 batches are not committed.*call data.commit\(\) after each step"
+    ):
+        rounds_of([ranks.data(explicit_commit=True)])
 
 
 def test_commit_needs_explicit_commit(ranks: Ranks) -> None:

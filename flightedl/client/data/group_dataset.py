@@ -33,6 +33,8 @@ from flightedl.messages.declarations import DeclaredDataset
 _log = logging.getLogger(__name__)
 
 _SLICE_S = 0.5
+#: Batches that are not committed are kept.
+_UNCOMMITTED_LIMIT = 1000
 _KEY = "flightedl_data"
 #: Share of records decoded more than once that is worth a word.
 _DECODED_TWICE = 0.05
@@ -206,6 +208,7 @@ class GroupDataset:
                 raise batch
             self._handed_out, self._row_count = step, batch.num_rows
             if self._explicit_commit:
+                self._require_commits()
                 self._uncommitted.append(batch)
             else:
                 self._count_round()
@@ -317,6 +320,13 @@ class GroupDataset:
                     waiting.patiently(self._trouble_of_files() or "the next batch to be read")
         finally:
             waiting.over()
+
+    def _require_commits(self) -> None:
+        if len(self._uncommitted) == _UNCOMMITTED_LIMIT:
+            raise UsageError(
+                f"the last {_UNCOMMITTED_LIMIT:,} batches are not committed, and a restart would repeat them: "
+                "call data.commit() after each step, or declare the data without explicit_commit"
+            )
 
     def _count_round(self) -> None:
         while isinstance(self._counted.next(), EpochEnd):

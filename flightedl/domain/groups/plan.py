@@ -292,8 +292,6 @@ class _Epoch:
         start, end = (self.shares.before(each, self._rank) for each in (number, number + 1))
         while self._own:
             task, first, task_start, task_end = self._own[0]
-            if task_start >= end:
-                return
             yield Piece(task, first + max(start - task_start, 0), first + min(end, task_end) - task_start)
             if task_end > end:
                 return
