@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from flightedl.errors import MessageError
 from flightedl.formats.chunks import CHUNK_SCHEMA, Chunk, chunks_to_batch, chunks_to_rows
-from flightedl.formats.stored_index import PIECES_SCHEMA, index_to_pieces
+from flightedl.formats.stored_index import PIECES_SCHEMA
 from flightedl.master.service import MasterService
 from flightedl.messages.base import OfJob, SenderOfJob, decode, encode
 from flightedl.messages.checkpoints import CheckpointRequest, SaveModelRequest
@@ -127,7 +127,7 @@ class MasterFlight:
         return Answer(CHUNK_SCHEMA, [chunks_to_batch(chunks) for chunks in pieces], encode(reply))
 
     def _get_index(self, _ticket: bytes, _call: Call) -> Answer:
-        return Answer(PIECES_SCHEMA, index_to_pieces(self._service.tasks.index()), b"")
+        return Answer(PIECES_SCHEMA, self._service.tasks.index_pieces(), b"")
 
     def _ask_for_tasks(self, ticket: bytes, call: Call) -> bytes:
         request = decode(ticket, TasksTicket)

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import threading
 
+import pyarrow as pa
+
 from flightedl.domain.master.effects import Kind
 from flightedl.domain.master.events import EvaluationIndexed
 from flightedl.errors import NotReadyError
 from flightedl.formats.chunk_index import ChunkIndex
 from flightedl.formats.chunks import Chunk
+from flightedl.formats.stored_index import index_to_pieces
 from flightedl.master.state import JobState
 from flightedl.messages.declarations import DeclaredDataset, EvaluationDeclaration
 from flightedl.messages.tasks import TasksReply, TasksTicket
@@ -26,6 +29,8 @@ class Tasks:
 
     def __init__(self, state: JobState) -> None:
         self._state = state
+        self._encoding = threading.Lock()
+        self._encoded: tuple[ChunkIndex, list[pa.RecordBatch]] | None = None
 
     def exchange(self, ticket: TasksTicket, closing: threading.Event) -> Work:
         """Take reports and hand out work; durable before it returns.
@@ -55,8 +60,10 @@ class Tasks:
         chunks_of = dataset.layout.chunks_of
         return reply, [chunks_of(each.task) for each in reply.assignments], [chunks_of(a.task) for a in reply.ahead]
 
-    def index(self) -> ChunkIndex:
+    def index_pieces(self) -> list[pa.RecordBatch]:
         """Return the index of the declared dataset, from which the ranks of a group plan their rounds.
+
+        It is encoded once: for a million chunks that takes two seconds, and every rank asks for it.
 
         Raises:
             NotReadyError: there is no dataset yet.
@@ -64,7 +71,11 @@ class Tasks:
         dataset = self._state.dataset
         if dataset is None:
             raise NotReadyError("no dataset is declared yet")
-        return dataset.layout.index
+        index = dataset.layout.index
+        with self._encoding:
+            if self._encoded is None or self._encoded[0] is not index:
+                self._encoded = index, index_to_pieces(index)
+            return self._encoded[1]
 
     def declare_evaluation(self, request: EvaluationDeclaration) -> DeclaredDataset:
         """First declaration of a name wins.
