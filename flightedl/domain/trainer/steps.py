@@ -253,7 +253,7 @@ class Steps:
         transfer = self._transfer
         if transfer is not None and transfer.is_finding:
             transfer.is_finding = False
-            return self._asked(transfer)
+            return self._begin(None, 0, (), {}, left=transfer) or _DONE
         if transfer is not None and (error := transfer.misplaced) is not None and not transfer.must_repeat:
             transfer.misplaced, transfer.is_finding = None, True
             return FindPlacement(error)
@@ -539,25 +539,22 @@ class Steps:
         pulls: Mapping[int, int],
         *,
         pull: bool = False,
+        left: TransferState | None = None,
     ) -> Transfer | None:
-        """Begin a transfer; None: there is nothing to be sent or asked."""
-        if not (pushes or pulls):
-            return None
-        if pushes and self._has_one_base and current is not None and not current.answered:
-            current.base_version = min(self.versions.values())
-        shards: list[ShardTransfer] = []
-        for blocks in self._shards:
-            wanted = {block: version for block, version in pulls.items() if block in blocks} if pulls else {}
-            shards.append(ShardTransfer(set(blocks.intersection(pushes)), wanted))
-        self._transfer = TransferState(
-            0, current, self.versions, self.mode, pull, shards, frozenset(pushes), member=member
-        )
-        return self._asked(self._transfer)
-
-    def _asked(self, transfer: TransferState) -> Transfer:
-        """Ask for what is left of a transfer."""
+        """Begin a transfer, or go on with what is left of one; None: there is nothing to be sent or asked."""
+        if left is None:
+            if not (pushes or pulls):
+                return None
+            if pushes and self._has_one_base and current is not None and not current.answered:
+                current.base_version = min(self.versions.values())
+            shards: list[ShardTransfer] = []
+            for blocks in self._shards:
+                wanted = {block: version for block, version in pulls.items() if block in blocks} if pulls else {}
+                shards.append(ShardTransfer(set(blocks.intersection(pushes)), wanted))
+            left = self._transfer = TransferState(
+                0, current, self.versions, self.mode, pull, shards, frozenset(pushes), member=member
+            )
         self._serial += 1
-        transfer.serial = self._serial
-        calls = tuple(map(transfer.call, transfer.shards))
-        batch = None if transfer.current is None else transfer.current.pushed
-        return Transfer(self._serial, transfer.member, batch, calls, transfer.pull_after_push)
+        left.serial = self._serial
+        batch = None if left.current is None else left.current.pushed
+        return Transfer(self._serial, left.member, batch, tuple(map(left.call, left.shards)), left.pull_after_push)
