@@ -2,24 +2,24 @@
 
 Otherwise a small job on two cores would start five processes that each import for a second, and a replacement would
 take another second. ``forking`` starts this process, and requests one process after another from it.
-Theory of operation. Forking is safe here because modules are imported and machine code is loaded, no more: gRPC, Flight
-and etcd's client have no objects and no threads yet. The process imports in the order in which processes will be asked
-for, and looks for requests between two modules, so a master and trainers already work while the pservers' compiler is
-loaded. On two cores or more, the launcher starts a second such process for the pservers, which loads the compiler in
-the meantime.
+Theory of operation. Forking is safe here because only modules are imported and machine code is loaded: gRPC, Flight and
+etcd's client have no objects and no threads yet. The process imports in the order in which processes will be requested,
+and checks for requests between two modules, so a master and trainers already work while the pservers' compiler is
+loaded. On two or more cores, the launcher starts a second such process for the pservers, which loads the compiler
+concurrently.
 
-A child is forked twice, and its parent ends at once, so the kernel gives it to the launcher, which has made itself the
-*subreaper* of its descendants. From then on the child is the launcher's like any other: the launcher waits for it, and
-it dies with the launcher. The launcher is a subreaper only while it waits for an answer, because the user's program may
-have descendants that look for another parent.
+A child is forked twice, and its parent exits immediately, so the kernel assigns it to the launcher, which has made
+itself the *subreaper* of its descendants. From then on the child is an ordinary child of the launcher: the launcher
+waits for it, and it dies with the launcher. The launcher is a subreaper only while it waits for an answer, because the
+user's program may have descendants that expect another parent.
 
-A child leads a session and a process group of its own. It has the environment and the directory of the request, its
-output goes to the pipe that came with the request, and ``ps`` shows its own command line.
+A child leads its own session and process group. It has the environment and the directory of the request, its output
+goes to the pipe sent with the request, and ``ps`` shows its own command line.
 
-This process ends with the launcher, whose end of the socket closes.
+This process ends when the launcher ends, which closes the launcher's end of the socket.
 
-Not guaranteed: libraries that read their environment when they are loaded do not see that of the child. The launcher
-starts this process with the variables that matter then: for the allocator, gRPC, and the number of BLAS's threads.
+Not guaranteed: libraries that read their environment when they are loaded do not see the child's. The launcher starts
+this process with the variables that matter then: for the allocator, gRPC, and the number of BLAS threads.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
-"""Liveness of a job whose leases are in etcd: it may run, or its leases may outlive it.
+"""Liveness of a job with leases in etcd: it may be running, or its leases may outlive it.
 
-A lease outlives its holder by its time to live. It gets another one whenever etcd starts, so an etcd that was restored
-from a backup has leases of processes that are long gone. A lease is therefore no proof. Rules:
+A lease outlives its holder by its time to live. etcd extends it on every start, so an etcd restored from a backup has
+leases of processes that ended long ago. A lease is therefore no proof. Rules:
 
-1. The job runs if a master answers at its recorded address, and is of this job and of the recorded generation.
-2. The job runs if a process writes a leased key after the first look.
-3. The job runs if a lease lives for longer than its time to live, counted from the first look: a process renews it,
-   perhaps on another machine, where it cannot be reached from here. A master that does not answer proves nothing for
-   the same reason: its ``127.0.0.1`` may be that of another machine.
-4. Otherwise the launcher waits for the leases, and the job does not run when they have ended.
+1. The job is running if a master answers at its recorded address, belongs to this job and has the recorded generation.
+2. The job is running if a process writes a leased key after the first check.
+3. The job is running if a lease lives for longer than its time to live, counted from the first check: a process renews
+   it, perhaps on another machine that cannot be reached from here. For the same reason a master that does not answer
+   proves nothing: its ``127.0.0.1`` may be that of another machine.
+4. Otherwise the launcher waits for the leases. When they have ended, the job is not running.
 
-The launcher of a job holds the key ``launcher``, from before it starts anything to the end: of several launchers that
-have waited for the same leases, or have found none, one starts. Trainers and pservers may wait for a master to come
-back, so their leases keep no launcher from starting one.
+The launcher of a job holds the key ``launcher`` from before it starts any process until the end. So if several
+launchers have waited for the same leases, or have found none, only one of them starts the job. Trainers and pservers
+may wait for a master to return, so their leases do not prevent a launcher from starting one.
 
 Not guaranteed: the holder of ``launcher`` may lose it if etcd is unreachable for longer than its lease. By then the job
 has a master, or will soon have one again.

@@ -63,7 +63,7 @@ class Health:
         answers = {"/started": found.is_started, "/live": is_live, "/ready": is_live and found.is_ready}
         if path not in answers:
             return 404, "ask for /started, /live or /ready"
-        doing = found.doing if is_live else f"it has stood still for {still_s:.0f} s"
+        doing = found.doing if is_live else f"its main loop has been stuck for {still_s:.0f} s"
         return (200 if answers[path] else 503), doing
 
     def page(self, asked: Asked) -> Answer:

@@ -110,23 +110,23 @@ class SharedMemory:
             status = os.fstat(descriptor)
             size_bytes = status.st_size
             if status.st_dev != _device_of_memory():
-                raise MessageError("the memory that came is no plain memfd")
+                raise MessageError("the received memory is not a plain memfd")
             if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
-                raise MessageError("the memory that came is not sealed: it could shrink, or be written by its reader")
+                raise MessageError("the received memory is not sealed: it could shrink, or be written by its reader")
             if nonce is not None and size_bytes != _START_BYTES + SIZE_BYTES:
                 raise MessageError(
-                    f"the memory that came has {size_bytes} bytes, not {_START_BYTES + SIZE_BYTES}: another version?"
+                    f"the received memory has {size_bytes} bytes, not {_START_BYTES + SIZE_BYTES}: another version?"
                 )
             if size_bytes < _START_BYTES:
-                raise MessageError(f"the memory that came has {size_bytes} bytes, less than its own beginning")
+                raise MessageError(f"the received memory has {size_bytes} bytes, less than its header")
             mapping = mmap.mmap(descriptor, size_bytes, prot=mmap.PROT_READ)
         except (OSError, ValueError, OverflowError) as error:
-            raise MessageError(f"the memory that came cannot be mapped: {str(error)[:160]}") from None
+            raise MessageError(f"the received memory cannot be mapped: {str(error)[:160]}") from None
         finally:
             os.close(descriptor)
         if not mapping[: len(_MAGIC) + NONCE_BYTES].startswith(_MAGIC + (nonce or b"")):
             mapping.close()
-            raise MessageError("the memory that came is of another stream")
+            raise MessageError("the received memory belongs to another stream")
         _prefer_huge_pages(mapping)
         return cls(-1, mapping, nonce or b"")
 

@@ -43,7 +43,7 @@ def test_a_loop_that_stands_still_is_not_alive(health: Health, fake_clock: FakeC
     assert statuses(health) == (200, 200, 200)
     fake_clock.advance(1)
     assert statuses(health) == (200, 503, 503)
-    assert health.answer("/live") == (503, "it has stood still for 30 s")
+    assert health.answer("/live") == (503, "its main loop has been stuck for 30 s")
     health.beat("it serves", is_ready=True)
     assert statuses(health) == (200, 200, 200)
 

@@ -267,12 +267,12 @@ def test_sound_memory_is_taken() -> None:
         ({"seals": 0}, "not sealed"),
         ({"seals": fcntl.F_SEAL_SEAL if sys.platform == "linux" else 0}, "not sealed"),
         ({"seals": _SEALS & ~0x10}, "not sealed"),
-        ({"start": b"flightedl memory" + b"x" * 16}, "of another stream"),
-        ({"start": b""}, "of another stream"),
-        ({"size": 0, "start": b"", "nonce": None}, "has 0 bytes, less than its own beginning"),
+        ({"start": b"flightedl memory" + b"x" * 16}, "belongs to another stream"),
+        ({"start": b""}, "belongs to another stream"),
+        ({"size": 0, "start": b"", "nonce": None}, "has 0 bytes, less than its header"),
         ({"size": 4095, "nonce": None}, "has 4095 bytes, less"),
         ({"size": 1 << 62, "nonce": None}, "cannot be mapped"),
-        ({"nonce": None, "start": b"flightedl memorz"}, "of another stream"),
+        ({"nonce": None, "start": b"flightedl memorz"}, "belongs to another stream"),
     ],
 )
 def test_other_memory_is_refused(wrong: dict[str, object], why: str) -> None:
@@ -286,14 +286,14 @@ def test_huge_pages_that_may_be_missing_are_refused() -> None:
         descriptor = os.memfd_create("flightedl-values", os.MFD_HUGETLB | os.MFD_ALLOW_SEALING)
     except OSError:
         pytest.skip("this kernel has no huge pages")
-    with pytest.raises(MessageError, match="no plain memfd"):
+    with pytest.raises(MessageError, match="not a plain memfd"):
         SharedMemory.received(descriptor, NONCE)
 
 
 def test_files_and_sockets_are_refused() -> None:
     with tempfile.TemporaryFile() as file:
         file.truncate(_WHOLE)
-        with pytest.raises(MessageError, match="no plain memfd"):
+        with pytest.raises(MessageError, match="not a plain memfd"):
             SharedMemory.received(os.dup(file.fileno()), NONCE)
     ours, theirs = socket.socketpair()
     with ours, theirs, pytest.raises(MessageError):
