@@ -9,7 +9,9 @@ A record batch has one row with the file's schema. ``dtype`` tells what it holds
 * ``table``: the rest of a table's state, before all rows. ``ids`` are the rows removed since the files that this one is
   an increment on, ``stop`` is the version below which rows have expired, ``values`` are the counters of a sketch.
   ``row_versions`` are the *shifts* of all buckets (1024 int32): how far the versions in a bucket's rows are ahead of
-  the span's; empty if all shifts are zero.
+  the span's; empty if all shifts are zero. ``row_updates`` are the versions of each bucket below which rows have gone
+  because there were too many (1024 uint32); empty if the table has no limit, or by an older version of flightedl, where
+  ``stop`` says so for all buckets.
 
 ``block`` is the position of the span's first bucket, ``version`` and ``updates`` are the span's.
 """
@@ -27,6 +29,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
+from flightedl.domain.tables.placement import BUCKETS
 from flightedl.errors import CorruptError
 
 if TYPE_CHECKING:
@@ -75,7 +78,7 @@ class StoredRows:
         table: Number of the table.
         kind: One of ``KINDS``.
         ids: (n,) uint64.
-        updates: (n,) uint32, like ``versions`` and ``epochs``. For ``TABLE``, ``versions`` are the shifts.
+        updates: (n,) uint32, like ``versions`` and ``epochs``. For ``TABLE``, see ``given_up`` and ``shifts``.
         slots: (n, k) float32.
         values: (n, dim) float32 or uint16; (m,) uint8 for ``TABLE``.
         oldest: For ``TABLE``: rows with lower versions have expired.
@@ -91,6 +94,11 @@ class StoredRows:
     slots: Array
     values: Array
     oldest: int = 0
+
+    @property
+    def given_up(self) -> npt.NDArray[np.int64]:
+        """Versions in each bucket below which a ``TABLE`` has no rows, because there were too many."""
+        return self.updates.astype(np.int64) if self.updates.size else np.full(BUCKETS, max(self.oldest, 0))
 
     @property
     def shifts(self) -> npt.NDArray[np.int64]:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flightedl.domain.checkpoint.manifest import Link, Manifest, ShardFile
-from flightedl.domain.tables.placement import buckets_of
+from flightedl.domain.tables.placement import BUCKETS, buckets_of
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import CorruptError
 from flightedl.formats.checkpoint_files import require_file
@@ -79,10 +79,12 @@ def _of_these(
     if rows.span not in newest:
         raise CorruptError("rows of a table belong to no span of their checkpoint")
     span, said = newest[rows.span]
-    oldest: int | npt.NDArray[np.int64] = said.oldest
-    if said.shifts.size:
-        oldest = oldest + said.shifts[buckets_of(rows.ids, spec.salt)]
-    is_wanted = (rows.versions >= oldest) & (rows.epochs >= spec.oldest_epoch(span.epoch))
+    oldest = said.oldest + said.shifts if said.shifts.size else np.full(BUCKETS, said.oldest)
+    if spec.bucket_limit is not None:
+        oldest = np.maximum(oldest, said.given_up)
+    is_wanted = (rows.versions >= oldest[buckets_of(rows.ids, spec.salt)]) & (
+        rows.epochs >= spec.oldest_epoch(span.epoch)
+    )
     if passed_over.size:
         places = np.minimum(np.searchsorted(passed_over, rows.ids), passed_over.size - 1)
         is_wanted &= passed_over[places] != rows.ids

@@ -52,6 +52,8 @@ _TABLE = types.NamedTuple(  # type: ignore[no-untyped-call]
         _COUNTS,
         _NUMBERS,
         _NUMBERS,
+        _WORDS,
+        _NUMBERS,
         _NUMBERS,
         _LONGS,
         _NUMBERS,
@@ -64,7 +66,8 @@ _SIGNATURES: dict[Callable[..., Any], Any] = {
     rows.count_in_sketch: _I64(_TABLE, _own(_U8), _IDS, _U64, _I64, _NUMBERS),
     rows.wait: _I64(_TABLE, _IDS, _U64, _I64, _I64, _I64, _I64, _I64, _NUMBERS),
     rows.make: _I64(_TABLE, _IDS, _U64, _I64, _I64, _NUMBERS, _NUMBERS),
-    rows.advance: types.void(_TABLE, _I64, _I64, _I64),
+    rows.advance: types.void(_TABLE, _I64),
+    rows.give_up: types.void(_TABLE, _I64, _NUMBERS, _I64, _I64),
     rows.sweep: types.void(_TABLE, _U64, _I64, _I64, _I64, _I64, _I64),
     row_cuts.place: types.void(_TABLE, _IDS, _U64, _NUMBERS),
     row_cuts.count_touches: types.void(_TABLE, _NUMBERS, _U64),
@@ -73,7 +76,7 @@ _SIGNATURES: dict[Callable[..., Any], Any] = {
     row_cuts.remove: types.void(_TABLE, _NUMBERS, _U64),
     row_cuts.scatter: types.void(_WORDS, _I64, _I64, _I64, _NUMBERS, _received(_U32)),
     row_cuts.collect: types.void(_WORDS, _I64, _I64, _I64, _NUMBERS, _WORDS),
-    row_cuts.next_wanted: _I64(_TABLE, _U64, _I64, _I64, _I64, _NUMBERS),
+    row_cuts.next_wanted: _I64(_TABLE, _U64, _I64, _NUMBERS, _I64, _NUMBERS),
     row_cuts.existing: _I64(_TABLE, _U64, _I64, _I64, _I64, _NUMBERS),
     rows.received: _I64(
         _received(_U32), _IDS, _NUMBERS, _LONGS, _NUMBERS, types.boolean, types.boolean, _COUNTS, _own(_I64, 2)

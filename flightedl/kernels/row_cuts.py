@@ -25,6 +25,7 @@ from flightedl.kernels.row_records import (
     count_touch,
     exists,
     id_at,
+    is_young,
 )
 
 _U1 = np.uint64(1)
@@ -87,10 +88,11 @@ def collect(words: Words, stride: int, at: int, width: int, records: Records, ou
         copy(out, i * width, words, records[i] * stride + at, width)
 
 
-def next_wanted(t: Table, salt: int, line: int, oldest_version: int, oldest_epoch: int, records: Records) -> int:
+def next_wanted(t: Table, salt: int, line: int, oldest: Records, oldest_epoch: int, records: Records) -> int:
     """Find the next records of a cut, by its line, that nobody has changed since; return their number, 0 at the end.
 
-    A later change of one of them sets nothing aside: the caller copies them before it gives the lock back.
+    ``oldest`` has a version for each bucket. A later change of one of the records sets nothing aside: the caller copies
+    them before it gives the lock back.
     """
     found, cursor, end = 0, line * CUT_SIZE + CURSOR, t.cuts[line * CUT_SIZE + END]
     wanted = longs_at(t.cuts, line * CUT_SIZE + WANTED)
@@ -104,7 +106,7 @@ def next_wanted(t: Table, salt: int, line: int, oldest_version: int, oldest_epoc
                 t.cuts[cursor] = record
                 break
             left &= left - _U1
-            if exists(t, record, _bucket(t, record, salt), oldest_version, oldest_epoch):
+            if is_young(t, record, oldest[_bucket(t, record, salt)], oldest_epoch):
                 records[found] = record
                 found += 1
     return found

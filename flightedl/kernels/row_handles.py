@@ -1,7 +1,7 @@
 """Tables by number, for loops that go through the rows of many of them in one call.
 
-A call of compiled code takes the longer the more arrays it is given, and each table has fifteen. So the store that has
-the tables keeps a line of numbers for each, its *handle*: the addresses and sizes of its arrays, and what else is asked
+A call of compiled code takes the longer the more arrays it is given, and each table has many. So the store that has the
+tables keeps a line of numbers for each, its *handle*: the addresses and sizes of its arrays, and what else is asked
 of it at each call. A table's arrays never move; where one is replaced, its handle is written again.
 
 What a call is about is a line of numbers for each section, the *work*: of which table, which ids, which values.
@@ -22,13 +22,13 @@ Handles = npt.NDArray[np.int64]
 Work = npt.NDArray[np.int64]
 
 # handle: an address and a size of each array of ``Table``, the scratch memory of a second thread, and
-SALT = 34  # of the table
-DIM = 35
-VALUE_WORDS = 36  # of a row's values
-HANDLE_SIZE = 37
+SALT = 38  # of the table
+DIM = 39
+VALUE_WORDS = 40  # of a row's values
+HANDLE_SIZE = 41
 
-_SCRATCH = 26  # where those of ``tags`` and ``places`` are
-_BESIDE = 30  # and those of the second thread
+_SCRATCH = 30  # where those of ``tags`` and ``places`` are
+_BESIDE = 34  # and those of the second thread
 
 # work
 TABLE = 0
@@ -79,7 +79,9 @@ def table_at(handles: Handles, number: Any, is_beside: Any) -> Any:
         counts_at(handles, at + 18),
         numbers_at(handles, at + 20),
         numbers_at(handles, at + 22),
-        numbers_at(handles, at + 24),
+        words_at(handles, at + 24),
+        numbers_at(handles, at + 26),
+        numbers_at(handles, at + 28),
         longs_at(handles, scratch),
         numbers_at(handles, scratch + 2),
     )

@@ -14,6 +14,10 @@ fill up to different degrees so that they do not split all at once.
 **Versions.** The versions in the records of a bucket are its own: ahead of the store's version by what ``shifts`` has
 for the bucket. A bucket that comes from another store keeps its versions, and its rows expire as they would have there.
 
+**Limits.** Where the rows of a table are limited, each bucket has its share. ``runs`` has the live rows of a bucket by
+the version that updated them last: pairs of a version and a number of rows, rising, from a head to a tail. When there
+are too many rows, the runs at the head go, and ``ages`` has the version from which on rows of the bucket exist.
+
 **Batches.** A row that is not in the cache costs a wait for memory, and its place in the index another. So ids go
 through in groups: first the lines of all are asked for, then the records that these name, and then the work is done.
 
@@ -56,11 +60,14 @@ class Table(NamedTuple):
     dirty: npt.NDArray[np.uint64]
     #: (MAX_CUTS * CUT_SIZE,): see below.
     cuts: npt.NDArray[np.int64]
-    #: Rows by the version of the store that updated them last, and by the epoch.
+    #: Rows by the version of the store that updated them last, where they are not limited, and by the epoch.
     by_version: npt.NDArray[np.int32]
     by_epoch: npt.NDArray[np.int32]
     #: (buckets,): see "Versions".
     shifts: npt.NDArray[np.int64]
+    #: (AGES * buckets,) and (buckets, any number, 2): see "Limits"; without a limit there are no runs.
+    ages: npt.NDArray[np.int64]
+    runs: Words
     state: npt.NDArray[np.int64]
     layout: npt.NDArray[np.int64]
     #: What functions keep while they run: loops that allocate nothing need not count references to arrays.
@@ -75,7 +82,7 @@ USED = 2
 SEGMENTS = 3
 DEPTH = 4  # bits of the directory's index
 CUTS = 5  # lines of ``cuts`` that may be in use
-OLDEST = 6  # rows of lower versions do not exist
+OLDEST = 6  # rows of lower versions have expired by their age
 LIVE = 7  # rows of this version or higher
 RECORD_LIMIT = 8
 SEGMENT_LIMIT = 9
@@ -103,6 +110,14 @@ AT_EPOCH = 3
 AT_SLOTS = 4
 AT_VALUES = 5
 LAYOUT_SIZE = 6
+
+# ages; each is that of the first bucket, and those of others follow
+GIVEN_UP = 0  # rows of lower versions have gone, because there were too many
+LIVING = 1024  # rows in runs
+HEAD = 2048  # first run of those that count
+TAIL = 3072  # behind the last one
+AGES = 4
+BUCKETS = 1024
 
 LINES = 64  # of a segment
 PLACES = 12  # of a line
@@ -165,9 +180,65 @@ def count_touch(t: Table, record: Any, bucket: Any, step: Any) -> None:
         t.by_version[version] += step
         if version >= t.state[OLDEST]:
             t.state[LIVE] += step
+    if t.runs.size > 0 and np.int64(t.words[at + t.layout[AT_VERSION]]) >= t.ages[GIVEN_UP + bucket]:
+        _count_in_run(t, bucket, np.int64(t.words[at + t.layout[AT_VERSION]]), step)
     if t.layout[AT_EPOCH] >= 0 and t.by_epoch.size > 0:
         epoch: Any = min(np.int64(t.words[at + t.layout[AT_EPOCH]]), t.by_epoch.size - 1)
         t.by_epoch[epoch] += step
+
+
+@register_jitable
+def _make_room(t: Table, bucket: Any, size: Any) -> None:
+    """Move the runs of a bucket together; where most have rows, which only files can bring about, the oldest go."""
+    first, tail, used = bucket * size, 0, 0
+    for place in range(t.ages[HEAD + bucket], t.ages[TAIL + bucket]):
+        used += t.runs[2 * (first + place) + 1] > 0
+    while used > size - 2:
+        used -= t.runs[2 * (first + t.ages[HEAD + bucket]) + 1] > 0
+        give_up_run(t, bucket, size)
+    for place in range(t.ages[HEAD + bucket], t.ages[TAIL + bucket]):
+        run = 2 * (first + place)
+        if t.runs[run + 1] > 0:
+            t.runs[2 * (first + tail)], t.runs[2 * (first + tail) + 1] = t.runs[run], t.runs[run + 1]
+            tail += 1
+    t.ages[HEAD + bucket], t.ages[TAIL + bucket] = 0, tail
+
+
+@register_jitable(forceinline=True)
+def give_up_run(t: Table, bucket: Any, size: Any) -> None:
+    """Let the oldest run of a bucket go."""
+    run = 2 * (bucket * size + t.ages[HEAD + bucket])
+    t.ages[GIVEN_UP + bucket] = np.int64(t.runs[run]) + 1
+    t.ages[LIVING + bucket] -= np.int64(t.runs[run + 1])
+    t.ages[HEAD + bucket] += 1
+
+
+@register_jitable
+def _count_in_run(t: Table, bucket: Any, version: Any, step: Any) -> None:
+    """Count a live row in, or out."""
+    size = t.runs.size // (2 * BUCKETS)
+    if step > 0 and t.ages[TAIL + bucket] == size:
+        _make_room(t, bucket, size)
+        if version < t.ages[GIVEN_UP + bucket]:
+            return
+    first, low, tail = bucket * size, t.ages[HEAD + bucket], t.ages[TAIL + bucket]
+    high = tail
+    if high > low and np.int64(t.runs[2 * (first + high - 1)]) == version:
+        low = high = high - 1
+    while low < high:
+        middle = (low + high) // 2
+        if np.int64(t.runs[2 * (first + middle)]) < version:
+            low = middle + 1
+        else:
+            high = middle
+    run = 2 * (first + low)
+    if low == tail or np.int64(t.runs[run]) != version:
+        for at in range(2 * (first + tail) - 1, run - 1, -1):
+            t.runs[at + 2] = t.runs[at]
+        t.runs[run], t.runs[run + 1] = version, 0
+        t.ages[TAIL + bucket] += 1
+    t.runs[run + 1] = np.int64(t.runs[run + 1]) + step
+    t.ages[LIVING + bucket] += step
 
 
 @register_jitable
@@ -190,9 +261,14 @@ def retouch(t: Table, record: Any, bucket: Any, version: Any, epoch: Any) -> Non
 
 @register_jitable(forceinline=True)
 def exists(t: Table, record: Any, bucket: Any, oldest_version: Any, oldest_epoch: Any) -> Any:
-    """True if a row has not expired, by the oldest version of the store."""
+    """True if a row has not expired, by the oldest version of the store and what the bucket has given up."""
+    return is_young(t, record, max(oldest_version + t.shifts[bucket], t.ages[GIVEN_UP + bucket]), oldest_epoch)
+
+
+@register_jitable(forceinline=True)
+def is_young(t: Table, record: Any, oldest: Any, oldest_epoch: Any) -> Any:
+    """True if a row has at least this version of its bucket, and this epoch."""
     at = record * t.layout[STRIDE]
-    oldest = oldest_version + t.shifts[bucket]
     if t.layout[AT_VERSION] >= 0 and np.int64(t.words[at + t.layout[AT_VERSION]]) < oldest:
         return False
     return not (t.layout[AT_EPOCH] >= 0 and np.int64(t.words[at + t.layout[AT_EPOCH]]) < oldest_epoch)

@@ -31,17 +31,21 @@ from flightedl.kernels.row_records import (
     AT_UPDATES,
     AT_VALUES,
     AT_VERSION,
+    BUCKETS,
     CREATED,
     DEPTH,
     EVICTED,
     GROUP,
+    HEAD,
     HIGH,
     LIVE,
+    LIVING,
     NOT_ADMITTED,
     OLDEST,
     REFUSED,
     STRIDE,
     SWEPT,
+    TAIL,
     Ids,
     Records,
     Table,
@@ -50,6 +54,7 @@ from flightedl.kernels.row_records import (
     change,
     count_touch,
     exists,
+    give_up_run,
     id_at,
     touch,
 )
@@ -227,13 +232,36 @@ def make(
     return made
 
 
-def advance(t: Table, version: int, unused_versions: int, limit: int) -> None:
-    """Raise ``OLDEST`` after an update, see ``ReferenceTable``; both rules 0: there is none."""
+def advance(t: Table, oldest: int) -> None:
+    """Raise ``OLDEST``, by which rows are counted."""
     state = t.state
-    aged = version - unused_versions if unused_versions > 0 else 0
-    while state[OLDEST] < aged or (limit > 0 and state[LIVE] > limit and state[OLDEST] < version):
+    while state[OLDEST] < oldest:
         state[LIVE] -= t.by_version[state[OLDEST]]
         state[OLDEST] += 1
+
+
+def give_up(t: Table, version: int, oldest: Records, most: int, limit: int) -> None:
+    """Let the oldest rows of buckets go, see ``ReferenceTable``.
+
+    Args:
+        t: The rows.
+        version: Of the store; only buckets of which it has updated rows are limited, and these rows stay.
+        oldest: (buckets,): rows of lower versions of a bucket go.
+        most: Buckets that have no more rows are left alone.
+        limit: No more rows go than have to, so that no more than this are left.
+    """
+    size = t.runs.size // (2 * BUCKETS)
+    for bucket in range(BUCKETS):
+        if t.ages[LIVING + bucket] <= most:
+            continue
+        newest, last = version + t.shifts[bucket], 2 * (bucket * size + t.ages[TAIL + bucket] - 1)
+        is_limited = t.ages[HEAD + bucket] < t.ages[TAIL + bucket] and np.int64(t.runs[last]) == newest
+        while t.ages[HEAD + bucket] < t.ages[TAIL + bucket]:
+            updated = np.int64(t.runs[2 * (bucket * size + t.ages[HEAD + bucket])])
+            is_too_many = is_limited and t.ages[LIVING + bucket] > limit and updated < newest
+            if updated >= oldest[bucket] and not is_too_many:
+                break
+            give_up_run(t, bucket, size)
 
 
 def sweep(

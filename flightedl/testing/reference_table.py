@@ -13,12 +13,14 @@ Versions and epochs never go back. ``epoch`` is the highest of all batches appli
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
-from flightedl.domain.tables.placement import BUCKETS
+from flightedl.domain.tables import placement
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.testing.reference_updates import initial_slots, update_row
 
@@ -44,24 +46,25 @@ class ReferenceTable:
 
     Args:
         spec: As declared; admission is exact here, and values are not rounded.
-        bucket_count: Of this pserver.
+        bucket_of: The bucket of an id; None: as placed by the product.
     """
 
-    def __init__(self, spec: TableSpec, bucket_count: int = BUCKETS) -> None:
+    def __init__(self, spec: TableSpec, bucket_of: Callable[[int], int] | None = None) -> None:
         self.spec = spec
-        self._limit = spec.row_limit(bucket_count)
+        self._limit = spec.bucket_limit
+        self.bucket_of = bucket_of or partial(placement.bucket_of, salt=spec.salt)
         #: By id as 64 bits; some of them may have expired.
         self.rows: dict[int, Row] = {}
         self.waiting: dict[int, Row] = {}
-        #: Rows whose last update made a lower version have gone, so that no more than allowed are left.
-        self.oldest = 0
+        #: By bucket: rows whose last update made a lower version have gone, so that no more than allowed are left.
+        self.oldest: defaultdict[int, int] = defaultdict(int)
 
-    def exists(self, row: Row, version: int, epoch: int) -> bool:
+    def exists(self, row_id: int, row: Row, version: int, epoch: int) -> bool:
         """Whether it has not expired."""
         evict = self.spec.evict
         if evict is None:
             return True
-        if row.version < self.oldest:
+        if row.version < self.oldest[self.bucket_of(row_id)]:
             return False
         if evict.unused_versions is not None and version - row.version > evict.unused_versions:
             return False
@@ -69,12 +72,12 @@ class ReferenceTable:
 
     def live(self, version: int, epoch: int) -> dict[int, Row]:
         """The rows that exist."""
-        return {row_id: row for row_id, row in self.rows.items() if self.exists(row, version, epoch)}
+        return {row_id: row for row_id, row in self.rows.items() if self.exists(row_id, row, version, epoch)}
 
     def read(self, row_id: int, version: int, epoch: int) -> Values | None:
         """A row's values; None: there is no row."""
         row = self.rows.get(row_id)
-        return None if row is None or not self.exists(row, version, epoch) else list(row.values)
+        return None if row is None or not self.exists(row_id, row, version, epoch) else list(row.values)
 
     def first_values(self, row_id: int) -> Values:
         """What a row of this id begins with."""
@@ -101,6 +104,7 @@ class ReferenceTable:
             rate_factor: The learning rate is multiplied by it.
         """
         rate = self.spec.optimizer.rate_at(number) * rate_factor
+        updated: set[int] = set()
         for row_id, gradient in gradients.items():
             row = self._admitted(row_id, version, epoch)
             if row is None:
@@ -110,16 +114,18 @@ class ReferenceTable:
             row.values, row.slots = values.tolist(), [slot.tolist() for slot in slots]
             row.updates += 1
             row.version, row.epoch = version, epoch
-        self._give_up_oldest(version)
+            updated.add(self.bucket_of(row_id))
+        for bucket in updated:
+            self._give_up_oldest(bucket, version)
 
     def _admitted(self, row_id: int, version: int, epoch: int) -> Row | None:
         """The row of an id that is pushed, made now if this push admits it; None: it waits."""
         row = self.rows.get(row_id)
-        if row is not None and self.exists(row, version - 1, epoch):
+        if row is not None and self.exists(row_id, row, version - 1, epoch):
             return row
         self.rows.pop(row_id, None)
         waiting = self.waiting.get(row_id)
-        if waiting is None or not self.exists(waiting, version - 1, epoch):
+        if waiting is None or not self.exists(row_id, waiting, version - 1, epoch):
             waiting = self.waiting[row_id] = Row([], [], 0, version, epoch)
         waiting.updates += 1
         waiting.version, waiting.epoch = version, epoch
@@ -130,23 +136,21 @@ class ReferenceTable:
         row = self.rows[row_id] = Row(self.first_values(row_id), slots, 0, version, epoch)
         return row
 
-    def _give_up_oldest(self, version: int) -> None:
-        """Raise ``oldest`` until no more rows are left than allowed."""
+    def _give_up_oldest(self, bucket: int, version: int) -> None:
+        """Raise ``oldest`` of a bucket until no more of its rows are left than allowed."""
         if self._limit is None:
             return
-        evict = self.spec.evict
-        assert evict is not None, "a limit is declared in it"
-        if evict.unused_versions is not None:
-            self.oldest = max(self.oldest, version - evict.unused_versions)
-        kept = sorted((row.version for row in self.rows.values() if row.version >= self.oldest), reverse=True)
+        oldest = self.oldest_at(bucket, version)
+        rows = (row for row_id, row in self.rows.items() if self.bucket_of(row_id) == bucket)
+        kept = sorted((row.version for row in rows if row.version >= oldest), reverse=True)
         if len(kept) > self._limit:
             # The highest version of which not all rows could stay goes wholly.
-            self.oldest = max(self.oldest, min(kept[self._limit] + 1, version))
+            self.oldest[bucket] = max(oldest, min(kept[self._limit] + 1, version))
 
-    def oldest_at(self, version: int) -> int:
-        """The lowest version that a row may have been updated last at, and exist."""
+    def oldest_at(self, bucket: int, version: int) -> int:
+        """The lowest version that a row of a bucket may have been updated last at, and exist."""
         unused = None if self.spec.evict is None else self.spec.evict.unused_versions
-        return self.oldest if unused is None else max(self.oldest, version - unused)
+        return self.oldest[bucket] if unused is None else max(self.oldest[bucket], version - unused)
 
     def remove_small(self, version: int, epoch: int) -> list[int]:
         """A checkpoint is made: rows whose norm is too small go; which ones, by rising id."""
@@ -176,9 +180,10 @@ class ReferenceTable:
         else:
             self.waiting[row_id] = copied
 
-    def expire(self, oldest: int, oldest_epoch: int, is_meant: Callable[[int], bool]) -> None:
-        """Of some ids, what was updated last at a lower version, or in a lower epoch, does not exist."""
+    def expire(self, oldest: Mapping[int, int], oldest_epoch: int) -> None:
+        """Remove what was updated last at a lower version, or in a lower epoch, from the buckets in ``oldest``."""
         for known in (self.rows, self.waiting):
             for row_id, row in list(known.items()):
-                if is_meant(row_id) and (row.version < oldest or row.epoch < oldest_epoch):
+                least = oldest.get(self.bucket_of(row_id))
+                if least is not None and (row.version < least or row.epoch < oldest_epoch):
                     del known[row_id]

@@ -14,18 +14,20 @@ from flightedl.domain.exactly_once.batches import Batch
 from flightedl.domain.model.initial import Uniform
 from flightedl.domain.tables.evict import Evict
 from flightedl.domain.tables.optimizers import RowAdam
-from flightedl.domain.tables.placement import BUCKETS, buckets_of
+from flightedl.domain.tables.placement import BUCKETS, bucket_of, buckets_of, salt_of
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import BusyError
 from flightedl.pserver.rows.memory import RowMemory
 from flightedl.pserver.rows.tables import RowChunk, RowTables, TableGradients
 
-IDS = np.arange(300, dtype=np.uint64)
+#: Of one of the tables, all are in a few buckets.
+IDS = np.array([one for one in range(30_000) if bucket_of(one, salt_of("limited")) % 128 == 5], np.uint64)
 SPECS = [
     TableSpec("plain", 3, RowAdam(lr=0.3), Uniform(1.0)),
     TableSpec("half", 3, RowAdam(lr=0.3), Uniform(1.0), dtype="bfloat16"),
     TableSpec("aged", 2, RowAdam(lr=0.3), Uniform(1.0), evict=Evict(unused_versions=3), admit_after=2),
     TableSpec("epochs", 2, RowAdam(lr=0.3), Uniform(1.0), evict=Evict(unused_epochs=1, unused_versions=6)),
+    TableSpec("limited", 2, RowAdam(lr=0.3), evict=Evict(max_rows=4 * BUCKETS)),
     TableSpec("norms", 2, RowAdam(lr=0.3), Uniform(1.0), evict=Evict(norm_below=0.6), admit_after=2),
 ]
 #: A step: what, ids of the push, more epochs, and a number that says which buckets move.
@@ -126,6 +128,21 @@ def test_stores_whose_buckets_move_do_what_one_store_does(
         else:
             assert one.cut(epoch) == several.cut(epoch)
         assert one.read(epoch) == several.read(epoch)
+
+
+def test_rows_that_are_older_than_the_store_expire_by_the_versions_of_their_bucket() -> None:
+    spec = TableSpec("t", 3, RowAdam(lr=0.3), evict=Evict(unused_versions=10))
+    old, new = RowTables([spec], range(BUCKETS)), RowTables([spec], range(BUCKETS))
+    old.update(ones(1), version=15, epoch=0, number=0)
+    old.update(ones(2), version=20, epoch=0, number=0)
+    new.adopt(old.release(range(BUCKETS), 20, 0), 2)
+    both, out = np.array([1, 2], np.uint64), np.empty((2, 3), np.float32)
+    assert new.read(0, both, 2, 0, out) == new.read(0, both, 7, 0, out) == 2
+    assert new.read(0, both, 8, 0, out) == new.read(0, both, 12, 0, out) == 1
+    assert new.read(0, both, 13, 0, out) == 0
+    assert new.counts(0).rows == 2
+    (again,) = (chunk for chunk in new.release(range(BUCKETS), 12, 0).chunks if not chunk.is_waiting)
+    assert (again.ids.tolist(), again.versions.tolist()) == ([2], [20])
 
 
 def ones(*ids: int) -> list[TableGradients]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,21 +14,22 @@ from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.sharding import ShardPlan, plan_for
 from flightedl.domain.tables.evict import Evict
 from flightedl.domain.tables.optimizers import RowAdam
-from flightedl.domain.tables.placement import bucket_of, buckets_of
+from flightedl.domain.tables.placement import BUCKETS, bucket_of, buckets_of, salt_of
 from flightedl.domain.tables.spec import TableSpec
-from flightedl.formats.row_batches import StoredRows, StoredRowSpan
+from flightedl.formats.row_batches import TABLE, StoredRows, StoredRowSpan
 from flightedl.messages.control import OrderNumber, SnapshotRequest
 from flightedl.pserver.rows.store import RowStore
 from flightedl.pserver.rows.stored import CutRows
-from flightedl.pserver.rows.tables import TableGradients
+from flightedl.pserver.rows.tables import RowTables, TableGradients
 from flightedl.pserver.stores import distinct
 
-IDS = np.arange(12, dtype=np.uint64)
+#: All in three buckets.
+IDS = np.array([one for one in range(9_000) if bucket_of(one, salt_of("t")) in {10, 500, 1000}][:14], np.uint64)
 EVICTIONS = [
     Evict(norm_below=1.0),
     Evict(norm_below=1.0, unused_versions=3),
     Evict(norm_below=1.0, unused_epochs=1),
-    Evict(max_rows=6, norm_below=0.5),
+    Evict(max_rows=2 * BUCKETS, norm_below=0.5),
 ]
 STEPS = st.lists(
     st.tuples(
@@ -93,8 +95,8 @@ def test_what_is_restored_goes_on_as_what_was_there(
     for ids, gradient, more, _ in later:
         version, epoch = version + 1, epoch + more
         new.push(ids, gradient, version, epoch)
-    # Else later cuts have removed rows; or each pserver gave up the oldest of its own rows.
-    if all(what == "push" for *_, what in later) and not (evict.max_rows and counts != (1, 1)):
+    # Else later cuts have removed rows.
+    if all(what == "push" for *_, what in later):
         assert new.read(version, epoch) == old.read(version, epoch)
 
 
@@ -134,3 +136,33 @@ def restore(new: Rows, chains: list[Chain]) -> None:
                 for rows in stored:
                     store.restore(rows)
         store.finish_restore()
+
+
+def test_a_file_has_by_how_much_a_bucket_is_ahead() -> None:
+    spec = TableSpec("t", 2, RowAdam(lr=0.4), evict=Evict(unused_versions=10))
+    elsewhere, old, new = RowTables([spec], range(BUCKETS)), Rows(spec, 1), Rows(spec, 2)
+    for version, row_id in ((15, IDS[:1]), (20, IDS[1:2])):
+        push = [TableGradients(0, row_id, np.ones((1, 2), np.float32))]
+        elsewhere.update(push, version=version, epoch=0, number=0)
+    (span,) = old.spans
+    span.rows.adopt(elsewhere.release(range(BUCKETS), 20, 0), 2)
+    command = SnapshotRequest(OrderNumber(1, 1, 1), None, "c", "", is_base=True, plan_hash="p")
+    cut = CutRows(span, 2, 2, command, is_base=True)
+    restore(new, [[(cut.span, list(cut.stored()))]])
+    for version in (2, 7, 8, 12, 13):
+        assert new.read(version, 0) == old.read(version, 0)
+    assert (len(new.read(7, 0)), len(new.read(8, 0)), len(new.read(13, 0))) == (2, 1, 0)
+
+
+def test_a_file_of_before_limits_were_by_bucket_says_what_its_table_has_given_up() -> None:
+    spec = TableSpec("t", 2, RowAdam(lr=0.4), evict=Evict(max_rows=4 * BUCKETS))
+    old, new = Rows(spec, 1), Rows(spec, 1)
+    for version, row_id in enumerate(IDS[:4].tolist(), 1):
+        old.push({row_id}, 1.0, version, 0)
+    command = SnapshotRequest(OrderNumber(1, 1, 1), None, "c", "", is_base=True, plan_hash="p")
+    cut = CutRows(old.spans[0], 4, 4, command, is_base=True)
+    stored = [
+        replace(rows, updates=rows.updates[:0], oldest=3) if rows.kind == TABLE else rows for rows in cut.stored()
+    ]
+    restore(new, [[(cut.span, stored)]])
+    assert sorted(new.read(4, 0)) == sorted(IDS[2:4].tolist())

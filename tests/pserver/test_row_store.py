@@ -17,7 +17,7 @@ from flightedl.domain.model.schedules import Constant, StepDecay
 from flightedl.domain.model.sharding import plan_shards
 from flightedl.domain.tables.evict import Evict
 from flightedl.domain.tables.optimizers import RowAdagrad, RowAdam
-from flightedl.domain.tables.placement import BUCKETS
+from flightedl.domain.tables.placement import BUCKETS, bucket_of
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import GradientError, MessageError, UnavailableError
 from flightedl.kernels.row_records import MAX_CUTS
@@ -30,14 +30,17 @@ from flightedl.testing.reference_table import ReferenceTable
 from flightedl.wire.table_rows import Kind, Section, encode_sections
 
 SPEC = TableSpec("t", 2, SGD(1.0))
-#: Of which the tests take ids: small ones, the highest, and some that fall into one line of the index.
-IDS = [*range(40), 2**64 - 1, 2**63, 0xDEADBEEF]
+#: Of which the tests take ids: those of a few buckets, the highest, and some that fall into one line of the index.
+IDS = [
+    *(row_id for row_id in range(14_000) if bucket_of(row_id, SPEC.salt) in {1, 500, 1023}),
+    *(2**64 - 1, 2**63, 0xDEADBEEF),
+]
 EVICTIONS = [
     None,
     Evict(unused_versions=3),
     Evict(unused_epochs=1),
-    Evict(max_rows=6),
-    Evict(max_rows=8, unused_versions=4, unused_epochs=2),
+    Evict(max_rows=3 * BUCKETS),
+    Evict(max_rows=4 * BUCKETS, unused_versions=4, unused_epochs=2),
     Evict(norm_below=1.5),
 ]
 
@@ -152,7 +155,6 @@ class Pair:
                 self.store.restore(chunk)
         newest = self.chain[-1][1].tables[0]
         self.store.restore_table(0, newest)
-        self.store.restore_oldest(0, newest.oldest)
         self.chain.clear()
         self.newest = ""
 
@@ -262,7 +264,7 @@ def test_a_deterministic_round_has_the_same_bits_whoever_comes_first() -> None:
     before=st.lists(st.lists(st.sampled_from(IDS), unique=True, min_size=1), min_size=1, max_size=3),
     after=st.lists(st.tuples(st.lists(st.sampled_from(IDS), unique=True), st.integers(0, 3)), max_size=6),
     is_base=st.booleans(),
-    evict=st.sampled_from([None, Evict(unused_versions=1), Evict(max_rows=10)]),
+    evict=st.sampled_from([None, Evict(unused_versions=1), Evict(max_rows=2 * BUCKETS)]),
 )
 def test_a_cut_has_what_was_there_when_it_began(
     before: list[list[int]], after: list[tuple[list[int], int]], is_base: bool, evict: Evict | None
@@ -319,7 +321,7 @@ def test_an_increment_has_what_changed_and_what_a_dropped_one_had() -> None:
 
 @pytest.mark.parametrize("words", range(3, 12))
 def test_a_table_without_memory_has_an_index(words: int) -> None:
-    table = new_table([words, -1, -1, -1, 2, 2], 0, np.zeros(1024, np.int64), is_counted_by_age=False)
+    table = new_table([words, -1, -1, -1, 2, 2], 0, *np.zeros((2, 4096), np.int64), is_counted_by_age=False)
     assert table.lines.size >= 2 * 64 * 8
 
 
@@ -498,14 +500,14 @@ def test_tables_share_the_memory_and_keep_apart() -> None:
 
 
 def test_rows_go_by_the_memory_declared() -> None:
-    spec = TableSpec("t", 16, SGD(1.0), evict=Evict(max_bytes=100 * 19 * 4))
+    spec = TableSpec("t", 16, SGD(1.0), evict=Evict(max_bytes=2 * BUCKETS * 19 * 4))
     store, reference = RowTables([spec], range(1024)), ReferenceTable(spec)
     for version in range(1, 9):
-        push(store, version, *range(30 * version, 30 * version + 30))
-        gradients = dict.fromkeys(range(30 * version, 30 * version + 30), [1.0] * 16)
+        push(store, version, *range(300 * version, 300 * version + 300))
+        gradients = dict.fromkeys(range(300 * version, 300 * version + 300), [1.0] * 16)
         reference.update(gradients, version=version, epoch=0, number=0)
     assert sorted(content(store, 8)) == sorted(reference.live(8, 0))
-    assert store.counts(0).rows == 90
+    assert store.counts(0).rows == len(reference.live(8, 0)) < 8 * 300
 
 
 def test_pushes_are_checked() -> None:

@@ -64,7 +64,7 @@ def test_rows_expire_by_epochs_and_so_does_what_waits() -> None:
 
 
 def test_the_oldest_rows_go_when_there_are_too_many() -> None:
-    rows = table(evict=Evict(max_rows=3))
+    rows = ReferenceTable(TableSpec("t", 2, SGD(1.0), evict=Evict(max_rows=3 * 1024)), lambda row_id: row_id // 100)
     push(rows, 1, 1, 2)
     push(rows, 2, 3)
     assert sorted(rows.live(2, 0)) == [1, 2, 3]
@@ -75,6 +75,9 @@ def test_the_oldest_rows_go_when_there_are_too_many() -> None:
     push(rows, 5, 1)
     assert sorted(rows.live(5, 0)) == [1]
     assert rows.read(1, 5, 0) == [-1, -2], "it began again"
+    push(rows, 6, 101)
+    push(rows, 7, 2, 3, 102, 103)
+    assert sorted(rows.live(7, 0)) == [1, 2, 3, 101, 102, 103], "each bucket counts its own rows"
 
 
 def test_small_rows_go_with_a_checkpoint() -> None:

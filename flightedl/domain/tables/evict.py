@@ -6,9 +6,9 @@ whether or not its memory was given back. So reads, pushes and replays agree wit
 * ``unused_versions``: more than so many versions were made since its last update.
 * ``unused_epochs``: more than so many epochs have begun since: with 1, a row must be updated at least in every second
   epoch.
-* ``max_rows``, ``max_bytes``: when an update has left more, the rows whose last update has the lowest version go, with
-  all of the same version, until no more are left than that; the newest version's rows stay in any case. A pserver
-  counts its own rows, and has the share of the limit that it has of the buckets.
+* ``max_rows``, ``max_bytes``: each of the 1,024 buckets has its share of the limit, at least one row. When an update of
+  rows of a bucket has left more, the bucket's rows whose last update has the lowest version go, with all of the same
+  version, until no more are left than that; rows of the newest version stay in any case.
 * ``norm_below``: rows whose values have a smaller Euclidean norm go when a checkpoint is made; where there are millions
   of them, some with each checkpoint.
 

@@ -94,8 +94,9 @@ class TableSpec(Setting):
         values = -(-self.dim * ITEM_SIZES_BYTES[self.dtype] // _WORD_BYTES)
         return 2 + sum(history) + self.slot_count + values
 
-    def row_limit(self, bucket_count: int) -> int | None:
-        """Rows that ``evict`` allows on a pserver that has so many of the buckets; None: any number."""
+    @property
+    def bucket_limit(self) -> int | None:
+        """Rows that ``evict`` allows in each bucket, at least one; None: any number."""
         if self.evict is None:
             return None
         limits = [
@@ -103,7 +104,7 @@ class TableSpec(Setting):
             None if self.evict.max_bytes is None else self.evict.max_bytes // (self.row_words * _WORD_BYTES),
         ]
         given = [limit for limit in limits if limit is not None]
-        return max(1, -(-min(given) * bucket_count // BUCKETS)) if given else None
+        return -(-min(given) // BUCKETS) if given else None
 
     def sketch_error(self, pushes: int) -> float:
         """By how much a sketch counts an id too high at most, with a probability of 98 %, after so many pushes of ids.

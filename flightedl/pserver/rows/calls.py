@@ -38,7 +38,7 @@ class RowCalls:
         self._is_half = np.array([bool(table.half) for table in tables], np.bool_)
         self._has_half = bool(self._is_half.any())
         #: Rows of these may expire; they are counted by age, in one place for all.
-        self._ages = np.array([table.ages for table in tables], np.bool_)
+        self._ages = np.array([table.expires for table in tables], np.bool_)
         self._has_ages = bool(self._ages.any())
         self._gather = row_kernel(rows.gather)
 

@@ -68,7 +68,7 @@ class _Part:
         self._owner = owner
         self._is_waiting = is_waiting
         self._line = line
-        self._oldest, self._shifts = oldest, owner.rows.shifts.copy()
+        self._oldest = owner.oldest_of_buckets(oldest[0]), oldest[1]
         self._given = 0
         self._table = table = owner.part(is_waiting=is_waiting)
         at = line * row_records.CUT_SIZE
@@ -111,7 +111,7 @@ class _Part:
             return None
         records = np.arange(self._given, self._given + min(left, most))
         self._given += records.size
-        return self._owner.existing(self._chunk(self._undo, records), self._oldest, self._shifts)
+        return self._owner.existing(self._chunk(self._undo, records), *self._oldest)
 
     def _chunk(self, words: npt.NDArray[np.uint32], records: npt.NDArray[np.int64]) -> RowChunk:
         return self._owner.chunk_of(words, records, is_waiting=self._is_waiting)
@@ -155,7 +155,7 @@ class RowCut:
         #: By table number.
         removed = (_NO_IDS,) * len(tables) if changes is None else changes.removed
         self.tables: Sequence[CutTable] = [
-            CutTable(*table.oldest(version, epoch), ids, table.sketch.copy(), table.shifts())
+            CutTable(*table.oldest(version, epoch), ids, table.sketch.copy(), table.shifts(), table.given_up.copy())
             for table, ids in zip(tables, removed, strict=True)
         ]
         bits = (None,) * (2 * len(tables)) if changes is None else changes.records

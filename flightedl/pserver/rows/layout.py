@@ -19,18 +19,33 @@ _EPOCHS_BYTES = 1 << 24
 
 
 def new_table(
-    layout: list[int], memory_bytes: int, shifts: npt.NDArray[np.int64], *, is_counted_by_age: bool
+    layout: list[int],
+    memory_bytes: int,
+    shifts: npt.NDArray[np.int64],
+    ages: npt.NDArray[np.int64],
+    limit: int = 0,
+    *,
+    is_counted_by_age: bool,
 ) -> row_records.Table:
-    """Return memory for records of this layout, as much as ``memory_bytes`` could hold; ``shifts``: of the store."""
+    """Return memory for the records of a table.
+
+    Args:
+        layout: Of a record.
+        memory_bytes: That the records could take.
+        shifts: Of the store.
+        ages: Of the table.
+        limit: Rows that a bucket may have; 0: any number, or what waits.
+        is_counted_by_age: What expires is counted.
+    """
     words = reserved(memory_bytes, np.uint32, may_be_less=True)
     most = words.size // layout[row_records.STRIDE]
     lines = reserved(max(_FIRST_SEGMENTS, -(-most // 256)) * _SEGMENT_BYTES, np.uint64, may_be_less=True)
     segments = lines.size * 8 // _SEGMENT_BYTES
     bits = most // 8 + 8
-    ages = (_VERSIONS_BYTES, _EPOCHS_BYTES) if is_counted_by_age else (0, 0)
+    counts_bytes = (0 if limit else _VERSIONS_BYTES, _EPOCHS_BYTES) if is_counted_by_age else (0, 0)
     by_version, by_epoch = (
         reserved(size, np.int32) if size and layout[at] >= 0 else _NO_COUNTS
-        for size, at in zip(ages, (row_records.AT_VERSION, row_records.AT_EPOCH), strict=True)
+        for size, at in zip(counts_bytes, (row_records.AT_VERSION, row_records.AT_EPOCH), strict=True)
     )
     state = np.zeros(row_records.STATE_SIZE, np.int64)
     state[row_records.SEGMENTS] = _FIRST_SEGMENTS
@@ -53,11 +68,21 @@ def new_table(
         by_version,
         by_epoch,
         shifts,
+        ages,
+        _runs(limit),
         state,
         np.array(layout, np.int64),
         np.empty(row_records.SCRATCH_SIZE, np.uint64),
         np.empty(row_records.SCRATCH_SIZE, np.int64),
     )
+
+
+def _runs(limit: int) -> npt.NDArray[np.uint32]:
+    """No more than ``limit`` and one have rows after an update; as many again may have none."""
+    if not limit:
+        return np.empty(0, np.uint32)
+    size = 2 * row_records.BUCKETS * (2 * limit + 4)
+    return reserved(size * _WORD_BYTES, np.uint32)[:size]
 
 
 def size_of(table: row_records.Table) -> int:

@@ -102,8 +102,7 @@ class RowSpan(SpanPlace):
                 part.rows.restore(chunk)
         for number, table in enumerate(cut.tables):
             for part in parts:
-                part.rows.restore_table(number, table)
-                part.rows.restore_oldest(number, table.oldest)
+                part.rows.restore_table(number, table, part.buckets)
         self.rows.close()
         for part in parts:
             for effect, received in self._kept:

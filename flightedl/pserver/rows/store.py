@@ -133,8 +133,8 @@ class RowStore:
         elif stored.kind == TABLE:
             span.rows.restore_removed(stored.table, stored.ids)
             span.rows.restore_shifts(stored.shifts)
-            found = CutTable(stored.oldest, 0, stored.ids, stored.values, stored.shifts)  # type: ignore[arg-type]
-            self._taken.table(stored.span, stored.table, stored.oldest, found)
+            found = CutTable(stored.oldest, 0, stored.ids, stored.values, stored.shifts, stored.given_up)  # type: ignore[arg-type]
+            self._taken.table(stored.span, stored.table, found)
         elif len(stored.ids):
             span.rows.restore(chunk_of(self.tables[stored.table], stored))
 
@@ -147,4 +147,3 @@ class RowStore:
                 for numbers, cut in self._taken.cuts_of(table, span.numbers):
                     buckets = span.buckets_of(numbers)
                     span.rows.restore_table(table, replace(cut, oldest_epoch=oldest_epoch), buckets)
-                span.rows.restore_oldest(table, self._taken.oldest_of(table, span.numbers))

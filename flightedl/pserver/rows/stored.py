@@ -31,7 +31,7 @@ class CutRows:
     def __init__(self, span: RowSpan, version: int, updates: int, command: SnapshotRequest, *, is_base: bool) -> None:
         numbers = span.numbers
         self.span = StoredRowSpan(numbers.start, len(numbers), version, updates, span.epoch)
-        self._lock = span.lock
+        self._lock, self._specs = span.lock, span.rows.specs
         self.cut = span.begin_cut(version, file=command.name, after=command.after, is_base=is_base)
         #: All rows are there.
         self.is_base = self.cut.is_base
@@ -53,7 +53,7 @@ class CutRows:
                 number,
                 TABLE,
                 table.removed,
-                nothing,
+                table.given_up.astype(np.uint32) if self._specs[number].bucket_limit else nothing,
                 table.shifts.astype(np.int32).view(np.uint32),
                 nothing,
                 no_rows,

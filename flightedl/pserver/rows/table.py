@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flightedl.domain.tables.placement import buckets_of
+from flightedl.domain.tables.placement import BUCKETS, buckets_of
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.kernels import row_cuts, row_handles, row_records, row_rules, rows
 from flightedl.kernels.compiled import half_kernels
@@ -34,6 +34,8 @@ _SWEPT_BY_ID = 2
 _WORD_BYTES = 4
 #: Of the index, for a record.
 _INDEX_BYTES = 14
+#: Lower than any version, whatever is added to it.
+_NEVER = -(1 << 62)
 
 
 def _compile_for(spec: TableSpec) -> None:
@@ -50,7 +52,7 @@ def _compile_for(spec: TableSpec) -> None:
     if spec.admit_after > 1:
         wanted.append(rows.wait if spec.admission == "exact" else rows.count_in_sketch)
     if spec.evict is not None:
-        wanted += [rows.advance, rows.sweep, row_cuts.existing, row_cuts.remove]
+        wanted += [rows.advance, rows.give_up, rows.sweep, row_cuts.existing, row_cuts.remove]
     for loop in wanted:
         row_kernel(loop)
 
@@ -61,7 +63,6 @@ class RowTable:
     Args:
         spec: As declared.
         number: Of the table.
-        bucket_count: Of the store.
         memory_bytes: That it could take at most.
         handle: Kept such that it leads to the rows, see ``kernels.row_handles``.
         shifts: By bucket, the store's, see ``kernels.row_records``.
@@ -71,14 +72,15 @@ class RowTable:
         self,
         spec: TableSpec,
         number: int,
-        bucket_count: int,
         memory_bytes: int,
         handle: npt.NDArray[np.int64],
         shifts: npt.NDArray[np.int64],
     ) -> None:
         self.spec = spec
         self.number = number
-        self._limit = spec.row_limit(bucket_count) or 0
+        self._limit = spec.bucket_limit or 0
+        #: See ``kernels.row_records``.
+        self.ages = np.zeros(row_records.AGES * BUCKETS, np.int64)
         evict = spec.evict
         self._unused_versions = (evict.unused_versions if evict else None) or 0
         self._first_slots = slots_of_new_rows(spec, 1)[0]
@@ -88,10 +90,11 @@ class RowTable:
         self.salt, self._key = spec.salt, spec.key
         self._beside = np.empty(row_records.SCRATCH_SIZE, np.uint64), np.empty(row_records.SCRATCH_SIZE, np.int64)
         #: Records, and their index.
-        self.rows = new_table(layout, memory_bytes, shifts, is_counted_by_age=True)
+        self.rows = new_table(layout, memory_bytes, shifts, self.ages, self._limit, is_counted_by_age=True)
         row_handles.write_handle(handle, self.rows, self._beside, self.salt, spec.dim, self.value_words)
         is_counting = spec.admit_after > 1 and spec.admission == "exact"
-        self.waiting = new_table(waiting, memory_bytes if is_counting else 0, shifts, is_counted_by_age=False)
+        waiting_bytes = memory_bytes if is_counting else 0
+        self.waiting = new_table(waiting, waiting_bytes, shifts, self.ages, is_counted_by_age=False)
         sketch_bytes = 1 << (spec.sketch_bytes.bit_length() - 1)
         has_sketch = spec.admit_after > 1 and not is_counting
         self.sketch = np.zeros(sketch_bytes if has_sketch else 0, np.uint8)
@@ -103,16 +106,22 @@ class RowTable:
         self._changed = [np.empty(0, np.uint64), np.empty(0, np.uint64)]
         _compile_for(spec)
         #: Whether rows expire.
-        self.ages = evict is not None and (evict.goes_by_version or evict.goes_by_epoch)
+        self.expires = evict is not None and (evict.goes_by_version or evict.goes_by_epoch)
 
     # reads
 
     def oldest(self, version: int, epoch: int) -> tuple[int, int]:
-        """The lowest version and epoch that a row may have and exist."""
-        oldest = int(self.rows.state[row_records.OLDEST])
-        if self._unused_versions:
-            oldest = max(oldest, version - self._unused_versions)
-        return oldest, self.spec.oldest_epoch(epoch)
+        """Return the lowest version of the store, and epoch, whose rows have not expired by their age."""
+        return version - self._unused_versions if self._unused_versions else _NEVER, self.spec.oldest_epoch(epoch)
+
+    def oldest_of_buckets(self, oldest: int) -> npt.NDArray[np.int64]:
+        """Return the lowest versions that rows may have and exist, by bucket; ``oldest``: version of the store."""
+        return np.maximum(oldest + self.rows.shifts, self.given_up)
+
+    @property
+    def given_up(self) -> npt.NDArray[np.int64]:
+        """(buckets,): rows of lower versions have gone, because there were too many."""
+        return self.ages[row_records.GIVEN_UP : row_records.GIVEN_UP + BUCKETS]
 
     def fill(self, ids: Ids, missing: npt.NDArray[np.int64], out: Floats) -> None:
         """Have what is read of ids without a row; ``missing``: their places."""
@@ -156,8 +165,11 @@ class RowTable:
 
     def grow_older(self, version: int, epoch: int, count: int) -> None:
         """What follows an update of ``count`` ids where rows expire."""
-        if self.rows.by_version.size:
-            row_kernel(rows.advance)(self.rows, version, self._unused_versions, self._limit)
+        oldest, _ = self.oldest(version, epoch)
+        if self._limit:
+            row_kernel(rows.give_up)(self.rows, version, self.oldest_of_buckets(oldest), self._limit, self._limit)
+        elif self.rows.by_version.size:
+            row_kernel(rows.advance)(self.rows, max(oldest, 0))
         self._sweep(version, epoch, _SWEPT_BY_ID * count)
 
     def _allow(self, room_bytes: int) -> None:
@@ -208,11 +220,15 @@ class RowTable:
         """Memory that was touched."""
         return size_of(self.rows) + size_of(self.waiting) + self.sketch.nbytes
 
-    def counts(self, epoch: int) -> RowCounts:
-        """See ``RowTables.counts``; ``epoch``: of the newest push."""
+    def counts(self, version: int, epoch: int) -> RowCounts:
+        """See ``RowTables.counts``; ``version`` and ``epoch``: of the newest push."""
         state, waiting = self.rows.state, self.waiting.state
         live = int(state[row_records.USED])
-        if self.rows.by_version.size:
+        if self._limit:
+            expired = self.oldest_of_buckets(self.oldest(version, epoch)[0])
+            row_kernel(rows.give_up)(self.rows, version, expired, 0, live)
+            live = min(live, int(self.ages[row_records.LIVING : row_records.LIVING + BUCKETS].sum()))
+        elif self.rows.by_version.size:
             live = min(live, int(state[row_records.LIVE]))
         if self.rows.by_epoch.size:
             oldest = self.oldest(0, epoch)[1]
@@ -330,7 +346,7 @@ class RowTable:
             for bucket in buckets if records.size else ():
                 count += row_kernel(row_cuts.those_in)(table, bucket, self.salt, records[count:])
             chunk = self.chunk_of(table.words, records[:count], is_waiting=is_waiting)
-            found.append(self.existing(chunk, oldest, table.shifts))
+            found.append(self.existing(chunk, self.oldest_of_buckets(oldest[0]), oldest[1]))
             row_kernel(row_cuts.remove)(table, records[:count], self.salt)
         return found
 
@@ -344,16 +360,16 @@ class RowTable:
         self._allow(room_bytes)
         self.restore(chunk)
 
-    def existing(self, chunk: RowChunk, oldest: tuple[int, int], shifts: npt.NDArray[np.int64]) -> RowChunk:
-        """Return the rows of a chunk that have not expired; ``oldest``: version of the store, and epoch."""
-        if not self.ages:
+    def existing(self, chunk: RowChunk, oldest: npt.NDArray[np.int64], oldest_epoch: int) -> RowChunk:
+        """Return the rows of a chunk that have not expired; ``oldest``: versions by bucket."""
+        if not self.expires:
             return chunk
         layout = self.part(is_waiting=chunk.is_waiting).layout
         exists = np.ones(chunk.ids.size, np.bool_)
         if layout[row_records.AT_VERSION] >= 0:
-            exists &= chunk.versions >= oldest[0] + shifts[buckets_of(chunk.ids, self.salt)]
+            exists &= chunk.versions >= oldest[buckets_of(chunk.ids, self.salt)]
         if layout[row_records.AT_EPOCH] >= 0:
-            exists &= chunk.epochs >= oldest[1]
+            exists &= chunk.epochs >= oldest_epoch
         return chunk.chosen(exists)
 
     def remove(self, ids: Ids) -> None:
@@ -365,17 +381,17 @@ class RowTable:
 
     def restore_table(self, cut: CutTable, buckets: range) -> None:
         """Remove what had expired at a cut, from these buckets."""
-        for table in (self.rows, self.waiting) if self.ages else ():
+        if self._limit:
+            given_up = self.given_up.copy()
+            given_up[buckets.start : buckets.stop] = cut.given_up[buckets.start : buckets.stop]
+            row_kernel(rows.give_up)(self.rows, 0, given_up, 0, 1 << 62)
+            np.maximum(self.given_up, given_up, out=self.given_up)
+        for table in (self.rows, self.waiting) if self.expires else ():
             table.state[row_records.SWEPT] = 0
             oldest, count = (cut.oldest, cut.oldest_epoch), int(table.state[row_records.HIGH])
             row_kernel(rows.sweep)(table, self.salt, *oldest, buckets.start, buckets.stop, count)
         if cut.sketch.size == self.sketch.size:
             np.maximum(self.sketch, cut.sketch, out=self.sketch)
-
-    def restore_oldest(self, oldest: int) -> None:
-        """Lower versions have expired."""
-        if self.rows.by_version.size:
-            row_kernel(rows.advance)(self.rows, oldest + 1, 1, 0)
 
 
 def read_records(

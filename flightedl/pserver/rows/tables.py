@@ -85,12 +85,11 @@ class RowTables:
         #: By bucket, see ``kernels.row_records``.
         self.shifts = np.zeros(BUCKETS, np.int64)
         self._tables = [
-            RowTable(spec, number, len(buckets), each, handles[number], self.shifts)
-            for number, spec in enumerate(self.specs)
+            RowTable(spec, number, each, handles[number], self.shifts) for number, spec in enumerate(self.specs)
         ]
         self._calls = RowCalls(self._tables, handles)
         #: Of the newest push.
-        self._epoch = 0
+        self._version = self._epoch = 0
         #: Ids read by table, and those that had a row.
         self._reads, self._hits = np.zeros((2, len(self.specs)), np.int64)
         self._size_bytes = 0
@@ -144,11 +143,11 @@ class RowTables:
         """
         pushed = push if isinstance(push, TableRows) else TableRows.of(push)
         common = RowPush(version, epoch, number, rate_factor, seed)
-        self._epoch = epoch
+        self._version, self._epoch = version, epoch
         for table, gradients, missing in self._calls.update(pushed, common, scale):
             self._make(table, gradients, common, missing, scale)
         for table, count in zip(pushed.tables.tolist(), pushed.counts.tolist(), strict=True):
-            if self._tables[table].ages:
+            if self._tables[table].expires:
                 self._tables[table].grow_older(version, epoch, count)
 
     def _make(
@@ -225,7 +224,7 @@ class RowTables:
 
     def counts(self, table: int) -> RowCounts:
         """Figures of a table."""
-        counts = self._tables[table].counts(self._epoch)
+        counts = self._tables[table].counts(self._version, self._epoch)
         return replace(counts, reads=int(self._reads[table]), hits=int(self._hits[table]))
 
     @property
@@ -303,11 +302,15 @@ class RowTables:
         """
         self._require_no_round()
         found = [chunk for table in self._tables for chunk in table.release(buckets, table.oldest(version, epoch))]
-        versions = version + self.shifts[list(buckets)]
-        self.shifts[list(buckets)] = 0
+        those = list(buckets)
+        versions = version + self.shifts[those]
+        given_up = np.array([table.given_up[those] for table in self._tables])
+        self.shifts[those] = 0
+        for table in self._tables:
+            table.given_up[those] = 0
         # Increments on files that have these buckets would not say that they went.
         self._changes = ChangesSince(merged)
-        return MovedBuckets(tuple(buckets), versions, epoch, tuple(found))
+        return MovedBuckets(tuple(buckets), versions, epoch, given_up, tuple(found))
 
     def adopt(self, moved: MovedBuckets, version: int) -> None:
         """Put buckets in that another store has released; all goes on as it would have there.
@@ -324,6 +327,8 @@ class RowTables:
         if room_bytes < sum(self._tables[chunk.table].bytes_of(chunk) for chunk in moved.chunks):
             raise BusyError("there is no memory for the rows of buckets that are to move here: give it more")
         self.shifts[list(moved.buckets)] = moved.versions - version
+        for table, given_up in zip(self._tables, moved.given_up, strict=True):
+            table.given_up[list(moved.buckets)] = given_up
         for chunk in moved.chunks:
             self._tables[chunk.table].adopt(chunk, room_bytes)
         self._epoch = max(self._epoch, moved.epoch)
@@ -364,10 +369,6 @@ class RowTables:
             buckets: Of the store that the cut is of.
         """
         self._tables[table].restore_table(cut, buckets)
-
-    def restore_oldest(self, table: int, oldest: int) -> None:
-        """Rows of lower versions do not exist, in none of the cuts that were restored."""
-        self._tables[table].restore_oldest(oldest)
 
 
 def _summed(contributions: Sequence[_Contribution], specs: Sequence[TableSpec]) -> tuple[TableRows, dict[int, float]]:

@@ -181,6 +181,8 @@ class MovedBuckets(NamedTuple):
     versions: Numbers
     #: The highest of all batches in the rows.
     epoch: int
+    #: (tables, n): versions below which rows have gone, because there were too many.
+    given_up: Numbers
     #: Of each table the rows, and the ids that wait.
     chunks: tuple[RowChunk, ...]
 
@@ -189,7 +191,7 @@ class MovedBuckets(NamedTuple):
 class CutTable:
     """What a cut says of a table as a whole."""
 
-    #: Rows that a lower version of the store updated last do not exist.
+    #: Rows that a lower version of the store updated last have expired.
     oldest: int
     #: As ``oldest``, by the epoch.
     oldest_epoch: int
@@ -199,6 +201,8 @@ class CutTable:
     sketch: npt.NDArray[np.uint8]
     #: (buckets,): by how much the versions of each bucket are ahead of the store's; empty if none is.
     shifts: Numbers
+    #: (buckets,): rows of lower versions of the bucket have gone, because there were too many.
+    given_up: Numbers
 
 
 def bit_words(table: row_records.Table) -> int:

@@ -165,14 +165,14 @@ class BucketSpan(LedgerSpan):
         super().update(effect, mode, gradients, base)
         batches = [batch for batch, _ in effect.batches]
         elements = [self.shape.element_of(each) for each in batches if self.shape.has_gradient(each, self.numbers[0])]
-        oldest = self.rows.table.oldest
+        oldest = self.rows.table.oldest.copy()
         self.rows.update(elements, max(batch.epoch for batch in batches), effect.to_version, effect.number)
         require_limit(self.rows, oldest, effect.to_version)
-        self._note(self.rows.moment(effect.to_version, elements))
+        self._note(effect.to_version, elements)
 
-    def _note(self, moment: Moment) -> None:
+    def _note(self, version: int, elements: Sequence[int] | None) -> None:
         for block in self.blocks:
-            block.history.append(moment)
+            block.history.append(self.rows.moment(block.number, version, elements))
 
     def cut(
         self, command: SnapshotRequest, copy: CopyBlocks, *, is_increment: bool
@@ -182,7 +182,7 @@ class BucketSpan(LedgerSpan):
         for block in self.blocks:
             block.changed.clear()
         found = self.rows.cut(command, copy.version, copy.updates, elements, is_increment=is_increment)
-        self._note(self.rows.moment(copy.version, None))
+        self._note(copy.version, None)
         return found
 
     def require_sound(self, name: str) -> None:

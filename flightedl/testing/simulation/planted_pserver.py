@@ -311,11 +311,11 @@ ROW_BUGS: dict[str, Planted] = {
     ),
     "rows go a version too early": bug(
         "a restore gives up rows of one version more than their file had given up",
-        swaps(f"{_SPANS}oldest_of", "(oldest for _,", "(oldest + bool(oldest) for _,"),
+        swaps(f"{_TABLE}expire", "row.version < least", "row.version <= least"),
     ),
-    "what one file gave up is gone in all": bug(
-        "rows that come from several files go by the rule of the one that has given up most",
-        swaps(f"{_SPANS}oldest_of", "min(", "max("),
+    "what one bucket gave up is gone in all": bug(
+        "rows that come from a file go by the rule of the bucket that has given up most",
+        swaps(f"{_TABLE}expire", "oldest.get(self.bucket_of(row_id))", "max(oldest.values())"),
     ),
     "rows forget the epoch": bug(
         "a restore does not know of which epoch its rows are", answers(f"{_SPANS}epoch_of", "0")

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from flightedl.domain.tables.spec import TableSpec
-from flightedl.testing.simulation.rows import Moment, SpanRows, touched
+from flightedl.testing.simulation.rows import Moment, SpanRows, block_of, touched
 from flightedl.testing.simulation.store import StoredShard
 from flightedl.testing.simulation.world import Violation
 
@@ -111,21 +111,23 @@ def require_history(name: str, block: int, values: Sequence[int], history: Seque
             raise Violation(f"{name}: the rows of block {block} had no batch {element} in update {number}")
 
 
-def require_limit(rows: SpanRows, before: int, version: int) -> None:
+def require_limit(rows: SpanRows, before: Mapping[int, int], version: int) -> None:
     """Raise Violation unless an update has left as many rows as may be, and given up no more than it had to.
 
-    ``before``: versions below it had been given up before.
+    ``before``: by block, versions below it had been given up before.
     """
     evict = rows.table.spec.evict
-    limit = rows.table.spec.row_limit(len(rows.numbers))
+    limit = rows.table.spec.bucket_limit
     if evict is None or limit is None:
         return
-    kept = [row.version for row in rows.table.rows.values() if row.version >= rows.table.oldest]
-    if len(kept) > limit and min(kept) < version:
-        raise Violation(f"blocks {rows.numbers} have {len(kept)} rows after version {version}, and may have {limit}")
-    last = [row.version for row in rows.table.rows.values() if row.version == rows.table.oldest - 1]
-    if rows.table.oldest > before and len(kept) + len(last) <= limit:
-        raise Violation(f"blocks {rows.numbers} have {len(kept)} rows after version {version}: more were to stay")
+    for block in rows.numbers:
+        oldest = rows.table.oldest[block]
+        versions = [row.version for row_id, row in rows.table.rows.items() if block_of(row_id) == block]
+        kept = [each for each in versions if each >= oldest]
+        if len(kept) > limit and min(kept) < version == max(kept):
+            raise Violation(f"block {block} has {len(kept)} rows after version {version}, and may have {limit}")
+        if oldest > before[block] and len(kept) + versions.count(oldest - 1) <= limit:
+            raise Violation(f"block {block} has {len(kept)} rows after version {version}: more were to stay")
 
 
 def require_stored_rows(name: str, spec: TableSpec | None, shard: StoredShard) -> None:

@@ -28,7 +28,7 @@ class Moment(NamedTuple):
     version: int
     #: The highest of all batches so far.
     epoch: int
-    #: Lower versions have been given up, see ``ReferenceTable``.
+    #: Lower versions of the block have been given up, see ``ReferenceTable``.
     oldest: int
     #: Of the batches in the update, as elements of the block; None: it is a cut, at which small rows go.
     elements: tuple[int, ...] | None
@@ -56,7 +56,8 @@ class StoredTable:
     version: int
     updates: int
     epoch: int
-    oldest: int
+    #: By block.
+    oldest: Mapping[int, int]
     removed: frozenset[int]
     #: By id; without values, it waits.
     rows: Mapping[int, Row]
@@ -84,7 +85,7 @@ class SpanRows:
 
     def __init__(self, spec: TableSpec, numbers: range) -> None:
         self.numbers = numbers
-        self.table = ReferenceTable(spec, len(numbers))
+        self.table = ReferenceTable(spec, block_of)
         self.epoch = 0
         self.changes: ChangesSince[Changed] = ChangesSince(Changed.merged)
         self._changed: set[int] = set()
@@ -96,9 +97,9 @@ class SpanRows:
         self._changed |= gradients.keys()
         self.table.update(gradients, version=version, epoch=self.epoch, number=number)
 
-    def moment(self, version: int, elements: Sequence[int] | None) -> Moment:
-        """What has just happened."""
-        return Moment(version, self.epoch, self.table.oldest, None if elements is None else tuple(elements))
+    def moment(self, block: int, version: int, elements: Sequence[int] | None) -> Moment:
+        """What has just happened to a block."""
+        return Moment(version, self.epoch, self.table.oldest[block], None if elements is None else tuple(elements))
 
     def cut(
         self,
@@ -123,19 +124,19 @@ class SpanRows:
     def content(self, version: int, updates: int) -> StoredTable:
         """All that exists now."""
         table = self.table
-        copy = ReferenceTable(table.spec)
+        copy = ReferenceTable(table.spec, block_of)
         for known in (table.waiting, table.rows):
             for row_id, row in known.items():
-                if table.exists(row, version, self.epoch):
+                if table.exists(row_id, row, version, self.epoch):
                     copy.restore(row_id, row)
-        oldest = table.oldest_at(version)
+        oldest = {block: table.oldest_at(block, version) for block in self.numbers}
         rows = copy.waiting | copy.rows
         return StoredTable(self.numbers, version, updates, self.epoch, oldest, frozenset(), rows)
 
     def part(self, numbers: range) -> SpanRows:
         """Those of some blocks."""
         part = SpanRows(self.table.spec, numbers)
-        part.epoch, part.table.oldest = self.epoch, self.table.oldest
+        part.epoch, part.table.oldest = self.epoch, self.table.oldest.copy()
         for known in (self.table.waiting, self.table.rows):
             for row_id, row in known.items():
                 if block_of(row_id) in numbers:
@@ -144,18 +145,18 @@ class SpanRows:
 
     def restore(self, chains: Iterable[Sequence[Sequence[StoredTable]]]) -> None:
         """Take rows over from files, of each chain the base first; as ``pserver.rows.restoring`` does."""
-        taken: TakenSpans[int] = TakenSpans()
+        taken: TakenSpans[Mapping[int, int]] = TakenSpans()
         for chain in chains:
             for stored in (each for tables in chain for each in tables):
                 self.table.remove(stored.removed)
                 for row_id, row in stored.rows.items():
                     if block_of(row_id) in self.numbers:
                         self.table.restore(row_id, row)
-                taken.table(stored.numbers.start, 0, stored.oldest, stored.oldest)
+                taken.table(stored.numbers.start, 0, stored.oldest)
             for stored in chain[-1]:
                 taken.span(stored.numbers, self.numbers, stored.version, stored.updates, stored.epoch)
         self.epoch = taken.epoch_of(self.numbers)
         oldest_epoch = self.table.spec.oldest_epoch(self.epoch)
-        for numbers, oldest in taken.cuts_of(0, self.numbers):
-            self.table.expire(oldest, oldest_epoch, lambda row_id, numbers=numbers: block_of(row_id) in numbers)  # type: ignore[misc]
-        self.table.oldest = max(self.table.oldest, taken.oldest_of(0, self.numbers))
+        for _, oldest in taken.cuts_of(0, self.numbers):
+            self.table.expire(oldest, oldest_epoch)
+            self.table.oldest.update(oldest)

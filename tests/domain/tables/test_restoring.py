@@ -13,13 +13,13 @@ def taken() -> TakenSpans[str]:
     """Two files with a span each, and one with two, of a chain."""
     found: TakenSpans[str] = TakenSpans()
     own = range(10, 40)
-    found.table(10, 0, 2, "of a base")
+    found.table(10, 0, "of a base")
     found.span(range(10, 20), own, 7, 3, 1)
-    found.table(10, 0, 5, "a")
+    found.table(10, 0, "a")
     found.span(range(20, 30), own, 7, 3, 2)
-    found.table(20, 0, 4, "b")
+    found.table(20, 0, "b")
     found.span(range(30, 50), own, 9, 4, 0)
-    found.table(30, 0, 1, "c")
+    found.table(30, 0, "c")
     return found
 
 
@@ -36,10 +36,7 @@ def test_the_last_file_of_a_chain_counts_in_its_own_buckets() -> None:
     assert taken().cuts_of(1, range(30, 40)) == []
 
 
-def test_spans_that_become_one_go_on_by_the_rule_of_the_one_that_gave_up_least() -> None:
-    assert taken().oldest_of(0, range(10, 30)) == 4
-    assert taken().oldest_of(0, range(10, 20)) == 5
-    assert taken().oldest_of(1, range(10, 20)) == 0
+def test_spans_that_become_one_have_the_highest_epoch() -> None:
     assert taken().epoch_of(range(10, 30)) == 2
     assert taken().epoch_of(range(30, 40)) == 0
 
@@ -49,7 +46,7 @@ def test_what_was_said_of_another_checkpoint_is_forgotten() -> None:
     found.clear()
     assert found.positions == {}
     assert found.cuts_of(0, range(10, 40)) == []
-    assert found.oldest_of(0, range(10, 40)) == found.epoch_of(range(10, 40)) == 0
+    assert found.epoch_of(range(10, 40)) == 0
 
 
 def row(version: int, *values: float, epoch: int = 0, updates: int = 1) -> Row:
@@ -57,7 +54,8 @@ def row(version: int, *values: float, epoch: int = 0, updates: int = 1) -> Row:
 
 
 def test_a_chain_is_read_file_by_file_and_what_expired_at_its_end_is_gone() -> None:
-    table = ReferenceTable(TableSpec("t", 1, SGD(lr=1.0), evict=Evict(unused_versions=3), admit_after=2))
+    spec = TableSpec("t", 1, SGD(lr=1.0), evict=Evict(unused_versions=3), admit_after=2)
+    table = ReferenceTable(spec, lambda row_id: row_id)
     for row_id, each in {1: row(1, 1.0), 2: row(2, 2.0), 3: row(2), 4: row(2, 4.0)}.items():
         table.restore(row_id, each)
     table.remove([2, 9])
@@ -65,7 +63,7 @@ def test_a_chain_is_read_file_by_file_and_what_expired_at_its_end_is_gone() -> N
         table.restore(row_id, each)
     assert table.waiting.keys() == {4}
     assert table.rows.keys() == {1, 3, 4}
-    table.expire(table.oldest_at(7), 0, lambda row_id: row_id != 1)
+    table.expire({row_id: table.oldest_at(row_id, 7) for row_id in (2, 3, 4)}, 0)
     assert table.rows.keys() == {1, 3}, "4 waits, and its row had expired; of 1 nobody said so"
     assert table.waiting.keys() == {4}
 
@@ -79,9 +77,9 @@ def test_rows_that_are_restored_are_their_own() -> None:
 
 
 def test_by_epochs() -> None:
-    table = ReferenceTable(TableSpec("t", 1, SGD(lr=1.0), evict=Evict(unused_epochs=1)))
+    table = ReferenceTable(TableSpec("t", 1, SGD(lr=1.0), evict=Evict(unused_epochs=1)), lambda _: 0)
     for row_id, epoch in enumerate((0, 1, 2)):
         table.restore(row_id, row(1, 1.0, epoch=epoch))
-    table.expire(0, 1, lambda _: True)
+    table.expire({0: 0}, 1)
     assert table.rows.keys() == {1, 2}
-    assert table.oldest_at(100) == 0
+    assert table.oldest_at(0, 100) == 0

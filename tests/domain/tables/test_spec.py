@@ -60,10 +60,9 @@ def test_eviction_needs_a_rule() -> None:
 def test_a_limit_is_shared_by_buckets() -> None:
     spec = TableSpec("users", 16, SGD(0.1), evict=Evict(max_rows=1000, max_bytes=1 << 20))
     assert spec.row_words == 2 + 1 + 16
-    assert spec.row_limit(1024) == 1000
-    assert spec.row_limit(10) == 10
-    assert TableSpec("users", 16, SGD(0.1), evict=Evict(max_bytes=7600)).row_limit(1024) == 100
-    assert TableSpec("users", 16, SGD(0.1), evict=Evict(unused_epochs=2)).row_limit(1024) is None
+    assert spec.bucket_limit == 1
+    assert TableSpec("users", 16, SGD(0.1), evict=Evict(max_bytes=7600 * 1024)).bucket_limit == 100
+    assert TableSpec("users", 16, SGD(0.1), evict=Evict(unused_epochs=2)).bucket_limit is None
 
 
 def test_a_constant_may_be_negative_as_a_first_value_and_not_as_a_rate() -> None:
