@@ -192,7 +192,7 @@ def watch(cluster: Cluster, job: ClusterJob, display: Display) -> int:
 
 
 def job_of(target: str, arguments: Sequence[str], given: dict[str, Any]) -> ClusterJob:
-    """Return the parsed command line. Raises UsageError if it is invalid."""
+    """Return the job described by the command line. Raises UsageError if it is invalid."""
     if ranks := given["nproc_per_node"] or 0:
         given = given | {name: count for name, count in _OF_GROUPS.items() if given[name] == _DEFAULTS[name]}
     least, most = count_of(given["trainers"])

@@ -55,7 +55,7 @@ class Ended(NamedTuple):
     error: str
 
 
-#: Runs a command with this input, within a number of seconds.
+#: Runs a command with an input and a time limit in seconds.
 Run = Callable[[Sequence[str], str, float], Ended]
 
 

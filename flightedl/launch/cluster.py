@@ -144,7 +144,7 @@ class LocalCluster:
         return child.pid
 
     def outcome(self, timeout_s: float = 0.0) -> Outcome | None:
-        """Return how the job ended, or None while it runs after ``timeout_s``."""
+        """Return how the job ended, or None if it is still running after ``timeout_s``."""
         return self._running().outcome(timeout_s)
 
     def status(self) -> JobStatus:

@@ -1,4 +1,4 @@
-"""Restart policy for the processes of a job. Pure: ends of processes come in, decisions go out.
+"""Restart policy for the processes of a job. Pure: the inputs are ends of processes, the outputs decisions.
 
 Rules, by how a process ended:
 

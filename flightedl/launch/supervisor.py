@@ -138,7 +138,7 @@ class Supervisor:
         self._thread.start()
 
     def outcome(self, timeout_s: float = 0.0) -> Outcome | None:
-        """Return how the job ended, or None while it runs after ``timeout_s``."""
+        """Return how the job ended, or None if it is still running after ``timeout_s``."""
         self._ended.wait(timeout_s)
         return self._outcome
 

@@ -85,7 +85,7 @@ class ClusterJob:
     spares: int = 1
     #: One master leads, the others are on standby.
     masters: int = 2
-    #: URL. Empty disables checkpoints: a pserver that dies then restarts the model's training.
+    #: URL. Empty disables checkpoints: if a pserver dies, training then starts again from scratch.
     checkpoint: str = ""
     #: Continue from the newest checkpoint: "true", "auto" (if there is one) or empty.
     resume: str = ""
