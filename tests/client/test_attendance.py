@@ -154,7 +154,10 @@ def test_a_rank_whose_lease_has_ended_gets_nothing_more(group: Group) -> None:
     def freeze(job: Job, data: Any) -> list[int]:
         loop = iter(data)
         next(loop)
-        job._process.registration.held.has_lost()
+        held = job._process.registration.held
+        while held.ttl_s < 30:
+            threading.Event().wait(0.05)
+        held.has_lost()
         # What the trainer asks for beside registers it again, under another generation.
         job.once("x")
         return take_all(job, loop)

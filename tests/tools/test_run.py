@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from flightedl_tools.main import run_command_line
 from flightedl_tools.run import resume_command
 
 
@@ -23,3 +24,9 @@ def test_the_command_that_goes_on(given: str, again: str) -> None:
 def test_arguments_are_quoted_for_the_shell() -> None:
     assert resume_command(["run", "a b.py", "--lr", "$x"]) == "flightedl run --resume 'a b.py' --lr '$x'"
     assert resume_command([]) == ""
+
+
+@pytest.mark.parametrize("more", ["--pservers=1", "--trainers=2"])
+def test_a_group_has_neither_pservers_nor_other_trainers(more: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command_line(["run", "--nproc-per-node", "2", more, "train.py"]) == 2
+    assert "leave --pservers and --trainers out" in capsys.readouterr().err

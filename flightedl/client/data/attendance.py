@@ -37,6 +37,9 @@ _REPORT_S = 0.5
 _WATCHED_PART = 0.1
 #: Rounds are watched for so long after the records of the last death: the report of its round may have been older.
 _WATCHED_S = 2.0
+#: Least time to live of a rank's lease, because scripts that load a model keep other threads from running for seconds.
+#: Nobody waits for the end of a dead rank's lease: the next start of its group ends the one before it.
+_LEASE_S = 30.0
 #: Time for the last word of a rank whose script has raised.
 _RAISED_S = 2.0
 #: Errors that another rank's end causes.
@@ -68,6 +71,7 @@ class GroupAttendance:
         self._size = size
         self._plan = plan
         self._held = process.registration.held
+        self._held.hold_for(max(self._held.ttl_s, _LEASE_S))
         self._incarnation = 0
         #: Records that no rank gets, because they have killed their ranks.
         self._left_out: list[Piece] = []
