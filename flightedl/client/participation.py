@@ -139,7 +139,7 @@ class Participation:
 
     def close_batch(self) -> Sequence[BatchState]:
         """Answer for the blocks that the user's code did not push to; return the batches that have changed."""
-        self.probe.turn(PUSH)
+        self.probe.turn(DATA)
         parameters, current = self._parameters, self._current
         assert current is not None, "a batch is open"
         states: Sequence[BatchState] = ()
@@ -150,7 +150,6 @@ class Participation:
             states = parameters.close_batch()
         if not current.must_repeat:
             self._batch_done(current.record_count, parameters is not None and not current.has_gradient)
-        self.probe.turn(DATA)
         return states
 
     def batch_done(self, batch: Batch, *, is_counted: bool) -> None:

@@ -399,9 +399,9 @@ class PserverService:
 
     def shard(self, plan_hash: str) -> Shard:
         """The shard, to push to and pull from."""
-        if not self._life.is_serving:
+        if not self._life.serves(plan_hash):
             self.look()
-        self._life.require_values(plan_hash)
+            self._life.require_values(plan_hash)
         return self._blocks()
 
     def shard_for_init(self, plan_hash: str, election: int) -> Shard | None:

@@ -16,7 +16,7 @@ import functools
 import types
 import typing
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -208,8 +208,10 @@ def effects_of(result: Any) -> list[object]:
 
 
 def _add_effects(result: Any, found: list[object]) -> None:
-    if (names := getattr(result, "_fields", None)) is not None:
-        fields = dict(zip(names, result, strict=True))
+    is_tuple = hasattr(result, "_fields")
+    names: Sequence[str] = result._fields if is_tuple else getattr(result, "__struct_fields__", ())
+    if is_tuple or "effects" in names:
+        fields = {name: getattr(result, name) for name in names}
         further = fields.pop("effects", ())
         found.append({type(result).__name__: fields})
         for each in further:

@@ -1,8 +1,7 @@
 """Streams that carry one request after the other and stay open between them: the client's side.
 
-Opening a call costs both sides several times what a message on an open stream costs. A client that asks the same server
-again and again therefore keeps the stream for a few seconds. Each request is answered completely before the next one is
-sent. The user of the stream decides what travels on it.
+Opening a call costs several times what a message on an open stream costs. A client that asks the same server again and
+again therefore keeps the stream for a few seconds. Each request is answered completely before the next one is sent.
 
 A kept stream does not change what a request means: it is for the same server of the same generation, and after an
 unknown outcome it may have been carried out. An error ends the stream, and the next request opens another. The server

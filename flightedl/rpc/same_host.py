@@ -1,15 +1,13 @@
-"""How the two ends of a stream find out that they are on one host, and come to map memory of each other's.
+"""Handshake by which the two ends of a stream find out that they share a host, and map each other's memory.
 
-The client asks on the stream: a message of metadata alone, a sealed ``ShareRequest`` that says where it is. Where that
-is where the server is (``host_mark``), the server listens on a Unix socket without a file, under a random name, and
-answers with that name and a nonce. The client comes there, and each side hands over the descriptor of a memory that
-begins with the nonce; each looks who the other one is by the kernel's word (SO_PEERCRED): only the same user counts.
-From then on messages of the stream may have their values in memory, and the socket by which the two have met carries
-them as long as they are small (``line``).
+The client sends a message of metadata alone, a sealed ``ShareRequest`` with its ``host_mark``. A server with the same
+mark listens on a Unix socket without a file, under a random name, and answers with that name and a nonce. The client
+connects, and each side hands over the descriptor of a memory that begins with the nonce. Each side checks by
+SO_PEERCRED that the other process has the same user. From then on values of the stream's messages may lie in memory,
+and the socket carries small messages (``line``).
 
-Whatever is in the way of it, values travel by TCP on the same stream: neither side waits for the other for more than
-half a second. Memory belongs to one stream. A handler that is late so never reads, or writes, what is the next
-stream's; and when a stream ends, however it does, its memory is given back.
+If any of this fails, values travel by TCP on the same stream; neither side waits for the other for more than half a
+second. Memory belongs to one stream, so a late handler never touches the next stream's, and ends with it.
 """
 
 from __future__ import annotations

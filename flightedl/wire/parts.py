@@ -33,7 +33,7 @@ import pyarrow as pa
 import xxhash
 
 from flightedl.errors import DamagedError, MessageError
-from flightedl.wire.rows import Checksums, OutgoingBlocks, Rows
+from flightedl.wire.rows import OutgoingBlocks, Rows
 from flightedl.wire.shared_values import Inbox, Outbox
 
 #: To the server ``version`` is the base version that the gradient was computed at; no values: an arrival without one.
@@ -108,22 +108,23 @@ def encode_message(
         outbox: Takes values that are large enough if it has room.
         inline: True if the values of a message up to ``INLINE_BYTES`` follow its header in the same bytes.
     """
-    if len(pieces) == 1 and not (checksums or inline):
+    if len(pieces) == 1 and not inline:
         # As most messages that go by a line: one part, all of whose values go with the header.
         (piece,) = pieces
         blocks, values = piece.blocks, piece.values
         size_bytes = 0 if values is None else values.nbytes
         if values is not None and size_bytes > 0 and (outbox is None or size_bytes < outbox.least_bytes):
             first, length, version, outcome = blocks.start, len(blocks), piece.version, piece.outcome
-            body = _ONE.pack(_UNCHECKED, 1, first, length, version, outcome, size_bytes, 0) + attached
-            return [values.data.cast("B")], _digest(body).to_bytes(8, "little") + body, size_bytes
+            data = values.data.cast("B")
+            layout, checksum = (_CHECKED, _checksum(piece, data)) if checksums else (_UNCHECKED, 0)
+            body = _ONE.pack(layout, 1, first, length, version, outcome, size_bytes, checksum) + attached
+            return [data], _digest(body).to_bytes(8, "little") + body, size_bytes
     return _encoded(pieces, attached, outbox, checksums=checksums, inline=inline)
 
 
 def _encoded(
     pieces: Sequence[OutgoingBlocks], attached: bytes, outbox: Outbox | None, *, checksums: bool, inline: bool
 ) -> EncodedMessage:
-    """Encode a message of any layout."""
     filled: list[memoryview] = []
     fields: list[tuple[int, int, int, int, int, int]] = []
     size_bytes = 0
@@ -136,7 +137,7 @@ def _encoded(
             size_bytes += part_bytes
             filled.append(data)
             if checksums:
-                checksum = _digest(data) if piece.checksums is None else _known_checksum(piece.checksums, data)
+                checksum = _checksum(piece, data)
         fields.append((blocks.start, len(blocks), piece.version, piece.outcome, part_bytes, checksum))
     start = outbox.put(filled, size_bytes) if outbox is not None and size_bytes >= outbox.least_bytes else None
     place = Place.BATCH if start is None else Place.MEMORY
@@ -159,7 +160,10 @@ def _encoded(
     return (filled, header, size_bytes) if start is None else (None, header, 0)
 
 
-def _known_checksum(known: Checksums, data: memoryview) -> int:
+def _checksum(piece: OutgoingBlocks, data: memoryview) -> int:
+    known = piece.checksums
+    if known is None:
+        return _digest(data)
     if known.whole is None:
         # Two threads may both compute it; the results are equal.
         known.whole = _digest(data)
@@ -219,7 +223,6 @@ def decode_message(
 def _decoded(
     batch: pa.RecordBatch | memoryview | None, header: bytes | None, columns: Sequence[pa.Array], inbox: Inbox | None
 ) -> tuple[list[ReceivedBlocks], bytes]:
-    """Decode a message of any layout."""
     fields, attached, where, start, is_checked = _unpacked(header)
     is_finite = False
     data: memoryview

@@ -267,8 +267,11 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             UnavailableError: a pserver stayed away for longer than ``give_up_s``. Others may have the gradients: a loop
                 that goes on all the same gets this batch again.
         """
-        with tracing.NOTHING if tracing.tracer is None else tracing.span("step"):
+        if tracing.tracer is None:
             self._push(gradients, is_complete=True)
+        else:
+            with tracing.span("step"):
+                self._push(gradients, is_complete=True)
 
     def step_rows(self) -> None:
         """``step`` of rows alone: the parameters get no gradient."""

@@ -1,11 +1,9 @@
-"""The conversation with one pserver, through its restarts: what a transfer asks of it, and the messages that say so.
+"""Conversation with one pserver, through its restarts: the requests of a transfer, and the messages that carry them.
 
-A step is a conversation in lock-step on a stream that is kept open from step to step (``step_channel``). In synchronous
-mode a block's fresh values come when its round has closed; values that have not come by the end of a step are asked for
-again, in slices of time.
-
-What lies in one piece of memory is sent as it lies there: the blocks of a run (``runs_of``) travel in one message. The
-rows of tables travel in one, too, behind the blocks, or alone where they are looked up (``client.tables``).
+A step is a conversation in lock-step on a stream that stays open from step to step (``step_channel``). Values that have
+not come by the end of a step, because their round is open, are asked for again, in slices of time. The blocks of a run
+(``runs_of``) are next to each other in memory and travel in one message. The rows of tables travel in a message behind
+the blocks, or alone if they are looked up (``client.tables``).
 """
 
 from __future__ import annotations
@@ -46,6 +44,7 @@ from flightedl.wire.rows import OutgoingBlocks, decode_batch
 
 _SLICE_S = 2.0
 _STREAM_S = 30.0
+_NONE, _PARTLY_APPLIED = Outcome.NONE, Outcome.PARTLY_APPLIED
 
 
 class Sender(Protocol):
@@ -124,28 +123,30 @@ class ShardClient:
         self.channel.close_idle()
 
     def carry_out(self, call: Call | None, transfer: Transfer, outgoing: Outgoing) -> None:
-        """Converse with the pserver until nothing more is asked of it.
-
-        Raises:
-            FlightedlError: asking again cannot help.
-            UnavailableError: the pserver stayed away for too long.
-        """
+        """Converse with the pserver until nothing more is asked of it, or until asking again cannot help."""
         times = self.conversation
         if call is None:
             times.seconds = {}
             return
         times.begin(PUSH if isinstance(call, Push) else WAIT if next(iter(call.wanted.values()), 0) > 0 else PULL)
-        with tracing.NOTHING if tracing.tracer is None else tracing.span("transfer", pserver=self._index):
-            try:
-                verdict = self._attempt(call, transfer, outgoing)
-                if not isinstance(verdict, Over):
-                    self._persist(verdict, transfer, outgoing)
-            finally:
-                times.asked_at = None
-                if times.waiting is not None:
-                    times.waiting.over()
-                    times.waiting = None
-                times.turn("")
+        if tracing.tracer is None:
+            self._converse(call, transfer, outgoing)
+        else:
+            with tracing.span("transfer", pserver=self._index):
+                self._converse(call, transfer, outgoing)
+
+    def _converse(self, call: Call, transfer: Transfer, outgoing: Outgoing) -> None:
+        times = self.conversation
+        try:
+            verdict = self._attempt(call, transfer, outgoing)
+            if not isinstance(verdict, Over):
+                self._persist(verdict, transfer, outgoing)
+        finally:
+            times.asked_at = None
+            if times.waiting is not None:
+                times.waiting.over()
+                times.waiting = None
+            times.turn("")
 
     def _attempt(self, call: Call, transfer: Transfer, outgoing: Outgoing) -> Verdict:
         """Ask the process that holds the index now, once."""
@@ -224,7 +225,7 @@ class ShardClient:
         if has_rows:
             pull, found = transfer.pull_after_push, outgoing.rows
             payload = None if found is None else found.pushed(self._index, pull=pull)
-            rows = OutgoingBlocks(self._buckets, push.bases[blocks[-1]], Outcome.NONE, payload, ())
+            rows = OutgoingBlocks(self._buckets, push.bases[blocks[-1]], _NONE, payload, ())
             messages = chain(messages, [[rows]])
         self._exchange(messages, encode(header), answers, outgoing.rows, connection)
 
@@ -241,11 +242,11 @@ class ShardClient:
             if wanted is None and len(set(map(bases.__getitem__, blocks))) == 1:
                 if gradient is not None and values.shortens:
                     gradient = values.outgoing(gradient, blocks, blocks)
-                pieces.append(OutgoingBlocks(blocks, bases[blocks.start], Outcome.NONE, gradient, ()))
+                pieces.append(OutgoingBlocks(blocks, bases[blocks.start], _NONE, gradient, ()))
                 continue
             for part in at_one_version(blocks, bases, wanted):
                 sent = None if gradient is None else values.outgoing(gradient, blocks, part)
-                pieces.append(OutgoingBlocks(part, bases[part.start], Outcome.NONE, sent, ()))
+                pieces.append(OutgoingBlocks(part, bases[part.start], _NONE, sent, ()))
         if len(pieces) <= PARTS_LIMIT:
             return [pieces] if pieces else []
         return [pieces[start : start + PARTS_LIMIT] for start in range(0, len(pieces), PARTS_LIMIT)]
@@ -311,7 +312,7 @@ class ShardClient:
                 checksums=connection.has_checksums,
             )
             version = wanted[self._buckets.start]
-            message = [OutgoingBlocks(self._buckets, version, Outcome.NONE, payload, ())]
+            message = [OutgoingBlocks(self._buckets, version, _NONE, payload, ())]
             self._exchange([message], encode(header), answers, rows, connection)
 
     def _take_rows(self, part: ReceivedBlocks, answers: list[Answer], rows: RowMessages | None) -> None:
@@ -319,7 +320,7 @@ class ShardClient:
         blocks, version, outcome, data = part.blocks, part.version, part.outcome, part.data
         if blocks.stop > self._buckets.stop:
             raise self._foreign(blocks)
-        if outcome == Outcome.PARTLY_APPLIED:
+        if outcome == _PARTLY_APPLIED:
             answers.append(Answer(blocks.start, blocks.stop, outcome, None, data.tobytes()))
         elif data:
             if self.conversation.phase == WAIT:
@@ -370,7 +371,7 @@ class ShardClient:
                 raise self._foreign(blocks)
             if data and self.conversation.phase == WAIT:
                 self.conversation.turn(PULL)
-            if outcome == Outcome.PARTLY_APPLIED:
+            if outcome == _PARTLY_APPLIED:
                 having = data[: len(data) // len(blocks)].tobytes()
                 answers.append(Answer(blocks.start, blocks.stop, outcome, None, having))
             elif data:

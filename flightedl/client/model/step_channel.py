@@ -3,10 +3,9 @@
 A stream to a pserver on the same host shares memory, and gets a line, before its first step (``rpc.same_host``). If
 memory cannot be shared, the reason is logged once and values travel by TCP.
 
-Messages go in lock-step, a few of them ahead of their answers. This keeps data in the processor's cache, and neither
-side can wait for the other for ever: the bytes of unanswered messages are limited, and a message above the limit
-travels alone. An answer says that the pserver has what the message brought, so the message's memory is free. The memory
-of an answer is free when the next answer is received; a counter in the memory says so.
+Messages go in lock-step, a few of them ahead of their answers: this keeps data in the processor's cache, and since the
+bytes of unanswered messages are limited, neither side can wait for the other for ever. A message above the limit
+travels alone. An answer frees the memory of its message; the next answer frees that of the one before.
 """
 
 from __future__ import annotations
@@ -232,7 +231,7 @@ class StepStream(Channel):
             raise UnavailableError("the stream ended while values were read: they may be of two versions")
 
     def joined(self, messages: Iterable[Sequence[OutgoingBlocks]]) -> Iterable[Sequence[OutgoingBlocks]]:
-        """Join messages of a step if their values travel by memory, where each message costs more than its bytes."""
+        """Join messages whose values travel by memory, where a message costs more than its bytes."""
         return messages if self._pair is None else _joined(messages, self._joined_bytes)
 
     def rest(self, error: BaseException | None = None) -> None:
@@ -253,14 +252,12 @@ class StepStream(Channel):
         return self._by_line + by_line <= AHEAD_BYTES and self._by_stream + by_stream <= LOCK_STEP_LIMIT_BYTES
 
     def _post_counted(self, message: EncodedMessage, by_line: int, by_stream: int) -> None:
-        """Send a message, and count it until it is answered."""
         self._unanswered.append((by_line, by_stream, message[0] is None))
         self._by_line += by_line
         self._by_stream += by_stream
         self._post(*message)
 
     def _give_back(self) -> None:
-        """Say that the newest answer's values were taken."""
         self.is_borrowing = False
         assert self._pair is not None, "values were read from its memory"
         self._pair.own.taken += 1

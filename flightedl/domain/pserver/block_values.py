@@ -86,7 +86,7 @@ class BlocksDue(NamedTuple):
     numbers: Sequence[int]
 
 
-class AddGradient(NamedTuple):
+class AddGradient(msgspec.Struct, frozen=True):
     """Add the gradient that was pushed, times its weight, to the sum of the open round."""
 
     batch: Batch
@@ -97,7 +97,7 @@ class AddGradient(NamedTuple):
     is_ordered: bool
 
 
-class Update(NamedTuple):
+class Update(msgspec.Struct, frozen=True):
     """Run the optimizer once, on the gradient that was pushed or on the sum of a round."""
 
     from_version: int
@@ -115,7 +115,7 @@ class Update(NamedTuple):
     is_mean: bool = False
 
 
-class EmptyRound(NamedTuple):
+class EmptyRound(msgspec.Struct, frozen=True):
     """A round was closed that has no gradient: only the version has changed."""
 
     from_version: int
@@ -137,7 +137,7 @@ class Needs(NamedTuple):
     is_kept: bool = False
 
 
-class Pushed(NamedTuple):
+class Pushed(msgspec.Struct, frozen=True):
     """What became of a push to the blocks of a span."""
 
     outcome: Outcome

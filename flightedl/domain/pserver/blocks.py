@@ -37,6 +37,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+from msgspec.structs import replace
+
 from flightedl.domain.checkpoint.snapshot import SnapshotCut
 from flightedl.domain.consistency.modes import Async, Mode, Sync
 from flightedl.domain.consistency.rounds import BlockRounds
@@ -263,7 +265,7 @@ class BlockProtocol:
         self._take(span, push, arrival, weight, effects)
         is_news = not self.is_synchronous or self._close_rounds(span, effects)
         outcome = _OUTCOMES[type(arrival)]
-        if outcome is Outcome.ACCEPTED and not is_new:
+        if not is_new and outcome is Outcome.ACCEPTED:
             outcome = Outcome.ALREADY_APPLIED
         if outcome not in ANSWERED:
             return Pushed(outcome, rounds.version, effects, is_news=is_news)
@@ -345,7 +347,7 @@ class BlockProtocol:
                 versions = (closing.round, rounds.version)
                 update = Update(*versions, span.updates, closing.held, is_of_round=True)
                 if self._is_mean:
-                    update = update._replace(is_mean=True, scale=1.0 / closing.total_weight)
+                    update = replace(update, is_mean=True, scale=1.0 / closing.total_weight)
                 effects.append(update)
                 span.updates += 1
             else:

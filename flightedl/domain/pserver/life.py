@@ -337,24 +337,16 @@ class PserverLife:
         return _WAITING_FOR.get(self.state, "")
 
     def require_lease(self) -> None:
-        """Nothing is written once the lease is over, or the process ends for another reason.
-
-        Raises:
-            ReplacedError: the lease is over, or there is none yet.
-            NotReadyError: the process ends.
-        """
+        """Raise ReplacedError if there is no lease any more, or not yet, and NotReadyError if the process ends."""
+        if self.state in _SERVING and not self._is_lease_over:
+            return
         if self._is_lease_over or self.state is State.NO_INDEX:
             raise ReplacedError(f"the lease of pserver {self.index} is over: look its successor up")
         if self.state is State.ENDED:
             raise self._not_ready("")
 
     def require_blocks(self, plan_hash: str) -> None:
-        """Whether a trainer may be given the blocks, with values or without.
-
-        Raises:
-            NotReadyError: they are not made, or their values are not there.
-            FencedError: the trainer means another shard plan.
-        """
+        """Raise NotReadyError if the blocks are not allocated, and FencedError if the trainer means another plan."""
         if self.state not in _VISIBLE:
             if self.state in {State.NO_INDEX, State.NO_MODEL}:
                 # The trainer that asks has just declared the model itself.
@@ -363,6 +355,10 @@ class PserverLife:
         assert self._plan_hash is not None, "there are no blocks without a plan"
         if plan_hash != self._plan_hash and not name_same_cut(plan_hash, self._plan_hash):
             raise FencedError("the shard plan is another one: read the job's declaration again")
+
+    def serves(self, plan_hash: str) -> bool:
+        """True if a trainer with this plan may push and pull."""
+        return self.state in _SERVING and plan_hash == self._plan_hash
 
     def require_values(self, plan_hash: str) -> None:
         """Whether a trainer may push and pull. Raises as ``require_blocks``, also while it waits for first values."""

@@ -205,11 +205,11 @@ class TransferState(msgspec.Struct, eq=False):
         blocks = range(answer.begin, answer.end)
         if outcome in _TOO_LATE:
             shard.must_repeat = self.must_repeat = True
-        elif outcome != Outcome.NONE and current is not None:
+        elif outcome != _NONE and current is not None:
             shard.pushes.difference_update(blocks)
             current.generations[index] = min(generation, current.generations.get(index, generation))
             bases = self._bases(current, blocks)
-            if outcome == Outcome.PARTLY_APPLIED:
+            if outcome == _PARTLY_APPLIED:
                 self.refusals.add(lacking_of(answer.having, 1 + len(current.pushed.further)))
                 # In a synchronous round the trainer has arrived, with nothing, and goes on with the next one.
                 is_pulled = self.pull_after_push and isinstance(self.mode, Sync)
@@ -226,3 +226,5 @@ class TransferState(msgspec.Struct, eq=False):
 
 
 _TOO_LATE = frozenset({Outcome.STALE, Outcome.NOT_MEMBER})
+#: Python 3.11 calls a Python function wherever a member of an enum is named.
+_NONE, _PARTLY_APPLIED = Outcome.NONE, Outcome.PARTLY_APPLIED
