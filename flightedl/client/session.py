@@ -306,7 +306,7 @@ class Job:
         return self._data.declare_for_group(
             declaration,
             decode,
-            rank_and_size(group),
+            rank_and_size(group, self._settings.process_name),
             remainder=chosen_remainder,
             explicit_commit=arguments.flag("explicit_commit", explicit_commit),
             read_ahead_mb=ahead_mb,

@@ -76,6 +76,15 @@ def test_a_rank_that_is_not_there_is_refused(group: Any) -> None:
         rank_and_size(group)
 
 
+def test_trainers_that_are_started_independently_are_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert rank_and_size("auto", "trainer-0") == (0, 1)
+    with pytest.raises(UsageError, match="these trainers are not a group"):
+        rank_and_size("auto", "trainer-1")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert rank_and_size("auto", "trainer-1") == (1, 2)
+
+
 def test_half_an_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(UsageError, match="RANK, WORLD_SIZE"):

@@ -3,30 +3,37 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from typing import Any
 
 from flightedl.errors import UsageError
 
+#: The launcher's name for a trainer that is not the only one.
+_ANOTHER_TRAINER = re.compile(r"trainer-[1-9]\d*")
 _WANTED = (
     'group is "auto", "torchft", (rank, number of ranks), or one dimension of a DeviceMesh such as mesh["dp"]; '
     "None shares the data without rounds"
 )
 
 
-def rank_and_size(group: Any) -> tuple[int, int]:
+def rank_and_size(group: Any, name: str = "") -> tuple[int, int]:
     """Return (rank, number of ranks) for the ``group`` argument of ``job.dataset``.
 
     "auto" looks for an initialized process group of PyTorch, then of JAX, then for the variables ``RANK`` and
     ``WORLD_SIZE``. A process that has none of them is a group of its own.
 
+    Args:
+        group: As of ``job.dataset``.
+        name: Name of this process, if a launcher gave it one.
+
     Raises:
-        UsageError: the argument or a variable has another form.
+        UsageError: the argument or a variable has another form, or this is one of several independent trainers.
     """
     if isinstance(group, str):
         if group != "auto":
             raise UsageError(f"group is {group!r:.80}: {_WANTED}")
-        return _of_torch() or _of_jax() or _of_environment()
+        return _of_torch() or _of_jax() or _of_environment(name)
     if isinstance(group, tuple | list):
         return _checked("group", *group) if len(group) == 2 else _refused(group)
     if getattr(group, "ndim", None) == 1 and hasattr(group, "get_local_rank"):
@@ -64,8 +71,13 @@ def _of_jax() -> tuple[int, int] | None:
     return (jax.process_index(), jax.process_count()) if jax is not None and is_initialized() else None
 
 
-def _of_environment() -> tuple[int, int]:
+def _of_environment(name: str) -> tuple[int, int]:
     names = os.environ  # noqa: TID251 - launchers set them, such as torchrun
     if "RANK" not in names and "WORLD_SIZE" not in names:
+        if _ANOTHER_TRAINER.fullmatch(name):
+            raise UsageError(
+                "these trainers are not a group: each would get all of the data. Start them with "
+                "`flightedl run --nproc-per-node N`, or leave out group="
+            )
         return 0, 1
     return _checked("the environment (RANK, WORLD_SIZE)", names.get("RANK"), names.get("WORLD_SIZE"))
