@@ -17,6 +17,7 @@ from flightedl.client.data.dataset import Dataset
 from flightedl.client.data.feed import TaskFeed
 from flightedl.client.data.readers import Transforming
 from flightedl.client.waiting import Waiting
+from flightedl.domain.master.effects import Outbox
 from flightedl.domain.master.work import Work
 from flightedl.domain.queue.tasks import TaskQueue
 from flightedl.domain.queue.values import QueueSettings, TaskGiven
@@ -43,7 +44,7 @@ class Master:
 
     def __init__(self, task_count: int, batch_count: int = BATCHES, **settings: object) -> None:
         self.queue = TaskQueue(QueueSettings(task_count, lambda _: batch_count, **settings))  # type: ignore[arg-type]
-        self._work = Work(self.queue, lambda _: None)
+        self._work = Work(self.queue, Outbox())
         self.generation, self.now = 1, 0.0
         self.changed = threading.Condition()
         self.told: list[int] = []

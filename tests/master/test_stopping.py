@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from flightedl.domain.master.effects import Outbox
 from flightedl.domain.master.work import Work
 from flightedl.domain.queue.tasks import TaskQueue
 from flightedl.domain.queue.values import QueueSettings
@@ -45,7 +46,7 @@ class Trainer:
 
 @pytest.fixture
 def work() -> Work:
-    return Work(TaskQueue(QueueSettings(8, lambda _: 1, epochs=2)), lambda _: None)
+    return Work(TaskQueue(QueueSettings(8, lambda _: 1, epochs=2)), Outbox())
 
 
 def test_what_was_begun_is_finished_and_nothing_else_is_handed_out(work: Work) -> None:

@@ -493,7 +493,7 @@ class MasterCore:
             self.training.asked(ticket)
             ticket, lost = self.pservers.without_lost_work(ticket)
         lost = lost + work.take_reports(ticket, self._now) + work.take_back_unbegun(ticket, self._now)
-        self.checkpointing.checkpoints.tasks_finished(work.take_finished())
+        self.checkpointing.checkpoints.tasks_finished(len(work.take_finished()))
         if work.queue.revision != before:
             # Those who wait for work are looked at after reports only: what is handed out gives nobody else any.
             self._outbox.touch()

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import partial
 
 from msgspec.structs import replace
 
 from flightedl.domain.master.differences import require_same
 from flightedl.domain.master.effects import Outbox
-from flightedl.domain.master.work import Work
+from flightedl.domain.master.work import Sums, Work
 from flightedl.domain.queue.tasks import TaskQueue
 from flightedl.domain.queue.values import QueueSettings
 from flightedl.domain.recovery.lives import PresentLife
@@ -53,7 +52,12 @@ class Evaluation:
     def metrics(self) -> dict[str, float]:
         return {name: total / weight for name, (total, weight) in sorted(self.record.sums.items()) if weight}
 
-    def take(self, metrics: Mapping[str, tuple[float, float]]) -> None:
+    def add_up(self) -> None:
+        """Add up the metrics of what has been finished since the last call."""
+        for metrics in () if self.work is None else self.work.take_finished():
+            self.add(metrics)
+
+    def add(self, metrics: Sums) -> None:
         for name, (total, weight) in metrics.items():
             known = self.record.sums.get(name, (0.0, 0.0))
             self.record.sums[name] = (known[0] + total, known[1] + weight)
@@ -132,7 +136,7 @@ class Evaluations:
         if found.work is None and not found.is_done:
             stored = found.record.queue
             queue = TaskQueue.decode(stored.encode(), settings) if stored else TaskQueue(settings)
-            found.work = Work(queue, partial(self._outbox.news, name), found.take)
+            found.work = Work(queue, self._outbox, name)
             found.work.forget_the_dead(alive, now)
             self.settle(found)
         for old in [name for name, each in self._known.items() if each.is_done][:-KEPT]:
@@ -172,7 +176,8 @@ class Evaluations:
         )
 
     def settle(self, found: Evaluation) -> None:
-        """Let go of the queue of one that has come to its end."""
+        """Add up what is finished, and let go of the queue of one that has come to its end."""
+        found.add_up()
         if found.work is not None and found.work.queue.is_done:
             failed = found.work.queue.counts().failed
             found.record, found.work = replace(found.record, queue="", is_done=True, failed=failed), None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from functools import partial
 
 import msgspec
 from msgspec.structs import replace
@@ -88,7 +87,7 @@ class Training:
                 is fine.
         """
         queue = TaskQueue.decode(stored, tasks, failures, may_reseed=may_reseed) if stored else TaskQueue(tasks)
-        self.work = Work(queue, partial(self._outbox.news, ""))
+        self.work = Work(queue, self._outbox)
         if self.is_stopped:
             queue.stop()
 

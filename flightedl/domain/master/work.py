@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
+from flightedl.domain.master.effects import Outbox
 from flightedl.domain.queue.fair_share import HOLDING_CEILING
 from flightedl.domain.queue.tasks import TaskQueue
 from flightedl.domain.queue.values import AlreadyDone, Effects, EpochsDone, FailedSelector, Finished, TaskGiven
@@ -28,30 +29,37 @@ _STOPPED_RETRY_S = 0.1
 
 _REPORTS: Mapping[type, str] = {FinishedTask: "finished", FailedTask: "failed", ReturnedTask: "returned"}
 
-#: Told of the metrics of each piece of work that is done now and was not before.
-TakeMetrics = Callable[[Mapping[str, tuple[float, float]]], None]
+#: Name -> (weighted sum, weight), of one piece of work.
+Sums = Mapping[str, tuple[float, float]]
 
 
 class Work:
-    """Reports in, assignments out."""
+    """Reports in, assignments out.
 
-    def __init__(
-        self, queue: TaskQueue, news: Callable[[Effects], None], take_metrics: TakeMetrics | None = None
-    ) -> None:
+    Args:
+        queue: The dataset's.
+        outbox: Takes the queue's news.
+        evaluation: Name of the evaluation; empty for the training data.
+    """
+
+    def __init__(self, queue: TaskQueue, outbox: Outbox, evaluation: str = "") -> None:
         self.queue = queue
-        self._news = news
-        self._take_metrics = take_metrics
-        #: Pieces that were reported as finished and count, since ``take_finished`` was asked.
-        self._finished_count = 0
+        self._outbox = outbox
+        self._evaluation = evaluation
+        #: Metrics of each piece that was reported as finished and counts, until they are taken.
+        self._finished: list[Sums] = []
         #: What became of the reports that came since this master began: finished, repeated, failed, returned, outdated.
         self.reports: Counter[str] = Counter()
         #: Pieces of epochs that were over already, as they were done again; since this master began.
         self.repeated_count = 0
 
-    def take_finished(self) -> int:
-        """How many pieces are finished that were not, since the last time."""
-        count, self._finished_count = self._finished_count, 0
-        return count
+    def take_finished(self) -> list[Sums]:
+        """Return the metrics of each piece that has been finished since the last call."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    def _news(self, effects: Effects) -> None:
+        self._outbox.news(self._evaluation, effects)
 
     def take_reports(self, ticket: TasksTicket, now: float) -> list[ReturnedTask]:
         """Apply the reports; what the trainer must drop, because it is not its own any more, comes back."""
@@ -77,10 +85,8 @@ class Work:
             is_repeated = finished.epoch < queue.epoch
             answer = take(finished, queue.finish)
             if isinstance(answer, Finished):
-                self._finished_count += 1
+                self._finished.append(finished.metrics)
                 self.repeated_count += is_repeated
-                if self._take_metrics is not None:
-                    self._take_metrics(finished.metrics)
                 self._news(answer.effects)
         for failed in ticket.failed:
             effects = take(failed, queue.fail, error=failed.error, batch=failed.batch)

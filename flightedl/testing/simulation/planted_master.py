@@ -244,8 +244,8 @@ MASTER_BUGS: dict[str, Planted] = {
             "answer = take(finished, queue.finish)",
             """
             answer = take(finished, queue.finish)
-            if self._take_metrics is not None and not isinstance(answer, Finished):
-                self._take_metrics(finished.metrics)
+            if self._evaluation and not isinstance(answer, Finished):
+                self._finished.append(finished.metrics)
             """,
         ),
     ),
@@ -283,13 +283,13 @@ MASTER_BUGS: dict[str, Planted] = {
         swaps(
             f"{_WORK}forget_the_dead",
             "alive.get(name) != generation]",
-            "alive.get(name) != generation and not self._take_metrics]",
+            "alive.get(name) != generation and not self._evaluation]",
         ),
     ),
     "tasks weigh the same": bug(
         "the result of an evaluation is the mean of the tasks, however many records each has",
         swaps(
-            "domain.master.evaluations:Evaluation.take",
+            "domain.master.evaluations:Evaluation.add",
             "(known[0] + total, known[1] + weight)",
             "(known[0] + total / weight, known[1] + 1.0)",
         ),

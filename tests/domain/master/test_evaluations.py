@@ -72,8 +72,8 @@ def test_a_name_that_is_not_declared_is_not_found(evaluations: Evaluations) -> N
 
 def test_metrics_without_weight_are_left_out(evaluations: Evaluations) -> None:
     found = begin(evaluations)
-    found.take({"none": (0.0, 0.0), "loss": (4.0, 2.0)})
-    found.take({"loss": (2.0, 1.0)})
+    found.add({"none": (0.0, 0.0), "loss": (4.0, 2.0)})
+    found.add({"loss": (2.0, 1.0)})
     assert found.metrics == {"loss": 2.0}
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from flightedl.domain.master.effects import Outbox, QueueNews
 from flightedl.domain.master.work import Work
 from flightedl.domain.queue.tasks import TaskQueue
 from flightedl.domain.queue.values import EpochFinished, QueueSettings
@@ -21,7 +22,7 @@ def work() -> Work:
 
 def work_of(task_count: int, **settings: Any) -> Work:
     queue = TaskQueue(QueueSettings(**({"task_count": task_count, "batch_counts": lambda _: 1} | settings)))
-    return Work(queue, lambda _: None)
+    return Work(queue, Outbox())
 
 
 def ticket(trainer: str = "a", generation: int = A, **more: Any) -> TasksTicket:
@@ -73,12 +74,12 @@ def test_what_is_done_of_a_piece_that_goes_back_is_not_handed_out_again() -> Non
 
 
 def test_what_is_wholly_done_and_goes_back_ends_the_epoch() -> None:
-    news: list[object] = []
-    work = Work(TaskQueue(QueueSettings(1, lambda _: 1, is_deduplicated=False)), news.extend)
+    outbox = Outbox()
+    work = Work(TaskQueue(QueueSettings(1, lambda _: 1, is_deduplicated=False)), outbox, "e")
     (given,) = take(work, 1)
     back = ReturnedTask(epoch=0, position=given.position, attempt=given.attempt)
     work.take_reports(ticket(done=[DoneBatches(attempt=given.attempt, stretches=[(0, 1)])], returned=[back]), 0.0)
-    assert news == [EpochFinished(0)]
+    assert outbox.take() == [QueueNews("e", EpochFinished(0))]
     assert work.queue.is_over
 
 
@@ -86,10 +87,10 @@ def test_only_work_of_epochs_gone_by_counts_as_repeated() -> None:
     work = work_of(2, epochs=2)
     first, second = take(work, 2)
     assert work.take_reports(ticket(finished=finished(first, second)), 0.0) == []
-    assert (work.take_finished(), work.take_finished(), work.repeated_count) == (2, 0, 0)
+    assert (len(work.take_finished()), work.take_finished(), work.repeated_count) == (2, [], 0)
     work.queue.reopen(0, [(0, 1)])
     work.take_reports(ticket(finished=finished(*take(work, 1))), 0.0)
-    assert (work.take_finished(), work.repeated_count) == (1, 1)
+    assert (len(work.take_finished()), work.repeated_count) == (1, 1)
 
 
 def test_a_stopped_job_takes_back_what_the_trainer_has_not_heard_of() -> None:
