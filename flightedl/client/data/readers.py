@@ -27,7 +27,6 @@ from flightedl.config import child_environment, thread_environment
 from flightedl.errors import FlightedlError, UsageError
 from flightedl.process.shared_memory import host_mark
 
-_UNDER_WAY = 2
 #: Batches of all readers that are under way, wait for one, or for those before them, by the number of readers.
 _WAITING = 4
 _DEATHS_LIMIT = 3
@@ -149,7 +148,7 @@ class _Pool:
                 self._changed.wait_for(lambda: self._is_closing or self._waiting or under_way)
                 if self._is_closing:
                     break
-                job = self._waiting.popleft() if self._waiting and len(under_way) < _UNDER_WAY else None
+                job = self._waiting.popleft() if self._waiting and len(under_way) < transforms.UNDER_WAY else None
             try:
                 if job is not None:
                     under_way.append(job)
@@ -219,6 +218,7 @@ class _Process:
 
     def __init__(self) -> None:
         self._connection, theirs = socket.socketpair()
+        self._channel = transforms.Channel(self._connection)
         # Ctrl-C is for the trainer; its readers end when it closes the socket, or is gone.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
@@ -238,16 +238,16 @@ class _Process:
         Raises:
             UnusableTransformError: it cannot find it.
         """
-        transforms.send(self._connection, msgspec.json.encode(function).decode())
-        text, _ = transforms.receive(self._connection)
+        self._channel.send(msgspec.json.encode(function).decode())
+        text, _ = self._channel.receive()
         if text:
             raise UnusableTransformError(f"a reader cannot use transform={function.name}: {text}")
 
     def send(self, batch: pa.RecordBatch | None) -> None:
-        transforms.send(self._connection, "", batch)
+        self._channel.send("", batch)
 
     def receive(self) -> tuple[str, pa.RecordBatch | None]:
-        return transforms.receive(self._connection)
+        return self._channel.receive()
 
     def hang_up(self) -> None:
         """Let all calls end."""

@@ -20,25 +20,26 @@ def main(descriptor: int) -> None:
     # The trainer has as many readers as there should be threads.
     pa.set_cpu_count(1)
     with socket.socket(fileno=descriptor) as connection:
+        channel = transforms.Channel(connection)
         threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
         try:
-            text, _ = transforms.receive(connection)
+            text, _ = channel.receive()
             transform = decode(text.encode(), transforms.NamedFunction).find()
         except BaseException as error:  # noqa: BLE001 - the trainer raises it
-            transforms.send(connection, transforms.told(error))
+            channel.send(transforms.told(error))
             return
-        transforms.send(connection, "")
+        channel.send("")
         while True:
             try:
-                _, batch = transforms.receive(connection)
+                _, batch = channel.receive()
             except EOFError:
                 return
             try:
                 found = transforms.apply(transform, batch)
             except Exception as error:  # noqa: BLE001 - the trainer raises it
-                transforms.send(connection, transforms.told(error))
+                channel.send(transforms.told(error))
             else:
-                transforms.send(connection, "", found)
+                channel.send("", found)
 
 
 def _end_with(connection: socket.socket) -> None:

@@ -27,7 +27,11 @@ from flightedl.process.shared_memory import NONCE_BYTES, SharedMemory
 
 Transform = Callable[[pa.RecordBatch], pa.RecordBatch | pa.Table]
 
-_HEAD = struct.Struct("<I?")
+#: Batches that a reader may have.
+UNDER_WAY = 2
+#: Bytes of text, bytes of the batch or 0, and whether its memory is new.
+_HEAD = struct.Struct("<IQ?")
+_LEAST_BYTES = 1 << 20
 _SCRIPT = "__flightedl_reader__"
 _SHOWN_LINES = 3
 
@@ -118,48 +122,73 @@ def failed(name: str, place: str, text: str) -> DataError:
     return DataError(f"transform={name} failed at {place}: {text}")
 
 
-def send(connection: socket.socket, text: str, batch: pa.RecordBatch | None = None) -> None:
-    """Send text, and a batch in memory of its own."""
-    body = text.encode()
-    memory = None if batch is None else _shared(batch)
-    head = _HEAD.pack(len(body), memory is not None)
-    socket.send_fds(connection, [head], [] if memory is None else [memory.descriptor()])
-    connection.sendall(body)
+class Channel:
+    """One end of a socket with text and batches, which travel in shared memory. Not thread-safe.
 
+    Each end has as many pieces of memory as batches may be under way, and uses them in turns: mapping new memory for
+    every batch would take longer than copying it. A batch that was received is a copy, so its piece is free.
 
-def receive(connection: socket.socket) -> tuple[str, pa.RecordBatch | None]:
-    """Return what was sent. The batch stays in the shared memory.
-
-    Raises:
-        EOFError: the other process has ended.
+    Args:
+        connection: The socket.
     """
-    head, descriptors, _, _ = socket.recv_fds(connection, _HEAD.size, 1, socket.MSG_CMSG_CLOEXEC)
-    size, has_batch = _HEAD.unpack(head + _exactly(connection, _HEAD.size - len(head)))
-    text = _exactly(connection, size).decode()
-    if not has_batch:
-        return text, None
-    memory = SharedMemory.received(descriptors[0], None)
-    with pa.ipc.open_stream(pa.py_buffer(memory.values)) as stream:
-        return text, stream.read_next_batch()
 
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._own: list[SharedMemory | None] = [None] * UNDER_WAY
+        self._theirs: list[SharedMemory | None] = [None] * UNDER_WAY
+        self._sent = self._received = 0
 
-def _exactly(connection: socket.socket, size: int) -> bytes:
-    parts: list[bytes] = []
-    while size:
-        part = connection.recv(size)
-        if not part:
-            raise EOFError("the other process has ended")
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
+    def send(self, text: str, batch: pa.RecordBatch | None = None) -> None:
+        """Send text, and maybe a batch. The other end must have received all batches but ``UNDER_WAY`` - 1."""
+        body = text.encode()
+        size, new = 0, None
+        if batch is not None:
+            counted = pa.MockOutputStream()
+            _write(batch, counted)
+            size, slot = counted.size(), self._sent % UNDER_WAY
+            self._sent += 1
+            memory = self._own[slot]
+            if memory is None or len(memory.values) < size:
+                capacity = max(_LEAST_BYTES, 1 << (size - 1).bit_length())
+                self._own[slot] = memory = new = SharedMemory.create(bytes(NONCE_BYTES), capacity, "flightedl-batches")
+            _write(batch, pa.FixedSizeBufferWriter(pa.py_buffer(memory.values)))
+        head = _HEAD.pack(len(body), size, new is not None)
+        socket.send_fds(self._connection, [head], [] if new is None else [new.descriptor()])
+        if new is not None:
+            new.sent()
+        self._connection.sendall(body)
 
+    def receive(self) -> tuple[str, pa.RecordBatch | None]:
+        """Return what was sent.
 
-def _shared(batch: pa.RecordBatch) -> SharedMemory:
-    counted = pa.MockOutputStream()
-    _write(batch, counted)
-    memory = SharedMemory.create(bytes(NONCE_BYTES), counted.size(), "flightedl-batch")
-    _write(batch, pa.FixedSizeBufferWriter(pa.py_buffer(np.asarray(memory.values))))
-    return memory
+        Raises:
+            EOFError: the other process has ended.
+        """
+        head, descriptors, _, _ = socket.recv_fds(self._connection, _HEAD.size, 1, socket.MSG_CMSG_CLOEXEC)
+        body_size, size, is_new = _HEAD.unpack(head + self._exactly(_HEAD.size - len(head)))
+        text = self._exactly(body_size).decode()
+        if not size:
+            return text, None
+        slot = self._received % UNDER_WAY
+        self._received += 1
+        if is_new:
+            self._theirs[slot] = SharedMemory.received(descriptors[0], None)
+        memory = self._theirs[slot]
+        assert memory is not None, "the first batch comes with its memory"
+        copied = pa.allocate_buffer(size)
+        np.copyto(np.frombuffer(copied, np.uint8), memory.values[:size])
+        with pa.ipc.open_stream(copied) as stream:
+            return text, stream.read_next_batch()
+
+    def _exactly(self, size: int) -> bytes:
+        parts: list[bytes] = []
+        while size:
+            part = self._connection.recv(size)
+            if not part:
+                raise EOFError("the other process has ended")
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
 
 
 def _write(batch: pa.RecordBatch, sink: Any) -> None:
