@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from flightedl_tools.bench import data
 from flightedl_tools.bench.dense import STANDARD, Comparison, against_tcp, default_steps, rows_of
 from flightedl_tools.bench.floor import floor_side
 from flightedl_tools.bench.recovery import accepted_pushes, longest_pause
@@ -197,3 +199,29 @@ def test_an_order_is_a_loop_of_its_own_which_is_left_with_nobody_waited_for() ->
     assert len(seconds) == len(steps) == 3
     assert min(*seconds, cpu_s) >= 0
     assert data.is_closed
+
+
+def test_all_sides_of_the_data_read_the_same_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("_RECORDS", 4000), ("_PIECE", 1000), ("_SAMPLES", 128)):
+        monkeypatch.setattr(data, name, value)
+    for name, path in data.write(tmp_path).items():
+        records = 128 if name == "tar" else 4000
+        count = records // data.batch_size(name)
+        once = list(islice(data.endless(name, str(path)), 2 * count))
+        assert sum(batch.num_rows for batch in once) == 2 * records
+        assert once[0].equals(once[count])
+        shares = [next(data.endless(name, str(path), start, 2)) for start in range(2)]
+        assert not shares[0].equals(shares[1])
+        for batch in once:
+            data.use(batch)
+
+
+@pytest.mark.etcd
+@pytest.mark.storm
+def test_a_small_run_of_the_data() -> None:
+    done = CliRunner().invoke(command, ["bench", "data", "--format", "arrow", "--turns", "2", "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    (arrow,) = found["formats"]
+    assert {"flightedl", "pyarrow"} <= arrow["records_per_s"].keys()
+    assert min(arrow["by_pyarrow"], arrow["overlap"], found["two_readers"]) > 0

@@ -3,7 +3,7 @@
 ``dense``: push + optimizer + pull against bare Flight (``bare``, whose server runs the optimizer on one array, without
 blocks, identity and checks). ``trainer`` is a process that steps, ``tables`` one that steps with embedding tables.
 ``sparse``: embedding tables. ``latency``: small models, against gloo and the floor.
-``modules``: a step of a PyTorch module, against DDP. ``queue``: the cost of a dispatch.
+``modules``: a step of a PyTorch module, against DDP. ``queue``: the cost of a dispatch. ``data``: reading.
 ``scale``: a job's cost on paper, from what small jobs take. ``recovery``: from kill -9 to working again.
 
 ``floor`` and ``floor_rows``: the same steps in plain Python with nothing around them, alternated with the product.
@@ -26,6 +26,7 @@ BENCHES: dict[str, tuple[str, str, str]] = {
     "latency": (f"{_HERE}.latency", "latency", "Steps and rounds of small models against the floor and gloo."),
     "torch": (f"{_HERE}.modules", "torch", "A step of a PyTorch module on a job, against DDP."),
     "queue": (f"{_HERE}.queue", "queue", "Cost of a dispatch by the number of tasks."),
+    "data": (f"{_HERE}.data", "data", "Reading of a job's data against pyarrow, DataLoader and webdataset."),
     "recovery": (f"{_HERE}.recovery", "recovery", "Kill -9 to working again."),
     "scale": (f"{_HERE}.scale", "scale", "What a step costs whom; predictions for larger jobs; one on paper."),
 }
