@@ -16,6 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from flightedl.config import child_environment
 from flightedl.errors import FlightedlError
@@ -26,7 +27,6 @@ from flightedl.launch.verdict import verdict
 
 from .group_trainer import EPOCHS, RECORDS
 
-torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.etcd, pytest.mark.faults, pytest.mark.slow, pytest.mark.torch, pytest.mark.timeout(300)]
 
 SCRIPT = Path(__file__).with_name("group_trainer.py")

@@ -288,10 +288,9 @@ class Group:
 def without(step: plan.Round, left_out: Collection[Piece]) -> plan.Round:
     """Return a round without the records that no rank gets."""
     pieces = step.pieces
-    for epoch, task, first, end in left_out if any(each[0] == step.epoch for each in left_out) else ():
-        pieces = tuple(
-            part for piece in pieces for part in _parts(piece, task, first, end if epoch == step.epoch else 0)
-        )
+    for epoch, task, first, end in left_out:
+        if epoch == step.epoch:
+            pieces = tuple(part for piece in pieces for part in _parts(piece, task, first, end))
     return replace(step, pieces=pieces)
 
 

@@ -4,11 +4,12 @@ from dataclasses import dataclass, replace
 
 import msgspec
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from flightedl.domain.groups.incarnation import DONE, OVER, RUNNING, Group
+from flightedl.domain.groups.incarnation import DONE, OVER, RUNNING, Group, without
+from flightedl.domain.groups.plan import Piece, Round
 from flightedl.errors import FencedError, FlightedlError, UsageError
 from flightedl.messages.groups import (
     GroupLeaveRequest,
@@ -354,6 +355,24 @@ def test_a_death_before_the_first_round_is_no_suspicion():
     group.gone(processes[1].trainer, processes[1].generation)
     assert not group.record.suspects
     assert group.record.phase == OVER
+
+
+stretches = st.tuples(st.integers(0, 1), st.integers(0, 2), st.integers(0, 30), st.integers(1, 12))
+
+
+@given(st.lists(stretches, max_size=4), st.lists(stretches, max_size=4))
+def test_a_round_keeps_the_records_that_are_not_left_out(taken, left_out):
+    step = Round(0, 3, 12, tuple(Piece(task, first, first + count) for _, task, first, count in taken))
+    out = [(epoch, task, first, first + count) for epoch, task, first, count in left_out]
+    forbidden = {(task, number) for epoch, task, first, end in out for number in range(first, end) if epoch == 0}
+    records = [(p.task, number) for p in step.pieces for number in range(p.first_record, p.end_record)]
+
+    kept = without(step, out)
+
+    assert (kept.epoch, kept.number, kept.records) == (0, 3, 12)
+    found = [(p.task, number) for p in kept.pieces for number in range(p.first_record, p.end_record)]
+    assert found == [each for each in records if each not in forbidden]
+    assert all(p.first_record < p.end_record for p in kept.pieces)
 
 
 # at random
