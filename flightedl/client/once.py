@@ -16,8 +16,8 @@ Guarantees of ``once``:
   ``save_model(once=...)`` do so after writing, just before the file appears. So a trainer that lost the name does not
   replace a file.
 
-Not guaranteed: anything about other effects, such as a mail or a file written in another way. Between the check and the
-appearance of a file some time passes, on an object store as much as the upload takes.
+Not guaranteed: anything about other effects, such as a mail or a file written in another way. Some time passes between
+the check and the file's appearance; on an object store, this is the duration of the upload.
 """
 
 from __future__ import annotations

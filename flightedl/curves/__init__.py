@@ -1,7 +1,7 @@
 """Learning curves: the values that scripts pass to ``job.log``, as files and as pictures.
 
 * ``gathering``: means of a trainer's values over periods of time, so that a run of any length has a few thousand points
-* ``files``, ``tensorboard``: a trainer's points as CSV, read back for a run; as TensorBoard event files
+* ``files``, ``tensorboard``: a trainer's points as CSV files, and as TensorBoard event files
 * ``merging``: one curve from the points of several trainers
 * ``drawing``, ``vector``: curves as a PNG or SVG file
 * ``terminal``: curves drawn with characters

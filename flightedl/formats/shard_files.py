@@ -310,7 +310,7 @@ def _stored_blocks(
 
 
 def read_blocks(storage: Storage, name: str, size_bytes: int, blocks: Sequence[int]) -> ShardContents:
-    """Read some blocks of a shard, and nothing else of the file but its description.
+    """Read some blocks of a shard. Of the rest of the file, only the description is read.
 
     Raises:
         CorruptError: the content is not what was written, or there is no such block.
