@@ -12,16 +12,45 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from flightedl.domain.queue.pending import Pending
+from flightedl.domain.exactly_once.intervals import IntervalSet
+from flightedl.domain.queue.values import BatchRange
 
 #: [epoch, position, tasks, failures, attempt] of the first of them; for a part also [first batch, end batch], and the
 #: ends of the stretches of it that are done. A whole task of which something is done is such a part, too.
 Row = list[int]
 _PART_LENGTH = 7
+
+
+@dataclass(slots=True)
+class Holder:
+    """One trainer's hold of a piece."""
+
+    trainer: str
+    attempt: int
+    generation: int = 0
+    #: When it began to run, None: it waits, or its clock stands.
+    since_s: float | None = None
+    #: Time of the last sign that the trainer makes progress with it; of the start if there was none.
+    progress_s: float | None = None
+    #: False: it ran before ``since_s``, for an unknown time.
+    is_timed: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """A piece that is out, with its one or two holders."""
+
+    piece: BatchRange
+    task: int
+    holders: list[Holder] = field(default_factory=list)
+    #: Its batches that are done, though the piece is not finished; only of data without a model.
+    done: IntervalSet = field(default_factory=IntervalSet)
+
+    def holder(self, attempt: int) -> Holder:
+        return next(holder for holder in self.holders if holder.attempt == attempt)
 
 
 class Backlog:

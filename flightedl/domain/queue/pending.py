@@ -17,44 +17,15 @@ Not guaranteed: that a trainer has not begun what waits. It may have finished wh
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from flightedl.domain.exactly_once.intervals import IntervalSet
-from flightedl.domain.queue.backlog import Backlog
+from flightedl.domain.queue.backlog import Backlog, Holder, Pending
 from flightedl.domain.queue.values import BatchRange
 
 HOLDERS_LIMIT = 2
 
 _NOTHING = Backlog()
-
-
-@dataclass(slots=True)
-class Holder:
-    """One trainer's hold of a piece."""
-
-    trainer: str
-    attempt: int
-    generation: int = 0
-    #: When it began to run, None: it waits, or its clock stands.
-    since_s: float | None = None
-    #: Time of the last sign that the trainer makes progress with it; of the start if there was none.
-    progress_s: float | None = None
-    #: False: it ran before ``since_s``, for an unknown time.
-    is_timed: bool = True
-
-
-@dataclass(slots=True, eq=False)
-class Pending:
-    """A piece that is out, with its one or two holders."""
-
-    piece: BatchRange
-    task: int
-    holders: list[Holder] = field(default_factory=list)
-    #: Its batches that are done, though the piece is not finished; only of data without a model.
-    done: IntervalSet = field(default_factory=IntervalSet)
-
-    def holder(self, attempt: int) -> Holder:
-        return next(holder for holder in self.holders if holder.attempt == attempt)
 
 
 class PendingPieces:

@@ -14,10 +14,11 @@ import itertools
 
 from flightedl.domain.exactly_once.intervals import IntervalSet
 from flightedl.domain.queue.ahead import Promises
+from flightedl.domain.queue.backlog import Pending
 from flightedl.domain.queue.clock import WorkClock
 from flightedl.domain.queue.failed import FailedPieces
 from flightedl.domain.queue.order import EpochOrder, EpochSizes, order_of
-from flightedl.domain.queue.pending import Pending, PendingPieces
+from flightedl.domain.queue.pending import PendingPieces
 from flightedl.domain.queue.seeds import EpochSeeds
 from flightedl.domain.queue.values import BatchRange, Counts, QueueSettings, TaskBatches
 from flightedl.domain.queue.waiting import WaitingPieces

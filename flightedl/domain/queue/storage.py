@@ -20,10 +20,10 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from flightedl.domain.exactly_once.intervals import IntervalSet
+from flightedl.domain.queue.backlog import Holder, Pending
 from flightedl.domain.queue.failed import BatchTable
 from flightedl.domain.queue.fair_share import HOLDING_CEILING
 from flightedl.domain.queue.order import EpochSizes
-from flightedl.domain.queue.pending import Holder, Pending
 from flightedl.domain.queue.seeds import EpochSeeds
 from flightedl.domain.queue.state import QueueState
 from flightedl.domain.queue.values import BatchRange, FailedPiece

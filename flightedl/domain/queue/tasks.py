@@ -49,10 +49,10 @@ from dataclasses import replace
 
 from flightedl.domain.exactly_once.intervals import IntervalSet
 from flightedl.domain.queue import reopening, storage
+from flightedl.domain.queue.backlog import Holder, Pending
 from flightedl.domain.queue.bisection import after_failure
 from flightedl.domain.queue.failed import shortened
 from flightedl.domain.queue.fair_share import HOLDING_FLOOR, may_hold_more
-from flightedl.domain.queue.pending import Holder, Pending
 from flightedl.domain.queue.state import QueueState
 from flightedl.domain.queue.values import (
     AlreadyDone,
