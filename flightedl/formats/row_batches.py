@@ -11,7 +11,7 @@ A record batch has one row with the file's schema. ``dtype`` tells what it holds
   ``row_versions`` are the *shifts* of all buckets (1024 int32): how far the versions in a bucket's rows are ahead of
   the span's; empty if all shifts are zero. ``row_updates`` are the versions of each bucket below which rows have gone
   because there were too many (1024 uint32); empty if the table has no limit, or by an older version of flightedl, where
-  ``stop`` says so for all buckets.
+  ``stop`` says so for all buckets. ``row_epochs`` is a single 1 if the counters of the sketch are by bucket.
 
 ``block`` is the position of the span's first bucket, ``version`` and ``updates`` are the span's.
 """
@@ -41,6 +41,8 @@ Words = npt.NDArray[np.uint32]
 ROWS_OF = "rows:"
 WAITING = "waiting"
 TABLE = "table"
+#: For ``epochs`` of a ``TABLE``.
+SKETCH_BY_BUCKET = np.ones(1, np.uint32)
 KINDS = (f"{ROWS_OF}float32", f"{ROWS_OF}uint16", WAITING, TABLE)
 #: Columns that only files with rows have.
 ROW_FIELDS = tuple(
@@ -94,6 +96,11 @@ class StoredRows:
     slots: Array
     values: Array
     oldest: int = 0
+
+    @property
+    def sketch(self) -> Array:
+        """The counters of a ``TABLE``, by bucket; none if they are not, because they cannot be shared out."""
+        return self.values if self.epochs.size else self.values[:0]
 
     @property
     def given_up(self) -> npt.NDArray[np.int64]:

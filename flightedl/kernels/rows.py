@@ -116,7 +116,7 @@ def count_in_sketch(
 
     Args:
         t: The rows, which count those that are not admitted.
-        sketch: Four rows of counters.
+        sketch: Of each bucket, four rows of counters.
         ids: Of the push.
         salt: Of the table.
         admit_after: Pushes.
@@ -125,20 +125,20 @@ def count_in_sketch(
     Returns:
         How many these are.
     """
-    width, found = sketch.size // 4, 0
+    width, found = sketch.size // (4 * BUCKETS), 0
     mask = np.uint64(width - 1)
     for place in places:
         mixed = mixed_id(ids[place], salt)
-        low = np.uint8(255)
+        low, first = np.uint8(255), bucket_of(mixed) * 4 * width
         for row in range(4):
-            low = min(low, sketch[row * width + np.int64(mixed_id(mixed, np.uint64(row + 1)) & mask)])
+            low = min(low, sketch[first + row * width + np.int64(mixed_id(mixed, np.uint64(row + 1)) & mask)])
         if np.int64(low) + 1 >= admit_after:
             places[found] = place
             found += 1
             continue
         t.state[NOT_ADMITTED] += 1
         for row in range(4):
-            at = row * width + np.int64(mixed_id(mixed, np.uint64(row + 1)) & mask)
+            at = first + row * width + np.int64(mixed_id(mixed, np.uint64(row + 1)) & mask)
             sketch[at] = max(sketch[at], np.uint8(low + 1))
     return found
 

@@ -28,6 +28,7 @@ SPECS = [
     TableSpec("aged", 2, RowAdam(lr=0.3), Uniform(1.0), evict=Evict(unused_versions=3), admit_after=2),
     TableSpec("epochs", 2, RowAdam(lr=0.3), Uniform(1.0), evict=Evict(unused_epochs=1, unused_versions=6)),
     TableSpec("limited", 2, RowAdam(lr=0.3), evict=Evict(max_rows=4 * BUCKETS)),
+    TableSpec("sketched", 2, RowAdam(lr=0.3), admit_after=3, admission="sketch", sketch_bytes=1 << 10),
     TableSpec("norms", 2, RowAdam(lr=0.3), Uniform(1.0), evict=Evict(norm_below=0.6), admit_after=2),
 ]
 #: A step: what, ids of the push, more epochs, and a number that says which buckets move.

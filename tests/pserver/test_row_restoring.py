@@ -166,3 +166,15 @@ def test_a_file_of_before_limits_were_by_bucket_says_what_its_table_has_given_up
     ]
     restore(new, [[(cut.span, stored)]])
     assert sorted(new.read(4, 0)) == sorted(IDS[2:4].tolist())
+
+
+def test_counters_that_are_not_by_bucket_are_passed_over() -> None:
+    spec = TableSpec("t", 2, RowAdam(lr=0.4), admit_after=2, admission="sketch")
+    old, new = Rows(spec, 1), Rows(spec, 2)
+    old.push(set(IDS.tolist()), 1.0, 1, 0)
+    cut = CutRows(old.spans[0], 1, 1, SnapshotRequest(OrderNumber(1, 1, 1), None, "c", "", plan_hash="p"), is_base=True)
+    (stored,) = cut.stored()
+    for rows, count in ((stored, len(IDS)), (replace(stored, epochs=stored.epochs[:0]), 0)):
+        restore(new, [[(cut.span, [rows])]])
+        new.push(set(IDS.tolist()), 1.0, 2, 0)
+        assert len(new.read(2, 0)) == count

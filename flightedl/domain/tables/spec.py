@@ -45,7 +45,7 @@ class TableSpec(Setting):
     admit_after: int = number(1, at_least=1, at_most=255)
     #: How pushes before admission are counted: exactly, in 24 bytes or less for each id, or by a count-min sketch.
     admission: Literal["exact", "sketch"] = "exact"
-    #: Of a sketch, on each pserver: see ``sketch_error``.
+    #: Of a sketch, shared out among the buckets, at least 64 KiB: see ``sketch_error``.
     sketch_bytes: int = number(1 << 22, at_least=1 << 10, at_most=1 << 30)
     evict: Evict | None = None
     #: Path or URL of a Parquet file with the rows that are there before the first push; empty: none.

@@ -133,7 +133,7 @@ class RowStore:
         elif stored.kind == TABLE:
             span.rows.restore_removed(stored.table, stored.ids)
             span.rows.restore_shifts(stored.shifts)
-            found = CutTable(stored.oldest, 0, stored.ids, stored.values, stored.shifts, stored.given_up)  # type: ignore[arg-type]
+            found = CutTable(stored.oldest, 0, stored.ids, stored.sketch, stored.shifts, stored.given_up)  # type: ignore[arg-type]
             self._taken.table(stored.span, stored.table, found)
         elif len(stored.ids):
             span.rows.restore(chunk_of(self.tables[stored.table], stored))

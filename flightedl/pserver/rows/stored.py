@@ -9,7 +9,7 @@ import numpy as np
 
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import CorruptError
-from flightedl.formats.row_batches import ROWS_OF, TABLE, WAITING, StoredRows, StoredRowSpan
+from flightedl.formats.row_batches import ROWS_OF, SKETCH_BY_BUCKET, TABLE, WAITING, StoredRows, StoredRowSpan
 from flightedl.messages.control import SnapshotRequest
 from flightedl.pserver.rows.tables import RowChunk
 
@@ -55,7 +55,7 @@ class CutRows:
                 table.removed,
                 table.given_up.astype(np.uint32) if self._specs[number].bucket_limit else nothing,
                 table.shifts.astype(np.int32).view(np.uint32),
-                nothing,
+                SKETCH_BY_BUCKET,
                 no_rows,
                 table.sketch,
                 table.oldest,

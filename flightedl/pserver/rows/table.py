@@ -34,6 +34,8 @@ _SWEPT_BY_ID = 2
 _WORD_BYTES = 4
 #: Of the index, for a record.
 _INDEX_BYTES = 14
+#: Sixteen counters in each row of a bucket's sketch.
+_LEAST_SKETCH_BYTES = 64 * BUCKETS
 #: Lower than any version, whatever is added to it.
 _NEVER = -(1 << 62)
 
@@ -95,8 +97,9 @@ class RowTable:
         is_counting = spec.admit_after > 1 and spec.admission == "exact"
         waiting_bytes = memory_bytes if is_counting else 0
         self.waiting = new_table(waiting, waiting_bytes, shifts, self.ages, is_counted_by_age=False)
-        sketch_bytes = 1 << (spec.sketch_bytes.bit_length() - 1)
+        sketch_bytes = max(_LEAST_SKETCH_BYTES, 1 << (spec.sketch_bytes.bit_length() - 1))
         has_sketch = spec.admit_after > 1 and not is_counting
+        #: Counters of each bucket, one bucket after the other.
         self.sketch = np.zeros(sketch_bytes if has_sketch else 0, np.uint8)
         self._init = init_numbers(spec.init)
         self._small = None if evict is None or evict.norm_below is None else SmallRows(evict.norm_below)
@@ -391,7 +394,8 @@ class RowTable:
             oldest, count = (cut.oldest, cut.oldest_epoch), int(table.state[row_records.HIGH])
             row_kernel(rows.sweep)(table, self.salt, *oldest, buckets.start, buckets.stop, count)
         if cut.sketch.size == self.sketch.size:
-            np.maximum(self.sketch, cut.sketch, out=self.sketch)
+            own = self.sketch.reshape(BUCKETS, -1)[buckets.start : buckets.stop]
+            np.maximum(own, cut.sketch.reshape(BUCKETS, -1)[buckets.start : buckets.stop], out=own)
 
 
 def read_records(

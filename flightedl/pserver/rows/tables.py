@@ -305,12 +305,14 @@ class RowTables:
         those = list(buckets)
         versions = version + self.shifts[those]
         given_up = np.array([table.given_up[those] for table in self._tables])
+        sketches = tuple(table.sketch.reshape(BUCKETS, -1)[those] for table in self._tables)
         self.shifts[those] = 0
         for table in self._tables:
             table.given_up[those] = 0
+            table.sketch.reshape(BUCKETS, -1)[those] = 0
         # Increments on files that have these buckets would not say that they went.
         self._changes = ChangesSince(merged)
-        return MovedBuckets(tuple(buckets), versions, epoch, given_up, tuple(found))
+        return MovedBuckets(tuple(buckets), versions, epoch, given_up, sketches, tuple(found))
 
     def adopt(self, moved: MovedBuckets, version: int) -> None:
         """Put buckets in that another store has released; all goes on as it would have there.
@@ -326,9 +328,11 @@ class RowTables:
         room_bytes = self.memory.room_bytes()
         if room_bytes < sum(self._tables[chunk.table].bytes_of(chunk) for chunk in moved.chunks):
             raise BusyError("there is no memory for the rows of buckets that are to move here: give it more")
-        self.shifts[list(moved.buckets)] = moved.versions - version
-        for table, given_up in zip(self._tables, moved.given_up, strict=True):
-            table.given_up[list(moved.buckets)] = given_up
+        those = list(moved.buckets)
+        self.shifts[those] = moved.versions - version
+        for table, given_up, sketch in zip(self._tables, moved.given_up, moved.sketches, strict=True):
+            table.given_up[those] = given_up
+            table.sketch.reshape(BUCKETS, -1)[those] = sketch
         for chunk in moved.chunks:
             self._tables[chunk.table].adopt(chunk, room_bytes)
         self._epoch = max(self._epoch, moved.epoch)

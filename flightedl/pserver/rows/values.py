@@ -183,6 +183,8 @@ class MovedBuckets(NamedTuple):
     epoch: int
     #: (tables, n): versions below which rows have gone, because there were too many.
     given_up: Numbers
+    #: Of each table, (n, counters of a bucket).
+    sketches: tuple[npt.NDArray[np.uint8], ...]
     #: Of each table the rows, and the ids that wait.
     chunks: tuple[RowChunk, ...]
 
