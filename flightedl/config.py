@@ -247,7 +247,6 @@ def _require_secure(bind: str, tls_dir: str, *, insecure: bool) -> None:
 
 
 def _ranges(cls: type) -> dict[str, msgspec.Meta]:
-    """Return the range of each setting whose type names one."""
     hints = typing.get_type_hints(cls, include_extras=True)
     return {name: hint.__metadata__[0] for name, hint in hints.items() if hasattr(hint, "__metadata__")}
 

@@ -326,7 +326,6 @@ class EtcdWatch:
         self._on_close(self)
 
     def _due(self) -> float:
-        """Return the time at which ``_supervise`` has to act next."""
         if self._stream is None:
             return self._reopen_at
         return self._heard_at + _QUIET_S if self._probed_at is None else self._probed_at + self._timeout_s
@@ -360,7 +359,6 @@ class EtcdWatch:
         return _Stream(connection, rpc.WatchRequest(create_request=create), self._received, self._ended)
 
     def _received(self, stream: _Stream, reply: Any) -> None:
-        """Called by the stream's thread."""
         with self._condition:
             if stream is not self._stream:
                 return
@@ -405,11 +403,9 @@ class _Stream:
         threading.Thread(target=self._read, name="flightedl-etcd-watch", daemon=True).start()
 
     def ask_for_progress(self) -> None:
-        """Request an answer from etcd."""
         self._requests.put(rpc.WatchRequest(progress_request=rpc.WatchProgressRequest()))
 
     def close(self) -> None:
-        """Cancel the RPC, which ends the thread."""
         self._call.cancel()
 
     def _read(self) -> None:
@@ -432,8 +428,6 @@ class _Stream:
 
 
 class _Connection:
-    """A gRPC channel that is not shared, with its stubs."""
-
     def __init__(self, access: EtcdAccess, endpoint: str, timeout_s: float) -> None:
         self._channel = access.channel(endpoint, timeout_s)
         self.kv = rpc.KVStub(self._channel)
@@ -461,7 +455,6 @@ def _range(prefix: str) -> tuple[bytes, bytes]:
 
 
 def _transaction(when: Sequence[Condition], then: Sequence[Operation]) -> tuple[Any, tuple[str, ...]]:
-    """Return the request, and the keys whose entries are returned if the transaction is rejected, in order."""
     if len(when) > OPERATIONS_LIMIT or len(then) > OPERATIONS_LIMIT:
         raise UsageError(f"a transaction has at most {OPERATIONS_LIMIT} conditions and as many operations: split it")
     keys = tuple(dict.fromkeys(condition.key for condition in when))

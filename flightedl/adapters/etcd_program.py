@@ -77,7 +77,6 @@ def member_arguments(name: str, data: str, client: str, peer: str, cluster: str,
 
 
 def _version_of(program: str) -> Version:
-    """Return a program's version, or an empty tuple if it is unknown."""
     try:
         said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=10.0, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):

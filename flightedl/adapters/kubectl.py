@@ -136,7 +136,6 @@ class Kubectl:
 
 
 def _items(output: str) -> list[dict[str, Any]]:
-    """Return kubectl's objects as a list. kubectl prints a single object without a list."""
     found = _object(output)
     items: list[dict[str, Any]] = found["items"] if found["kind"].endswith("List") else [found]
     return items
@@ -158,6 +157,5 @@ def _error(said: str) -> FlightedlError:
 
 
 def _in_one_line(said: str) -> str:
-    """Return the error as one line, without the warnings before it."""
     lines = [line.strip() for line in said.splitlines() if line.strip() and not _CHATTER.match(line)]
     return " ".join(lines)[:_LONGEST_ERROR] if lines else "kubectl says nothing"

@@ -236,7 +236,6 @@ class HeldKey:
                 lease.revoke()
 
     def _lose(self, reason: str) -> str:
-        """Mark the key as lost, and return the first reason."""
         with self._lock:
             self._is_over.set()
             return self._tenure.lose(reason)

@@ -123,7 +123,6 @@ class ServerProcess(abc.ABC, Generic[Settings]):
         return {"job": self._settings.job, "role": self.role, "index": str(index)}
 
     def _health_page(self) -> contextlib.AbstractContextManager[object]:
-        """Serve the page for probes until the end of the ``with`` block, if the settings enable it."""
         bind, port = self._settings.bind, self._settings.health_port
         if not port:
             return contextlib.nullcontext()
@@ -156,7 +155,6 @@ class ServerProcess(abc.ABC, Generic[Settings]):
         return patient_page(partial(HttpPage, "metrics page", chosen.bind, chosen.metrics_port, answer, tls))
 
     def _record(self, port: int = 0, generation: int = 0) -> bytes:
-        """Return the value of this process's key: its identity, and its address if the port is known."""
         address = f"{self._settings.advertise or self._settings.bind}:{port}" if port else ""
         return msgspec.json.encode(
             ServerRecord(

@@ -62,7 +62,6 @@ def _place(value: float, low: float, high: float, count: int) -> int:
 
 
 def _between(first: tuple[int, int], last: tuple[int, int]) -> Sequence[tuple[int, int]]:
-    """Return the dots of a straight line."""
     steps = max(abs(last[0] - first[0]), abs(last[1] - first[1]), 1)
     return [
         (

@@ -80,7 +80,6 @@ class _Scale:
         self._begin, self._end = begin, end
 
     def at(self, value: float) -> float:
-        """Return the position of a value."""
         return self._begin + (self._end - self._begin) * ((value - self._low) / (self._high - self._low))
 
     @property

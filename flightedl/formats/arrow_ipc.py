@@ -94,7 +94,6 @@ def _schema(source: WatchedFile) -> pa.Schema:
 
 
 def _places(source: WatchedFile, stat: FileStat) -> Iterator[tuple[int, int, int]]:
-    """Yield (offset, bytes, records) of each record batch."""
     if not _is_file(source):
         for message in messages(source, 0, stat.size_bytes):
             if message.kind == arrow_messages.RECORDS:

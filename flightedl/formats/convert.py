@@ -190,7 +190,6 @@ def _batches(
 
 
 def _empty_schema(index: ChunkIndex, spec: DatasetSpec) -> pa.Schema:
-    """Return the schema of a shard whose records the filter removed."""
     names = (
         index.schema.names if spec.columns is None else [name for name in spec.columns if name in index.schema.names]
     )

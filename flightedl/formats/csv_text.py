@@ -109,7 +109,6 @@ class CommaSeparated(TextFormat):
             ) from None
 
     def _unwritable(self, schema: pa.Schema) -> str:
-        """Return the columns that CSV cannot hold, judging by their types."""
         nested = [f"{field.name!r} ({field.type})" for field in schema if pa.types.is_nested(field.type)]
         binary = [f"{field.name!r} ({field.type})" for field in schema if is_binary(field.type)]
         return f"column {', '.join(nested or binary)}" if nested or binary else "this"

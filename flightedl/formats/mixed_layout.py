@@ -84,5 +84,4 @@ def _source(url: str, matches: Sequence[re.Pattern[str]]) -> int:
 
 
 def _path(url: str) -> str:
-    """Return a URL or pattern without its protocol."""
     return url.partition("://")[2] or url

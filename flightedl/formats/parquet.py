@@ -170,7 +170,6 @@ class _HiddenContents(io.RawIOBase):
 
 
 def _tail(source: WatchedFile, size_bytes: int, count: int) -> bytes:
-    """Return the last ``count`` bytes of a file, or all of a shorter one."""
     source.seek(max(size_bytes - count, 0))
     return source.exactly(min(size_bytes, count))
 

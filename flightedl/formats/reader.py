@@ -195,7 +195,6 @@ class ChunkReader:
         return records
 
     def _none(self, chunk: Chunk, request: ReadRequest) -> pa.Table:
-        """Return an empty table with the columns that this chunk would have."""
         schema = request.schema
         if self._empty is not None:
             return self._empty
@@ -256,7 +255,6 @@ def _require_unchanged(files: Files, chunk: Chunk) -> None:
 
 
 def _slice(records: Records, start: int, stop: int) -> pa.Table:
-    """Return the records numbered ``start`` to ``stop`` (exclusive)."""
     if records.numbers is not None:
         start, stop = (int(place) for place in np.searchsorted(records.numbers, (start, stop)))
     return records.table.slice(start, max(stop - start, 0))

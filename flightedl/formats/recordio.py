@@ -189,7 +189,6 @@ def _require_empty(source: WatchedFile, offset: int, header: Header, dialect: Di
 
 
 def _dialect(source: WatchedFile, stat: FileStat) -> Dialect:
-    """Return the dialect of the first chunk with a payload, or EDL if there is none."""
     offset = 0
     while offset < stat.size_bytes:
         source.seek(offset)

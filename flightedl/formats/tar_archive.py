@@ -43,8 +43,6 @@ _OFFSETS_END = 1 << 31
 
 
 class _Member(NamedTuple):
-    """A regular file of an archive."""
-
     name: str
     #: Offset of its first header.
     offset: int
@@ -54,8 +52,6 @@ class _Member(NamedTuple):
 
 @dataclass(slots=True)
 class _Sample:
-    """One record, with its members by column."""
-
     key: str
     offset: int
     members: dict[str, _Member] = field(default_factory=dict)

@@ -132,8 +132,6 @@ class TextFormat:
 
 
 class _Ahead:
-    """A source that first returns bytes read earlier."""
-
     def __init__(self, ahead: bytes, source: Readable) -> None:
         self._ahead = ahead
         self._source = source
@@ -147,7 +145,6 @@ class _Ahead:
 
 @contextmanager
 def _plain(source: WatchedFile, compression: str | None) -> Iterator[Readable]:
-    """Yield the decompressed text of the file."""
     if compression is None:
         yield source
         return

@@ -262,7 +262,6 @@ class LocalCluster:
         return session
 
     def _why_over(self) -> str:
-        """Return why the servers will not come back, or an empty string if they may."""
         outcome = self._running().outcome()
         return "" if outcome is None or not outcome.exit_code else explain(outcome)
 

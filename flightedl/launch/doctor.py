@@ -56,8 +56,6 @@ _AT_ONCE = 16
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Server:
-    """A server with a key in etcd."""
-
     role: str
     index: int
     record: ServerRecord
@@ -135,8 +133,6 @@ class Doctor:
     # etcd
 
     def _ask_etcd(self, endpoint: str) -> tuple[Asked, Listing | None]:
-        """Query one etcd member for the job's keys."""
-
         def ask() -> Listing:
             inner = EtcdCoordinator(
                 dataclasses.replace(self._etcd, endpoints=endpoint), timeout_s=_CALL_S, clock=self._clock
@@ -163,7 +159,6 @@ class Doctor:
     # servers
 
     def _certificates(self, servers: Sequence[_Server]) -> dict[str, ShownCertificate]:
-        """Return the certificates presented by the servers, or an empty dict without TLS."""
         if not self._chosen.tls_dir:
             return {}
         place = place_of(self._chosen.tls_dir, Role.ADMIN)
@@ -198,14 +193,12 @@ class Doctor:
     # stacks
 
     def _stacks_of(self, server: _Server, trainer: str = "") -> str:
-        """Return the stacks of a server, or of a trainer through its master. Empty if there is no answer."""
         wait_s = _STACKS_S if trainer else 0.0
         request = StacksRequest(trainer=trainer, wait_s=wait_s)
         _, reply = self._ask(server, "stacks", encode(request), StacksReply, wait_s + _CALL_S)
         return "" if reply is None else reply.text
 
     def _with_stacks(self, seen: Observations, more: Mapping[str, str], trainers: Sequence[str]) -> Observations:
-        """Add the given stacks, and those that the trainers report."""
         found = {**seen.stacks, **more}
         if seen.master is not None:
             record = ServerRecord(address=seen.master.address, generation=seen.address_generation)
@@ -225,7 +218,6 @@ def _is_listening(address: str) -> bool:
 
 
 def _at_once(ask: Callable[[Item], Result], whom: Iterable[Item]) -> list[Result]:
-    """Query all concurrently, and return the answers in order."""
     asked = list(whom)
     if not asked:
         return []

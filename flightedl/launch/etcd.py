@@ -140,7 +140,6 @@ class EmbeddedEtcd:
 
 
 def _wait_until_healthy(child: Child, port: int, member: str) -> str | None:
-    """Wait until etcd answers. Return None, or the reason why it does not."""
     waiter = threading.Event()
     for _ in range(round(_READY_S / _READY_POLL_S)):
         code = child.poll()

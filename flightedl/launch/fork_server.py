@@ -104,7 +104,6 @@ def serve(connection: socket.socket, kinds: Sequence[str]) -> None:
 
 
 def _received(connection: socket.socket) -> tuple[Request, int] | None:
-    """Return a request and the descriptor that came with it. None if the launcher has closed its end."""
     head, files, _, _ = socket.recv_fds(connection, NUMBER_BYTES, 1)
     if len(head) < NUMBER_BYTES:
         return None
@@ -166,7 +165,6 @@ def _forked() -> int:
 
 
 def _belong_to(launcher: int) -> None:
-    """Lead a session and a process group, and die with the launcher."""
     os.setsid()
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -175,7 +173,6 @@ def _belong_to(launcher: int) -> None:
 
 
 def _become(request: Request, output: int) -> None:
-    """Apply the environment, directory, output and name of the requested process."""
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(output, 1)
     os.dup2(output, 2)

@@ -169,7 +169,6 @@ def _read_at_load(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _directory() -> str:
-    """Return the working directory. Empty if it was removed."""
     try:
         return str(Path.cwd())
     except OSError:

@@ -116,7 +116,6 @@ class Figures:
 
 
 def _tables_of(status: StatusReply) -> list[str]:
-    """Return the number of rows of each table, or of all tables if there are many."""
     if len(status.tables) > _TABLES_SHOWN:
         return [f"{sum(table.rows for table in status.tables):,} rows in {len(status.tables)} tables"]
     return [f"{table.name} {table.rows:,} rows" for table in status.tables]

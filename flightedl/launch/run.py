@@ -171,7 +171,6 @@ def run_job(options: RunOptions, console: Console) -> int:
 
 
 def _resume_hint(options: RunOptions, job: str) -> str:
-    """Return how an ended job can be resumed; empty if it left no checkpoint."""
     if not options.checkpoint or not options.resume_command:
         return ""
     saved = last_checkpoint(options.checkpoint, job)
@@ -215,7 +214,6 @@ class _StatusPoller:
         self._thread.start()
 
     def refresh(self) -> StatusReply | None:
-        """Send one request now, and return the latest reply."""
         with self._lock:
             try:
                 self._job_status = self._job_status or self._cluster.status()
@@ -249,7 +247,6 @@ class _StatusPoller:
             self.refresh()
 
     def close(self) -> None:
-        """Stop polling."""
         self._closing.set()
         self._thread.join()
         if self._job_status is not None:
@@ -259,7 +256,6 @@ class _StatusPoller:
 def _watch(
     cluster: LocalCluster, poller: _StatusPoller, display: Display, clock: Clock, trainers: int, requests: list[int]
 ) -> Outcome:
-    """Show a running job until it ends or a signal asks to stop it."""
     started_at, hint = clock.now(), ""
     while not requests:
         outcome = cluster.outcome(_REFRESH_S)
@@ -291,7 +287,6 @@ def _report(
     directory: Path,
     resume: str,
 ) -> int:
-    """Print how the job ended and how it can be resumed. Return the exit code."""
     failed = 0 if status is None else failed_tasks(status)
     lines = list(summary(outcome, status, failed, wall_s, directory))
     if status is not None and (hint := advice(status.profile)):

@@ -62,7 +62,6 @@ def is_last_word(status: StatusReply) -> bool:
 
 
 def _untrained(status: StatusReply) -> str:
-    """Describe the work that the script left undone. Empty if there is none."""
     if status.unfinished:
         return status.unfinished
     tasks = status.tasks
@@ -99,7 +98,6 @@ def _untrained(status: StatusReply) -> str:
 
 
 def _unsaved(status: StatusReply) -> str:
-    """Return why the trained model is not saved. Empty if it is."""
     if status.checkpoint_alarm:
         since = f"; the last one is {status.checkpoint}" if status.checkpoint else ", nor any before it"
         return f"training is complete, but its last checkpoint was not written: {status.checkpoint_alarm}{since}"

@@ -187,7 +187,6 @@ class _RequestHandler(BaseHTTPRequestHandler):
     server: _Server
 
     def do_GET(self) -> None:
-        """Answer a request."""
         server = self.server
         if not self._is_meant():
             self.send_error(403, "ask for it as localhost")

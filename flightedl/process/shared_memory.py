@@ -176,7 +176,6 @@ def _prefer_huge_pages(mapping: mmap.mmap) -> None:
 
 @functools.cache
 def _device_of_memory() -> int:
-    """Return the device of the file system in which the kernel keeps memfds."""
     descriptor = os.memfd_create(_NAME)
     try:
         return os.fstat(descriptor).st_dev

@@ -75,7 +75,6 @@ def leave(address: str) -> None:
 
 
 def _plain(host: object) -> str:
-    """Return an IP address, as IPv4 if it is mapped to IPv6."""
     address = ipaddress.ip_address(str(host).partition("%")[0])
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return str(mapped or address)

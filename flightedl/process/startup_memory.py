@@ -36,7 +36,6 @@ def release_startup_memory() -> int:
 
 
 def _clean(smaps: str) -> Iterator[tuple[int, int]]:
-    """Yield start and stop of the libraries' mappings that are identical to their files."""
     found: tuple[int, int] | None = None
     for line in smaps.splitlines():
         if "-" in line.partition(" ")[0]:

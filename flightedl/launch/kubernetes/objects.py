@@ -154,7 +154,6 @@ def _trainers(job: ClusterJob) -> Object:
 
 
 def _program(job: ClusterJob) -> tuple[list[str], list[str]]:
-    """Return the command of a trainer's pod, and its arguments."""
     if not job.ranks:
         return ["python", "-m", "flightedl.launch.trainer"], [job.target, *job.arguments]
     options = [f"--nproc-per-node={job.ranks}", f"--max-restarts={_RESTARTS}"]

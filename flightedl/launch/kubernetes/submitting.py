@@ -173,7 +173,6 @@ def _wait_until_none(ask: Callable[[], Sequence[Object]], clock: Clock) -> None:
 
 
 def _names(objects: Sequence[Object]) -> str:
-    """Return the names of the first few objects, for people."""
     return ", ".join(f"{each['kind']} {each['metadata']['name']}" for each in objects[:3])
 
 
