@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 import sys
 import threading
 from collections import Counter
@@ -19,6 +21,7 @@ import flightedl as fe
 from flightedl.client.data.attendance import is_own_failure
 from flightedl.client.data.start_name import start_name
 from flightedl.client.session import Job
+from flightedl.config import child_environment
 from flightedl.errors import FencedError, UsageError
 from flightedl.launch.cluster import LocalCluster
 
@@ -166,6 +169,52 @@ def test_a_rank_whose_lease_has_ended_gets_nothing_more(group: Group) -> None:
     assert isinstance(frozen, FencedError)
     assert "start this rank again" in str(frozen)
     assert len(group.start(take_all)[0]) == RECORDS
+
+
+def test_a_rank_that_stood_still_asks_before_it_takes_another_round(group: Group) -> None:
+    def stand_still(job: Job, data: Any) -> None:
+        loop, attendance = iter(data), job._data._attendance
+        next(loop)
+        # As if no thread of this process had run.
+        attendance._closing.set()
+        attendance._reporter.join()
+        assert len(group.start(take_all)[0]) == RECORDS
+        attendance._confirmed_at -= 10
+        next(loop)
+
+    (error,) = group.start(stand_still)
+    assert isinstance(error, FencedError)
+
+
+FROZEN = """
+import sys, time
+import flightedl as fe
+
+with fe.connect() as job:
+    for batch in job.dataset(sys.argv[1], batch_size=1, group=(0, 1)):
+        print("took", batch["id"][0], flush=True)
+        time.sleep(0.2)
+"""
+
+
+@pytest.mark.faults
+def test_a_rank_that_wakes_after_its_group_was_started_again_gets_nothing_more(group: Group) -> None:
+    environment = child_environment(FLIGHTEDL_ETCD=group.cluster.etcd_address, FLIGHTEDL_JOB=group.cluster.job)
+    with subprocess.Popen(
+        [sys.executable, "-c", FROZEN, group.path], env=environment, stdout=subprocess.PIPE, text=True
+    ) as frozen:
+        assert frozen.stdout is not None
+        assert [frozen.stdout.readline() for _ in range(3)]
+        frozen.send_signal(signal.SIGSTOP)
+        (records,) = group.start(take_all)
+        threading.Event().wait(2.5)
+        frozen.send_signal(signal.SIGCONT)
+        left = frozen.stdout.read()
+    assert frozen.returncode == 1
+    # The line of a batch that it had may come late.
+    assert left.count("took") <= 1
+    assert len(records) == RECORDS
+    assert group.status.state == "done"
 
 
 def test_the_launcher_names_a_start_or_the_master_brings_ranks_together() -> None:

@@ -1,9 +1,9 @@
 """This rank's part in the current start of its group: it joins, reports its rounds, and leaves.
 
 A rank takes rounds only while its lease lives by its own clock, and until the master says that its start is over. It
-needs no master in between. A thread reports the newest round a few times a second. After a start that a rank's death
-has ended, ranks report each round before they take it, until they are past the records of that death: so the master
-knows at which records a rank dies.
+needs no master in between, but one that stood still for seconds asks the master before it takes another round. A thread
+reports the newest round a few times a second. After a start that a rank's death has ended, ranks report each round
+before they take it, until they are past the records of that death: so the master knows at which records a rank dies.
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ _WATCHED_S = 2.0
 #: Least time to live of a rank's lease, because scripts that load a model keep other threads from running for seconds.
 #: Nobody waits for the end of a dead rank's lease: the next start of its group ends the one before it.
 _LEASE_S = 30.0
+#: Times between two reports after which a rank without a reply asks the master before it takes a round.
+_UNCONFIRMED_PART = 4
+_CONFIRM_S = 0.5
 #: Time for the last word of a rank whose script has raised.
 _RAISED_S = 2.0
 #: Errors that another rank's end causes.
@@ -80,6 +83,8 @@ class GroupAttendance:
         self._has_finished = False
         #: The newest round, until it is reported.
         self._place: GroupPlaceRequest | None = None
+        #: Seconds between two reports, and when the last one was sent to which a master has replied.
+        self._every_s, self._confirmed_at = _REPORT_S, 0.0
         #: Reason why this rank may take no more rounds; empty if there is none.
         self._over = ""
         self._closing = threading.Event()
@@ -120,6 +125,7 @@ class GroupAttendance:
         self._incarnation = reply.incarnation
         self._left_out = reply.left_out
         self._watched_until = reply.watched_until
+        self._confirmed_at = self._process.clock.now()
         self._reporter.start()
         return reply.token
 
@@ -163,8 +169,14 @@ class GroupAttendance:
         pieces = [(step.epoch, piece.task, piece.first_record, piece.end_record) for piece in step.pieces]
         place = GroupPlaceRequest(**self._own(), incarnation=self._incarnation, at=at, pieces=pieces)
         self._place = place
-        if self._is_watched(at) and not self._ask("group_at", place, GroupPlaceReply).is_current:
-            self._over = OVER_TEXT
+        now = self._process.clock.now()
+        if self._is_watched(at):
+            if not self._ask("group_at", place, GroupPlaceReply).is_current:
+                self._over = OVER_TEXT
+        elif now - self._confirmed_at > _UNCONFIRMED_PART * self._every_s:
+            # This process stood still, or there is no master.
+            self._confirm(place, _CONFIRM_S)
+            self._confirmed_at = max(self._confirmed_at, now)
         self._require_lease()
 
     def _is_watched(self, at: int) -> bool:
@@ -178,19 +190,20 @@ class GroupAttendance:
         return bool(self._watched_until)
 
     def _report(self) -> None:
-        every_s = _REPORT_S
-        while not self._closing.wait(every_s * _WATCHED_PART if self._watched_until else every_s):
-            place = self._place
-            if place is None:
-                continue
-            try:
-                reply = self._once("group_at", place, GroupPlaceReply, _RAISED_S)
-                every_s = reply.every_s
-                if not reply.is_current:
-                    self._over = OVER_TEXT
-            except FlightedlError:
-                # Without a master the rank goes on for as long as its lease lives.
-                continue
+        while not self._closing.wait(self._every_s * (_WATCHED_PART if self._watched_until else 1)):
+            if self._place is not None:
+                self._confirm(self._place, _RAISED_S)
+
+    def _confirm(self, place: GroupPlaceRequest, timeout_s: float) -> None:
+        """Ask the master if the start is current. Without a master the rank goes on for as long as its lease lives."""
+        sent_at = self._process.clock.now()
+        try:
+            reply = self._once("group_at", place, GroupPlaceReply, timeout_s)
+        except FlightedlError:
+            return
+        self._confirmed_at, self._every_s = sent_at, reply.every_s
+        if not reply.is_current:
+            self._over = OVER_TEXT
 
     # leaving
 
