@@ -48,7 +48,7 @@ class MasterProcess(ServerProcess[MasterSettings]):
     def _take_turn(self, coordinator: JobCoordinator) -> int | None:
         """Wait for the lock and lead; None: the job has begun another life, in which the lock has to be taken."""
         _log.info("waiting for the lock")
-        self._health.waiting("it stands by", is_ready=True)
+        self._health.waiting("it is on standby", is_ready=True)
         held = HeldKey.claim_when_free(
             coordinator,
             self._clock,
@@ -67,7 +67,7 @@ class MasterProcess(ServerProcess[MasterSettings]):
 
     def _lead(self, coordinator: Coordinator, held: HeldKey) -> int | None:
         _log.info("took the lock generation=%d", held.generation)
-        self._health.waiting("it reads what its predecessor left")
+        self._health.waiting("it is loading its predecessor's state")
         persist = Persistence(BRIEF, self._clock, self._stop)
         kept = job_storage(self._settings.checkpoint, self._settings.job)
         checkpoints = None if kept is None else PatientStorage(kept, persist)
@@ -112,7 +112,7 @@ class MasterProcess(ServerProcess[MasterSettings]):
                     self._health.beat("it leads", is_ready=True)
                     if not held.is_held:
                         self.lost("its lease could not be renewed")
-            self._health.waiting("it ends")
+            self._health.waiting("it is ending")
             if self._exit_code:
                 _log.error("master ends: %s", self._reason)
             else:

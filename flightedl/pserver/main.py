@@ -85,7 +85,7 @@ class PserverProcess(ServerProcess[PserverSettings]):
                         held.hold_for(self._settings.lease_ttl_s)
                     if not held.is_held:
                         self.lost("its lease could not be renewed")
-            self._health.waiting("it ends")
+            self._health.waiting("it is ending")
             self._drain(service)
             if self._exit_code:
                 _log.error("pserver ends: %s", self._reason)
