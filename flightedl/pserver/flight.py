@@ -143,7 +143,7 @@ class PserverFlight:
     def _pull(self, ticket: bytes, call: Call) -> Outgoing:
         request = decode(ticket, PullTicket)
         shard = self._service.shard(request.plan_hash)
-        blocks = shard.numbers if request.blocks is None else request.blocks
+        blocks = shard.all_numbers(request.plan_hash) if request.blocks is None else request.blocks
         if len(request.min_versions) not in {1, len(blocks)}:
             raise MessageError(f"{len(blocks)} blocks, but {len(request.min_versions)} min_versions")
         waiting = deque(shard.wanted(blocks, request.min_versions))

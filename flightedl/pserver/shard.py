@@ -26,7 +26,7 @@ from flightedl.domain.consistency.modes import Mode
 from flightedl.domain.consistency.rounds_values import Pull
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.model.optimizers import Optimizer
-from flightedl.domain.model.sharding import ShardPlan, name_same_cut
+from flightedl.domain.model.sharding import ShardPlan, name_same_cut, placement_of_hash
 from flightedl.domain.pserver.block_values import (
     AddGradient,
     BlocksDue,
@@ -41,7 +41,7 @@ from flightedl.domain.pserver.block_values import (
 )
 from flightedl.domain.pserver.block_values import Pushed as Decided
 from flightedl.domain.pserver.blocks import around
-from flightedl.errors import BusyError, CorruptError, FencedError, MessageError
+from flightedl.errors import BusyError, CorruptError, FencedError, MessageError, StalePlacementError
 from flightedl.formats.row_batches import TABLE, WAITING, StoredRows
 from flightedl.formats.shard_files import StoredBlock
 from flightedl.messages.control import OrderNumber, SnapshotRequest, ViewReply, ViewRequest
@@ -99,6 +99,8 @@ class Shard:
         shares_memory: bool = False,
     ) -> None:
         self.plan_hash = plan.hash
+        #: That the shard was made for, and whether blocks have come or left since.
+        self._placement, self._has_moved = plan.placement, False
         self.meter = Meter() if meter is None else meter
         self.changes = Changes()
         self._index = index
@@ -160,6 +162,16 @@ class Shard:
                 if members := rounds.holds_up():
                     waits.append((rounds.version, members))
         return min(waits, default=(0, []))
+
+    def all_numbers(self, plan_hash: str) -> list[int]:
+        """Return the numbers of all blocks, for a sender that does not name them.
+
+        Raises:
+            StalePlacementError: the sender's placement is from before blocks came here or left.
+        """
+        if placement_of_hash(plan_hash) < self._placement + self._has_moved:
+            raise StalePlacementError("blocks have moved: read the job's placement again")
+        return self.numbers
 
     def require_plan(self, plan_hash: str) -> None:
         """Raise FencedError unless the sender means this shard's cut."""
@@ -444,6 +456,7 @@ class Shard:
             if isinstance(released, Unmovable):
                 return released
             values = self.dense.release(released)
+            self._has_moved = True
             self._spans_changed()
         return released, values
 
@@ -466,6 +479,7 @@ class Shard:
                     with self._soundness:
                         is_adopted = True
                         self.dense.adopt(span)
+                        self._has_moved = True
                         self._spans_changed()
         finally:
             if not is_adopted:

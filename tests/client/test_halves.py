@@ -143,6 +143,17 @@ class TestErrorFeedback:
         assert (again[4:] == first[4:]).all()
         assert (again[:4] != first[:4]).all()
 
+    def test_blocks_that_answer_after_others_have_moved_get_their_residual_from_the_same_push(self) -> None:
+        blocks = [Block(0, 0, 0, 4, 0), Block(1, 0, 4, 8, 0)]
+        moved, stayed = (ErrorFeedback(half_kernels("float16"), lambda _: blocks) for _ in range(2))
+        small = np.full(8, 1 + 3 * 2**-12, np.float32)
+        for feedback in (moved, stayed):
+            feedback.encode({"w": small})
+        moved.settle({0}, is_over=False)
+        moved.settle({0, 1})
+        stayed.settle({0, 1})
+        assert (moved.encode({"w": small})["w"] == stayed.encode({"w": small})["w"]).all()
+
     def test_the_same_bytes_are_sent_again_and_the_residual_changes_once(self) -> None:
         with Cluster({"a": (4,)}, Async(), wire="bfloat16") as cluster:
             trainer = cluster.trainer(error_feedback=True)

@@ -142,8 +142,26 @@ def test_a_pull_looks_the_placement_up() -> None:
         for block in range(BLOCKS):
             assert cluster.move(block, 1 - int(cluster.plan.block_pservers[block]))
         trainer.parameters.pull()
+        assert trainer.parameters.plan is cluster.plan
+        for block in range(BLOCKS):
+            if cluster.plan.block_pservers[block]:
+                assert cluster.move(block, 0)
+        trainer.parameters.pull()
+        assert trainer.parameters.plan is cluster.plan
+        assert cluster.move(0, 1)
         trainer.parameters.pull("a")
         assert trainer.parameters.plan is cluster.plan
+
+
+def test_who_does_not_name_blocks_hears_that_some_have_moved() -> None:
+    with Cluster(SHAPES, Async(), pservers=2, is_placed=True) as cluster:
+        shard, before = cluster.shards[0], cluster.plan.hash
+        number = shard.numbers[0]
+        assert shard.all_numbers(before) == shard.numbers
+        assert cluster.move(number, 1)
+        with pytest.raises(StalePlacementError):
+            shard.all_numbers(before)
+        assert number not in shard.all_numbers(cluster.plan.hash)
 
 
 def test_a_pserver_that_lacks_a_block_by_every_placement_is_given_up() -> None:

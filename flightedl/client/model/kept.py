@@ -134,11 +134,12 @@ class ErrorFeedback:
                 )
         return bits, rest
 
-    def settle(self, answered: Container[int]) -> None:
-        """The push is through: these blocks have it, or had it."""
+    def settle(self, answered: Container[int], *, is_over: bool = True) -> None:
+        """Take over the rests of the blocks that have answered; ``is_over``: no other block is sent this push."""
         for name, rest in self._pending.items():
             residual = self._residuals.setdefault(name, np.zeros(rest.size, np.float32))
             for block in self._blocks_of(name):
                 if block.number in answered:
                     residual[block.start : block.stop] = rest[block.start : block.stop]
-        self._pending = {}
+        if is_over:
+            self._pending = {}

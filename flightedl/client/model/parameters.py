@@ -580,8 +580,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             else:
                 self._ask_all(transfer, outgoing)
         finally:
-            if self._feedback is not None and self.steps.pushing is not None and not self.steps.is_misplaced:
-                self._feedback.settle(self.steps.pushing.answered)
+            if self._feedback is not None and self.steps.pushing is not None:
+                self._feedback.settle(self.steps.pushing.answered, is_over=not self.steps.is_misplaced)
             if self._values.stored:
                 self._tell_values()
             self._probe.transferred(before)

@@ -95,7 +95,7 @@ class ShardClient:
         #: Block -> number of its run, by rising block.
         self._run_of = {number: run for run, blocks in enumerate(runs) for number in blocks}
         self._plan_hash = plan.hash
-        self._is_placed = plan.placement > 0
+        self._placement = plan.placement
         self._values = values
         #: All are one block to the core of the trainer, which knows them by the first.
         self._buckets = plan.buckets_of(index)
@@ -334,12 +334,14 @@ class ShardClient:
     def _pull(self, wanted: Mapping[int, int], answers: list[Answer], member: int, connection: Connection) -> None:
         blocks = sorted(wanted)
         versions = [wanted[number] for number in blocks]
-        is_everything = len(blocks) == len(self._run_of) and len(set(versions)) == 1
+        has_one_version = len(set(versions)) == 1
+        # Once blocks have moved, a pserver may have others than this trainer knows of.
+        is_everything = has_one_version and len(blocks) == len(self._run_of) and self._placement <= 1
         ticket = PullTicket(
             plan_hash=self._plan_hash,
             member=member,
             blocks=None if is_everything else blocks,
-            min_versions=versions[:1] if is_everything else versions,
+            min_versions=versions[:1] if has_one_version else versions,
             wait_s=_SLICE_S,
         )
         with connection.get(encode(ticket), timeout_s=_STREAM_S) as stream:
@@ -351,7 +353,7 @@ class ShardClient:
 
     def _foreign(self, blocks: range) -> FlightedlError:
         text = f"pserver {self._index} sent {blocks}, which are not its own"
-        return StalePlacementError(text) if self._is_placed else MessageError(text)
+        return StalePlacementError(text) if self._placement else MessageError(text)
 
     def _take(
         self,

@@ -191,6 +191,12 @@ def name_same_cut(plan_hash: str, other: str) -> bool:
     return plan_hash.partition(".")[0] == other.partition(".")[0]
 
 
+def placement_of_hash(plan_hash: str) -> int:
+    """Return the version of the placement that a plan's hash names; 0 if it names none."""
+    version = plan_hash.partition(".")[2]
+    return int(version) if version.isdecimal() else 0
+
+
 def block_limit(parameters: Sequence[ParameterSpec], pserver_count: int) -> int:
     """The most bytes of a block, and of a run, of a model on so many pservers."""
     share = sum(parameter.size_bytes for parameter in parameters) // pserver_count
