@@ -6,5 +6,6 @@
 * ``table_peers``: ``flightedl bench sparse`` also against Redis and torch.distributed.rpc.
 * ``checkpoint``: a checkpoint of one big shard under pushes, against np.save and fsync.
 * ``memory``: peak memory of a pserver with many trainers.
+* ``data_restarts``: records that restarts within an epoch lose or repeat, against torchdata.
 * ``start``: a whole command: the first batch, short tasks.
 """
