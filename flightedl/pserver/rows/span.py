@@ -88,22 +88,19 @@ class RowSpan(SpanPlace):
         return range(numbers.start - self._first, numbers.stop - self._first)
 
     def parts(self, into: Sequence[range], version: int) -> list[RowSpan]:
-        specs = self.rows.specs
+        """Return a span for each stretch of buckets. The longest keeps the tables, and only the rows of others move."""
+        specs, longest = self.rows.specs, max(into, key=len)
+        self.rows.drop_round()
         parts = []
         for numbers in into:
-            rows = RowTables(specs, self.buckets_of(numbers), self.rows.memory)
+            rows = self.rows
+            if numbers != longest:
+                rows = RowTables(specs, self.buckets_of(numbers), self.rows.memory)
+                rows.take(self.rows.release(rows.buckets, version, self.epoch), version)
             part = RowSpan(numbers, self._first, rows, self.lock)
-            rows.restore_shifts(self.rows.shifts)
             part.epoch = self.epoch
             parts.append(part)
-        cut = self.begin_cut(version)
-        while (chunk := cut.next_rows()) is not None:
-            for part in parts:
-                part.rows.restore(chunk)
-        for number, table in enumerate(cut.tables):
-            for part in parts:
-                part.rows.restore_table(number, table, part.buckets)
-        self.rows.close()
+        self.rows.buckets = self.buckets_of(longest)
         for part in parts:
             for effect, received in self._kept:
                 part.carry_out(effect, received.within(part.buckets, specs))

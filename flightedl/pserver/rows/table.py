@@ -163,7 +163,7 @@ class RowTable:
         Returns:
             The places of ids whose rows were made.
         """
-        self._allow(room_bytes)
+        self.allow(room_bytes)
         return self._make(ids, push, self.oldest(push.version - 1, push.epoch), missing)
 
     def grow_older(self, version: int, epoch: int, count: int) -> None:
@@ -175,7 +175,7 @@ class RowTable:
             row_kernel(rows.advance)(self.rows, max(oldest, 0))
         self._sweep(version, epoch, _SWEPT_BY_ID * count)
 
-    def _allow(self, room_bytes: int) -> None:
+    def allow(self, room_bytes: int) -> None:
         """Let no more records be made than there is room for; only rows that are made need it."""
         for table in (self.rows, self.waiting):
             size = int(table.layout[row_records.STRIDE])
@@ -357,11 +357,6 @@ class RowTable:
         """Return the memory that the rows of a chunk may take."""
         stride = int(self.part(is_waiting=chunk.is_waiting).layout[row_records.STRIDE])
         return int(chunk.ids.size) * (stride * _WORD_BYTES + _INDEX_BYTES)
-
-    def adopt(self, chunk: RowChunk, room_bytes: int) -> None:
-        """Put rows in that another store has released; the room is enough for them."""
-        self._allow(room_bytes)
-        self.restore(chunk)
 
     def existing(self, chunk: RowChunk, oldest: npt.NDArray[np.int64], oldest_epoch: int) -> RowChunk:
         """Return the rows of a chunk that have not expired; ``oldest``: versions by bucket."""

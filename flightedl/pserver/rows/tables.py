@@ -301,15 +301,14 @@ class RowTables:
             BusyError: a round is open; ask again when it has closed.
         """
         self._require_no_round()
-        found = [chunk for table in self._tables for chunk in table.release(buckets, table.oldest(version, epoch))]
         those = list(buckets)
+        found = [chunk for table in self._tables for chunk in table.release(those, table.oldest(version, epoch))]
         versions = version + self.shifts[those]
         given_up = np.array([table.given_up[those] for table in self._tables])
         sketches = tuple(table.sketch.reshape(BUCKETS, -1)[those] for table in self._tables)
         self.shifts[those] = 0
         for table in self._tables:
-            table.given_up[those] = 0
-            table.sketch.reshape(BUCKETS, -1)[those] = 0
+            table.given_up[those] = table.sketch.reshape(BUCKETS, -1)[those] = 0
         # Increments on files that have these buckets would not say that they went.
         self._changes = ChangesSince(merged)
         return MovedBuckets(tuple(buckets), versions, epoch, given_up, sketches, tuple(found))
@@ -328,16 +327,26 @@ class RowTables:
         room_bytes = self.memory.room_bytes()
         if room_bytes < sum(self._tables[chunk.table].bytes_of(chunk) for chunk in moved.chunks):
             raise BusyError("there is no memory for the rows of buckets that are to move here: give it more")
+        for table in self._tables:
+            table.allow(room_bytes)
+        self.take(moved, version)
+
+    def take(self, moved: MovedBuckets, version: int) -> None:
+        """Put buckets in as ``adopt`` does, however much memory they need."""
         those = list(moved.buckets)
         self.shifts[those] = moved.versions - version
         for table, given_up, sketch in zip(self._tables, moved.given_up, moved.sketches, strict=True):
             table.given_up[those] = given_up
             table.sketch.reshape(BUCKETS, -1)[those] = sketch
         for chunk in moved.chunks:
-            self._tables[chunk.table].adopt(chunk, room_bytes)
+            self._tables[chunk.table].restore(chunk)
         self._epoch = max(self._epoch, moved.epoch)
         self._changes = ChangesSince(merged)
         self._note_size()
+
+    def drop_round(self) -> None:
+        """Forget the contributions to the open round."""
+        self._round.clear()
 
     def _require_no_round(self) -> None:
         if self._round:
@@ -345,8 +354,7 @@ class RowTables:
 
     def restore_shifts(self, shifts: Numbers) -> None:
         """Take over the shifts of this store's buckets that a file has, before their rows; empty: it has none."""
-        known = np.flatnonzero(shifts)
-        known = known[(known >= self.buckets.start) & (known < self.buckets.stop)]
+        known = [bucket for bucket in np.flatnonzero(shifts).tolist() if bucket in self.buckets]
         self.shifts[known] = shifts[known]
 
     def restore(self, chunk: RowChunk) -> None:
