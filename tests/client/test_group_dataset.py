@@ -17,6 +17,7 @@ from flightedl.adapters.storage import FsspecFiles
 from flightedl.client.data import group_dataset
 from flightedl.client.data.group_dataset import GroupDataset
 from flightedl.client.data.pieces import PieceReader
+from flightedl.client.data.readers import Transforming
 from flightedl.client.probe import DATA, SCRIPT
 from flightedl.domain.groups.plan import Round, RoundPlan
 from flightedl.errors import DataError, FencedError, UsageError
@@ -27,6 +28,7 @@ from flightedl.formats.stored_index import index_from_pieces, index_to_pieces
 from flightedl.master.indexing import _indexed
 from flightedl.messages.declarations import DatasetDeclaration
 
+from . import transforms_of_tests as of_tests
 from .loop_bench import waiting
 
 RECORDS = 200
@@ -73,13 +75,14 @@ class Ranks:
             batch_size=more["batch_size"],
             remainder=more["remainder"],
         )
+        reader = PieceReader(FsspecFiles(), layout, spec, seed, None, lambda _: None)
         self.made.append(
             GroupDataset(
                 _indexed(index, declared).reply,
                 more.get("digest", "digest"),
                 lambda start: plan_from(start=start),
                 seed,
-                PieceReader(FsspecFiles(), layout, spec, seed, None, lambda _: None).read,
+                reader.read,
                 rank,
                 more["attendance"],
                 self.done.append,
@@ -87,6 +90,8 @@ class Ranks:
                 waiting,
                 str,
                 explicit_commit=more.get("explicit_commit", False),
+                transforming=more.get("transforming"),
+                place=reader.place,
             )
         )
         return self.made[-1]
@@ -320,3 +325,25 @@ def test_a_file_that_changed_ends_the_loop(ranks: Ranks) -> None:
     pq.write_table(pa.table({"id": range(RECORDS + 1)}), ranks.path, row_group_size=11)
     with pytest.raises(DataError, match="has changed since it was indexed"):
         rounds_of([data])
+
+
+@pytest.mark.parametrize("readers", [0, 2])
+def test_rounds_are_transformed_in_their_order(readers: int, ranks: Ranks) -> None:
+    plain = rounds_of([ranks.data()])
+    found = rounds_of([ranks.data(transforming=Transforming(of_tests.negative, readers))])
+    assert found == [[[-number for number in batch] for batch in each] for each in plain]
+
+
+@pytest.mark.parametrize("readers", [0, 2])
+def test_a_round_that_cannot_be_transformed_is_an_error_that_names_its_records(readers: int, ranks: Ranks) -> None:
+    data = ranks.data(seed=None, transforming=Transforming(of_tests.broken_at_fifty, readers))
+    loop = iter(data)
+    assert [next(loop)["id"][0].as_py() for _ in range(6)] == [0, 8, 16, 24, 32, 40]
+    with pytest.raises(DataError, match=r"transform=broken_at_fifty failed at .*data.parquet, records 48-54"):
+        next(loop)
+
+
+def test_closing_does_not_wait_for_a_transform_that_does_not_end(ranks: Ranks) -> None:
+    data = ranks.data(transforming=Transforming(of_tests.endless_after_fifty, 1), seed=None)
+    next(iter(data))
+    data.close()

@@ -58,3 +58,22 @@ def words(batch: pa.RecordBatch) -> pa.Table:
     """Return a table with words of a dictionary."""
     column = pa.array([f"word {number % 3}" for number in batch["n"].to_pylist()]).dictionary_encode()
     return pa.table({"word": column})
+
+
+def negative(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the negative ids."""
+    return pa.record_batch({"id": [-number for number in batch["id"].to_pylist()]})
+
+
+def broken_at_fifty(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Raise at the id 50."""
+    if 50 in batch["id"].to_pylist():
+        raise ValueError("no fifties, please")
+    return batch
+
+
+def endless_after_fifty(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Never return from an id of 50 or more."""
+    if max(batch["id"].to_pylist()) >= 50:
+        time.sleep(3600)
+    return batch

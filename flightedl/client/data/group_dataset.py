@@ -33,6 +33,7 @@ from flightedl.messages.declarations import DeclaredDataset
 _log = logging.getLogger(__name__)
 
 _SLICE_S = 0.5
+_CLOSE_S = 2.0
 #: Batches that are not committed are kept.
 _UNCOMMITTED_LIMIT = 1000
 _KEY = "flightedl_data"
@@ -267,7 +268,8 @@ class GroupDataset:
         """Stop reading ahead."""
         self._stopping.set()
         if self._reader is not None:
-            self._reader.join()
+            # A transform may take for ever, and ends with its reader.
+            self._reader.join(_CLOSE_S if self._transforming.has_readers else None)
         self._transforming.close()
 
     def _begin(self) -> None:

@@ -70,6 +70,11 @@ class Transforming:
         self._function = NamedFunction.of(transform) if readers and transform is not None else None
         self._pool: _Pool | None = None
 
+    @property
+    def has_readers(self) -> bool:
+        """True if other processes transform."""
+        return self._function is not None
+
     def put(self, batch: pa.RecordBatch | None, place: Callable[[], str], deliver: Callable[[Result], object]) -> None:
         """Have a batch delivered, maybe later and by another thread, but after those that were put before it.
 
@@ -78,7 +83,9 @@ class Transforming:
             place: Returns where the records of the batch lie, for an error.
             deliver: Takes the transformed batch, or the error.
         """
-        if self._function is not None:
+        if batch is None and self._pool is None:
+            deliver(batch)
+        elif self._function is not None:
             if self._pool is None:
                 self._pool = _Pool(self._function, self._readers)
             self._pool.put(_Job(batch, place, deliver))

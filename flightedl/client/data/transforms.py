@@ -78,21 +78,22 @@ class NamedFunction(msgspec.Struct, frozen=True):
         return found  # type: ignore[no-any-return]
 
 
-def require_no_reader() -> None:
-    """Raise UsageError in a reader, which has run a script that trains as soon as it is run."""
-    if _IN_READER in sys.modules:
-        raise UsageError(
-            "the script that has transform= joins the job when a reader runs it: "
-            'put that under `if __name__ == "__main__":`, or the function into a module'
-        )
-
-
-_IN_READER = "flightedl.client.data.in_reader"
+class _ThisProcess:
+    is_reader = False
 
 
 def mark_reader() -> None:
     """Note that this process is a reader."""
-    sys.modules[_IN_READER] = sys.modules[__name__]
+    _ThisProcess.is_reader = True
+
+
+def require_no_reader() -> None:
+    """Raise UsageError in a reader, which has run a script that trains as soon as it is run."""
+    if _ThisProcess.is_reader:
+        raise UsageError(
+            "the script that has transform= joins the job when a reader runs it: "
+            'put that under `if __name__ == "__main__":`, or the function into a module'
+        )
 
 
 def apply(transform: Transform, batch: pa.RecordBatch) -> pa.RecordBatch:
