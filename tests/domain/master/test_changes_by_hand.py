@@ -17,9 +17,9 @@ from flightedl.domain.queue.values import QueueSettings
 from flightedl.errors import NotReadyError
 from flightedl.messages.checkpoints import CheckpointRequest
 from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset
-from flightedl.messages.tasks import FinishedTask, ModeRequest, TasksReply
+from flightedl.messages.tasks import FinishedTask, ModeRequest, StopRequest, TasksReply
 
-from .test_core import PSERVER, Bench
+from .test_core import PSERVER, A, B, Bench, save
 
 
 def by_hand(effects: list[out.Effect]) -> list[out.Note]:
@@ -136,3 +136,30 @@ def test_the_members_of_an_epoch_stay_until_the_next_one_begins() -> None:
     assert third.epoch == 1
     assert bench.core.members is not None
     assert not bench.core.members.member_of("a")
+
+
+@pytest.mark.parametrize(("wait_s", "is_answered"), [(0.0, True), (0.5, False)])
+def test_a_checkpoint_is_waited_for_by_who_has_time(wait_s: float, is_answered: bool) -> None:
+    bench = Bench(Async(), keeps_checkpoints=True)
+    assert (bench.call(CheckpointRequest(wait_s=wait_s)) in bench.answers) == is_answered
+
+
+def test_a_last_checkpoint_is_asked_for_again_by_its_ticket() -> None:
+    bench = Bench(Async(), keeps_checkpoints=True)
+    bench.serve()
+    bench.apply(events.Asked(1, CheckpointRequest(wait_s=0.0), is_last=True))
+    save(bench)
+    bench.apply(events.Asked(2, CheckpointRequest(ticket=bench.reply(1).ticket, wait_s=0.0), is_last=True))
+    assert (bench.reply(1).complete, bench.reply(2).complete) == (False, True)
+
+
+def test_of_a_stopped_deterministic_run_a_trainer_joins_alone() -> None:
+    """Of two trainers, the other one may not come again."""
+    bench = Bench(Sync(deterministic=True), trainer_count=2)
+    bench.serve()
+    bench.ask("a", A, wait_s=2.0)
+    (given,) = bench.reply(bench.ask("b", B)).assignments
+    bench.call(StopRequest(trainer="b", generation=B, reason="enough"))
+    joining = bench.join("b", B, attempt=given.attempt)
+    bench.serve()
+    assert bench.reply(joining).member

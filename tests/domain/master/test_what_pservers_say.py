@@ -172,3 +172,18 @@ def test_a_view_says_in_which_mode() -> None:
     bench.join()
     (view,) = [each for each in bench.serve() if isinstance(each, ViewRequest)]
     assert view.mode == Sync(backup=1).to_json()
+
+
+def test_a_round_that_waits_names_its_trainers() -> None:
+    bench = Bench()
+    assert is_admitted(bench)
+    assert bench.core.members is not None
+    numbers = dict.fromkeys(("index", "blocks", "lowest_version", "highest_version", "size_bytes", "pushes"), 0)
+    waits_for = [bench.core.members.member_of("a")]
+    waits = PserverStatusReply(
+        **numbers, state="serving", rows={}, members=waits_for, waits_for=waits_for, waits_s=60.0
+    )
+    (note,) = notes(bench.apply(events.StatusTold([waits])), out.Kind.ROUND_WAITS)
+    assert note.who == "a"
+    alone = MasterCore(CoreSettings(generation=5, pserver_count=1), 0.0)
+    assert not notes(alone.apply(events.StatusTold([waits]), 0.0), out.Kind.ROUND_WAITS)
