@@ -3,8 +3,8 @@
 It is bounded by the memory that its batches keep. Batches that are cut from one chunk share the memory of that chunk,
 which counts once: so all batches of a chunk may wait, while the reader already has the next chunk, whatever its size.
 
-A reader that has to wait goes on when half of the memory is free, or when ``_REFILL_AT`` batches are left: a thread
-that is woken for each batch takes turns with the user's thread, which costs small steps more than the reading does.
+A reader that has to wait goes on when an eighth of the memory is free, or when ``_REFILL_AT`` batches are left. To be
+woken for each batch would cost small steps more than the reading, and to be preempted with the interpreter, too.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Item = TypeVar("Item")
 #: Memory for the batches that are read ahead, by default.
 READ_AHEAD_MB = 64
 _REFILL_AT = 2
-#: Memory of a batch beside that of its values, about, and of one of its columns.
-_BATCH_BYTES, _COLUMN_BYTES = 1024, 256
+#: Counts for a batch beside its values. More than it takes: steps would wait for thousands of small batches to be read.
+_BATCH_BYTES = 512 << 10
 
 
 class ReadQueue(Generic[Item]):
@@ -66,7 +66,7 @@ class ReadQueue(Generic[Item]):
             shared = 0 if new_bytes else self._piece_bytes
             if self._wait_until is None and not self._has_room(self._limit_bytes + shared - added):
                 # The other thread takes items without the lock: it may have seen the queue before this mark.
-                self._wait_until = self._limit_bytes // 2 + shared
+                self._wait_until = self._limit_bytes * 7 // 8 + shared
             if self._wait_until is not None:
                 if not self._changed.wait_for(lambda: self._has_room(self._wait_until or 0), timeout_s):
                     return False
@@ -121,7 +121,7 @@ class KeptBytes:
         """Return ``new_bytes`` and ``own_bytes`` of the next batch, see ``ReadQueue.put``."""
         last, self._last = self._last, batch
         is_shared = last is not None and (place := _place(batch)) is not None and place == _place(last)
-        return 0 if is_shared else batch.get_total_buffer_size(), _BATCH_BYTES + _COLUMN_BYTES * batch.num_columns
+        return 0 if is_shared else batch.get_total_buffer_size(), _BATCH_BYTES
 
 
 def _place(batch: pa.RecordBatch) -> int | None:
