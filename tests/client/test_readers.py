@@ -114,6 +114,13 @@ def test_a_batch_that_kills_its_readers_is_named_and_the_others_come(through: Th
     assert str(found[7][1]) == text
 
 
+def test_what_cannot_be_sent_is_an_error_in_its_place(through: Through) -> None:
+    items = [(n, "no batch" if n == 2 else batch_of(n)) for n in range(4)]
+    found = through(of_tests.broken_at_seven, 1).all_of(iter(items))  # type: ignore[arg-type]
+    assert isinstance(found[2][1], AttributeError)
+    assert [tag for tag, result in found if isinstance(result, pa.RecordBatch)] == [0, 1, 3]
+
+
 def test_readers_need_a_transform_that_they_can_find() -> None:
     with pytest.raises(UsageError, match="give one, or leave out readers="):
         Transforming(None, 2)

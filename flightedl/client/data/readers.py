@@ -24,7 +24,7 @@ import pyarrow as pa
 from flightedl.client.data import transforms
 from flightedl.client.data.transforms import NamedFunction, Transform, UnusableTransformError
 from flightedl.config import child_environment, thread_environment
-from flightedl.errors import FlightedlError, UsageError
+from flightedl.errors import UsageError
 from flightedl.process.shared_memory import host_mark
 
 #: Batches of all readers that are under way, wait for one, or for those before them, by the number of readers.
@@ -167,9 +167,12 @@ class _Pool:
             except (OSError, EOFError):
                 self._after_death(process, under_way)
                 process = None
-            except FlightedlError as error:
-                while under_way:
-                    self._finish(under_way.popleft(), error)
+            except Exception as error:  # noqa: BLE001 - delivered in place of the batches
+                if process is not None:
+                    self._end(process)
+                    process = None
+                self._finish(under_way.popleft() if job is None else under_way.pop(), error)
+                self._put_back(under_way)
             else:
                 job = under_way.popleft()
                 failed = transforms.failed(self._function.name, job.place(), text) if batch is None else None
@@ -203,6 +206,9 @@ class _Pool:
         if first.deaths == _DEATHS_LIMIT:
             text = f"{_DEATHS_LIMIT} readers in a row have ended there{ending}"
             self._finish(under_way.popleft(), transforms.failed(self._function.name, first.place(), text))
+        self._put_back(under_way)
+
+    def _put_back(self, under_way: deque[_Job]) -> None:
         with self._changed:
             self._waiting.extendleft(reversed(under_way))
         under_way.clear()
