@@ -1,4 +1,4 @@
-"""``flightedl autoscale``: a loop that adds trainers while they are worth it."""
+"""``flightedl autoscale``: a loop that adds and removes trainers according to measured throughput."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ _TIMEOUT_S = 5.0
 
 
 @click.command()
-@click.option("--min", "minimum", type=click.IntRange(min=0), default=1, show_default=True, help="Never fewer.")
-@click.option("--max", "maximum", type=click.IntRange(min=1), required=True, help="Never more.")
+@click.option("--min", "minimum", type=click.IntRange(min=0), default=1, show_default=True, help="Fewest trainers.")
+@click.option("--max", "maximum", type=click.IntRange(min=1), required=True, help="Most trainers.")
 @click.option(
     "--worth",
     type=Number(0, 1),
     default=0.5,
     show_default=True,
-    help="Part of the others' average records per second that a further trainer has to bring.",
+    help="Required gain of another trainer, as a fraction of the others' average records per second.",
 )
-@click.option("--hourly-cost", type=Number(min=0), default=0.0, help="What one trainer costs in an hour.")
-@click.option("--hourly-limit", type=Number(min=0), default=0.0, help="What all may cost; 0: no limit [0]")
-@click.option("--settle-s", type=Number(min=0), default=30.0, show_default=True, help="Not measured at first.")
-@click.option("--measure-s", type=Number(min=1), default=60.0, show_default=True, help="How long to measure.")
-@click.option("--retry-s", type=Number(min=1), default=1800.0, show_default=True, help="Until tried again.")
-@click.option("--every-s", type=Number(min=0.1), default=10.0, show_default=True, help="How often to look.")
+@click.option("--hourly-cost", type=Number(min=0), default=0.0, help="Cost of one trainer per hour.")
+@click.option("--hourly-limit", type=Number(min=0), default=0.0, help="Limit for all trainers; 0 disables it [0]")
+@click.option("--settle-s", type=Number(min=0), default=30.0, show_default=True, help="Seconds before measuring.")
+@click.option("--measure-s", type=Number(min=1), default=60.0, show_default=True, help="Seconds to measure.")
+@click.option("--retry-s", type=Number(min=1), default=1800.0, show_default=True, help="Seconds before retrying.")
+@click.option("--every-s", type=Number(min=0.1), default=10.0, show_default=True, help="Polling interval in seconds.")
 @running_job_options
 @cluster_options
 def autoscale(*, every_s: float, etcd: str | None, job: str | None, tls_dir: str | None, **given: Any) -> None:
-    """Add and remove trainers of a job as is worth it.
+    """Scale a job's trainers according to throughput.
 
-    Adds trainers of a job on a Kubernetes cluster while each further one brings enough, and removes those that do not;
-    they hand back what they hold. Trainers whose machines are about to go are replaced before. Runs until the job has
-    ended, in the cluster or from outside.
+    Adds trainers to a job on a Kubernetes cluster as long as each one increases the throughput enough, and removes
+    trainers that do not. Removed trainers return their tasks. Trainers on nodes that are about to be reclaimed are
+    replaced in advance. Runs until the job ends, inside or outside the cluster.
     """
     try:
         limits = ScalingLimits(**{each.name: given[each.name] for each in fields(ScalingLimits)})

@@ -1,4 +1,4 @@
-"""``flightedl certs``: the certificates by which the members of a job prove what they are."""
+"""``flightedl certs``: certificates that authenticate the members of a job."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ class _Plan(msgspec.Struct, frozen=True):
 
 @click.group()
 def certs() -> None:
-    """Make and renew the certificates of a job.
+    """Create and renew the certificates of a job.
 
-    There is a private authority, and a certificate for each role.
+    A private authority issues one certificate per role.
 
     Roles: server (masters and pservers), trainer, reader (status and the model), admin (checkpoints, mode, failed
-    tasks); and one for an etcd of your own. Give each process the directory of its role, as FLIGHTEDL_TLS_DIR; keep
+    tasks), and etcd (for your own etcd). Set FLIGHTEDL_TLS_DIR of each process to the directory of its role. Keep
     DIR/authority off the machines of the job.
     """
 
 
 @certs.command()
 @click.argument("directory", type=click.Path(path_type=Path), metavar="DIR")
-@click.option("--job", metavar="NAME", help="The only job that they are good for [all jobs]")
+@click.option("--job", metavar="NAME", help="The only job for which they are valid [all jobs]")
 @click.option("--host", "hosts", multiple=True, metavar="HOST", help="Name or address of etcd; may be repeated")
-@click.option("--days", type=click.IntRange(min=1), default=90, show_default=True, help="How long they hold")
+@click.option("--days", type=click.IntRange(min=1), default=90, show_default=True, help="Days of validity")
 @click.option(
-    "--authority-days", type=click.IntRange(min=1), default=3650, show_default=True, help="How long the authority holds"
+    "--authority-days", type=click.IntRange(min=1), default=3650, show_default=True, help="Validity of the authority"
 )
 def create(directory: Path, job: str | None, hosts: tuple[str, ...], days: int, authority_days: int) -> None:
-    """Make an authority and the certificates of all roles in DIR."""
+    """Create an authority and the certificates of all roles in DIR."""
     from flightedl.adapters import certificates
 
     if job is not None:
@@ -62,16 +62,16 @@ def create(directory: Path, job: str | None, hosts: tuple[str, ...], days: int, 
 
 @certs.command()
 @click.argument("directory", type=click.Path(path_type=Path), metavar="DIR")
-@click.option("--days", type=click.IntRange(min=1), help="How long they hold [as long as those before]")
-@click.option("--authority", is_flag=True, help="Only begin to trust a new authority; renew again to use it")
+@click.option("--days", type=click.IntRange(min=1), help="Days of validity [as before]")
+@click.option("--authority", is_flag=True, help="Only add a new trusted authority; renew again to use it")
 @click.option(
-    "--authority-days", type=click.IntRange(min=1), default=3650, show_default=True, help="How long the authority holds"
+    "--authority-days", type=click.IntRange(min=1), default=3650, show_default=True, help="Validity of the authority"
 )
 def renew(directory: Path, days: int | None, authority: bool, authority_days: int) -> None:
-    """Make new certificates for all roles in DIR.
+    """Renew the certificates of all roles in DIR.
 
-    A running job goes on: trainers and tools read them at their next connection; end the masters and pservers one after
-    the other, and each comes back with its new one.
+    A running job continues. Trainers and tools read the new certificates when they next connect. Restart the masters
+    and pservers one after the other to load theirs.
     """
     from flightedl.adapters import certificates
 
@@ -82,8 +82,8 @@ def renew(directory: Path, days: int | None, authority: bool, authority_days: in
     if authority:
         certificates.renew_authority(directory, members(plan.job, plan.hosts), authority_days=authority_days)
         click.echo(
-            f"{directory}/ca.pem: a new authority is trusted beside the present one. When all processes were started "
-            f"again with it, make certificates by it: flightedl certs renew {directory}"
+            f"{directory}/ca.pem now also contains a new authority. When all processes have been restarted with this "
+            f"file, issue certificates with the new authority: flightedl certs renew {directory}"
         )
         return
     _tell(certificates.renew(directory, members(plan.job, plan.hosts), days=days or plan.days))

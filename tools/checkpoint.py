@@ -1,4 +1,4 @@
-"""``flightedl checkpoint``: look at what is there, make one, check it, take a model out of it."""
+"""``flightedl checkpoint``: list, save, verify, restore and export checkpoints."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _place = together(
 
 
 def _storage(url: str, job: str | None) -> tuple[Storage, str]:
-    """The storage of the job, and its name."""
+    """Return the job's storage and its name."""
     if job is not None:
         require_job_name(job)
     else:
@@ -47,7 +47,7 @@ def _storage(url: str, job: str | None) -> tuple[Storage, str]:
         if not names:
             raise NotFoundError(f"{url} has no checkpoint")
         if len(names) > 1:
-            raise UsageError(f"{url} has checkpoints of {', '.join(sorted(names))}: say which job is meant with --job")
+            raise UsageError(f"{url} has checkpoints of {', '.join(sorted(names))}: choose a job with --job")
         job = names.pop()
     return open_storage(f"{url.rstrip('/')}/{job}"), job
 
@@ -65,18 +65,18 @@ def _chosen(url: str, job: str | None, number: int | None) -> tuple[Storage, Man
 
 
 def _is_there(storage: Storage, number: int) -> bool:
-    """True unless a running job has dropped the checkpoint in the meantime."""
+    """True unless a running job has deleted the checkpoint in the meantime."""
     return bool(storage.list(manifest_name(number)))
 
 
 @checkpoint.command("list")
 @_place
 def list_command(url: str, job: str | None) -> None:
-    """Show all checkpoints of a job, the newest first."""
+    """List all checkpoints of a job, newest first."""
     storage, name = _storage(url, job)
     found = found_checkpoints(storage, name)
     if not found:
-        raise NotFoundError(f"{storage.url} has no checkpoint: is --job right?")
+        raise NotFoundError(f"{storage.url} has no checkpoint: check --job")
     for each in found:
         if isinstance(each, Skipped):
             click.echo(f"c-{each.number:<6} cannot be used: {each.reason}")
@@ -95,9 +95,9 @@ def list_command(url: str, job: str | None) -> None:
 
 @checkpoint.command()
 @running_job_options
-@click.option("--timeout-s", type=Number(min=0), default=120.0, show_default=True, help="How long to wait for it.")
+@click.option("--timeout-s", type=Number(min=0), default=120.0, show_default=True, help="Longest wait.")
 def save(timeout_s: float, **options: Any) -> int:
-    """Make a checkpoint of a running job now, and wait until it is complete."""
+    """Save a checkpoint of a running job and wait until it is complete."""
     clock = SystemClock()
     ticket: int | None = None
     with running_job(options) as job:
@@ -119,9 +119,9 @@ def save(timeout_s: float, **options: Any) -> int:
 
 @checkpoint.command("verify")
 @_place
-@click.option("--number", type=click.IntRange(min=1), help="Only this one [all]")
+@click.option("--number", type=click.IntRange(min=1), help="Verify only this checkpoint [all]")
 def verify_command(url: str, job: str | None, number: int | None) -> int:
-    """Read checkpoints whole and compare them with their checksums."""
+    """Read checkpoints completely and verify their checksums."""
     storage, name = _storage(url, job)
     is_good = True
     found = [each for each in found_checkpoints(storage, name) if number in {None, each.number}]
@@ -130,11 +130,11 @@ def verify_command(url: str, job: str | None, number: int | None) -> int:
     for each in found:
         try:
             if isinstance(each, Skipped):
-                raise CorruptError(each.reason)  # noqa: TRY301 - one way of telling
+                raise CorruptError(each.reason)  # noqa: TRY301 - reported like the errors of verify
             click.echo(f"c-{each.number:<6} good, {verify(storage, each) / 1e6:,.1f} MB")
         except (CorruptError, NotFoundError) as error:
             if not _is_there(storage, each.number):
-                click.echo(f"c-{each.number:<6} has just given way to newer ones")
+                click.echo(f"c-{each.number:<6} has just been deleted in favor of newer ones")
                 continue
             is_good = False
             click.echo(f"c-{each.number:<6} cannot be used: {error}")
@@ -144,30 +144,30 @@ def verify_command(url: str, job: str | None, number: int | None) -> int:
 @checkpoint.command()
 @_place
 @click.argument("number", type=int)
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Skip the confirmation.")
 def restore(url: str, job: str | None, number: int, yes: bool) -> None:
-    """Make checkpoint NUMBER the newest one, by dropping those after it.
+    """Make checkpoint NUMBER the newest by deleting later ones.
 
-    For a job that does not run: start it with --resume then.
+    The job must not be running. Start it with --resume afterwards.
     """
     storage, manifest = _chosen(url, job, number)
     verify(storage, manifest)
     newer = [each.number for each in found_checkpoints(storage, manifest.job) if each.number > number]
     if newer and not yes:
-        click.confirm(f"drop {', '.join(f'c-{each}' for each in newer)}?", abort=True)
+        click.confirm(f"delete {', '.join(f'c-{each}' for each in newer)}?", abort=True)
     for each in newer:
         storage.delete(manifest_name(each))
-    click.echo(f"c-{number} is the newest checkpoint now: start the job with --resume")
+    click.echo(f"c-{number} is now the newest checkpoint: start the job with --resume")
 
 
 @checkpoint.command()
 @_place
 @click.argument("output")
-@click.option("--format", "kind", type=click.Choice(sorted(WRITERS)), help="Of the file [by its name]")
-@click.option("--number", type=click.IntRange(min=1), help="Which checkpoint [the newest]")
-@click.option("--tables", "has_tables", is_flag=True, help="The rows of all tables: OUTPUT is a folder.")
-@click.option("--table", "tables", multiple=True, metavar="NAME", help="The rows of this table; may be repeated.")
-@click.option("--slots", is_flag=True, help="With what the tables' optimizers keep beside the values.")
+@click.option("--format", "kind", type=click.Choice(sorted(WRITERS)), help="Format of the file [by its name]")
+@click.option("--number", type=click.IntRange(min=1), help="Number of the checkpoint [the newest]")
+@click.option("--tables", "has_tables", is_flag=True, help="Export the rows of all tables.")
+@click.option("--table", "tables", multiple=True, metavar="NAME", help="Export rows of this table; may be repeated.")
+@click.option("--slots", is_flag=True, help="Include the optimizer state of the rows.")
 def export(
     url: str,
     job: str | None,
@@ -179,14 +179,14 @@ def export(
     tables: tuple[str, ...],
     slots: bool,
 ) -> None:
-    """Write the model of a checkpoint to OUTPUT, a path or URL of one file.
+    """Export the model of a checkpoint to OUTPUT, a path or URL of a file.
 
-    With --tables or --table: rows, a Parquet file for each table, in the folder OUTPUT.
+    With --tables or --table, export rows instead: one Parquet file per table, in the folder OUTPUT.
     """
     if kind and (has_tables or tables):
-        raise UsageError("tables are written as Parquet: leave --format out")
+        raise UsageError("tables are always written as Parquet: omit --format")
     if slots and not (has_tables or tables):
-        raise UsageError("--slots is of tables: give --tables, or --table NAME")
+        raise UsageError("--slots applies to tables: add --tables or --table NAME")
     while True:
         storage, manifest = _chosen(url, job, number)
         try:
@@ -203,12 +203,12 @@ def export(
                 name = export_model(storage, manifest, output, kind or "")
         except NotFoundError:
             if number is None and not _is_there(storage, manifest.number):
-                continue  # Its job goes on, and has a newer one.
+                continue  # The running job has replaced it with a newer one.
             raise
         click.echo(f"c-{manifest.number} written to {name}")
         return
 
 
 def _file_of(table: str) -> str:
-    """The name of a table's file: a table may be called anything."""
+    """Return a file name for a table, whose name may have any characters."""
     return f"{quote(table, safe=' ')}.parquet"

@@ -28,7 +28,7 @@ cluster_options = together(
 
 
 def cluster_of(given: dict[str, Any]) -> Cluster:
-    """The cluster that the options name."""
+    """Return the cluster selected by the options."""
     return Kubectl(given["namespace"], given["context"])
 
 
@@ -43,13 +43,13 @@ def jobs(**given: Any) -> None:
     if found:
         table_console().print(table)
     else:
-        click.echo("there are no jobs in this namespace")
+        click.echo("this namespace has no jobs")
 
 
 @click.command()
 @click.argument("job")
 @click.option("--role", type=click.Choice(["trainer", "master", "pserver", "etcd", "autoscaler"]), default="trainer")
-@click.option("--follow", "-f", is_flag=True, help="Go on until the job has ended.")
+@click.option("--follow", "-f", is_flag=True, help="Continue until the job ends.")
 @cluster_options
 def logs(job: str, role: str, follow: bool, **given: Any) -> None:
     """Print the output of a job on a cluster."""
@@ -72,47 +72,46 @@ def logs(job: str, role: str, follow: bool, **given: Any) -> None:
 @click.command()
 @click.argument("role", type=click.Choice(["trainers"]))
 @click.argument("count", type=click.IntRange(min=0))
-@click.option("--job", metavar="NAME", help="Which job [FLIGHTEDL_JOB, else the only one of the namespace]")
+@click.option("--job", metavar="NAME", help="Name of the job [FLIGHTEDL_JOB, else the namespace's only job]")
 @cluster_options
 def scale(role: str, count: int, job: str | None, **given: Any) -> None:
-    """Change how many trainers a job on a cluster has.
+    """Change the number of trainers of a job on a cluster.
 
-    None are possible, too: a job without trainers waits until there are some again. Those that are too many hand back
-    what they hold.
+    COUNT may be 0: the job then waits until it is scaled up again. Surplus trainers return their tasks.
     """
     if job is not None:
         require_job_name(job)
     cluster = cluster_of(given)
     view = submitting.scale(cluster, job or only_job(cluster), count)
-    click.echo(f"job {view.job} has {view.wanted} {role} from now on; {view.active} are there")
+    click.echo(f"job {view.job} is being scaled to {view.wanted} {role}; {view.active} are running")
 
 
 @click.command()
 @click.argument("job")
-@click.option("--at-once", is_flag=True, help="Do not wait for a last checkpoint.")
+@click.option("--at-once", is_flag=True, help="Do not wait for the last checkpoint.")
 @cluster_options
 def cancel(job: str, at_once: bool, **given: Any) -> None:
-    """End a job on a cluster, and remove it.
+    """Stop a job on a cluster and remove its objects.
 
-    Its checkpoints stay.
+    Its checkpoints remain.
     """
     submitting.cancel(cluster_of(given), job, SystemClock(), at_once=at_once)
     click.echo(f"job {job} is removed")
 
 
 def only_job(cluster: Cluster) -> str:
-    """The job that the environment names, or the only one there is.
+    """Return the job named by the environment, or else the only running job.
 
     Raises:
-        UsageError: it has to be said which.
-        NotFoundError: there is none.
+        UsageError: several jobs are running.
+        NotFoundError: no job is running.
     """
     named = settings(CommonSettings).job
     if named != CommonSettings().job:
         return named
     found = [view.job for view in map(view_of, cluster.list("Job", labels_of("", "trainer"))) if not view.is_finished]
     if not found:
-        raise NotFoundError("no job runs in this namespace")
+        raise NotFoundError("no job is running in this namespace")
     if len(found) > 1:
-        raise UsageError(f"several jobs run in this namespace: say which by --job ({', '.join(found)})")
+        raise UsageError(f"several jobs are running in this namespace: choose one with --job ({', '.join(found)})")
     return found[0]

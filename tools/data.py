@@ -22,13 +22,13 @@ def data() -> None:
 @click.argument("urls", nargs=-1, required=True)
 @click.option("--format", "format_name", default="", help="Format of the files [by their names]")
 @click.option("--job", metavar="NAME", default="data", show_default=True, help="Name of the job.")
-@click.option("--etcd", metavar="HOST:PORT", help="Use this running etcd [one is started, for this machine]")
-@click.option("--attempts-limit", type=click.IntRange(min=1), help="How often the same records may end a group [5]")
-@click.option("--page/--no-page", default=True, help="Serve a web page of the job on this machine [page]")
+@click.option("--etcd", metavar="HOST:PORT", help="Use this running etcd [start one on this machine]")
+@click.option("--attempts-limit", type=click.IntRange(min=1), help="Failures of a group before a quarantine [5]")
+@click.option("--page/--no-page", default=True, help="Serve the job's web page on this machine [page]")
 def serve(urls: tuple[str, ...], format_name: str, **given: Any) -> int:
-    """Serve the data at URLS: start etcd and a master, and print what ranks need to find them.
+    """Serve the data at URLS with an etcd and a master, and print the variables by which ranks find them.
 
-    It serves until Ctrl-C or SIGTERM, one start of the group after the other.
+    Serves one start of the group after the other, until Ctrl-C or SIGTERM.
     """
     with fork_server(0) as forks:
         from flightedl.adapters.storage import FsspecFiles
@@ -47,7 +47,7 @@ def serve(urls: tuple[str, ...], format_name: str, **given: Any) -> int:
             stack.callback(cluster.stop)
             cluster.start()
             if cluster.page_url:
-                click.echo(f"the job's page is at {cluster.page_url}")
+                click.echo(f"the job's web page is at {cluster.page_url}")
             address = shlex.quote(cluster.etcd_address)
             click.echo(f"before torchrun: export FLIGHTEDL_ETCD={address} FLIGHTEDL_JOB={cluster.job}")
             while not stopped.wait(0.5):

@@ -1,7 +1,7 @@
-"""``flightedl dataset``: look at training data, index it ahead of a job, write it anew.
+"""``flightedl dataset``: inspect training data, index it in advance, rewrite it.
 
-Progress goes to stderr, results to stdout, so that ``--json`` can be piped. ``convert`` and ``split`` publish whole
-files and can be interrupted: the same command goes on where it stopped.
+Progress goes to stderr and results to stdout, so that ``--json`` can be piped. ``convert`` and ``split`` publish only
+complete files; after an interruption, the same command continues where it stopped.
 """
 
 from __future__ import annotations
@@ -40,31 +40,31 @@ def dataset() -> None:
     """Index, inspect, convert or split training data."""
 
 
-#: The data of a command, see ``_spec`` and ``_indexed``.
+#: Source of a command, see ``_spec`` and ``_indexed``.
 _source_options = together(
     json_option(),
-    click.option("--concurrency", type=click.IntRange(1, 256), default=16, show_default=True, help="Files at once."),
+    click.option("--concurrency", type=click.IntRange(1, 256), default=16, show_default=True, help="Parallel reads."),
     click.option("--on-corrupt", type=click.Choice(ON_CORRUPT), default="fail", show_default=True),
-    click.option("--format", "format_name", default="", metavar="NAME", help="Of the files [by their names]"),
+    click.option("--format", "format_name", default="", metavar="NAME", help="Format of the files [by their names]"),
     click.argument("urls", nargs=-1, required=True),
 )
 #: Options of commands that write a dataset.
 _target_options = together(
-    click.option("--overwrite", is_flag=True, help="Replace shards of another conversion."),
+    click.option("--overwrite", is_flag=True, help="Replace files of another conversion."),
     click.option("--records-per-chunk", type=click.IntRange(min=1), default=65_536, show_default=True),
-    click.option("--columns", metavar="A,B", help="Only these."),
-    click.option("--to", "target", required=True, metavar="PREFIX", help="Start of the new files' names."),
+    click.option("--columns", metavar="A,B", help="Write only these columns."),
+    click.option("--to", "target", required=True, metavar="PREFIX", help="Prefix of the new files, with path or URL."),
 )
 
 
 @dataset.command()
 @_source_options
-@click.option("--checkpoint", metavar="URL", help="The job's checkpoint URL: the index is kept beside them.")
-@click.option("--records-per-task", type=click.IntRange(min=0), default=0, help="As the job will say [one chunk]")
+@click.option("--checkpoint", metavar="URL", help="The job's checkpoint URL, where the index is stored.")
+@click.option("--records-per-task", type=click.IntRange(min=0), default=0, help="Value of the job [one chunk]")
 def index(*, as_json: bool, checkpoint: str | None, records_per_task: int, **source: Any) -> None:
-    """Find the chunks of a dataset, and keep them for the jobs to come.
+    """Build a dataset's index of chunks and store it for future jobs.
 
-    A job with the same URLs, format and records_per_task finds the index under its checkpoint URL and reads only files
+    A job with the same URLs, format and records_per_task loads the index from its checkpoint URL and reads only files
     that have changed since.
     """
     spec = _spec(source, max_records_per_chunk=records_per_task)
@@ -72,7 +72,7 @@ def index(*, as_json: bool, checkpoint: str | None, records_per_task: int, **sou
     storage = open_storage(kept_at) if kept_at else None
     loaded = _indexed(spec, source, storage)
     if loaded.trouble:
-        raise UsageError(f"the index cannot be kept: {loaded.trouble}")
+        raise UsageError(f"cannot store the index: {loaded.trouble}")
     found = {
         **_facts(loaded.index),
         "files_read": loaded.files_read,
@@ -82,16 +82,16 @@ def index(*, as_json: bool, checkpoint: str | None, records_per_task: int, **sou
         click.echo(json.dumps(found))
         return
     click.echo(_sentence(loaded.index))
-    click.echo(f"{loaded.files_read} files were read, {len(loaded.index.stats) - loaded.files_read} were known")
-    click.echo(f"kept as {found['index']}" if storage is not None else "not kept: say --checkpoint URL to keep it")
+    click.echo(f"{loaded.files_read} files read, {len(loaded.index.stats) - loaded.files_read} already indexed")
+    click.echo(f"stored as {found['index']}" if storage is not None else "not stored: add --checkpoint URL to store it")
     _tell_skipped(loaded.index)
 
 
 @dataset.command()
 @_source_options
-@click.option("--records", type=click.IntRange(min=0), default=5, show_default=True, help="How many to show.")
+@click.option("--records", type=click.IntRange(min=0), default=5, show_default=True, help="Number of records to show.")
 def inspect(*, as_json: bool, records: int, **source: Any) -> None:
-    """Show files, columns and the first records of a dataset."""
+    """Show the files, columns and first records of a dataset."""
     from flightedl.formats.reader import first_records
 
     spec = _spec(source)
@@ -124,14 +124,16 @@ def inspect(*, as_json: bool, records: int, **source: Any) -> None:
 @click.option(
     "--to-format", required=True, metavar="NAME", help="parquet, arrow, arrow-stream, recordio, csv, tsv, jsonl, tar"
 )
-@click.option("--shards", type=click.IntRange(min=1), default=1, show_default=True, help="How many new files.")
-@click.option("--json-records", is_flag=True, help="RecordIO whose records are JSON objects: a column for each member.")
-@click.option("--filter", "filters", multiple=True, metavar="'COLUMN OP VALUE'", help="Only such records; repeatable.")
+@click.option("--shards", type=click.IntRange(min=1), default=1, show_default=True, help="Number of new files.")
+@click.option("--json-records", is_flag=True, help="Read RecordIO of JSON objects, one column per member.")
+@click.option(
+    "--filter", "filters", multiple=True, metavar="'COLUMN OP VALUE'", help="Condition on records; repeatable."
+)
 def convert(*, to_format: str, filters: tuple[str, ...], **options: Any) -> None:
-    """Write a dataset in another format, as PREFIX-00000-of-00009 and so on.
+    """Write a dataset in another format, to PREFIX-00000-of-00009 and so on.
 
-    Several columns become RecordIO as one JSON object a record; --json-records reads such files. The same command
-    again goes on where it was interrupted.
+    RecordIO with several columns holds one JSON object per record; --json-records reads such files. After an
+    interruption, run the same command to continue.
     """
     _write(to_format=to_format, filters=[_condition(text) for text in filters], **options)
 
@@ -139,11 +141,11 @@ def convert(*, to_format: str, filters: tuple[str, ...], **options: Any) -> None
 @dataset.command()
 @_source_options
 @_target_options
-@click.option("--shards", type=click.IntRange(min=1), required=True, help="How many new files.")
+@click.option("--shards", type=click.IntRange(min=1), required=True, help="Number of new files.")
 def split(**options: Any) -> None:
-    """Write a dataset into another number of files of the same format.
+    """Write a dataset to another number of files in the same format.
 
-    Each gets an equal share of consecutive records. The same command again goes on where it was interrupted.
+    Each file gets an equal share of consecutive records. After an interruption, run the same command to continue.
     """
     _write(to_format=None, filters=[], **options)
 
@@ -168,9 +170,9 @@ def _write(
     spec = _spec(source, columns=names, filter=tuple(filters))
     root, _, prefix = absolute_url(target).rpartition("/")
     if target.startswith("memory://"):
-        raise UsageError(f"{target} would be gone when this command ends: choose a directory or a bucket")
+        raise UsageError(f"{target} is lost when this command ends: choose a directory or a bucket")
     if to_format is not None:
-        wanted = Target(prefix, to_format, shards, records_per_chunk)  # a wrong name is told before anything is read
+        wanted = Target(prefix, to_format, shards, records_per_chunk)  # rejects an unknown format before reading
     chunk_index = _indexed(spec, source).index
     if to_format is None:
         wanted = Target(prefix, _only_format(chunk_index), shards, records_per_chunk)
@@ -191,7 +193,7 @@ def _write(
                 progress=told,
             )
         except KeyboardInterrupt:
-            click.echo("interrupted: the same command goes on with the files that are not there yet", err=True)
+            click.echo("interrupted: run the same command to write the remaining files", err=True)
             raise
     _tell_written(done, without_credentials(root), as_json=as_json)
 
@@ -208,7 +210,7 @@ def _tell_written(done: Converted, root: str, *, as_json: bool) -> None:
         click.echo(json.dumps(found))
         return
     more = f" to {done.names[-1]}" if len(done.names) > 1 else ""
-    kept = f", {done.kept} of them were there already" if done.kept else ""
+    kept = f", {done.kept} of them existed already" if done.kept else ""
     click.echo(f"{root}/{done.names[0]}{more}: {done.size_bytes / 1e6:,.1f} MB{kept}")
     for sentence in done.counts.sentences:
         click.echo(f"skipped: {sentence}", err=True)
@@ -230,7 +232,7 @@ def _indexed(spec: DatasetSpec, source: Mapping[str, Any], storage: Any = None) 
 
 @contextmanager
 def _bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on stderr, on a terminal only; the function is told (done, of how many)."""
+    """Show a progress bar on stderr if it is a terminal. Yields a function that takes the done and total counts."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -239,7 +241,7 @@ def _bar(title: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def _condition(text: str) -> tuple[str, str, Any]:
-    """``distance > 500``: the value is JSON, or else text as it stands."""
+    """Parse a condition such as ``distance > 500``. The value is JSON, or else plain text."""
     column, _, rest = text.strip().partition(" ")
     words = rest.strip()
     operator = "not in" if words.startswith("not in ") else words.partition(" ")[0]

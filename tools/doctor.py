@@ -25,16 +25,16 @@ _MARKS = {Severity.BROKEN: ("broken", "red"), Severity.HARMFUL: ("harmful", "yel
 
 @click.command()
 @running_job_options
-@click.option("--checkpoint", metavar="URL", help="Try the place of the job's checkpoints: write, read, delete [none]")
+@click.option("--checkpoint", metavar="URL", help="Also test this checkpoint store: write, read, delete [none]")
 @json_option("Findings and waits as one JSON object.")
 @click.option(
     "--report", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Also write an HTML page."
 )
 def doctor(as_json: bool, report: Path | None, **options: Any) -> int:
-    """Say what is wrong with a job, and what to try.
+    """Report what is wrong with a job, and what to do about it.
 
-    It asks etcd, the master, all parameter servers and, by way of the master, the trainers: who waits for whom, and
-    why. With the URL of the checkpoints it tries these out, too. Exit code 1: something keeps the job from going on.
+    Queries etcd, the master, all parameter servers and, through the master, the trainers. Shows which process waits
+    for which, and why. Exit code 1: a problem stops the job.
     """
     values = settings(DoctorSettings, **options)
     own = Doctor(values, SystemClock())
@@ -48,13 +48,13 @@ def doctor(as_json: bool, report: Path | None, **options: Any) -> int:
         try:
             report.write_text(report_of(seen, found, waits(seen)), "utf-8")
         except OSError as error:
-            raise UsageError(f"the report cannot be written to {report}: {error.strerror}") from None
+            raise UsageError(f"cannot write the report to {report}: {error.strerror}") from None
         click.echo(f"flightedl: the report is in {report}", err=True)
     return EXIT_FAILED if any(each.severity is Severity.BROKEN for each in found) else 0
 
 
 def told(seen: Observations, findings: Sequence[Finding], waiting: Sequence[Wait]) -> list[str]:
-    """All of it for people, as lines."""
+    """Return the result for people, as lines."""
     lines = [f"job {seen.job}: {summary(seen)}"]
     for finding in findings:
         name, color = _MARKS[finding.severity]
@@ -67,7 +67,7 @@ def told(seen: Observations, findings: Sequence[Finding], waiting: Sequence[Wait
         lines += [f"  {each.who} waits{_seconds(each)} for {each.awaited}" for each in waiting]
     lines += ["", *tried] if (tried := tried_out(seen)) else []
     if not findings:
-        lines.append("nothing is wrong, as far as can be seen")
+        lines.append("no problem found")
     return lines
 
 
@@ -79,12 +79,14 @@ def tried_out(seen: Observations) -> list[str]:
         lines.append(f"{seen.store.url}: {times} ({seen.store.size_bytes:,} bytes)")
     ends = [each.ends_s for each in seen.certificates.values() if each.ends_s is not None]
     if ends:
-        lines.append(f"certificates of servers hold for {(min(ends) - seen.asker.wall_s) / 86_400:.0f} days at least")
+        lines.append(
+            f"certificates of servers are valid for at least {(min(ends) - seen.asker.wall_s) / 86_400:.0f} days"
+        )
     return lines
 
 
 def summary(seen: Observations) -> str:
-    """How it stands, in a line."""
+    """Return the job's status in one line."""
     status = seen.status
     if status is None:
         return "the master does not answer"
@@ -98,7 +100,7 @@ def _seconds(wait: Wait) -> str:
 
 
 def _main_thread(stack: str) -> list[str]:
-    """The last calls of the main thread."""
+    """Return the innermost calls of the main thread."""
     for part in stack.split("\n\n"):
         lines = part.splitlines()
         if lines and lines[0] == "thread MainThread":

@@ -1,4 +1,4 @@
-"""YAML documents: objects for people and for ``kubectl``, and templates of users."""
+"""YAML documents: Kubernetes objects for people and ``kubectl``, and pod templates written by users."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ def _yaml() -> Any:
 
 
 def from_yaml(path: Path) -> Any:
-    """Return the one document of a file. Raises UsageError if it cannot be read, or PyYAML is not installed."""
+    """Return the document in a file. Raises UsageError if the file is unreadable or PyYAML is not installed."""
     yaml = _yaml()
     try:
         return yaml.safe_load(path.read_text("utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from None
+        raise UsageError(f"cannot read {path}: {error}") from None
 
 
 def as_yaml(objects: Sequence[Mapping[str, Any]]) -> str:
-    """Return YAML documents with keys in the order of the objects. Raises UsageError if PyYAML is not installed."""
+    """Return the objects as YAML documents, keeping the order of keys. Raises UsageError without PyYAML."""
     yaml = _yaml()
 
     class Dumper(yaml.SafeDumper):  # type: ignore[misc, name-defined] # yaml has no types
-        """Indents lists, writes long texts as blocks, and repeats what is used twice."""
+        """Dumper that indents lists, writes multi-line texts as blocks, and never writes aliases."""
 
         def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002 - yaml's
             super().increase_indent(flow, False)

@@ -26,13 +26,13 @@ _RETRY_S = 1.0
 
 @click.command()
 @running_job_options
-@click.option("--follow", is_flag=True, help="Go on with what happens from now on, until Ctrl-C, also past a takeover.")
+@click.option("--follow", is_flag=True, help="Continue with new events until Ctrl-C, also after a takeover.")
 @json_option("One JSON object for each event.")
 def events(follow: bool, as_json: bool, **options: Any) -> None:
-    """Show what has happened to a running job.
+    """Show the events of a running job, oldest first.
 
-    Oldest first: trainers and parameter servers that came and went, rounds that waited, epochs, checkpoints, failed
-    work, refusals. The master keeps the newest of them; what happened before it took over is in its predecessor's log.
+    Events are processes that join or leave, rounds that wait, epochs, checkpoints, failed work, and rejected requests.
+    The master keeps the newest ones. Events before its takeover are in the previous master's log.
     """
     clock = SystemClock()
     with running_job(options) as job:
@@ -45,7 +45,7 @@ def _asked(job: JobStatus, request: EventsRequest) -> EventsReply:
 
 
 def _followed(job: JobStatus, clock: Clock) -> Iterator[JobEvent]:
-    """All events, each once, from whatever master there is."""
+    """Yield every event once, across changes of the master."""
     request = EventsRequest()
     trouble = ""
     while True:
@@ -54,7 +54,7 @@ def _followed(job: JobStatus, clock: Clock) -> Iterator[JobEvent]:
         except FlightedlError as error:
             if str(error) != trouble:
                 trouble = str(error)
-                click.echo(f"flightedl: {trouble}; trying again", err=True)
+                click.echo(f"flightedl: {trouble}; retrying", err=True)
             clock.sleep(_RETRY_S)
             continue
         trouble = ""
@@ -64,7 +64,7 @@ def _followed(job: JobStatus, clock: Clock) -> Iterator[JobEvent]:
 
 
 def line(event: JobEvent) -> str:
-    """An event for people, on one line."""
+    """Return an event as one line for people."""
     at = dt.datetime.fromtimestamp(event.at, dt.UTC).astimezone()
     mark = "!" if event.is_warning else " "
     return f"{at:%Y-%m-%d %H:%M:%S} {mark} {event.kind:<18} {event.text}"

@@ -1,4 +1,4 @@
-"""``flightedl forget``: let a job be begun again from nothing."""
+"""``flightedl forget``: delete a job's state in etcd, so that it can start from scratch."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from flightedl.launch.naming import liveness_of
 @click.command()
 @click.argument("job")
 @click.option("--etcd", metavar="HOST:PORT", help="etcd to use [FLIGHTEDL_ETCD, else: 127.0.0.1:2379]")
-@click.option("--yes", is_flag=True, help="Do not ask, also where the job has not finished.")
+@click.option("--yes", is_flag=True, help="Skip the confirmation, even if the job has not finished.")
 def forget(job: str, etcd: str | None, yes: bool) -> None:
-    """Remove what etcd keeps of a job that does not run any more.
+    """Delete the state of a stopped job from etcd.
 
-    A job of the same name begins from nothing then. Checkpoints stay where they are: as long as there are some, a job
-    of the same name at the same URL asks for --resume.
+    A new job with this name then starts from scratch. Checkpoints are kept: as long as there are any, a job with the
+    same name and checkpoint URL requires --resume.
     """
     chosen = settings(CommonSettings, job=job, etcd=etcd)
     with liveness_of(
@@ -27,6 +27,6 @@ def forget(job: str, etcd: str | None, yes: bool) -> None:
         liveness.require_gone()
         known = former.former_job(liveness.coordinator, liveness.keys)
         if known is not None and known.finished_epochs is None and not yes:
-            click.confirm(f"job {job} has not finished: forget where it stands?", abort=True)
+            click.confirm(f"job {job} has not finished: delete its progress?", abort=True)
         former.forget(liveness.coordinator, liveness.keys)
     click.echo(f"job {job} is forgotten")

@@ -2,10 +2,10 @@
 
 Rules:
 
-* Subcommands are imported when they are used, so that ``flightedl --help`` is quick.
-* Errors become text here and nowhere else: a :class:`FlightedlError` is one red line and its exit code (2: something
-  has to be changed, also where what was named is not there; 3: the job cannot go on; else 1); Ctrl-C is 130; anything
-  else is a bug and keeps its traceback. ``--debug`` keeps all tracebacks.
+* Subcommands are imported on first use, so that ``flightedl --help`` is fast.
+* Only this module turns errors into text. A :class:`FlightedlError` becomes one red line and an exit code (2: the user
+  must change something, for example a name that does not exist; 3: the job cannot continue; else 1). Ctrl-C exits with
+  130. Anything else is a bug and keeps its traceback. ``--debug`` keeps all tracebacks.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from flightedl.errors import EXIT_FAILED, EXIT_START_AGAIN, EXIT_USAGE, Flighted
 
 from .lazy import LazyGroup
 
-#: name -> (module, attribute, one line of help). The help stands here so that listing imports nothing.
+#: name -> (module, attribute, one line of help). The help is here so that listing the commands imports none of them.
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "run": ("flightedl_tools.run", "run", "Run a whole job on this machine: servers and trainers."),
-    "status": ("flightedl_tools.status", "status", "Show how a running job stands."),
+    "status": ("flightedl_tools.status", "status", "Show the status of a running job."),
     "top": ("flightedl_tools.top", "top", "Watch a running job in this terminal."),
-    "events": ("flightedl_tools.events", "events", "Show what has happened to a running job."),
-    "plot": ("flightedl_tools.plot", "plot", "Draw what scripts logged, of one run or several."),
-    "doctor": ("flightedl_tools.doctor", "doctor", "Say what is wrong with a job, and what to try."),
-    "master": ("flightedl_tools.servers", "master", "Start a master: hands out tasks."),
-    "pserver": ("flightedl_tools.servers", "pserver", "Start a parameter server: holds a part of the model."),
+    "events": ("flightedl_tools.events", "events", "Show the events of a running job, oldest first."),
+    "plot": ("flightedl_tools.plot", "plot", "Draw the values that scripts logged in one or more runs."),
+    "doctor": ("flightedl_tools.doctor", "doctor", "Report what is wrong with a job, and what to do about it."),
+    "master": ("flightedl_tools.servers", "master", "Start a master, which hands out tasks."),
+    "pserver": ("flightedl_tools.servers", "pserver", "Start a parameter server, which holds a part of the model."),
     "checkpoint": ("flightedl_tools.checkpoint", "checkpoint", "List, save, verify, restore and export checkpoints."),
     "data": ("flightedl_tools.data", "data", "Serve data to ranks that torchrun or another launcher starts."),
     "dataset": ("flightedl_tools.dataset", "dataset", "Index, inspect, convert or split training data."),
     "mode": ("flightedl_tools.mode", "mode", "Show or change the consistency mode of a running job."),
-    "tasks": ("flightedl_tools.tasks", "tasks", "List failed tasks, retry them or let them go."),
+    "tasks": ("flightedl_tools.tasks", "tasks", "List, retry or drop failed tasks."),
     "submit": ("flightedl_tools.submit", "submit", "Run a whole job on a Kubernetes cluster."),
     "jobs": ("flightedl_tools.clusters", "jobs", "List the jobs of a cluster's namespace."),
     "logs": ("flightedl_tools.clusters", "logs", "Print the output of a job on a cluster."),
-    "scale": ("flightedl_tools.clusters", "scale", "Change how many trainers a job on a cluster has."),
-    "autoscale": ("flightedl_tools.autoscale", "autoscale", "Add and remove trainers of a job as is worth it."),
-    "cancel": ("flightedl_tools.clusters", "cancel", "End a job on a cluster, and remove it."),
-    "certs": ("flightedl_tools.certs", "certs", "Make and renew the certificates of a job."),
-    "replay": ("flightedl_tools.replay", "replay_", "Run a recorded run again, and compare."),
-    "forget": ("flightedl_tools.forget", "forget", "Remove what etcd keeps of a job that does not run any more."),
+    "scale": ("flightedl_tools.clusters", "scale", "Change the number of trainers of a job on a cluster."),
+    "autoscale": ("flightedl_tools.autoscale", "autoscale", "Scale a job's trainers according to throughput."),
+    "cancel": ("flightedl_tools.clusters", "cancel", "Stop a job on a cluster and remove its objects."),
+    "certs": ("flightedl_tools.certs", "certs", "Create and renew the certificates of a job."),
+    "replay": ("flightedl_tools.replay", "replay_", "Replay a recorded run and compare its effects."),
+    "forget": ("flightedl_tools.forget", "forget", "Delete the state of a stopped job from etcd."),
     "bench": ("flightedl_tools.bench", "bench", "Measure on this machine."),
 }
 
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run_command_line(arguments: list[str]) -> int:
-    """Run the command line; the exit code."""
+    """Run the command line and return its exit code."""
     try:
         result = command.main(args=arguments, prog_name="flightedl", standalone_mode=False)
     except FlightedlError as error:

@@ -1,9 +1,10 @@
-"""Writes the manifests for kustomize in ``deploy/`` from the rendered objects; for developers.
+"""Generator of the kustomize manifests in ``deploy/``, for developers.
 
     python -m flightedl_tools.manifests
 
-A component is the difference between two renderings: objects that only the second has are its resources, objects that
-differ are patched. So everything in ``deploy/`` has one source, and overlays are put together of what is tested.
+A component is the difference between two renderings: objects that only the second rendering has become resources, and
+objects that differ become patches. Everything in ``deploy/`` therefore has one source, and overlays are composed of
+tested components.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from flightedl.launch.kubernetes.values import ClusterJob, Resources, Scaling
 
 from .documents import as_yaml
 
-#: Without certificates and without an etcd: each overlay says which.
+#: Has neither certificates nor an etcd, which the overlays add.
 BASE = ClusterJob(job="train", image="flightedl", target="/app/train.py", etcd_members=0, tls=False)
 _SMALL = Resources("100m", "256Mi", "2Gi")
 _TLS: Mapping[str, Any] = {"tls": True}
@@ -29,7 +30,7 @@ _SCALING: Mapping[str, Any] = {"scaling": Scaling(1, 10)}
 
 
 class Component(NamedTuple):
-    """What it changes, and what it is put on."""
+    """Changes to the values of a job. ``on`` are the values that they require."""
 
     says: str
     changes: Mapping[str, Any]
@@ -75,14 +76,14 @@ OVERLAYS: Mapping[str, Sequence[str]] = {
     "autoscale": ("tls", "etcd-3-tls", "s3", "autoscale"),
 }
 
-#: Where everything is written, below ``deploy/``.
+#: Folders below ``deploy/`` whose YAML files are all generated.
 FOLDERS = ("base", "components", "overlays")
 #: A job that fits on one machine.
 ONE_POD = replace(BASE, checkpoint="s3://bucket/checkpoints", secret="train-store")  # noqa: S106 - a name
 
 
 def job_of(overlay: str) -> ClusterJob:
-    """The values whose rendering an overlay has to be."""
+    """Return the values whose rendering must equal the overlay."""
     changes: dict[str, Any] = {}
     for name in OVERLAYS[overlay]:
         changes |= COMPONENTS[name].changes
@@ -90,7 +91,7 @@ def job_of(overlay: str) -> ClusterJob:
 
 
 def files() -> dict[str, str]:
-    """Path below ``deploy/`` -> text, of all files that are written."""
+    """Return the generated files: path below ``deploy/`` -> text."""
     found = _directory("base", "resources", _by_part(render(BASE)), "Kustomization")
     for name, component in COMPONENTS.items():
         found |= _component(name, component)
@@ -102,7 +103,7 @@ def files() -> dict[str, str]:
 
 
 def write(directory: Path) -> None:
-    """Write all files; what was written before and is not any more is removed."""
+    """Write all files, and remove those of earlier versions."""
     for folder in FOLDERS:
         for path in (directory / folder).rglob("*.yaml"):
             path.unlink()
@@ -136,8 +137,8 @@ def _component(name: str, component: Component) -> dict[str, str]:
 
 
 def difference(before: Object, after: Object) -> Object:
-    """The strategic merge patch that makes ``after`` of ``before``."""
-    assert before.keys() <= after.keys(), f"not to be patched away: {before.keys() - after.keys()}"
+    """Return the strategic merge patch that turns ``before`` into ``after``."""
+    assert before.keys() <= after.keys(), f"a patch cannot remove {before.keys() - after.keys()}"
     found = {}
     for key, value in after.items():
         if key not in before:
@@ -166,7 +167,7 @@ def _list_difference(before: list[Object], after: list[Object]) -> list[Object]:
 
 
 def _merged_by(item: Object) -> str:
-    """By which field Kubernetes merges entries of such a list; empty: the list is replaced as a whole."""
+    """Return the field by which Kubernetes merges entries of such a list, or "" if it replaces the whole list."""
     return next((name for name in ("mountPath", "name") if name in item), "")
 
 
@@ -175,7 +176,7 @@ def _key(item: Object) -> tuple[str, str]:
 
 
 def _by_part(objects: Sequence[Object]) -> dict[str, list[Object]]:
-    """One file for each part of the job."""
+    """Group the objects by part of the job, one file each."""
     found: dict[str, list[Object]] = {}
     for each in objects:
         part = each["metadata"]["labels"].get("app.kubernetes.io/component", "")

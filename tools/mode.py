@@ -1,4 +1,4 @@
-"""``flightedl mode``: the consistency mode of a running job, and how to change it."""
+"""``flightedl mode``: show or change the consistency mode of a running job."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ _WAIT_S = 2.0
 
 @click.command()
 @click.argument("kind", metavar="[sync|async|bounded]", required=False)
-@click.option("--reduce", type=click.Choice(["mean", "sum"]), help="Sync, async: how gradients are put together [mean]")
-@click.option("--backup", type=int, help="Sync: rounds do not wait for this many of the slowest [0]")
-@click.option("--deterministic", is_flag=True, default=None, help="Sync: add up in the order of the batches")
-@click.option("--push-every", type=int, help="Async: batches added up for a push [1]")
+@click.option("--reduce", type=click.Choice(["mean", "sum"]), help="Sync, async: how gradients are combined [mean]")
+@click.option("--backup", type=int, help="Sync: number of slowest trainers that a round does not wait for [0]")
+@click.option("--deterministic", is_flag=True, default=None, help="Sync: sum gradients in the order of batches")
+@click.option("--push-every", type=int, help="Async: batches accumulated per push [1]")
 @click.option("--pull-every", type=int, help="Async: steps between pulls [1]")
 @click.option("--staleness-scaled", is_flag=True, default=None, help="Async: smaller steps for older gradients")
-@click.option("--staleness", type=int, help="Bounded: versions that a trainer may be ahead of the slowest")
-@click.option("--timeout-s", type=Number(min=0), default=60.0, show_default=True, help="How long to wait.")
+@click.option("--staleness", type=int, help="Bounded: versions by which a trainer may lead the slowest")
+@click.option("--timeout-s", type=Number(min=0), default=60.0, show_default=True, help="Longest wait.")
 @json_option("The master's reply as one JSON object.")
 @running_job_options
 def mode(kind: str | None, timeout_s: float, as_json: bool, **options: Any) -> int:
     """Show or change the consistency mode of a running job.
 
-    It changes at one round on all pservers; no batch is lost or doubled by it. The job keeps the mode, also when it is
-    resumed from a checkpoint. Without an argument: show it.
+    Without an argument, shows the mode. All pservers change it at the same round; no batch is lost or counted twice.
+    The job keeps the new mode when it is resumed from a checkpoint.
     """
     given = {name: options.pop(name) for name in _settings_of_modes() if name in options}
     wanted = _wanted(kind, {name: value for name, value in given.items() if value is not None})
@@ -58,7 +58,7 @@ def mode(kind: str | None, timeout_s: float, as_json: bool, **options: Any) -> i
 
 
 def described(tagged: Mapping[str, Any]) -> str:
-    """A mode as one would write it, without what is as usual; empty when there is none."""
+    """Return a mode as written in a script, without default values; empty if there is none."""
     if not tagged:
         return ""
     found = Mode.from_json(dict(tagged))
@@ -80,11 +80,11 @@ def _wanted(kind: str | None, given: Mapping[str, Any]) -> Mode | None:
     """Return the mode that is asked for, or None to show the present one.
 
     Raises:
-        UsageError: there is no such mode, or it has no such setting.
+        UsageError: the mode or one of its settings does not exist.
     """
     if kind is None:
         if given:
-            raise UsageError("say which mode: sync, async or bounded")
+            raise UsageError("options need a mode: sync, async or bounded")
         return None
     found = _KINDS.get(kind.lower())
     if found is None:
@@ -95,6 +95,6 @@ def _wanted(kind: str | None, given: Mapping[str, Any]) -> Mode | None:
 def _sentence(reply: ModeReply, *, is_change: bool) -> str:
     name = described(reply.mode)
     if reply.waiting_for and reply.round:
-        return f"{name} is decided, but still waits for {reply.waiting_for}"
+        return f"{name} is decided, but not yet in effect: waiting for {reply.waiting_for}"
     began = f", since round {reply.round}" if reply.round else ""
     return f"mode {name} on all pservers{began}" if is_change else f"mode {name}{began}"

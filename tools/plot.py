@@ -22,21 +22,21 @@ _WIDEST = 100
 
 @click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
-@click.option("--metric", "names", multiple=True, metavar="NAME", help="Only this one; may be repeated [all]")
+@click.option("--metric", "names", multiple=True, metavar="NAME", help="Draw only this value; may be repeated [all]")
 @click.option("--by", "axis", type=click.Choice(["records", "seconds"]), default="records", show_default=True)
 @click.option(
     "--output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write an SVG or PNG file."
 )
 @json_option("The points of all curves as one JSON object.")
 def plot(runs: tuple[Path, ...], names: tuple[str, ...], axis: Axis, output: Path | None, as_json: bool) -> None:
-    """Draw what scripts logged, of one run or several.
+    """Draw the values that scripts logged in one or more runs.
 
-    RUN is the output directory of `flightedl run`, also of one that still goes on, or one of the files of values in it.
+    RUN is the output directory of a finished or running `flightedl run`, or one of the metric files in it.
     """
     found = {label: _chosen(curves_of(read_points(run), axis), names, run) for label, run in labelled(runs).items()}
     if output is not None:
         draw(output, by_name(found), x_label=LABELS[axis])
-        click.echo(f"flightedl: the curves are in {output}", err=True)
+        click.echo(f"flightedl: wrote {output}", err=True)
     if as_json:
         click.echo(msgspec.json.encode({"by": axis, "runs": found}))
     elif output is None:
@@ -46,7 +46,7 @@ def plot(runs: tuple[Path, ...], names: tuple[str, ...], axis: Axis, output: Pat
 
 
 def labelled(runs: Iterable[Path]) -> dict[str, Path]:
-    """The last parts of their paths, as many as tell them apart."""
+    """Map the shortest distinct path suffixes to the runs."""
     paths = list(dict.fromkeys(run.absolute() for run in runs))
     deepest = max(len(path.parts) for path in paths)
     for count in range(1, deepest + 1):

@@ -1,4 +1,4 @@
-"""Options of ``flightedl submit`` that say how pods run, as pod templates."""
+"""Options of ``flightedl submit`` that change pods, as pod templates."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from .options import together
 
 _VOLUME = re.compile(r"(?P<claim>[a-z0-9][a-z0-9.-]*):(?P<path>/[^:]*)(?P<read_only>:ro)?")
 _TOLERATION = re.compile(r"(?P<key>[^=:]+)(=(?P<value>[^=:]*))?(:(?P<effect>NoSchedule|PreferNoSchedule|NoExecute))?")
-#: Roles of the processes that read data, and write checkpoints.
+#: Roles whose processes read data or write checkpoints.
 _WORKING = ("trainer", "master", "pserver")
 _POLICIES = click.Choice(["Always", "IfNotPresent", "Never"])
 
 
 pod_options = together(
-    click.option("--pod-template", "pod_templates", multiple=True, metavar="[ROLE=]FILE", help="Merge into pods."),
+    click.option("--pod-template", "pod_templates", multiple=True, metavar="[ROLE=]FILE", help="Merge it into pods."),
     click.option("--priority-class", metavar="NAME", default="", help="Priority class of all pods."),
     click.option("--annotation", "annotations", multiple=True, metavar="KEY=VALUE", help="Annotation of all pods."),
-    click.option("--service-account", metavar="NAME", default="", help="Run as this one [one of the job's own]"),
-    click.option("--image-pull-policy", type=_POLICIES, help="When machines pull images [the cluster's default]"),
+    click.option("--service-account", metavar="NAME", default="", help="Service account of pods [without permissions]"),
+    click.option("--image-pull-policy", type=_POLICIES, help="When nodes pull images [the cluster's default]"),
     click.option("--image-pull-secret", "pull_secrets", multiple=True, metavar="NAME", help="Secret of a registry."),
-    click.option("--volume", "volumes", multiple=True, metavar="CLAIM:PATH[:ro]", help="Mount a volume's claim."),
+    click.option("--volume", "volumes", multiple=True, metavar="CLAIM:PATH[:ro]", help="Mount a volume claim."),
     click.option("--toleration", "tolerations", multiple=True, metavar="KEY[=VALUE][:EFFECT]", help="Of all pods."),
-    click.option("--node-selector", "node_selectors", multiple=True, metavar="KEY=VALUE", help="Of all pods."),
+    click.option("--node-selector", "node_selectors", multiple=True, metavar="KEY=VALUE", help="Required node label."),
 )
 
 
 def templates_of(given: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
-    """Return templates made of the options, and then those of files.
+    """Return the templates described by options, followed by those from files.
 
     Raises:
-        UsageError: an option or a file is wrong.
+        UsageError: an option or a file is invalid.
     """
     volumes = [_matched(_VOLUME, each, "CLAIM:PATH, or CLAIM:PATH:ro") for each in given["volumes"]]
     mounts = [
@@ -65,13 +65,13 @@ def templates_of(given: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         ),
     ]
     if account := given["service_account"]:
-        # The autoscaler has rights, and so an account of its own.
+        # The autoscaler needs permissions and has its own account.
         found.append(PodTemplate(ROLES[:-1], {"spec": {"serviceAccountName": account}}))
     return (*found, *map(_of_file, given["pod_templates"]))
 
 
 def pair_of(text: str) -> tuple[str, str]:
-    """Read ``KEY=VALUE``. Raises UsageError if it is something else."""
+    """Parse ``KEY=VALUE``. Raises UsageError for anything else."""
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise UsageError(f"{text!r} is not KEY=VALUE")
@@ -87,7 +87,7 @@ def _toleration(text: str) -> dict[str, str]:
 def _of_file(text: str) -> PodTemplate:
     role, equals, path = text.rpartition("=")
     if equals and role not in ROLES:
-        raise UsageError(f"{role!r} is no role of a pod: {', '.join(ROLES)}")
+        raise UsageError(f"{role!r} is not a role of a pod: choose one of {', '.join(ROLES)}")
     try:
         return PodTemplate.of([role] if role else ROLES, from_yaml(Path(path)))
     except UsageError as error:

@@ -1,4 +1,4 @@
-"""``flightedl replay``: runs recorded events again, and tells the story of a part of a run."""
+"""``flightedl replay``: replay recorded events, or show the story of one object of a run."""
 
 from __future__ import annotations
 
@@ -24,18 +24,17 @@ from .options import json_option
     "wanted",
     nargs=2,
     metavar="KIND ID",
-    help="Tell of batch 3/17/2, task 3/17, block 5, trainer ID or evaluation NAME.",
+    help="Show the story of batch 3/17/2, task 3/17, block 5, trainer ID or evaluation NAME.",
 )
 @json_option()
 def replay_(directory: Path, wanted: tuple[str, str] | None, as_json: bool) -> int:
-    """Run a recorded run again, and compare.
+    """Replay a recorded run and compare its effects.
 
-    DIRECTORY is where `flightedl run --record` (or `fe.local(record=)`) has put its recordings. Every event that
-    happened to a process happens again, and has to have the effects that it had then. Exit code 1: an effect is
-    another one; it is told on stderr.
+    DIRECTORY holds the recordings of `flightedl run --record` or `fe.local(record=)`. Replays every event of every
+    process and compares its effects with the recorded ones. Exit code 1: an effect differs; stderr shows it.
 
-    With --story nothing is run: what all processes did with one batch (EPOCH/TASK/BATCH), task (EPOCH/TASK), block,
-    trainer or evaluation is told in the order of time. Epochs are counted from 1.
+    --story replays nothing. It shows in order of time what all processes did with one batch (EPOCH/TASK/BATCH), task
+    (EPOCH/TASK), block, trainer or evaluation. Epochs are counted from 1.
     """
     if wanted is not None:
         _tell(directory, wanted, as_json=as_json)
@@ -55,7 +54,7 @@ def replay_(directory: Path, wanted: tuple[str, str] | None, as_json: bool) -> i
 def _tell(directory: Path, wanted: tuple[str, str], *, as_json: bool) -> None:
     found = story(recordings_in(directory), subject_of(*wanted))
     if not found:
-        raise NotFoundError(f"nothing is recorded in {directory} of {' '.join(wanted)}")
+        raise NotFoundError(f"{directory} has no record of {' '.join(wanted)}")
     if as_json:
         moments = [{"at": each.at, "process": each.process, "text": text_of(each)} for each in found]
         click.echo(msgspec.json.encode({"story": moments}))
@@ -67,12 +66,12 @@ def _tell(directory: Path, wanted: tuple[str, str], *, as_json: bool) -> None:
 
 
 def _line(found: Replayed) -> str:
-    verdict = "the same" if found.difference is None else f"another effect at event {found.difference.number}"
+    verdict = "same effects" if found.difference is None else f"another effect at event {found.difference.number}"
     return f"{found.process}: {found.events} events, {verdict}"
 
 
 def _difference(difference: Difference) -> str:
-    """For people."""
+    """Return a difference as text for people."""
     lines = [
         f"{difference.process}, {difference.core}: event {difference.number}, at {difference.at:.3f} s, differs",
         f"  event:     {_json(difference.event)}",

@@ -1,6 +1,6 @@
-"""A page that says how a job stands and what is wrong with it: one file, to be sent to somebody else.
+"""HTML report on a job's status and problems, as one file to share.
 
-It needs nothing beside it and loads nothing. Passwords in URLs are left out; what scripts raise is in it as it is.
+The page loads nothing. Passwords in URLs are removed; error messages of scripts are included unchanged.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ pre{overflow-x:auto;font-size:.85rem}
 
 
 def report_of(seen: Observations, findings: Sequence[Finding], waiting: Sequence[Wait]) -> str:
-    """The page."""
+    """Return the page."""
     at = dt.datetime.fromtimestamp(seen.asker.wall_s, dt.UTC)
     parts = [
         f"<h1>Job {_text(seen.job)}</h1>",
         f"<p>Seen on {at:%Y-%m-%d at %H:%M:%S} by flightedl {_text(seen.asker.version)}. All times are UTC.</p>",
         "<h2>Findings</h2>",
         *(_finding(each) for each in findings),
-        "" if findings else "<p>Nothing is wrong, as far as could be seen.</p>",
+        "" if findings else "<p>No problem found.</p>",
         "<h2>Who waits for whom</h2>",
         _table(
             ("who", "for whom", "seconds"),
             ((each.who, each.awaited, "" if each.seconds is None else f"{each.seconds:.0f}") for each in waiting),
         ),
         "<h2>Processes</h2>",
-        _table(("process", "where", "state", "of it"), _processes(seen)),
-        "<h2>Tried out</h2>",
+        _table(("process", "where", "state", "details"), _processes(seen)),
+        "<h2>Probes</h2>",
         _table(("what", "result"), _tried(seen)),
         "<h2>Events</h2>",
         _table(("when", "kind", "what"), _events(seen)),
-        "<h2>Where threads stand</h2>" if seen.stacks else "",
+        "<h2>Thread stacks</h2>" if seen.stacks else "",
         *(
             f"<details><summary>{_text(who)}</summary><pre>{_text(text)}</pre></details>"
             for who, text in sorted(seen.stacks.items())

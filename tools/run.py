@@ -17,7 +17,7 @@ from .options import ScriptCommand, master_options, resume_option, tls_option
 
 
 def resume_command(arguments: Sequence[str]) -> str:
-    """The command line that goes on from where this one (without the program) has left its checkpoints."""
+    """Return the command that resumes from the checkpoints of this one. ``arguments`` exclude the program."""
     if not arguments or "run" not in arguments:
         return ""
     at = list(arguments).index("run") + 1
@@ -28,46 +28,46 @@ def resume_command(arguments: Sequence[str]) -> str:
 @click.command(cls=ScriptCommand, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": True})
 @click.argument("script_or_module")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-@click.option("--trainers", type=click.IntRange(min=1), default=1, show_default=True, help="How many trainers.")
-@click.option("--pservers", type=click.IntRange(min=0), help="How many; 0: only data [1; 0 with --nproc-per-node]")
+@click.option("--trainers", type=click.IntRange(min=1), default=1, show_default=True, help="Number of trainers.")
+@click.option("--pservers", type=click.IntRange(min=0), help="Pservers; 0: only data [1; 0 with --nproc-per-node]")
 @click.option(
     "--nproc-per-node",
     type=click.IntRange(min=1),
-    help="Start so many ranks of one group, as torchrun does, and all of them again when one dies",
+    help="Start N ranks of one group, as torchrun does, and restart all of them when one dies.",
 )
-@click.option("--checkpoint", metavar="URL", help="Where checkpoints go; none are kept without it.")
+@click.option("--checkpoint", metavar="URL", help="Location of the checkpoints [no checkpoints]")
 @master_options
-@click.option("--table-memory-mb", type=int, help="MiB that rows may have on each pserver; 0: what is there [0]")
+@click.option("--table-memory-mb", type=int, help="MiB for rows on each pserver; 0: available memory [0]")
 @resume_option
 @click.option(
     "--standby/--no-standby",
     default=None,
-    help="One more master and pserver, to take over at once [with --checkpoint]",
+    help="Run a standby master and a spare pserver, which take over at once [on with --checkpoint]",
 )
 @click.option(
     "--recovery",
     type=click.Choice(["replay", "rollback"]),
-    help="When a pserver was lost: do its lost batches again, or take all pservers back to one checkpoint [replay]",
+    help="After the loss of a pserver: repeat its lost batches, or reset all pservers to one checkpoint [replay]",
 )
 @click.option("--job", metavar="NAME", help="Name of the job [the script's name]")
-@click.option("--output", metavar="DIR", type=click.Path(path_type=Path), help="Results and logs [runs/NAME]")
-@click.option("--etcd", metavar="HOST:PORT", help="Use this running etcd [one is started for the job]")
-@click.option("--lease-ttl-s", type=float, help="After how long a process that fell silent counts as dead [5]")
+@click.option("--output", metavar="DIR", type=click.Path(path_type=Path), help="For results and logs [runs/NAME]")
+@click.option("--etcd", metavar="HOST:PORT", help="Use this running etcd [start one for the job]")
+@click.option("--lease-ttl-s", type=float, help="Seconds after which a silent process counts as dead [5]")
 @tls_option
 @click.option(
     "--integrity",
     type=click.Choice(INTEGRITIES),
-    help="Checksums of the values that travel: where nothing else protects them, always, or never [auto]",
+    help="Checksums of values in messages: only if nothing else protects them, always, or never [auto]",
 )
 @click.option(
     "--same-host",
     type=click.Choice(SAME_HOST),
-    help="Values between processes of one host and user in memory that both map, where it can be had, or never [auto]",
+    help="Exchange values between processes of one host and user in shared memory if available, or never [auto]",
 )
 @click.option("--log-level", metavar="LEVEL", help="DEBUG, INFO, WARNING or ERROR [INFO]")
-@click.option("--page/--no-page", default=True, help="Serve a web page of the job on this machine [page]")
-@click.option("--tensorboard", is_flag=True, default=None, help="Write job.log to TensorBoard files, too.")
-@click.option("--record", metavar="DIR", type=click.Path(path_type=Path), help="Record the run, for `flightedl replay`")
+@click.option("--page/--no-page", default=True, help="Serve the job's web page on this machine [page]")
+@click.option("--tensorboard", is_flag=True, default=None, help="Also write job.log to TensorBoard files.")
+@click.option("--record", metavar="DIR", type=click.Path(path_type=Path), help="Record the run for `flightedl replay`")
 def run(
     script_or_module: str,
     arguments: tuple[str, ...],
@@ -79,23 +79,23 @@ def run(
 ) -> int:
     """Run a whole job on this machine: servers and trainers.
 
-    Starts etcd, a master, the pservers and the trainers, each its own process; a process that dies is replaced. Every
-    trainer runs SCRIPT_OR_MODULE (the path of a script, or the dotted name of a module) with the ARGUMENTS after it;
-    put `--` before arguments that this command would take for its own.
+    Starts etcd, a master, pservers and trainers, each in its own process, and replaces processes that die. Every
+    trainer runs SCRIPT_OR_MODULE (the path of a script, or the dotted name of a module) with the ARGUMENTS. Put `--`
+    before arguments that look like options of this command.
 
-    Exit codes: 0 all done, or stopped by job.stop(); 1 the script crashed; 2 something has to be changed, also where
-    the script ended well and left work undone; 3 the job cannot go on; 4 done, but tasks failed or the last checkpoint
-    was not written; 130 stopped by Ctrl-C; 141 stopped because nobody reads the output any more.
+    Exit codes: 0 done, or stopped by job.stop(); 1 the script crashed; 2 something must be changed, or the script ended
+    normally with unfinished work; 3 the job cannot continue; 4 done, but tasks failed or the last checkpoint was not
+    written; 130 stopped by Ctrl-C; 141 stopped because the reader of the output ended.
     """
     if nproc_per_node and (trainers > 1 or pservers):
         raise click.UsageError(
-            "the ranks of --nproc-per-node train a model of their own: leave --pservers and --trainers out"
+            "the ranks of --nproc-per-node train a model of their own: omit --pservers and --trainers"
         )
     trainers = nproc_per_node or trainers
     if pservers is None:
         pservers = 0 if nproc_per_node else 1
     with fork_server(trainers) as forks:
-        # The fork server imports while this process does.
+        # Imported here to run in parallel with the fork server's imports.
         from flightedl.launch.progress import JobConsole
         from flightedl.launch.run import RunOptions, run_job
 

@@ -1,4 +1,4 @@
-"""Writes the contract in ``schemas/`` from the code that implements it."""
+"""Generator of the contract in ``schemas/`` from the code that implements it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MESSAGES = (checkpoints, declarations, control, groups, hosts, parameters, stat
 
 
 def current() -> dict[str, Any]:
-    """Return the contract according to the code: file name without ending -> JSON value."""
+    """Return the contract implemented by the code: file name without suffix -> JSON value."""
     return {"messages": _messages(), "arrow": _arrow(), "keys": _keys(), "golden": _golden()}
 
 
@@ -86,7 +86,7 @@ def _golden() -> dict[str, Any]:
     batch = encode_rows([7], [3], [np.array([1.0, -2.5], np.float32)])
     pieces = [OutgoingBlocks(range(7, 9), 3, Outcome.NONE, np.array([1.0, -2.5], np.float32), ())]
     values, packed, _ = encode_message(pieces)
-    assert values is not None, "they lie in a batch"
+    assert values is not None, "values without inlining are in a batch"
     identity = parameters.BatchIdentity(epoch=1, task=2, batch=3, batch_count=4)
     header = parameters.PushHeader(
         trainer="t", generation=5, plan_hash="p", member=6, identity=identity, weight=32.0, rows=1

@@ -1,6 +1,6 @@
-"""``flightedl master`` and ``flightedl pserver``: one server in this process's place.
+"""``flightedl master`` and ``flightedl pserver``: run a server in place of this process.
 
-The process replaces itself by the server, so that the variables which make Flight fast are there before it starts.
+The process replaces itself with the server. The variables that make Flight fast are thus set before its import.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from .options import ResumingCommand, master_options, resume_option, server_opti
 
 @click.command(cls=ResumingCommand)
 @server_options
-@click.option("--pservers", type=int, help="How many the job has; 0: none, only data; -1: as stored [1]")
-@click.option("--trainers", type=int, help="How many trainers there are, for Sync(deterministic=True) [not known]")
-@click.option("--attempts-limit", type=int, help="How often a task is tried before it counts as failed [5]")
+@click.option("--pservers", type=int, help="Number of pservers; 0: only data; -1: as stored [1]")
+@click.option("--trainers", type=int, help="Number of trainers, for Sync(deterministic=True) [unknown]")
+@click.option("--attempts-limit", type=int, help="Attempts before a task counts as failed [5]")
 @resume_option
-@click.option("--recovery", type=click.Choice(["replay", "rollback"]), help="When a pserver was lost [replay]")
+@click.option("--recovery", type=click.Choice(["replay", "rollback"]), help="After the loss of a pserver [replay]")
 @master_options
 def master(**options: Any) -> None:
-    """Start a master: hands out tasks.
+    """Start a master, which hands out tasks.
 
-    It also watches over the job; any number may stand by. It stops on SIGTERM or Ctrl-C.
+    It also supervises the job. One master leads, any others stand by. Stops on SIGTERM or Ctrl-C.
     """
     _become("flightedl.master", settings(MasterSettings, **options))
 
 
 @click.command()
 @server_options
-@click.option("--table-memory-mb", type=int, help="MiB that rows of tables may have; 0: what is there [0]")
+@click.option("--table-memory-mb", type=int, help="MiB for rows of tables; 0: available memory [0]")
 def pserver(**options: Any) -> None:
-    """Start a parameter server: holds a part of the model.
+    """Start a parameter server, which holds a part of the model.
 
-    It takes the first free place of the job and holds that part of the model. It stops on SIGTERM or Ctrl-C.
+    It claims the job's first free index, or waits as a spare until an index is free. Stops on SIGTERM or Ctrl-C.
     """
     _become("flightedl.pserver", settings(PserverSettings, **options))
 

@@ -25,9 +25,9 @@ _TIMEOUT_S = 5.0
 @running_job_options
 @json_option("The master's reply as one JSON object.")
 def status(as_json: bool, **options: Any) -> None:
-    """Show how a running job stands.
+    """Show the status of a running job.
 
-    Its processes with their generations, the epoch, the tasks by state, the versions of the parameters.
+    Shows its processes with their generations, the epoch, the tasks by state, and the versions of the parameters.
     """
     with running_job(options) as job:
         reply = job.read(_TIMEOUT_S)
@@ -53,7 +53,7 @@ def show(reply: StatusReply, console: Console) -> None:
 
 
 def facts(reply: StatusReply) -> list[tuple[str, str]]:
-    """Everything about the job as a whole, as name and text."""
+    """Return the facts about the whole job, as names and texts."""
     tasks = reply.tasks
     last = "" if reply.epochs is None else f" of {reply.epochs}"
     found = [("job", reply.job), ("state", reply.state)]
@@ -68,8 +68,8 @@ def facts(reply: StatusReply) -> list[tuple[str, str]]:
         counts = f"{tasks.todo} todo, {tasks.pending} pending, {tasks.done} done, {tasks.failed} failed"
         number = reply.epoch + 1 if reply.epochs is None else min(reply.epoch + 1, reply.epochs)
         found.append(("epoch", f"{number}{last}"))
-        copies = f", {tasks.copies} copies given" if tasks.copies else ""
-        growing = " until now" if reply.is_growing else ""
+        copies = f", {tasks.copies} copies assigned" if tasks.copies else ""
+        growing = " so far" if reply.is_growing else ""
         found.append(("tasks", f"{counts}, {tasks.total} in all{growing}{copies}"))
     skipped = skipped_of(reply)
     more = f", {skipped} skipped" if skipped else ""
@@ -93,13 +93,13 @@ def facts(reply: StatusReply) -> list[tuple[str, str]]:
 
 
 def group_of(reply: StatusReply) -> list[tuple[str, str]]:
-    """The current start of the group to which the data goes, if it goes to one."""
+    """Return the state of the group that receives the data; empty without a group."""
     group = reply.group
     return [] if group is None else [("group", f"{group.ranks} ranks, {group.phase}, start {group.starts}")]
 
 
 def rows_of(counts: TableCounts) -> str:
-    """Figures of a table; those that say that something is missing where there are any."""
+    """Return a table's figures. Counts of waiting, evicted and refused rows appear only if they are not 0."""
     found = f"{counts.rows:,} rows, {counts.size_bytes / (1 << 20):,.1f} MiB"
     if counts.reads:
         found += f", {counts.hits / counts.reads:.0%} of reads found one"
@@ -108,7 +108,7 @@ def rows_of(counts: TableCounts) -> str:
 
 
 def processes(reply: StatusReply) -> Table:
-    """One row for each process of the job."""
+    """Return a table with one row per process of the job."""
     table = plain_table("process", "where", "generation", "state", "versions")
     if reply.master is not None:
         table.add_row("master", _where(reply.master), str(reply.master.generation), reply.master.state, "")
@@ -122,7 +122,7 @@ def processes(reply: StatusReply) -> Table:
     for trainer in sorted(reply.trainers, key=lambda each: (each.name or each.trainer, each.trainer)):
         state = f"waiting for {trainer.waiting_for}" if trainer.waiting_for else f"holds {trainer.holding} tasks"
         where = f"{trainer.host} pid {trainer.pid}" if trainer.pid else trainer.host
-        # The master's log and failed tasks name a trainer by its id.
+        # Show the id too, because the master's log and failed tasks refer to it.
         table.add_row(
             trainer.name or trainer.trainer,
             f"{where}, {trainer.trainer}" if trainer.name else where,
@@ -138,11 +138,11 @@ def _where(server: ServerStatus) -> str:
 
 
 def _path(trainer: TrainerStatus) -> str:
-    """Return the path of a trainer's values: shared memory, TCP or both."""
+    """Describe how a trainer's values travel: in shared memory, over TCP or both."""
     shared, sent = trainer.shared_pservers, trainer.pservers - trainer.shared_pservers
     if shared and sent:
         return f", values in shared memory to {shared} of {trainer.pservers} pservers"
-    return ", values in shared memory" if shared else ", values by TCP" if sent else ""
+    return ", values in shared memory" if shared else ", values over TCP" if sent else ""
 
 
 def _versions(server: ServerStatus) -> str:

@@ -1,4 +1,4 @@
-"""``flightedl submit``: a whole job to a Kubernetes cluster, and its end from here."""
+"""``flightedl submit``: run a whole job on a Kubernetes cluster and wait for its end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .options import Number, ScriptCommand, resume_option
 from .pods import pair_of, pod_options, templates_of
 from .run import run
 
-#: Of a ConfigMap: all texts together.
+#: Limit of all texts of a ConfigMap together.
 _CODE_LIMIT_BYTES = 900_000
 #: Options that are fields of a ``ClusterJob``.
 _SAME = (
@@ -54,16 +54,16 @@ _SAME = (
     *("queue", "backoff_limit", "deadline_s"),
 )
 _DEFAULTS: dict[str, Any] = {"trainers": "2", "pservers": 2, "spares": 1}
-#: The same with ``--nproc-per-node``.
+#: Defaults with ``--nproc-per-node``.
 _OF_GROUPS = {"trainers": "1", "pservers": 0, "spares": 0}
 _IN_EVERY_IMAGE = "flightedl."
-_EGRESS_HELP = "Port that pods may reach anywhere, beside 443 and those of URLs in other options."
+_EGRESS_HELP = "Port that pods may reach on any host, in addition to 443 and the ports of URLs in options."
 _FILE_NAME = re.compile(r"[-._a-zA-Z0-9]{1,253}")
 _COUNT = re.compile(r"(?P<least>[0-9]+)(\.\.(?P<most>[0-9]+))?")
 
 
 class _SubmitCommand(ScriptCommand):
-    """Refuses options of ``flightedl run`` that ``submit`` does not have, rather than pass them to the script."""
+    """Command that rejects options of ``flightedl run`` that ``submit`` lacks. Others go to the script."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         of_run, own = ({name for each in one.params for name in each.opts} for one in (run, self))
@@ -71,7 +71,7 @@ class _SubmitCommand(ScriptCommand):
             name = word.partition("=")[0]
             if name in of_run - own:
                 raise UsageError(
-                    f"{name} is an option of `flightedl run` that `submit` does not have: set its variable (--set "
+                    f"{name} is an option of `flightedl run`, not of `submit`: set its variable (such as --set "
                     "FLIGHTEDL_CHECKPOINT_EVERY_S=10, see docs/settings.md), or put `--` before the script's arguments"
                 )
         return super().parse_args(ctx, args)
@@ -82,64 +82,60 @@ class _SubmitCommand(ScriptCommand):
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @cluster_options
 @click.option("--job", metavar="NAME", help="Name of the job [the script's name]")
-@click.option("--image", required=True, help="Image of all processes: flightedl's, or one made from it.")
+@click.option("--image", required=True, help="Image of all processes: flightedl's, or one built from it.")
 @click.option(
     "--trainers",
     metavar="N | N..M",
     default=_DEFAULTS["trainers"],
     show_default=True,
-    help="How many; N..M: as is worth it.",
+    help="Number of trainers, or a range N..M for autoscaling.",
 )
-@click.option("--nproc-per-node", type=click.IntRange(min=1), help="Start so many ranks of one group, in one pod.")
-@click.option("--worth", type=Number(0, 1), default=0.5, show_default=True, help="With N..M: see autoscale.")
+@click.option("--nproc-per-node", type=click.IntRange(min=1), help="Start N ranks of one group, in one pod.")
+@click.option("--worth", type=Number(0, 1), default=0.5, show_default=True, help="With N..M, see `flightedl autoscale`")
+@click.option("--pservers", type=int, default=_DEFAULTS["pservers"], show_default=True, help="Number of pservers.")
 @click.option(
-    "--pservers", type=int, default=_DEFAULTS["pservers"], show_default=True, help="How many pservers hold the model."
+    "--spares", type=int, default=_DEFAULTS["spares"], show_default=True, help="Spare pservers, ready to take over."
 )
-@click.option(
-    "--spares", type=int, default=_DEFAULTS["spares"], show_default=True, help="Pservers more, which take over at once."
-)
-@click.option("--masters", type=int, default=2, show_default=True, help="One leads, the others stand by.")
-@click.option("--checkpoint", metavar="URL", default="", help="Where checkpoints go; none are kept without it.")
+@click.option("--masters", type=int, default=2, show_default=True, help="One master leads, the others stand by.")
+@click.option("--checkpoint", metavar="URL", default="", help="Location of the checkpoints [no checkpoints]")
 @resume_option
 @click.option("--secret", metavar="NAME", default="", help="Secret with variables, such as AWS_ACCESS_KEY_ID.")
-@click.option("--in-image", is_flag=True, help="The script or module is in the image: nothing is sent along.")
-@click.option("--with", "files", multiple=True, type=click.Path(path_type=Path), help="Further file beside the script.")
-@click.option("--etcd", metavar="HOST:PORT", default="", help="Use this etcd [one of the job's own]")
+@click.option("--in-image", is_flag=True, help="The script or module is in the image; send nothing.")
+@click.option("--with", "files", multiple=True, type=click.Path(path_type=Path), help="Further file to send.")
+@click.option("--etcd", metavar="HOST:PORT", default="", help="Use this etcd [start one for the job]")
 @click.option("--etcd-members", type=click.Choice(["1", "3", "5"]), default="1", show_default=True)
-@click.option("--etcd-image", default="", metavar="IMAGE", help="Image of these [of one member --image's]")
+@click.option("--etcd-image", default="", metavar="IMAGE", help="Image of the etcd members [for one member: --image]")
 @click.option("--egress-port", "egress_ports", multiple=True, type=click.IntRange(1, 65535), help=_EGRESS_HELP)
-@click.option("--insecure", is_flag=True, help="No certificates: whoever reaches the pods may ask everything.")
-@click.option("--server-cpu", default="1", show_default=True, help="CPUs that a master or pserver asks for.")
-@click.option("--server-memory", default="2Gi", show_default=True, help="Memory that it asks for, and at most gets.")
-@click.option("--trainer-cpu", default="1", show_default=True, help="CPUs that a trainer asks for.")
-@click.option("--trainer-memory", default="4Gi", show_default=True, help="Memory that it asks for, and at most gets.")
-@click.option("--server-cpu-limit", default="", metavar="CPUS", help="CPUs that it at most gets [all]")
-@click.option("--trainer-cpu-limit", default="", metavar="CPUS", help="CPUs that a trainer at most gets [all]")
-@click.option("--trainer-gpus", type=click.IntRange(min=0), default=0, help="GPUs of NVIDIA that a trainer gets [0]")
+@click.option("--insecure", is_flag=True, help="No certificates: anyone who can reach the pods has full access.")
+@click.option("--server-cpu", default="1", show_default=True, help="CPU request of a server (master or pserver).")
+@click.option("--server-memory", default="2Gi", show_default=True, help="Memory request and limit of a server.")
+@click.option("--trainer-cpu", default="1", show_default=True, help="CPU request of a trainer.")
+@click.option("--trainer-memory", default="4Gi", show_default=True, help="Memory request and limit of a trainer.")
+@click.option("--server-cpu-limit", default="", metavar="CPUS", help="CPU limit of a server [none]")
+@click.option("--trainer-cpu-limit", default="", metavar="CPUS", help="CPU limit of a trainer [none]")
+@click.option("--trainer-gpus", type=click.IntRange(min=0), default=0, help="NVIDIA GPUs per trainer [0]")
 @pod_options
-@click.option("--queue", metavar="NAME", default="", help="Queue of Kueue that admits the trainers.")
-@click.option(
-    "--backoff-limit", type=int, default=6, show_default=True, help="Crashes of trainers until it has failed."
-)
-@click.option("--deadline-s", type=int, default=0, help="Seconds after which the job has failed; 0: never [0]")
-@click.option("--set", "variables", multiple=True, metavar="NAME=VALUE", help="A variable of all processes.")
-@click.option("--keep-s", type=int, default=600, show_default=True, help="How long the finished job stays, in seconds.")
-@click.option("--detach", is_flag=True, help="Do not wait for the end.")
+@click.option("--queue", metavar="NAME", default="", help="Kueue queue that admits the trainers.")
+@click.option("--backoff-limit", type=int, default=6, show_default=True, help="Trainer crashes before the job fails.")
+@click.option("--deadline-s", type=int, default=0, help="Seconds after which the job fails; 0 disables this [0]")
+@click.option("--set", "variables", multiple=True, metavar="NAME=VALUE", help="Environment variable of all processes.")
+@click.option("--keep-s", type=int, default=600, show_default=True, help="Seconds to keep a finished job.")
+@click.option("--detach", is_flag=True, help="Do not wait for the job's end.")
 @click.option("--dry-run", is_flag=True, help="Only print the objects, as YAML.")
 def submit(script_or_module: str, arguments: tuple[str, ...], **given: Any) -> int:
     """Run a whole job on a Kubernetes cluster.
 
-    Every trainer runs SCRIPT_OR_MODULE with the ARGUMENTS after it; put `--` before arguments that this command would
-    take for its own. A script of this machine is sent along; a path or module of the image needs --in-image. Waits for
-    the end, with progress and the trainers' output; Ctrl-C leaves the job running.
+    Every trainer runs SCRIPT_OR_MODULE with the ARGUMENTS. Put `--` before arguments that look like options of this
+    command. A local script is sent to the cluster; a path or module in the image needs --in-image. Waits for the job's
+    end, and shows progress and the trainers' output. Ctrl-C leaves the job running.
 
-    Exit codes: as of `flightedl run`.
+    Exit codes: those of `flightedl run`.
     """
     job = job_of(script_or_module, arguments, given)
     objects = render(job)
     require_common_place(job.checkpoint, objects)
     if given["dry_run"]:
-        # Without owners: nobody knows the Job's UID before it is there.
+        # Without owner references, because the Job's UID is unknown before its creation.
         click.echo(as_yaml([*objects[1:], objects[0]]), nl=False)
         for line in how_to_make_secrets(job):
             click.echo(f"# {line}")
@@ -153,7 +149,7 @@ def submit(script_or_module: str, arguments: tuple[str, ...], **given: Any) -> i
 
 
 def how_to_make_secrets(job: ClusterJob) -> list[str]:
-    """Lines that say which Secrets pods wait for, and the commands that make them."""
+    """Return lines that name the Secrets required by pods, and the commands that create them."""
     names = secret_names(job)
     if not names:
         return []
@@ -167,7 +163,7 @@ def how_to_make_secrets(job: ClusterJob) -> list[str]:
 
 
 def watch(cluster: Cluster, job: ClusterJob, display: Display) -> int:
-    """Show a job until it ends; the exit code."""
+    """Show a job until it ends. Returns the exit code."""
     clock = SystemClock()
     started_at = clock.now()
     trainer_labels = labels_of(job.job, "trainer")
@@ -224,46 +220,46 @@ def job_of(target: str, arguments: Sequence[str], given: dict[str, Any]) -> Clus
 
 
 def count_of(text: str) -> tuple[int, int | None]:
-    """``4`` or ``2..20``: the least, and the most where they differ."""
+    """Parse ``4`` or ``2..20``. Returns the smallest number and, for a range, the largest."""
     match = _COUNT.fullmatch(text)
     if match is None or (match["most"] and int(match["most"]) < int(match["least"])):
-        raise UsageError(f"trainers is {text!r}, but has to be a number, or two such as 2..20")
+        raise UsageError(f"--trainers is {text!r}, but must be a number or a range such as 2..20")
     return int(match["least"]), int(match["most"]) if match["most"] else None
 
 
 def variable_of(text: str) -> tuple[str, str]:
-    """Read ``NAME=VALUE``. Raises UsageError if it is something else, or names a setting that does not exist."""
+    """Parse ``NAME=VALUE``. Raises UsageError for anything else, and for unknown settings of flightedl."""
     name, value = pair_of(text)
     if not name.isidentifier():
         raise UsageError(f"{text!r} is not NAME=VALUE")
     kinds = (MasterSettings, PserverSettings, TrainerSettings)
     known = {ENVIRONMENT_PREFIX + each.name.upper() for kind in kinds for each in fields(kind)}
     if name.startswith(ENVIRONMENT_PREFIX) and name not in known:
-        raise UsageError(f"--set {name}: there is no such setting; docs/settings.md lists all")
+        raise UsageError(f"--set {name}: unknown setting; docs/settings.md lists all settings")
     return name, value
 
 
 def code_of(target: str, files: Sequence[Path], *, in_image: bool = False) -> dict[str, str]:
-    """Name -> text of the script and what goes along; empty: it is in the image.
+    """Return the texts of the script and the additional files by name; empty if the script is in the image.
 
     Raises:
-        UsageError: a file cannot be sent, or there is no such script.
+        UsageError: the script does not exist, or a file cannot be sent.
     """
     if in_image or not Path(target).is_file():
         if files:
-            raise UsageError(f"there is no script {target} here that files could go along with")
+            raise UsageError(f"--with needs a local script, but {target} is not one")
         if not in_image and not target.startswith(_IN_EVERY_IMAGE):
-            raise UsageError(f"no such file: {target}; if the script or module is in the image, say --in-image")
+            raise UsageError(f"no such file: {target}; if the script or module is in the image, add --in-image")
         return {}
     found: dict[str, str] = {}
     for path in (Path(target), *files):
         if not _FILE_NAME.fullmatch(path.name) or path.name in found:
-            why = "two files have this name" if path.name in found else "use letters, digits, dots, dashes and _ only"
-            raise UsageError(f"{path} cannot be sent under the name {path.name!r}: {why}")
+            why = "two files have this name" if path.name in found else "use only letters, digits, dots, dashes and _"
+            raise UsageError(f"cannot send {path} under the name {path.name!r}: {why}")
         try:
             found[path.name] = path.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"{path} cannot be sent: {error}") from None
+            raise UsageError(f"cannot send {path}: {error}") from None
     if sum(len(text.encode()) for text in found.values()) > _CODE_LIMIT_BYTES:
-        raise UsageError("the script and its files are larger than 900 kB together: put them into the image")
+        raise UsageError("the script and its files exceed 900 kB together: put them into the image")
     return found

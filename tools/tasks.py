@@ -1,4 +1,4 @@
-"""``flightedl tasks``: what failed for good, and what to do about it."""
+"""``flightedl tasks``: list, retry or drop failed tasks."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _TIMEOUT_S = 10.0
 
 @click.group()
 def tasks() -> None:
-    """List failed tasks, retry them or let them go."""
+    """List, retry or drop failed tasks."""
 
 
 _options = together(json_option(), running_job_options)
 _selection = together(
-    click.option("--all", "all_of_them", is_flag=True, help="Whatever failed."),
+    click.option("--all", "all_of_them", is_flag=True, help="All failed tasks."),
     click.option("--batch", type=click.IntRange(min=0), help="Only this batch of the task."),
     click.option("--task", type=click.IntRange(min=0), help="Only this task."),
     click.option("--epoch", type=click.IntRange(min=1), help="Only this epoch, counted from 1."),
@@ -37,7 +37,7 @@ _selection = together(
 @tasks.command("list")
 @_options
 def list_(as_json: bool, **options: Any) -> None:
-    """Show failed work: file, chunk, records, trainer, last error."""
+    """List failed batches: file, chunk, records, trainer, last error."""
     with running_job(options) as job:
         reply = job.read(_TIMEOUT_S)
     if as_json:
@@ -55,20 +55,20 @@ def list_(as_json: bool, **options: Any) -> None:
 @_options
 @_selection
 def retry(**options: Any) -> None:
-    """Have failed work done again, with all attempts before it."""
-    _change("retry_failed", "{} failed batches are to be done again", **options)
+    """Return failed batches to the queue and reset their attempts."""
+    _change("retry_failed", "{} failed batches are queued again", **options)
 
 
 @tasks.command()
 @_options
 @_selection
 def drop(**options: Any) -> None:
-    """Let failed work go: it is never trained and not listed any more."""
-    _change("drop_failed", "{} failed batches are let go", **options)
+    """Drop failed batches: they are never trained and no longer listed."""
+    _change("drop_failed", "{} failed batches are dropped", **options)
 
 
 def failed_table(failed: list[FailedPiece]) -> Table:
-    """One row for each failed piece."""
+    """Return a table with one row per failed piece."""
     table = plain_table("epoch", "task", "batches", "where", "attempts", "last trainer", "last error")
     for piece in joined(failed):
         batches = f"{piece.first_batch}-{piece.end_batch - 1}"
@@ -78,15 +78,15 @@ def failed_table(failed: list[FailedPiece]) -> Table:
 
 
 def _beside(counts: TaskCounts, failed: list[FailedPiece]) -> list[str]:
-    """Return sentences about failed batches that the list leaves out."""
+    """Return sentences about failed batches that are not in the list."""
     listed = sum(piece.end_batch - piece.first_batch for piece in failed)
     found = []
     if counts.failed_batches > listed:
         found.append(f"{counts.failed_batches - listed} more failed batches: see the master's log")
     if counts.dropped_batches:
-        found.append(f"{counts.dropped_batches} batches were let go")
+        found.append(f"{counts.dropped_batches} batches were dropped")
     if counts.forgotten:
-        found.append(f"{counts.forgotten} failed pieces of earlier epochs are not listed any more")
+        found.append(f"{counts.forgotten} failed pieces of earlier epochs are no longer listed")
     return found
 
 
@@ -102,7 +102,7 @@ def _change(
     **options: Any,
 ) -> None:
     if (epoch, task, batch) == (None, None, None) and not all_of_them:
-        raise UsageError("say which failed tasks are meant: --epoch, --task, --batch, or --all")
+        raise UsageError("select failed tasks with --epoch, --task, --batch, or --all")
     if batch is not None and task is None:
         raise UsageError("--batch needs --task: batches are numbered within their task")
     request = FailedTasksRequest(epoch=None if epoch is None else epoch - 1, task=task, batch=batch)

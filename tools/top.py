@@ -38,14 +38,14 @@ _BARS = " ▁▂▃▄▅▆▇█"
 def top(**options: Any) -> None:
     """Watch a running job in this terminal.
 
-    Progress, throughput, who waits for whom, all processes and the newest events, every second, until Ctrl-C. Where
-    there is no terminal it shows them once.
+    Shows progress, throughput, waiting rounds, all processes and the newest events. Refreshes every second until
+    Ctrl-C. Without a terminal, prints them once.
     """
     clock = SystemClock()
     console = Console(highlight=False)
     view = View()
     with running_job(options) as job:
-        # An error at first is the command's; later the view shows it, and asks again.
+        # The command fails on an error of the first query. The view shows later errors and retries.
         view.ask(job)
         if not console.is_terminal:
             console.print(view.screen())
@@ -61,7 +61,7 @@ def top(**options: Any) -> None:
 
 
 class View:
-    """The latest answers of the master, drawn for a terminal."""
+    """View of the master's latest replies on a terminal."""
 
     def __init__(self) -> None:
         self._status: StatusReply | None = None
@@ -71,18 +71,18 @@ class View:
         self._rates: deque[float] = deque(maxlen=_RATES)
 
     def refresh(self, job: JobStatus) -> None:
-        """Ask the master again; what is known stays where it does not answer."""
+        """Query the master again. Keeps the last replies and shows the error if the query fails."""
         try:
             self.ask(job)
         except FlightedlError as error:
             self._trouble = str(error)
 
     def ask(self, job: JobStatus) -> None:
-        """Ask the master. Raises as ``JobStatus.ask`` does."""
+        """Query the master. Raises the errors of ``JobStatus.ask``."""
         self.take(job.read(_TIMEOUT_S), job.ask("events", encode(self._request), EventsReply, _TIMEOUT_S))
 
     def take(self, status: StatusReply, news: EventsReply) -> None:
-        """Add the master's answers."""
+        """Take the master's replies into the view."""
         self._status, self._trouble = status, ""
         self._rates.append(status.records_per_s)
         self._events.extend(news.events)
@@ -90,7 +90,7 @@ class View:
         self._request = EventsRequest(after=after, generation=news.generation)
 
     def screen(self) -> RenderableType:
-        """All of it."""
+        """Return the whole view."""
         status = self._status
         parts: list[RenderableType] = [Text(self._trouble, style="red")] if self._trouble else []
         if status is None:
@@ -99,7 +99,7 @@ class View:
         parts += [Text(f"{name:<12} {value}", overflow="ellipsis", no_wrap=True) for name, value in facts(status)]
         parts.append(Text(f"{'throughput':<12} {sparkline(self._rates)}", style="cyan"))
         if rounds := list(waits(status)):
-            parts += [Text(), Text("rounds that wait", style="bold"), *(Text(line, style="yellow") for line in rounds)]
+            parts += [Text(), Text("waiting rounds", style="bold"), *(Text(line, style="yellow") for line in rounds)]
         parts += [Text(), processes(status), Text()]
         if spent := list(times(status)):
             parts += [Text("where their time goes", style="bold"), *map(Text, spent), Text()]
@@ -118,7 +118,7 @@ class View:
 
 
 def waits(status: StatusReply) -> Iterable[str]:
-    """Rounds that wait, and for whom."""
+    """Yield a line for each waiting round and the trainers that it waits for."""
     names = {trainer.trainer: trainer.name or trainer.trainer for trainer in status.trainers}
     for server in status.pservers:
         if server.waits_for and server.waits_s >= _EVERY_S:
@@ -127,7 +127,7 @@ def waits(status: StatusReply) -> Iterable[str]:
 
 
 def times(status: StatusReply) -> Iterable[str]:
-    """Yield a line for each trainer: how its loop spends its time, and how stale its gradients are."""
+    """Yield a line for each trainer with the profile of its loop and the staleness of its gradients."""
     for trainer in status.trainers:
         stale = "" if trainer.staleness is None else f", staleness {trainer.staleness:.1f}"
         if spent := in_words(trainer.profile):
@@ -135,6 +135,6 @@ def times(status: StatusReply) -> Iterable[str]:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """A curve of one line, from 0 to the highest."""
+    """Return a one-line curve, scaled from 0 to the highest value."""
     highest = max(values, default=0.0) or 1.0
     return "".join(_BARS[round(value / highest * (len(_BARS) - 1))] for value in values)

@@ -80,7 +80,7 @@ def test_checkpoints_are_made_shown_verified_exported_and_gone_back_to(place: Pa
     assert isinstance(checkpoint("restore", url, str(chosen), answer="n\n").exception, click.Abort)
     assert numbers(url) == before
     restored = checkpoint("restore", url, str(chosen), answer="y\n")
-    assert f"c-{chosen} is the newest checkpoint now" in restored.output
+    assert f"c-{chosen} is now the newest checkpoint" in restored.output
     assert max(numbers(url)) == chosen
     with fe.local(pservers=2, resume=True, **settings) as cluster, cluster.connect() as job:
         job.dataset(str(place / "data.parquet"), batch_size=1)
@@ -103,5 +103,5 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / "two" / name / "c-1").mkdir(parents=True)
         (tmp_path / "two" / name / "c-1" / "manifest.json").write_text("{}")
-    with pytest.raises(UsageError, match="a, b: say which job is meant with --job"):
+    with pytest.raises(UsageError, match="a, b: choose a job with --job"):
         checkpoint("list", str(tmp_path / "two"))

@@ -104,7 +104,7 @@ def test_failed_work_is_listed_tried_again_and_let_go(data: Path) -> None:
         found = status_of(cluster)
         assert found is not None
         assert (found.state, found.tasks.failed, found.tasks.failed_batches) == ("done", 1, 1)
-        assert "1 failed batches are to be done again" in tasks("retry", "--task", "5")
+        assert "1 failed batches are queued again" in tasks("retry", "--task", "5")
         assert train(-1) == list(range(55, 60))
         with pytest.raises(NotFoundError, match="no failed task is meant"):
             tasks("drop", "--all")

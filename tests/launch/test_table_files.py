@@ -66,8 +66,8 @@ def test_a_table_begins_with_a_file_and_is_exported(tmp_path: Path) -> None:
     assert rows_of(tmp_path / "all" / "plain%2Frows.parquet") == {1: [1.0, 1.0], 2: [1.0, 1.0]}
     for arguments, text in (
         (["--table", "items"], "no table 'items': there are plain/rows, users"),
-        (["--slots"], "--slots is of tables"),
-        (["--tables", "--format", "npz"], "leave --format out"),
+        (["--slots"], "--slots applies to tables"),
+        (["--tables", "--format", "npz"], "omit --format"),
     ):
         ran = CliRunner().invoke(command, ["checkpoint", "export", url, str(tmp_path / "x"), *arguments])
         assert text in str(ran.exception), ran.output

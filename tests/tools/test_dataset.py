@@ -56,8 +56,8 @@ def test_an_index_is_kept_and_only_changed_files_are_read_again(data: Path) -> N
 def test_the_index_command_says_what_it_found(data: Path) -> None:
     shown = run("index", "part-*.parquet").stdout
     assert shown.startswith("3 files, 12 chunks, 120 records, ")
-    assert "3 files were read, 0 were known" in shown
-    assert "say --checkpoint" in shown
+    assert "3 files read, 0 already indexed" in shown
+    assert "add --checkpoint" in shown
 
 
 def test_inspect_shows_files_columns_and_records(data: Path) -> None:
@@ -91,7 +91,7 @@ def test_split_keeps_the_format(data: Path) -> None:
     assert [pq.read_table(name).num_rows for name in found["files"]] == [60, 60]
     shown = run("split", "part-*.parquet", "--to", "half", "--shards", "2").stdout
     assert "half-00000-of-00002.parquet to half-00001-of-00002.parquet" in shown
-    assert "2 of them were there already" in shown
+    assert "2 of them existed already" in shown
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_columns_survive_recordio(data: Path) -> None:
 def test_an_index_that_cannot_be_kept_is_an_error(data: Path) -> None:
     """Who says where to keep it would else believe that it is there."""
     message = refused("index", "part-*.parquet", "--checkpoint", "part-0.parquet/kept")
-    assert "cannot be kept" in message
+    assert "cannot store the index" in message
     assert "a file is where a directory should be" in message
 
 
@@ -157,7 +157,7 @@ def test_columns_that_csv_cannot_hold_are_named(data: Path) -> None:
 
 
 def test_a_target_that_ends_with_the_command_is_refused(data: Path) -> None:
-    assert "gone when this command ends" in refused("split", "part-0.parquet", "--to", "memory://a/b", "--shards", "2")
+    assert "lost when this command ends" in refused("split", "part-0.parquet", "--to", "memory://a/b", "--shards", "2")
 
 
 def test_who_interrupts_a_conversion_is_told_how_it_goes_on(
@@ -168,7 +168,7 @@ def test_who_interrupts_a_conversion_is_told_how_it_goes_on(
 
     monkeypatch.setattr("flightedl.formats.convert.convert", interrupted)
     assert run_command_line(["dataset", "split", "part-0.parquet", "--to", "x", "--shards", "2"]) == 130
-    assert "the same command goes on" in capsys.readouterr().err
+    assert "run the same command to write" in capsys.readouterr().err
 
 
 def test_the_exit_code_tells_that_something_has_to_be_changed(data: Path, capsys: pytest.CaptureFixture[str]) -> None:

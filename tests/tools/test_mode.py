@@ -30,7 +30,7 @@ def test_what_is_wanted(kind: str | None, given: dict[str, object], wanted: obje
     ("kind", "given", "text"),
     [
         ("fast", {}, "no mode 'fast': choose sync, async or bounded"),
-        (None, {"backup": 1}, "say which mode"),
+        (None, {"backup": 1}, "options need a mode"),
         ("bounded", {}, "Bounded needs 'staleness'"),
         ("async", {"backup": 1}, "Async has no setting 'backup'; it has push_every"),
         ("sync", {"backup": -1}, "backup is -1, but must be at least 0"),
@@ -53,7 +53,7 @@ def test_the_sentence_says_where_it_began_or_what_is_missing() -> None:
     agreed = ModeReply(mode=Async().to_json(), is_agreed=True, round=12)
     assert _sentence(agreed, is_change=True) == "mode Async() on all pservers, since round 12"
     waiting = ModeReply(mode=Async().to_json(), is_agreed=False, round=12, waiting_for="pserver 1 to begin Async")
-    assert "still waits for pserver 1" in _sentence(waiting, is_change=True)
+    assert "not yet in effect: waiting for pserver 1" in _sentence(waiting, is_change=True)
 
 
 def test_help_lists_the_settings_of_all_modes() -> None:

@@ -29,4 +29,4 @@ def test_arguments_are_quoted_for_the_shell() -> None:
 @pytest.mark.parametrize("more", ["--pservers=1", "--trainers=2"])
 def test_a_group_has_neither_pservers_nor_other_trainers(more: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command_line(["run", "--nproc-per-node", "2", more, "train.py"]) == 2
-    assert "leave --pservers and --trainers out" in capsys.readouterr().err
+    assert "omit --pservers and --trainers" in capsys.readouterr().err

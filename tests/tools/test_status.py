@@ -49,7 +49,7 @@ def test_what_a_trainers_values_travel_by_is_shown() -> None:
     assert list(table.columns[-1].cells) == [
         "0 records, values in shared memory",
         "0 records, values in shared memory to 1 of 2 pservers",
-        "0 records, values by TCP",
+        "0 records, values over TCP",
         "0 records",
     ]
 
