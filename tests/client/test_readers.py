@@ -164,7 +164,7 @@ if __name__ == "__main__":
     sleeping = Transforming(endless, 2)
     for _ in range(4):
         sleeping.put(pa.record_batch({"n": [1]}), str, lambda _: None)
-    time.sleep(3600)
+    sys.stdin.read()  # ends with the test
 """
 
 
@@ -173,7 +173,11 @@ def test_a_script_is_run_by_its_readers_and_leaves_none_behind_when_it_ends(way:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     with subprocess.Popen(
-        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        [sys.executable, str(script)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
