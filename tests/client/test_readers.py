@@ -140,7 +140,7 @@ def test_closing_ends_readers_in_the_midst_of_their_work() -> None:
 
 
 SCRIPT = """
-import sys, threading, time
+import os, sys, threading, time
 import pyarrow as pa
 from flightedl.client.data.readers import Transforming
 
@@ -148,7 +148,7 @@ def plus_one(batch):
     return pa.record_batch({"n": [n + 1 for n in batch["n"].to_pylist()]})
 
 def endless(batch):
-    print("begun", flush=True)
+    os.write(1, b"begun\\n")
     time.sleep(3600)
 
 if __name__ == "__main__":
