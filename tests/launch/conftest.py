@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,17 +23,6 @@ def until() -> Until:
             time.sleep(0.01)
 
     return wait
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left() -> Iterator[None]:
-    """No process or thread that a test started outlives it."""
-    before = {child.pid for child in psutil.Process().children(recursive=True)}
-    threads = set(threading.enumerate())
-    yield
-    left = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
-    assert not [child for child in left if is_alive(child.pid)]
-    assert not [thread for thread in threading.enumerate() if thread not in threads]
 
 
 def is_alive(pid: int) -> bool:
