@@ -91,7 +91,7 @@ def test_it_names_who_hangs_who_stands_still_and_who_is_gone(own_etcd: EtcdServe
     program = TrainerProgram(str(tmp_path / "train.py"), (str(tmp_path / "k.parquet"), str(release)), 2)
     with LocalCluster(1, job="ill", etcd=own_etcd.address, output_dir=tmp_path / "out", trainers=program) as cluster:
         own = doctor(own_etcd.address, "ill")
-        seen, slow = until_found(own, Cause.TRAINER_IS_SLOW, "others wait for it")
+        seen, slow = until_found(own, Cause.TRAINER_IS_SLOW, "others have waited")
         assert "train.py" in slow.text
         assert " hang" in slow.stack
         assert str(tmp_path) not in slow.stack

@@ -89,7 +89,7 @@ def test_certificates_that_are_about_to_end_are_told(address: str, places: Path)
     assert shown.ends_s == pytest.approx(CLOCK.wall_time() + 2 * 86_400, abs=600)
     (told,) = found(certificates={"pserver-0": shown})
     assert (told.cause, told.severity) == (Cause.CERTIFICATE_ENDS, Severity.HARMFUL)
-    assert "ends in 2.0 days" in told.text
+    assert "expires in 2.0 days" in told.text
     assert found(certificates={"pserver-0": ShownCertificate(ends_s=CLOCK.wall_time() + 90 * 86_400)}) == []
     assert "at least" in tried_out(replace(HERE, certificates={"pserver-0": shown}))[0]
 
@@ -98,5 +98,5 @@ def test_a_certificate_that_is_not_accepted_is_told(address: str, places: Path) 
     shown = certificate_of(address, places / "other" / "admin", SERVER_NAME)
     (told,) = found(certificates={"master": shown})
     assert told.severity is Severity.BROKEN
-    assert "is not accepted here" in told.text
+    assert "this machine rejects the certificate" in told.text
     assert certificate_of("127.0.0.1:1", places / "other" / "admin", SERVER_NAME) == ShownCertificate()

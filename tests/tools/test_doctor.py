@@ -14,7 +14,7 @@ FOUND = Finding(
     Cause.TRAINER_IS_SLOW,
     Severity.HARMFUL,
     "t1",
-    f"t1 is at one batch of {SECRET} for 20 s",
+    f"t1 has spent 20 s on one batch of {SECRET}",
     "See what else runs <there>.",
     "thread x\n  a.py:1 f\n\nthread MainThread\n  train.py:3 <module>\n  train.py:9 slow",
 )
@@ -33,7 +33,7 @@ WAITS = [Wait("round 7 of pserver-1", "t1", 12.4)]
 def test_findings_come_with_advice_and_with_where_the_script_is() -> None:
     lines = told(SEEN, [FOUND], WAITS)
     assert lines[0] == "job demo: training, epoch 1, 3 of 9 tasks done, 0 of 2 pservers, 0 trainers, 0 records/s"
-    assert any("harmful" in line and "at one batch" in line for line in lines)
+    assert any("harmful" in line and "on one batch" in line for line in lines)
     assert "           train.py:9 slow" in lines
     assert "  round 7 of pserver-1 waits 12 s for t1" in lines
 

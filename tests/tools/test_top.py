@@ -57,7 +57,7 @@ def test_it_shows_who_waits_all_processes_and_the_newest_events() -> None:
     view = View()
     view.take(status(), news(1, 2))
     view.take(status(5.0), news(3))
-    assert "trainer-0: 25% in the script, 75% waits for others of the round, staleness 2.0" in shown(view)
+    assert "trainer-0: 25% in the script, 75% waiting for others in the round, staleness 2.0" in shown(view)
     text = shown(view)
     assert "round 7 of pserver-1 has waited 12 s for trainer-0" in text
     assert "pserver-0" in text

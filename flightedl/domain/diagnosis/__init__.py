@@ -1,11 +1,11 @@
-"""What is wrong with a job, said from what its processes say: observations in, findings out, nothing else.
+"""Diagnosis of a job: a pure function from observations to findings.
 
-``observations`` are what was seen, asked of everybody at about the same time. ``findings`` are what follows: a cause,
-whom it is about, and what to try next. ``examine`` puts the rules together: those of ``servers`` (etcd, master,
-pservers), of ``trainers`` (who waits for whom, and why) of ``work`` (data, tasks, checkpoints), and of ``probes``
-(what was tried out from here: storage, disks, certificates). ``profile`` says
-where the time of trainers goes.
+* ``observations``: replies of all processes, queried at about the same time
+* ``findings``: a cause, the process at fault, and what to do about it
+* ``examine``: all rules, and which findings hide others
+* rules: ``servers`` (etcd, master, pservers, hosts), ``trainers`` (and who waits for whom), ``work`` (data, tasks,
+  checkpoints), ``probes`` (storage, disks and certificates as seen from this machine)
+* ``profile``: how trainers spend their time
 
-A rule says what it can tell from what was seen, and is silent where it cannot tell. A consequence of another finding is
-left out where it would only hide the cause.
+A rule reports only what the observations prove. Consequences of another finding are left out.
 """

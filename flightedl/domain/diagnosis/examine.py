@@ -1,4 +1,4 @@
-"""All rules, and the order in which their findings are told."""
+"""All rules, and the order of their findings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RULES = (
     probes.disks,
     probes.certificates,
 )
-#: Where one of these is found, what a missing answer looks like is no finding of its own.
+#: Cause -> causes that it hides, because they are its consequences.
 _HIDES = {
     Cause.ETCD_UNREACHABLE: {Cause.NO_MASTER, Cause.UNKNOWN_JOB, Cause.PSERVER_MISSING},
     Cause.ETCD_WITHOUT_QUORUM: {Cause.NO_MASTER, Cause.UNKNOWN_JOB, Cause.PSERVER_MISSING, Cause.ETCD_SLOW},
@@ -31,7 +31,7 @@ _HIDES = {
 
 
 def examine(seen: Observations) -> list[Finding]:
-    """What is wrong, the worst first; nothing: all is well as far as can be seen."""
+    """Return the findings, worst first; empty if no problem was found."""
     found = [finding for rule in _RULES for finding in rule(seen)]
     hidden = {
         cause for finding in found if finding.severity is not Severity.NOTE for cause in _HIDES.get(finding.cause, ())

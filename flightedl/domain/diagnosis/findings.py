@@ -1,4 +1,4 @@
-"""What follows from observations."""
+"""Findings: problems of a job, and who waits for whom."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 
 class Severity(enum.IntEnum):
-    """How bad it is; the worst is the lowest."""
+    """Severity of a finding; the lowest number is the worst."""
 
-    #: The job cannot go on as long as it is so.
+    #: The job cannot continue until this is fixed.
     BROKEN = 0
-    #: It goes on, and slower than it could, or something will be missing.
+    #: The job continues, but it is slower than necessary or loses something.
     HARMFUL = 1
-    #: Worth to know.
+    #: Worth knowing.
     NOTE = 2
 
 
 class Cause(enum.StrEnum):
-    """What may be wrong."""
+    """Kinds of problems."""
 
     ETCD_UNREACHABLE = "etcd_unreachable"
     ETCD_WITHOUT_QUORUM = "etcd_without_quorum"
@@ -66,25 +66,25 @@ class Cause(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong, or worth to know."""
+    """A problem, or a fact worth knowing."""
 
     cause: Cause
     severity: Severity
     #: "etcd", "master", "pserver-1", a trainer's id, or "job".
     who: str
-    #: What was seen, as a sentence.
+    #: Observed problem, as a sentence.
     text: str
-    #: What to try, as a sentence; empty: nothing has to be done.
+    #: Recommended action, as a sentence; empty if none is needed.
     advice: str = ""
-    #: Where its threads stand, where that tells something.
+    #: Stacks of the process's threads if they help; otherwise empty.
     stack: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Somebody waits for somebody."""
+    """A wait of one process or round for others."""
 
     who: str
-    #: For people; a process is named as in ``Finding``.
+    #: Text for people.
     awaited: str
     seconds: float | None = None

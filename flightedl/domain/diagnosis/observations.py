@@ -1,4 +1,4 @@
-"""What was seen of a job, asked of everybody at about the same time."""
+"""Observations of a job: replies of all its processes, queried at about the same time."""
 
 from __future__ import annotations
 
@@ -8,81 +8,81 @@ from dataclasses import dataclass, field
 from flightedl.messages.hosts import HostFacts
 from flightedl.messages.status import JobEvent, PserverStatusReply, StatusReply
 
-#: In errors of storages that have no room.
+#: Words in the errors of full storages.
 _FULL = ("no space", "full", "quota", "enospc", "storage exceeded", "disk usage")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What came of asking one server."""
+    """Result of querying one server."""
 
     address: str
-    #: Until it answered, in seconds; None: it did not.
+    #: Time to the reply, in seconds; None without a reply.
     seconds: float | None = None
-    #: Whether a connection came about at all.
+    #: True if a connection was established.
     is_connected: bool = True
-    #: Why there is no answer; and its code, see ``errors``.
+    #: Error and its code (see ``errors``); empty with a reply.
     error: str = ""
     code: str = ""
-    #: By the clock of whoever asked, when the answer came; seconds since 1970.
+    #: Arrival of the reply by this machine's clock, in seconds since 1970.
     heard_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreTried:
-    """What came of a small object in the checkpoints' storage."""
+    """Result of writing, reading and deleting a small object in the checkpoint storage."""
 
-    #: Without credentials.
+    #: URL without credentials.
     url: str
     size_bytes: int
-    #: "write", "read", "delete" -> how long that took.
+    #: "write", "read", "delete" -> duration in seconds.
     seconds: Mapping[str, float] = field(default_factory=dict)
     error: str = ""
-    #: Of its disk; None: it has none of this machine's.
+    #: Free space on the storage's disk; None if the storage is not on this machine.
     free_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownCertificate:
-    """What a server showed when a connection came about."""
+    """Certificate that a server presented in a TLS handshake."""
 
-    #: Seconds since 1970; None: not known.
+    #: Expiry in seconds since 1970; None if unknown.
     ends_s: float | None = None
-    #: Why it is not accepted; empty: it is, or nothing was shown.
+    #: Reason for its rejection; empty if it was accepted, or none was presented.
     error: str = ""
 
 
 def is_full(error: str) -> bool:
-    """Whether a storage says that it has no room."""
+    """True if a storage's error says that it is full."""
     return any(word in error.lower() for word in _FULL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observations:
-    """All of it."""
+    """All observations of a job."""
 
     job: str
-    #: Of whoever asks.
+    #: Facts of the process that makes the diagnosis.
     asker: HostFacts
-    #: Each endpoint of etcd.
+    #: One entry per endpoint of etcd.
     etcd: tuple[Asked, ...] = ()
-    #: Names of the jobs that are in etcd.
+    #: Names of the jobs in etcd.
     jobs: tuple[str, ...] = ()
-    #: Generations that etcd has of the master's lock, and of the address that a master has published; 0: none.
+    #: Generations of the master's lock and of the published address in etcd; 0 if absent.
     lock_generation: int = 0
     address_generation: int = 0
-    #: None: there is no address to ask.
+    #: None if no address is published.
     master: Asked | None = None
     status: StatusReply | None = None
     events: tuple[JobEvent, ...] = ()
-    #: By index: pservers whose lease is alive, asked directly.
+    #: Index -> result of querying the pserver directly, for pservers with a live lease.
     pservers: Mapping[int, Asked] = field(default_factory=dict)
     replies: Mapping[int, PserverStatusReply] = field(default_factory=dict)
-    #: Who was asked where its threads stand -> what it said.
+    #: Process -> stacks of its threads.
     stacks: Mapping[str, str] = field(default_factory=dict)
-    #: None: nobody said where checkpoints are.
+    #: None if the location of checkpoints is unknown.
     store: StoreTried | None = None
-    #: Path -> (free, all) bytes of its disk, of the machine of whoever asks.
+    #: Path on this machine -> (free, total) bytes of its disk.
     disks: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    #: Of servers, where the job has TLS.
+    #: Server -> its certificate, if the job uses TLS.
     certificates: Mapping[str, ShownCertificate] = field(default_factory=dict)

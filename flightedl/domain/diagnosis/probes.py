@@ -1,4 +1,4 @@
-"""Rules about what was tried out from here: the checkpoints' storage, disks, certificates."""
+"""Rules about tests made by this machine: checkpoint storage, disks, certificates."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from flightedl.domain.diagnosis.observations import Observations, is_full
 
 BROKEN, HARMFUL, NOTE = Severity
 
-#: A small object that takes longer to be written, read or deleted comes from a slow storage.
+#: A storage is slow if writing, reading or deleting a small object takes longer.
 _SLOW_STORE_S = 2.0
-#: Certificates are renewed so early that nobody meets one that is over.
+#: Warn this long before a certificate expires.
 _RENEW_S = 7 * 86_400.0
-#: A disk has too little left below this many bytes, or this part of it.
+#: A disk is nearly full if less than this size and less than this fraction of it is free.
 _LITTLE_BYTES = 1 << 30
 _LITTLE_PART = 0.02
-#: A checkpoint is written before an older one is deleted, so there has to be room for one more, and some.
+#: Required free space in checkpoints: a new one is written before an old one is deleted.
 _ROOM = 1.2
 
 
 def store(seen: Observations) -> Iterator[Finding]:
-    """Whether a small object can be written to the checkpoints' storage, read and deleted, and how long that takes."""
+    """Check that the checkpoint storage works from this machine and is fast enough."""
     tried = seen.store
     if tried is None:
         return
@@ -31,8 +31,10 @@ def store(seen: Observations) -> Iterator[Finding]:
             cause,
             HARMFUL,
             "store",
-            f"a small object cannot be written to {tried.url}, read and deleted from here: {tried.error}",
-            "Make room there." if cause is Cause.STORE_FULL else "All servers need access to it; so does --resume.",
+            f"this machine cannot write, read and delete a small object at {tried.url}: {tried.error}",
+            "Free some space there."
+            if cause is Cause.STORE_FULL
+            else "Grant access to it: all servers and --resume need it.",
         )
         return
     slowest = max(tried.seconds, key=lambda what: tried.seconds[what], default="")
@@ -42,7 +44,7 @@ def store(seen: Observations) -> Iterator[Finding]:
             HARMFUL,
             "store",
             f"it took {tried.seconds[slowest]:.1f} s to {slowest} {tried.size_bytes:,} bytes at {tried.url}",
-            "It is slow, far away or shared with others; training does not wait for it, recovery does.",
+            "The storage is slow, distant or shared. Training does not wait for it, but recovery does.",
         )
     needed = _ROOM * sum(reply.size_bytes for reply in seen.replies.values())
     if tried.free_bytes is not None and tried.free_bytes < needed:
@@ -50,14 +52,14 @@ def store(seen: Observations) -> Iterator[Finding]:
             Cause.DISK_NEARLY_FULL,
             HARMFUL,
             "store",
-            f"{tried.url} has {tried.free_bytes / 1e6:,.0f} MB left, and a checkpoint of this job may take "
+            f"{tried.url} has {tried.free_bytes / 1e6:,.0f} MB left, but a checkpoint of this job may need "
             f"{needed / 1e6:,.0f} MB",
-            "Make room, or keep fewer checkpoints (--checkpoint-keep): one more is written before one is deleted.",
+            "Free some space, or keep fewer checkpoints (--checkpoint-keep). New ones are written before old ones go.",
         )
 
 
 def disks(seen: Observations) -> Iterator[Finding]:
-    """Whether there is room for logs and results here."""
+    """Check that this machine has space for logs and results."""
     for path, (free, total) in sorted(seen.disks.items()):
         if free < min(_LITTLE_BYTES, _LITTLE_PART * total):
             yield Finding(
@@ -65,12 +67,12 @@ def disks(seen: Observations) -> Iterator[Finding]:
                 HARMFUL,
                 "this machine",
                 f"the disk of {path} has {free / 1e6:,.0f} MB of {total / 1e9:,.0f} GB left",
-                "Logs and results go there; a disk that is full ends processes, and etcd's members first.",
+                "Free some space: a full disk loses logs and results and stops processes, etcd's members first.",
             )
 
 
 def certificates(seen: Observations) -> Iterator[Finding]:
-    """Whether those of servers hold, and for how long."""
+    """Check that the servers' certificates are valid and do not expire soon."""
     for who, shown in sorted(seen.certificates.items()):
         left_s = None if shown.ends_s is None else shown.ends_s - seen.asker.wall_s
         if shown.error:
@@ -78,16 +80,16 @@ def certificates(seen: Observations) -> Iterator[Finding]:
                 Cause.CERTIFICATE_ENDS,
                 BROKEN,
                 who,
-                f"the certificate of {who} is not accepted here: {shown.error}",
-                "Make new ones with `flightedl certs renew`, and bring them to all machines; if it has not ended yet, "
-                "the clock here or there is wrong, or it is another authority's.",
+                f"this machine rejects the certificate of {who}: {shown.error}",
+                "If it has expired, run `flightedl certs renew` and distribute the certificates to all machines. "
+                "Otherwise one of the two clocks is wrong, or another authority issued the certificate.",
             )
         elif left_s is not None and left_s < _RENEW_S:
             yield Finding(
                 Cause.CERTIFICATE_ENDS,
                 HARMFUL,
                 who,
-                f"the certificate of {who} ends in {left_s / 86_400:.1f} days",
-                "Renew it with `flightedl certs renew` while the job runs: processes read it at their next connection, "
-                "a server when it is started.",
+                f"the certificate of {who} expires in {left_s / 86_400:.1f} days",
+                "Run `flightedl certs renew`; the job may keep running. Trainers and tools read the new certificates "
+                "when they next connect, servers when they restart.",
             )

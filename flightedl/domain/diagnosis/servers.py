@@ -1,4 +1,4 @@
-"""Rules about etcd, the master, pservers, and the machines that all are on."""
+"""Rules about etcd, the master, pservers and their hosts."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from flightedl.messages.hosts import HostFacts
 
 BROKEN, HARMFUL, NOTE = Severity
 
-#: An answer that takes longer is slow.
+#: A slower reply of etcd is reported.
 _SLOW_ETCD_S = 0.5
-#: Clocks that are further apart are told of. Nothing of flightedl decides by them; certificates and logs do.
+#: A larger difference between clocks is reported. It affects only certificates, logs and times of checkpoints.
 _CLOCKS_S = 30.0
 _RESTARTS = 3
 _MEMORY_PART = 0.9
 
 
 def etcd(seen: Observations) -> Iterator[Finding]:
-    """Whether the store that all find each other by answers."""
+    """Check that etcd answers, and fast enough."""
     if not seen.etcd:
         return
     answering = [each for each in seen.etcd if each.seconds is not None]
@@ -31,17 +31,17 @@ def etcd(seen: Observations) -> Iterator[Finding]:
             Cause.ACCESS_REFUSED,
             BROKEN,
             "etcd",
-            f"etcd refuses access: {refused[0].error}",
-            "Set etcd_tls_dir, etcd_user and etcd_password_file as the job's processes have them.",
+            f"etcd denies access: {refused[0].error}",
+            "Set etcd_tls_dir, etcd_user and etcd_password_file to the same values as in the job's processes.",
         )
     elif not answering and any(each.is_connected for each in seen.etcd):
         yield Finding(
             Cause.ETCD_WITHOUT_QUORUM,
             BROKEN,
             "etcd",
-            f"etcd at {where} takes connections and does not answer: it has lost its quorum, or its disk stands still",
-            "See with `etcdctl endpoint status` which members are down, and start them; a cluster of n members needs "
-            "n // 2 + 1. Pushes go on until leases end, and nothing of the job is lost.",
+            f"etcd at {where} accepts connections but does not answer: it has lost its quorum, or its disk is stuck",
+            "Find the members that are down with `etcdctl endpoint status`, and start them. A cluster of n members "
+            "needs n // 2 + 1. Pushes continue until leases expire, and the job loses nothing.",
         )
     elif not answering:
         yield Finding(
@@ -49,7 +49,7 @@ def etcd(seen: Observations) -> Iterator[Finding]:
             BROKEN,
             "etcd",
             f"nothing listens at {where}",
-            "Start etcd, or say where it runs: --etcd HOST:PORT or FLIGHTEDL_ETCD.",
+            "Start etcd, or set its address with --etcd HOST:PORT or FLIGHTEDL_ETCD.",
         )
     elif len(answering) < len(seen.etcd):
         missing = ", ".join(each.address for each in seen.etcd if each.seconds is None)
@@ -57,60 +57,62 @@ def etcd(seen: Observations) -> Iterator[Finding]:
             Cause.ETCD_UNREACHABLE,
             NOTE,
             "etcd",
-            f"the members of etcd at {missing} do not answer; the others do",
-            "Start them again: one more that fails may cost the quorum.",
+            f"the etcd members at {missing} do not answer; the others do",
+            "Restart them: etcd may lose its quorum if another member fails.",
         )
     if answering and (slowest := max(each.seconds or 0.0 for each in answering)) > _SLOW_ETCD_S:
         yield Finding(
             Cause.ETCD_SLOW,
             HARMFUL,
             "etcd",
-            f"etcd took {slowest:.1f} s to answer one read; every task that is handed out waits for a write",
-            "Give it a disk of its own (it syncs each write), and look at etcd_disk_wal_fsync_duration_seconds.",
+            f"etcd took {slowest:.1f} s to answer a read; each assignment of a task waits for a write",
+            "Give etcd a disk of its own, because it syncs each write; see etcd_disk_wal_fsync_duration_seconds.",
         )
 
 
 def master(seen: Observations) -> Iterator[Finding]:
-    """Whether there is a master, and the right one."""
+    """Check that the job has a master, and that it is the leader."""
     if seen.etcd and not any(each.seconds is not None for each in seen.etcd):
         return
     if not seen.lock_generation and not seen.address_generation and seen.job not in seen.jobs:
         others = [name for name in seen.jobs if name != seen.job]
-        known = f"; there are {', '.join(others[:10])}" if others else ", and no other job either"
+        known = f"; it has {', '.join(others[:10])}" if others else ", nor any other job"
         yield Finding(
             Cause.UNKNOWN_JOB,
             BROKEN,
             "job",
             f"etcd has no job named {seen.job}{known}",
-            "Say which job is meant: --job NAME or FLIGHTEDL_JOB. Or start it: a master comes first.",
+            "Choose a job with --job NAME or FLIGHTEDL_JOB, or start this one, beginning with a master.",
         )
     elif not seen.lock_generation:
         yield Finding(
             Cause.NO_MASTER,
             BROKEN,
             "master",
-            "no master holds the job's lock: no tasks are handed out, and nobody may join",
-            "Start one with `flightedl master`; it goes on from what is in etcd. A second one may stand by.",
+            "no master holds the job's lock: no tasks are assigned, and no process can join",
+            "Start a master with `flightedl master`. It continues from the state in etcd. A second one may stand by.",
         )
     elif seen.master is not None and _is_deposed(seen):
         yield Finding(
             Cause.MASTER_DEPOSED,
             BROKEN,
             "master",
-            f"the published address is of a master of generation {seen.address_generation}, which has been deposed: "
-            f"generation {seen.lock_generation} holds the lock and has not published where it is",
-            "Wait a few seconds: the new one indexes the data again first. If it stays so, look into its log.",
+            f"the published address belongs to the deposed master of generation {seen.address_generation}; generation "
+            f"{seen.lock_generation} holds the lock but has not published its address",
+            "Wait a few seconds while the new master indexes the data. If this persists, see its log.",
         )
     elif seen.master is None:
         yield Finding(
             Cause.NO_MASTER,
             BROKEN,
             "master",
-            "a master holds the lock and has not published its address: it is recovering, or indexes the data",
-            "Wait; its log says how far it is.",
+            "a master holds the lock but has not published its address: it is recovering or indexing the data",
+            "Wait; its log shows its progress.",
         )
     elif seen.status is None:
-        yield _unreachable("master", seen.master, Cause.MASTER_UNREACHABLE, "Tasks cannot be had, joins wait.")
+        yield _unreachable(
+            "master", seen.master, Cause.MASTER_UNREACHABLE, "No tasks are assigned, and no process can join."
+        )
 
 
 def _is_deposed(seen: Observations) -> bool:
@@ -120,19 +122,19 @@ def _is_deposed(seen: Observations) -> bool:
 
 def _unreachable(who: str, asked: Asked, cause: Cause, so: str) -> Finding:
     if asked.code == "authentication":
-        advice = "Give --tls-dir a certificate of this job that may ask: an admin's or a reader's."
-        return Finding(Cause.ACCESS_REFUSED, BROKEN, who, f"{who} refuses to answer: {asked.error}", advice)
+        advice = "Set --tls-dir to certificates of this job's admin or reader."
+        return Finding(Cause.ACCESS_REFUSED, BROKEN, who, f"{who} denies access: {asked.error}", advice)
     if asked.is_connected:
-        text = f"{who} at {asked.address} takes connections and does not answer: it stands still, or is overloaded"
-        advice = "See that its machine is not frozen or out of CPU; it is replaced when its lease ends."
+        text = f"{who} at {asked.address} accepts connections but does not answer: it is frozen or overloaded"
+        advice = "Check its machine for a freeze or a lack of CPU. The process is replaced when its lease expires."
     else:
-        text = f"{who} at {asked.address} has a lease in etcd and cannot be reached from here"
-        advice = "See that a firewall lets its port through, and that its --advertise address is right from here."
+        text = f"{who} at {asked.address} has a lease in etcd, but this machine cannot reach it"
+        advice = "Check that firewalls allow its port, and that its --advertise address is valid on this machine."
     return Finding(cause, BROKEN, who, f"{text}. {so}", advice)
 
 
 def pservers(seen: Observations) -> Iterator[Finding]:
-    """Whether all pservers are there, answer, and have what they should."""
+    """Check that all pservers run, answer and hold what they should."""
     status = seen.status
     desired = len(seen.pservers) if status is None else status.pservers_desired
     missing = [index for index in range(desired) if index not in seen.pservers]
@@ -142,8 +144,8 @@ def pservers(seen: Observations) -> Iterator[Finding]:
             Cause.PSERVER_MISSING,
             BROKEN,
             f"pserver-{missing[0]}",
-            f"{len(missing)} of {desired} pservers are missing ({names}): their blocks cannot be pushed to or pulled",
-            "Start as many with `flightedl pserver`; each takes a free index and loads the newest checkpoint.",
+            f"{len(missing)} of {desired} pservers are missing ({names}): trainers cannot push or pull their blocks",
+            f"Start {len(missing)} with `flightedl pserver`. Each takes a free index and loads the newest checkpoint.",
         )
     for index, asked in sorted(seen.pservers.items()):
         if index not in seen.replies:
@@ -157,11 +159,11 @@ def _silent_pserver(seen: Observations, index: int, asked: Asked) -> Iterator[Fi
     who = f"pserver-{index}"
     known = [] if seen.status is None else [each for each in seen.status.pservers if each.index == index]
     if known and known[0].state != "not reached" and not asked.is_connected:
-        advice = "Nothing is wrong if only your machine is cut off; trainers need a way to every pserver."
-        text = f"{who} at {asked.address} answers the master and cannot be reached from here: something is between"
+        advice = "This is harmless if it affects only your machine, but trainers must reach every pserver."
+        text = f"{who} at {asked.address} answers the master, but this machine cannot reach it"
         yield Finding(Cause.PSERVER_CUT_OFF, NOTE, who, text, advice)
     else:
-        yield _unreachable(who, asked, Cause.PSERVER_UNREACHABLE, "Steps that need its blocks wait.")
+        yield _unreachable(who, asked, Cause.PSERVER_UNREACHABLE, "Steps that need its blocks are waiting.")
 
 
 def _restarts(seen: Observations) -> Iterator[Finding]:
@@ -172,9 +174,9 @@ def _restarts(seen: Observations) -> Iterator[Finding]:
                 Cause.PSERVER_RESTARTS,
                 HARMFUL,
                 who,
-                f"{who} has ended {count} times since this master leads",
-                "Look at the end of its log, and whether the kernel kills it for memory (`dmesg`, or `kubectl describe "
-                "pod`: OOMKilled). Each time it loads a checkpoint, and what was done since is done again.",
+                f"{who} has died {count} times since the master took over",
+                "See the end of its log, and check if the kernel kills it for lack of memory (`dmesg`, or OOMKilled in "
+                "`kubectl describe pod`). Each time, it loads a checkpoint, and later batches are repeated.",
             )
 
 
@@ -187,16 +189,16 @@ def _memory(seen: Observations) -> Iterator[Finding]:
         if is_near and facts is not None:
             part, text = (
                 facts.memory_bytes / limit,
-                "it refuses gradients as busy" if busy else "the kernel may kill it",
+                "it rejects gradients as busy" if busy else "the kernel may kill it",
             )
             yield Finding(
                 Cause.PSERVER_OUT_OF_MEMORY,
                 HARMFUL,
                 who,
-                f"{who} has {facts.memory_bytes / 2**30:.1f} GiB of at most {limit / 2**30:.1f} GiB ({part:.0%}): "
-                f"{text}",
-                "Give it more memory, or begin the job again with more pservers (a checkpoint fits any number). With "
-                "checkpoints a pserver takes twice the memory of its blocks.",
+                f"{who} uses {facts.memory_bytes / 2**30:.1f} of at most {limit / 2**30:.1f} GiB of memory "
+                f"({part:.0%}): {text}",
+                "Give it more memory, or restart the job with more pservers; a checkpoint fits any number. With "
+                "checkpoints, a pserver needs twice the memory of its blocks.",
             )
 
 
@@ -209,23 +211,22 @@ def _state(seen: Observations) -> Iterator[Finding]:
                 Cause.OTHER_PLAN,
                 BROKEN,
                 who,
-                f"{who} has cut the model by another plan ({reply.plan_hash[:8]}) than the job "
-                f"({status.plan_hash[:8]})",
-                "It runs another version of flightedl, or belongs to another declaration: restart it with the job's.",
+                f"{who} uses another shard plan ({reply.plan_hash[:8]}) than the job ({status.plan_hash[:8]})",
+                "It runs another version of flightedl, or has another declaration. Restart it with the job's version.",
             )
         elif reply.state != "serving" and reply.waiting_for and status is not None and status.trainers:
             yield Finding(
                 Cause.PSERVER_WAITS,
                 HARMFUL,
                 who,
-                f"{who} does not serve yet: it waits for {reply.waiting_for}",
-                "First values come from one of the trainers; a checkpoint that is loaded takes as long as its storage; "
-                "kernels are compiled once on a machine, by `python -m flightedl.kernels` ahead of all jobs.",
+                f"{who} does not serve yet: it is waiting for {reply.waiting_for}",
+                "One of the trainers sends the first values. Loading a checkpoint takes as long as its storage needs. "
+                "Kernels are compiled once per machine; `python -m flightedl.kernels` compiles them in advance.",
             )
 
 
 def refusals(seen: Observations) -> Iterator[Finding]:
-    """Whether somebody asks for what cannot be."""
+    """Report requests that servers have rejected."""
     status = seen.status
     declared = 0 if status is None or status.master is None else status.master.refused_calls.get("declaration", 0)
     if declared:
@@ -233,14 +234,14 @@ def refusals(seen: Observations) -> Iterator[Finding]:
             Cause.OTHER_JOB,
             HARMFUL,
             "master",
-            f"{declared} times somebody declared another model or dataset under the name {seen.job}, and was refused",
-            "Two jobs, or two versions of a script, use one name: give one of them another --job, or stop it. The "
-            "error of the refused script says what differs.",
+            f"the master rejected {declared} declarations of another model or dataset under the name {seen.job}",
+            "Two jobs, or two versions of a script, use the same name. Give one of them another --job, or stop it. The "
+            "error of the rejected script shows the difference.",
         )
     refused = [event for event in seen.events if event.kind == "job_refused"]
     if refused:
         yield Finding(
-            Cause.JOB_REFUSED, BROKEN, refused[-1].who or "job", refused[-1].text, "Begin it again with --resume."
+            Cause.JOB_REFUSED, BROKEN, refused[-1].who or "job", refused[-1].text, "Restart the job with --resume."
         )
     bad = {i: r.refused_calls["gradient"] for i, r in seen.replies.items() if r.refused_calls.get("gradient")}
     if bad:
@@ -249,13 +250,13 @@ def refusals(seen: Observations) -> Iterator[Finding]:
             Cause.GRADIENTS_REFUSED,
             HARMFUL,
             f"pserver-{index}",
-            f"pserver-{index} refused {bad[index]} gradients: they were not finite, or of a wrong shape",
-            "Lower the learning rate, or clip gradients (clip_norm=); the trainer's error names parameter and batch.",
+            f"pserver-{index} rejected {bad[index]} gradients that were not finite or had a wrong shape",
+            "Lower the learning rate, or clip gradients (clip_norm=). The trainer's error names parameter and batch.",
         )
 
 
 def machines(seen: Observations) -> Iterator[Finding]:
-    """Versions, clocks and threads."""
+    """Compare versions and clocks, and count threads."""
     known = {who: facts for who, facts, _ in _facts(seen)}
     versions: defaultdict[str, list[str]] = defaultdict(list)
     for who, facts in {"this command": seen.asker, **known}.items():
@@ -268,7 +269,7 @@ def machines(seen: Observations) -> Iterator[Finding]:
             HARMFUL,
             "job",
             f"processes run different versions of flightedl ({told})",
-            "Install one version everywhere: messages that one does not know are refused by the other.",
+            "Install the same version everywhere: processes reject messages that they do not know.",
         )
     for who, facts, heard_s in _facts(seen):
         apart_s = facts.wall_s - heard_s
@@ -278,14 +279,14 @@ def machines(seen: Observations) -> Iterator[Finding]:
                 Cause.CLOCKS_DIFFER,
                 NOTE,
                 who,
-                f"the clock of {who} is {abs(apart_s):,.0f} s {way} the one here",
-                "Leases and rounds do not mind. Certificates, logs and checkpoint times do: let NTP set the clocks.",
+                f"the clock of {who} is {abs(apart_s):,.0f} s {way} this machine's",
+                "Synchronize the clocks with NTP. They affect certificates, logs and times of checkpoints only.",
             )
     yield from _threads(seen)
 
 
 def _facts(seen: Observations) -> Iterator[tuple[str, HostFacts, float]]:
-    """(who, facts, when that was heard by the clock here)."""
+    """Yield (process, facts, time of the reply by this machine's clock)."""
     status = seen.status
     if status is not None and status.master is not None and status.master.facts is not None and seen.master is not None:
         yield "master", status.master.facts, seen.master.heard_s
@@ -310,7 +311,6 @@ def _threads(seen: Observations) -> Iterator[Finding]:
                 Cause.TOO_MANY_THREADS,
                 HARMFUL,
                 host,
-                f"{len(facts)} trainers on {host} begin {threads} threads for linear algebra on {cores} cores",
-                f"Set OMP_NUM_THREADS={max(1, cores // len(facts))} for each of them; `flightedl run` does so by "
-                "itself.",
+                f"{len(facts)} trainers on {host} start {threads} threads for linear algebra on {cores} cores",
+                f"Set OMP_NUM_THREADS={max(1, cores // len(facts))} for each trainer, as `flightedl run` does.",
             )

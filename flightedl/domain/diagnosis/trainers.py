@@ -1,4 +1,4 @@
-"""Rules about trainers: who waits for whom, and why."""
+"""Rules about trainers, and the list of waits."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from flightedl.messages.status import StatusReply, TrainerStatus
 
 BROKEN, HARMFUL, NOTE = Severity
 
-#: Who waits for so long is told of.
+#: Shorter waits are not reported.
 WAITS_S = 3.0
-#: A trainer says something every 5 s; one that has not for so long stands still as a whole.
+#: A trainer reports every 5 s; after this silence its whole process is considered frozen.
 _SILENT_S = 12.0
-#: A batch that takes longer than this, and so many times longer than those of others, holds them up.
+#: A batch is slow if it takes longer than this and this many times longer than the others' batches.
 _BATCH_S = 10.0
 _SLOW_FACTOR = 3.0
 _PSERVER = re.compile(r"pserver (\d+)")
 
-#: What a trainer does that waits for a parameter server, or by way of it for others: its script is not at work.
+#: Activity of a trainer that waits for a parameter server, or through it for others; its script is idle.
 _WITH_SERVERS = "push"
 
 
 def waits(seen: Observations) -> list[Wait]:
-    """Who waits for whom now, the longest first."""
+    """Return the current waits, longest first."""
     found: list[Wait] = []
     status = seen.status
     names = {} if status is None else {trainer.trainer: name_of(trainer) for trainer in status.trainers}
@@ -45,12 +45,12 @@ def waits(seen: Observations) -> list[Wait]:
 
 
 def name_of(trainer: TrainerStatus) -> str:
-    """What people call it."""
+    """Return a trainer's name for people."""
     return f"{trainer.name} ({trainer.trainer})" if trainer.name else trainer.trainer
 
 
 def trainers(seen: Observations) -> Iterator[Finding]:
-    """Whether trainers get on."""
+    """Check that the job has trainers and that they make progress."""
     status = seen.status
     if status is None or status.state == "done":
         return
@@ -59,8 +59,8 @@ def trainers(seen: Observations) -> Iterator[Finding]:
             Cause.NO_TRAINERS,
             BROKEN,
             "job",
-            "no trainer is registered: nobody works",
-            "Start some: your script with fe.connect(), with the same FLIGHTEDL_ETCD and FLIGHTEDL_JOB.",
+            "no trainer is registered, so nothing is trained",
+            "Start trainers: run your script with fe.connect() and the job's FLIGHTEDL_ETCD and FLIGHTEDL_JOB.",
         )
     held_up = _held_up(status)
     for trainer in status.trainers:
@@ -72,13 +72,13 @@ def trainers(seen: Observations) -> Iterator[Finding]:
             Cause.MODE_CHANGE_WAITS,
             HARMFUL,
             "job",
-            f"the change of the mode waits for {status.mode_change}",
-            "It begins at a round that all pservers agree on: see why that one does not answer.",
+            f"the change of mode is waiting for {status.mode_change}",
+            "All pservers must agree on the round of the change. Find out why this one does not answer.",
         )
 
 
 def _held_up(status: StatusReply) -> dict[str, float]:
-    """Trainer -> how long others have been waiting for it."""
+    """Return how long others have waited: trainer -> seconds."""
     found: dict[str, float] = {}
     for server in status.pservers:
         for trainer in server.waits_for if server.waits_s >= WAITS_S else ():
@@ -88,18 +88,18 @@ def _held_up(status: StatusReply) -> dict[str, float]:
 
 def _still(seen: Observations, trainer: TrainerStatus, held_up: dict[str, float]) -> Iterator[Finding]:
     status = seen.status
-    assert status is not None, "its trainers are looked at"
+    assert status is not None, "the trainer comes from a status"
     who, stack = trainer.trainer, seen.stacks.get(trainer.trainer, "")
-    waited = f"; others wait for it for {held_up[who]:.0f} s" if who in held_up else ""
+    waited = f"; others have waited {held_up[who]:.0f} s for it" if who in held_up else ""
     if trainer.silent_s > _SILENT_S:
         yield Finding(
             Cause.TRAINER_STANDS_STILL,
             BROKEN if waited else HARMFUL,
             who,
-            f"{name_of(trainer)} has said nothing for {trainer.silent_s:.0f} s though its lease is alive: the "
-            f"process is stopped, or its machine is, or something holds Python's lock all the time{waited}",
-            f"Look at process {trainer.pid} on {trainer.host or 'its machine'} (state T is stopped: kill -CONT), or "
-            "kill it: its work goes to others as soon as its lease ends.",
+            f"{name_of(trainer)} has been silent for {trainer.silent_s:.0f} s although its lease is alive: the process "
+            f"or its machine is stopped, or a thread never releases Python's global lock{waited}",
+            f"Check process {trainer.pid} on {trainer.host or 'its machine'}: continue it with kill -CONT if its state "
+            "is T, or kill it. Other trainers get its tasks when its lease expires.",
             stack,
         )
         return
@@ -114,15 +114,15 @@ def _still(seen: Observations, trainer: TrainerStatus, held_up: dict[str, float]
             Cause.TRAINER_IS_SLOW,
             HARMFUL,
             who,
-            f"{name_of(trainer)} is at one batch for {batch_s:.0f} s{waited}; its script is {where}",
-            "If that is its machine, see what else runs there; if it is one batch, make batches more alike. "
-            "Sync(backup=1) lets rounds close without the slowest, Async and Bounded do not wait.",
+            f"{name_of(trainer)} has spent {batch_s:.0f} s on one batch{waited}; its script is {where}",
+            "If its machine is slow, see what else runs there. If the batch is large, even out batch sizes. Rounds of "
+            "Sync(backup=1) close without the slowest trainer; Async and Bounded do not wait for it.",
             stack,
         )
 
 
 def _innermost(stack: str) -> str:
-    """What the main thread does, in a few words."""
+    """Describe the innermost call of the main thread."""
     for part in stack.split("\n\n"):
         lines = part.splitlines()
         if lines and lines[0] == "thread MainThread" and len(lines) > 1:
@@ -141,15 +141,15 @@ def _cut_off(seen: Observations, trainer: TrainerStatus) -> Iterator[Finding]:
             Cause.TRAINER_CUT_OFF,
             BROKEN,
             trainer.trainer,
-            f"{name_of(trainer)} waits for {trainer.waiting_for}, and pserver-{index} answers here: the way between "
-            "the two is cut",
-            f"See that {trainer.host or 'its machine'} may connect to {address}: a firewall, a network policy, or an "
-            "--advertise address that is right for some machines only.",
+            f"{name_of(trainer)} is waiting for {trainer.waiting_for}, but pserver-{index} answers this machine: the "
+            "trainer cannot reach it",
+            f"Check that {trainer.host or 'its machine'} can connect to {address}. Firewalls, network policies, or an "
+            "--advertise address that is valid on some machines only may prevent it.",
         )
 
 
 def _stuck(seen: Observations, status: StatusReply) -> Iterator[Finding]:
-    """Rounds that wait for somebody that nothing else is known of, or that waits for the round itself."""
+    """Report rounds that wait for unknown members, or for trainers without tasks."""
     alive = {trainer.trainer: trainer for trainer in status.trainers}
     for index, reply in sorted(seen.replies.items()):
         if not reply.waits_for or reply.waits_s < WAITS_S:
@@ -163,16 +163,16 @@ def _stuck(seen: Observations, status: StatusReply) -> Iterator[Finding]:
                 Cause.ROUND_STUCK,
                 BROKEN,
                 f"pserver-{index}",
-                f"round {reply.waits_at} of pserver-{index} waits for {reply.waits_s:.0f} s for members that the "
-                "master does not have: the view that says that they have left has not come there",
-                "See that the master reaches the pserver; if it does, restart the pserver: it gets the newest view.",
+                f"round {reply.waits_at} of pserver-{index} has waited {reply.waits_s:.0f} s for members that the "
+                "master does not know: the view without them has not reached the pserver",
+                "Check that the master can reach the pserver. If it can, restart the pserver to get the newest view.",
             )
         elif idle:
             yield Finding(
                 Cause.ROUND_STUCK,
                 BROKEN,
                 f"pserver-{index}",
-                f"round {reply.waits_at} of pserver-{index} waits for {reply.waits_s:.0f} s for {', '.join(idle)}, "
-                "which hold no work",
-                "Restart the master: pushes go on meanwhile. If it happens again, please report it with --report.",
+                f"round {reply.waits_at} of pserver-{index} has waited {reply.waits_s:.0f} s for {', '.join(idle)}, "
+                "which hold no tasks",
+                "Restart the master; pushes continue without it. If it happens again, please report it with --report.",
             )

@@ -10,16 +10,16 @@ from flightedl.messages.status import StatusReply
 
 BROKEN, HARMFUL, NOTE = Severity
 
-#: A piece that takes so many times longer than tasks do on average, and so long at least.
+#: A task is slow if it takes this many times the average, and at least this many seconds.
 _SLOW_FACTOR = 4.0
 _SLOW_S = 20.0
-#: What a storage should at least take, in bytes a second, and how long a file has to take to tell.
+#: A storage is slow below this rate. Files written in less time than this are not judged.
 _STORE_BYTES_PER_S = 20e6
 _STORE_S = 5.0
 
 
 def work(seen: Observations) -> Iterator[Finding]:
-    """Data and tasks."""
+    """Check data, tasks and tables."""
     status = seen.status
     if status is None:
         return
@@ -33,9 +33,9 @@ def work(seen: Observations) -> Iterator[Finding]:
             Cause.WORK_WAS_MISSING,
             HARMFUL,
             "job",
-            f"{status.missing_tasks} tasks counted as done and were missing in a pserver; they are done again",
-            "The result is right. But this is a fault of flightedl, of a client in another language, or of a machine: "
-            "please report it, with the master's log.",
+            f"{status.missing_tasks} tasks counted as done, but a pserver lacked them; they are repeated",
+            "The result is correct. But flightedl, a client in another language or a machine is at fault: please "
+            "report it with the master's log.",
         )
 
 
@@ -46,19 +46,19 @@ def _failures(status: StatusReply) -> Iterator[Finding]:
             Cause.POISON_RECORD,
             HARMFUL,
             "job",
-            f"{place} failed {piece.attempts} times and was set aside: {piece.error}",
-            "Look at these records, or at what the script does with them; then `flightedl tasks retry`, or "
-            "`flightedl tasks drop` to go on without them.",
+            f"{place} failed {piece.attempts} times and were quarantined: {piece.error}",
+            "Inspect these records and how the script handles them. Then run `flightedl tasks retry`, or `flightedl "
+            "tasks drop` to continue without them.",
         )
     for raised in status.raised[:5]:
         if raised.repeated:
-            continue_ = "at some batches again and again" if raised.batches > 1 else "at one batch, again and again"
+            batches = "some batches" if raised.batches > 1 else "one batch"
             yield Finding(
                 Cause.SCRIPT_RAISES,
                 HARMFUL,
                 "job",
-                f"the script raises {continue_}, at {raised.place}: {raised.error}",
-                "Work that fails is narrowed down to the batch that is at fault; if every batch fails, the script is.",
+                f"the script fails repeatedly on {batches}, at {raised.place}: {raised.error}",
+                "Wait until the master has found the batch at fault. If every batch fails, correct the script.",
             )
 
 
@@ -69,10 +69,10 @@ def _slow_files(status: StatusReply) -> Iterator[Finding]:
                 Cause.SLOW_FILE,
                 HARMFUL,
                 piece.trainer,
-                f"task {piece.task} of {piece.url or 'the data'} is worked on for {piece.running_s:.0f} s, tasks take "
+                f"task {piece.task} of {piece.url or 'the data'} has taken {piece.running_s:.0f} s; tasks take "
                 f"{status.task_s:.1f} s on average",
-                "If it is always the same file, it is larger, further away or damaged: `flightedl dataset inspect` "
-                "shows its chunks; `flightedl dataset split` makes smaller ones.",
+                "If it is always the same file, the file is large, distant or damaged. `flightedl dataset inspect` "
+                "shows its chunks; `flightedl dataset split` makes smaller files.",
             )
             return
 
@@ -81,14 +81,14 @@ def _timed_out(seen: Observations) -> Iterator[Finding]:
     expired = [event for event in seen.events if event.kind == "work_expired"]
     if expired and seen.status is not None and seen.status.state != "done":
         who, reason = expired[-1].who, expired[-1].text.rpartition(": because ")[2]
-        count = f" (it has taken back {len(expired)})" if len(expired) > 1 else ""
+        count = f" ({len(expired)} tasks so far)" if len(expired) > 1 else ""
         yield Finding(
             Cause.TASK_TIMED_OUT,
             HARMFUL,
             who,
-            f"the master took a task back from {who}, because {reason}{count}",
-            "Batches of it that were done count; another trainer does the others. If tasks may take so long, raise the "
-            "setting that is named, or make smaller tasks with `flightedl dataset split`.",
+            f"the master revoked a task of {who} because {reason}{count}",
+            "Its finished batches count, and another trainer gets the others. If tasks may take this long, raise the "
+            "named setting, or make smaller tasks with `flightedl dataset split`.",
         )
 
 
@@ -103,16 +103,16 @@ def _data(status: StatusReply) -> Iterator[Finding]:
             Cause.DATA_MISSING,
             HARMFUL,
             "job",
-            f"files of the dataset cannot be used: {status.dataset_alarm}",
-            "Put them back as they were; what was read from them counts.",
+            f"files of the dataset are unusable: {status.dataset_alarm}",
+            "Restore the files. Batches that were already read from them count.",
         )
     if status.is_growing and tasks.total and not tasks.todo and not tasks.pending:
         yield Finding(
             Cause.DATA_RUN_OUT,
             NOTE,
             "job",
-            "all data that there is has been trained, and the dataset may grow: everybody waits for files",
-            "Add files, or end it with a file named _END beside them, or with data.end_growth().",
+            "all data has been trained, and the trainers are waiting for new files of the growing dataset",
+            "Add files, or end the growth with a file named _END in the same directory or with data.end().",
         )
     elif 0 < tasks.todo + tasks.pending < len(status.trainers):
         idle = sum(not trainer.holding for trainer in status.trainers)
@@ -121,10 +121,10 @@ def _data(status: StatusReply) -> Iterator[Finding]:
                 Cause.TOO_FEW_TASKS,
                 NOTE,
                 "job",
-                f"{idle} of {len(status.trainers)} trainers have nothing to do: {tasks.todo + tasks.pending} of the "
-                f"epoch's {tasks.total} tasks are left",
-                "At the end of an epoch that is so. If an epoch has few tasks, cut the data into more and smaller "
-                "chunks (`flightedl dataset split`).",
+                f"{idle} of {len(status.trainers)} trainers are idle: {tasks.todo + tasks.pending} of the epoch's "
+                f"{tasks.total} tasks are left",
+                "This is normal at the end of an epoch. If epochs have few tasks, split the data into more chunks "
+                "(`flightedl dataset split`).",
             )
 
 
@@ -135,15 +135,15 @@ def _tables(status: StatusReply) -> Iterator[Finding]:
                 Cause.TABLE_FULL,
                 HARMFUL,
                 "job",
-                f"there is no memory for more rows of table {table.name!r}, which has {table.rows:,}: "
-                f"{table.refused:,} gradients of new ones were dropped",
-                "Have more pservers, give them more memory (--table-memory-mb), or let rows go that are not used "
-                "(evict=). Rows that are there are trained on.",
+                f"table {table.name!r} has no memory for more than its {table.rows:,} rows: {table.refused:,} "
+                "gradients of new rows were dropped",
+                "Use more pservers, give them more memory (--table-memory-mb), or evict unused rows (evict=). Existing "
+                "rows are still trained.",
             )
 
 
 def checkpoints(seen: Observations) -> Iterator[Finding]:
-    """The checkpoints' storage."""
+    """Check the checkpoint storage."""
     status = seen.status
     alarm = "" if status is None else status.checkpoint_alarm
     if alarm and is_full(alarm):
@@ -151,16 +151,16 @@ def checkpoints(seen: Observations) -> Iterator[Finding]:
             Cause.STORE_FULL,
             HARMFUL,
             "job",
-            f"the checkpoints' storage is full: {alarm}",
-            "Make room, or keep fewer (--checkpoint-keep). Training goes on; a pserver that dies goes back further.",
+            f"the checkpoint storage is full: {alarm}",
+            "Free some space, or keep fewer checkpoints (--checkpoint-keep). A pserver that dies now loses more work.",
         )
     elif alarm:
         yield Finding(
             Cause.STORE_FAILS,
             HARMFUL,
             "job",
-            f"checkpoints cannot be completed: {alarm}",
-            "All servers need the same --checkpoint URL, and access to it. It is tried again by itself.",
+            f"cannot complete checkpoints: {alarm}",
+            "Give all servers the same --checkpoint URL and access to it. The master retries.",
         )
     for index, reply in sorted(seen.replies.items()):
         if reply.written_s > _STORE_S and reply.written_bytes < _STORE_BYTES_PER_S * reply.written_s:
@@ -171,5 +171,5 @@ def checkpoints(seen: Observations) -> Iterator[Finding]:
                 f"pserver-{index}",
                 f"pserver-{index} took {reply.written_s:.0f} s to write {reply.written_bytes / 1e6:,.0f} MB of a "
                 f"checkpoint ({rate:.1f} MB/s)",
-                "Its disk or object store is slow or shared with others; training does not wait for it, recovery does.",
+                "Its disk or object store is slow or shared. Training does not wait for it, but recovery does.",
             )

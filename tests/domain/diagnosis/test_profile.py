@@ -9,13 +9,13 @@ def test_the_parts_are_told_and_the_worst_gets_advice() -> None:
     profile = {"data": 62.0, "script": 30.0, "push": 2.0, "wait": 5.9, "pull": 0.1}
     assert (
         in_words(profile)
-        == "62% waits for data, 30% in the script, 2% sends gradients, 6% waits for others of the round"
+        == "62% waiting for data, 30% in the script, 2% sending gradients, 6% waiting for others in the round"
     )
-    assert advice(profile).startswith("62% waits for data: read fewer columns")
+    assert advice(profile).startswith("62% waiting for data. Read fewer columns")
     traffic = advice({"data": 1.0, "script": 4.0, "push": 3.0, "pull": 2.0})
-    assert traffic.startswith("30% sends gradients and 20% receives values: larger")
+    assert traffic.startswith("30% sending gradients and 20% receiving values. Use larger")
     waits = advice({"script": 4.0, "push": 1.0, "wait": 4.0, "pull": 1.0})
-    assert waits.startswith("40% waits for others of the round: a round is as slow as its slowest trainer")
+    assert waits.startswith("40% waiting for others in the round. `flightedl doctor` shows the slowest trainer")
 
 
 def test_a_script_that_works_most_of_the_time_needs_no_advice() -> None:
