@@ -1,10 +1,10 @@
-"""scikit-learn's 1,797 handwritten digits, 8 x 8 pixels each: which of ten is it?
+"""Classify scikit-learn's 1,797 handwritten digits of 8 x 8 pixels.
 
     flightedl run flightedl.examples.digits --trainers 2 --pservers 1
 
-A network with one hidden layer, in sync or async mode (``--mode``). The images lie in Arrow files as a column of lists
-of 64 bytes, which is how tensors of a fixed shape are stored in Arrow. Every fifth image of a fixed random order is for
-testing; at the end one trainer tells how many of those the model reads right.
+A network with one hidden layer, in sync or async mode (``--mode``). Arrow files store the images as a column of
+fixed-size lists of 64 bytes, the Arrow form of tensors of a fixed shape. Every fifth image of a fixed random order is
+held out for testing; at the end one trainer reports the accuracy on these.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from flightedl.examples.results import save_arrays, save_json
 from flightedl.process.importing import install_command
 
 Floats = npt.NDArray[np.float32]
-#: The network's arrays by name, as ``first_parameters`` makes them and ``fe.Job.parameters`` gives them back.
+#: The network's arrays by name, as returned by ``first_parameters`` and ``fe.Job.parameters``.
 Parameters = Mapping[str, npt.NDArray[Any]]
 
 #: Name and version of the layout below.
@@ -37,7 +37,7 @@ HIDDEN_COUNT = 64
 RECORD_BATCH_RECORDS = 96
 TRAIN_FILE_COUNT = 3
 
-#: ``pixels``: rows of the image one after the other, 0 (white) to 16 (black).
+#: ``pixels``: the image row by row, 0 (white) to 16 (black).
 SCHEMA = pa.schema(
     [
         pa.field("pixels", pa.list_(pa.uint8(), PIXEL_COUNT), nullable=False),
@@ -47,7 +47,7 @@ SCHEMA = pa.schema(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Prepare the data, train with whoever else is there, and report once."""
+    """Prepare the data, train together with the other trainers, and report once."""
     options = _options(arguments)
     directory = prepared_directory(options.data, KIND, write_digits, click.echo)
     with fe.connect() as job:
@@ -89,14 +89,14 @@ def write_digits(directory: Path) -> None:
 
 
 def images_and_digits(batch: pa.RecordBatch) -> tuple[Floats, npt.NDArray[np.int64]]:
-    """(n, 64) pixels in [0, 1] and (n,) digits of a record batch."""
-    # flatten() respects the batch's place in a longer one; .values would not.
+    """Return (n, 64) pixels in [0, 1] and (n,) digits of a record batch."""
+    # flatten() respects the offset of a sliced batch; .values would not.
     pixels = batch.column("pixels").flatten().to_numpy().reshape(-1, PIXEL_COUNT)
     return pixels.astype(np.float32) / np.float32(16), batch.column("digit").to_numpy().astype(np.int64)
 
 
 def first_parameters(seed: int) -> dict[str, Floats]:
-    """Starting values; the same seed gives the same values."""
+    """Return initial values. The same seed gives the same values."""
     random = np.random.default_rng(seed)
     hidden = random.standard_normal((PIXEL_COUNT, HIDDEN_COUNT)) * (2 / PIXEL_COUNT) ** 0.5
     output = random.standard_normal((HIDDEN_COUNT, DIGIT_COUNT)) * (1 / HIDDEN_COUNT) ** 0.5
@@ -111,7 +111,7 @@ def first_parameters(seed: int) -> dict[str, Floats]:
 def loss_and_gradients(
     parameters: Parameters, images: Floats, digits: npt.NDArray[np.int64]
 ) -> tuple[float, dict[str, Floats]]:
-    """Mean cross-entropy in nats of n images, and its gradient by parameter, in the parameters' shapes and dtypes."""
+    """Return the mean cross-entropy of n images in nats, and its gradients in the parameters' shapes and dtypes."""
     hidden = _hidden(parameters, images)  # (n, hidden)
     logits = hidden @ parameters["output"] + parameters["output_bias"]  # (n, 10)
     logits -= logits.max(axis=1, keepdims=True)
@@ -130,7 +130,7 @@ def loss_and_gradients(
 
 
 def read_digits(parameters: Parameters, images: Floats) -> npt.NDArray[np.int64]:
-    """(n,) the most likely digit of each image."""
+    """Return the most likely digit of each image, (n,)."""
     logits = _hidden(parameters, images) @ parameters["output"] + parameters["output_bias"]
     return np.asarray(logits.argmax(axis=1), dtype=np.int64)
 
@@ -141,7 +141,7 @@ def _hidden(parameters: Parameters, images: Floats) -> Floats:
 
 
 def accuracy(parameters: Parameters, directory: Path) -> float:
-    """Share of the test images in ``directory`` that are read right."""
+    """Return the accuracy on the test images in ``directory``."""
     with pa.ipc.open_file(str(directory / "test.arrow")) as reader:
         parts = [images_and_digits(reader.get_batch(number)) for number in range(reader.num_record_batches)]
     right = [read_digits(parameters, images) == digits for images, digits in parts]
@@ -149,7 +149,7 @@ def accuracy(parameters: Parameters, directory: Path) -> float:
 
 
 def report(model: Parameters, directory: Path, output: Path) -> None:
-    """Judge the model, save it and the figure in ``output``, and print both."""
+    """Evaluate the model, save it and its accuracy in ``output``, and print both."""
     share = accuracy(model, directory)
     model_path = save_arrays(output / "model.npz", model)
     save_json(output / "metrics.json", {"test_accuracy": share})
@@ -158,7 +158,7 @@ def report(model: Parameters, directory: Path, output: Path) -> None:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="flightedl.examples.digits", description=__doc__.partition("\n")[0])
-    parser.add_argument("--data", type=Path, default=Path("data/digits"), help="where the Arrow files are made once")
+    parser.add_argument("--data", type=Path, default=Path("data/digits"), help="directory of the prepared Arrow files")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--learning-rate", type=float, default=3e-3)
     parser.add_argument("--mode", choices=("sync", "async"), default="sync")

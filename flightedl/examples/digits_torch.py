@@ -1,10 +1,10 @@
-"""The same handwritten digits as ``digits``, with a convolutional network in PyTorch.
+"""Classify the handwritten digits of ``digits`` with a convolutional network in PyTorch.
 
     flightedl run flightedl.examples.digits_torch --trainers 3 --pservers 1
 
-An ordinary training loop, but for two lines: the optimizer is the servers', and the batches are the job's. The network
-has a batch normalization, whose statistics all trainers share. At the end one trainer tells how many of the test images
-the model reads right, and saves it for others to load.
+An ordinary training loop except for two lines: the optimizer runs on the pservers, and the batches come from the job.
+All trainers share the statistics of the network's batch normalization. At the end one trainer reports the accuracy on
+the test images and saves the model.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from flightedl.examples.results import save_json
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Prepare the data, train with whoever else is there, and report once."""
+    """Prepare the data, train together with the other trainers, and report once."""
     options = _options(arguments)
     directory = prepared_directory(options.data, KIND, write_digits, click.echo)
     net = network(seed=0)
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def network(seed: int) -> nn.Module:
-    """For (n, 1, 8, 8) images; the same seed gives the same values."""
+    """Return a network for (n, 1, 8, 8) images. The same seed gives the same values."""
     torch.manual_seed(seed)
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1),
@@ -67,13 +67,13 @@ def network(seed: int) -> nn.Module:
 
 
 def images_and_digits(batch: pa.RecordBatch) -> tuple[torch.Tensor, torch.Tensor]:
-    """(n, 1, 8, 8) pixels in [0, 1] and (n,) digits of a record batch."""
+    """Return (n, 1, 8, 8) pixels in [0, 1] and (n,) digits of a record batch."""
     pixels = torch.from_dlpack(batch.column("pixels").flatten())
     return pixels.reshape(-1, 1, 8, 8).float() / 16, torch.from_dlpack(batch.column("digit")).long()
 
 
 def accuracy(net: nn.Module, directory: Path) -> float:
-    """Share of the test images in ``directory`` that are read right."""
+    """Return the accuracy on the test images in ``directory``."""
     right, count = 0, 0
     net.eval()
     with pa.ipc.open_file(str(directory / "test.arrow")) as reader, torch.no_grad():
@@ -86,7 +86,7 @@ def accuracy(net: nn.Module, directory: Path) -> float:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="flightedl.examples.digits_torch", description=__doc__.partition("\n")[0])
-    parser.add_argument("--data", type=Path, default=Path("data/digits"), help="where the Arrow files are made once")
+    parser.add_argument("--data", type=Path, default=Path("data/digits"), help="directory of the prepared Arrow files")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--learning-rate", type=float, default=3e-3)
     parser.add_argument("--mode", choices=("sync", "async"), default="sync")

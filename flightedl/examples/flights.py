@@ -3,13 +3,12 @@
     flightedl run flightedl.examples.flights --trainers 2 --pservers 2 -- --mode async
 
 Carriers, aircraft, airports, flight numbers and hours have embeddings, which are rows of tables; the rest of the
-network is a dense model. Every trainer runs this whole program. What the data are and what was left out says
-``flights_data``; what the network is, ``flights_model``. At the end one of the trainers judges the result on the days
-that nobody trained on, beside models that it trains alone on the same flights (``flights_alone``), and
-``flights_report`` tells.
+network is a dense model. Every trainer runs this whole program. ``flights_data`` describes the data and
+``flights_model`` the network. At the end one of the trainers evaluates the model on held-out days, compares it with
+models that it trains alone on the same flights (``flights_alone``), and reports the results (``flights_report``).
 
-The rates and sizes are round numbers, of which a handful were tried with the held-out days in view: the figures are
-those of an example, not of a benchmark.
+The learning rates and sizes are round numbers, and a few were chosen with the held-out days in view. So this is an
+example, not a benchmark.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from flightedl.examples.flights_report import report
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Prepare the data, train with whoever else is there, and report once."""
+    """Prepare the data, train together with the other trainers, and report once."""
     options = _options(arguments)
     training = Training(epochs=options.epochs, batch_size=options.batch_size, seed=options.seed)
     files = prepare(options.data, click.echo)
@@ -80,21 +79,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def rows_of(job: fe.Job, tables: Mapping[str, fe.Table], batch: pa.RecordBatch | pa.Table) -> Rows:
-    """By field: the row of each record's id."""
+    """Return the row of each record's id, by field."""
     rows = job.lookup({table: batch[name] for name, table in tables.items()})
     return {name: rows[table] for name, table in tables.items()}
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="flightedl.examples.flights", description=__doc__.partition("\n")[0])
-    parser.add_argument("--data", type=Path, default=Path("data/flights"), help="where the Parquet files are made once")
-    parser.add_argument("--epochs", type=int, default=Training().epochs)
     parser.add_argument(
-        "--batch-size", type=int, default=Training().batch_size, help="records a trainer computes a gradient on"
+        "--data", type=Path, default=Path("data/flights"), help="directory of the prepared Parquet files"
     )
+    parser.add_argument("--epochs", type=int, default=Training().epochs)
+    parser.add_argument("--batch-size", type=int, default=Training().batch_size, help="records per gradient")
     parser.add_argument("--mode", choices=("sync", "async"), default="sync")
-    parser.add_argument("--seed", type=int, default=0, help="of the first values and of the order of the flights")
-    parser.add_argument("--no-comparison", action="store_true", help="do without the models that are trained alone")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the initial values and of the order of flights")
+    parser.add_argument("--no-comparison", action="store_true", help="skip the models trained for comparison")
     return parser.parse_args(arguments)
 
 

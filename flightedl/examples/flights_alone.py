@@ -1,9 +1,9 @@
-"""What the flights example is compared with: models that one process trains on the same flights, without any server.
+"""Models for comparison with the flights example, trained on the same flights by one process without servers.
 
 * ``logistic_regression``: scikit-learn's, on the same dense inputs and the same ids, one-hot. Without a penalty it
-  learns single aircraft by heart; its penalty is the best of four (C = 1, 0.1, 0.03, 0.01) *on the held-out days*, as
-  the rates and sizes of the network were tried.
-* ``network_alone``: the same network, with the optimizers that the pservers run, in NumPy.
+  memorizes single aircraft. The penalty is the best of four (C = 1, 0.1, 0.03, 0.01) *on the held-out days*, like the
+  network's learning rates and sizes.
+* ``network_alone``: the same network with the pservers' optimizers, in NumPy.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Places = npt.NDArray[np.int64]
 
 
 class Flights:
-    """Flights to train on and to be judged on.
+    """Flights for training and for evaluation.
 
     Args:
         train: Records of ``flights_data.SCHEMA``, labelled.
@@ -45,9 +45,9 @@ class Flights:
 
     def __init__(self, train: pa.Table, held_out: pa.Table) -> None:
         self.train, self.held_out = features(train), features(held_out)
-        #: By field: the ids that are trained on, each once.
+        #: Field -> distinct ids of the training data.
         self.known = {name: pc.unique(train[name].combine_chunks()) for name in FIELDS}
-        #: By field, (n,): the place of each record's id among these; who is not there has the place behind the last.
+        #: Field -> index of each record's id in ``known``, (n,); unknown ids share the index after the last.
         self.train_places = self._places(train)
         self.held_out_places = self._places(held_out)
 
@@ -59,7 +59,7 @@ class Flights:
 
 
 def logistic_regression(flights: Flights) -> Floats:
-    """Probabilities of the held-out flights, (n,).
+    """Return the probabilities of the held-out flights, (n,).
 
     Raises:
         DataError: scikit-learn is not installed.
@@ -71,7 +71,7 @@ def logistic_regression(flights: Flights) -> Floats:
         raise DataError(f"the flights example needs scikit-learn: {install_command('examples')}") from None
     model = LogisticRegression(C=0.03, max_iter=100)
     with warnings.catch_warnings():
-        # The last digits of its weights are of no use on other days.
+        # Full convergence would not improve the result on other days.
         warnings.simplefilter("ignore", ConvergenceWarning)
         model.fit(_one_hot(flights, flights.train, flights.train_places), flights.train.late > 0)
     found = model.predict_proba(_one_hot(flights, flights.held_out, flights.held_out_places))
@@ -79,7 +79,7 @@ def logistic_regression(flights: Flights) -> Floats:
 
 
 def _one_hot(flights: Flights, inputs: Features, places: dict[str, Places]) -> Any:
-    """Dense inputs and one column for each id, sparse; ids that are not known have none."""
+    """Return a sparse matrix of the dense inputs and one column per known id."""
     from scipy import sparse
 
     blocks = [sparse.csr_array(inputs.dense)]
@@ -91,13 +91,13 @@ def _one_hot(flights: Flights, inputs: Features, places: dict[str, Places]) -> A
 
 
 def network_alone(flights: Flights, training: Training, trainers: int, told: Callable[[int, float], None]) -> Floats:
-    """Probabilities of the held-out flights, (n,), by the network that this process trains.
+    """Train the network in this process and return its probabilities of the held-out flights, (n,).
 
     Args:
-        flights: To train on.
-        training: How.
-        trainers: An update is made of as many batches, as in a synchronous job.
-        told: After an update: how many records were trained on so far, and their loss.
+        flights: Data for training and evaluation.
+        training: Settings of the training.
+        trainers: Batches per update, as in a synchronous job with this number of trainers.
+        told: Called after each update with the number of records so far and the loss.
     """
     random = np.random.default_rng(training.seed)
     size, count = training.batch_size * trainers, len(flights.train.late)
@@ -123,7 +123,7 @@ def network_alone(flights: Flights, training: Training, trainers: int, told: Cal
 
 
 class Adam:
-    """Of one array, which it changes."""
+    """Adam for one array, which it updates in place."""
 
     def __init__(self, values: Floats) -> None:
         self._values = values
@@ -139,7 +139,7 @@ class Adam:
 
 
 class RowAdagrad:
-    """A table whose ids are 0, 1, 2 and so on; the last row is for all that are not known."""
+    """Table of rows with row-wise Adagrad. Ids are 0, 1, 2, ...; all unknown ids share the last row."""
 
     def __init__(self, ids: int, training: Training, random: np.random.Generator) -> None:
         spread = training.row_spread
@@ -148,7 +148,7 @@ class RowAdagrad:
         self._decay = np.float32(training.row_weight_decay)
 
     def update(self, ids: Places, gradients: Floats, rate: float) -> None:
-        """Apply the gradients of records; those of one id are added up."""
+        """Apply the gradients of records, summed by id."""
         order = np.argsort(ids, kind="stable")
         used, firsts = np.unique(ids[order], return_index=True)
         summed = np.add.reduceat(gradients[order], firsts, axis=0) + self._decay * self.rows[used]

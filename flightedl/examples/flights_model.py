@@ -1,15 +1,14 @@
-"""Flights as numbers, and a wide-and-deep network on them (Cheng et al. 2016).
+"""Features of flights, and a wide-and-deep network on them (Cheng et al. 2016).
 
 A record becomes two things:
 
 * *dense* inputs (see ``features``): time of day, distance, weather, weekday and month;
 * an id in each of ``FIELDS``: carrier, aircraft, origin, destination, flight number, hour. Each field has an embedding
-  table, and its id there a row of 1 + ``EMBEDDING_SIZE`` numbers.
+  table, in which each id has a row of 1 + ``EMBEDDING_SIZE`` numbers.
 
-The network's answer is ``sigmoid(wide + deep)``. *Wide* is linear: the dense inputs times weights, plus the first
-number of each row; it is what a logistic regression has. *Deep* is a network with two hidden layers, whose inputs are
-the dense ones and the other numbers of the rows. ``loss_and_gradients`` does the calculus by hand, in NumPy, so that
-nothing is hidden.
+The network returns ``sigmoid(wide + deep)``. *Wide* is linear like a logistic regression: the weighted dense inputs
+plus the first number of each row. *Deep* is a network with two hidden layers, whose inputs are the dense ones and the
+other numbers of the rows. ``loss_and_gradients`` computes the gradients by hand, in NumPy, so that nothing is hidden.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ import numpy.typing as npt
 import pyarrow as pa
 
 Floats = npt.NDArray[np.float32]
-#: The network's arrays by name, as ``first_parameters`` makes them and ``fe.Job.parameters`` gives them back.
+#: The network's arrays by name, as returned by ``first_parameters`` and ``fe.Job.parameters``.
 Parameters = Mapping[str, npt.NDArray[Any]]
-#: By field: (n, 1 + EMBEDDING_SIZE), a row for each record.
+#: Field -> rows of n records, (n, 1 + EMBEDDING_SIZE).
 Rows = Mapping[str, npt.NDArray[Any]]
 
-#: Minutes after which an arrival counts as late.
+#: An arrival counts as late after this many minutes.
 LATE_MINUTES = 15
 
-#: Columns whose values are ids of tables.
+#: Columns whose values are ids in tables.
 FIELDS = ("carrier", "tailnum", "origin", "dest", "flight", "hour")
 EMBEDDING_SIZE = 8
 
-#: Rough mean and spread over the training files, so that inputs are of size one; not fitted to anything.
+#: Rough mean and standard deviation over the training files, to normalize inputs.
 _SCALES = {
     "temp": (57.0, 18.0),
     "dewp": (42.0, 19.0),
@@ -47,60 +46,60 @@ _SCALES = {
     "visib": (9.3, 2.0),
 }
 _DISTANCE_SCALE = (1040.0, 730.0)
-#: The angle of the day, distance, weather, what of it is missing, weekday and month.
+#: Time of day as an angle, distance, weather, missing weather, weekday and month.
 DENSE_COUNT = 2 + 1 + len(_SCALES) + 2 + 7 + 12
 HIDDEN_COUNTS = (128, 64)
 
 
-#: Of the rates at the beginning.
+#: Final learning rates, as a fraction of the initial ones.
 FINAL_RATE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """How the network is trained, by a job and by one process alone.
+    """Settings for training the network, by a job or by one process alone.
 
-    Rates fall in a line, to ``FINAL_RATE`` of what they were, over as many updates as there are batches; a synchronous
-    job with two trainers makes half as many, and so ends half way.
+    Learning rates fall linearly to ``FINAL_RATE`` of their initial values, over as many updates as there are batches. A
+    synchronous job with two trainers makes only half as many updates, so its rates fall half as far.
     """
 
     epochs: int = 2
-    #: Records a gradient is computed on.
+    #: Records per gradient.
     batch_size: int = 1024
-    #: Of Adam, for the network.
+    #: Learning rate of the network (Adam).
     learning_rate: float = 1e-3
-    #: Of row-wise Adagrad, for the tables.
+    #: Learning rate of the tables (row-wise Adagrad).
     row_learning_rate: float = 0.05
-    #: Rows that are touched shrink, so that aircraft with few flights are not learned by heart.
+    #: Weight decay of updated rows, to avoid overfitting of aircraft with few flights.
     row_weight_decay: float = 1e-4
-    #: Rows begin between this and its negative.
+    #: Largest absolute value of the rows' initial values.
     row_spread: float = 0.05
     seed: int = 0
 
     def updates(self, record_count: int) -> int:
-        """After which rates do not fall any more."""
+        """Return the number of updates over which the rates fall."""
         return max(1, self.epochs * record_count // self.batch_size)
 
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """n records as arrays."""
+    """Arrays of n records."""
 
     #: (n, DENSE_COUNT) float32.
     dense: Floats
-    #: (n,) 1.0 where the flight arrived late.
+    #: (n,) 1.0 for flights that arrived late, else 0.0.
     late: Floats
 
 
 def features(batch: pa.RecordBatch | pa.Table) -> Features:
-    """Turn records of ``flights_data.SCHEMA`` into arrays; needs labelled ones (no null in ``arr_delay``)."""
+    """Convert records of ``flights_data.SCHEMA`` to arrays. ``arr_delay`` must have no nulls."""
     day_angle = _column(batch, "minute_of_day") * (2 * np.pi / 1440)
     distance = (_column(batch, "distance") - _DISTANCE_SCALE[0]) / _DISTANCE_SCALE[1]
     columns = [np.sin(day_angle), np.cos(day_angle), distance]
     for name, (middle, spread) in _SCALES.items():
-        # Clipped: one cloudburst is 40 spreads of rain, and would own the step that it is in.
+        # Clip outliers: one cloudburst has 40 standard deviations of rain and would dominate its step.
         columns.append(np.clip((_column(batch, name) - middle) / spread, -5, 5))
-    # A missing gust means that none was worth noting; a missing temperature means a missing report.
+    # A missing gust means that there was none to record; a missing temperature means a missing report.
     columns += [np.isnan(_column(batch, "wind_gust")), np.isnan(_column(batch, "temp"))]
     columns += [_column(batch, "weekday") == day for day in range(7)]
     columns += [_column(batch, "month") == month for month in range(1, 13)]
@@ -111,12 +110,12 @@ def features(batch: pa.RecordBatch | pa.Table) -> Features:
 
 
 def _column(batch: pa.RecordBatch | pa.Table, name: str) -> Floats:
-    """A number column as (n,) float32, null as NaN; exact for the integers here, which are below 2**24."""
+    """Return a numeric column as (n,) float32 with null as NaN. Exact for the integers here, which are below 2**24."""
     return np.asarray(batch.column(name).cast(pa.float32()), dtype=np.float32)
 
 
 def first_parameters(seed: int) -> dict[str, Floats]:
-    """Starting values; the same seed gives the same values."""
+    """Return initial values. The same seed gives the same values."""
     random = np.random.default_rng(seed)
     first, second = HIDDEN_COUNTS
     inputs = DENSE_COUNT + len(FIELDS) * EMBEDDING_SIZE
@@ -131,14 +130,14 @@ def first_parameters(seed: int) -> dict[str, Floats]:
         "bias_1": np.zeros(first, np.float32),
         "hidden_2": normal(first, second),
         "bias_2": np.zeros(second, np.float32),
-        # Small, so that what is linear is learned first: this halves what the seed does to the result.
+        # Small, so that the linear part is learned first. This halves the effect of the seed on the result.
         "output": normal(second, size=0.1),
         "bias": np.zeros(1, np.float32),
     }
 
 
 def probabilities(parameters: Parameters, rows: Rows, inputs: Features) -> Floats:
-    """(n,) chance that each flight arrives late."""
+    """Return the probability that each flight arrives late, (n,)."""
     forward = _Forward(parameters, rows, inputs)
     return _sigmoid(forward.logits)
 
@@ -146,10 +145,10 @@ def probabilities(parameters: Parameters, rows: Rows, inputs: Features) -> Float
 def loss_and_gradients(
     parameters: Parameters, rows: Rows, inputs: Features
 ) -> tuple[float, dict[str, Floats], dict[str, Floats]]:
-    """Mean log loss in nats of n records; its gradients by parameter; those of the records' rows by field."""
+    """Return the mean log loss of n records in nats, its gradients by parameter, and those of rows by field."""
     forward = _Forward(parameters, rows, inputs)
     logits, late = forward.logits, inputs.late
-    # log(1 + exp(z)) - y z, written so that exp never overflows.
+    # log(1 + exp(z)) - y z, computed without overflow of exp.
     loss = float(np.mean(np.maximum(logits, 0) - late * logits + np.log1p(np.exp(-np.abs(logits)))))
     by_logit = (_sigmoid(logits) - late) / np.float32(len(late))  # (n,)
     by_second = np.outer(by_logit, parameters["output"]) * (forward.second > 0)  # (n, second)
@@ -172,7 +171,7 @@ def loss_and_gradients(
 
 
 class _Forward:
-    """What the network makes of n records, layer by layer."""
+    """Forward pass of n records, layer by layer."""
 
     def __init__(self, parameters: Parameters, rows: Rows, inputs: Features) -> None:
         #: (n, DENSE_COUNT + fields * EMBEDDING_SIZE)

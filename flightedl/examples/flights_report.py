@@ -1,7 +1,7 @@
-"""What becomes known of a trained flights model: figures, learning curves, and files.
+"""Report on a trained flights model: metrics, learning curves and files.
 
-Written into the output directory: ``model.npz`` (the network, and by field the ids with their rows), ``metrics.json``,
-and ``learning-curve.png`` where matplotlib is installed.
+Files in the output directory: ``model.npz`` (the network, and each field's ids and rows), ``metrics.json``, and
+``learning-curve.png`` if matplotlib is installed.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from flightedl.examples.flights_model import (
 )
 from flightedl.examples.results import save_arrays, save_json
 
-#: The rows of a table's or batch's ids, by field.
+#: Function that looks up the rows of a batch's ids, by field.
 RowsOf = Callable[[pa.Table], Rows]
-#: Batches of an update of the network that is trained alone: what two trainers bring to a round.
+#: Batches per update of the network trained alone, as in a round of two trainers.
 _BATCHES_ALONE = 2
 _CURVE_POINTS = 100
 
@@ -47,15 +47,15 @@ _CURVE_POINTS = 100
 def report(
     model: Parameters, rows_of: RowsOf, files: FlightFiles, training: Training, directory: Path, *, compare: bool
 ) -> None:
-    """Judge the model, save it and the figures in ``directory``, and print them.
+    """Evaluate the model, save it and its metrics in ``directory``, and print the metrics.
 
     Args:
-        model: The dense part.
-        rows_of: Looks up the rows of records.
+        model: Dense part of the model.
+        rows_of: Function that looks up the rows of records.
         files: The flights.
-        training: How it was trained.
-        directory: Where results belong.
-        compare: Also train other models, and put them beside it.
+        training: Settings of the training.
+        directory: Output directory.
+        compare: True to also train other models for comparison.
     """
     train, held_out = ds.dataset(list(map(str, files.train_files))).to_table(), pq.read_table(files.held_out)
     late = features(held_out).late
@@ -63,7 +63,7 @@ def report(
     curves: dict[str, Curve] = {"this model": _logged(directory)}
     if compare:
         flights = Flights(train, held_out)
-        click.echo("training the same network in one process, and a logistic regression, to compare with")
+        click.echo("training the same network in one process and a logistic regression for comparison")
         losses: list[tuple[float, float]] = []
         judged["one process"] = network_alone(
             flights, training, _BATCHES_ALONE, lambda records, loss: losses.append((records, loss))
@@ -88,7 +88,7 @@ def report(
 
 
 def judge(late: Floats, found: npt.NDArray[np.floating]) -> dict[str, float]:
-    """How good probabilities are."""
+    """Return metrics of predicted probabilities."""
     # Imported lazily: it takes a second, and only the trainer that reports needs it.
     from sklearn.metrics import log_loss, roc_auc_score
 
@@ -97,9 +97,9 @@ def judge(late: Floats, found: npt.NDArray[np.floating]) -> dict[str, float]:
 
 
 def _tables(train: pa.Table, rows_of: RowsOf) -> dict[str, npt.NDArray[np.generic]]:
-    """By field: the ids that were trained on, and their rows.
+    """Return the ids of the training data and their rows, by field.
 
-    All fields are looked up at once, so those with fewer ids repeat their last one.
+    All fields are looked up in one request, so fields with fewer ids repeat their last id.
     """
     known = {name: pc.unique(train[name].combine_chunks()) for name in FIELDS}
     count = max(map(len, known.values()))
@@ -114,7 +114,7 @@ def _tables(train: pa.Table, rows_of: RowsOf) -> dict[str, npt.NDArray[np.generi
 
 
 def _logged(directory: Path) -> Curve:
-    """The loss that all trainers have logged; what the others logged in the last half second may be missing."""
+    """Return the loss logged by all trainers. The last half second of the other trainers may be missing."""
     try:
         return curves_of(read_points(directory), limit=_CURVE_POINTS).get("loss", ())
     except NotFoundError:

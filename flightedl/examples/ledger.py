@@ -2,30 +2,29 @@
 
     flightedl run flightedl.examples.ledger --trainers 3 --pservers 2
 
-Every parameter has a row for each epoch and an element for each record in it. Record k of epoch e adds 1 to element
-(e, k): its gradient is -1 there, and the optimizer is plain SGD with a learning rate of 1. Whatever is killed on the
-way, every element must end as 1: less, and the record was lost in that epoch; more, and it counted twice. So a loss in
-one epoch cannot hide behind a double in another. Several parameters on several pservers show that it holds for every
-block. Exit code 1 when it does not hold, after a sentence for each epoch about the records that are wrong.
+Every parameter has a row per epoch and an element per record. Record k of epoch e adds 1 to element (e, k): its
+gradient is -1 there, and the optimizer is plain SGD with a learning rate of 1. Whatever is killed in between, every
+element must end as 1. With less, the record was lost in that epoch; with more, it counted twice. A loss in one epoch
+cannot be hidden by a double in another. Several parameters on several pservers show that this holds for every block.
+If it does not, the program prints the wrong records of each epoch and ends with exit code 1.
 
-Beside each of them lies a *clock*, so that there is one on each pserver. Its first element gets the gradient -1 in
-every batch, and so counts the batches, or the rounds where these are averaged.
+Each parameter has a *clock*, so that every pserver has one. Its first element gets the gradient -1 in every batch and
+so counts batches, or rounds if gradients are averaged.
 
-A mean shows in the clock's other elements whether the weights were right. Each is that of one batch, and ends as the
-part that the batch had in the mean of its round: its records, divided by those of the round. A batch of 20 records
-whose element is 0.4 was in a round of 50; and the batches of all rounds of 50 records together have a multiple of 50.
+With a mean, the clock's other elements show whether the weights were right. There is one element per batch. It ends as
+the batch's share of the mean of its round: the batch's records divided by the round's. A batch of 20 records whose
+element is 0.4 was in a round of 50, and the batches of all rounds of 50 records must have a multiple of 50 records.
 
-``--optimizer adam`` counts with Adam, whose steps have a fixed length: with both betas 0 it moves an element by the
-learning rate whatever the gradient's size, so that it counts under ``reduce="mean"``, too. The clocks keep Adam's usual
-betas. Of a gradient that is always -1 Adam makes steps of exactly the learning rate, provided that the number of its
-step, with which it corrects its averages, is that of the updates in its averages: so the clocks show whether values,
-averages and step count still belong together after pservers were restored.
+``--optimizer adam`` counts with Adam. If both betas are 0, Adam moves an element by the learning rate whatever the
+gradient's size, so counting also works with ``reduce="mean"``. The clocks keep Adam's usual betas. If the gradient is
+always -1, Adam's steps have exactly the learning rate, provided that its step count matches the updates in its
+averages. The clocks thus show that values, averages and step count are still consistent after pservers are restored.
 
-``--tables`` counts in embedding tables, too. In one each record has an id of its own, whose row has an element for each
-epoch, and is accounted for as a parameter is. In the other one records share ids, within a batch and across batches, so
-that gradients of rows are added up on their way; where what each record adds is known, the sums must be exact. With
-``--wide-ids N`` every batch counts its records in each of so many rows of a third one: messages as large as those of a
-real model, on which pservers work in two threads.
+``--tables`` also counts in embedding tables. In one table each record has its own id, whose row has an element per
+epoch and is checked like a parameter. In the other table records share ids, within a batch and across batches, so that
+gradients of rows are summed in transit; if the addend of each record is known, the sums must be exact. With
+``--wide-ids N``, every batch also counts its records in N rows of a third table, so that messages are as large as those
+of a real model and pservers process them in two threads.
 
 The counts are written to ``ledger.npz`` in the output directory.
 """
@@ -55,34 +54,34 @@ from flightedl.formats.recordio import encode_records
 from flightedl.process.tuning import leave_out_pandas_and_scipy
 
 PARAMETERS = ("first", "second", "third")
-#: Of each parameter.
+#: One per parameter.
 CLOCKS = tuple(f"{name} clock" for name in PARAMETERS)
-#: What is counted in rows: of each record's own id, (epochs, records), and of shared ids, (epochs, ids).
+#: Names of the counts in rows: of own ids, (epochs, records), and of shared ids, (epochs, ids).
 ROWS, SHARED_ROWS = "rows", "shared rows"
-#: ... and of every record in all of these, (epochs, ids).
+#: Name of the counts in rows where every record counts, (epochs, ids).
 WIDE_ROWS = "wide rows"
-#: Tables, and where their rows are among the counts.
+#: Table -> name of its counts.
 TABLES = {"records": ROWS, "shared": SHARED_ROWS, "wide": WIDE_ROWS}
 _SHARED_IDS = 7
-#: Of float32 sums, and of Adam's steps.
+#: Tolerance of float32 sums and of Adam's steps.
 _TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerMode:
-    """One ``--mode``: flightedl's class, its arguments, and what may be expected of it."""
+    """Choice of ``--mode``: class and arguments of the mode, and the expected counts."""
 
     kind: str
     arguments: Mapping[str, Any]
-    #: Every batch is an update of its own, so versions and clock count batches.
+    #: True if every batch is an update, so that versions and clocks count batches.
     counts_updates: bool = False
-    #: Gradients are averaged over the batches of a round, whatever they are: what one adds is not known beforehand.
+    #: True if gradients are averaged over the batches of a round, so that a record's addend is not known in advance.
     is_mean: bool = False
-    #: Gradients are averaged over so many consecutive batches of a task: each adds its part of their records.
+    #: Number of consecutive batches of a task over which gradients are averaged; each adds its share of the records.
     averaged: int = 0
 
     def shows_shares(self, optimizer: str) -> bool:
-        """Whether a record counts by the share that its batch had in a round."""
+        """True if a record counts by its batch's share of a round."""
         return self.is_mean and optimizer == "sgd"
 
 
@@ -101,14 +100,14 @@ MODES = {
 
 
 def write_records(directory: Path, count: int, per_task: int) -> None:
-    """Records 0 to ``count`` - 1 as Parquet, a row group for each task."""
+    """Write records 0 to ``count`` - 1 as Parquet, one row group per task."""
     pq.write_table(
         pa.table({"k": np.arange(count, dtype=np.int64)}), directory / "ledger.parquet", row_group_size=per_task
     )
 
 
 def write_slow_records(directory: Path, count: int, per_task: int) -> None:
-    """The same as RecordIO, a chunk for each task: its records are decoded by the script, which can take its time."""
+    """Write the records as RecordIO, one chunk per task. The script decodes the records and can delay reading."""
     with (directory / "ledger.recordio").open("wb") as file:
         for start in range(0, count, per_task):
             records = (json.dumps({"k": k}).encode() for k in range(start, min(start + per_task, count)))
@@ -116,7 +115,7 @@ def write_slow_records(directory: Path, count: int, per_task: int) -> None:
 
 
 def worth_of(records: int, per_task: int, batch_size: int, averaged: int) -> npt.NDArray[Any]:
-    """What each record adds, (n,): 1, or its batch's part of the records that are averaged together."""
+    """Return each record's addend, (n,): 1, or its batch's share of the records that are averaged together."""
     worth = np.ones(records)
     if averaged:
         for task in np.split(worth, range(per_task, records, per_task)):
@@ -127,12 +126,12 @@ def worth_of(records: int, per_task: int, batch_size: int, averaged: int) -> npt
 
 
 def counted(counts: Mapping[str, npt.NDArray[Any]]) -> list[str]:
-    """What has a count of each record."""
+    """Return the names of the counts that have an element per record."""
     return [*PARAMETERS, *(name for name in (ROWS,) if name in counts)]
 
 
 def balance(counts: Mapping[str, npt.NDArray[Any]], worth: npt.ArrayLike = 1.0) -> tuple[int, int]:
-    """How many elements count too little (lost), and too much (double), over all parameters."""
+    """Return the numbers of lost and double elements over all parameters."""
     parts = [counts[name] / worth for name in counted(counts)]
     return sum(int((part < 1 - _TOLERANCE).sum()) for part in parts), sum(
         int((part > 1 + _TOLERANCE).sum()) for part in parts
@@ -140,7 +139,7 @@ def balance(counts: Mapping[str, npt.NDArray[Any]], worth: npt.ArrayLike = 1.0) 
 
 
 def findings(counts: Mapping[str, npt.NDArray[Any]], per_task: int, worth: npt.ArrayLike = 1.0) -> Iterator[str]:
-    """A sentence about the records that are lost, and one about those that are double, for each epoch and parameter."""
+    """Yield sentences about lost and double records, per epoch and parameter."""
     for name in counted(counts):
         for epoch, part in enumerate(counts[name] / worth):
             for word, wrong in (("lost", part < 1 - _TOLERANCE), ("double", part > 1 + _TOLERANCE)):
@@ -155,7 +154,7 @@ def findings(counts: Mapping[str, npt.NDArray[Any]], per_task: int, worth: npt.A
 
 
 def records_directory(chosen: argparse.Namespace, say: Callable[[str], None]) -> Path:
-    """Where the records lie; they are written by the first trainer."""
+    """Return the directory of the records. The first trainer writes them."""
     write, name = (write_slow_records, "slow-ledger") if chosen.read_pause else (write_records, "ledger")
     kind = f"{name}-{chosen.records}-{chosen.per_task}"
     return prepared_directory(
@@ -164,13 +163,13 @@ def records_directory(chosen: argparse.Namespace, say: Callable[[str], None]) ->
 
 
 def batches_of(records: int, per_task: int, batch_size: int) -> int:
-    """Batches of one epoch: they never span tasks."""
+    """Return the number of batches per epoch. Batches never span tasks."""
     whole, rest = divmod(records, per_task)
     return whole * -(-per_task // batch_size) + -(-rest // batch_size)
 
 
 def optimizer_of(name: str, mode: LedgerMode) -> Any:
-    """SGD adds gradients up as they are; Adam's steps are made 1 long for whatever gradient."""
+    """Return SGD, which sums gradients unchanged, or Adam with steps of length 1 for any gradient."""
     if name == "sgd":
         return fe.SGD(lr=1.0)
     if not (mode.is_mean or mode.counts_updates):
@@ -179,13 +178,13 @@ def optimizer_of(name: str, mode: LedgerMode) -> Any:
 
 
 def batch_sizes(records: int, per_task: int, batch_size: int) -> list[int]:
-    """Records of each batch of an epoch."""
+    """Return the number of records in each batch of an epoch."""
     sizes = (min(per_task, records - start) for start in range(0, records, per_task))
     return [min(batch_size, size - first) for size in sizes for first in range(0, size, batch_size)]
 
 
 def weights_findings(shares: npt.NDArray[Any], sizes: Sequence[int]) -> Iterator[str]:
-    """What is wrong with means, (epochs, batches): the share of each batch, of so many records, in its round."""
+    """Yield sentences about wrong shares of batches in their rounds, (epochs, batches), given the batches' sizes."""
     weights = np.broadcast_to(np.array(sizes, float), shares.shape).reshape(-1)
     with np.errstate(divide="ignore"):
         exact = weights / shares.reshape(-1)
@@ -202,7 +201,7 @@ def weights_findings(shares: npt.NDArray[Any], sizes: Sequence[int]) -> Iterator
 
 
 def beside_each_other(counts: npt.NDArray[Any], clock: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
-    """The same of all parameters and of all clocks, each clock behind its parameter."""
+    """Map every parameter to ``counts`` and every clock to ``clock``, each clock after its parameter."""
     return {
         name: array
         for pair in zip(PARAMETERS, CLOCKS, strict=True)
@@ -213,7 +212,7 @@ def beside_each_other(counts: npt.NDArray[Any], clock: npt.NDArray[Any]) -> dict
 def clocks_are_right(
     chosen: argparse.Namespace, clocks: Sequence[npt.NDArray[Any]], versions: set[int], say: Callable[[str], None]
 ) -> bool:
-    """Whether the clocks, and the blocks' versions where these count batches too, are what they should be."""
+    """True if the clocks are right, and also the blocks' versions if these count batches."""
     sizes = batch_sizes(chosen.records, chosen.per_task, chosen.batch_size)
     batches = chosen.epochs * len(sizes)
     mode = MODES[chosen.mode]
@@ -234,7 +233,7 @@ def clocks_are_right(
 
 
 def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = click.echo) -> int:
-    """Train the ledger; returns 0 when it is exact."""
+    """Train the ledger. Returns 0 if every record counts exactly once."""
     chosen = parsed(arguments)
     mode = MODES[chosen.mode]
     optimizer = optimizer_of(chosen.optimizer, mode)
@@ -252,7 +251,7 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = cl
             str(directory / "ledger.*"),
             batch_size=chosen.batch_size,
             epochs=chosen.epochs,
-            # What a record is worth in a mean depends on its batch.
+            # A record's addend in a mean depends on its batch.
             shuffle=not (mode.averaged or shows_shares),
             seed=1,
             decode=decode if chosen.read_pause else None,
@@ -289,18 +288,18 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = cl
             save_arrays(job.output_dir / "ledger.npz", counts)
             for sentence in sentences:
                 say(f"ledger: {sentence}")
-        # In every trainer: one that is started again after it told of a loss must not end well.
+        # In every trainer: a trainer that is restarted after it reported a loss must also fail.
         return 0 if is_exact else 1
 
 
 def account(
     chosen: argparse.Namespace, counts: Mapping[str, npt.NDArray[Any]], versions: set[int]
 ) -> tuple[bool, list[str]]:
-    """Whether everything counts exactly once, and what there is to say about it."""
+    """Return True if everything counts exactly once, and sentences about the result."""
     sentences: list[str] = []
     is_on_time = clocks_are_right(chosen, [counts[name] for name in CLOCKS], versions, sentences.append)
     if MODES[chosen.mode].shows_shares(chosen.optimizer):
-        # The clocks say whether each share is right.
+        # The clocks already check each share.
         counts = {name: np.ceil(counts[name] - _TOLERANCE**2) for name in counted(counts)}
     worth = worth_of(chosen.records, chosen.per_task, chosen.batch_size, MODES[chosen.mode].averaged)
     sentences += findings(counts, chosen.per_task, worth)
@@ -317,7 +316,7 @@ def account(
 
 
 def shared_findings(shared: npt.NDArray[Any], worth: npt.NDArray[Any]) -> list[str]:
-    """What is wrong with rows that several records count in, (epochs, ids)."""
+    """Return sentences about wrong rows of shared ids, (epochs, ids)."""
     expected = np.bincount(np.arange(len(worth)) % _SHARED_IDS, worth, _SHARED_IDS)
     return [
         f"shared id {place} counts {shared[epoch, place]:.3f} in epoch {epoch + 1}, not {expected[place]:.3f}"
@@ -326,7 +325,7 @@ def shared_findings(shared: npt.NDArray[Any], worth: npt.NDArray[Any]) -> list[s
 
 
 def wide_findings(wide: npt.NDArray[Any], worth: npt.NDArray[Any]) -> list[str]:
-    """What is wrong with rows in each of which all records count, (epochs, ids): a sentence for each epoch."""
+    """Return a sentence per epoch about wrong rows of wide ids, in which every record counts, (epochs, ids)."""
     expected = float(worth.sum())
     sentences = []
     for epoch, counts in enumerate(wide):
@@ -338,21 +337,21 @@ def wide_findings(wide: npt.NDArray[Any], worth: npt.NDArray[Any]) -> list[str]:
 
 
 def ids_of(table: str, counts: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """The ids of a table's counts, (epochs, ids)."""
+    """Return the ids of a table's counts, (epochs, ids)."""
     numbers = np.arange(counts.shape[1])
-    # Also negative ones.
+    # Half of the ids are negative.
     return numbers - counts.shape[1] // 2 if table == "records" else numbers
 
 
 class RowLedger:
-    """What is counted in tables.
+    """Counts in rows of tables.
 
     Args:
-        job: That they are of.
-        epochs: Elements of a row.
-        records: Of an epoch.
-        optimizer: Of the rows.
-        wide_ids: In how many rows of the third table every record counts; 0: there is none.
+        job: Job of the tables.
+        epochs: Number of elements per row.
+        records: Number of records per epoch.
+        optimizer: Optimizer of the rows.
+        wide_ids: Number of rows in the third table, where every record counts; 0 for no such table.
     """
 
     def __init__(self, job: fe.Job, epochs: int, records: int, optimizer: Any, wide_ids: int = 0) -> None:
@@ -381,7 +380,7 @@ class RowLedger:
         return records - self._records // 2
 
     def counts(self) -> dict[str, npt.NDArray[Any]]:
-        """What was counted."""
+        """Pull the counts."""
         own = self._own.pull(self._ids(np.arange(self._records)))
         found = {ROWS: own.T.copy(), SHARED_ROWS: self._shared.pull(np.arange(_SHARED_IDS)).T.copy()}
         if self._wide is not None:
@@ -390,25 +389,27 @@ class RowLedger:
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("--data", type=Path, help="where the records lie; default: a directory under data/")
+    parser.add_argument("--data", type=Path, help="directory of the records; default: a directory below data/")
     parser.add_argument("--records", type=int, default=20_000)
     parser.add_argument("--per-task", type=int, default=500)
     parser.add_argument("--batch-size", type=int, default=20)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--mode", choices=sorted(MODES), default="sync")
     parser.add_argument("--optimizer", choices=("sgd", "adam"), default="sgd")
-    parser.add_argument("--tables", action="store_true", help="count in rows of embedding tables, too")
-    parser.add_argument("--wide-ids", type=int, default=0, help="with --tables: ids that each batch counts in")
-    parser.add_argument("--pause", type=float, default=0.0, help="seconds of pretended work for each batch")
+    parser.add_argument("--tables", action="store_true", help="also count in rows of embedding tables")
+    parser.add_argument(
+        "--wide-ids", type=int, default=0, help="with --tables: number of ids in which each batch counts"
+    )
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds of simulated work per batch")
     parser.add_argument("--read-pause", type=float, default=0.0, help="seconds that reading a batch takes")
-    parser.add_argument("--hold", type=Path, help="begin no batch of the last epoch while this file is there")
-    parser.add_argument("--swallow-errors", action="store_true", help="go on after an error of a step")
+    parser.add_argument("--hold", type=Path, help="start no batch of the last epoch while this file exists")
+    parser.add_argument("--swallow-errors", action="store_true", help="continue after an error of a step")
     return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":
-    # Arrow would load pandas where it is installed, and this does without: a trainer starts in two thirds of the time.
+    # Arrow would load pandas if it is installed. Without pandas a trainer starts in two thirds of the time.
     leave_out_pandas_and_scipy()
     sys.exit(main())

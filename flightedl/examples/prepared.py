@@ -1,12 +1,12 @@
-"""A directory of training data that is made once, however many trainers start at the same moment.
+"""Directory of training data that is prepared once, even if many trainers start at the same time.
 
-Theory of operation: whoever gets the lock file beside the directory writes everything into a ``.partial`` directory,
-adds ``prepared.json`` (which kind of data this is) and renames it into place. The others wait for the lock and then
-find the directory. A process that is killed loses the lock with its life, and the next one starts over and removes what
-was left. So a directory that has its ``prepared.json`` is complete.
+Theory of operation: the process that locks the file next to the directory writes everything into a ``.partial``
+directory, adds ``prepared.json`` (the kind of data), and renames it into place. The other processes wait for the lock
+and then find the directory. If a process is killed, its lock is released, and the next process removes its files and
+starts over. A directory with a ``prepared.json`` is therefore complete.
 
-Not guaranteed: on a file system without locks (some network mounts) two processes may work at the same time; prepare
-the data once before the job there.
+Not guaranteed: on a file system without locks (some network mounts), two processes may prepare the data at the same
+time. Prepare it before the job there.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ class _Mark(msgspec.Struct):
 
 
 def prepared_directory(directory: Path, kind: str, write: Callable[[Path], None], say: Callable[[str], None]) -> Path:
-    """The absolute path of ``directory``, filled by ``write`` unless it already is.
+    """Return the absolute path of ``directory``, filled by ``write`` if it is not yet complete.
 
     Args:
-        directory: Where the data shall be; its parents are made.
-        kind: Name and version of the data's layout; another kind is refused, never overwritten.
-        write: Writes all files into the directory that it is given.
-        say: Tells the user, in one line, that another process is preparing.
+        directory: Directory of the data; missing parents are created.
+        kind: Name and version of the data's layout. Data of another kind is rejected, never overwritten.
+        write: Function that writes all files into a directory.
+        say: Tells the user that another process is preparing the data.
 
     Raises:
-        DataError: The directory holds something else, or cannot be written.
+        DataError: The directory holds other data or cannot be written.
     """
     directory = directory.absolute()
     try:
@@ -57,16 +57,16 @@ def prepared_directory(directory: Path, kind: str, write: Callable[[Path], None]
 
 
 def _is_complete(directory: Path, kind: str) -> bool:
-    """Whether the data is there; DataError when something else is."""
+    """True if the data is complete. Raises DataError if the directory holds other data."""
     try:
         mark = from_json((directory / _MARK).read_bytes(), _Mark)
     except FileNotFoundError:
-        # It may have come into place since, whole: who has the lock finds it.
+        # Another process may just have renamed the complete directory into place; the lock holder will find it.
         if directory.is_dir() and any(directory.iterdir()) and not (directory / _MARK).exists():
             raise DataError(f"{directory} holds other files: name an empty or new directory with --data") from None
         return False
     except (NotADirectoryError, msgspec.DecodeError) as error:
-        raise DataError(f"{directory} is not a directory that was prepared here: name another with --data") from error
+        raise DataError(f"{directory} is not a directory of prepared data: name another with --data") from error
     if mark.kind != kind:
         raise DataError(f"{directory} holds {mark.kind}, not {kind}: delete it, or name another with --data")
     return True
@@ -92,7 +92,7 @@ def _make(directory: Path, kind: str, write: Callable[[Path], None]) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
-    """Hold an exclusive lock on a file; it ends with the block or the process. Ctrl-C interrupts the wait."""
+    """Hold an exclusive lock on a file until the block or the process ends. Ctrl-C interrupts the wait."""
     with path.open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

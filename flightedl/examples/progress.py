@@ -1,4 +1,4 @@
-"""Progress of a long step: a bar on a terminal, a line per tenth elsewhere (log files, a launcher's pipe)."""
+"""Progress of a long step: a bar on a terminal, otherwise one line per 10 % (log files, pipes)."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-#: Told how much is done so far, in the units of the total.
+#: Function that takes the amount done so far, in the units of the total.
 Advance = Callable[[int], None]
 
 
 @contextlib.contextmanager
 def progress(title: str, total: int, stream: TextIO | None = None) -> Iterator[Advance]:
-    """Show how far a step is; the block calls what it is given with the amount done so far.
+    """Show the progress of a step. Yields a function that the block calls with the amount done so far.
 
     Args:
-        title: What is being done.
-        total: What counts as all of it; 0 is shown as done.
-        stream: Where to; standard error unless given.
+        title: Name of the step.
+        total: Amount of work in all; 0 is shown as done.
+        stream: Output stream; standard error by default.
     """
     stream = stream or sys.stderr
     if not stream.isatty():

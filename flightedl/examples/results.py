@@ -1,6 +1,6 @@
-"""Result files that are complete or absent: written under another name, flushed, then renamed.
+"""Atomic result files: written under a temporary name, flushed, then renamed.
 
-Two writers of one name leave one of the two files, never a mixture.
+If two processes write the same file, one version remains complete.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import numpy.typing as npt
 
 
 def save_arrays(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> Path:
-    """Write an ``.npz`` file that ``numpy.load`` reads without pickle; returns ``path``."""
+    """Write an ``.npz`` file that ``numpy.load`` reads without pickle. Returns ``path``."""
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **dict(arrays))
     return _replace(path, buffer.getvalue())
 
 
 def save_json(path: Path, values: Mapping[str, object]) -> Path:
-    """Write a JSON file, indented; returns ``path``."""
+    """Write an indented JSON file. Returns ``path``."""
     return _replace(path, msgspec.json.format(msgspec.json.encode(dict(values)), indent=2) + b"\n")
 
 

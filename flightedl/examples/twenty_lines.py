@@ -1,6 +1,6 @@
 """Logistic regression on a folder of Parquet, CSV or JSON-lines files.
 
-They have a column ``label`` of 0 and 1; all others are numbers; nothing is null.
+The column ``label`` is 0 or 1. All other columns are numbers without nulls.
 """
 
 import sys

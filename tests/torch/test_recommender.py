@@ -78,7 +78,7 @@ def test_every_rating_is_in_one_file_with_a_number(files: Files) -> None:
 
 def test_without_the_ratings_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(DataError, match=r"pip install --no-deps recbole==.* brings it"):
+    with pytest.raises(DataError, match=r"pip install --no-deps recbole==.* wheel contains"):
         write_ratings(tmp_path)
 
 
