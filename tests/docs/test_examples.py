@@ -60,12 +60,17 @@ class DatasetOfOne:
             yield from map(self.transform, read_task(FsspecFiles(), chunks, self.spec, seed, 0, task, **more))
 
 
+def data_of_one(urls: object, **given: Any) -> DatasetOfOne:
+    """Return the data declared by these arguments of ``job.dataset``."""
+    own = {name: given.pop(name) for name in ("decode", "read_ahead_mb", "transform") if name in given}
+    return DatasetOfOne(dataset_declaration(urls=urls, **given), **own)
+
+
 class JobOfOne:
     """A job whose data is read here, without any server."""
 
     def dataset(self, urls: object, **given: Any) -> DatasetOfOne:
-        own = {name: given.pop(name) for name in ("decode", "read_ahead_mb", "transform") if name in given}
-        return DatasetOfOne(dataset_declaration(urls=urls, **given), **own)
+        return data_of_one(urls, **given)
 
     def mixture(self, sources: object, *, batch_size: int, seed: int = 0, stop: str = "first") -> DatasetOfOne:
         return DatasetOfOne(mixture_declaration(sources, stop, batch_size, seed, {}))

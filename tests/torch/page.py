@@ -23,7 +23,7 @@ from flightedl.domain.model.parameters import ParameterSpec
 
 from ..client.loop_bench import _DECLARED, CLOCK, Master, waiting
 from ..docs.pages import ROOT, examples
-from ..docs.test_examples import DatasetOfOne
+from ..docs.test_examples import data_of_one
 from .bench import BenchJob, TorchBench
 
 
@@ -37,7 +37,7 @@ class JobOfOne(BenchJob):
     def dataset(
         self, urls: object, *, epochs: int = 1, explicit_done: bool = False, steps_per_batch: int = 1, **given: object
     ) -> Any:
-        data = DatasetOfOne(urls=urls, epochs=epochs, **given)
+        data = data_of_one(urls, epochs=epochs, **given)
         batches = [batch for _ in range(epochs) for batch in data for _ in range(steps_per_batch)]
         return shared(batches) if explicit_done else OneByOne(self, batches, steps_per_batch, epochs)
 
@@ -52,7 +52,7 @@ class JobOfOne(BenchJob):
             self.trainer.parameters.pull()
 
     def evaluate(self, urls: object, measure: Any, *, name: str, **given: object) -> dict[str, float]:
-        measured = [metrics_of(measure(batch)) for batch in DatasetOfOne(urls=urls, **given)]
+        measured = [metrics_of(measure(batch)) for batch in data_of_one(urls, **given)]
         return {key: sum(each[key] for each in measured) / len(measured) for key in measured[0]}
 
     def log(self, **metrics: Any) -> None:
