@@ -32,7 +32,7 @@ def main(
         poison: A record that kills its rank in the first epoch.
         dies_saving: 1: rank 0 kills itself in its first last save.
     """
-    dist.init_process_group("gloo")
+    _join_group()
     rank, saved = dist.get_rank(), output / "model.pt"
     counts = torch.zeros(EPOCHS, RECORDS)
 
@@ -64,6 +64,21 @@ def main(
         save()
         # Nobody leaves before the last save is there.
         dist.barrier()
+
+
+def _join_group() -> None:
+    """Join the process group of this start of the ranks.
+
+    The agent of torchrun keeps one store over restarts, where gloo of PyTorch 2.13 may find the address of a rank that
+    has ended. With a prefix for each start it finds none.
+    """
+    names = os.environ
+    if names.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        dist.init_process_group("gloo")
+        return
+    store = dist.TCPStore(names["MASTER_ADDR"], int(names["MASTER_PORT"]), is_master=False)
+    prefixed = dist.PrefixStore(f"start-{names['TORCHELASTIC_RESTART_COUNT']}", store)
+    dist.init_process_group("gloo", store=prefixed, rank=int(names["RANK"]), world_size=int(names["WORLD_SIZE"]))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from flightedl.domain.consistency.modes import Sync
+from flightedl.domain.trainer.feed import AssignedTask
 from flightedl.errors import UsageError
 from flightedl.messages.declarations import DatasetDeclaration
 from flightedl.torch import IterableDataset, batches
@@ -125,11 +127,17 @@ def test_a_data_loader_hands_out_the_batch_that_is_current() -> None:
         assert value_of(cluster, "w") == 3
 
 
+class _Pairs(Loop):
+    """A loop whose batches come twice in a row."""
+
+    def _read(self, task: AssignedTask) -> Iterator[pa.RecordBatch]:
+        return (pa.record_batch({"number": [number // 2]}) for number in range(task.assignment.batch_count))
+
+
 def test_a_batch_of_two_steps_is_handed_out_twice_and_each_step_counts_once() -> None:
     declared = DatasetDeclaration(urls=["data"], batch_size=1, steps_per_batch=2)
-    with Cluster({"critic": (3,), "maker": (3,)}, Sync(reduce="sum")) as cluster, Loop(cluster, batches=6) as job:
+    with Cluster({"critic": (3,), "maker": (3,)}, Sync(reduce="sum")) as cluster, _Pairs(cluster, batches=6) as job:
         job.data._declared = msgspec.structs.replace(job.data._declared, declaration=declared)
-        job._read = job.data._read = lambda task: [pa.record_batch({"number": [n // 2]}) for n in range(6)]
         seen = []
         for number in batches(job.data, "number"):
             step = job.data.step_of_batch
