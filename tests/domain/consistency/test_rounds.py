@@ -423,3 +423,18 @@ def test_a_copy_goes_its_own_way(make):
     assert (rounds.version, rounds.total_weight, rounds.waits_for()) == (0, 1.0, [B])
     assert (copy.version, copy.waits_for()) == (1, [B])
     copy.check()
+
+
+def test_a_round_is_at_its_edge_until_a_member_arrives_or_contributes(make):
+    rounds = make()
+    assert rounds.is_at_edge
+    assert push(rounds, A, applied=True) == Arrived()
+    assert not rounds.is_at_edge
+
+    late = make(Sync(backup=1), members=(A, B, C))
+    push(late, A)
+    push(late, B, batch=1)
+    late.close()
+    assert late.is_at_edge
+    assert push(late, C, base=0, batch=2) == Accumulate(is_first=True, is_late=True)
+    assert not late.is_at_edge

@@ -416,3 +416,14 @@ def test_memory_is_bounded_by_a_bit_for_each_task_and_what_is_in_flight():
     assert used < 2 * bits + 10_000
     assert peak < 2 * bits + 1_000 * in_flight
     assert sealed < 2_000
+
+
+def test_a_sum_of_as_many_batches_as_there_are_cohorts_is_marked_in_all_of_them():
+    applied = AppliedBatches(range(2))
+    applied.mark(range(2), Batch(0, 1, 0), 1)
+    add(applied, 2, 3)
+    batches = [(Batch(0, 0, 0), 2), (Batch(0, 0, 1), 2)]
+    assert applied.mark_together(range(1, 3), batches) == [0, 0]
+    assert [[applied.has(block, batch) for block in range(4)] for batch, _ in batches] == [
+        [False, True, True, False]
+    ] * 2
