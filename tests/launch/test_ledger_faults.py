@@ -250,11 +250,24 @@ def test_the_mode_is_changed_under_kills(ledger: Callable[..., Ledger]) -> None:
 def test_a_standby_takes_over_from_a_killed_master(ledger: Callable[..., Ledger], tmp_path: Path) -> None:
     job = ledger("async", hold=True)
     with standby(job, tmp_path) as second:
-        job.cluster.kill("master")
-        job.until(lambda: "master ready" in second.log(), "the takeover", job.lease_ttl_s + 10)
+        # On a busy machine the successor that the launcher starts may be first to the lock: it is killed, too.
+        for _ in range(4):
+            job.cluster.kill("master")
+            job.until(lambda: leads(job, second) or leads(job, None), "the takeover", job.lease_ttl_s + 10)
+            if leads(job, second):
+                break
+        assert leads(job, second)
         job.until_done(20)
         second.kill()
         job.check()
+
+
+def leads(job: Ledger, second: ServerProcess | None) -> bool:
+    """True if the second master has taken over, or, if it is None, the present one of the launcher."""
+    if second is not None:
+        return "master ready" in second.log()
+    pid, found = job.cluster.pid("master"), job.status()
+    return pid is not None and found is not None and found.master is not None and found.master.pid == pid
 
 
 def test_a_frozen_master_is_deposed_and_does_no_harm(ledger: Callable[..., Ledger], tmp_path: Path) -> None:
