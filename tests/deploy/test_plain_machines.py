@@ -135,8 +135,12 @@ while words[0].startswith("--"):
     else:
         assert name in ("--overlap", "--nodes", "--nodelist", "--kill-on-bad-exit"), name
 import signal
-children = [subprocess.Popen(words, stdout=output, stderr=output) for _ in range(count)]
-signal.signal(signal.SIGTERM, lambda *_: [child.terminate() for child in children])
+children, ends = [], []
+signal.signal(signal.SIGTERM, lambda *_: ends.append(1) or [child.terminate() for child in children])
+for _ in range(count):
+    children.append(subprocess.Popen(words, stdout=output, stderr=output))
+    if ends:
+        children[-1].terminate()
 sys.exit(max(child.wait() for child in children))
 """
 
