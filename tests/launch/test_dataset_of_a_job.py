@@ -53,7 +53,9 @@ def test_the_index_is_kept_for_the_next_job_and_the_next_master(data: Path, unti
         ):
             batches = iter(job.dataset(urls, batch_size=5))
             seen = next(batches)["k"].to_pylist()
-            assert f"files=2 files_read={files_read}" in master_log(cluster)
+            # The launcher writes the log, a moment after the master's line.
+            line = f"files=2 files_read={files_read}"
+            until(lambda line=line: line in master_log(cluster))
             (data / "data").rename(data / "away")
             before = cluster.kill("master")
             until(lambda before=before: cluster.pid("master") not in {None, before})
