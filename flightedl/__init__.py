@@ -92,7 +92,7 @@ __all__ = [
     "text_ids",
 ]
 
-#: The release, as in pyproject.toml.
+#: Version of the package; equal to the version in pyproject.toml.
 __version__ = "0.1.0"
 
 #: Module that defines each public name.

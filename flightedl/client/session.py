@@ -196,11 +196,9 @@ class Job:
             remainder: With ``group``: what becomes of records that fill no round of full batches. "split" spreads them
                 evenly, "drop" leaves them out, and "pad" repeats records of the epoch's beginning.
             explicit_commit: With ``group``: rounds count for ``state_dict`` when ``commit`` names them.
-
             read_ahead_mb: Memory for batches that this trainer reads ahead. The next chunk is always read, however
                 large it is.
-
-            transform: Makes the batch that the loop gets of each batch that was read. The loop computes beside it.
+            transform: Converts each batch before the loop receives it, concurrently with the loop.
             readers: Processes of this trainer that run ``transform``; 0: a thread runs it. They import the module, or
                 run the script, that has it.
 

@@ -92,6 +92,14 @@ def schema_of(declared: DeclaredDataset) -> pa.Schema:
     return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(declared.schema)))
 
 
+def batch_schema_of(declared: DeclaredDataset) -> pa.Schema:
+    """Return the Arrow schema of a dataset's batches; with ``decode``, of the records that it is given."""
+    schema, columns = schema_of(declared), declared.declaration.columns
+    if columns is None or not set(columns) <= set(schema.names):
+        return schema
+    return pa.schema([schema.field(name) for name in columns])
+
+
 def absolute_url(url: str) -> str:
     """Return a URL that is valid in every directory: relative local paths are resolved in the working directory."""
     return url if "://" in url or url.startswith("/") else str(Path.cwd() / url)

@@ -27,8 +27,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 _FIRST_ANSWER_S = 120.0
 #: Time limit for a kind of process that was forked before. A frozen fork server delays one replacement by this long.
 _ANSWER_S = 10.0
-#: Prefixes of variables that libraries and the interpreter read when they are loaded. A process that needs another
-#: value for one of them is started as a program.
+#: Prefixes of variables that the interpreter and libraries read only while they load. A process that needs a different
+#: value of such a variable cannot be forked, and starts as a new interpreter.
 _READ_AT_LOAD = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "GRPC_", "ARROW_", "NUMBA_", "LC_", "LANG")
 
 #: Being a subreaper is a property of the whole process, which may have several fork servers.
@@ -116,7 +116,7 @@ class ForkServer:
         environment: Mapping[str, str],
         directory: str = "",
     ) -> ForkedProcess | None:
-        """Fork like ``start``, with a descriptor for the output, and in a directory if one is given."""
+        """Fork a process as ``start`` does. The caller gives the descriptor of its output and its working directory."""
         if _read_at_load(environment) != self._read_at_load:
             return None
         if self._second is not None and kind in self._apart:

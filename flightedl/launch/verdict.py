@@ -51,7 +51,7 @@ def is_finished(status: StatusReply) -> bool:
 
 
 def is_last_word(status: StatusReply) -> bool:
-    """True if the state of a job whose trainers have ended is final.
+    """True if the job's state cannot change any more. All of its trainers have ended.
 
     After ``job.stop``, the pservers are compared first: then the status is ``done``, or names the remaining work.
     """

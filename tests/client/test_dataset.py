@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from flightedl.adapters.clock import SystemClock
-from flightedl.client.data import dataset, read_ahead
+from flightedl.client.data import dataset, read_ahead, read_queue
 from flightedl.client.data.dataset import Dataset
 from flightedl.client.data.feed import TaskFeed
 from flightedl.client.data.readers import Transforming
@@ -153,8 +153,9 @@ def test_every_batch_of_every_epoch_once(make: Make) -> None:
 @pytest.mark.timeout(10)
 def test_the_loop_ends_as_soon_as_all_is_done(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """And not when it looks for it next; nor does the reader's thread turn round until then."""
-    for module in (dataset, read_ahead):
-        monkeypatch.setattr(module, "_SLICE_S", 1000.0)
+    monkeypatch.setattr(dataset, "_SLICE_S", 1000.0)
+    for module in (read_ahead, read_queue):
+        monkeypatch.setattr(module, "SLICE_S", 1000.0)
     assert len(list(make(Master(1), Listener()))) == BATCHES
 
 

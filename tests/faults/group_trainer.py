@@ -1,4 +1,4 @@
-"""A rank of a group whose model counts, in its weights, how often it was trained on each record of each epoch.
+"""A rank whose model counts in its weights how often each record was used in each epoch.
 
 Run as a script by torchrun or ``flightedl run --nproc-per-node``: DATA OUTPUT [name=value ...].
 """

@@ -61,7 +61,7 @@ from flightedl.domain.trainer.readings import (
 )
 from flightedl.errors import FlightedlError, GradientError, UsageError
 from flightedl.formats.chunks import ChangedFileError, chunks_from_rows
-from flightedl.formats.dataset_spec import schema_of
+from flightedl.formats.dataset_spec import batch_schema_of
 from flightedl.formats.following import MARKER
 from flightedl.formats.record_places import described, record_ranges
 from flightedl.messages.declarations import DeclaredDataset
@@ -145,10 +145,7 @@ class Dataset:
     @property
     def schema(self) -> pa.Schema:
         """Arrow schema of the batches; with ``decode``, of the records that it is given."""
-        schema, columns = schema_of(self._declared), self._declared.declaration.columns
-        if columns is None or not set(columns) <= set(schema.names):
-            return schema
-        return pa.schema([schema.field(name) for name in columns])
+        return batch_schema_of(self._declared)
 
     @property
     def record_count(self) -> int:

@@ -20,19 +20,18 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from flightedl.client.data.read_queue import READ_AHEAD_MB, KeptBytes, ReadQueue
+from flightedl.client.data.read_queue import READ_AHEAD_MB, KeptBytes, ReadQueue, read_in_time
 from flightedl.client.data.readers import Result, Transforming
 from flightedl.client.probe import DATA, SCRIPT
 from flightedl.client.waiting import Waiting
 from flightedl.domain.groups.plan import BEGINNING, EpochEnd, Position, Round, RoundPlan
 from flightedl.domain.groups.token import Token, decode, encode, require_same_data
 from flightedl.errors import UsageError
-from flightedl.formats.dataset_spec import schema_of
+from flightedl.formats.dataset_spec import batch_schema_of
 from flightedl.messages.declarations import DeclaredDataset
 
 _log = logging.getLogger(__name__)
 
-_SLICE_S = 0.5
 _CLOSE_S = 2.0
 #: Batches that are not committed are kept.
 _UNCOMMITTED_LIMIT = 1000
@@ -136,10 +135,7 @@ class GroupDataset:
     @property
     def schema(self) -> pa.Schema:
         """Arrow schema of the batches; with ``decode``, of the records that it is given."""
-        schema, columns = schema_of(self._declared), self._declared.declaration.columns
-        if columns is None or not set(columns) <= set(schema.names):
-            return schema
-        return pa.schema([schema.field(name) for name in columns])
+        return batch_schema_of(self._declared)
 
     @property
     def record_count(self) -> int:
@@ -307,21 +303,12 @@ class GroupDataset:
         in_order(None)
 
     def _put(self, item: Item, new_bytes: int = 0, own_bytes: int = 0) -> None:
-        while not self._stopping.is_set() and not self._queue.put(item, _SLICE_S, new_bytes, own_bytes):
-            pass
+        self._queue.put_unless(self._stopping, item, new_bytes, own_bytes)
 
     def _next_item(self) -> Item:
         if self._queue.items:
             return self._queue.get(0.0)
-        waiting = self._waiting()
-        try:
-            while True:
-                try:
-                    return self._queue.get(_SLICE_S)
-                except Empty:
-                    waiting.patiently(self._trouble_of_files() or "the next batch to be read")
-        finally:
-            waiting.over()
+        return read_in_time(self._queue.get, Empty, self._waiting(), self._trouble_of_files)
 
     def _require_commits(self) -> None:
         if len(self._uncommitted) == _UNCOMMITTED_LIMIT:

@@ -11,14 +11,13 @@ from concurrent.futures import TimeoutError as NotYetError
 
 import pyarrow as pa
 
+from flightedl.client.data.read_queue import read_in_time
 from flightedl.client.waiting import Waiting
 from flightedl.domain.groups.numbered import NumberedBatches
 from flightedl.domain.groups.plan import Round
 from flightedl.errors import UsageError
 from flightedl.formats.dataset_spec import schema_of
 from flightedl.messages.declarations import DeclaredDataset
-
-_SLICE_S = 0.5
 
 
 class NumberedDataset:
@@ -50,8 +49,8 @@ class NumberedDataset:
         self._trouble_of_files = trouble_of_files
         #: One thread, because the reader is not thread-safe.
         self._reader = ThreadPoolExecutor(1, "flightedl-reader")
-        #: Number and batch that are read ahead.
-        self._ahead: tuple[int, Future[pa.RecordBatch]] | None = None
+        #: Number, records and batch that are read ahead.
+        self._ahead: tuple[int, Round, Future[pa.RecordBatch]] | None = None
         self._number: int | None = None
         self._step: Round | None = None
         self._row_count = 0
@@ -90,9 +89,10 @@ class NumberedDataset:
         if self._ahead is None or self._ahead[0] != number:
             self._read_ahead(number)
         assert self._ahead is not None
-        batch = self._result(self._ahead[1])
+        _, step, reading = self._ahead
+        batch = self._result(reading)
         stride = 1 if self._number is None or number <= self._number else number - self._number
-        self._number, self._step, self._row_count = number, self._batches.batch(number), batch.num_rows
+        self._number, self._step, self._row_count = number, step, batch.num_rows
         self._read_ahead(number + stride)
         return batch
 
@@ -102,19 +102,11 @@ class NumberedDataset:
 
     def _read_ahead(self, number: int) -> None:
         if self._ahead is not None:
-            self._ahead[1].cancel()
+            self._ahead[2].cancel()
         step = self._batches.batch(number)
-        self._ahead = number, self._reader.submit(self._read, step)
+        self._ahead = number, step, self._reader.submit(self._read, step)
 
     def _result(self, reading: Future[pa.RecordBatch]) -> pa.RecordBatch:
         if reading.done():
             return reading.result()
-        waiting = self._waiting()
-        try:
-            while True:
-                try:
-                    return reading.result(_SLICE_S)
-                except NotYetError:
-                    waiting.patiently(self._trouble_of_files() or "the next batch to be read")
-        finally:
-            waiting.over()
+        return read_in_time(reading.result, NotYetError, self._waiting(), self._trouble_of_files)

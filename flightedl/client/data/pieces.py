@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -10,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from flightedl.client.data.reading import tell_skipped
 from flightedl.domain.groups.plan import Piece, Round
 from flightedl.domain.queue.batching import record_order
 from flightedl.formats.dataset_spec import DatasetSpec
@@ -18,8 +18,6 @@ from flightedl.formats.reader import ChunkReader, Decode, ReadCounts, joined
 from flightedl.formats.record_places import described, record_ranges
 from flightedl.messages.status import RecordRange
 from flightedl.ports import Files
-
-_log = logging.getLogger(__name__)
 
 #: Tasks that stay open until they are read to their end: one that the rank took, and one of the epoch's tail.
 _OPEN = 2
@@ -66,7 +64,7 @@ class PieceReader:
             batch = joined([self._piece(step.epoch, piece) for piece in step.pieces])
         else:
             batch = self._piece(step.epoch, Piece(0, 0, 1)).slice(0, 0)
-        self._tell_skipped()
+        tell_skipped(self._counts, self._skipped)
         return batch
 
     def place(self, step: Round) -> str:
@@ -98,11 +96,3 @@ class PieceReader:
                 self._opened.popitem(last=False)
         self._opened.move_to_end(key)
         return self._opened[key]
-
-    def _tell_skipped(self) -> None:
-        if self._counts.corrupt_records:
-            self._skipped(self._counts.corrupt_records)
-            for sentence in self._counts.sentences:
-                _log.warning("skipped: %s", sentence)
-            self._counts.corrupt_records = 0
-            self._counts.sentences.clear()

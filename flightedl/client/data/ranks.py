@@ -57,11 +57,16 @@ def _checked(what: str, rank: Any, size: Any) -> tuple[int, int]:
     return found
 
 
-def _of_torch() -> tuple[int, int] | None:
+def initialized_torch() -> Any | None:
+    """Return the module ``torch.distributed`` if the script has initialized its process group, otherwise None."""
     distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not (distributed.is_available() and distributed.is_initialized()):
-        return None
-    return distributed.get_rank(), distributed.get_world_size()
+    is_initialized = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    return distributed if is_initialized else None
+
+
+def _of_torch() -> tuple[int, int] | None:
+    distributed = initialized_torch()
+    return None if distributed is None else (distributed.get_rank(), distributed.get_world_size())
 
 
 def _of_jax() -> tuple[int, int] | None:

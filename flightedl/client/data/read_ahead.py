@@ -9,14 +9,13 @@ from functools import partial
 import pyarrow as pa
 
 from flightedl.client.data.feed import TaskFeed
-from flightedl.client.data.read_queue import KeptBytes, ReadQueue
+from flightedl.client.data.read_queue import SLICE_S, KeptBytes, ReadQueue
 from flightedl.client.data.readers import Result, Transforming
 from flightedl.client.data.reading import EarlyReads, ReadTask
 from flightedl.domain.trainer import readings
 from flightedl.domain.trainer.feed import AssignedTask
 from flightedl.domain.trainer.readings import ReadBatch, ReadFailure, TaskEnd
 
-_SLICE_S = 0.5
 #: Batches of a task that are read before it is given.
 _EARLY_BATCHES = 5
 
@@ -68,7 +67,7 @@ class ReadAhead:
         early = EarlyReads(self._read, _EARLY_BATCHES)
         try:
             while not self.stopping.is_set() and not feed.is_done:
-                if (task := feed.next(_SLICE_S)) is not None:
+                if (task := feed.next(SLICE_S)) is not None:
                     self._read_task(task, early.batches)
                 elif (promised := feed.next_ahead()) is not None:
                     early.begin(promised)
@@ -105,5 +104,4 @@ class ReadAhead:
             self._put((end, None))
 
     def _put(self, item: Item | None, new_bytes: int = 0, own_bytes: int = 0) -> None:
-        while not self.stopping.is_set() and not self.queue.put(item, _SLICE_S, new_bytes, own_bytes):
-            pass
+        self.queue.put_unless(self.stopping, item, new_bytes, own_bytes)

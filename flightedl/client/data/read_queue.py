@@ -11,15 +11,20 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from queue import Empty
 from typing import Generic, TypeVar
 
 import pyarrow as pa
 
+from flightedl.client.waiting import Waiting
+
 Item = TypeVar("Item")
 
 #: Memory for the batches that are read ahead, by default.
 READ_AHEAD_MB = 64
+#: Seconds after which a thread that waits looks whether it should stop.
+SLICE_S = 0.5
 _REFILL_AT = 2
 #: Counts for a batch beside its values. More than it takes: steps would wait for thousands of small batches to be read.
 _BATCH_BYTES = 512 << 10
@@ -80,6 +85,11 @@ class ReadQueue(Generic[Item]):
                 self._changed.notify_all()
             return True
 
+    def put_unless(self, stopping: threading.Event, item: Item, new_bytes: int = 0, own_bytes: int = 0) -> None:
+        """Put an item in as soon as there is room, or drop it once ``stopping`` is set."""
+        while not stopping.is_set() and not self.put(item, SLICE_S, new_bytes, own_bytes):
+            pass
+
     def _has_room(self, most_bytes: int) -> bool:
         return len(self.items) <= _REFILL_AT or self._put_bytes - self._taken_bytes <= most_bytes
 
@@ -129,3 +139,24 @@ def _place(batch: pa.RecordBatch) -> int | None:
     if not batch.num_columns:
         return None
     return next((buffer.address for buffer in reversed(batch.column(0).buffers()) if buffer is not None), None)
+
+
+def read_in_time(
+    get: Callable[[float], Item], not_yet: type[Exception], waiting: Waiting, trouble_of_files: Callable[[], str]
+) -> Item:
+    """Return what a reader thread delivers, and tell the user for what the loop waits.
+
+    Args:
+        get: Returns it, or raises ``not_yet`` after so many seconds.
+        not_yet: The exception.
+        waiting: The user's wait. It is over afterwards.
+        trouble_of_files: Returns the cause of a wait for files, or "".
+    """
+    try:
+        while True:
+            try:
+                return get(SLICE_S)
+            except not_yet:
+                waiting.patiently(trouble_of_files() or "the next batch to be read")
+    finally:
+        waiting.over()

@@ -47,14 +47,19 @@ def telling(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the batches of ``read``, which skips corrupt records; log each, and ``tell`` their number as they come."""
     counts = ReadCounts()
-    told_records, told_sentences = 0, 0
     for batch in read(counts):
-        if counts.corrupt_records > told_records:
-            tell(counts.corrupt_records - told_records)
-            for sentence in counts.sentences[told_sentences:]:
-                _log.warning("skipped: %s", sentence)
-            told_records, told_sentences = counts.corrupt_records, len(counts.sentences)
+        tell_skipped(counts, tell)
         yield batch
+
+
+def tell_skipped(counts: ReadCounts, tell: Callable[[int], None]) -> None:
+    """Log the corrupt records that were skipped since the last call, and ``tell`` their number, if there are any."""
+    if counts.corrupt_records:
+        tell(counts.corrupt_records)
+        for sentence in counts.sentences:
+            _log.warning("skipped: %s", sentence)
+        counts.corrupt_records = 0
+        counts.sentences.clear()
 
 
 class EarlyReads:

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+from flightedl.client.data.ranks import initialized_torch
+
 #: Returns the name, or None if it is not published yet.
 LookUp = Callable[[], str | None]
 
@@ -64,8 +66,7 @@ class _JaxStore:
 
 
 def _of_torch() -> _TorchStore | None:
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not (distributed.is_available() and distributed.is_initialized()):
+    if initialized_torch() is None:
         return None
     from torch.distributed import distributed_c10d
 

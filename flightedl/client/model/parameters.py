@@ -159,15 +159,15 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         return self._next_layout.plan
 
     def swap(self, plan: ShardPlan) -> None:
-        """Let the pservers own the blocks that a plan says, from the next operation on. Any thread may call it.
+        """Use the placement of another plan from the next operation on. Any thread may call it.
 
-        An operation that is under way goes on with the owners that it began with.
+        An operation that is in progress keeps the owners that it started with.
 
         Args:
-            plan: Of the same blocks under another placement.
+            plan: Plan with the same blocks and another placement.
 
         Raises:
-            UsageError: of other blocks.
+            UsageError: the plan has other blocks.
         """
         with self._swapping:
             before = self._next_layout
@@ -181,8 +181,10 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             self._shard_client(index, runs, plan, before=known[index] if index < len(known) else None)
             for index, runs in enumerate(owners.runs)
         ]
-        is_enough = before is not None and len(known) >= plan.pserver_count
-        pool = before.pool if before is not None and is_enough else _pool(plan.pserver_count)
+        if before is not None and len(known) >= plan.pserver_count:
+            pool = before.pool
+        else:
+            pool = ThreadPoolExecutor(plan.pserver_count, "flightedl-parameters")
         return ModelLayout(plan, owners, shards, self._step_plans(plan, owners.runs, pool=pool), pool)
 
     def _take_layout(self) -> None:
@@ -606,10 +608,6 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         if self._listener is not None and stored:
             self._values.stored = set()
             self._listener.values_came([self._names[number] for number in sorted(stored)])
-
-
-def _pool(pserver_count: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(pserver_count, "flightedl-parameters")
 
 
 def _half_kernels(kind: str) -> HalfKernels:

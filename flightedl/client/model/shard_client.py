@@ -106,15 +106,12 @@ class ShardClient:
         largest = max(sizes, default=1)
         #: Messages that may be unanswered.
         self.window = max(2, LOCK_STEP_LIMIT_BYTES // max(largest, 1))
-        is_kept = before is not None and before.window <= self.window
-        if before is not None and is_kept:
-            self.window = before.window
         #: Steps follow each other on it.
-        self.channel: StepChannel = (
-            before.channel
-            if before is not None and is_kept
-            else StepChannel(index, clock, step_bytes=sum(sizes), ahead=self.window)
-        )
+        self.channel: StepChannel
+        if before is not None and before.window <= self.window:
+            self.window, self.channel = before.window, before.channel
+        else:
+            self.channel = StepChannel(index, clock, step_bytes=sum(sizes), ahead=self.window)
         #: Where the time of the newest transfer went.
         self.conversation: Conversation = Conversation(index, clock.now) if before is None else before.conversation
 

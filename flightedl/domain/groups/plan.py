@@ -182,14 +182,14 @@ class Shares:
         full, rest = divmod(records, world_size * batch_size)
         self.world_size = world_size
         self.batch_size = batch_size
-        self.rounds = full + (rest > 0 and remainder != "drop")
+        # The last round has too few records for all ranks, and batches of one record cannot be halved for it.
+        is_short = remainder == "split" and 0 < rest < world_size and full > 0
+        self.rounds = full if is_short and batch_size == 1 else full + (rest > 0 and remainder != "drop")
         self._records = records
         self._drops = remainder == "drop"
         self._pads = remainder == "pad"
         #: The last two rounds share their records.
-        self._halves = remainder == "split" and 0 < rest < world_size and full > 0 and batch_size > 1
-        if remainder == "split" and 0 < rest < world_size and full > 0 and batch_size == 1:
-            self.rounds = full
+        self._halves = is_short and batch_size > 1
 
     @property
     def given(self) -> int:

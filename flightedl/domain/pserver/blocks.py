@@ -464,10 +464,10 @@ class BlockProtocol:
     # blocks that move to another pserver
 
     def release(self, numbers: range) -> ReleasedBlocks | Split | Unmovable:
-        """Take neighbouring blocks out. ``Split``: ask again once they have a span of their own.
+        """Remove adjacent blocks, and return them. Returns ``Split`` if their span has others; call again after it.
 
         Raises:
-            MessageError: they do not lie in one span here.
+            MessageError: the blocks are not in one span of this pserver.
         """
         span = self._span_of.get(numbers.start)
         if span is None or numbers.stop > span.numbers.stop:
