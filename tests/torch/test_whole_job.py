@@ -38,7 +38,8 @@ from flightedl.examples.digits_torch import images_and_digits, network
 with fe.connect() as job:
     net = nn.ModuleDict({{"network": network(seed=0)}})
     net.register_parameter("seen", nn.Parameter(torch.zeros(2000)))
-    rule = fe.AdamW(lr=3e-3, overrides={{"seen": fe.Delta()}})
+    # The rate falls to zero: at a constant one the last updates, stale on a busy machine, would decide the accuracy.
+    rule = fe.AdamW(lr=fe.Cosine(initial=3e-3, updates={EPOCHS} * 50), overrides={{"seen": fe.Delta()}})
     optimizer = fe.torch.Optimizer(net, job, rule, mode=fe.Async())
     data = job.dataset("train.parquet", batch_size=32, epochs={EPOCHS}, shuffle=True, seed=0)
     print("training", flush=True)
