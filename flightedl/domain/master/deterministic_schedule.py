@@ -62,7 +62,7 @@ class DeterministicSchedule:
         if queue.is_done:
             return want
         is_free = self._begun == queue.epoch and not queue.holds(trainer)
-        return min(want, 1) if is_free and queue.counts().todo else 0
+        return min(want, 1) if is_free and queue.has_todo else 0
 
     def joins(
         self, queue: TaskQueue, trainer: str, generation: int, alive: Mapping[str, int], now: float
@@ -72,7 +72,10 @@ class DeterministicSchedule:
             return {trainer: generation}
         self._joining[trainer] = generation
         here = {name: number for name, number in self._joining.items() if alive.get(name) == number}
-        if len(here) < min(self._trainer_count, queue.epoch_size(queue.epoch)) and not self._is_late(now):
+        expected = min(self._trainer_count, queue.epoch_size(queue.epoch))
+        if not queue.has_todo:
+            expected = min(expected, queue.pending.trainer_count)
+        if len(here) < expected and not self._is_late(now):
             return {}
         self._admitted = queue.epoch
         self._since_s = None

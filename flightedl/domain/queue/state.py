@@ -213,6 +213,14 @@ class QueueState:
             return True
         return self.waiting.lowest_epoch is not None
 
+    @property
+    def has_todo(self) -> bool:
+        """True if something waits of the epoch that work is handed out of, which may be one before the current one."""
+        if (epoch := self.next_epoch) is None:
+            return False
+        has_new = epoch == self.epoch and not self.is_past_last and self.cursor < self.epoch_size(epoch)
+        return has_new or self.waiting.is_open(epoch)
+
     def should_end_now(self, now: float) -> bool:
         """Whether nothing is left of the epoch but what runs, all of which takes as long by now as the last task did.
 

@@ -104,3 +104,28 @@ def test_no_more_are_waited_for_than_there_are_tasks(queue: TaskQueue) -> None:
     alive = dict.fromkeys("abcd", 1)
     joined = [schedule.joins(queue, name, 1, alive, 0.0) for name in "abcd"]
     assert joined == [{}, {}, {}, alive]
+
+
+def test_a_task_of_an_earlier_epoch_that_was_lost_is_handed_out(queue: TaskQueue) -> None:
+    schedule = DeterministicSchedule(1)
+    do(queue, "a", 4)
+    do(queue, "a", 3)
+    last = queue.request("b", 0.0)
+    queue.reopen(0, [(0, 2)])
+    assert isinstance(last, TaskGiven)
+    queue.finish("b", 1, last.assignment.position, last.assignment.attempt, 0.0)
+    schedule.begins(queue, "a", ALIVE, 0.0)
+    assert schedule.pieces_for(queue, "a", 1) == 1
+    queue.request("a", 0.0)
+    assert schedule.pieces_for(queue, "b", 1) == 1
+    queue.request("b", 0.0)
+    assert schedule.pieces_for(queue, "c", 1) == 0, "no copies"
+
+
+def test_nobody_waits_for_trainers_that_get_no_task(queue: TaskQueue) -> None:
+    schedule = DeterministicSchedule(3)
+    do(queue, "a", 2)
+    for trainer in ("a", "b"):
+        queue.request(trainer, 0.0)
+    assert schedule.joins(queue, "a", 1, ALIVE, 0.0) == {}
+    assert schedule.joins(queue, "b", 2, ALIVE, 0.0) == {"a": 1, "b": 2}
