@@ -202,11 +202,17 @@ class Loop:
                 case Finished(task, pservers):
                     self.feed.finished(task, pservers, self.world.now)
                 case HandBack(task):
-                    self.feed.hand_back(task, self.world.now)
+                    self._hand_back(task)
                 case BatchDone(task, number):
                     self.feed.batch_done(task, number)
             self._pump()
             step = self.steps.next_step(self.trainer.worker.told())
+
+    def _hand_back(self, task: AssignedTask) -> None:
+        others = [each for each in self.feed.held if each != task]
+        self.feed.hand_back(task, self.world.now)
+        if lost := [each.assignment.attempt for each in others if not self.feed.is_held(each)]:
+            raise Violation(f"{self.trainer} gives up {lost}, of which it was said nothing")
 
     def _need_item(self) -> None:
         self._needs_item = False
@@ -228,10 +234,10 @@ class Loop:
         task, batch = handed.task, handed.batch
 
         def denied() -> None:
-            others = [each for each in self.feed.held if each != task]
-            self._do(self.steps.denied(batch))
-            if lost := [each.assignment.attempt for each in others if not self.feed.is_held(each)]:
-                raise Violation(f"{self.trainer} gives up {lost}, of which it was said nothing")
+            step = self.steps.denied(batch)
+            if step != HandBack(task):
+                raise Violation(f"{self.trainer} may not work on {batch}, and what it does is {step}")
+            self._do(step)
 
         if handed.is_again and not self.feed.is_held(task):
             denied()
