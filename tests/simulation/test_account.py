@@ -8,6 +8,8 @@ from itertools import count
 import pytest
 
 from flightedl.domain.checkpoint.manifest import Manifest, manifest_name
+from flightedl.domain.exactly_once.intervals import IntervalSet
+from flightedl.domain.queue.values import FailedPiece
 from flightedl.testing.simulation.cluster import Cluster
 from flightedl.testing.simulation.world import Violation
 
@@ -55,6 +57,19 @@ def saved_without_a_block(ended, monkeypatch):
     monkeypatch.setitem(files, shard, replace(files[shard], values=((0,) * len(kept), *others)))
 
 
+@pytest.fixture
+def has_quarantined_a_batch(ended):
+    """The first batch of the first task that was done has failed too often since."""
+    account, queue = ended.cluster.account, ended.master.core.work.queue
+    epoch, task = next(iter(account._done[ended.cluster.lives]))
+    position = queue.order(epoch).position_of(task)
+    queue.failed.quarantine(FailedPiece(epoch, position, task, 0, 1, 9, "trainer-0", "its trainer died"))
+    account._set_aside.add((epoch, task, 0))
+    yield
+    account._set_aside.clear()
+    queue.failed.release((epoch, position), 0, 1)
+
+
 def test_a_master_that_has_everything_saved_may_say_so(ended):
     ended.says_that_all_is_done()
 
@@ -93,3 +108,17 @@ def test_a_process_that_is_named_and_lacks_something_is_found(ended):
 def test_a_process_that_took_the_place_of_a_named_one_may_lack_something(ended):
     """No trainer takes what it has for the result before the master has said of this process that it is."""
     ended.says_that_all_is_done([ended.named[0] - 1, *ended.named[1:]])
+
+
+@pytest.mark.usefixtures("has_quarantined_a_batch")
+def test_a_batch_that_was_done_may_be_quarantined_when_it_is_repeated(ended):
+    ended.says_that_all_is_done()
+
+
+def test_a_batch_that_was_done_and_is_not_repeated_is_found(ended, monkeypatch):
+    done = ended.cluster.account._done[ended.cluster.lives]
+    place, batches = next(iter(done.items()))
+    count = ended.cluster.shape.batch_counts[place[1]]
+    monkeypatch.setitem(done, place, IntervalSet([*batches, (count, count + 1)]))
+    with pytest.raises(Violation, match="were done, and are not"):
+        ended.says_that_all_is_done()

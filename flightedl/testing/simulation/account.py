@@ -350,12 +350,16 @@ class Account:
         self._require_whole(leader, saved, f"what checkpoint {number} has")
 
     def _require_whole(self, master: Master, blocks: Sequence[tuple[int, Sequence[int]]], what: str) -> None:
-        """A batch of a job that was stopped is in all blocks, or in none; what once was done is done again."""
+        """Check that what was done once is done at the end, or set aside, and that all blocks have the same batches.
+
+        A batch that was done, lost with a pserver and repeated may fail too often then, as any other may.
+        """
         work = master.core.work
         assert work is not None, "a master that leads has a queue"
         for place, batches in self._done.get(self._cluster.lives, {}).items():
+            now = work.queue.batches(*place)
             lost = batches.copy()
-            lost.difference_update(work.queue.batches(*place).done)
+            lost.difference_update((*now.done, *now.failed))
             if lost:
                 raise Violation(f"{master.name} says that all is done, but {lost} of {place} were done, and are not")
         if found := torn(blocks, self._cluster.shape, work.queue):
