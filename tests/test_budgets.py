@@ -18,7 +18,7 @@ ROOT = Path(flightedl.__file__).resolve().parent.parent
 
 #: Part -> (most lines of its Python files, lines planned, its directories, without packages that are parts themselves).
 BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
-    "domain": (19_077, 16_000, ("flightedl/domain",)),
+    "domain": (19_149, 16_000, ("flightedl/domain",)),
     "client, torch": (11_393, 8_000, ("flightedl/client", "flightedl/torch")),
     "pserver, kernels": (9_997, 8_000, ("flightedl/pserver", "flightedl/kernels")),
     "rpc, wire, messages": (5_762, 4_500, ("flightedl/rpc", "flightedl/wire", "flightedl/messages")),

@@ -15,6 +15,7 @@ import itertools
 from flightedl.domain.exactly_once.intervals import IntervalSet
 from flightedl.domain.queue.ahead import Promises
 from flightedl.domain.queue.backlog import Pending
+from flightedl.domain.queue.bisection import Losses
 from flightedl.domain.queue.clock import WorkClock
 from flightedl.domain.queue.failed import FailedPieces
 from flightedl.domain.queue.order import EpochOrder, EpochSizes, order_of
@@ -42,6 +43,7 @@ class QueueState:
         "growth_ended",
         "is_stopped",
         "last_s",
+        "losses",
         "next_attempt",
         "pending",
         "promises",
@@ -71,6 +73,7 @@ class QueueState:
         self.promises = Promises()
         self.waiting = WaitingPieces(settings.attempts_limit, self.batch_count)
         self.failed = FailedPieces(settings.failed_limit)
+        self.losses = Losses()
         #: (epoch, position) -> attempts of the finished pieces of a task of which another piece is open.
         self.finished_parts: dict[tuple[int, int], list[int]] = {}
         #: Whether nothing new is begun.

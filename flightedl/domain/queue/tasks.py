@@ -21,8 +21,9 @@ Rules:
   a trainer may read of the next one is promised to it: see ``ahead``.
 * Of data alone, a piece goes back without its batches that are done (``note_done``).
 * What fails ``attempts_limit`` times is *suspect*: it is split, around the failing batch if it is known, else in
-  halves, until single batches are left; one that fails ``confirmations`` times more is quarantined. Suspects go only
-  to trainers that hold nothing else, and those get nothing else meanwhile, so that no innocent piece is convicted
+  halves, until single batches are left; one that fails ``confirmations`` times more is quarantined. The loss of a
+  trainer weighs less than a reported failure, and nothing while others are lost, too: see ``bisection``. Suspects go
+  only to trainers that hold nothing else, and those get nothing else meanwhile, so that no innocent piece is convicted
   because its holder died of another. They are handed out last in their epoch, or first once ``SUSPECTS_LIMIT`` wait.
 * Near the end of an epoch an idle trainer gets a copy of a piece that only waits elsewhere: the last one of the longest
   backlog; else of the piece that runs longest, if that is clearly longer than tasks take on average. The first to
@@ -50,7 +51,7 @@ from dataclasses import replace
 from flightedl.domain.exactly_once.intervals import IntervalSet
 from flightedl.domain.queue import reopening, storage
 from flightedl.domain.queue.backlog import Holder, Pending
-from flightedl.domain.queue.bisection import after_failure
+from flightedl.domain.queue.bisection import LOSSES_PER_REPORT, after_failure
 from flightedl.domain.queue.failed import shortened
 from flightedl.domain.queue.fair_share import HOLDING_FLOOR, may_hold_more
 from flightedl.domain.queue.state import QueueState
@@ -169,6 +170,7 @@ class TaskQueue(QueueState):
             return AlreadyDone()
         self._note_duration(pending, attempt, now)
         attempts = [holder.attempt for holder in pending.holders]
+        self.losses.forget(pending.piece)
         self.pending.close(pending, now)
         self.finished_parts.setdefault((epoch, position), []).extend(attempts)
         return Finished(self._settle(epoch, position))
@@ -211,7 +213,7 @@ class TaskQueue(QueueState):
         """
         now = self._time(now)
         pending = self._held(trainer, generation, epoch, position, attempt)
-        return () if pending is None else self._lose(pending, attempt, now, error, batch)
+        return () if pending is None else self._lose(pending, attempt, now, error, batch, is_reported=True)
 
     def give_back(
         self, trainer: str, epoch: int, position: int, attempt: int, now: float, *, generation: int = 0
@@ -538,21 +540,40 @@ class TaskQueue(QueueState):
     def _lose_all(self, trainer: str, now: float, error: str, blamed_count: int) -> Effects:
         """A trainer finishes nothing of its backlog, of which the first so many may be to blame."""
         effects: list[Effect] = []
-        for number, (attempt, pending) in enumerate(tuple(self.pending.held_by(trainer).items())):
+        held = tuple(self.pending.held_by(trainer).items())
+        limit = self.settings.attempts_limit
+        if blamed_count and all(pending.piece.failures < limit for _, pending in held):
+            self.losses.happened_elsewhere()
+        for number, (attempt, pending) in enumerate(held):
             effects += self._lose(pending, attempt, now, error if number < blamed_count else None)
         return tuple(effects)
 
-    def _lose(self, pending: Pending, attempt: int, now: float, error: str | None, batch: int | None = None) -> Effects:
-        """A holder does not finish its piece; ``error`` None: it is not to blame."""
+    def _lose(
+        self,
+        pending: Pending,
+        attempt: int,
+        now: float,
+        error: str | None,
+        batch: int | None = None,
+        *,
+        is_reported: bool = False,
+    ) -> Effects:
+        """Take a piece from a holder that does not finish it. None as ``error``: the piece is not to blame."""
         self.revision += 1
-        trainer = pending.holder(attempt).trainer
+        trainer, piece, settings = pending.holder(attempt).trainer, pending.piece, self.settings
+        confirmations = settings.confirmations
+        if error is not None and not is_reported:
+            confirmations *= LOSSES_PER_REPORT
+            is_single_suspect = piece.size == 1 and piece.failures >= settings.attempts_limit
+            if is_single_suspect and not self.losses.counts(piece):
+                error = None
         self.pending.drop_holder(pending, attempt, now, failed=error is not None)
         if pending.holders:
             return ()
         if error is None:
             parts: tuple[BatchRange, ...] = (pending.piece,)
         else:
-            parts = after_failure(pending.piece, batch, self.settings.attempts_limit, self.settings.confirmations)
+            parts = after_failure(pending.piece, batch, settings.attempts_limit, confirmations)
         for part in parts:
             for first, end in pending.done.gaps(part.first_batch, part.end_batch):
                 self.waiting.put(replace(part, first_batch=first, end_batch=end))
@@ -562,6 +583,7 @@ class TaskQueue(QueueState):
 
     def _quarantine(self, pending: Pending, trainer: str, error: str) -> Effects:
         piece = pending.piece
+        self.losses.forget(piece)
         failed = FailedPiece(
             epoch=piece.epoch,
             position=piece.position,

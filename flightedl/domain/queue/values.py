@@ -27,8 +27,8 @@ class QueueSettings:
         seed: Keys the dispatch order of every epoch; of a queue that is stored, see ``TaskQueue.decode``.
         shuffle: False: tasks are handed out in their order.
         attempts_limit: A piece that failed this often is narrowed down.
-        confirmations: A single batch over the limit is quarantined when it failed this often more, while its trainer
-            held nothing else. 0: at the limit.
+        confirmations: A single batch over the limit is quarantined when trainers that held nothing else reported this
+            many more failures, or twice as many such trainers were lost. 0: at the limit.
         timeout_floor_s: A piece that runs is never taken back earlier, once a completion time is known.
         timeout_factor: A piece is taken back after this many times the moving average of completion times.
         stuck_after_s: While no completion time is known, a piece is taken back after so long without progress; of data

@@ -778,7 +778,71 @@ def test_a_record_that_kills_trainers_convicts_no_other(make):
         queue.check()
     failed = {(piece.epoch, piece.task, piece.first_batch, piece.end_batch) for piece in queue.failed.details}
     assert failed == {(epoch, task, batch, batch + 1) for epoch in range(2) for task, batch in poison}
-    assert deaths <= 2 * len(poison) * (3 + 3 + 2)
+    assert deaths <= 2 * len(poison) * (3 + 3 + 5), "the limit, the halves, the first loss and twice the confirmations"
+
+
+@pytest.fixture
+def suspect(make):
+    """Two tasks of one batch: the trainer of the first was lost, so it is suspect. The other is held by "busy"."""
+    queue = make(2, batch_counts=lambda _: 1, attempts_limit=1, confirmations=2)
+    take(queue, "victim")
+    take(queue, "busy")
+    queue.trainer_gone("victim", 0.0)
+    return queue
+
+
+def lose(queue, times=1):
+    """Lose this many trainers, each with the suspect; return what follows from the last loss."""
+    effects = ()
+    for _ in range(times):
+        assert take(queue, "victim").task == 0
+        effects = queue.trainer_gone("victim", 0.0)
+    return effects
+
+
+def test_losses_of_trainers_convict_a_batch_if_no_others_are_lost(suspect):
+    assert lose(suspect, 1 + 3) == (), "the first one begins the count"
+    assert lose(suspect) == (Quarantined(suspect.failed.details[0]),)
+    assert suspect.failed.details[0].error == "its trainer died or lost its lease"
+
+
+def test_losses_convict_nothing_while_other_trainers_are_lost_too(suspect):
+    for _ in range(50):
+        assert lose(suspect) == ()
+        suspect.trainer_gone("idle", 0.0)
+    finish(suspect, take(suspect, "victim"), "victim")
+
+
+def test_a_trainer_that_leaves_in_good_order_is_no_loss(suspect):
+    lose(suspect, 4)
+    suspect.trainer_gone("idle", 0.0, is_graceful=True)
+    assert lose(suspect)
+
+
+def test_a_piece_that_took_too_long_is_a_loss(suspect):
+    finish(suspect, suspect.holders()["busy"][0], "busy", 1.0)
+    for number in range(1, 5):
+        take(suspect, "slow", 1000.0 * number)
+        assert len(suspect.tick(1000.0 * number + 901.0)) == 1
+    take(suspect, "slow", 5000.0)
+    assert isinstance(suspect.tick(5901.0)[1], Quarantined)
+
+
+def test_reported_failures_convict_whichever_trainers_are_lost(suspect):
+    suspect.trainer_gone("idle", 0.0)
+    assert fail(suspect, take(suspect), error="bad record") == ()
+    suspect.trainer_gone("idle", 0.0)
+    assert isinstance(fail(suspect, take(suspect), error="bad record")[0], Quarantined)
+
+
+def test_a_batch_that_was_done_after_all_begins_its_count_again(suspect):
+    lose(suspect, 4)
+    finish(suspect, take(suspect, "victim"), "victim")
+    suspect.reopen(0, [(0, 1)])
+    assert take(suspect, "victim").task == 0
+    assert suspect.trainer_gone("victim", 0.0) == (), "a new piece"
+    assert lose(suspect, 4) == ()
+    assert isinstance(lose(suspect)[0], Quarantined)
 
 
 def test_a_suspect_is_given_alone(make):
