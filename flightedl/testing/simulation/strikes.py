@@ -310,9 +310,9 @@ class Strikes:
             self._world.fault("file torn")
             self._world.note("{} rots", name)
             self._cluster.store.rot(name, self._world.random.random() < 0.5)
-            if self._cluster.is_done:
+            pservers = [process for process in self._cluster.processes if isinstance(process, Pserver)]
+            if pservers and self._cluster.is_done:
                 # What was trained is nowhere else than in the pservers, of which one dies.
-                pservers = [process for process in self._cluster.processes if isinstance(process, Pserver)]
                 self._kill_process(self._world.random.choice(pservers))
 
     def _lose_everything(self) -> None:
