@@ -82,13 +82,13 @@ def test_what_was_decided_before_a_pserver_came_back_may_still_be_said(ended):
 
 @pytest.mark.usefixtures("saved_without_a_block")
 def test_a_last_checkpoint_that_lacks_something_is_found(ended):
-    with pytest.raises(Violation, match=r"the job is over, and checkpoint \d+ has not"):
+    with pytest.raises(Violation, match=r"the job is over, but checkpoint \d+ lacks"):
         ended.says_that_all_is_done()
 
 
 @pytest.mark.usefixtures("saved_without_a_block", "saves_again")
 def test_a_checkpoint_that_lacks_something_is_found_while_another_is_made(ended):
-    with pytest.raises(Violation, match=r"the job is over, and checkpoint \d+ has not"):
+    with pytest.raises(Violation, match=r"the job is over, but checkpoint \d+ lacks"):
         ended.says_that_all_is_done()
 
 
@@ -100,7 +100,7 @@ def test_an_end_without_any_checkpoint_is_found(ended, monkeypatch):
 
 @pytest.mark.usefixtures("lacks_a_block")
 def test_a_process_that_is_named_and_lacks_something_is_found(ended):
-    with pytest.raises(Violation, match="says that all is done, but"):
+    with pytest.raises(Violation, match="reports the job as done, but"):
         ended.says_that_all_is_done()
 
 
@@ -120,5 +120,5 @@ def test_a_batch_that_was_done_and_is_not_repeated_is_found(ended, monkeypatch):
     place, batches = next(iter(done.items()))
     count = ended.cluster.shape.batch_counts[place[1]]
     monkeypatch.setitem(done, place, IntervalSet([*batches, (count, count + 1)]))
-    with pytest.raises(Violation, match="were done, and are not"):
+    with pytest.raises(Violation, match="were done and are not"):
         ended.says_that_all_is_done()

@@ -1,4 +1,4 @@
-"""``python -m flightedl.testing.simulation``: run seeds, or one of them; exit code 1 when something was found."""
+"""``python -m flightedl.testing.simulation``: run one seed or many. Exit code 1 if a run found a violation."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from flightedl.testing.simulation.runs import Summary, run_seeds
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m flightedl.testing.simulation", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=300, help="how many seeds, from 0 or --from on")
+    parser.add_argument("--seeds", type=int, default=300, help="number of seeds, from 0 or --from on")
     parser.add_argument("--from", dest="first", type=int, default=0, help="the first seed")
-    parser.add_argument("--seed", type=int, help="only this one")
-    parser.add_argument("--faults", type=float, default=1.0, help="how bad it gets: 0 none, 1 as meant, 2 worse")
-    parser.add_argument("--mode", choices=("sync", "async", "bounded"), default="", help="instead of any")
-    parser.add_argument("--recovery", choices=("replay", "rollback"), default="", help="instead of either")
-    parser.add_argument("--rows", action="store_true", help="blocks are buckets of a table, with rows")
-    parser.add_argument("--planted", choices=sorted(BUGS), metavar="NAME", help="a bug to be found; see --list")
+    parser.add_argument("--seed", type=int, help="run only this seed")
+    parser.add_argument("--faults", type=float, default=1.0, help="rate of faults: 0 none, 1 normal, 2 double")
+    parser.add_argument("--mode", choices=("sync", "async", "bounded"), default="", help="run only this mode")
+    parser.add_argument("--recovery", choices=("replay", "rollback"), default="", help="run only this recovery")
+    parser.add_argument("--rows", action="store_true", help="treat blocks as buckets of a table, with rows")
+    parser.add_argument("--planted", choices=sorted(BUGS), metavar="NAME", help="plant this bug; see --list")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--record", type=Path, metavar="DIR", help="of one --seed: record it, for `flightedl replay`")
+    parser.add_argument("--record", type=Path, metavar="DIR", help="record the run of --seed for `flightedl replay`")
     parser.add_argument("--list", action="store_true", help="list the bugs that can be planted")
     chosen = parser.parse_args()
     if chosen.record is not None and chosen.seed is None:
-        parser.error("--record is for one run: give its --seed")
+        parser.error("--record needs one run: give its --seed")
     return chosen
 
 
 def main() -> int:
-    """Run and report."""
+    """Run the seeds and print what was found."""
     chosen = _arguments()
     if chosen.list:
         sys.stdout.writelines(f"{name}: {text}\n" for name, text in BUGS.items())
@@ -65,8 +65,8 @@ def main() -> int:
     sys.stdout.write(
         f"{summary.seeds} seeds ({modes}) in {clock.now() - begun_s:.1f} s: {summary.events:,} events, "
         f"{summary.fault_count:,} faults ({kinds}), {summary.checkpoints:,} manifests, "
-        f"{summary.increments:,} increments, {summary.begun_anew:,} times begun anew, "
-        f"{summary.quarantined:,} batches set aside, {summary.evaluations:,} results of evaluations, "
+        f"{summary.increments:,} increments, {summary.begun_anew:,} models started over, "
+        f"{summary.quarantined:,} batches quarantined, {summary.evaluations:,} results of evaluations, "
         f"{summary.simulated_s / 3600:.1f} simulated hours, {len(summary.found)} violations\n"
     )
     return 1 if summary.found else 0

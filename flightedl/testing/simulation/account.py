@@ -1,4 +1,4 @@
-"""The account of a run: what was given out, done, stored and told, and whether that is what has to be."""
+"""Check of a run's invariants: a record of everything that was assigned, done, stored and reported."""
 
 from __future__ import annotations
 
@@ -37,39 +37,39 @@ if TYPE_CHECKING:
     from flightedl.testing.simulation.pserver import Pserver
     from flightedl.testing.simulation.trainer import Trainer
 
-#: A store that failed so shortly ago may have been given up.
+#: A master may give up a store that failed less than this ago.
 _GIVEN_UP_S = 30.0
 
 
 class Account:
-    """What happens is told here; each method raises ``Violation`` for what must not happen."""
+    """Receives the events of a run; each method raises ``Violation`` for an event that breaks an invariant."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        #: (lives of the job and of etcd, evaluation, attempt) -> what a trainer was given under it.
+        #: (lives of the job and of etcd, evaluation, attempt) -> (trainer, epoch, position) of the assignment.
         self._attempts: dict[tuple[int, int, int, str, int], Any] = {}
-        #: Lives of the job and of etcd, block -> what was there whenever a master said that all is done.
+        #: (lives of the job and of etcd, block) -> elements present whenever a master reported the job as done.
         self._results: dict[tuple[int, int, int, int], set[int]] = {}
-        #: Lives of the job and of etcd -> (epoch, task) -> its batches that counted as done in a stored state.
+        #: Lives of the job and of etcd -> (epoch, task) -> batches that counted as done in a stored state.
         self._done: dict[tuple[int, int, int], dict[tuple[int, int], IntervalSet]] = {}
-        #: (epoch, task, batch) of all that was ever set aside, as masters told when they did.
+        #: (epoch, task, batch) of all batches that were ever quarantined, as reported by masters.
         self._set_aside: set[tuple[int, int, int]] = set()
-        #: Members that all pservers have agreed to.
+        #: Members that all pservers have accepted.
         self._admitted: set[int] = set()
-        #: Members whose program has left its loop, or gone on after a push that failed.
+        #: Members whose program has left its loop, or continued after a failed push.
         self.out_of_step: set[int] = set()
-        #: Manifests written, results of evaluations heard, batches set aside, pservers that ended with all saved.
+        #: Counts of manifests, increments in them, evaluation results, quarantined batches, and completed drains.
         self.checkpoints = self.increments = self.evaluations = self.quarantined = self.drains = 0
 
     def given(self, trainer: str, evaluation: str, assignment: Any) -> None:
-        """A trainer is given a piece: only a successor of its name may be given this attempt again, for this piece."""
+        """Note an assignment. Only a trainer with the same name may get the attempt again, and for the same piece."""
         place = (trainer, assignment.epoch, assignment.position)
         known = self._attempts.setdefault((*self._cluster.lives, evaluation, assignment.attempt), place)
         if known != place:
-            raise Violation(f"attempt {assignment.attempt} was given twice: {known} and {place}")
+            raise Violation(f"attempt {assignment.attempt} was assigned twice: {known} and {place}")
 
     def watch(self, master: Master) -> None:
-        """A master has a core: look at every report that counts, and at who is admitted."""
+        """Observe every report that counts and every admission in a new master's core."""
         core = master.core
         assert core.work is not None, "a master that leads has a queue"
         assert core.members is not None, "... and a membership"
@@ -80,7 +80,7 @@ class Account:
         take, queue = work.take_reports, work.queue
 
         def observed(ticket: TasksTicket, now: float) -> list[ReturnedTask]:
-            # A trainer may report what it was given in an epoch that this queue, of an older checkpoint, has not begun.
+            # A queue from an older checkpoint may not have begun the epoch of a report.
             reports = [each for each in ticket.finished if each.epoch < queue.begun_epochs]
             current = {
                 (each.epoch, each.position): each
@@ -91,7 +91,7 @@ class Account:
             lost = take(ticket, now)
             for report, done in zip(reports, before, strict=True):
                 if _done_at(queue, report) != done:
-                    # Of two reports of the same task, one may be old.
+                    # One of two reports of the same task may be old.
                     counted = current.get((report.epoch, report.position))
                     self.accepted(master, counted or report, counted is not None)
                     self._note_done(master, queue, report)
@@ -115,10 +115,10 @@ class Account:
 
     def told_member(self, master: Master, member_id: int) -> None:
         if member_id not in {0, *self._admitted}:
-            raise Violation(f"{master.name} tells of member {member_id}, which not all pservers have agreed to")
+            raise Violation(f"{master.name} names member {member_id}, which not all pservers have accepted")
 
     def contributed(self, member: int, round_number: int) -> None:
-        """A gradient was added to the sum of a round: every block that waits for its trainer has got there, too."""
+        """Check a gradient that was added to a round: every block that waits for its trainer is at that round, too."""
         if member in self.out_of_step:
             return
         for pserver in self._cluster.serving().values():
@@ -130,7 +130,7 @@ class Account:
                     )
 
     def evaluated(self, trainer: Trainer, name: str, reply: TasksReply) -> None:
-        """A trainer has the result of an evaluation: each batch is in it once."""
+        """Check the result of an evaluation that a trainer received: it contains each batch once."""
         counts = self._cluster.shape.evaluation
         measured = [
             self._cluster.shape.measured(task, batch) for task, count in enumerate(counts) for batch in range(count)
@@ -138,22 +138,22 @@ class Account:
         mean = sum(worth for worth, _ in measured) / sum(weight for _, weight in measured)
         life = trainer.life if self._cluster.lives == (0, 0, 0) else reply.metrics.get("life")
         if reply.metrics != {"worth": mean, "life": life} or reply.failed:
-            raise Violation(f"{trainer.name} hears that evaluation {name!r} has {reply.metrics}, not {mean}")
+            raise Violation(f"{trainer.name} gets {reply.metrics} as the result of evaluation {name!r}, not {mean}")
         self.evaluations += 1
 
     def accepted(self, master: Master, report: FinishedTask, is_current: bool) -> None:
-        """A report counted: it is of a current attempt, and of no past generation."""
+        """Check a report that counted: it belongs to a current attempt and names no old generation."""
         if not is_current:
-            raise Violation(f"{master.name} took the report of attempt {report.attempt}, which is not current")
+            raise Violation(f"{master.name} accepted a report of attempt {report.attempt}, which is not current")
         settled = master.core.pservers.settled()
         for index, generation in enumerate(report.pservers):
             if 0 < generation < settled.get(index, 0):
                 raise Violation(
-                    f"{master.name} took a report of pserver {index}, generation {generation}, which is gone"
+                    f"{master.name} accepted a report of pserver {index}, generation {generation}, which is gone"
                 )
 
     def _note_done(self, master: Master, queue: TaskQueue, report: FinishedTask) -> None:
-        """What counts as done does so when it is stored."""
+        """Note the batches that count as done, once the master's state is stored."""
         lives, place = self._cluster.lives, (report.epoch, queue.order(report.epoch).at(report.position))
         done = IntervalSet(queue.batches(*place).done)
 
@@ -163,17 +163,17 @@ class Account:
         master.after_stored(master.core.revision + 1, stored)
 
     def set_aside(self, master: Master, piece: FailedPiece) -> None:
-        """A piece is quarantined: one batch, which failed often enough, and where nothing else fails the right one."""
+        """Check a quarantined piece: one batch that failed often enough, and a faulty one if nothing else fails."""
         shape = self._cluster.shape
         if piece.end_batch - piece.first_batch != 1 or piece.attempts < shape.attempts_limit + shape.confirmations:
-            raise Violation(f"{master.name} has set aside {piece}")
+            raise Violation(f"{master.name} has quarantined {piece}")
         if not self._cluster.fault_scale and (piece.task, piece.first_batch) not in shape.faulty:
-            raise Violation(f"{master.name} has set aside a batch that nothing is wrong with: {piece}")
+            raise Violation(f"{master.name} has quarantined a sound batch: {piece}")
         self.quarantined += 1
         self._set_aside.add((piece.epoch, piece.task, piece.first_batch))
 
     def state_stored(self, master: Master) -> None:
-        """A master's state was stored: its pointer names a complete checkpoint."""
+        """Check the stored state of a master: its pointer names a complete checkpoint."""
         self._cluster.etcd.has_gone_back = False
         latest = master.core.checkpointing.checkpoints.latest
         stored = pointer_in(self._cluster.etcd.keys)
@@ -197,12 +197,12 @@ class Account:
             raise Violation(f"{why} checkpoint {number}: {error}") from None
         for file in (file for shard in manifest.shards for file in shard.chain):
             if file.name not in store.files:
-                raise Violation(f"{why} checkpoint {number}, whose {file.name} is not there")
+                raise Violation(f"{why} checkpoint {number}, whose {file.name} is missing")
             if file.name not in store.rotten and store.sizes[file.name] != file.size_bytes:
-                raise Violation(f"{why} checkpoint {number}, whose {file.name} is another one")
+                raise Violation(f"{why} checkpoint {number}, whose {file.name} has another size")
         copies = [s for shard in manifest.shards if (s := store.files[shard.name]) and shard.name not in store.rotten]
         if manifest.round is not None and any(version != manifest.round for s in copies for version in s.versions):
-            raise Violation(f"checkpoint {number} is not of one round")
+            raise Violation(f"checkpoint {number} has blocks of several rounds")
 
     def file_written(self, name: str) -> None:
         number = number_of(name)
@@ -223,7 +223,7 @@ class Account:
             self._require_complete(number, None, "a manifest was written for")
 
     def _has_rot(self, name: str) -> bool:
-        """Whether a file, or one that it is an increment on, is not what was written, or gone."""
+        """True if a file, or a file that it is an increment on, is damaged or missing."""
         store = self._cluster.store
         while name:
             if name in store.rotten or name not in store.files:
@@ -232,25 +232,25 @@ class Account:
         return False
 
     def serves(self, pserver: Pserver) -> None:
-        """A pserver begins to serve, maybe what it has put together from several files."""
+        """Check the values of a pserver that begins to serve, possibly merged from several files."""
         blocks = [(block.number, block.values, block.slot, block.updates) for block in pserver.ordered]
-        assert pserver.shard is not None, "who serves has blocks"
+        assert pserver.shard is not None, "a pserver that serves has blocks"
         self._require_exact(pserver.name, blocks, pserver.shard.protocol.applied())
         pserver.shard.require_sound_rows()
 
     def admitted(self, master: Master, member_id: int) -> None:
-        """A master says that somebody is a member: all pservers know it, unless a later master has told them more."""
+        """Check an admitted member: all pservers know it, unless a later master has sent them a newer view."""
         for pserver in self._cluster.serving().values():
-            assert pserver.shard is not None, "who serves has blocks"
+            assert pserver.shard is not None, "a pserver that serves has blocks"
             is_present = master.core.pservers.present.get(pserver.index) == pserver.generation
             has_heard_more = pserver.shard.newest_master > master.generation
             if is_present and not has_heard_more and member_id not in pserver.shard.protocol.members:
-                raise Violation(f"{master.name} has admitted member {member_id}, and {pserver.name} has not")
+                raise Violation(f"{master.name} has admitted member {member_id}, but {pserver.name} has not")
 
     def _require_exact(
         self, name: str, blocks: Sequence[tuple[int, Sequence[int], int, int]], applied: AppliedBatches
     ) -> None:
-        """Applied sets have the batches that are in the values of the blocks (number, values, slot, updates)."""
+        """Check that applied sets name the batches in the values of the blocks (number, values, slot, updates)."""
         shape = self._cluster.shape
         for number, values, slot, updates in blocks:
             require_sound(name, number, values, slot, updates)
@@ -261,9 +261,9 @@ class Account:
                 if is_marked == bool(values[shape.element_of(batch)]):
                     continue
                 task_count = AppliedBatches.rebuilt({number: applied}).through_task_count(batch.epoch)
-                if task_count is None or batch.task < task_count:  # Else its file joined when this epoch was over.
-                    word = "has, and it lacks" if is_marked else "lacks, and it has"
-                    raise Violation(f"{name} says that block {number} {word} {batch}")
+                if task_count is None or batch.task < task_count:  # Otherwise its file joined after this epoch.
+                    word = "names, but lacks" if is_marked else "has, but does not name"
+                    raise Violation(f"{name}: block {number} {word} {batch}")
 
     def file_deleted(self, name: str) -> None:
         pointer = None if self._cluster.etcd.has_gone_back else self._cluster.pointer()
@@ -273,13 +273,13 @@ class Account:
             raise Violation(f"{name} was deleted, which the pointer names")
 
     def drained(self, pserver: Pserver, values: Mapping[int, Sequence[int]]) -> None:
-        """A pserver that was told to end says that a checkpoint has all that it had then."""
+        """Check a pserver that was told to end and reports that a checkpoint has everything it had then."""
         if self._cluster.etcd.has_gone_back:
             return
         store, number = self._cluster.store, self._cluster.pointer()
         name = "" if number is None else manifest_name(number)
         if name not in store.files:
-            raise Violation(f"{pserver.name} ends as if all that it has were saved, and there is no checkpoint")
+            raise Violation(f"{pserver.name} ends as if everything were saved, but there is no checkpoint")
         if name in store.rotten:
             return
         shard = Manifest.decode(store.files[name]).shards[pserver.index]
@@ -288,15 +288,15 @@ class Account:
             return
         for block, kept in zip(saved.blocks, saved.values, strict=True):
             if any(now < before for now, before in zip(kept, values[block], strict=True)):
-                raise Violation(f"{pserver.name} ends as if all that it has were saved: not so for block {block}")
+                raise Violation(f"{pserver.name} ends as if everything were saved, but block {block} is not")
         self.drains += 1
 
     def told_done(self, master: Master, pservers: Sequence[int]) -> None:
-        """A master says that all is done: every pserver process that it names has every batch, and so has a checkpoint.
+        """Check a report that the job is done: each pserver process that it names, and a checkpoint, have every batch.
 
-        What it says it has decided earlier, before that was stored: since then processes may have been replaced.
+        The master decided this before its state was stored; processes may have been replaced since then.
         """
-        self._cluster.world.note("{} says that all is done", master.name)
+        self._cluster.world.note("{} reports the job as done", master.name)
         self._require_saved(master)
         blocks: list[tuple[int, Sequence[int]]] = []
         nothing = [0] * self._cluster.shape.element_count
@@ -309,21 +309,21 @@ class Account:
             if key is None or key.created != generation or not key.value.is_alive:
                 continue
             if not key.value.is_serving:
-                raise Violation(f"{master.name} says that all is done, and {key.value.name} has no values yet")
+                raise Violation(f"{master.name} reports the job as done, but {key.value.name} has no values yet")
             for block in key.value.ordered:
                 if block.rounds.held:
-                    raise Violation(f"{master.name} says that all is done, and a round waits on {key.value.name}")
+                    raise Violation(f"{master.name} reports the job as done, but a round waits on {key.value.name}")
                 if missing := self._wrong(block.number, block.values, master):
-                    raise Violation(f"{master.name} says that all is done, but {key.value.name} lacks {missing}")
+                    raise Violation(f"{master.name} reports the job as done, but {key.value.name} lacks {missing}")
                 blocks.append((block.number, block.values))
-        self._require_whole(master, blocks, "what pservers have")
+        self._require_whole(master, blocks, "the pservers")
 
     def _require_saved(self, leader: Master) -> None:
-        """The last checkpoint has everything, unless the store was given up.
+        """Check that the last checkpoint has everything, unless the store was given up.
 
-        One that was complete as the end was decided does, also where the master has begun to make another meanwhile,
-        as for a pserver that came back. None that was begun since has taken its place: the pointer moves in a write of
-        the master's after the one that the answer has waited for.
+        The checkpoint that was complete when the end was decided has everything, even if the master has begun another
+        since then, such as for a pserver that came back. A later one cannot have replaced it, because the pointer moves
+        in a later write than the one that the answer waited for.
         """
         if not self._cluster.scenario.keeps_checkpoints:
             return
@@ -333,7 +333,7 @@ class Account:
         if may_be_given_up and (number is None or not is_satisfied):
             return
         if number is None:
-            raise Violation(f"the job is over, and {leader.name} has no checkpoint of its end")
+            raise Violation(f"the job is over, but {leader.name} has no checkpoint of its end")
         name = manifest_name(number)
         if self._cluster.etcd.has_gone_back or name in store.rotten:
             return
@@ -345,14 +345,14 @@ class Account:
             saved += zip(shard.blocks, shard.values, strict=True)
             for block, values in zip(shard.blocks, shard.values, strict=True):
                 if found := self._wrong(block, values, leader):
-                    raise Violation(f"the job is over, and checkpoint {number} has not {found} of block {block}")
+                    raise Violation(f"the job is over, but checkpoint {number} lacks {found} of block {block}")
 
-        self._require_whole(leader, saved, f"what checkpoint {number} has")
+        self._require_whole(leader, saved, f"checkpoint {number}")
 
     def _require_whole(self, master: Master, blocks: Sequence[tuple[int, Sequence[int]]], what: str) -> None:
-        """Check that what was done once is done at the end, or set aside, and that all blocks have the same batches.
+        """Check that what was done once is done or quarantined at the end, and that all blocks have the same batches.
 
-        A batch that was done, lost with a pserver and repeated may fail too often then, as any other may.
+        A batch that was done, lost with a pserver and repeated may fail too often, as any other batch.
         """
         work = master.core.work
         assert work is not None, "a master that leads has a queue"
@@ -361,31 +361,31 @@ class Account:
             lost = batches.copy()
             lost.difference_update((*now.done, *now.failed))
             if lost:
-                raise Violation(f"{master.name} says that all is done, but {lost} of {place} were done, and are not")
+                raise Violation(f"{master.name} reports the job as done, but {lost} of {place} were done and are not")
         if found := torn(blocks, self._cluster.shape, work.queue):
-            raise Violation(f"{master.name} says that all is done, but of {what} some blocks lack {found}")
+            raise Violation(f"{master.name} reports the job as done, but some blocks of {what} lack {found}")
 
     def result_read(self, trainer: Trainer, pserver: Pserver) -> None:
-        """A trainer that knows of the end has read values: all that counted as done is in them."""
+        """Check values that a trainer reads after the job's end: they contain everything that counted as done."""
         for block in pserver.ordered:
             result = self._results.get((*self._cluster.lives, block.number), set())
             if missing := {element for element in result if not block.values[element]}:
-                raise Violation(f"{trainer.name} takes what {pserver.name} has for the result, which lacks {missing}")
+                raise Violation(f"{trainer.name} reads the result from {pserver.name}, which lacks {missing}")
 
     def _wrong(self, block: int, values: Sequence[int], master: Master) -> list[int]:
-        """Elements of a block that have not what they should, by this master's account of the tasks."""
+        """Return the elements of a block that are wrong according to this master's queue."""
         work = master.core.work
         assert work is not None, "a master that leads has a queue"
         if unknown := set_aside(work.queue) - self._set_aside:
-            raise Violation(f"{master.name} counts {unknown} as set aside, which never failed")
+            raise Violation(f"{master.name} counts {unknown} as quarantined, which never failed")
         return wrong(values, block, self._cluster.shape, work.queue, is_stopped=master.core.training.is_stopped)
 
     def job_ended(self, leader: Master, serving: Mapping[int, Pserver]) -> None:
-        """All is done, and faults have stopped: everything is there."""
+        """Check the end of a run, when the job is done and faults have stopped: everything is present."""
         found = 0
         models = {block.model for p in serving.values() for block in p.ordered} - {None}
         if len(models) > 1:
-            raise Violation(f"the blocks have grown from first values of several elections: {models}")
+            raise Violation(f"the blocks descend from first values of several elections: {models}")
         for pserver in serving.values():
             pserver.check()
             for block in pserver.ordered:
@@ -395,12 +395,12 @@ class Account:
                     counts = [(element, block.values[element]) for element in found_wrong[:5]]
                     raise Violation(f"block {block.number} on {pserver.name} ends with {counts}")
         blocks = [(block.number, block.values) for pserver in serving.values() for block in pserver.ordered]
-        self._require_whole(leader, blocks, "what is there at the end")
+        self._require_whole(leader, blocks, "the pservers at the end")
         if found != plan_of(self._cluster.pserver_count, self._cluster.shape.cut_for).block_count:
-            raise Violation(f"only {found} blocks are there at the end")
+            raise Violation(f"there are only {found} blocks at the end")
         leader.core.check()
 
 
 def _done_at(queue: TaskQueue, report: FinishedTask) -> object:
-    """Which batches of the reported task are done."""
+    """Return the batches of the reported task that are done."""
     return queue.batches(report.epoch, queue.order(report.epoch).at(report.position)).done

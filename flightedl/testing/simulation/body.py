@@ -1,4 +1,4 @@
-"""The body of a simulated program's loop: what it calls for one batch, and what it makes of errors."""
+"""Body of a simulated program's loop: the calls for one batch, and the reaction to errors."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from flightedl.testing.simulation.world import Action
 if TYPE_CHECKING:
     from flightedl.testing.simulation.trainer import Trainer
 
-#: How often a program takes no notice of an error.
+#: Share of errors that a program ignores.
 _SWALLOWED_SHARE = 0.7
-#: What computing a batch takes at most, now and then.
+#: Longest time to compute a slow batch, and the share of slow batches.
 _SLOWEST_S = 2.0
 _SLOW_SHARE = 0.06
 
 
 class Body:
-    """One time through the loop's body, with one batch.
+    """One pass through the loop's body, with one batch.
 
-    Mostly that is a step; now and then it is pushed in two parts, pulled before, or pulled after. Every block gets the
-    gradient that the batch has for it, unless a push fails.
+    Most passes make one step. Some push in two parts, or pull before or after. Every block gets the gradient that the
+    batch has for it, unless a push fails.
 
     Args:
-        trainer: Whose program it is.
+        trainer: The process that runs the program.
         batch: The batch.
-        then: Called when the next batch is asked for, and the core is through with this one.
+        then: Called when the core has closed this batch and the program requests the next one.
     """
 
     def __init__(self, trainer: Trainer, batch: Batch, then: Action) -> None:
@@ -44,7 +44,7 @@ class Body:
         trainer.later(longest_s * trainer.own.random(), self._go_on)
 
     def fail(self, error: Exception) -> None:
-        """What it waits for fails, of which the program takes no notice."""
+        """Let the call that the program waits for fail, with an error that the program ignores."""
         if self._trainer.worker.is_travelling:
             self._swallows_next = True
             self._trainer.worker.fail(error)
@@ -84,7 +84,7 @@ class Body:
         self._run(steps.pull(list(steps.versions)))
 
     def _push(self, blocks: Sequence[int], *, is_complete: bool) -> None:
-        """As ``Parameters.push`` and ``step`` do."""
+        """Push gradients as ``Parameters.push`` and ``step`` do."""
         steps = self._trainer.steps
         if steps.current is None or steps.current.must_repeat:
             self._go_on()

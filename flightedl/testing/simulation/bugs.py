@@ -1,4 +1,4 @@
-"""All bugs that a run can be given, by name; see ``planted``."""
+"""All bugs that can be planted in a run, by name; see ``planted``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from flightedl.testing.simulation.planted_master import MASTER_BUGS
 from flightedl.testing.simulation.planted_pserver import PSERVER_BUGS, ROW_BUGS
 from flightedl.testing.simulation.planted_trainer import TRAINER_BUGS
 
-#: Name -> what goes wrong in what the simulation models itself.
+#: Name -> description of a bug in the simulation's own models.
 FLAWS: dict[str, str] = {
     "hashes are not compared": "a damaged shard file is loaded",
     "reported before it is written": "a pserver reports its file before it is in the store",
@@ -15,5 +15,5 @@ FLAWS: dict[str, str] = {
 }
 #: Name -> a bug in the product.
 PLANTED: dict[str, Planted] = MASTER_BUGS | PSERVER_BUGS | ROW_BUGS | TRAINER_BUGS
-#: All that a run can be given: name -> what goes wrong.
+#: Name -> description of every bug that can be planted.
 BUGS: dict[str, str] = FLAWS | {name: bug.what for name, bug in PLANTED.items()}

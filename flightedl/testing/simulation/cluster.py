@@ -1,4 +1,4 @@
-"""A whole simulated job: who runs, and who starts them again. ``strikes`` is what is done to them."""
+"""A simulated job: its processes, and the supervisor that restarts them. ``strikes`` injects the faults."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from flightedl.testing.simulation.strikes import Strikes
 from flightedl.testing.simulation.trainer import Trainer
 from flightedl.testing.simulation.world import Process, Violation, World
 
-#: Simulated seconds that a job may take, with faults and after them: within 12 s all of hundreds ended.
+#: Simulated seconds that a job may take with faults, and after them. Hundreds of jobs ended within 12 s.
 _FAULTY_S = 90.0
 _CALM_S = 100.0
-#: So long after it was mended a pserver may still find a checkpoint damaged.
+#: Time for which a pserver may still find a checkpoint damaged after its repair.
 _MENDED_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run was like."""
+    """Statistics of a run without violations."""
 
     seed: int
     events: int
@@ -38,7 +38,7 @@ class Outcome:
     faults: dict[str, int]
     mode: str
     checkpoints: int
-    #: Files of complete checkpoints that are increments.
+    #: Number of increments in complete checkpoints.
     increments: int
     begun_anew: int
     quarantined: int
@@ -46,7 +46,7 @@ class Outcome:
 
 
 class Cluster:
-    """One run. Everything about it follows from the seed, the planted flaws and ``fault_scale``."""
+    """One run, which is determined by the seed, the planted flaws and ``fault_scale``."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Cluster:
         *,
         has_rows: bool = False,
     ) -> None:
-        """``record``: a directory for recordings of the processes; None: nothing is recorded."""
+        """``record``: directory for recordings of the processes, or None."""
         self.world = world = World(seed)
         self._recordings = None if record is None else RunRecorder(record, world)
         self.flaws = frozenset(flaws)
@@ -67,9 +67,9 @@ class Cluster:
         self.shape = scenario.shape
         self.fault_scale, self.break_rate = scenario.fault_scale, scenario.break_rate
         self.pserver_count = scenario.pserver_count
-        #: Tasks whose files are there.
+        #: Number of tasks whose files exist.
         self.joined = self.shape.first_count
-        # Of their own, so that what is drawn from them changes nothing else.
+        # Separate generators, so that their draws do not change others.
         self._holding, self.fates = (
             Random(f"{kind} {seed}")  # noqa: S311 - repeatable on purpose
             for kind in ("holding", "fates of")
@@ -82,20 +82,20 @@ class Cluster:
         self.store.deleted = self.account.file_deleted
         self.etcd = Etcd(world, 0)
         self._etcd_count = 1
-        #: How often etcd went back.
+        #: Number of times that etcd was restored from a backup.
         self.rewinds = 0
-        #: Whether the job is to go on from its checkpoints where etcd has none of it, or something older.
+        #: True to resume from checkpoints if etcd has no state for the job, or only older state.
         self.is_resumed = False
         self._is_operator_called = False
         self.processes: list[Process] = []
-        #: How often the whole job was started anew.
+        #: Number of restarts of the whole job.
         self.life = 0
         self._names = 0
-        #: Checkpoint -> when it was last seen to be damaged.
+        #: Checkpoint -> last time at which it was known to be damaged.
         self._damaged: dict[int | None, float] = {}
-        #: How often a master let the model begin anew.
+        #: Number of times that the model started over.
         self.begun_anew = 0
-        #: Trainers that have finished a batch since a master heard of it.
+        #: Trainers that have finished a batch since the last report to a master.
         self.progressed: set[str] = set()
         self._boot()
         self._look_at_leases()
@@ -105,15 +105,14 @@ class Cluster:
             strikes.plan()
 
     def recorder(self, process: str, name: str) -> Recorder | None:
-        """Records a process that begins now; None: nothing is recorded."""
+        """Return a recorder for a process that begins now; None if nothing is recorded."""
         return None if self._recordings is None else self._recordings.recorder(process, name)
 
     def close(self) -> None:
         if self._recordings is not None:
             self._recordings.close()
 
-    # who runs
-
+    # processes
     def _boot(self) -> None:
         for _ in range(1 + self.scenario.standby_masters):
             self._start(Master(self, self._name("master")))
@@ -127,7 +126,7 @@ class Cluster:
         return f"{role}-{self._names}"
 
     def cover_s(self) -> float:
-        """How long the work that a trainer holds should last."""
+        """Return for how many seconds the tasks that a trainer holds should last."""
         return self._holding.choice((0.0, 0.3, 1.0, 3.0)) if self.scenario.has_many_tasks else 0.0
 
     def start_pserver(self) -> None:
@@ -137,7 +136,7 @@ class Cluster:
         self.processes.append(process)
 
     def ended(self, process: Process) -> None:
-        """A process has ended by itself: its lease goes at once, as far as etcd can be reached; another one starts."""
+        """Restart a process that has ended by itself. Its lease usually ends at once, if etcd is reachable."""
         lease = process.lease  # type: ignore[attr-defined]
         self.revoke_for(process)
         if lease in self.etcd._leases and self.world.random.random() < 0.7 and not self.etcd.is_down:  # noqa: SLF001
@@ -145,21 +144,24 @@ class Cluster:
         self.etcd.review()
 
     def gave_up(self, pserver: Pserver, why: str) -> None:
-        """A pserver ends the job, because no checkpoint can be loaded: it is right, and somebody mends the store."""
-        self.world.note("{} gives the job up: {}", pserver.name, why)
+        """Handle a pserver that ends the job because it can load no checkpoint.
+
+        Repairs the store as a person would. Raises Violation if no checkpoint is damaged.
+        """
+        self.world.note("{} ends the job: {}", pserver.name, why)
         loadable, now = self.loadable(), self.world.now
-        # What was mended for another one a moment ago may still have been read as it was.
+        # The pserver may have read a file just before its repair.
         self._damaged |= {number_of(name): now for name in self.store.rotten}
         if self.etcd.has_gone_back:
             self.ended(pserver)
             return
         if loadable is None or all(now - self._damaged.get(number, -_MENDED_S) >= _MENDED_S for number in loadable):
-            raise Violation(f"{pserver.name} gives the job up, and no checkpoint is damaged: {why}")
+            raise Violation(f"{pserver.name} ends the job, but no checkpoint is damaged: {why}")
         self.store.mend()
         self.ended(pserver)
 
     def revoke_for(self, process: Process) -> None:
-        """Dead; the supervisor starts another one of its kind."""
+        """Kill a process; the supervisor starts another one of its kind."""
         if not process.is_alive:
             return
         process.die()
@@ -179,9 +181,9 @@ class Cluster:
         self.world.after(0.1 + self.world.random.random(), start)
 
     def _look_at_leases(self) -> None:
-        """Every process looks at its own lease once a second, also when nobody talks to it."""
+        """Let every process check its own lease once a second."""
         for process in tuple(self.processes):
-            # A trainer registers again when it asks the master next.
+            # A trainer registers again when it calls the master next.
             looks = process.is_alive and not process.is_frozen and not isinstance(process, Trainer)
             if looks and not process.lease.is_held():  # type: ignore[attr-defined]
                 process.end("its lease was lost")
@@ -197,7 +199,7 @@ class Cluster:
 
     @property
     def lives(self) -> tuple[int, int, int]:
-        """What has begun again may be counted from the beginning again."""
+        """Lives of the job and of etcd. Counting starts over in each of them."""
         return self.life, self.rewinds, self.etcd.life
 
     def next_etcd(self) -> int:
@@ -205,8 +207,8 @@ class Cluster:
         return self._etcd_count - 1
 
     def refused(self, master: Master, why: str) -> None:
-        """A master does not go on from what etcd says; somebody sees to it, who stops what is left of the job."""
-        master.end(f"it goes on from nothing: {why}")
+        """End a master that refuses etcd's state. Some time later a person restarts the whole job."""
+        master.end(f"it refuses the state in etcd: {why}")
 
         def see_to_it() -> None:
             self._is_operator_called = False
@@ -217,9 +219,9 @@ class Cluster:
             self.world.after(1.0 + 3.0 * self.world.random.random(), see_to_it)
 
     def start_anew(self, *, keeps_etcd: bool = False) -> None:
-        """All processes and etcd's data are gone; the job is started anew, maybe on other pservers, from the store.
+        """Kill all processes and restart the job from the store, without etcd's data and with another pserver count.
 
-        ``keeps_etcd``: its data has gone back.
+        ``keeps_etcd``: keep etcd's data, which was restored from a backup, and the number of pservers.
         """
         self.life += 1
         for process in tuple(self.processes):
@@ -230,23 +232,23 @@ class Cluster:
             self.etcd.die()
             self.etcd = Etcd(self.world, self.next_etcd())
             self.pserver_count = self.world.random.choice((1, 2, 3))
-        # Nobody renews the leases of those that are gone.
+        # Let the leases of the dead processes run out.
         self.etcd.review()
-        self.world.note("the whole job starts anew, with {} pservers", self.pserver_count)
+        self.world.note("the whole job is restarted with {} pservers", self.pserver_count)
         self._boot()
 
     # the run
 
     def run(self) -> Outcome:
-        """Run until the job is done and everything is in.
+        """Run until the job is done, and return the statistics.
 
         Raises:
-            Violation: what the run found.
+            Violation: The run has found an error.
         """
         world = self.world
         next_look_s = 0.0
         limit_s = _FAULTY_S
-        #: Until when faults go on at least, also if the job is done: what is lost then has to come back too.
+        #: Minimum time with faults, even if the job is done: work that is lost then must be repeated, too.
         linger_s = world.random.choice((0.0, 0.0, 5.0, 20.0))
         while world.step():
             if world.now < next_look_s:
@@ -277,10 +279,10 @@ class Cluster:
         )
 
     def _look_at_audit(self) -> None:
-        """What counts as done is there: the audit mends what is not, and would hide it."""
+        """Raise Violation if an audit found that done work is missing. The audit repeats it and so hides the error."""
         leader = self.leader()
         if leader is not None and (count := leader.core.pservers.missing_count):
-            raise Violation(f"{leader.name} finds {count} tasks missing that counted as done")
+            raise Violation(f"{leader.name} finds that {count} tasks are missing that counted as done")
 
     def _calm(self) -> None:
         self.world.note("no more faults")
@@ -290,7 +292,7 @@ class Cluster:
         self.etcd.review()
 
     def leader(self) -> Master | None:
-        """The master that leads, by its own word and etcd's."""
+        """Return the master that leads according to itself and to etcd."""
         return next((p for p in self.processes if isinstance(p, Master) and p.is_leading and p.lease.is_held()), None)
 
     @property
@@ -299,7 +301,7 @@ class Cluster:
         return leader is not None and leader.core.ending.may_end
 
     def _is_quiet(self) -> bool:
-        """Whether all pservers are there, nothing waits in an accumulator, and no evaluation is under way."""
+        """True if all pservers serve, no accumulator holds gradients, and no evaluation is running."""
         serving, leader = self.serving(), self.leader()
         assert leader is not None, "a job that is done has a master"
         if not all(each.is_done for each in leader.core.evaluations.status()):
@@ -309,7 +311,7 @@ class Cluster:
         )
 
     def serving(self) -> dict[int, Pserver]:
-        """The pservers that hold their index and have values."""
+        """Return the pservers that hold their index and have values."""
         keys = self.etcd.keys
         return {
             p.index: p

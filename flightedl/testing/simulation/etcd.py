@@ -1,10 +1,10 @@
-"""A model of etcd: keys with revisions, leases, transactions, and a view that processes get a little later.
+"""Model of etcd: keys with revisions, leases, transactions, and watches that lag a little.
 
-* A lease is renewed as long as its owner is alive, awake, connected, and etcd is up; nothing is sent for it. When that
-  ends, the last renewal was some part of a sixth of its time to live ago, and it ends a time to live after that.
-* The owner counts itself out after the product's part of its time to live (``domain.tenure``), and for ever.
-* While etcd is down or frozen no lease ends; after a restart all are extended. Frozen, it carries requests out later,
-  when those who asked have given up: their outcome is unknown to them.
+* A lease is renewed while its owner is alive, awake and connected, and etcd is up; no messages are sent for it. When
+  renewals stop, the last one was up to a sixth of the time to live ago. The lease ends one time to live after it.
+* The owner gives up the lease after the product's part of its time to live (``domain.tenure``), permanently.
+* While etcd is down or frozen, no lease ends; a restart extends all of them. A frozen etcd carries out requests when it
+  wakes. By then the requesters have given up, so the outcome is unknown to them.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from flightedl.testing.simulation.world import Process, Reply, Violation, World
 
 LOCK = "master/lock"
 ADDRESS = "master/addr"
-#: The keys of what a master goes on from begin with it, and go on with the names of ``MasterCore.encode``.
+#: Prefix of the keys with a master's state; the rest is a name of ``MasterCore.encode``.
 STATE = "state/"
 DECLARATION, POINTER = STATE + "declaration", STATE + "checkpoints"
-#: Who gives the model its first values; ``DONE`` when they are there.
+#: Key of the trainer that gives the model its first values; its value is ``DONE`` when the model has them.
 INIT = "init_params"
 DONE = "done"
-#: A ``History``.
+#: Key of the ``History``.
 HISTORY = "history"
-#: So many writes ago it can have been when it goes back.
+#: Maximum number of writes that a restored backup lacks.
 _KEPT = 400
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """In which life the job is, and on which cluster that began; empty: that is not known."""
+    """The job's life, and the cluster on which it began; an empty cluster is unknown."""
 
     life: int = 0
     cluster: str = ""
@@ -42,7 +42,7 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key as it stands."""
+    """Current state of a key."""
 
     value: Any
     created: int
@@ -52,16 +52,16 @@ class Key:
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """A lease and its owner's view of it."""
+    """A lease, and its owner's view of it."""
 
     owner: Process
     ttl_s: float
     keys: set[str] = field(default_factory=set)
-    #: When it was renewed last; None: it is being renewed.
+    #: Time of the last renewal; None while the lease is being renewed.
     last_s: float | None = None
     is_ended: bool = False
     is_lost: bool = False
-    #: Rises when the renewal starts or stops.
+    #: Incremented whenever renewals start or stop.
     epoch: int = 0
 
     def is_held(self) -> bool:
@@ -72,30 +72,33 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """Conditions (key -> revision of creation, of modification; None: any, 0: absent), then writes and deletions."""
+    """Conditions (key -> revision of creation or modification; 0 if absent), then writes and deletions."""
 
     created: Mapping[str, int] = field(default_factory=dict)
     modified: Mapping[str, int] = field(default_factory=dict)
     puts: Mapping[str, Any] = field(default_factory=dict)
     deletes: Sequence[str] = ()
     lease: Lease | None = None
-    #: The generation that a write of the master's state claims to have; for the invariant.
+    #: Generation of the master that writes its state, to check the fence.
     writer: int = 0
 
 
 def state_in(keys: Mapping[str, Key]) -> dict[str, tuple[bytes, int]]:
-    """Return what a master goes on from: name -> value, and the revision at which it was written last."""
+    """Return a master's stored state: name -> (value, revision of the last write)."""
     return {name.removeprefix(STATE): (key.value, key.modified) for name, key in keys.items() if name.startswith(STATE)}
 
 
 def pointer_in(keys: Mapping[str, Key | None]) -> bytes | None:
-    """Return what is stored of the checkpoints; None: nothing."""
+    """Return the stored state of checkpoints, or None."""
     key = keys.get(POINTER)
     return None if key is None else bytes(key.value)
 
 
 def claimed(result: Any, key: str, value: Any) -> int:
-    """The revision at which a claim created ``key``; 0: somebody else has it. A doubled request hears of the first."""
+    """Return the revision at which a claim created ``key``, 0 if another process has it.
+
+    A repeated request gets the revision of the first.
+    """
     committed, revision, found = result
     if committed:
         return int(revision)
@@ -104,7 +107,7 @@ def claimed(result: Any, key: str, value: Any) -> int:
 
 
 class Etcd(Process):
-    """The store. Processes reach it by calls, its leases by ``review``."""
+    """The simulated etcd. Processes call it; ``review`` updates the leases."""
 
     is_asked_twice = False
 
@@ -113,13 +116,13 @@ class Etcd(Process):
         self.revision = 1
         self.keys: dict[str, Key] = {}
         self.is_down = False
-        #: Stands for its cluster's id.
+        #: Number of the etcd cluster, in place of its id.
         self.cluster_number = cluster_number
-        #: Of the job: the keys are of this one, see ``store_history``.
+        #: Life of the job that the keys belong to; see ``store_history``.
         self.life = 0
-        #: Whether it went back, and no master has gone on from it yet.
+        #: True if etcd was restored from a backup and no master has continued from it yet.
         self.has_gone_back = False
-        #: What it was like after each of its last writes.
+        #: (revision, keys) after each of the last writes.
         self.history: deque[tuple[int, dict[str, Key]]] = deque(maxlen=_KEPT)
         self._leases: list[Lease] = []
         self._watchers: dict[Process, Callable[[], None]] = {}
@@ -130,14 +133,14 @@ class Etcd(Process):
         return Sighting(f"{self.cluster_number:016x}", self.revision)
 
     def restore(self, backup: tuple[int, dict[str, Key]], cluster_number: int) -> None:
-        """It is as it was once, with the leases of that time: those whose owners are gone end some time later."""
+        """Restore a backup with the leases of its time. Leases whose owners are gone end some time later."""
         self.revision, self.keys = backup[0], dict(backup[1])
         self.cluster_number = cluster_number
         record = self.keys.get(HISTORY)
         self.life = 0 if record is None else record.value.life
         self.has_gone_back = True
         self.history.clear()
-        # In order, which a set of leases has none of: a seed is a run.
+        # A dict, because the order of a set would differ between runs of the same seed.
         kept = dict.fromkeys(key.lease for key in self.keys.values() if key.lease is not None)
         for lease in [lease for lease in self._leases if lease.keys and lease not in kept]:
             lease.is_ended = lease.is_lost = True
@@ -153,7 +156,7 @@ class Etcd(Process):
         self._changed("")
 
     def _begin_life(self, life: int) -> None:
-        """All revisions are of another life from now on: nothing that was seen before is as new."""
+        """Continue with revisions of another life, which are higher than all revisions before."""
         base = (life - self.life) * LIFE_REVISIONS
         self.life, self.has_gone_back = life, False
         self.revision += base
@@ -166,7 +169,7 @@ class Etcd(Process):
         return lambda value: done(value) if self._is_the_same(source, before) else None
 
     def _is_the_same(self, source: Process, before: Sighting | None) -> bool:
-        """Whether a process finds the etcd that it knew; else it ends."""
+        """Return True if a process finds the etcd that it knew; otherwise end the process."""
         why = source.witness.saw(before, self.sighting())
         if not why and source.etcd_life not in {None, self.life}:
             why = "the job has begun another life"
@@ -178,13 +181,13 @@ class Etcd(Process):
     # requests
 
     def grant(self, owner: Process, ttl_s: float) -> Lease:
-        """A lease, made together with the first transaction that uses it."""
+        """Return a new lease, which the first transaction that uses it creates."""
         lease = Lease(owner, ttl_s)
         self._leases.append(lease)
         return lease
 
     def transact(self, transaction: Transaction, reply: Reply) -> None:
-        """Answers (committed, revision, the keys that conditions are about)."""
+        """Reply with (committed, revision, the keys in the conditions)."""
         if self.is_down:
             return
         about = (*transaction.created, *transaction.modified)
@@ -242,13 +245,13 @@ class Etcd(Process):
             self._changed(key)
 
     def steal(self, key: str) -> None:
-        """Somebody deletes a key by hand, while its owner lives."""
+        """Delete a key as a person would, while its owner is alive."""
         self._delete(key)
 
     # leases
 
     def review(self) -> None:
-        """Something has changed that leases depend on."""
+        """Start and stop renewals after a change that leases depend on."""
         is_up = not self.is_down and not self.is_frozen
         for lease in self._leases:
             owner = lease.owner
@@ -287,7 +290,7 @@ class Etcd(Process):
     # what processes see
 
     def watch(self, process: Process, changed: Callable[[], None]) -> None:
-        """Call ``changed`` some time after each change; the process then looks at ``keys``."""
+        """Call ``changed`` some time after each change, when the process has the new ``directory``."""
         self._watchers[process] = changed
         self._notify(process)
 

@@ -1,7 +1,7 @@
-"""A simulated trainer's part of an evaluation: the product's feed, and the sums that each batch adds to.
+"""A simulated trainer's part of an evaluation: the product's feed, and sums over the batches.
 
-Batch k of the evaluation's data measures 16**k, in mean over its records, which are fewer than 8. So the mean that
-everybody is told at the end shows how often each batch is in it, and with what weight.
+Batch k of the evaluation's data measures 16**k as the mean over its records, of which it has fewer than 8. So the mean
+that every trainer receives at the end shows how often each batch is in it, and with what weight.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _MEASURED_S = 0.8
 
 
 class Evaluating(Loop):
-    """From the declaration of an evaluation until its result is there.
+    """Loop of one evaluation, from its declaration until its result is known.
 
     Args:
-        trainer: Whose it is.
-        name: Of the evaluation.
-        then: What the program does next.
+        trainer: The process that evaluates.
+        name: Name of the evaluation.
+        then: Called when the result is known.
     """
 
     def __init__(self, trainer: Trainer, name: str, then: Action) -> None:
@@ -33,7 +33,7 @@ class Evaluating(Loop):
         self._then = then
 
     def begin(self) -> None:
-        """Declare it, then ask for work."""
+        """Declare the evaluation, then request work."""
         self.trainer.declare_evaluation(self.evaluation, self._pump)
 
     def _take(self, ask: Ask, reply: TasksReply) -> None:

@@ -1,4 +1,4 @@
-"""Carries out a simulated trainer's part in the election of first values."""
+"""Driver of a simulated trainer's part in the election of first values."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _PAUSE_S = 0.3
 
 
 class FirstValues:
-    """From the declared model until it has first values.
+    """One trainer's election of first values for a declared model.
 
     Args:
-        trainer: Whose part it is.
-        elected: Called when the model has them.
+        trainer: The candidate.
+        elected: Called when the model has first values.
     """
 
     def __init__(self, trainer: Trainer, elected: Callable[[Elected], None]) -> None:
@@ -91,7 +91,7 @@ class FirstValues:
         self._call(key.value, key.value.initialize, (key.created, election), given)
 
     def _call(self, server: Any, handler: Any, argument: Any, answered: Reply) -> None:
-        """Ask, say what came of it, and go on."""
+        """Make a call, report its outcome to the core, and take the next step."""
 
         def done(reply: Any) -> None:
             answered(reply)

@@ -1,7 +1,7 @@
-"""What a simulated job is: its tasks, its blocks, and the account of what is in them.
+"""A simulated job: its tasks, its blocks, and the content that the blocks should have.
 
-The ledger program: each block has an element for each batch of each epoch, and the gradient of a batch is 1 there. So
-what an update adds to an element is the part that its batch has in it: by its records in a mean, 1 in a sum.
+The job is the ledger program: each block has an element for each batch of each epoch, at which the batch's gradient
+is 1. So an update adds the batch's share to the element: the share of its records in a mean, 1 in a sum.
 """
 
 from __future__ import annotations
@@ -33,60 +33,60 @@ from flightedl.messages.parameters import BatchIdentity
 
 _SCALED_SHARE = 0.2
 
-#: A model of four blocks, whose plan is the production one.
+#: A model of four blocks, divided by the product's plan.
 PARAMETERS = (ParameterSpec("w", (200,)), ParameterSpec("b", (10,)), ParameterSpec("u", (30_000,)))
 
-#: Element -> what is added to it, or pushed to be added.
+#: Element -> amount that is pushed or added.
 Gradient = Mapping[int, Fraction | int]
-#: Of the batches, in turn; where no record met the filter, a batch has no part in a mean.
+#: Record counts of successive batches. A batch with 0 records, none of which passed a filter, has no share in a mean.
 _RECORDS = (3, 1, 4, 1, 5, 0, 2, 3)
 
 
 @lru_cache(maxsize=64)
 def plan_of(pserver_count: int, cut_for: int) -> ShardPlan:
-    """The production plan."""
+    """Return the product's plan for the model."""
     return plan_for(PARAMETERS, pserver_count, cut_for)
 
 
 @lru_cache(maxsize=64)
 def blocks_of(pserver_count: int, cut_for: int, index: int) -> tuple[int, ...]:
-    """Block numbers of a pserver."""
+    """Return the block numbers of a pserver."""
     return tuple(plan_of(pserver_count, cut_for).blocks_of(index).tolist())
 
 
 @lru_cache(maxsize=64)
 def buckets_of(pserver_count: int, cut_for: int, index: int) -> range:
-    """Of a pserver, the blocks that stand for its buckets of rows, where a job has rows: a few instead of many."""
+    """Return the blocks that stand for a pserver's buckets of rows in a job with rows: a few instead of many."""
     return runs_of(plan_of(pserver_count, cut_for), index)[-1]
 
 
 @dataclass(frozen=True, slots=True)
 class JobShape:
-    """What stays the same for the life of a job."""
+    """Properties of a job that never change."""
 
     mode: Mode
-    #: Batches of each task, also of those that join while the job runs.
+    #: Batches of each task, including tasks that join while the job runs.
     batch_counts: tuple[int, ...]
     epochs: int
     seed: int
     shuffle: bool
-    #: For how many pservers the parameters were cut.
+    #: Number of pservers that the parameters were cut for.
     cut_for: int
     recovery: str
-    #: Tasks that are there at the beginning; more: the dataset grows.
+    #: Tasks at the beginning; the dataset grows if ``batch_counts`` has more.
     first_count: int
-    #: Batches of each task of the data that trainers evaluate before and after they train; empty: they do not.
+    #: Batches of each task of the data that trainers evaluate before and after training; empty without evaluations.
     evaluation: tuple[int, ...] = ()
-    #: (task, batch) that nobody can train, in no epoch -> whether whoever reads it dies of it.
+    #: (task, batch) that cannot be trained in any epoch -> True if reading it kills the trainer.
     faulty: Mapping[tuple[int, int], bool] = field(default_factory=dict)
-    #: Failures of a piece before it is split, and of a single batch beyond that before it is set aside.
+    #: Failures of a piece before it is split, and further failures of a single batch before it is quarantined.
     attempts_limit: int = 100_000
     confirmations: int = 2
-    #: A piece that runs is never taken back earlier, once a task is finished.
+    #: Minimum time before a running piece is taken back, once a task is finished.
     timeout_floor_s: float = 4.0
-    #: Whether some blocks get a gradient of a batch, and others none.
+    #: True if some blocks get a gradient of a batch while others get none.
     is_patchy: bool = False
-    #: Blocks are treated as the buckets of tables are, pushed to and copied as one, with rows of this one; None: not.
+    #: Table whose rows the blocks hold, as buckets that are pushed to and copied together. None without rows.
     table: TableSpec | None = None
 
     @property
@@ -98,7 +98,7 @@ class JobShape:
         return self.table is not None
 
     def queue_settings(self, task_count: int) -> QueueSettings:
-        """Time limits in simulated seconds. ``task_count``: tasks that have joined."""
+        """Return the queue's settings, with time limits in simulated seconds, for the tasks that have joined."""
         return QueueSettings(
             task_count=task_count,
             follow=self.grows,
@@ -122,13 +122,13 @@ class JobShape:
         )
 
     def declared_evaluation(self) -> DeclaredDataset:
-        """As a master declares it, but for files and records: there are none."""
+        """Return the evaluation's dataset as a master declares it, but without files and records."""
         declaration = DatasetDeclaration(urls=[], batch_size=1)
         count = len(self.evaluation)
         return DeclaredDataset(index_hash="", task_count=count, record_count=0, schema="", declaration=declaration)
 
     def measured(self, task: int, batch: int) -> tuple[float, float]:
-        """What a batch of the evaluation's data adds to the sum, and its weight, see ``evaluating``."""
+        """Return the summand and the weight of a batch of the evaluation's data; see ``evaluating``."""
         weight = 1.0 + self.records_of(Batch(0, task, batch))
         return weight * 16.0 ** (sum(self.evaluation[:task]) + batch), weight
 
@@ -146,26 +146,26 @@ class JobShape:
                 yield from (Batch(epoch, task, batch) for batch in range(count))
 
     def buckets(self, pserver_count: int, index: int) -> range:
-        """Of a pserver, those of its blocks that are treated as buckets."""
+        """Return the blocks of a pserver that are treated as buckets."""
         has_any = self.has_rows and blocks_of(pserver_count, self.cut_for, index)
         return buckets_of(pserver_count, self.cut_for, index) if has_any else range(0)
 
     def shard(self, pserver_count: int, index: int) -> list[int]:
-        """What a trainer's core knows of a pserver: all buckets are one block to it, the first."""
+        """Return a pserver's blocks as a trainer's core knows them: the first bucket stands for all."""
         others = self.buckets(pserver_count, index)[1:]
         return [number for number in blocks_of(pserver_count, self.cut_for, index) if number not in others]
 
     def has_gradient(self, batch: Batch, block: int) -> bool:
-        """Some batches have no gradient, of all blocks or of some."""
+        """Return True if a batch has a gradient for a block. Some batches lack it for some blocks, or for all."""
         return (batch.epoch + 2 * batch.task + 3 * batch.batch + (block if self.is_patchy else 0)) % 7 != 5
 
     @staticmethod
     def records_of(batch: Batch) -> int:
-        """Its weight in a mean."""
+        """Return the number of a batch's records, its weight in a mean."""
         return _RECORDS[(batch.epoch + 3 * batch.task + 5 * batch.batch) % len(_RECORDS)]
 
     def shares(self, batches: Sequence[Batch], block: int, mode: Mode) -> Gradient:
-        """What each batch adds to a block when these are one update."""
+        """Return the amounts that an update of these batches adds to a block."""
         is_combined = isinstance(mode, Sync) or (isinstance(mode, Async) and mode.push_every > 1)
         is_mean = is_combined and mode.reduce == "mean"  # type: ignore[attr-defined]
         parts = {
@@ -177,17 +177,17 @@ class JobShape:
         return {element: Fraction(part, whole) for element, part in parts.items() if part}
 
     def element_of(self, batch: Batch) -> int:
-        """The element that a batch of an epoch adds to."""
+        """Return the element that a batch adds to."""
         return batch.epoch * sum(self.batch_counts) + sum(self.batch_counts[: batch.task]) + batch.batch
 
 
 def batch_of(identity: BatchIdentity) -> Batch:
-    """As a message names it."""
+    """Return the batch that a message names."""
     return Batch(identity.epoch, identity.task, identity.batch)
 
 
 def some_async(random: Random) -> Async:
-    """Of how many batches a push is, and how many steps lie between two pulls."""
+    """Draw an asynchronous mode, with the batches of a push and the steps between two pulls."""
     return Async(
         push_every=random.choice((1, 2, 2, 3)),
         pull_every=random.choice((1, 1, 2, 3)),
@@ -197,7 +197,7 @@ def some_async(random: Random) -> Async:
 
 
 def declaration_of(mode: Mode, pserver_count: int, cut_for: int) -> JobDeclaration:
-    """What the trainers of a job have declared."""
+    """Return the declaration that the trainers of a job have made."""
     declared = ModelDeclaration(parameters=[], optimizer={}, mode=mode.to_json())
     plan_hash = plan_of(pserver_count, cut_for).hash
     return JobDeclaration(
@@ -206,20 +206,20 @@ def declaration_of(mode: Mode, pserver_count: int, cut_for: int) -> JobDeclarati
 
 
 def with_tasks(declaration: JobDeclaration, task_count: int) -> JobDeclaration:
-    """As it is saved: with the tasks that have joined, which a real job finds by their files."""
+    """Return a declaration for a checkpoint, with the number of tasks, which a real job derives from its files."""
     return replace(declaration, arrivals=[ArrivalRecord(files=[("tasks", task_count, "")])])
 
 
 def tasks_of(declaration: JobDeclaration) -> int:
-    """The tasks in what ``with_tasks`` made."""
+    """Return the number of tasks that ``with_tasks`` put into a declaration."""
     return declaration.arrivals[0].files[0][1]
 
 
 def wrong(values: Sequence[int], block: int, shape: JobShape, queue: TaskQueue, *, is_stopped: bool) -> list[int]:
-    """Elements of a block that do not have their batch, of the tasks that this queue has had or is to have.
+    """Return the elements of a block that should have their batch and do not, or have it and should not.
 
-    Batches that were set aside may be there or not: somebody may have died of another one right after it; those that
-    nobody can train are not there. Of a job that was stopped, batches that do not count as done may be there or not.
+    Quarantined batches may be present or absent: a trainer may have died of another batch right after pushing one.
+    Batches that cannot be trained must be absent. After a stop, batches that are not done may be present or absent.
     """
     found = []
     for epoch in range(shape.epochs):
@@ -245,7 +245,7 @@ def wrong(values: Sequence[int], block: int, shape: JobShape, queue: TaskQueue, 
 
 
 def torn(blocks: Collection[tuple[int, Sequence[int]]], shape: JobShape, queue: TaskQueue) -> list[Batch]:
-    """Batches that some of the blocks (number, values) have and others lack, but for those that were set aside."""
+    """Return the batches that some of the blocks (number, values) have and others lack, except quarantined ones."""
     aside = set_aside(queue)
     found = []
     for batch in shape.batches():
@@ -259,7 +259,7 @@ def torn(blocks: Collection[tuple[int, Sequence[int]]], shape: JobShape, queue: 
 
 
 def set_aside(queue: TaskQueue) -> set[tuple[int, int, int]]:
-    """(epoch, task, batch) of all that this queue counts as failed for good."""
+    """Return (epoch, task, batch) of all quarantined batches."""
     tasks = [(epoch, task) for epoch in range(queue.begun_epochs) for task in range(queue.epoch_size(epoch))]
     return {(*task, batch) for task in tasks for batch in _members(queue.batches(*task).failed)}
 

@@ -1,15 +1,15 @@
-"""What a simulated pserver keeps instead of arrays: which update brought each batch to each block, and how much of it.
+"""Ledger of a simulated pserver in place of arrays: which update added each batch to each block, and how much of it.
 
-It carries out what ``domain.pserver.blocks`` decides, believes nothing of it, and raises ``Violation`` when
+It carries out the decisions of ``domain.pserver.blocks``, checks all of them, and raises ``Violation`` if
 
-* a batch is in a block twice, or an update is not of the batches that it names;
-* a gradient counts with another weight, or is divided by something else than the mean or the learning rate asks for;
-* the optimizer runs with another step number than it has run before, or from another version than the values have;
-* a round has closed without somebody who was due.
+* a block gets a batch twice, or an update contains other batches than it names;
+* a gradient has a wrong weight, or is not divided as the mean or the learning rate requires;
+* the optimizer runs with a wrong step number, or from another version than that of the values;
+* a round has closed without an expected member.
 
-Of an element a block keeps the number of the update that brought it, as plain SGD with a step of that length would.
-Its *slot* is what an optimizer keeps beside the values: the sum over all updates of their number times what they moved.
-So values, slot and number of updates belong together at every moment, or ``require_sound`` says so.
+A block keeps for each element the number of the update that added it. Its *slot* stands for an optimizer's state: the
+sum over all updates of their number times the elements that they moved. So values, slot and update count must belong
+to the same moment, which ``require_sound`` checks.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from flightedl.testing.simulation.world import Violation
 
 @dataclass(slots=True)
 class Block:
-    """One block."""
+    """A block's values and slot."""
 
     number: int
-    #: By element: 0, or 1 + the number of the update that brought its batch.
+    #: Element -> number of the update that added its batch, counted from 1; 0 if none did.
     values: list[int]
     slot: int = 0
     updates: int = 0
-    #: The version that the last update made.
+    #: Version that the last update made.
     updated_to: int = 0
-    #: Which first values they grew from, see ``StoredShard``.
+    #: The first values that it descends from; see ``StoredShard``.
     model: tuple[int, int] | None = None
-    #: Elements that have changed since the last cut.
+    #: Elements changed since the last cut.
     changed: set[int] = field(default_factory=set)
-    #: Of its rows, if it is treated as a bucket.
+    #: History of its rows, if it is treated as a bucket.
     history: list[Moment] = field(default_factory=list)
     span: LedgerSpan = field(init=False, repr=False)
 
@@ -56,7 +56,7 @@ class Block:
 
 
 class LedgerSpan(SpanPlace):
-    """Neighbouring blocks with the same history, of which a protocol decides."""
+    """Adjacent blocks with the same history, which the protocol treats as one."""
 
     __slots__ = ("accumulator", "arrived", "blocks", "protocol", "shape")
 
@@ -67,13 +67,13 @@ class LedgerSpan(SpanPlace):
         self.shape = shape
         for block in blocks:
             block.span = self
-        #: What the sum of the round has, times its weight, by block.
+        #: The round's sum of weighted gradients, by block.
         self.accumulator: list[dict[int, Fraction | int]] = [{} for _ in blocks]
-        #: Who arrived in the open round.
+        #: Members that have arrived in the open round.
         self.arrived: set[int] = set()
 
     def parts(self, into: Sequence[range]) -> list[Self]:
-        """A span for each stretch of blocks, with its part of the account."""
+        """Divide the span; each part takes its share of the ledger."""
         parts = []
         for numbers in into:
             first = numbers.start - self.numbers.start
@@ -84,7 +84,7 @@ class LedgerSpan(SpanPlace):
         return parts
 
     def add(self, effect: AddGradient, gradients: Sequence[Gradient]) -> None:
-        """Add a gradient, of each block, to the sum of the round."""
+        """Add each block's gradient to the sum of the round."""
         weight = _exact(effect.weight)
         if effect.is_first:
             self.accumulator = [{} for _ in self.blocks]
@@ -93,13 +93,13 @@ class LedgerSpan(SpanPlace):
                 total[element] = total.get(element, 0) + weight * amount
 
     def update(self, effect: Update, mode: Mode, gradients: Sequence[Gradient], base: int) -> None:
-        """Put the sum, or what was pushed, into the values.
+        """Apply the sum, or pushed gradients, to the values.
 
         Args:
-            effect: What the protocol says.
-            mode: In which it was decided.
-            gradients: Of each block, what was pushed.
-            base: The version that it was computed at.
+            effect: The protocol's effect.
+            mode: The mode in which the protocol decided.
+            gradients: The pushed gradient of each block.
+            base: The version that the gradients were computed at.
         """
         factor = _exact(effect.scale) * _exact(effect.rate_factor)
         batches = [batch for batch, _ in effect.batches]
@@ -108,7 +108,7 @@ class LedgerSpan(SpanPlace):
             moved = {element: factor * amount for element, amount in added.items()}
             right = self.shape.shares(batches, block.number, mode)
             if not effect.is_of_round and moved.keys() == right.keys():
-                # What its sender may push of a sum that is done again is looked at there.
+                # The sender's worker checks the shares of a sum that is pushed again.
                 rate = Fraction(1, 1 + effect.from_version - base) if _slows(mode) else 1
                 right = {element: rate * amount for element, amount in added.items()}
             if moved != right:
@@ -117,18 +117,20 @@ class LedgerSpan(SpanPlace):
 
     def _move(self, block: Block, effect: Update, moved: Gradient) -> None:
         if effect.number != block.updates or effect.from_version < block.updated_to:
-            raise Violation(f"block {block.number}: {effect} after {block.updates} until version {block.updated_to}")
+            raise Violation(
+                f"block {block.number}: {effect} after {block.updates} updates to version {block.updated_to}"
+            )
         block.updates += 1
         block.updated_to = effect.to_version
         for element in moved:
             if block.values[element]:
-                raise Violation(f"block {block.number}: element {element} has a batch twice")
+                raise Violation(f"block {block.number}: element {element} gets its batch twice")
             block.values[element] = block.updates
             block.changed.add(element)
             block.slot += block.updates * (1 + element)
 
     def round_over(self, effect: Update | EmptyRound, first_rounds: Mapping[int, int], backup: int) -> None:
-        """A round was closed: everybody who was due has arrived, but for ``backup`` of them."""
+        """Check a closed round: all expected members have arrived, except for ``backup`` of them."""
         due = {member for member, first in first_rounds.items() if first < effect.to_version}
         if len(due - self.arrived) > backup:
             raise Violation(f"blocks {self.numbers}: round {effect.from_version} closed without {due - self.arrived}")
@@ -136,17 +138,17 @@ class LedgerSpan(SpanPlace):
 
 
 def require_sound(name: str, number: int, values: Sequence[int], slot: int, updates: int) -> None:
-    """Raise Violation unless a block's values, its slot and the number of its updates are of one moment."""
+    """Raise Violation unless a block's values, its slot and its update count belong to one moment."""
     steps = {value for value in values if value}
     if steps != set(range(1, updates + 1)):
-        raise Violation(f"{name}: block {number} had {updates} updates, and has what updates {sorted(steps)} brought")
+        raise Violation(f"{name}: block {number} had {updates} updates, but values of updates {sorted(steps)}")
     right = sum(value * element for element, value in enumerate(values, 1))
     if slot != right:
-        raise Violation(f"{name}: the slot of block {number} is {slot}, and belongs to other values, for which {right}")
+        raise Violation(f"{name}: the slot of block {number} is {slot}, but {right} belongs to its values")
 
 
 class BucketSpan(LedgerSpan):
-    """Blocks that are treated as buckets of rows, of which files may have only what has changed."""
+    """Blocks that are treated as buckets of rows, for which files may contain only changes."""
 
     __slots__ = ("rows",)
 
@@ -177,7 +179,7 @@ class BucketSpan(LedgerSpan):
     def cut(
         self, command: SnapshotRequest, copy: CopyBlocks, *, is_increment: bool
     ) -> tuple[Changed | None, StoredTable]:
-        """What has changed since the file that an order names (None: that is not known), and rows for the file."""
+        """Return the changes since the file that the order names (None if unknown), and the rows for the new file."""
         elements = {(block.number, element) for block in self.blocks for element in block.changed}
         for block in self.blocks:
             block.changed.clear()
@@ -186,7 +188,7 @@ class BucketSpan(LedgerSpan):
         return found
 
     def require_sound(self, name: str) -> None:
-        """Raise Violation unless the rows are those that the blocks' histories make."""
+        """Raise Violation unless the rows follow from the blocks' histories."""
         histories = {block.number: block.history for block in self.blocks}
         for block in self.blocks:
             require_history(name, block.number, block.values, block.history)
@@ -199,7 +201,7 @@ def _slows(mode: Mode) -> bool:
 
 @lru_cache(maxsize=1024)
 def _exact(factor: float) -> Fraction:
-    """What the product rounds to a float: a weight, or one divided by an integer."""
+    """Return the exact number that the product rounds to a float: a weight, or a weight divided by an integer."""
     return Fraction(factor).limit_denominator(10_000)
 
 

@@ -1,4 +1,4 @@
-"""What a simulated master says to one pserver: one call at a time, as by a thread."""
+"""Calls of a simulated master to one pserver, one at a time, as a thread makes them."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ _STATUS_S = 0.5
 
 
 class PserverLink:
-    """The way to the pserver of an index, whichever process that is."""
+    """Connection to the pserver with an index, whichever process holds it."""
 
     def __init__(self, master: Master, index: int) -> None:
         self._master = master
         self._index = index
         self._is_busy = False
-        #: Whether there may be something to say since it became busy.
+        #: True if there may be something to send since it became busy.
         self._is_woken = False
-        #: Rises with each call and each pause: what belongs to an older one is not heard.
+        #: Rises with each call and each pause; answers to older calls are ignored.
         self._token = 0
-        #: Which process is called.
+        #: Generation of the process that is called.
         self._generation = 0
-        #: What the pserver last said of itself; None: it cannot be reached.
+        #: The pserver's last status; None if it cannot be reached.
         self.said: PserverStatusReply | None = None
 
     @property
     def key(self) -> Any:
-        """As far as the master knows; None: there is no such process."""
+        """Key of the process that holds the index, as far as the master knows. None if there is none."""
         return self._master.directory.get(f"ps/{self._index}")
 
     def looked_around(self) -> None:
-        """Other processes may be there: the call to an old one is cut off, which may be frozen."""
+        """Note that processes may have changed, and drop a call to a replaced process, which may be frozen."""
         if self._is_busy and (self.key is None or self.key.created != self._generation):
             self.pause(0.0)
 
@@ -52,7 +52,7 @@ class PserverLink:
             self.pause(0.0)
 
     def pause(self, pause_s: float) -> None:
-        """Talk to the pserver again after some time."""
+        """Call the pserver again after a pause."""
         self._is_busy = False
         self._token += 1
         token = self._token
@@ -78,7 +78,7 @@ class PserverLink:
         self._master.after_stored(call.revision, lambda: self._say(call, key.value, token, made_at))
 
     def _ask_how_it_is(self, key: Any, pause_s: float) -> None:
-        """In quiet times; then pause."""
+        """Request the pserver's status if there is time for it, then pause."""
         if pause_s < _STATUS_S:
             self.pause(pause_s)
             return
@@ -97,7 +97,7 @@ class PserverLink:
 
     def _say(self, call: out.ControlCall, pserver: Any, token: int, made_at: int) -> None:
         if isinstance(call.request, ViewRequest) and self._master.durable < made_at:
-            raise Violation(f"{self._master.name} tells a pserver of members that a successor does not know")
+            raise Violation(f"{self._master.name} sends a pserver members that a successor would not know")
 
         def over(pause_s: float) -> None:
             if self._token == token:
@@ -117,7 +117,7 @@ class PserverLink:
                 self._master.apply(events.Answered(call.index, call.generation, call.request, heard, call.audit))
                 over(call.pause_s)
 
-        # What is not waited for any more is not heard either.
+        # Answers that nothing waits for any more are ignored.
         self._master.world.call(
             self._master,
             pserver,

@@ -1,4 +1,4 @@
-"""A pass of a simulated program over its data: the product's feed and loop, and a reader that runs ahead."""
+"""Loop of a simulated program over its data: the product's feed and loop, and a reader that reads ahead."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _SLOW_SHARE = 0.05
 
 
 class Loop:
-    """From its first task until it is left, or all is done; of the training data, or of an evaluation."""
+    """One loop over the training data or an evaluation, until the program leaves it or all is done."""
 
     def __init__(self, trainer: Trainer, cover_s: float, evaluation: str = "") -> None:
         self.evaluation = evaluation
@@ -47,21 +47,21 @@ class Loop:
         self.world = trainer.world
         self.feed = recorded(trainer.recorder, {"trainer": trainer.name, "evaluation": evaluation}, Feed, cover_s)
         self.steps: BatchLoop = recorded(trainer.recorder, {"trainer": trainer.name}, BatchLoop)
-        #: The batch that the body is at.
+        #: The batch that the body works on.
         self.at: HandOut | None = None
         self.is_left = False
-        #: Whether its feed has nothing more to say.
+        #: True if its feed has nothing more to report.
         self.is_over = False
         self._items: deque[Item] = deque()
-        #: What is read, and the next batch of it.
+        #: The task that is being read, and its next batch.
         self._reads: tuple[AssignedTask, int] | None = None
         self._is_reading = False
         self._needs_item = False
         self._is_asking = False
         self._timer = 0
-        #: Attempt -> the registration that it was told to.
-        self._told_to: dict[int, int] = {}
-        #: The newest epoch that a master has said to have begun.
+        #: Attempt -> generation of the registration that it was assigned to.
+        self._assigned_to: dict[int, int] = {}
+        #: The newest epoch that has begun according to a master.
         self._begun_epoch = 0
 
     def begin(self) -> None:
@@ -75,7 +75,7 @@ class Loop:
         self._pump()
 
     def _pump(self) -> None:
-        """What the feed's thread does when something has changed."""
+        """Do what the feed's thread does after a change."""
         self.feed.check()
         if self._is_asking or self.is_over:
             return
@@ -100,8 +100,8 @@ class Loop:
         self._is_asking = True
         generation = self.trainer.generation
         for attempt in ask.holding:
-            if self._told_to.get(attempt) != generation:
-                raise Violation(f"{self.trainer} holds attempt {attempt}, told to an earlier registration of it")
+            if self._assigned_to.get(attempt) != generation:
+                raise Violation(f"{self.trainer} holds attempt {attempt} of its earlier registration")
 
         def answered(reply: TasksReply | Exception) -> None:
             self._is_asking = False
@@ -110,7 +110,7 @@ class Loop:
             else:
                 self.feed.ask_failed(reply, self.world.now)
                 if self.feed.error is not None and not self.is_left:
-                    self.trainer.end(f"its feed has ended: {self.feed.error}")
+                    self.trainer.end(f"its feed ended with {self.feed.error}")
                     return
             self._pump()
             if self._needs_item and self.feed.is_done:
@@ -121,12 +121,12 @@ class Loop:
     def _take(self, ask: Ask, reply: TasksReply) -> None:
         self._begun_epoch = max(self._begun_epoch, reply.epoch)
         for assignment in reply.assignments:
-            self._told_to[assignment.attempt] = self.trainer.generation
+            self._assigned_to[assignment.attempt] = self.trainer.generation
         self.feed.answered(ask, reply, self.world.now)
-        told = {assignment.attempt for assignment in reply.assignments}
+        assigned = {assignment.attempt for assignment in reply.assignments}
         held = {task.assignment.attempt for task in self.feed.held}
-        if lost := told - held - self.feed.reports.attempts:
-            raise Violation(f"{self.trainer} was told attempts {lost}, and neither holds them nor hands them back")
+        if lost := assigned - held - self.feed.reports.attempts:
+            raise Violation(f"{self.trainer} was assigned {lost}, and neither holds nor returns these attempts")
 
     # the reader
 
@@ -174,7 +174,7 @@ class Loop:
     # the body
 
     def _go(self) -> None:
-        """Until something has to be waited for."""
+        """Run the loop until it has to wait."""
         self.at = None
         if self._needs_item:
             self._need_item()
@@ -182,7 +182,7 @@ class Loop:
             self._do(self.steps.next_step(self.trainer.worker.told()))
 
     def _do(self, step: LoopStep) -> None:
-        """One step of the loop, and what follows from it at once."""
+        """Carry out one step of the loop, and the steps that follow at once."""
         while not self.is_left and self.trainer.is_alive:
             self.steps.check()
             match step:
@@ -212,7 +212,7 @@ class Loop:
         others = [each for each in self.feed.held if each != task]
         self.feed.hand_back(task, self.world.now)
         if lost := [each.assignment.attempt for each in others if not self.feed.is_held(each)]:
-            raise Violation(f"{self.trainer} gives up {lost}, of which it was said nothing")
+            raise Violation(f"{self.trainer} gives up {lost} together with another task")
 
     def _need_item(self) -> None:
         self._needs_item = False
@@ -236,7 +236,7 @@ class Loop:
         def denied() -> None:
             step = self.steps.denied(batch)
             if step != HandBack(task):
-                raise Violation(f"{self.trainer} may not work on {batch}, and what it does is {step}")
+                raise Violation(f"{self.trainer} was denied {batch}, and does {step}")
             self._do(step)
 
         if handed.is_again and not self.feed.is_held(task):
@@ -254,10 +254,10 @@ class Loop:
     def go_on(self) -> None:
         self._go()
 
-    # its end
+    # the end
 
     def leave(self) -> None:
-        """By a break or an error: the present task goes back a moment later, unless it is reported."""
+        """Leave the loop by a break or an error. The current task is returned a moment later, unless it is reported."""
         if not self.is_left:
             self.is_left = True
             self.feed.retire(None if self.at is None else self.at.task, self.world.now)

@@ -1,9 +1,9 @@
-"""A master of the simulated cluster: the production core, driven around a modelled etcd, store and network.
+"""A master of the simulated cluster: driver of the product's core, with a modelled etcd, store and network.
 
-Nothing is decided here. Events go into the core, and its effects are carried out when the state that they came from is
-stored: one write at a time carries all that has changed. Each write compares the lock's generation and the revision of
-what it overwrites; one of unknown outcome is repeated as it was, until it is known to have happened or to be
-impossible.
+The core makes all decisions. The driver passes events to it, and carries out the effects once the state that they are
+based on is stored. One write at a time stores everything that has changed. Each write compares the lock's generation
+and the revision of what it overwrites. A write with an unknown outcome is repeated unchanged until it is known to have
+happened or to be impossible.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _DRAIN_S = 5.0
 
 
 class Master(Process):
-    """One process: it stands by, takes the lock, goes on from what is stored, and leads until it is deposed."""
+    """One master process: it stands by, takes the lock, continues from the stored state, and leads until deposed."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         super().__init__(cluster.world, name)
@@ -68,11 +68,11 @@ class Master(Process):
         self._is_writing = False
         self._is_ready = False
         self._when_durable: list[tuple[int, Action]] = []
-        #: call -> where its answer goes.
+        #: Call -> callback for its answer.
         self._calls: dict[int, Reply] = {}
         self._call_count = 0
         self._links = [PserverLink(self, index) for index in range(cluster.pserver_count)]
-        #: Whether files that joined are not stored yet.
+        #: True while files have joined that are not stored yet.
         self._is_growing = False
         self._store_work = StoreWorker(self)
         cluster.etcd.watch(self, self._look_around)
@@ -109,7 +109,7 @@ class Master(Process):
         self.world.call(self, etcd, etcd.transact, transaction, answered, lambda: self.end("no answer to its claim"))
 
     def lead(self, core: MasterCore, found: Found) -> None:
-        """Publish its address when what it begins with is stored; ``found``: the state's keys as they are, by name."""
+        """Publish its address once its first state is stored. ``found``: the state's keys in etcd, by name."""
         self.core, self._stored_keys = core, StoredKeys(found)
         self._is_ready = True
         self.cluster.account.watch(self)
@@ -132,12 +132,12 @@ class Master(Process):
             etcd = self.cluster.etcd
             self.world.call(self, etcd, etcd.transact, transaction, answered, lambda: self.later(0.2, publish))
 
-        # A model is declared when that is stored: also what nothing has changed of yet.
+        # Write the first state even if it is unchanged, because a model is declared once that is stored.
         self._write()
         self.after_stored(core.revision, publish)
 
     def is_held(self) -> bool:
-        """Whether it may still act; else it ends."""
+        """Return True if it may still act; otherwise end."""
         if not self.lease.is_held():
             self.end("its lease could not be renewed")
             return False
@@ -179,7 +179,7 @@ class Master(Process):
         self.after_stored(revision, lambda: answer(reply))
 
     def _ask(self, request: events.Request, reply: Reply, *, is_last: bool = False) -> None:
-        """Put a request to the core; its answer goes to ``reply``."""
+        """Pass a request to the core, and its answer to ``reply``."""
         self._call_count += 1
         call = self._call_count
         self._calls[call] = reply
@@ -190,7 +190,7 @@ class Master(Process):
                 lambda: self.apply(events.WaitEnded(call)) if call in self._calls else None,
             )
 
-    # stored
+    # storage
 
     def after_stored(self, revision: int, action: Action) -> None:
         if self.durable >= revision:
@@ -201,7 +201,7 @@ class Master(Process):
     def _write(self) -> None:
         if not self._is_writing and self.durable < self.core.revision and self.is_alive:
             self._is_writing = True
-            # Whatever is decided within this event belongs to it.
+            # Include everything that is decided within this event.
             self.later(0.0, self._write_now)
 
     def _write_now(self) -> None:
@@ -238,7 +238,7 @@ class Master(Process):
             elif self._stored_keys.adopt(write, state_in({key: each for key, each in found.items() if each})):
                 self._stored(revision)
             else:
-                self.end("somebody else wrote its state")
+                self.end("another process wrote its state")
 
         def failed() -> None:
             self.later(0.1, lambda: self._send(write, revision))
@@ -256,8 +256,7 @@ class Master(Process):
                 action()
         self._write()
 
-    # who is there
-
+    # processes
     def _look_around(self) -> None:
         if not self._is_ready:
             if LOCK not in self.directory and not self.generation:
@@ -281,12 +280,12 @@ class Master(Process):
             self.later(_TICK_S, self._tick)
             self._look_for_files()
             self.apply(events.StatusTold([link.said for link in self._links]))
-            # Trainers report progress to whichever master leads. Nothing that it decides depends on the delay.
+            # Trainers report progress to the leading master. Its decisions do not depend on the delay.
             progressed, self.cluster.progressed = tuple(sorted(self.cluster.progressed)), set()
             self.apply(events.TimePassed(progressed))
 
     def _look_for_files(self) -> None:
-        """Files may have joined the dataset; as the growing of a real master, one step after the other."""
+        """Add files that have joined the dataset, one step after the other as a real master does."""
         if not self.queue.is_growing or self._is_growing:
             return
         cluster = self.cluster
@@ -312,7 +311,7 @@ class Master(Process):
             self._ask(request, lambda _: None)
 
     def told_to_end(self) -> None:
-        """SIGTERM: make a last checkpoint, if that is possible within some time."""
+        """SIGTERM: make a last checkpoint if that is possible within some time."""
         self.later(_DRAIN_S, lambda: self.end("it was told to end"))
         if self.is_leading:
             self._drain(None)
@@ -331,7 +330,7 @@ class Master(Process):
     # the model
 
     def _delete_election(self, step: Any) -> None:
-        self.world.note("{} lets the model begin again: {}", self.name, step)
+        self.world.note("{} lets the model start over: {}", self.name, step)
         self.cluster.begun_anew += 1
         created = {LOCK: self.generation, INIT: step.election} | {f"ps/{i}": g for i, g in step.generations.items()}
         etcd = self.cluster.etcd
@@ -341,13 +340,13 @@ class Master(Process):
     # trainers
 
     def _may_answer(self, reply: Reply) -> bool:
-        """Refuse a request unless this master leads; one whose lease is over ends, and answers nothing."""
+        """Return True if this master leads; otherwise refuse the request. Ends without a reply if its lease is over."""
         if not self.is_leading:
             reply(NotReadyError("this master does not lead"))
         return self.is_leading and self.is_held()
 
     def tasks(self, ticket: TasksTicket, reply: Reply) -> None:
-        """Reports, and asks for work; answers a ``TasksReply``, or the error that refuses it."""
+        """Handle reports and a request for work. Replies with a ``TasksReply`` or an error."""
         if not self._may_answer(reply):
             return
         if ticket.evaluation and self.core.evaluations.known(ticket.evaluation) is not None:
@@ -365,7 +364,7 @@ class Master(Process):
         self._ask(ticket, answer)
 
     def declare_evaluation(self, wanted: tuple[str, int], reply: Reply) -> None:
-        """The first declaration of a name begins it; answers when that is stored, or the error that refuses it."""
+        """Declare an evaluation; its first declaration begins it. Replies once that is stored, or with an error."""
         if not self._may_answer(reply):
             return
         name, life = wanted
@@ -382,24 +381,24 @@ class Master(Process):
         self._ask(declared, begin)
 
     def _begin_evaluation(self, name: str) -> None:
-        """Index its data, if a predecessor or nobody has: at once, here."""
+        """Index the data of an evaluation, unless this master has; indexing takes no time here."""
         known, shape = self.core.evaluations.known(name), self.cluster.shape
         if known is None or (known.work is None and not known.is_done):
             self.apply(events.EvaluationIndexed(name, shape.declared_evaluation(), shape.evaluation_settings()))
 
     def join(self, request: JoinRequest, reply: Reply) -> None:
-        """A trainer with work asks to be waited for; answers a ``JoinReply``, or the error that refuses it."""
+        """Handle a trainer's request to become a member. Replies with a ``JoinReply`` or an error."""
         if self._may_answer(reply):
             self._ask(request, reply)
 
     def change_mode(self, mode: Mode) -> None:
-        self.world.note("somebody asks {} for the mode {}", self.name, mode)
+        self.world.note("{} is asked for the mode {}", self.name, mode)
         request = ModeRequest(mode=mode.to_json(), wait_s=0.0)
         self._ask(request, lambda _: None)
 
 
 class Text:
-    """A text of the core's, put together only when somebody reads it."""
+    """A text of the core that is formatted only when it is read."""
 
     def __init__(self, text: str, noted: tuple[object, ...]) -> None:
         self._text = text

@@ -1,15 +1,15 @@
-"""Bugs planted in the product's own code, to show that a run finds them. Nothing in production knows of them.
+"""Bugs that are planted in the product's code, to show that the simulation finds them. The product does not know them.
 
-A bug is one mistake in one place, or in the few places that it takes, written as the line before and the line after:
+A bug is a mistake in one place, or in a few places that belong together, written as the code before and after:
 
-* ``answers``: a function answers the same whatever it is asked;
+* ``answers``: a function always returns the same;
 * ``drops``: a statement is left out;
-* ``swaps``: an expression becomes another one, as the operators of ``tests/mutation`` change a guard;
-* ``rewrites``: other statements stand there. These are written by hand, for the sake of a story.
+* ``swaps``: an expression is replaced, as the operators of ``tests/mutation`` replace a guard;
+* ``rewrites``: statements are replaced by others that are written by hand for this bug.
 
-The source of today is edited, compiled, and its code put into the function for as long as the run lasts. A bug whose
-line is gone, or is there twice, raises ``StalePatchError``: whoever changes the line says what the bug is now.
-The flaws of ``bugs`` are in what the simulation models itself.
+The current source of the function is edited and compiled, and the function gets the new code for one run. If the code
+to replace is missing or not unique, ``StalePatchError`` says so, and the bug must be adapted to the changed source.
+The flaws of ``bugs`` are in the simulation's own models.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 
 
 class StalePatchError(Exception):
-    """The line that a planted bug changes is not there, or not once."""
+    """The code that a planted bug replaces is missing or not unique."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Edit:
 
     #: Module below ``flightedl``, and the function's qualified name in it: "domain.queue.tasks:TaskQueue.finish".
     place: str
-    #: Occurs once in the function; empty: ``after`` stands before the function's first statement.
+    #: Occurs once in the function. If empty, ``after`` is inserted before the function's first statement.
     before: str
     after: str
     is_by_hand: bool = False
@@ -44,19 +44,19 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class Planted:
-    """One bug: what goes wrong, and where."""
+    """One bug: its description and its edits."""
 
     what: str
     edits: tuple[Edit, ...]
 
 
 def bug(what: str, *edits: Edit) -> Planted:
-    """Name what goes wrong, and the edits that make it so."""
+    """Return a bug with a description and edits."""
     return Planted(what, edits)
 
 
 def answers(place: str, value: str = "None") -> Edit:
-    """Let a function answer always the same."""
+    """Let a function always return the same."""
     return Edit(place, "", f"return {value}")
 
 
@@ -66,18 +66,18 @@ def drops(place: str, statement: str) -> Edit:
 
 
 def swaps(place: str, before: str, after: str) -> Edit:
-    """Let an expression be another one."""
+    """Replace an expression."""
     return Edit(place, before, after)
 
 
 def rewrites(place: str, before: str, after: str) -> Edit:
-    """Let other statements stand in place of ``before``, or before the first statement."""
+    """Replace ``before`` by other statements, or insert them before the first statement if it is empty."""
     return Edit(place, before, textwrap.dedent(after).strip(), is_by_hand=True)
 
 
 @contextmanager
 def planted(bugs: Collection[Planted]) -> Iterator[None]:
-    """Have these bugs for as long as this lasts."""
+    """Plant these bugs within the context."""
     with ExitStack() as stack:
         for edit in [edit for each in bugs for edit in each.edits]:
             function = _function(edit.place)
@@ -92,7 +92,7 @@ def _module(place: str) -> tuple[ModuleType, str]:
 
 
 def _function(place: str) -> FunctionType:
-    """The function itself, however it is decorated in its class."""
+    """Return the function itself, without its decorator."""
     module, qualified = _module(place)
     *owners, name = qualified.split(".")
     found: Any = module
@@ -107,7 +107,7 @@ def _function(place: str) -> FunctionType:
 
 @cache
 def _edited(edit: Edit) -> CodeType:
-    """The function's code with the edit."""
+    """Return the function's code with the edit."""
     module, qualified = _module(edit.place)
     lines, first = inspect.getsourcelines(_function(edit.place))
     source = edited_source("".join(lines), edit)
@@ -121,10 +121,10 @@ def _edited(edit: Edit) -> CodeType:
 
 
 def edited_source(source: str, edit: Edit) -> str:
-    """The source of a function with the edit.
+    """Return a function's source with the edit.
 
     Raises:
-        StalePatchError: the line is not there, or not once.
+        StalePatchError: The code to replace is missing or not unique.
     """
     if not edit.before:
         function = ast.parse(textwrap.dedent(source)).body[0]

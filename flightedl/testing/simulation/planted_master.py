@@ -1,4 +1,4 @@
-"""Bugs planted in what a master decides: work, members, checkpoints, recovery, evaluations. See ``planted``."""
+"""Bugs planted in the decisions of masters: work, members, checkpoints, recovery, evaluations. See ``planted``."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ _AFTER_FAILURE = "domain.queue.bisection:after_failure"
 
 MASTER_BUGS: dict[str, Planted] = {
     "no generation check": bug(
-        "reports of work that a past process of a pserver acknowledged count", answers(f"{_PSERVERS}counts", "True")
+        "reports count although an earlier process of a pserver acknowledged the work",
+        answers(f"{_PSERVERS}counts", "True"),
     ),
     "stale completion accepted": bug(
-        "a report under an old attempt closes whatever is there now",
+        "a report under an old attempt closes the current attempt",
         rewrites(
             f"{_QUEUE}finish",
             "pending = self._held(trainer, generation, epoch, position, attempt)",
@@ -31,16 +32,16 @@ MASTER_BUGS: dict[str, Planted] = {
             """,
         ),
     ),
-    "nothing is reopened": bug("what a pserver lost is not dispatched again", answers(f"{_PSERVERS}_reopen", "0")),
+    "nothing is reopened": bug("work that a pserver lost is not repeated", answers(f"{_PSERVERS}_reopen", "0")),
     "only this epoch is reopened": bug(
-        "... but only what it lost of the present epoch",
+        "of the work that a pserver lost, only the current epoch's is repeated",
         swaps(f"{_PSERVERS}_reopen", "in lacking.items()", "in lacking.items() if epoch == queue.epoch"),
     ),
     "a stopped job is torn": bug(
-        "a job that was stopped ends while some blocks lack what others have", answers(f"{_PSERVERS}_claim_torn", "0")
+        "a stopped job ends while some blocks lack batches that others have", answers(f"{_PSERVERS}_claim_torn", "0")
     ),
     "a stopped job forgets": bug(
-        "a job that was stopped ends without what was done and lost",
+        "a stopped job ends without repeating work that was lost",
         swaps(
             f"{_STATE}next_epoch",
             "min({*self.due, *self.pending.epochs}, default=None)",
@@ -48,12 +49,12 @@ MASTER_BUGS: dict[str, Planted] = {
         ),
     ),
     "results of a former life are served": bug(
-        "a model that begins anew is told what was measured of the one before",
+        "a model that starts over gets the evaluation results of the model before",
         answers("domain.recovery.lives:PresentLife.enter", "False"),
         answers(f"{_EVALUATIONS}begin_anew"),
     ),
     "done before settled": bug(
-        "all is said to be done before it is known what a new pserver process has",
+        "the job is reported as done before a new pserver process has reported its batches",
         answers("domain.master.ending:Ending._may_end", "work is not None and work.queue.is_over"),
     ),
     "delete before publish": bug(
@@ -74,7 +75,7 @@ MASTER_BUGS: dict[str, Planted] = {
         ),
     ),
     "only the lost ones begin anew": bug(
-        "first values are elected again while some pservers keep grown ones, and go on with them",
+        "first values are elected again while some pservers keep and use trained values",
         swaps(
             "domain.recovery.reinitialization:next_step",
             "RestartServers(having) if having",
@@ -84,7 +85,7 @@ MASTER_BUGS: dict[str, Planted] = {
         rewrites("domain.pserver.life:PserverLife._begin_first_values", "", "if self.is_serving:\n    return ()"),
     ),
     "a member before all have agreed": bug(
-        "a trainer is a member as soon as a view with it is made",
+        "a trainer is a member before all pservers have accepted it",
         swaps(f"{_MEMBERSHIP}member_id_of", "member is not None and member.is_admitted", "member is not None"),
     ),
     "idle members are waited for": bug(
@@ -92,13 +93,13 @@ MASTER_BUGS: dict[str, Planted] = {
     ),
     "the dead are waited for": bug("a trainer whose lease has ended stays a member", answers(f"{_MEMBERS}leave")),
     "a lost view is forgotten": bug(
-        "a view that may not have arrived is not sent again", answers(f"{_MEMBERS}view_lost")
+        "a view whose delivery is unknown is not sent again", answers(f"{_MEMBERS}view_lost")
     ),
     "new members begin in the past": bug(
         "a trainer is admitted at a round that may have closed without it", answers(f"{_MEMBERSHIP}_first_round", "0")
     ),
     "an epoch ends early": bug(
-        "an epoch is over while a trainer still has a task of it",
+        "an epoch ends while a trainer still holds one of its tasks",
         rewrites(
             f"{_STATE}is_complete",
             "",
@@ -110,11 +111,11 @@ MASTER_BUGS: dict[str, Planted] = {
         ),
     ),
     "views before they are stored": bug(
-        "pservers hear of members that a successor does not know",
+        "pservers get members that a successor of the master does not know",
         swaps("domain.master.control:PserverControl.next_call", "view, revision=revision)", "view)"),
     ),
     "any answer admits": bug(
-        "a pserver's answer to a view from before counts for a member that was not in it",
+        "a pserver's answer to an older view admits a member that was not in that view",
         swaps(f"{_MEMBERSHIP}_has_answered", ">= serial", "> 0"),
     ),
     "nobody joins again": bug(
@@ -125,19 +126,19 @@ MASTER_BUGS: dict[str, Planted] = {
         answers(f"{_CHECKPOINTS}manifest_failed", 'self.manifest_written(number, "0" * 64)'),
     ),
     "only the first pserver is compared": bug(
-        "a report counts that names a past process of another pserver than the first",
+        "a report counts although it names an earlier process of a pserver other than the first",
         swaps(f"{_RECOVERY}accepts", "enumerate(pservers)", "enumerate(pservers[:1])"),
     ),
     "settled unasked": bug(
-        "a new process of a pserver counts before it has said what it has",
+        "a new pserver process counts as settled before it has reported its batches",
         answers(f"{_RECOVERY}is_settled", "index in self._known"),
     ),
     "the present epoch is not reopened": bug(
-        "what a pserver lacks of the epoch that goes on is not done again",
+        "batches of the current epoch that a pserver lacks are not repeated",
         swaps(f"{_RECOVERY}announced", "(summary, begun_epochs,", "(summary, begun_epochs - 1,"),
     ),
     "answered before it is stored": bug(
-        "a trainer is given work that a successor does not know of",
+        "a trainer gets work that a successor of the master does not know",
         rewrites(
             "domain.master.core:MasterCore.apply",
             "return self._outbox.take()",
@@ -149,18 +150,18 @@ MASTER_BUGS: dict[str, Planted] = {
         ),
     ),
     "the last checkpoint is not waited for": bug(
-        "all is said to be done before a checkpoint has all of it", answers(f"{_CHECKPOINTS}is_over", "True")
+        "the job is reported as done before a checkpoint has everything", answers(f"{_CHECKPOINTS}is_over", "True")
     ),
     "an older state is gone on from": bug(
-        "a master goes on from the state of an etcd that was restored from an older backup",
+        "a master continues from an etcd that was restored from an older backup",
         answers("domain.recovery.store_history:older_than", '""'),
     ),
     "what is promised counts as done": bug(
-        "the tasks that trainers were promised of the next epoch are not handed out when it begins",
+        "tasks that were promised to trainers for the next epoch are never assigned",
         drops(f"{_QUEUE}_advance", "self.waiting.put_run(self.epoch, 0, count, 0)"),
     ),
     "a promise is kept twice": bug(
-        "a task that a trainer was promised waits for others after it was given",
+        "a promised task still waits for other trainers after it was assigned",
         rewrites(
             f"{_QUEUE}_take",
             "piece = self.waiting.take_whole(epoch, position)",
@@ -172,11 +173,11 @@ MASTER_BUGS: dict[str, Planted] = {
         ),
     ),
     "the middle batch is dropped": bug(
-        "of a failing piece that is halved, the first batch of the second half is in neither",
+        "when a failing piece is halved, the first batch of the second half is lost",
         swaps(_AFTER_FAILURE, "(middle, end, limit)", "(middle + 1, end, limit)"),
     ),
     "what follows a failing batch is dropped": bug(
-        "of a piece that is split around a failing batch, what is behind it is not handed out again",
+        "when a piece is split around a failing batch, the batches after it are lost",
         swaps(_AFTER_FAILURE, ", (batch + 1, end, limit - 1)]", "]"),
     ),
     "a failing piece is set aside whole": bug(
@@ -184,11 +185,11 @@ MASTER_BUGS: dict[str, Planted] = {
         swaps(_AFTER_FAILURE, "if start < stop", "if not start < stop"),
     ),
     "nothing is ever set aside": bug(
-        "a batch that nobody can train is handed out for ever",
+        "a batch that cannot be trained is never quarantined",
         swaps(_AFTER_FAILURE, "if piece.failures < limit + confirmations else ()", "if True else ()"),
     ),
     "the batch before is set aside too": bug(
-        "what is set aside is one batch longer than what failed",
+        "the batch before a failed one is quarantined, too",
         swaps(
             "domain.queue.failed:FailedPieces.quarantine",
             "piece.position), piece.first_batch,",
@@ -196,7 +197,7 @@ MASTER_BUGS: dict[str, Planted] = {
         ),
     ),
     "a task that failed is left out of later epochs": bug(
-        "a task with a batch that was set aside is not trained in the epochs that follow",
+        "a task with a quarantined batch is not trained in later epochs",
         rewrites(
             f"{_QUEUE}_take",
             "if piece is not None:",
@@ -208,7 +209,7 @@ MASTER_BUGS: dict[str, Planted] = {
         ),
     ),
     "attempts are numbered again": bug(
-        "a new master gives out numbers that its predecessor has given out",
+        "a new master uses attempt numbers of its predecessor again",
         rewrites(
             "domain.queue.storage:restore",
             "_restore_pieces(state, dispatch)",
@@ -219,13 +220,13 @@ MASTER_BUGS: dict[str, Planted] = {
         ),
     ),
     "only the first stretch is reopened": bug(
-        "of what a pserver lacks, only the first tasks in a row are done again",
+        "of the tasks that a pserver lacks, only the first run is repeated",
         swaps(
             "domain.queue.reopening:reopen", "_checked(state, epoch, tasks,", "_checked(state, epoch, list(tasks)[:1],"
         ),
     ),
     "what waits is lost with its trainer": bug(
-        "of a trainer that is gone only what it was at goes back",
+        "only the running task of a lost trainer is assigned again",
         rewrites(
             f"{_QUEUE}trainer_gone",
             "now = self._time(now)",
@@ -238,7 +239,7 @@ MASTER_BUGS: dict[str, Planted] = {
         ),
     ),
     "metrics of a copy are added": bug(
-        "the metrics of a piece that is reported again are added up again",
+        "the metrics of a piece that is reported twice are added twice",
         rewrites(
             f"{_WORK}take_reports",
             "answer = take(finished, queue.finish)",
@@ -250,7 +251,7 @@ MASTER_BUGS: dict[str, Planted] = {
         ),
     ),
     "metrics are not stored": bug(
-        "a new master goes on with an evaluation's queue, and without its sums",
+        "a new master continues an evaluation without its sums",
         rewrites(
             f"{_EVALUATIONS}encode",
             "return encode(",
@@ -262,7 +263,7 @@ MASTER_BUGS: dict[str, Planted] = {
         ),
     ),
     "an evaluation is resumed as if done": bug(
-        "a checkpoint has what an evaluation has come to as its result",
+        "a checkpoint stores the sums of an unfinished evaluation as its result",
         rewrites(
             f"{_EVALUATIONS}encode_results",
             "done = [each.record for each in self._known.values() if each.is_done]",
@@ -273,11 +274,11 @@ MASTER_BUGS: dict[str, Planted] = {
         ),
     ),
     "an evaluation ends early": bug(
-        "an evaluation is over when its last piece is handed out",
+        "an evaluation ends when its last piece is assigned",
         swaps(f"{_EVALUATIONS}settle", "found.work.queue.is_done", "not found.work.queue.counts().todo"),
     ),
     "what the dead evaluate is not taken back": bug(
-        "an evaluation waits for ever for a trainer that died",
+        "an evaluation waits forever for a trainer that died",
         answers(f"{_EVALUATIONS}trainer_gone"),
         answers(f"{_EVALUATIONS}tick", "False"),
         swaps(
@@ -287,7 +288,7 @@ MASTER_BUGS: dict[str, Planted] = {
         ),
     ),
     "tasks weigh the same": bug(
-        "the result of an evaluation is the mean of the tasks, however many records each has",
+        "the result of an evaluation is the mean over tasks instead of records",
         swaps(
             "domain.master.evaluations:Evaluation.add",
             "(known[0] + total, known[1] + weight)",

@@ -1,4 +1,4 @@
-"""Bugs planted in what a pserver decides: blocks, rounds, applied sets, snapshots, rows of tables. See ``planted``."""
+"""Bugs planted in the decisions of pservers: blocks, rounds, applied sets, snapshots, rows. See ``planted``."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _SPANS = "domain.tables.restoring:TakenSpans."
 
 PSERVER_BUGS: dict[str, Planted] = {
     "lost values are zeros": bug(
-        "a pserver whose values are lost begins from nothing",
+        "a pserver whose values are lost begins with zeros",
         swaps(f"{_LIFE}_seek_values", "return (Lack(election),)", "return self._serve(election, None)"),
     ),
     "what others could not load is loaded": bug(
-        "pservers that go back never agree on a checkpoint",
+        "pservers load a checkpoint that another pserver could not load",
         swaps("domain.pserver.search:CheckpointSearch.__init__", "= rejected", "= ()"),
     ),
     "orders to go back are forgotten": bug(
-        "a pserver that is told to go back stays",
+        "a pserver ignores the order to go back to a checkpoint",
         swaps(f"{_LIFE}apply", "is State.ENDED", "is State.ENDED or isinstance(event, ReloadAsked)"),
     ),
     "late gradients are dropped": bug(
-        "what comes after its round has closed without it is marked, and not added",
+        "a gradient that arrives after its round is marked as applied, but not added",
         rewrites(
             f"{_ROUNDS}_arrive_late",
             "return Accumulate(self._contribute(member, weight, batch).is_first, is_late=True)",
@@ -49,11 +49,11 @@ PSERVER_BUGS: dict[str, Planted] = {
         ),
     ),
     "no dedupe": bug(
-        "a pserver applies a batch that it has already",
+        "a pserver applies a batch twice",
         swaps(f"{_BLOCKS}push", "is_new = not any(having)", "is_new = not any(having) or all(having)"),
     ),
     "apply before check": bug(
-        "a pserver applies a gradient before it looks at who sent it",
+        "a pserver applies a gradient before it checks the sender",
         rewrites(
             f"{_BLOCKS}push",
             "return Pushed(Outcome.NOT_MEMBER, rounds.version)",
@@ -65,15 +65,15 @@ PSERVER_BUGS: dict[str, Planted] = {
         ),
     ),
     "snapshot without applied": bug(
-        "a checkpoint has values without the batches that are in them",
+        "a checkpoint has values without the record of their batches",
         swaps(f"{_BLOCKS}restore", "self._applied = applied", "self._applied = AppliedBatches(applied.numbers)"),
     ),
     "marks of the open round are saved": bug(
-        "a checkpoint says that it has batches which wait in an accumulator",
+        "a checkpoint names batches that still wait in an accumulator",
         swaps(f"{_CUT}cut", "for batch, batch_count in held", "for batch, batch_count in ()"),
     ),
     "marks after the cut are saved": bug(
-        "a checkpoint says that it has batches which came after its copy", answers(f"{_CUT}marked")
+        "a checkpoint names batches that arrived after its copy", answers(f"{_CUT}marked")
     ),
     "blocks change before they are copied": bug(
         "a push does not copy blocks that are due before it changes them", answers(f"{_BLOCKS}_copies_due", "[]")
@@ -82,7 +82,7 @@ PSERVER_BUGS: dict[str, Planted] = {
         "a pserver follows a deposed master", swaps(f"{_VIEW}consider", "number < self.number", "number < (0, 0)")
     ),
     "sums are taken twice": bug(
-        "a block that has some batches of a sum takes the sum all the same",
+        "a block that already has some batches of a sum applies the whole sum",
         rewrites(
             f"{_BLOCKS}push",
             "return self._refuse_sum(span, push, base_version, having_bits(map(bool, having)))",
@@ -94,11 +94,11 @@ PSERVER_BUGS: dict[str, Planted] = {
         ),
     ),
     "only the first of a sum is marked": bug(
-        "a block takes a sum and does not note all of its batches",
+        "a block applies a sum and records only its first batch",
         swaps(f"{_BLOCKS}push", "mark_together(span.numbers, batches)", "mark_together(span.numbers, batches[:1])"),
     ),
     "a refusal names no batch": bug(
-        "a block that refuses a sum says that it has all of its batches",
+        "a block that rejects a sum reports that it has all of its batches",
         swaps(f"{_BLOCKS}push", "having_bits(map(bool, having))", 'b"\\xff" * len(having_bits(map(bool, having)))'),
     ),
     "a mode begins anywhere": bug(
@@ -108,11 +108,11 @@ PSERVER_BUGS: dict[str, Planted] = {
     ),
     "refused and marked": bug("a batch that the round refuses stays marked", answers(f"{_BLOCKS}_unmark")),
     "un-marked in part": bug(
-        "of a sum that the round refuses only the first batch is un-marked",
+        "when a round rejects a sum, only its first batch is unmarked",
         swaps(f"{_BLOCKS}_unmark", "in batches:", "in batches[:1]:"),
     ),
     "the set of the block beside it": bug(
-        "blocks that are put together from files get each other's applied sets",
+        "blocks loaded from several files get each other's applied sets",
         rewrites(f"{_APPLIED}rebuilt", "", "blocks = [*blocks[1:], *blocks[:1]]"),
     ),
     "applied sets by place": bug(
@@ -127,7 +127,7 @@ PSERVER_BUGS: dict[str, Planted] = {
         ),
     ),
     "restored as the first of them": bug(
-        "blocks that lie together are restored at the version and with the updates of the first of them",
+        "adjacent blocks are restored with the version and update count of the first of them",
         rewrites(
             f"{_BLOCKS}restore",
             "",
@@ -135,11 +135,11 @@ PSERVER_BUGS: dict[str, Planted] = {
         ),
     ),
     "rounds of the removed stay open": bug(
-        "a view removes a member, and its rounds go on waiting",
+        "rounds still wait for a member that a view has removed",
         drops(f"{_BLOCKS}_change_members", "self._close_rounds(span, effects)"),
     ),
     "a split forgets its round": bug(
-        "blocks that are taken apart lose what waits in their round",
+        "blocks that are split lose the gradients of their open round",
         rewrites(
             f"{_BLOCKS}split",
             "part.updates = span.updates",
@@ -160,7 +160,7 @@ PSERVER_BUGS: dict[str, Planted] = {
         ),
     ),
     "an epoch collapses too early": bug(
-        "an epoch counts as applied as a whole while a task of it is not",
+        "an epoch counts as applied while one of its tasks is not",
         swaps(
             "domain.exactly_once.cohorts:Cohort._collapse",
             "epoch.done.count == epoch.task_count:",
@@ -171,7 +171,7 @@ PSERVER_BUGS: dict[str, Planted] = {
         "a pserver admits a member to rounds that it has closed", answers(f"{_ROUNDS}can_admit", "True")
     ),
     "those who left stay": bug(
-        "a pserver does not remove the members that a view does not name",
+        "a pserver keeps members that a view does not name",
         swaps(
             f"{_VIEW}consider",
             "tuple(member_id for member_id in self._members if member_id not in wanted)",
@@ -183,7 +183,7 @@ PSERVER_BUGS: dict[str, Planted] = {
         answers(f"{_CUT}is_due", "self._versions[block] is None"),
     ),
     "old orders are new": bug(
-        "a pserver makes a snapshot that was ordered before its present one",
+        "a pserver begins a snapshot that is older than its current one",
         swaps(
             "domain.checkpoint.snapshot:PserverSnapshots.take",
             "not snapshot.order.is_newer_than(self._newest)",
@@ -191,21 +191,21 @@ PSERVER_BUGS: dict[str, Planted] = {
         ),
     ),
     "who has seen more goes on": bug(
-        "a process does not notice that its etcd has gone back",
+        "a process does not notice that etcd was restored from an older backup",
         drops("domain.recovery.store_history:Witness.saw", "self.broken_because = went_back(known, now)"),
     ),
     "drained by any checkpoint": bug(
-        "a pserver that was told to end does not wait for a checkpoint that has what it has",
+        "a pserver that was told to end does not wait for a checkpoint of its values",
         answers(f"{_LIFE}is_drained", "self.state is State.DRAINING and self._newest_checkpoint is not None"),
     ),
     "divided by the members": bug(
-        "the mean of a round is divided by the number of its members, not by their weights",
+        "the mean of a round is divided by the number of members instead of their weights",
         swaps(
             f"{_ROUNDS}close", "(self.version, self._total_weight,", "(self.version, float(len(self._contributors)),"
         ),
     ),
     "repeated weights count": bug(
-        "a batch that a block has already adds its weight to the divisor of the round",
+        "a repeated batch adds its weight to the divisor of the round",
         rewrites(
             f"{_ROUNDS}_arrive_in_time",
             "if already_applied or not weight:",
@@ -218,15 +218,15 @@ PSERVER_BUGS: dict[str, Planted] = {
         ),
     ),
     "late gradients weigh one": bug(
-        "what comes after its round counts with another weight in the divisor than in the sum",
+        "a gradient that arrives after its round has another weight in the divisor than in the sum",
         swaps(f"{_ROUNDS}_arrive_late", "(member, weight, batch)", "(member, min(weight, 1.0), batch)"),
     ),
     "added without its weight": bug(
-        "a gradient counts once in the sum of its round, and with its weight in the divisor",
+        "a gradient is added without its weight, but divided by it",
         swaps(f"{_BLOCKS}_take", "AddGradient(push.batches[0][0], weight,", "AddGradient(push.batches[0][0], 1.0,"),
     ),
     "the mean of the first mode": bug(
-        "after a change of the mode gradients are still added up, or still averaged, as before",
+        "after a change of mode, gradients are still summed or averaged as before",
         swaps(
             f"{_BLOCKS}_set_mode",
             "self._is_mean = ",
@@ -234,7 +234,7 @@ PSERVER_BUGS: dict[str, Planted] = {
         ),
     ),
     "scaled as in the first mode": bug(
-        "after a change of the mode the learning rate is still divided by the staleness, or still is not",
+        "after a change of mode, the learning rate is still scaled by staleness, or still not",
         swaps(
             f"{_BLOCKS}_set_mode",
             "self._scales_by_staleness = ",
@@ -242,19 +242,19 @@ PSERVER_BUGS: dict[str, Planted] = {
         ),
     ),
     "its own update makes it stale": bug(
-        "the update that a gradient makes counts among those that it did not see",
+        "a gradient's own update counts towards its staleness",
         swaps(f"{_ROUNDS}arrive", "Apply(version - base_version)", "Apply(version - base_version + 1)"),
     ),
     "the first step again": bug(
-        "the optimizer counts its steps from the beginning after a checkpoint was loaded",
+        "the optimizer's step count starts at 0 after a checkpoint is loaded",
         rewrites(f"{_BLOCKS}restore", "", "blocks = {number: (version, 0) for number, (version, _) in blocks.items()}"),
     ),
     "slots are not restored": bug(
-        "a pserver begins with the values of a checkpoint and with empty slots",
+        "a pserver loads the values of a checkpoint without the slots",
         swaps(f"{_SHARD}restore", "shard.slots[place]", "0"),
     ),
     "slots of another version": bug(
-        "a checkpoint has the slots that there were when it was written, beside values copied before",
+        "a checkpoint has values from its copy and slots from the time of writing",
         swaps(f"{_SHARD}_save", "copy[3] for copy in copies", "block.slot for block in self.blocks"),
     ),
     "slots of another block": bug(
@@ -266,21 +266,21 @@ PSERVER_BUGS: dict[str, Planted] = {
 #: Runs with one of these are runs with rows.
 ROW_BUGS: dict[str, Planted] = {
     "a failed increment swallows changes": bug(
-        "what had changed up to a cut whose file came to nothing is in no later increment",
+        "changes in a file that was not written are missing from later increments",
         swaps(f"{_SINCE}cut", "reduce(self._merge, (self._before[1], since_newest))", "since_newest"),
     ),
     "increments are on whatever was cut": bug(
-        "an increment has what has changed since a cut whose file is in no checkpoint",
+        "an increment builds on a file that belongs to no checkpoint",
         rewrites(f"{_SINCE}cut", "", "after = self._newest if self.knows(after) else after"),
     ),
     "increments on a file that a pserver does not have": bug(
-        "a chain goes on with whatever process has the index, which does not look whether it knows what has changed",
+        "a new pserver process continues a chain without knowing the changes since its last file",
         swaps("domain.checkpoint.chains:Chains.offer", " or known.generation != generation", ""),
         answers(f"{_SINCE}knows", "bool(file)"),
         swaps(f"{_SINCE}cut", "return found", "return since_newest if found is None and after else found"),
     ),
     "a new master takes increments for bases": bug(
-        "what the newest checkpoint's files are built on is forgotten when another master takes over",
+        "a new master forgets which files the newest checkpoint's increments build on",
         rewrites(
             "domain.checkpoint.checkpoints:Checkpoints.restore",
             "",
@@ -294,11 +294,9 @@ ROW_BUGS: dict[str, Planted] = {
         "rows are restored without the base",
         swaps("domain.checkpoint.manifest:ShardFile.chain", "(*self.links, self)", "(self,)"),
     ),
-    "removed rows return": bug(
-        "a restore takes no notice of what an increment says was removed", answers(f"{_TABLE}remove")
-    ),
+    "removed rows return": bug("a restore ignores removals in increments", answers(f"{_TABLE}remove")),
     "a failed increment swallows removals": bug(
-        "what a cut removed whose file came to nothing is in no later increment",
+        "removals in a file that was not written are missing from later increments",
         swaps(
             f"{_SINCE}cut",
             "reduce(self._merge, (self._before[1], since_newest))",
@@ -306,26 +304,24 @@ ROW_BUGS: dict[str, Planted] = {
         ),
     ),
     "admission begins anew": bug(
-        "how often an id was pushed that waits for admission is lost by a restore",
+        "a restore loses the push counts of ids that wait for admission",
         drops(f"{_TABLE}restore", "self.waiting[row_id] = copied"),
     ),
     "rows go a version too early": bug(
-        "a restore gives up rows of one version more than their file had given up",
+        "a restore evicts rows of one version too many",
         swaps(f"{_TABLE}expire", "row.version < least", "row.version <= least"),
     ),
     "what one bucket gave up is gone in all": bug(
-        "rows that come from a file go by the rule of the bucket that has given up most",
+        "a restore evicts rows of all buckets by the limit of the strictest bucket",
         swaps(f"{_TABLE}expire", "oldest.get(self.bucket_of(row_id))", "max(oldest.values())"),
     ),
-    "rows forget the epoch": bug(
-        "a restore does not know of which epoch its rows are", answers(f"{_SPANS}epoch_of", "0")
-    ),
+    "rows forget the epoch": bug("a restore loses the epoch of its rows", answers(f"{_SPANS}epoch_of", "0")),
     "rows live a version too long": bug(
-        "a row that has expired is there for one version more",
+        "an expired row exists for one version too long",
         rewrites(f"{_TABLE}exists", "", "version = max(0, version - 1)"),
     ),
     "bases are deleted": bug(
-        "retention deletes what kept checkpoints are increments on",
+        "retention deletes files that kept checkpoints build on",
         answers("domain.checkpoint.manifest:since_of"),
     ),
 }

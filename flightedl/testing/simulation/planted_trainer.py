@@ -1,4 +1,4 @@
-"""Bugs planted in what a trainer decides; see ``planted``."""
+"""Bugs planted in the decisions of trainers; see ``planted``."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ TRAINER_BUGS: dict[str, Planted] = {
         swaps("domain.trainer.first_values:ElectionOfFirstValues.uploaded", "< self._pserver_count", "< 1"),
     ),
     "the old model is trained on": bug(
-        "a trainer stays when the model has got other first values",
+        "a trainer continues after the model has started over",
         answers("domain.trainer.first_values:FollowedElection.require_same"),
     ),
     "the first batch of a refused sum is lost": bug(
-        "what a block lacks of a sum is pushed again, but for the sum's first batch",
+        "the batches that a block lacks of a sum are pushed again, except the sum's first batch",
         swaps(f"{_TRANSFER}_take", "1 + len(current.pushed.further))", "1 + len(current.pushed.further))[1:]"),
     ),
     "an unknown outcome counts as settled": bug(
-        "a push that nobody answered is not sent again",
+        "a push without an answer is not sent again",
         rewrites(
             f"{_TRANSFER}heard",
             "shard = self.shards[index]",
@@ -47,7 +47,7 @@ TRAINER_BUGS: dict[str, Planted] = {
         ),
     ),
     "a refused push counts as settled": bug(
-        "a gradient that came too late, or of somebody who is no member, is not computed again",
+        "a gradient that came too late, or from a non-member, is not computed again",
         rewrites(
             f"{_TRANSFER}_take",
             "blocks = range(answer.begin, answer.end)",
@@ -58,7 +58,7 @@ TRAINER_BUGS: dict[str, Planted] = {
         ),
     ),
     "a batch settles when the first pserver has answered": bug(
-        "a pserver that does not answer is passed over when another one has",
+        "a batch settles although one of the pservers has not answered",
         swaps(
             f"{_TRANSFER}heard",
             "if shard.must_repeat or",
@@ -66,7 +66,7 @@ TRAINER_BUGS: dict[str, Planted] = {
         ),
     ),
     "a sum that failed counts as taken": bug(
-        "a sum whose push failed half-way is not done again",
+        "a sum whose push failed halfway is not repeated",
         rewrites(
             f"{_SUMS}push_failed",
             "",
@@ -78,22 +78,22 @@ TRAINER_BUGS: dict[str, Planted] = {
         ),
     ),
     "a batch that failed arrives all the same": bug(
-        "a batch whose push failed half-way arrives without its gradient where that is missing",
+        "a batch whose push failed halfway arrives without its gradient at the other blocks",
         answers(f"{_BATCH}push_failed"),
     ),
     "sums of an old mode": bug(
-        "a trainer goes on under the mode that it had",
+        "a trainer continues in its old mode after a change",
         swaps("domain.trainer.membership:TrainerMembership.join_answered", "mode if is_new else None", "None"),
     ),
     "what is told again goes on where it was": bug(
-        "an attempt told again under the same number counts for the first reading, of which the rest was dropped",
+        "an attempt that is assigned twice continues the first reading, the rest of which was dropped",
         answers(f"{_FEED}is_held", "task.assignment.attempt in self._held"),
         rewrites(f"{_FEED}ask_failed", "", "self._held.clear()\nself._ready.clear()"),
         answers(f"{_READING}is_settled", "True"),
         answers(f"{_FEED}check"),
     ),
     "the first batches are dropped": bug(
-        "a task is reported although its first batches were passed over",
+        "a task is reported as finished although its first batches were skipped",
         rewrites(
             f"{_LOOP}take",
             "self._reading = Reading(item.task)",
@@ -107,14 +107,14 @@ TRAINER_BUGS: dict[str, Planted] = {
         answers(f"{_READING}is_settled", "self.task.assignment.end_batch - 1 in self._settled"),
     ),
     "an answer that comes too late is forgotten": bug(
-        "what was told to a loop that was left is neither held nor handed back",
+        "tasks assigned to a loop that was left are neither held nor returned",
         drops(f"{_FEED}answered", "self._return(reply.assignments)"),
     ),
     "work of an old registration is kept": bug(
-        "what was told to an earlier registration is held under the new one", answers(f"{_FEED}registered_again")
+        "tasks of an earlier registration are held under the new one", answers(f"{_FEED}registered_again")
     ),
     "a denial is about everything": bug(
-        "a join's answer about one attempt drops all work",
+        "a denied join for one attempt drops all tasks",
         rewrites(
             f"{_FEED}hand_back",
             "",
@@ -125,7 +125,7 @@ TRAINER_BUGS: dict[str, Planted] = {
         ),
     ),
     "reported before the sum is pushed": bug(
-        "a task is reported while its last batches wait in the trainer",
+        "a task is reported as finished while its last batches wait in the trainer",
         rewrites(
             f"{_LOOP}_settle",
             "",
@@ -137,7 +137,7 @@ TRAINER_BUGS: dict[str, Planted] = {
         ),
     ),
     "done before ack": bug(
-        "a batch that was refused counts as settled",
+        "a rejected batch counts as settled",
         rewrites(
             f"{_LOOP}_settle",
             "",
@@ -150,17 +150,17 @@ TRAINER_BUGS: dict[str, Planted] = {
         ),
     ),
     "newest generation is reported": bug(
-        "a trainer reports the pservers as they are, not as they acknowledged",
+        "a trainer reports the newest generations of pservers instead of those that acknowledged",
         swaps(f"{_TRANSFER}_take", "min(generation", "max(generation"),
         swaps(f"{_BATCH}note_sum", "min(generation", "max(generation"),
         swaps(f"{_READING}settle", "min(generation", "max(generation"),
     ),
     "a refused sum counts as taken": bug(
-        "a trainer does not push the batches again that a block lacks",
+        "a trainer does not push again the batches that a block lacks of a sum",
         swaps(f"{_SUMS}settle", "settle(refusals,", "settle((),"),
     ),
     "a lost sum counts as taken": bug(
-        "a sum whose push met the end of the membership is not done again",
+        "a sum that was pushed after the end of the membership is not repeated",
         swaps(
             "domain.exactly_once.accumulation:BatchGroup.settle",
             "return Settled((), (members,))",
@@ -176,18 +176,18 @@ TRAINER_BUGS: dict[str, Planted] = {
         ),
     ),
     "a part is divided by itself": bug(
-        "what a block lacks of a mean is divided by its own records when it is pushed again",
+        "batches that a block lacks of a mean are divided by their own records when pushed again",
         swaps(f"{_SUMS}_repeat", "self._divisors if self._keeps_shares else {}", "{}"),
     ),
     "divided by the batches": bug(
-        "the mean of several batches is divided by their number, not by their records",
+        "the mean of several batches is divided by their number instead of their records",
         swaps(f"{_SUMS}take", ", self._divisors", ", dict.fromkeys(self._divisors, len(members))"),
     ),
     "records of the sum before": bug(
-        "the records of a sum are counted in the next one, too", drops(f"{_SUMS}begin", "self._weights = {}")
+        "the records of a sum are also counted in the next one", drops(f"{_SUMS}begin", "self._weights = {}")
     ),
     "divided by all records": bug(
-        "a parameter that some batches of a sum have no gradient for is divided by their records, too",
+        "a parameter is divided also by the records of batches that have no gradient for it",
         swaps(f"{_SUMS}take", ", self._divisors", ", dict.fromkeys(self._divisors, self._weight)"),
     ),
 }

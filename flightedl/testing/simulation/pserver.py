@@ -1,4 +1,4 @@
-"""A pserver of the simulated cluster: the product's life and blocks, around a ledger, a modelled etcd and store."""
+"""A pserver of the simulated cluster: the product's lifecycle and blocks, with a ledger, modelled etcd and store."""
 
 from __future__ import annotations
 
@@ -57,24 +57,24 @@ _SERVING = (State.SERVING, State.DRAINING)
 
 
 class Push(NamedTuple):
-    """One batch, or several added up, for all blocks of one pserver."""
+    """A batch, or a sum of several, for all blocks of one pserver."""
 
     trainer: str
     generation: int
     member: int
     pserver_generation: int
     batches: tuple[Batch, ...]
-    #: Of their task.
+    #: Batches of their task.
     batch_count: int
-    #: (block, base version, gradient: empty of an arrival)
+    #: (block, base version, gradient); the gradient of an arrival is empty.
     rows: tuple[tuple[int, int, Gradient], ...]
-    #: In a mean.
+    #: Weight in a mean.
     weight: float
     step: int
 
 
 class PullRequest(NamedTuple):
-    """Asks for blocks at or above versions."""
+    """Request for blocks at or above the given versions."""
 
     member: int
     pserver_generation: int
@@ -82,7 +82,7 @@ class PullRequest(NamedTuple):
 
 
 class Pserver(Process):
-    """One process: drives the life of a pserver in a modelled etcd and store."""
+    """One pserver process: driver of the product's lifecycle."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         super().__init__(cluster.world, name)
@@ -101,7 +101,7 @@ class Pserver(Process):
 
     @property
     def ordered(self) -> Sequence[Block]:
-        """Its blocks, by position."""
+        """Blocks by rising number."""
         return () if self.shard is None else self.shard.blocks
 
     def _blocks(self) -> Shard:
@@ -110,26 +110,26 @@ class Pserver(Process):
 
     @property
     def index(self) -> int:
-        """-1: it has none yet."""
+        """Index of the pserver, -1 before it has one."""
         return self.life.index
 
     @property
     def generation(self) -> int:
-        """Of the process that holds the index."""
+        """Generation under which this process holds the index."""
         return self.life.generation
 
     @property
     def is_serving(self) -> bool:
-        """Whether it has values."""
+        """True if it has values."""
         return self.life.is_serving
 
     def end(self, why: str) -> None:
-        """Exit; the supervisor starts another one."""
+        """Exit; the supervisor starts another process."""
         self.world.note("{} ends: {}", self.name, why)
         self.cluster.ended(self)
 
     def _apply(self, event: happens.Event) -> None:
-        """Tell the life, and do what follows; but first, that its lease is over, where it is."""
+        """Pass an event to the lifecycle, after a check of the lease, and carry out the effects."""
         if self.index >= 0 and not isinstance(event, happens.LeaseOver):
             self._has_lease()
         effects = self.life.apply(event)
@@ -206,7 +206,7 @@ class Pserver(Process):
             self._look()
 
     def _look(self) -> None:
-        """Tell the life what etcd says, and again, for as long as it waits for something there."""
+        """Pass etcd's state to the lifecycle, repeatedly while it waits for a change."""
         if self._is_looking or self.life.state not in {State.NO_MODEL, State.LACKING, State.WAITING, *_SERVING}:
             return
         self._is_looking = True
@@ -221,7 +221,7 @@ class Pserver(Process):
         self._read(read)
 
     def _read(self, done: Callable[[happens.Facts | None], None]) -> None:
-        """What etcd says now; None: it does not answer."""
+        """Read etcd's state; None if etcd does not answer."""
 
         def read(found: dict[str, Any]) -> None:
             init, declared = found[INIT], found[DECLARATION]
@@ -238,7 +238,7 @@ class Pserver(Process):
     # values
 
     def initialize(self, message: tuple[int, int], reply: Reply) -> None:
-        """First values, of an election, for one block after the other; the stream may break off anywhere."""
+        """Receive first values of an election, block by block; the stream may break anywhere."""
         generation, election = message
         if generation != self.generation or not self._has_lease():
             return
@@ -299,7 +299,10 @@ class Pserver(Process):
         done: Callable[[str], None],
         failed: Action,
     ) -> None:
-        """Read the files one after the other; which one is damaged. Empty: the blocks have what is in them."""
+        """Read the files one after the other, then load the blocks.
+
+        ``done`` gets the name of a damaged file, or an empty string when the blocks are loaded.
+        """
         if len(found) == len(names):
             left = iter(found)
             shards = [put_together([next(left) for _ in part.file.chain]) for part in parts]
@@ -323,7 +326,7 @@ class Pserver(Process):
         return self.is_alive
 
     def _serves(self, pserver_generation: int, reply: Reply) -> bool:
-        """Whether a request may be carried out."""
+        """Return True if a request may be carried out, otherwise reply with the refusal."""
         if not self._has_lease():
             return False
         if pserver_generation != self.generation:
@@ -337,7 +340,7 @@ class Pserver(Process):
         return True
 
     def control(self, message: tuple[int, OfPlan], reply: Reply) -> None:
-        """A request of a master's, to a process of this generation; the reply, or the error that it gets instead."""
+        """Carry out a master's request to a process of this generation. The reply may be an error."""
         generation, request = message
         if not self._has_lease():
             reply(ReplacedError(f"the lease of {self.name} is over"))
@@ -375,7 +378,7 @@ class Pserver(Process):
                 return None
 
     def status(self, generation: int, reply: Reply) -> None:
-        """What it says of itself to a master."""
+        """Reply with this pserver's status to a master."""
         if generation != self.generation or not self._has_lease():
             return
         versions = self._blocks().protocol.versions() if self.life.is_visible else []
@@ -395,14 +398,14 @@ class Pserver(Process):
         )
 
     def told_to_end(self) -> None:
-        """SIGTERM: it waits a little for a checkpoint that has everything that was pushed until now."""
+        """SIGTERM: wait a little for a checkpoint of everything that has been pushed until now."""
         if self.life.state is not State.SERVING:
             self.end("it was told to end")
             return
         progress = self._blocks().snapshots.progress
         self._apply(happens.DrainAsked(None if progress is None else progress.order))
         values = {block.number: tuple(block.values) for block in self.ordered}
-        self.later(_DRAIN_S, lambda: self.end("it was told to end, and nothing has saved what it has"))
+        self.later(_DRAIN_S, lambda: self.end("it was told to end, and no checkpoint has its values"))
         self._await_checkpoint(values)
 
     def _await_checkpoint(self, values: dict[int, tuple[int, ...]]) -> None:
@@ -417,7 +420,7 @@ class Pserver(Process):
 
     def _publish(self, order: OrderNumber, name: str, shard: StoredShard) -> None:
         snapshots = self._blocks().snapshots
-        # Enough for a chain of some increments, where there are rows.
+        # Sizes with which a base gets a chain of some increments if there are rows.
         row_bytes = 0 if not self.cluster.shape.has_rows else 300 if shard.after else 3000
         size_bytes = 100 + len(shard.applied) + len(shard.blocks) + row_bytes
         file = WrittenFile(
@@ -447,7 +450,7 @@ class Pserver(Process):
         return self.cluster.shape.buckets(self.plan.pserver_count, self.index)
 
     def push(self, push: Push, reply: Reply) -> None:
-        """A batch, or a sum; the stream may break off after any row."""
+        """Apply a batch or a sum; the stream may break after any row."""
         if not self._serves(push.pserver_generation, reply):
             return
         rows = push.rows
@@ -456,7 +459,7 @@ class Pserver(Process):
             self.world.fault("stream broken")
             rows = rows[: self.world.random.randrange(len(rows) + 1)]
             if rows and rows[-1][0] in (buckets := self._buckets())[:-1]:
-                # What is pushed to buckets comes in one message.
+                # Gradients for buckets arrive in one message.
                 rows = tuple(row for row in rows if row[0] not in buckets)
         shard, sender = self._blocks(), (push.trainer, push.generation, push.member)
         batches = [(batch, push.batch_count) for batch in push.batches]
@@ -466,11 +469,11 @@ class Pserver(Process):
             reply(("pushed", outcomes))
 
     def pull(self, request: PullRequest, reply: Reply) -> None:
-        """Values, when their versions are there or the time is up."""
+        """Reply with values once their versions exist or the time limit has passed."""
         if self._serves(request.pserver_generation, reply):
             self._blocks().pull(request.member, request.wanted, reply)
 
     def check(self) -> None:
-        """Assert the invariants of what it is made of."""
+        """Assert the invariants of its blocks and rows."""
         self._blocks().protocol.check()
         self._blocks().require_sound_rows()

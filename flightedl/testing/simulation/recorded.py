@@ -1,4 +1,4 @@
-"""Recordings of simulated processes, as their real ones write them; none of it changes the run."""
+"""Recordings of simulated processes, in the format of real ones. Recording does not change the run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flightedl.testing.simulation.world import World
 
 
 class _WorldClock:
-    """Simulated time, also as that of the wall."""
+    """Clock that returns simulated time, also as wall time."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -22,15 +22,15 @@ class _WorldClock:
         return self._world.now
 
     def sleep(self, seconds: float) -> None:
-        raise AssertionError(f"nobody sleeps for {seconds} s in a simulation")
+        raise AssertionError(f"a simulated process must not sleep (for {seconds} s)")
 
 
 class RunRecorder:
-    """The files of one run; they are whole when it is closed.
+    """The files of one run; they are complete once it is closed.
 
     Args:
-        directory: Where they go; is made.
-        world: Whose time it is.
+        directory: Directory for the files; created if it does not exist.
+        world: The simulated world, which has the time.
     """
 
     def __init__(self, directory: Path, world: World) -> None:
@@ -40,18 +40,18 @@ class RunRecorder:
         self._files: list[BinaryIO] = []
 
     def recorder(self, process: str, name: str) -> Recorder:
-        """Of a process that begins now; of the same name there may be several, one after the other."""
+        """Return a recorder for a process that begins now. Successive processes may have the same name."""
         path = self._directory / f"{len(self._files):04d}-{name}{SUFFIX}"
         file = path.open("wb")
         self._files.append(file)
 
         def write(line: bytes) -> object:
-            # What a dead process has begun may be let go of after the run.
+            # Objects of a dead process may be released after the run.
             return False if file.closed else file.write(line)
 
         return Recorder(process, name, "job", self._clock, write, is_strict=True)
 
     def close(self) -> None:
-        """The run is over."""
+        """Close the files at the end of the run."""
         for file in self._files:
             file.close()

@@ -1,9 +1,9 @@
-"""The account of rows: what has to be there, whatever was killed, restored on other pservers, and done again.
+"""Check of rows: which rows must exist, whatever was killed, restored on other pservers and repeated.
 
-Every block has its *history*: which updates its rows had, and which cuts removed some. What exists follows from that
-alone, in another way than the product goes: each id has its *stretch*, the touches since it was last gone. As many of
-them as admission takes make it a row, and the others are its updates. So a row that is missing, back, too old, or
-counted otherwise is found.
+Every block has a *history* of the updates that its rows had and the cuts that removed some. The rows follow from the
+history alone, computed in another way than in the product: each id has a *stretch*, the touches since it last ceased to
+exist. The touches that admission requires make it a row, and the others are its updates. So the check finds a row that
+is missing, came back, is too old, or has another number of updates.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Touch(NamedTuple):
 
 
 class _Stretches:
-    """Of all ids of a block."""
+    """Stretches of all ids of a block."""
 
     def __init__(self, spec: TableSpec, block: int, history: Iterable[Moment]) -> None:
         self._spec, self._block = spec, block
@@ -45,7 +45,7 @@ class _Stretches:
         return is_young and last.version >= self._oldest and not (evict.unused_epochs and epochs > evict.unused_epochs)
 
     def _counted(self, stretch: Sequence[_Touch]) -> Sequence[_Touch]:
-        """The updates of a row; none: the id waits."""
+        """Return the updates of a row; empty if the id still waits for admission."""
         return stretch[self._spec.admit_after - 1 :]
 
     def _update(self, moment: Moment, elements: Sequence[int]) -> None:
@@ -58,7 +58,7 @@ class _Stretches:
         self._of = {row_id: each for row_id, each in self._of.items() if each[-1].version >= self._oldest}
 
     def _cut(self, moment: Moment) -> None:
-        """Small rows go."""
+        """Remove small rows."""
         least = self._spec.evict.norm_below if self._spec.evict else None
         for row_id, stretch in list(self._of.items()) if least else ():
             counted = self._counted(stretch)
@@ -67,7 +67,7 @@ class _Stretches:
                 del self._of[row_id]
 
     def rows(self, version: int, epoch: int) -> dict[int, tuple[int, float | None]]:
-        """Id -> (updates of the row, its value), or (pushes so far, None) of an id that waits."""
+        """Return id -> (updates, value) of rows, and id -> (pushes, None) of ids that wait."""
         found: dict[int, tuple[int, float | None]] = {}
         for row_id, stretch in self._of.items():
             if self._is_there(stretch, version, epoch):
@@ -78,18 +78,18 @@ class _Stretches:
 
 
 def require_rows(name: str, rows: SpanRows, histories: Mapping[int, Sequence[Moment]], version: int) -> None:
-    """Raise Violation unless the blocks of a span have exactly the rows, and ids that wait, that their histories make.
+    """Raise Violation unless a span has exactly the rows and waiting ids that follow from its blocks' histories.
 
     Args:
-        name: Who has them.
-        rows: Of the span.
-        histories: By block.
-        version: Of the span.
+        name: Name of the pserver or file.
+        rows: The span's rows.
+        histories: Block -> its history.
+        version: The span's version.
     """
     spec, epoch = rows.table.spec, rows.epoch
     last = max((histories[block][-1].epoch for block in rows.numbers if histories[block]), default=0)
     if epoch != last:
-        raise Violation(f"{name}: rows of blocks {rows.numbers} are of epoch {epoch}, and had batches of {last}")
+        raise Violation(f"{name}: rows of blocks {rows.numbers} are of epoch {epoch}, but had batches of {last}")
     found = {
         row_id: (row.updates, row.values[0] if row.values else None)
         for row_id, row in rows.content(version, 0).rows.items()
@@ -104,17 +104,17 @@ def require_rows(name: str, rows: SpanRows, histories: Mapping[int, Sequence[Mom
 
 
 def require_history(name: str, block: int, values: Sequence[int], history: Sequence[Moment]) -> None:
-    """Raise Violation unless a history tells of the batches that are in the values."""
+    """Raise Violation unless a block's history contains the batches that are in its values."""
     updates = [moment.elements for moment in history if moment.elements is not None]
     for element, number in enumerate(values):
         if number and (number > len(updates) or element not in updates[number - 1]):
-            raise Violation(f"{name}: the rows of block {block} had no batch {element} in update {number}")
+            raise Violation(f"{name}: the rows of block {block} lack batch {element} of update {number}")
 
 
 def require_limit(rows: SpanRows, before: Mapping[int, int], version: int) -> None:
-    """Raise Violation unless an update has left as many rows as may be, and given up no more than it had to.
+    """Raise Violation unless an update has evicted enough rows for the limit, and no more than necessary.
 
-    ``before``: by block, versions below it had been given up before.
+    ``before``: block -> the oldest version that was kept before the update.
     """
     evict = rows.table.spec.evict
     limit = rows.table.spec.bucket_limit
@@ -125,13 +125,13 @@ def require_limit(rows: SpanRows, before: Mapping[int, int], version: int) -> No
         versions = [row.version for row_id, row in rows.table.rows.items() if block_of(row_id) == block]
         kept = [each for each in versions if each >= oldest]
         if len(kept) > limit and min(kept) < version == max(kept):
-            raise Violation(f"block {block} has {len(kept)} rows after version {version}, and may have {limit}")
+            raise Violation(f"block {block} has {len(kept)} rows after version {version}, more than {limit}")
         if oldest > before[block] and len(kept) + versions.count(oldest - 1) <= limit:
-            raise Violation(f"block {block} has {len(kept)} rows after version {version}: more were to stay")
+            raise Violation(f"block {block} has {len(kept)} rows after version {version}: too many were evicted")
 
 
 def require_stored_rows(name: str, spec: TableSpec | None, shard: StoredShard) -> None:
-    """Raise Violation unless what a file says with those that it is an increment on are the rows that should be."""
+    """Raise Violation unless a file, with the files that it is an increment on, contains the right rows."""
     histories = dict(zip(shard.blocks, shard.histories, strict=True))
     if spec is None:
         return

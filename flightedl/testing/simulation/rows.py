@@ -1,7 +1,7 @@
-"""The rows of a table in the simulated pservers, and what files have of them; ``row_account`` says what is right.
+"""Rows of a table in the simulated pservers and in files; ``row_account`` checks them.
 
-What becomes of rows is decided by the product (``domain.tables``), and kept by spans as a pserver keeps it: updated,
-cut, merged from a base and its increments, divided.
+The product (``domain.tables``) decides which rows exist. Spans keep them as a pserver does: they update, cut and divide
+them, and merge them from a base and its increments.
 
 A batch touches two ids of each block, one of them with gradients of both signs, so that norms fall to zero.
 """
@@ -24,18 +24,18 @@ _IDS_OF_A_BLOCK = 100
 class Moment(NamedTuple):
     """One event in the life of a block's rows."""
 
-    #: That the update made, or that the cut has.
+    #: Version that the update made, or version of the cut.
     version: int
-    #: The highest of all batches so far.
+    #: Highest epoch of all batches so far.
     epoch: int
-    #: Lower versions of the block have been given up, see ``ReferenceTable``.
+    #: Rows of the block with lower versions were evicted; see ``ReferenceTable``.
     oldest: int
-    #: Of the batches in the update, as elements of the block; None: it is a cut, at which small rows go.
+    #: The update's batches, as elements of the block. None for a cut, which removes small rows.
     elements: tuple[int, ...] | None
 
 
 class Changed(NamedTuple):
-    """What has changed between two cuts."""
+    """Changes between two cuts."""
 
     #: (block, element).
     elements: frozenset[tuple[int, int]]
@@ -44,32 +44,32 @@ class Changed(NamedTuple):
 
     @classmethod
     def merged(cls, older: Changed, newer: Changed) -> Changed:
-        """All that has changed."""
+        """Return the union of both changes."""
         return cls(older.elements | newer.elements, older.ids | newer.ids, older.removed | newer.removed)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTable:
-    """What a file has of the rows of one span."""
+    """A file's rows of one span."""
 
     numbers: range
     version: int
     updates: int
     epoch: int
-    #: By block.
+    #: Block -> oldest version of rows that were not evicted.
     oldest: Mapping[int, int]
     removed: frozenset[int]
-    #: By id; without values, it waits.
+    #: Id -> its row; a row without values waits for admission.
     rows: Mapping[int, Row]
 
 
 def block_of(row_id: int) -> int:
-    """Where an id lies."""
+    """Return the block of an id."""
     return row_id // _IDS_OF_A_BLOCK
 
 
 def touched(elements: Iterable[int], block: int) -> dict[int, float]:
-    """The gradients of an update, by id."""
+    """Return an update's gradients by id."""
     found: dict[int, float] = {}
     first = block * _IDS_OF_A_BLOCK
     for element in elements:
@@ -81,7 +81,7 @@ def touched(elements: Iterable[int], block: int) -> dict[int, float]:
 
 
 class SpanRows:
-    """The rows of the blocks of one span."""
+    """Rows of one span's blocks."""
 
     def __init__(self, spec: TableSpec, numbers: range) -> None:
         self.numbers = numbers
@@ -91,14 +91,14 @@ class SpanRows:
         self._changed: set[int] = set()
 
     def update(self, elements: Sequence[int], epoch: int, version: int, number: int) -> None:
-        """Batches are in the blocks from now on, as one update."""
+        """Apply batches to the rows, as one update."""
         self.epoch = max(self.epoch, epoch)
         gradients = {row_id: [amount] for block in self.numbers for row_id, amount in touched(elements, block).items()}
         self._changed |= gradients.keys()
         self.table.update(gradients, version=version, epoch=self.epoch, number=number)
 
     def moment(self, block: int, version: int, elements: Sequence[int] | None) -> Moment:
-        """What has just happened to a block."""
+        """Return the event that has just happened to a block."""
         return Moment(version, self.epoch, self.table.oldest[block], None if elements is None else tuple(elements))
 
     def cut(
@@ -110,7 +110,7 @@ class SpanRows:
         *,
         is_increment: bool,
     ) -> tuple[Changed | None, StoredTable]:
-        """What has changed since the file that an order names (None: that is not known), and what the file gets."""
+        """Return the changes since the file that the order names (None if unknown), and the rows for the new file."""
         removed = self.table.remove_small(version, self.epoch)
         newest = Changed(frozenset(elements), frozenset(self._changed), frozenset(removed))
         self._changed.clear()
@@ -122,7 +122,7 @@ class SpanRows:
         return changed, found
 
     def content(self, version: int, updates: int) -> StoredTable:
-        """All that exists now."""
+        """Return all rows that exist now."""
         table = self.table
         copy = ReferenceTable(table.spec, block_of)
         for known in (table.waiting, table.rows):
@@ -134,7 +134,7 @@ class SpanRows:
         return StoredTable(self.numbers, version, updates, self.epoch, oldest, frozenset(), rows)
 
     def part(self, numbers: range) -> SpanRows:
-        """Those of some blocks."""
+        """Return the rows of some of the blocks."""
         part = SpanRows(self.table.spec, numbers)
         part.epoch, part.table.oldest = self.epoch, self.table.oldest.copy()
         for known in (self.table.waiting, self.table.rows):
@@ -144,7 +144,7 @@ class SpanRows:
         return part
 
     def restore(self, chains: Iterable[Sequence[Sequence[StoredTable]]]) -> None:
-        """Take rows over from files, of each chain the base first; as ``pserver.rows.restoring`` does."""
+        """Load rows from files, as ``pserver.rows.restoring`` does. Each chain begins with its base."""
         taken: TakenSpans[Mapping[int, int]] = TakenSpans()
         for chain in chains:
             for stored in (each for tables in chain for each in tables):

@@ -22,17 +22,17 @@ _STORY_LINES = 60
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a run found."""
+    """A violation that a run has found."""
 
     seed: int
     problem: str
-    #: The last events and where it was raised.
+    #: The last events, and the traceback.
     story: str
 
 
 @dataclass(slots=True)
 class Summary:
-    """What a number of runs were like."""
+    """Statistics and violations of several runs."""
 
     seeds: int = 0
     events: int = 0
@@ -76,14 +76,14 @@ def run_seed(
     *,
     has_rows: bool = False,
 ) -> Outcome | Found:
-    """One run; ``record``: a directory for recordings of its processes. ``has_rows``: see ``JobShape``."""
+    """Run one seed. ``record``: directory for recordings of its processes; ``has_rows``: see ``JobShape``."""
     has_rows = has_rows or not ROW_BUGS.keys().isdisjoint(flaws)
     cluster = None
     try:
         with planted([PLANTED[name] for name in flaws if name in PLANTED]):
             cluster = Cluster(seed, flaws, fault_scale, mode, recovery, record, has_rows=has_rows)
             return cluster.run()
-    except Exception as error:  # noqa: BLE001 - whatever a run raises is what it found
+    except Exception as error:  # noqa: BLE001 - any error of a run is a finding
         story = "" if cluster is None else "\n".join(list(cluster.world.story())[-_STORY_LINES:])
         where = "".join(traceback.format_tb(error.__traceback__)[-3:])
         return Found(seed, f"{type(error).__name__}: {error}", f"{story}\n{where}")
@@ -105,19 +105,19 @@ def run_seeds(
     record: Path | None = None,
     has_rows: bool = False,
 ) -> Summary:
-    """Run seeds until all are done, or ``stop_at`` of them found something.
+    """Run seeds until all are done, or ``stop_at`` of them have found a violation.
 
     Args:
-        seeds: Which.
+        seeds: Seeds to run.
         flaws: Bugs to plant.
-        fault_scale: 0: no faults; 1: as meant; more: worse.
-        mode: "sync", "async" or "bounded"; empty: by the seed.
-        recovery: "replay" or "rollback"; empty: by the seed.
-        processes: More than 1: started anew ("spawn"), not forked.
-        stop_at: See above.
-        progress: Told now and then.
-        record: As of ``run_seed``, for a single seed.
-        has_rows: As of ``run_seed``.
+        fault_scale: Rate of faults: 0 disables them, 1 is normal.
+        mode: "sync", "async" or "bounded"; empty to let the seed decide.
+        recovery: "replay" or "rollback"; empty to let the seed decide.
+        processes: Number of processes; with more than 1, they are spawned, not forked.
+        stop_at: Number of violations after which the runs stop.
+        progress: Called from time to time.
+        record: See ``run_seed``; for a single seed.
+        has_rows: See ``run_seed``.
     """
     summary = Summary()
     numbers = list(seeds)
@@ -156,7 +156,7 @@ def _run_chunk(chunk: tuple[list[int], tuple[str, ...], float, str, str, bool]) 
 
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
-    """A run's garbage is collected after some runs, not during each: that takes a sixth of the time."""
+    """Collect garbage after the runs instead of during them, which would take a sixth of the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

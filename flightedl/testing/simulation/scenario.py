@@ -1,4 +1,4 @@
-"""What a seed makes of a job: its shape, how its programs behave, and how bad the world is that it runs in."""
+"""The scenario that follows from a seed: the job's shape, its programs' behaviour, and the rates of faults."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ _STOPPED_SHARE = 0.25
 _EVALUATED_SHARE = 0.25
 _NO_CHECKPOINTS_SHARE = 0.07
 _FAULTY_DATA_SHARE = 0.15
-#: Of those: nothing else goes wrong, so no other batch may be set aside.
+#: Share of jobs with faulty data in which nothing else fails, so that no other batch may be quarantined.
 _FAULTY_DATA_ALONE_SHARE = 0.4
-#: Of faulty batches, those that take the process that reads them with them.
+#: Share of faulty batches that kill the process that reads them.
 _DEADLY_SHARE = 0.4
 _PATCHY_SHARE = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Everything that is drawn once."""
+    """Everything that is drawn once per run."""
 
     shape: JobShape
     #: "sync", "async" or "bounded".
     mode_name: str
-    #: Whether the mode is changed now and then.
+    #: True if the mode changes from time to time.
     changes_modes: bool
-    #: Whether somebody may end the job before its end.
+    #: True if the job may be stopped early.
     may_be_stopped: bool
-    #: Whether there are many tasks, of which a trainer may hold more than two.
+    #: True if there are many tasks, so that a trainer may hold more than two.
     has_many_tasks: bool
     pserver_count: int
     trainer_count: int
-    #: What computing a batch takes at most, mostly: the longer, the more trainers meet in a round.
+    #: Usual maximum time to compute a batch; the longer it is, the more trainers meet in a round.
     batch_s: float
-    #: More than one leads, and more than there are indices for: they take over at once from one that dies.
+    #: Additional masters and pservers, which take over at once from one that dies.
     standby_masters: int
     spare_pservers: int
     checkpoints: CheckpointSettings
-    #: Whether there is anywhere to keep them: else the model begins anew when a pserver dies.
+    #: False if there is no store: the model then starts over when a pserver dies.
     keeps_checkpoints: bool
     network: NetworkFaults
-    #: 0: no faults; 1: as meant.
+    #: Rate of faults: 0 disables them, 1 is normal.
     fault_scale: float
-    #: The chance that a request to the store fails, and that a stream breaks.
+    #: Probabilities that a request to the store fails and that a stream breaks.
     store_error_rate: float
     break_rate: float
 
@@ -61,8 +61,8 @@ class Scenario:
 def drawn(
     seed: int, fault_scale: float = 1.0, mode: str = "", recovery: str = "", *, has_rows: bool = False
 ) -> Scenario:
-    """The scenario of a seed; ``mode`` and ``recovery``: instead of any; ``has_rows``: see ``JobShape``."""
-    # One for each kind of thing, so that what is drawn of one changes nothing of the others.
+    """Return a seed's scenario. ``mode`` and ``recovery`` override the drawn ones; ``has_rows``: see ``JobShape``."""
+    # Separate generators, so that a change in one group of draws does not change the others.
     random, fates, data = Random(seed), Random(f"fates {seed}"), Random(f"data {seed}")  # noqa: S311 - repeatable
     has_faulty_data = data.random() < _FAULTY_DATA_SHARE
     is_alone = not fault_scale or (has_faulty_data and data.random() < _FAULTY_DATA_ALONE_SHARE)
@@ -86,13 +86,13 @@ def drawn(
         faulty=faulty,
         attempts_limit=data.randint(1, 3) if faulty else 100_000,
         confirmations=data.randint(1, 2),
-        # Where nothing else fails, nothing may run too long either: all wait in their round for each that dies.
+        # If nothing else fails, no piece may time out either, although a round waits for each trainer that dies.
         timeout_floor_s=100.0 if faulty and is_alone else 4.0,
-        # A sum has one weight in a round, whatever some of its batches have for a block.
+        # A sum has one weight in a round, even if some of its batches have no gradient for a block.
         is_patchy=mode_name != "sync" and data.random() < _PATCHY_SHARE,
     )
     if has_rows:
-        # Blocks that are cut for three are not neighbours on two.
+        # Blocks that were cut for three pservers are not neighbours on two.
         shape = replace(shape, table=_table(Random(f"rows {seed}")), is_patchy=False, cut_for=min(2, pserver_count))  # noqa: S311
     return Scenario(
         shape=shape,
@@ -130,7 +130,7 @@ def drawn(
 
 
 def _table(random: Random) -> TableSpec:
-    """A table with rules by which rows come and go; limits are those of a table whose buckets are all in the job."""
+    """Draw a table with rules for admission and eviction; its limits hold for all buckets of the job."""
     most, versions = BUCKETS * random.randint(1, 3), random.randint(2, 6)
     rules: tuple[Evict | None, ...] = (
         None,

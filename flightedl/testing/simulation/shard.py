@@ -1,4 +1,4 @@
-"""The blocks of a simulated pserver: the product's protocol around a ledger, and around time."""
+"""Blocks of a simulated pserver: the product's protocol, with a ledger and time."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ _COPY_S = 0.03
 
 
 class Shard:
-    """Carries out what the protocol decides, copies blocks now and then, and lets pulls wait.
+    """Carries out the protocol's decisions, copies blocks for snapshots, and lets pulls wait.
 
     Args:
         process: The pserver.
-        plan: Of the job.
-        index: Of the pserver.
-        shape: Of the job.
-        mode: That the blocks begin in.
-        publish: Writes what a snapshot has become: the order, its name, the blocks.
+        plan: The job's plan.
+        index: The pserver's index.
+        shape: The job's shape.
+        mode: The first mode of the blocks.
+        publish: Writes a snapshot: called with the order, the file's name and the content.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Shard:
     ) -> None:
         self._process = process
         self._publish = publish
-        #: Told of the member, and of the round, of each gradient that is added to a sum.
+        #: Called with the member and the round of each gradient that is added to a sum.
         self.contributed: Callable[[int, int], None] = lambda _member, _round: None
         #: By rising number.
         self.blocks: list[Block] = []
@@ -82,32 +82,32 @@ class Shard:
             kind(numbers, self.protocol, blocks, shape)
             self.blocks += blocks
         self._block_of = {block.number: block for block in self.blocks}
-        #: Whom the blocks wait for: member -> first round.
+        #: Member that the blocks wait for -> its first round.
         self._first_rounds: dict[int, int] = {}
         self._newest_view = (0, 0)
         self.snapshots = recorded(recorder, {}, PserverSnapshots)
-        #: Of its own, so that what is drawn from it changes nothing else: when blocks are copied.
+        #: Decides when blocks are copied. A separate generator, so that its draws do not change others.
         self._copying = Random(f"{process.world.seed} {process.name}")  # noqa: S311 - repeatable on purpose
         self._is_copying = False
         #: Numbers of blocks to be copied.
         self._due: set[int] = set()
         #: Block -> (version, updates, values, slot, history of rows).
         self._copies: dict[int, tuple[int, int, tuple[int, ...], int, tuple[Moment, ...]]] = {}
-        #: First block of a span -> what the file gets of its rows.
+        #: First block of a span -> its rows for the file.
         self._tables: dict[int, StoredTable] = {}
         #: Number of the newest cut.
         self._cut = 0
-        #: Of the snapshot under way, and the file that it is an increment on.
+        #: Order of the current snapshot, and the file that it is an increment on.
         self._command: SnapshotRequest | None = None
         self._after = ""
         self._waiting: list[tuple[int, Sequence[tuple[int, int]], Reply, float]] = []
         if later := buckets[1:]:
-            # As if they came from files of different histories: each range is copied at another moment.
+            # Split the buckets as if they came from files of different histories: the parts are copied separately.
             at = self._copying.choice(later)
             self._split(self.protocol.split(buckets.start, [range(buckets.start, at), range(at, buckets.stop)]))
 
     def _split(self, split: Split) -> None:
-        """Split the account as the protocol has split its span: the parts take its blocks."""
+        """Split the ledger as the protocol has split its span."""
         if len(split.into) > 1:
             self._span(split.span).parts(split.into)
 
@@ -117,7 +117,7 @@ class Shard:
 
     @property
     def newest_master(self) -> int:
-        """Of the view that it has."""
+        """Generation of the master that sent its view."""
         return self._newest_view[0]
 
     def _span(self, number: int) -> LedgerSpan:
@@ -126,12 +126,12 @@ class Shard:
     # first values, and others from a checkpoint
 
     def initialize(self, block: Block, election: int, model: tuple[int, int]) -> None:
-        """First values of a block."""
+        """Set a block's first values."""
         if self.protocol.initialize(block.number, election):
             block.model = model
 
     def restore(self, found: list[tuple[FilePart, StoredShard]]) -> None:
-        """Take blocks over from files."""
+        """Load the blocks from files."""
         sets = {part.file.name: AppliedBatches.decode(shard.applied, shard.blocks) for part, shard in found}
         restored: dict[int, tuple[int, int]] = {}
         for part, shard in found:
@@ -147,14 +147,13 @@ class Shard:
             span.rows.restore([shard.chain for _, shard in found])
 
     def require_sound_rows(self) -> None:
-        """Raise Violation unless all rows are there as they should be."""
+        """Raise Violation unless all rows are right."""
         for span in self._bucket_spans():
             span.require_sound(self._process.name)
 
-    # what is decided
-
+    # decisions
     def take_view(self, request: ViewRequest) -> ViewReply:
-        """Take over what a master sends."""
+        """Accept a master's view."""
         mode = self.protocol.mode
         taken = self.protocol.take_view(request)
         for member in taken.verdict.remove:
@@ -166,7 +165,7 @@ class Shard:
         self._newest_view = max(number, self._newest_view)
         for first, effects in taken.effects:
             self._change(self._span(first), effects, mode)
-        # Rounds that nobody is due in are passed over at once.
+        # Rounds without expected members are skipped.
         at_round = taken.verdict.switch_round
         first = min((member.first_round for member in taken.verdict.admit), default=at_round)
         if taken.verdict.switch is not None and {block.rounds.version for block in self.blocks} - {at_round, first}:
@@ -176,7 +175,7 @@ class Shard:
     def _change(
         self, span: LedgerSpan, effects: Sequence[Effect], mode: Mode, gradients: Sequence[Gradient] = (), base: int = 0
     ) -> None:
-        """Carry out what was decided in a mode; ``gradients``: what was pushed to each block, computed at ``base``."""
+        """Carry out effects decided in ``mode``. ``gradients`` were pushed to each block, computed at ``base``."""
         for effect in effects:
             match effect:
                 case AddGradient():
@@ -192,7 +191,7 @@ class Shard:
                 span.round_over(effect, self._first_rounds, mode.backup if isinstance(mode, Sync) else 0)
 
     def _push_span(self, span: LedgerSpan, push: BlockPush, base: int, gradients: Sequence[Gradient]) -> Pushed | None:
-        """What becomes of a push to all blocks of a span, arrivals without gradients; None: it was split."""
+        """Push to all blocks of a span; arrivals have no gradient. Returns None if the span was split instead."""
         first, has_gradient, mode = span.numbers.start, bool(gradients[0]), self.protocol.mode
         for copy in self.protocol.prepare(first, push, base, has_gradient=has_gradient).copies:
             self._copy(copy)
@@ -212,7 +211,7 @@ class Shard:
     # snapshots
 
     def take_order(self, order: SnapshotRequest) -> SnapshotReply:
-        """Begin to copy, if the order is newer than all before; how far the newest one is."""
+        """Begin a snapshot if the order is newer than all before. Returns the progress of the newest one."""
         protocol = self.protocol
         if self.snapshots.take(order, list(protocol.versions().values()), protocol.highest_open_round()):
             protocol.drop_cut(self._cut)
@@ -236,13 +235,13 @@ class Shard:
             self._process.later(_COPY_S * self._copying.random(), self._copy_next)
 
     def _copy_next(self) -> None:
-        """Copy one of the blocks that are due: what pushes come to before is copied by them."""
+        """Copy one of the blocks that are due. A push to such a block copies it first."""
         self._is_copying = False
         if self._due:
             number = self._copying.choice(sorted(self._due))
             copy = self.protocol.copy(self._cut, number)
             if copy is None:
-                raise Violation(f"{self._process.name} is to copy block {number}, and may not")
+                raise Violation(f"{self._process.name} must copy block {number}, and may not")
             self._copy(copy)
             self._go_on_copying()
 
@@ -254,13 +253,13 @@ class Shard:
         if isinstance(span, BucketSpan):
             changed, self._tables[span.numbers.start] = span.cut(command, copy, is_increment=bool(self._after))
             if self._after and changed is None:
-                raise Violation(f"{self._process.name} does not know any more what has changed in {span.numbers}")
+                raise Violation(f"{self._process.name} has forgotten the changes in {span.numbers}")
         wanted = changed.elements if self._after and changed is not None else None
         for number in copy.numbers:
             block = self._block_of[number]
             if block.updates != copy.updates or block.updated_to > copy.version:
                 made = (block.updates, block.updated_to)
-                raise Violation(f"block {block.number} is copied as {copy}, and has (updates, version) {made}")
+                raise Violation(f"block {block.number} is copied as {copy}, but has (updates, version) {made}")
             values = tuple(
                 value if wanted is None or (block.number, element) in wanted else UNCHANGED
                 for element, value in enumerate(block.values)
@@ -271,7 +270,7 @@ class Shard:
             self._process.later(_COPY_S * self._copying.random(), lambda: self._save(copy.cut, command))
 
     def _save(self, cut: int, command: SnapshotRequest) -> None:
-        """All blocks are copied: write the file."""
+        """Write the file when all blocks are copied."""
         applied = self.protocol.end_cut(cut)
         if applied is None or not self.snapshots.taken(command.order):
             return
@@ -300,10 +299,12 @@ class Shard:
         weight: float,
         step: int,
     ) -> tuple[tuple[int, Outcome, Sequence[int]], ...]:
-        """Rows of a push, each (block, base version, gradient: empty of an arrival), by (name, generation, member).
+        """Apply the rows of a push by a trainer (name, generation, member).
+
+        Each row is (block, base version, gradient); the gradient of an arrival is empty.
 
         Returns:
-            (block, outcome, places of the batches that it lacks of a sum that it refused), of each row.
+            For each row, (block, outcome, places of the batches that the block lacks of a rejected sum).
         """
         name, generation, member = trainer
         named = list(batches)
@@ -330,7 +331,7 @@ class Shard:
         return tuple(outcomes)
 
     def pull(self, member: int, wanted: Sequence[tuple[int, int]], reply: Reply) -> None:
-        """Blocks at or above versions: answers what can be read, when all can be or the time is up."""
+        """Reply with the blocks that have reached their wanted version, once all have or the time limit has passed."""
         if not self._answer(member, wanted, reply, is_last=False):
             self._waiting.append((member, wanted, reply, self._process.world.now + _PULL_S))
             self._process.later(_PULL_S, self.serve_waiting)
@@ -350,7 +351,7 @@ class Shard:
         return True
 
     def serve_waiting(self) -> None:
-        """Something may have changed: answer those who waited for it."""
+        """Answer waiting pulls after a change."""
         waiting, self._waiting = self._waiting, []
         for member, wanted, reply, deadline in waiting:
             if not self._answer(member, wanted, reply, is_last=self._process.world.now >= deadline - 1e-9):

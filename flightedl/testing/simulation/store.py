@@ -1,6 +1,6 @@
-"""A model of the store of checkpoints: whole files or none, errors, unknown outcomes, and rot.
+"""Model of the store of checkpoints: whole files or none, errors, unknown outcomes, and damaged files.
 
-What was asked for is done some time later, also when the asker is frozen or dead by then: nothing fences a store.
+The store carries out a request some time later, even if the requester is frozen or dead by then. Nothing fences it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from flightedl.testing.simulation.world import Action, Process, Reply, World
 
 @dataclass(frozen=True, slots=True)
 class StoredShard:
-    """What a pserver's file holds: of each block version, updates, values and slot, and the blocks' applied sets."""
+    """Content of a pserver's file: version, updates, values and slot of each block, and the blocks' applied sets."""
 
     blocks: tuple[int, ...]
     versions: tuple[int, ...]
@@ -24,22 +24,22 @@ class StoredShard:
     values: tuple[tuple[int, ...], ...]
     slots: tuple[int, ...]
     applied: bytes
-    #: (life of the job, election): which first values they grew from; None: zeros of nobody.
+    #: (life of the job, election) of the first values that the blocks descend from; None if they have none.
     model: tuple[int, int] | None = None
-    #: Of the rows of each block, where there are some, and the rows of each span; of those it is an increment on too.
+    #: History of each block's rows, and the rows of each span. ``chain`` includes the files below an increment.
     histories: tuple[tuple[Moment, ...], ...] = ()
     tables: tuple[StoredTable, ...] = ()
     chain: tuple[tuple[StoredTable, ...], ...] = ()
-    #: The file that it is an increment on, if it is one: elements that have not changed since are ``UNCHANGED``.
+    #: Name of the file that this is an increment on; elements that have not changed since then are ``UNCHANGED``.
     after: str = ""
 
 
-#: In the place of a value.
+#: Stands for a value that has not changed.
 UNCHANGED = -1
 
 
 def put_together(chain: Sequence[StoredShard]) -> StoredShard:
-    """What a base and the increments on it say."""
+    """Merge a base with the increments on it."""
     values = chain[0].values
     for shard in chain[1:]:
         values = tuple(
@@ -50,7 +50,7 @@ def put_together(chain: Sequence[StoredShard]) -> StoredShard:
 
 
 def whole(files: Mapping[str, Any], name: str) -> StoredShard | None:
-    """What a file says with what it is an increment on; None: some of that is gone."""
+    """Return a file merged with the files that it is an increment on. None if one of them is missing."""
     chain: list[StoredShard] = []
     while name:
         if name not in files:
@@ -61,22 +61,22 @@ def whole(files: Mapping[str, Any], name: str) -> StoredShard | None:
 
 
 class Store(Process):
-    """Files by name, each bytes or a shard."""
+    """Files by name. The content of a file is bytes or a shard."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world, "store")
         self.files: dict[str, Any] = {}
         self.sizes: dict[str, int] = {}
-        #: Files whose bytes are no longer those that were written.
+        #: Names of damaged files.
         self.rotten: set[str] = set()
-        #: What they were.
+        #: Name -> content and size of a damaged file before the damage.
         self._whole: dict[str, tuple[Any, int]] = {}
-        #: The chance that a request fails.
+        #: Probability that a request fails.
         self.error_rate = 0.0
         self.is_down = False
-        #: When a request failed last.
+        #: Time of the last failed request.
         self.failed_s = -math.inf
-        #: Told of each new and each deleted file.
+        #: Called with the name of each new and of each deleted file.
         self.written: Callable[[str], None] = lambda _: None
         self.deleted: Callable[[str], None] = lambda _: None
 
@@ -91,7 +91,7 @@ class Store(Process):
         self.world.after(0.005 + 0.05 * self.world.random.random(), action)
 
     def publish(self, process: Process, name: str, content: Any, size_bytes: int, done: Action, failed: Action) -> None:
-        """Write a file, all of it or none; an error may come although it is there."""
+        """Write a whole file or nothing. A write that succeeds may be reported as an error."""
 
         def carry_out() -> None:
             fails = self._fails()
@@ -105,7 +105,7 @@ class Store(Process):
         self._soon(carry_out)
 
     def read(self, process: Process, name: str, done: Reply, failed: Action) -> None:
-        """(content, whether it is rotten); None: there is none."""
+        """Reply with (content, whether the file is damaged), or None if there is no such file."""
 
         def carry_out() -> None:
             if self._fails():
@@ -117,7 +117,7 @@ class Store(Process):
         self._soon(carry_out)
 
     def list(self, process: Process, done: Reply, failed: Action) -> None:
-        """All files: name -> size in bytes."""
+        """Reply with name -> size in bytes of all files."""
 
         def carry_out() -> None:
             if self._fails():
@@ -145,7 +145,7 @@ class Store(Process):
             self.deleted(name)
 
     def rot(self, name: str, is_torn: bool) -> None:
-        """A file is no longer what was written: shorter, or with other bytes."""
+        """Damage a file: cut it off, or change some of its bytes."""
         content = self.files[name]
         if name not in self.rotten:
             self._whole[name] = (content, self.sizes[name])
@@ -160,7 +160,7 @@ class Store(Process):
             self.sizes[name] //= 2
 
     def mend(self) -> None:
-        """Somebody puts copies of all damaged files back."""
+        """Restore all damaged files from copies, as a person would."""
         for name in self.rotten:
             self.files[name], self.sizes[name] = self._whole[name]
         self.rotten.clear()

@@ -1,4 +1,4 @@
-"""What a simulated master does in the store, one thing after the other: manifests, and sweeping."""
+"""A simulated master's work in the store, one operation after the other: manifests, and deleting old files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class StoreWorker:
-    """As the thread of a master that works in the store."""
+    """Model of the master's thread that works in the store."""
 
     def __init__(self, master: Master) -> None:
         self._master = master
@@ -29,7 +29,7 @@ class StoreWorker:
         self._is_busy = False
 
     def do(self, work: out.StoreWork) -> None:
-        """Carry this out, after all before it."""
+        """Carry out this work after all earlier work."""
         self._waiting.append(work)
         if not self._is_busy:
             self._is_busy = True

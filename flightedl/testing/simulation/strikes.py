@@ -1,4 +1,4 @@
-"""What is done to a simulated cluster: one fault after the other, at random, for as long as there are to be faults."""
+"""Random faults of a simulated cluster, one after the other, until the cluster stops them."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _LOST_WRITES = 30
 
 
 class Strikes:
-    """Faults by their weights; on average as many as the cluster's ``fault_scale`` in two seconds."""
+    """Injects faults by their weights; on average ``fault_scale`` faults in two seconds."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._world = cluster.world
-        #: Of what programs do; of its own, so that it changes nothing of the other faults.
+        #: For events in programs. A separate generator, so that its draws do not change other faults.
         self._programs = Random(f"programs {cluster.world.seed}")  # noqa: S311 - repeatable on purpose
 
     def plan_fates(self) -> None:
-        """What happens to a job that is no fault: files join its dataset, and somebody may end it early."""
+        """Plan events that are not faults: files join the dataset, and the job may be stopped early."""
         cluster, fates = self._cluster, self._cluster.fates
 
         def join() -> None:
@@ -44,7 +44,7 @@ class Strikes:
         def stop() -> None:
             leader = cluster.leader()
             if leader is not None and not leader.is_frozen:
-                self._world.note("somebody ends the job")
+                self._world.note("the job is stopped")
                 leader.stop()
 
         self._world.after(fates.expovariate(0.3), join)
@@ -56,7 +56,7 @@ class Strikes:
         self._plan_for_programs()
 
     def _plan_for_programs(self) -> None:
-        """Something happens in a trainer's program some time from now, and again."""
+        """Plan a series of events in trainers' programs."""
         pause_s = self._programs.expovariate(1.0) * 3.0 / self._cluster.fault_scale
 
         def strike() -> None:
@@ -81,18 +81,18 @@ class Strikes:
             trainer = self._programs.choice(trainers)
             self._world.fault(name)
             self._world.note("{} {}", trainer.name, name)
-            # What it pushes may have come to some blocks and not to others.
+            # A push may have reached some blocks and not others.
             self._cluster.account.out_of_step.add(trainer.membership.member)
             strike(trainer)
 
     def _take_registration(self, trainer: Trainer) -> None:
-        """Its key goes; it pushes on, and notices some time later. It comes back under the same name."""
+        """Delete a trainer's key. It continues, notices some time later, and registers again under the same name."""
         self._cluster.etcd.steal(f"trainers/{trainer.name}")
         delay_s = 2.0 * self._programs.random()
         self._world.after(delay_s, lambda: trainer.deliver(trainer.lose_registration))
 
     def _plan(self) -> None:
-        """Strike some time from now, and again, for as long as there are faults."""
+        """Plan a series of faults."""
         pause_s = self._world.random.expovariate(1.0) * 2.0 / self._cluster.fault_scale
 
         def strike() -> None:
@@ -168,13 +168,13 @@ class Strikes:
         self._world.after(seconds, wake)
 
     def _part(self) -> None:
-        """A partition: one from another, from etcd, or from everybody."""
+        """Cut one process off from another, from etcd, or from all."""
         if not self._cluster.processes:
             return
         one = self._any()
         other = self._world.random.choice(("", "etcd", self._any().name))
         self._world.fault("parted")
-        self._world.note("{} is parted from {}", one.name, other or "everybody")
+        self._world.note("{} is cut off from {}", one.name, other or "all")
         mend = self._world.cut(one.name, other)
         self._cluster.etcd.review()
 
@@ -185,7 +185,7 @@ class Strikes:
         self._world.after(self._world.random.choice((0.3, 1.0, 3.0, 6.0)), mended)
 
     def _steal(self) -> None:
-        """A key is deleted by hand while its owner goes on; it notices some time later."""
+        """Delete a key as a person would. Its owner continues and notices some time later."""
         keys = sorted(key for key in self._cluster.etcd.keys if not key.startswith(STATE))
         if not keys or self._cluster.etcd.is_down:
             return
@@ -197,10 +197,10 @@ class Strikes:
             return
         owner = found.lease.owner
         self._world.fault("key stolen")
-        self._world.note("somebody deletes {} of {}", key, owner.name)
+        self._world.note("the key {} of {} is deleted", key, owner.name)
         self._cluster.etcd.steal(key)
         if isinstance(owner, Pserver):
-            # Another one starts beside the one that does not know that it is replaced.
+            # Another process starts beside the one that does not know yet that it is replaced.
             self._cluster.start_pserver()
 
         def notice() -> None:
@@ -243,10 +243,10 @@ class Strikes:
         self._world.after(self._world.random.choice((0.5, 2.0, 4.0)), wake)
 
     def _etcd_goes_back(self) -> None:
-        """It is restored from an older backup, as another cluster, or has lost its last writes in a power failure."""
+        """Restore etcd from an older backup as another cluster, or let it lose its last writes in a power failure."""
         cluster, etcd, random = self._cluster, self._cluster.etcd, self._world.random
         has_lost_writes = random.random() < 0.5
-        # Who does not hear of it at once may find it further than it was: that nobody promises to notice.
+        # A process that looks late may find etcd at a later revision than before; there is no promise to notice that.
         may_miss_it = self._world.is_parted or any(process.is_frozen for process in cluster.processes)
         if etcd.is_down or etcd.is_frozen or len(etcd.history) < _LOST_WRITES or (has_lost_writes and may_miss_it):
             return
@@ -254,16 +254,16 @@ class Strikes:
         if self._names_what_is_gone(etcd.history[-writes_ago][1]):
             return
         self._world.fault("etcd went back")
-        self._world.note("etcd is as it was {} writes ago", writes_ago)
+        self._world.note("etcd loses its last {} writes", writes_ago)
         cluster.rewinds += 1
-        # Nobody promises to notice it by a manifest that cannot be read.
+        # There is no promise to notice it by a manifest that cannot be read.
         cluster.store.mend()
         etcd.restore(etcd.history[-writes_ago], etcd.cluster_number if has_lost_writes else cluster.next_etcd())
 
     def _names_what_is_gone(self, keys: Mapping[str, Key]) -> bool:
-        """Whether a backup is of the moment between a checkpoint's order and its pointer, and the one before is gone.
+        """True if a backup was made between a checkpoint's order and its pointer, and the checkpoint before is deleted.
 
-        It does not look older than the newest checkpoint, and the one that it names was swept: no pserver finds one.
+        Such a backup does not look older than the newest checkpoint, and no pserver finds the one that it names.
         """
         pointer, files = pointer_in(keys), self._cluster.store.files
         latest = None if pointer is None else latest_of(pointer)
@@ -297,22 +297,22 @@ class Strikes:
         leader.change_mode(self._world.random.choice(choices))
 
     def _rot(self) -> None:
-        """A stored file is torn or flipped."""
+        """Damage a stored file."""
         if self._cluster.etcd.has_gone_back:
             return
         random, pointer = self._world.random, self._cluster.pointer()
         names = sorted(self._cluster.store.files)[-6:]
         if pointer is not None and random.random() < 0.5:
-            # What is loaded next.
+            # The files that are loaded next.
             names = [name for name in sorted(self._cluster.store.files) if number_of(name) == pointer] or names
         if names:
             name = random.choice(names)
             self._world.fault("file torn")
-            self._world.note("{} rots", name)
+            self._world.note("{} is damaged", name)
             self._cluster.store.rot(name, self._world.random.random() < 0.5)
             pservers = [process for process in self._cluster.processes if isinstance(process, Pserver)]
             if pservers and self._cluster.is_done:
-                # What was trained is nowhere else than in the pservers, of which one dies.
+                # Now only the pservers have the trained values; kill one of them.
                 self._kill_process(self._world.random.choice(pservers))
 
     def _lose_everything(self) -> None:

@@ -1,4 +1,4 @@
-"""How a simulated master takes over that has the lock: from what etcd says, or from a checkpoint, or from nothing."""
+"""Takeover by a simulated master that has the lock: from etcd's state, from a checkpoint, or from scratch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class TakingOver:
-    """Until there is a core, with which the master leads, or it ends."""
+    """The steps until a master leads with a core, or ends."""
 
     def __init__(self, master: Master) -> None:
         self._master = master
@@ -48,11 +48,11 @@ class TakingOver:
         self._etcd, self._store = master.cluster.etcd, master.cluster.store
 
     def steps(self) -> Steps:
-        """Look for the newest checkpoint, and then at what etcd says, which may have gone back."""
+        """Look for the newest checkpoint, then at etcd's state, which may come from an older backup."""
         found, number, newest = yield from self._until_answered(self._look)
         state, history = state_in(found), found.get(HISTORY)
         present = self._master.witness.seen
-        assert present is not None, "etcd was asked a moment ago"
+        assert present is not None, "etcd has answered just now"
         record = History() if history is None else history.value
         resume, fence = self._cluster.is_resumed, {LOCK: self._master.generation}
         match judge(present, record.life, record.cluster, _next_number(state), number, newest, resume=resume):
@@ -90,7 +90,7 @@ class TakingOver:
         return (yield self._master.asks(self._etcd, self._etcd.read_all, "")), number, newest
 
     def _newest(self) -> Steps:
-        """The newest checkpoint, and etcd as it was then; 0: there is none, or it cannot be told."""
+        """Return the newest checkpoint's number and its sighting of etcd; 0 if there is none or it cannot be read."""
         try:
             for number in candidates((yield self._list())):
                 found = yield self._read(manifest_name(number))
@@ -98,13 +98,13 @@ class TakingOver:
                     if found is not None:
                         return number, Manifest.decode(found[0]).etcd
         except NoAnswerError:
-            # That a store cannot be read while etcd goes back is what nobody promises to notice.
+            # There is no promise to notice an older etcd while the store cannot be read.
             if self._etcd.has_gone_back:
                 raise
         return 0, None
 
     def _is_written(self, transaction: Transaction) -> Steps:
-        """Whether it is; else the master ends."""
+        """Return True if the transaction is committed; otherwise end the master."""
         try:
             committed, *_ = yield self._master.asks(self._etcd, self._etcd.transact, transaction)
         except NoAnswerError:
@@ -137,12 +137,12 @@ class TakingOver:
         try:
             core = recorded(self._master.recorder, {}, MasterCore, settings, self._world.now, stored, tasks)
         except FencedError:
-            self._master.end("it heard late that it has the lock; a newer one had it since")
+            self._master.end("it learned too late that it had the lock; a newer master has had it since")
         else:
             self._master.lead(core, found)
 
     def _begin_from_store(self) -> Steps:
-        """The job's etcd is new: go on from the newest checkpoint that there is."""
+        """Begin in a new etcd, from the newest checkpoint if there is one."""
         shape, count, generation = self._cluster.shape, self._cluster.pserver_count, self._master.generation
         sizes: dict[str, int] = yield self._list()
         rejected: list[int] = []
@@ -166,7 +166,7 @@ class TakingOver:
             self._lead(new, shape.first_count, {})
             return
         saved = decode(bytes(manifest.declaration), JobDeclaration)
-        assert saved.model is not None, "a checkpoint has a model"
+        assert saved.model is not None, "a checkpoint belongs to a model"
         declaration = declaration_of(Mode.from_json(saved.model.present_mode), count, shape.cut_for)
         values = values_of_checkpoint(manifest, manifest.encode(), declaration, generation, count, sizes, rejected)
         values["tasks"] = str(tasks_of(saved)).encode()
@@ -176,7 +176,7 @@ class TakingOver:
 
 
 def _next_number(stored: Found) -> int | None:
-    """The number of the next checkpoint, by what is stored; None: nothing is."""
+    """Return the number of the next checkpoint according to the stored state, or None without stored state."""
     if "checkpoints" in stored:
         return decode_pointer(stored["checkpoints"][0]).next_number
     return 1 if stored else None

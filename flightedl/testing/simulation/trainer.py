@@ -1,8 +1,8 @@
-"""A trainer of the simulated cluster: the product's trainer cores, around a program that meets with what programs do.
+"""A trainer of the simulated cluster: the product's trainer cores, driven by a program that does what programs do.
 
-What it is is decided by ``domain.trainer``; here is a registration, a way to the servers, and time. Its program may
-leave its loop and begin another, raise and end, or swallow an error and go on; its process may be frozen, or lose its
-registration and come back under the same name with a new generation.
+``domain.trainer`` makes the decisions; this module has the registration, the calls to servers, and time. The program
+may leave its loop and begin another, raise and end, or ignore an error and continue. The process may be frozen, or lose
+its registration and come back under the same name with a new generation.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 LEASE_TTL_S = 2.0
 _CALL_S = 2.0
 _JOIN_AGAIN_S = 0.1
-#: A loop that is left waits so long for its last reports.
+#: Time that a loop waits for its last reports when it is left.
 _CLOSE_S = 4.0
 
 
@@ -48,7 +48,7 @@ class Trainer(Process):
         self.cluster = cluster
         self.fault_scale = cluster.fault_scale
         self.recorder = cluster.recorder("trainer", name)
-        #: Of its own, so that what is drawn from it changes nothing else.
+        #: A separate generator, so that its draws do not change others.
         self.own = Random(f"{cluster.world.seed} {name} {cluster.world.events}")  # noqa: S311 - repeatable on purpose
         self._cover_s = cluster.cover_s()
         self.lease = cluster.etcd.grant(self, LEASE_TTL_S)
@@ -56,22 +56,22 @@ class Trainer(Process):
         self.membership = recorded(self.recorder, {"trainer": name}, TrainerMembership)
         mode, count = cluster.shape.mode, cluster.pserver_count
         self.membership.has_model(mode)
-        #: By pserver, as its own job has them: another one may go on with other numbers.
+        #: Buckets of each pserver in this job. Another start of the job may have other numbers.
         self.buckets = [cluster.shape.buckets(count, index) for index in range(count)]
         shards = [cluster.shape.shard(count, index) for index in range(count)]
         self.steps = recorded(self.recorder, {"trainer": name}, Steps, shards, mode, self.buckets)
         self.job_end = recorded(self.recorder, {}, JobEnd)
-        #: Whether what it pulls now is the result of the job.
+        #: True if the values that it pulls now are the result of the job.
         self.reads_result = False
-        #: How long its program bears with a pserver that does not answer.
+        #: Time after which its program gives up on a pserver that does not answer.
         self.give_up_s = self.own.choice((math.inf, 0.1, 0.1, 2.0))
         self.worker = Worker(self)
-        #: What the program does with the batch that it has.
+        #: The loop's body with the current batch.
         self.body: Body | None = None
-        #: Whose first values the model has that it works on.
+        #: Election of the first values of the model that it trains.
         self._elected: FollowedElection | None = None
         self.loop: Loop | None = None
-        #: Those that were left and have something to report.
+        #: Loops that were left and still have something to report.
         self._left: list[Loop] = []
         self._evaluating: Evaluating | None = None
         self._when_over: Action = lambda: None
@@ -80,12 +80,12 @@ class Trainer(Process):
         self._register(self._await_model, lambda _: self.later(0.3, lambda: self.end("no answer to its claim")))
 
     def end(self, why: str) -> None:
-        """Exit; the supervisor starts another one."""
+        """Exit; the supervisor starts another process."""
         self.world.note("{} ends: {}", self.name, why)
         self.cluster.ended(self)
 
     def describe(self) -> str:
-        """What it is at, for people."""
+        """Return a description of its state for people."""
         feed = None if self.loop is None else self.loop.feed
         if feed is None:
             return f"{self.name} has no loop"
@@ -93,10 +93,9 @@ class Trainer(Process):
         at = None if self.loop is None or self.loop.at is None else self.loop.at.batch
         return f"{self.name} member {self.membership.member} held {held} at {at} trouble {feed.trouble!r}"
 
-    # its registration
-
+    # registration
     def _register(self, then: Action, failed: Callable[[Exception], None]) -> None:
-        """Register, also again when the lease was lost."""
+        """Register if necessary, again if the lease was lost."""
         if self.generation and self.lease.is_held():
             then()
             return
@@ -106,7 +105,7 @@ class Trainer(Process):
         self._is_claiming = True
         key, etcd = f"trainers/{self.name}", self.cluster.etcd
         lease = etcd.grant(self, LEASE_TTL_S) if self.generation else self.lease
-        # Of this registration only: the one before may still have the key.
+        # Identifies this registration; the one before may still have the key.
         claim = object()
 
         def answered(result: Any) -> None:
@@ -132,7 +131,7 @@ class Trainer(Process):
         self.world.call(self, etcd, etcd.transact, transaction, answered, refused)
 
     def lose_registration(self) -> None:
-        """It notices that its lease is lost; it does not know yet what that means for its work."""
+        """Notice that the lease is lost, without consequences for the work yet."""
         self.lease.is_lost = True
         if not self.cluster.etcd.is_down and not self.cluster.etcd.is_frozen:
             self.cluster.etcd.revoke(self.lease)
@@ -140,31 +139,31 @@ class Trainer(Process):
     # the model
 
     def _await_model(self) -> None:
-        """Wait until the model is declared; then give it its first values, or hear that somebody has."""
+        """Wait until the model is declared, then take part in the election of its first values."""
         if DECLARATION in self.cluster.etcd.keys:
             FirstValues(self, self._begin).go_on()
         else:
-            # A master has answered that the model is declared, which it does when that is stored; nobody watches it.
+            # A real trainer gets the master's answer once the declaration is stored.
             self.later(0.3, self._await_model)
 
     def _begin(self, elected: Elected) -> None:
-        """The model has its first values."""
+        """Begin to train once the model has its first values."""
         self._elected = recorded(self.recorder, {}, FollowedElection, elected)
         self.worker.run(self.steps.refresh(self.membership.member), self._begin_loop)
 
     @property
     def life(self) -> int:
-        """Of the model that it works on."""
+        """Life of the model that it trains."""
         return 0 if self._elected is None else self._elected.life
 
     def require_same_model(self) -> None:
-        """BegunAnewError when the model begins again."""
+        """Raise BegunAnewError if the model has started over."""
         if self._elected is not None:
             init = self.directory.get(INIT)
             self._elected.require_same(None if init is None else init.created, self.directory_revision)
 
     def is_of_this_model(self) -> bool:
-        """False: the model begins again, and this process ends."""
+        """Return True if the model has not started over; otherwise end the process."""
         try:
             self.require_same_model()
         except FlightedlError as error:
@@ -176,7 +175,7 @@ class Trainer(Process):
     # the master
 
     def ask_master(self, ask: Ask, answered: Callable[[TasksReply | Exception], None], evaluation: str = "") -> None:
-        """One exchange of the feed."""
+        """Send one request of the feed to the master."""
 
         def send() -> None:
             address = self.directory.get(ADDRESS)
@@ -202,11 +201,11 @@ class Trainer(Process):
         self._register(lambda: self.later(0.0, send), lambda error: self.later(0.0, lambda: answered(error)))
 
     def ask_for_end(self, answered: Callable[[TasksReply | Exception], None]) -> None:
-        """How far the job is; reports nothing and takes no work."""
+        """Ask how far the job is, without reports or a request for work."""
         self.ask_master(Ask(Reports(), (), 0, 0.0, 0), answered)
 
     def ask_to_join(self, attempt: int, answered: Callable[[JoinReply], None]) -> None:
-        """Ask until there is an answer."""
+        """Ask to join until there is an answer."""
 
         def again(_: Any = None) -> None:
             self.later(_JOIN_AGAIN_S, lambda: self.ask_to_join(attempt, answered))
@@ -233,7 +232,7 @@ class Trainer(Process):
     # batches
 
     def open_batch(self, batch: Batch, opened: Action, denied: Action) -> None:
-        """Be a member, with values that a member may have."""
+        """Open a batch: become a member and get values as recent as a member needs."""
         again = lambda: self.open_batch(batch, opened, denied)  # noqa: E731
         begun = self.membership.begin_batch(batch.epoch)
         if begun is not None:
@@ -252,15 +251,15 @@ class Trainer(Process):
         self.ask_to_join(batch.attempt, self.worker.awaiting(answered))
 
     def work(self, batch: Batch, then: Action) -> None:
-        """The loop's body, until the next batch is asked for."""
+        """Run the loop's body until the program requests the next batch."""
         self.body = Body(self, batch, then)
 
     def push_sum(self, then: Action) -> None:
-        """All batches that wait, as one push."""
+        """Push the sum of all batches that wait."""
         self.worker.run(self.steps.push_sum(), then)
 
     def give_up_sum(self) -> None:
-        """Its batches are somebody else's, or are done again."""
+        """Drop the sum; its batches belong to another trainer or are repeated."""
         self.worker.end(self.steps.give_up_sum())
 
     # loops
@@ -273,7 +272,7 @@ class Trainer(Process):
         self._evaluate("before", begin)
 
     def _evaluate(self, name: str, then: Action) -> None:
-        """Do a part of an evaluation, where the program has any."""
+        """Take part in an evaluation if the program has one."""
 
         def over() -> None:
             self._evaluating = None
@@ -286,7 +285,7 @@ class Trainer(Process):
             then()
 
     def declare_evaluation(self, name: str, declared: Action) -> None:
-        """Until a master has taken it."""
+        """Declare an evaluation until a master has accepted it."""
 
         def again(_: Any = None) -> None:
             self.later(0.2, lambda: self.declare_evaluation(name, declared))
@@ -299,26 +298,26 @@ class Trainer(Process):
             self.world.call(self, address.value, address.value.declare_evaluation, (name, self.life), heard, again)
 
     def feed_over(self, loop: Loop) -> None:
-        """A feed has said all that it had to say."""
+        """Note that a loop's feed has sent all its reports."""
         if loop in self._left:
             self._left.remove(loop)
             self.later(0.0, self._when_over)
 
     def all_done(self, loop: Loop) -> None:
-        """The loop has ended by itself; the program reads the result, does something else for a while, and ends."""
+        """End the program after its loop: it reads the result, does something else for a while, and exits."""
 
         def read(then: Action) -> None:
             self.worker.run(self.steps.pull(list(self.steps.versions), as_reader=True), then)
 
         def over() -> None:
-            self._evaluate("after", lambda: read(lambda: self.end("all is done")))
+            self._evaluate("after", lambda: read(lambda: self.end("the job is done")))
 
         self.reads_result = True
         pause_s = 1.0 + self.own.random()
         read(lambda: self._close(loop, pause_s, over))
 
     def leave_loop(self, *, is_begun_again: bool, raises: bool) -> None:
-        """The program leaves its loop, now or with an error; then it begins another, or ends."""
+        """Leave the loop, possibly by an error; the program then begins another loop or ends."""
         loop = self.loop
         if loop is None or loop.is_left or self.reads_result:
             return
@@ -331,14 +330,14 @@ class Trainer(Process):
         self._close(loop, 2.0 * self.own.random(), then)
 
     def told_to_end(self) -> None:
-        """SIGTERM: its program leaves its loop, or its evaluation, and hands back what it holds."""
+        """SIGTERM: the program leaves its loop or evaluation and returns its tasks."""
         if self._evaluating is None:
             self.leave_loop(is_begun_again=False, raises=False)
         else:
             self._close(self._evaluating, self.own.random(), lambda: self.end("its program is over"))
 
     def _close(self, loop: Loop, pause_s: float, then: Action) -> None:
-        """Some time later; wait for its last reports, but not for ever."""
+        """Close a loop some time later, and wait for its last reports for a limited time."""
         self._left.append(loop)
         is_through = False
 
@@ -364,6 +363,6 @@ class Trainer(Process):
         self._begin_loop()
 
     def swallow_error(self) -> None:
-        """What the loop's body waits for fails, of which the program takes no notice."""
+        """Let the call that the loop's body waits for fail, with an error that the program ignores."""
         if self.body is not None:
             self.body.fail(UnavailableError("gave up"))

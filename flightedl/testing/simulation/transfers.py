@@ -1,4 +1,4 @@
-"""Carries out a ``Transfer`` of a simulated trainer: messages to the pservers, and their answers."""
+"""Driver of a simulated trainer's ``Transfer``: messages to the pservers, and their answers."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _REFUSALS: dict[str, FlightedlError] = {
 
 
 class Travel:
-    """A transfer on its way, to all pservers at once.
+    """A running transfer to all pservers at once.
 
     Args:
-        trainer: Whose it is.
-        transfer: What is sent and asked for.
-        gradients: Of the blocks that have one; the others that are pushed get the batch's arrival.
-        done: Called when it is over.
-        failed: Called instead, when it is over and has failed.
+        trainer: The sender.
+        transfer: The messages.
+        gradients: Block -> its gradient. Other blocks that are pushed to get the batch's arrival.
+        done: Called when the transfer has succeeded.
+        failed: Called with the error when the transfer has failed.
     """
 
     def __init__(
@@ -51,21 +51,21 @@ class Travel:
         self._open = {index for index, call in enumerate(transfer.calls) if call is not None}
         self._is_given_up = False
         self._error: BaseException | None = None
-        #: Pserver -> since when it has not answered.
+        #: Pserver -> time since when it has not answered.
         self._trouble_since: dict[int, float] = {}
 
     def begin(self) -> None:
-        """Ask all pservers."""
+        """Call all pservers."""
         for index, call in enumerate(self._transfer.calls):
             if call is not None:
                 self._ask(index, call)
 
     def give_up(self) -> None:
-        """Whatever is answered from now on is of no interest."""
+        """Ignore all further answers."""
         self._is_given_up = True
 
     def _ask(self, index: int, call: core.Call) -> None:
-        """Ask the process that holds the index now, once."""
+        """Call the process that holds the index now, once."""
         trainer = self._trainer
         if self._is_given_up:
             return
@@ -83,7 +83,7 @@ class Travel:
             self._call(index, call, key)
 
     def _look_at_end(self, index: int, call: core.Call, key: Any) -> None:
-        """Ask the master whether this process has everything, and only then this process."""
+        """Call this process only if the master confirms that it has everything."""
 
         def heard(reply: TasksReply | Exception) -> None:
             try:
@@ -119,7 +119,7 @@ class Travel:
                 trainer.world.call(trainer, key.value, key.value.pull, request, answered, late)
 
     def _meant(self, index: int, number: int) -> range:
-        """The blocks of a pserver that the core means by one."""
+        """Return the blocks of a pserver that the core's block number stands for."""
         buckets = self._trainer.buckets[index]
         return buckets if number in buckets else range(number, number + 1)
 
@@ -143,7 +143,7 @@ class Travel:
         )
 
     def _answers(self, pserver: Any, call: core.Call, reply: Any) -> list[core.Answer]:
-        """The answers of a reply, as the core hears them."""
+        """Return a reply's answers in the form that the core takes."""
         kind, *rows = reply
         if kind == "pushed":
             assert self._transfer.batch is not None, "a batch is pushed"
@@ -164,7 +164,7 @@ class Travel:
     def _heard(
         self, index: int, generation: int, answers: Sequence[core.Answer], error: FlightedlError | None = None
     ) -> None:
-        """Go on as the core says, for as long as the program has patience."""
+        """Continue as the core decides, until the program gives up."""
         trainer, now = self._trainer, self._trainer.world.now
         if self._is_given_up:
             return
@@ -186,7 +186,7 @@ class Travel:
                 trainer.later(_RETRY_S / 2, lambda: self._ask(index, call))
 
     def _close(self, index: int) -> None:
-        """Nothing more is asked of this pserver."""
+        """Close the calls to this pserver; after the last one, end the transfer."""
         if index not in self._open:
             return
         self._open.discard(index)
@@ -195,6 +195,6 @@ class Travel:
         if self._error is None:
             self._done()
         else:
-            # What it pushes may have come to some blocks and not to others.
+            # The push may have reached some blocks and not others.
             self._trainer.cluster.account.out_of_step.add(self._transfer.member)
             self._failed(self._error)

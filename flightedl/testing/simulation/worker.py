@@ -1,4 +1,4 @@
-"""Carries out what the core of a simulated trainer asks for, and keeps its gradients."""
+"""Driver of a simulated trainer's core: carries out its effects and keeps its gradients."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ Failed = Callable[[Exception], None]
 
 
 class Worker:
-    """One operation of the core at a time; the next one begins when that is over, or instead of it."""
+    """Runs one operation of the core at a time; a new operation replaces the one that is running."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        #: Another object for each effect that is under way; answers to others count no more.
+        #: A new object for each effect; answers to earlier effects are ignored.
         self._awaited: object = None
         self._over: tuple[Action, Failed]
         self._travel: Travel | None = None
-        #: Block -> its gradient, of the push that is under way.
+        #: Block -> its gradient in the current push.
         self._gradients: Mapping[int, Gradient] = {}
-        #: Block -> its gradients of the present sum, times their weights; the sum's identity.
+        #: Block -> the current sum of weighted gradients; and the sum's identity.
         self._sum: dict[int, dict[int, Fraction | int]] = {}
         self._sum_identity = -1
-        #: id of a task that is read -> itself, and (block, element) -> the share that a batch had in the first
-        #: asynchronous mean it was pushed in.
+        #: id of a task that is read -> the task, and (block, element) -> the batch's share in the first asynchronous
+        #: mean that it was pushed in.
         self._shares: dict[int, tuple[AssignedTask, dict[tuple[int, int], Fraction | int]]] = {}
-        #: Batches that have changed since the loop was told of any.
+        #: Batches that have changed since ``told``.
         self._changed: list[BatchState] = []
 
     @property
     def is_travelling(self) -> bool:
-        """Whether pservers are being asked."""
+        """True while a transfer to pservers is running."""
         return self._travel is not None
 
     def run(
@@ -55,13 +55,13 @@ class Worker:
         failed: Failed | None = None,
         gradients: Mapping[int, Gradient] = MappingProxyType({}),
     ) -> None:
-        """Begin; what was under way before is dropped.
+        """Begin an operation and drop the one before.
 
         Args:
-            step: Of the core: how the operation begins.
-            done: Called when it is over.
-            failed: Given the error that it ended with; None: the program ends with that.
-            gradients: Block -> what is pushed to it.
+            step: The core's first step of the operation.
+            done: Called when the operation has succeeded.
+            failed: Called with the error of the operation; if None, the program ends with the error.
+            gradients: Block -> gradient to push.
         """
         self._leave_travel()
         self._over = done, failed or (lambda error: self._trainer.end(f"{type(error).__name__}: {error}"))
@@ -69,19 +69,19 @@ class Worker:
         self._go_on(step)
 
     def drop(self) -> None:
-        """Nobody waits for the present operation any more."""
+        """Drop the current operation, which nothing waits for any more."""
         self._awaited = None
         self._trainer.steps.drop()
         self._leave_travel()
         self._changed.clear()
 
     def abandon_batch(self) -> None:
-        """The loop was left: nothing of its batches is of interest to another one."""
+        """Forget the batches of a loop that was left."""
         self.end(self._trainer.steps.abandon_batch())
         self._changed.clear()
 
     def awaiting(self, then: Callable[..., None]) -> Callable[..., None]:
-        """Wait for something else before an operation: ``then`` counts no more when the worker does anything else."""
+        """Wrap ``then``, to be called later: it does nothing if the worker has begun something else by then."""
         awaited = self._awaited = object()
 
         def happened(*arguments: object) -> None:
@@ -92,24 +92,24 @@ class Worker:
         return happened
 
     def fail(self, error: Exception) -> None:
-        """The present operation ends with this error."""
+        """Let the current operation fail with this error."""
         if self._awaited is not None:
             self._leave_travel()
             self._go_on(self._trainer.steps.failed(error))
 
     def told(self) -> list[BatchState]:
-        """Return what the loop has to be told."""
+        """Return the batches that have changed since the last call."""
         changed, self._changed = self._changed, []
         return changed
 
     def end(self, done: Done) -> None:
-        """An operation is over, maybe with an error."""
+        """Take note of the end of an operation, which may have failed."""
         self._changed += done.batches
         if done.is_member_lost:
             self._trainer.membership.lost()
 
     def add(self, identity: int, gradients: Mapping[int, Gradient], weight: int) -> None:
-        """Add a batch's gradients to a sum, as ``GradientSums`` does."""
+        """Add a batch's gradients to a sum as ``GradientSums`` does."""
         if identity != self._sum_identity:
             self._sum_identity, self._sum = identity, {}
         for block, gradient in gradients.items() if weight else ():
@@ -118,7 +118,7 @@ class Worker:
                 total[element] = total.get(element, 0) + weight * amount
 
     def _take(self, taken: TakeSum) -> None:
-        """A sum is sent as a gradient, divided as the core says."""
+        """Use the sum as the gradient of the push, divided by the core's divisors."""
         sums, self._sum = self._sum if taken.identity == self._sum_identity else {}, {}
         self._gradients = {
             block: {element: Fraction(amount, taken.divisors.get(str(block), 1)) for element, amount in total.items()}
@@ -127,7 +127,7 @@ class Worker:
         self._require_shares(taken)
 
     def _require_shares(self, taken: TakeSum) -> None:
-        """Each batch has its share in the sum, by its records, or the one that it had in the first sum with it."""
+        """Check the shares in a sum: by record count, or as in the first sum that contained the batch."""
         steps, shape, batch = self._trainer.steps, self._trainer.cluster.shape, taken.batch
         keeps_shares = isinstance(steps.mode, Async) and steps.mode.reduce == "mean"
         loop = self._trainer.loop
@@ -141,7 +141,7 @@ class Worker:
             if keeps_shares:
                 right = {element: known.setdefault((block, element), share) for element, share in shares.items()}
             else:
-                # A round weighs what is pushed now, and so does whatever follows it.
+                # A round weights the batches by what is pushed now, and later pushes follow.
                 right = dict(shares)
                 for element in shares:
                     known.pop((block, element), None)

@@ -1,10 +1,10 @@
-"""Time, the network and processes of a simulated cluster: everything that happens, in one heap, from one seed.
+"""Time, the network and the processes of a simulated cluster: one heap of events, from one seed.
 
-* Nothing happens but events of the heap; ties are broken by the order in which they were made. So a seed is a run.
-* A *process* is alive, frozen or dead. What reaches a frozen one (messages, replies, its own timers) waits, and comes
-  in order when it wakes: it goes on as if nothing had been, which is what makes it a zombie. A dead one gets nothing.
-* A *call* is a request and a reply. Either may be lost, doubled, late, or cut off by a partition; then the caller hears
-  nothing until its time limit. A dead server refuses at once, as a closed port does.
+* Only events of the heap happen; ties are broken by the order of insertion. So a seed determines the run.
+* A *process* is alive, frozen or dead. Messages, replies and timers of a frozen process wait. It gets them in order
+  when it wakes, and continues as if nothing had happened, as a zombie does. A dead process gets nothing.
+* A *call* is a request and a reply. Either may be lost, duplicated, late, or cut off by a partition; the caller then
+  gets nothing until its time limit. A dead server refuses at once, as a closed port does.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from flightedl.domain.recovery.store_history import Witness
 Action = Callable[[], None]
 Reply = Callable[[Any], None]
 Handler = Callable[[Any, Reply], None]
-#: Asks somebody; one of its arguments is called: the first with the answer, or the second, if there is none.
+#: Makes a request. Calls its first argument with the answer, or its second argument if there is none.
 Ask = Callable[[Reply, Action], None]
 Steps = Generator[Ask, Any, Any]
 
 
-class Violation(AssertionError):  # noqa: N818 - it is what a run finds, not an error of the simulation
+class Violation(AssertionError):  # noqa: N818 - the finding of a run, not an error of the simulation
     """An invariant of the protocol does not hold."""
 
 
 class NoAnswerError(Exception):
-    """Nobody has answered."""
+    """A request got no answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkFaults:
-    """How often messages meet with what, while faults are on."""
+    """Probabilities of faults of a message, while faults are on."""
 
     drop: float
     duplicate: float
@@ -45,9 +45,9 @@ class NetworkFaults:
 
 
 class Process:
-    """Something that runs somewhere: it has a name, a place in the network, and an end."""
+    """A process with a name, a place in the network, and an end."""
 
-    #: False: clients of it never send a request twice.
+    #: False if its clients never send a request twice.
     is_asked_twice = True
 
     def __init__(self, world: World, name: str) -> None:
@@ -55,12 +55,12 @@ class Process:
         self.name = name
         self.is_alive = True
         self.is_frozen = False
-        #: What it knows of etcd's keys: some moments old, or older.
+        #: Its view of etcd's keys, which lags.
         self.directory: dict[str, Any] = {}
-        #: Up to which revision it knows them.
+        #: Revision of the view.
         self.directory_revision = 0
         self._inbox: deque[Action] = deque()
-        #: What it has seen of etcd, and in which life of the job; None: it has asked nothing yet.
+        #: What it has seen of etcd, and the job's life at that time. None before its first request.
         self.witness = Witness()
         self.etcd_life: int | None = None
 
@@ -68,14 +68,14 @@ class Process:
         return self.name
 
     def heard_by(self, _source: Process, done: Reply) -> Reply:
-        """What becomes of this process's answer to a request."""
+        """Wrap the callback for this process's answer to a request."""
         return done
 
     def end(self, why: str) -> None:
         raise NotImplementedError(why)
 
     def deliver(self, action: Action) -> None:
-        """Let the process do something now, when it wakes, or never."""
+        """Run an action in the process now, or when it wakes, or never if it is dead."""
         if not self.is_alive:
             return
         if self.is_frozen:
@@ -87,7 +87,7 @@ class Process:
         self.world.after(delay_s, lambda: self.deliver(action))
 
     def follow(self, steps: Steps) -> None:
-        """Take steps in turn: each yields a way to ask, and goes on with the answer, or with ``NoAnswerError``."""
+        """Run steps: each yields a request and continues with the answer, or with ``NoAnswerError``."""
 
         def go_on(step: Callable[[Any], Ask], value: Any) -> None:
             try:
@@ -99,7 +99,7 @@ class Process:
         go_on(steps.send, None)
 
     def asks(self, server: Process, handler: Handler, argument: Any, timeout_s: float = 2.0) -> Ask:
-        """A call of ``server``, as a step yields it."""
+        """Return a call of ``server`` for a step to yield."""
         return lambda done, failed: self.world.call(self, server, handler, argument, done, failed, timeout_s)
 
     def pauses(self, pause_s: float) -> Ask:
@@ -110,19 +110,19 @@ class Process:
         self.is_frozen = True
 
     def wake(self) -> None:
-        """SIGCONT: whatever came meanwhile comes now."""
+        """SIGCONT: deliver everything that has arrived since the freeze."""
         self.is_frozen = False
         while self._inbox and self.is_alive and not self.is_frozen:
             self._inbox.popleft()()
 
     def die(self) -> None:
-        """The end: kill -9, or an exit."""
+        """End by kill -9 or by an exit."""
         self.is_alive = False
         self._inbox.clear()
 
 
 class Call:
-    """One request on its way, and what becomes of it."""
+    """One request, and its reply."""
 
     __slots__ = ("argument", "done", "failed", "handler", "is_over", "server", "source", "world")
 
@@ -172,11 +172,11 @@ class World:
         self._heap: list[tuple[float, int, Action]] = []
         self._made = 0
         self._notes: deque[tuple[float, str, tuple[Any, ...]]] = deque(maxlen=80)
-        #: What was done to this run.
+        #: Kind of fault -> number of faults so far.
         self.faults: Counter[str] = Counter()
         self.are_faults_on = True
         self.network = NetworkFaults(0.0, 0.0, 0.0, 0.0)
-        #: Pairs of names that do not hear each other; a name with "" hears nobody.
+        #: Pairs of names that cannot reach each other. The pair of a name and "" cuts it off from all.
         self._cuts: set[frozenset[str]] = set()
 
     # time
@@ -186,7 +186,7 @@ class World:
         heapq.heappush(self._heap, (self.now + delay_s, self._made, action))
 
     def step(self) -> bool:
-        """The next event; False: there is none."""
+        """Run the next event; False if there is none."""
         if not self._heap:
             return False
         self.now, _, action = heapq.heappop(self._heap)
@@ -194,10 +194,10 @@ class World:
         action()
         return True
 
-    # people
+    # for people
 
     def note(self, text: str, *values: Any) -> None:
-        """Remember an event, to be shown if this run finds something."""
+        """Note an event, which is shown if this run finds a violation."""
         self._notes.append((self.now, text, values))
 
     def story(self) -> Iterable[str]:
@@ -209,7 +209,7 @@ class World:
     # network
 
     def is_connected(self, one: Process, other: Process) -> bool:
-        """Whether messages pass between two processes now."""
+        """True if messages pass between two processes now."""
         if not self._cuts:
             return True
         return not any(len(cut) == len(cut & {one.name, other.name, ""}) for cut in self._cuts)
@@ -219,7 +219,7 @@ class World:
         return bool(self._cuts)
 
     def cut(self, *names: str) -> Action:
-        """Part two processes, or one ("" as the other) from all; returns what mends it."""
+        """Cut two processes off from each other, or one from all ("" as the other). Returns an action to reconnect."""
         pair = frozenset(names)
         self._cuts.add(pair)
         return lambda: self._cuts.discard(pair)
@@ -234,13 +234,13 @@ class World:
         failed: Action,
         timeout_s: float = 2.0,
     ) -> None:
-        """Ask ``server``; exactly one of ``done`` and ``failed`` is called, unless ``source`` dies."""
+        """Call ``server``. Exactly one of ``done`` and ``failed`` is called, unless ``source`` dies."""
         call = Call(source, server, handler, argument, server.heard_by(source, done), failed)
         self.transmit(source, server, call.arrive)
         self.after(timeout_s, lambda: None if call.is_over else source.deliver(call.fail))
 
     def transmit(self, source: Process, target: Process, arrive: Action) -> None:
-        """One message, with all that may happen to it."""
+        """Send one message, subject to faults."""
         draw = self.random.random
         latency_s = 0.001 + 0.003 * draw()
         if self.are_faults_on:
@@ -261,6 +261,6 @@ class World:
         self.after(latency_s, arrive)
 
     def calm(self) -> None:
-        """No more faults: what is cut is mended."""
+        """Stop all faults and reconnect everything."""
         self.are_faults_on = False
         self._cuts.clear()
