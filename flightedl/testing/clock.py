@@ -1,4 +1,4 @@
-"""A clock that moves only when a test says so."""
+"""Clock that only tests advance."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ class FakeClock:
     """See ``ports.Clock``. Thread-safe.
 
     Args:
-        start_s: What ``now`` says first.
-        jumps: True: ``sleep`` moves the clock and returns at once, for tests of one thread. False: it blocks until
-            other threads have advanced the clock far enough.
+        start_s: Initial value of ``now``.
+        jumps: If true, ``sleep`` advances the clock and returns at once, which suits tests with one thread. If false,
+            ``sleep`` blocks until other threads have advanced the clock far enough.
     """
 
     def __init__(self, start_s: float = 1000.0, *, jumps: bool = False) -> None:
@@ -41,15 +41,15 @@ class FakeClock:
                 self._sleepers -= 1
 
     def advance(self, seconds: float) -> None:
-        """Move on and wake whoever has slept long enough."""
+        """Advance the clock and wake all threads whose sleep is over."""
         if seconds < 0:
-            raise ValueError("time does not go back")
+            raise ValueError("the clock does not go back: pass seconds >= 0")
         with self._condition:
             self._now += seconds
             self._condition.notify_all()
 
     @property
     def sleepers(self) -> int:
-        """How many threads are in ``sleep`` now."""
+        """Number of threads that are in ``sleep`` now."""
         with self._condition:
             return self._sleepers

@@ -1,4 +1,4 @@
-"""A real etcd for tests, ready in a fraction of a second, that may be killed, frozen and compacted."""
+"""A real etcd for tests, which starts in a fraction of a second and can be killed, frozen and compacted."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class EtcdServer:
     Its address stays the same through ``kill`` and ``restart``.
 
     Args:
-        binary: The etcd to start; None: see ``find_etcd``.
-        tls_dir: Directory with ca.pem, cert.pem and key.pem: clients come by TLS and show a certificate of their own.
+        binary: Path of etcd; None searches for it (``find_etcd``).
+        tls_dir: Directory with ca.pem, cert.pem and key.pem. If given, clients must use TLS with a client certificate.
     """
 
     def __init__(self, binary: str | None = None, tls_dir: Path | None = None) -> None:
@@ -50,7 +50,7 @@ class EtcdServer:
             raise
         log = self.process.log()
         self.__exit__(None, None, None)
-        raise RuntimeError(f"etcd does not start: {log}")
+        raise RuntimeError(f"etcd did not start: {log}")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -65,7 +65,7 @@ class EtcdServer:
 
     @property
     def access(self) -> EtcdAccess:
-        """As itself, by its own certificate where it has one."""
+        """Access with the server's own certificate if TLS is on."""
         return EtcdAccess(self.address, "" if self._tls_dir is None else str(self._tls_dir))
 
     @property
@@ -75,19 +75,19 @@ class EtcdServer:
         return self._process
 
     def kill(self) -> None:
-        """Kill -9; the data stays."""
+        """Send SIGKILL; the data is kept."""
         self.process.kill()
 
     def restart(self) -> None:
-        """Start again on the same data and address, and wait until it answers; kills it first if it runs."""
+        """Restart on the same data and address, and wait until etcd answers. Kills a running etcd first."""
         self.process.kill()
         for _ in range(_START_TRIES):
             if self._start():
                 return
-        raise RuntimeError(f"etcd does not start again: {self.process.log()}")
+        raise RuntimeError(f"etcd did not restart: {self.process.log()}")
 
     def backup(self) -> Path:
-        """A copy of the data as they are now, taken while etcd is stopped; it runs again afterwards."""
+        """Stop etcd, copy its data, and restart it. Return the copy's directory."""
         self.process.kill()
         copy = Path(tempfile.mkdtemp(prefix="backup-", dir=self._directory))
         shutil.copytree(self._directory / "data", copy / "data")
@@ -95,7 +95,7 @@ class EtcdServer:
         return copy
 
     def restore(self, backup: Path | None, cluster: str = "") -> None:
-        """Go on from a backup (None: from nothing) at the same address; another ``cluster`` gives it another id."""
+        """Restart from a backup (None: with no data) at the same address; a new ``cluster`` changes the cluster id."""
         self.process.kill()
         shutil.rmtree(self._directory / "data")
         if backup is not None:
@@ -104,7 +104,7 @@ class EtcdServer:
         self.restart()
 
     def freeze(self) -> None:
-        """SIGSTOP: connections stay open, nothing is answered."""
+        """Send SIGSTOP: connections remain open, but requests are not answered."""
         self.process.freeze()
 
     def thaw(self) -> None:
@@ -148,7 +148,7 @@ class EtcdServer:
         except UnavailableError:
             return False
         except AuthenticationError:
-            return True  # It runs, and knows users.
+            return True  # etcd is up; access control is on.
         finally:
             coordinator.close()
         return True

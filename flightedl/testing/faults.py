@@ -1,7 +1,7 @@
 """Faults at named points, planned by the test.
 
-A point is a string that the in-memory twins (or a test's own double) pass when they get there. The plan counts and
-records every pass, so that a test can first see which points a run has and then fail each of them in turn.
+A point is a name that an in-memory twin, or a test's own double, reports each time its code passes there. The plan
+counts and records every pass. A test can run once to learn which points it passes, and then fail at each in turn.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections import Counter
 
 
 class InjectedFault(Exception):  # noqa: N818 - it stands for a crash, not for an error of ours
-    """Stands for the death of the process at a point."""
+    """Simulated death of the process at a point."""
 
 
 class FaultPlan:
-    """What fails where. Thread-safe."""
+    """Plan of which points fail, and when. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -26,7 +26,7 @@ class FaultPlan:
         self._fail_at_step: dict[int, Exception] = {}
 
     def fail_at(self, point: str, n: int = 1, error: Exception | None = None) -> None:
-        """Raise at the n-th pass of ``point`` from now on (1: the next); an InjectedFault if no error is given."""
+        """Raise ``error`` (default: an InjectedFault) at the n-th pass of ``point`` from now on; 1 is the next pass."""
         with self._lock:
             nth = self._counts[point] + n
             self._planned[point, nth] = error or InjectedFault(f"planned at {point}, pass {nth}")
@@ -42,12 +42,12 @@ class FaultPlan:
             del self._lasting[point]
 
     def fail_at_step(self, n: int, error: Exception | None = None) -> None:
-        """Raise at the n-th pass of any point, counted from 1 over the plan's life."""
+        """Raise at the n-th pass of any point, counted from 1 since the plan was created."""
         with self._lock:
             self._fail_at_step[n] = error or InjectedFault(f"planned at step {n}")
 
     def reached(self, point: str) -> None:
-        """Called by who passes the point; raises what was planned for this pass, once."""
+        """Report that the code passes ``point``. Raises the error planned for this pass."""
         with self._lock:
             self._counts[point] += 1
             self._trace.append(point)

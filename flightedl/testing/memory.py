@@ -22,15 +22,15 @@ __all__ = ["MemoryCoordinator", "MemoryFiles", "MemoryStorage"]
 class MemoryStorage:
     """See ``ports.Storage``.
 
-    Passes the points ``publish:start``, ``publish:part`` (each), ``publish:end`` (before the file is there),
-    ``publish:done`` (after), ``read``, ``list`` and ``delete`` of its plan.
+    Points of the fault plan: ``publish:start``, ``publish:part`` (once for each part), ``publish:end`` (before the file
+    becomes visible), ``publish:done`` (after it has), ``read``, ``list`` and ``delete``.
     """
 
     def __init__(self, url: str = "memory://storage", plan: FaultPlan | None = None) -> None:
         self.plan = plan or FaultPlan()
         self._url = url
         self._lock = threading.Lock()
-        #: The stored bytes; tests may tear and flip them.
+        #: Stored bytes by name; tests may truncate and corrupt them.
         self.files: dict[str, bytes] = {}
 
     @property
@@ -78,9 +78,9 @@ class MemoryStorage:
 
 
 class MemoryFiles:
-    """See ``ports.Files``: what ``contents`` has, by URL; tests may add, change and remove files.
+    """See ``ports.Files``. ``contents`` maps URLs to bytes; tests may add, change and remove files.
 
-    Passes the points ``expand``, ``stat``, ``open`` and ``file:read`` (each read of an open file) of its plan.
+    Points of the fault plan: ``expand``, ``stat``, ``open`` and ``file:read`` (each read of an open file).
     """
 
     def __init__(self, contents: Mapping[str, bytes] | None = None, plan: FaultPlan | None = None) -> None:

@@ -1,4 +1,4 @@
-"""A cluster in memory: objects as they were given, and the garbage collector. No other controller acts on them."""
+"""In-memory twin of ``ports.Cluster``: stores objects as applied and collects garbage. It has no other controllers."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from flightedl.ports import Clock
 
 
 class MemoryCluster:
-    """See ``ports.Cluster``. Owners are known by UID, as in Kubernetes.
+    """See ``ports.Cluster``. Owners are identified by UID, as in Kubernetes.
 
-    The collector deletes an object whose owners do not exist, some time after the last of them was deleted. It decides
-    by the object's own UID: what is applied to the object in the meantime does not save it.
+    The collector deletes an object ``collection_s`` seconds after the last of its owners was deleted. It identifies the
+    object by its own UID, so applying the object again in the meantime does not save it.
 
     Args:
-        clock: Tells the time of a collection; None: dependents are collected at once.
-        collection_s: Seconds from the deletion of an owner to that of its dependents.
+        clock: Clock that decides when to collect; None collects dependents at once.
+        collection_s: Seconds between the deletion of an owner and the deletion of its dependents.
     """
 
     def __init__(self, clock: Clock | None = None, collection_s: float = 0.0) -> None:
         self._clock = clock
         self._collection_s = collection_s
-        #: UID of an object -> when it is collected.
+        #: UID of an object -> time of its collection.
         self._doomed: dict[str, float] = {}
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}
-        #: Pod -> what it has said.
+        #: Pod -> lines of its log.
         self.output: dict[str, list[str]] = {}
-        #: Pod -> answer to whatever it is asked to run.
+        #: Pod -> output of every command that it runs.
         self.answers: dict[str, str] = {}
         self._uids = itertools.count(1)
 
@@ -76,7 +76,7 @@ class MemoryCluster:
             self._doom(each for each in self.objects.values() if gone["metadata"]["uid"] in _owners(each))
 
     def _doom(self, objects: Iterable[Mapping[str, Any]]) -> None:
-        """Collect objects later, or now if no clock says when that is."""
+        """Schedule objects for collection, or collect them now if there is no clock."""
         at = self._clock.now() + self._collection_s if self._clock else 0.0
         for each in objects:
             self._doomed.setdefault(each["metadata"]["uid"], at)
@@ -90,22 +90,21 @@ class MemoryCluster:
                     self.delete(*key)
 
     @contextlib.contextmanager
-    def logs(self, pod: str, *, follow: bool) -> Iterator[Iterable[str]]:  # noqa: ARG002 - nothing more comes
+    def logs(self, pod: str, *, follow: bool) -> Iterator[Iterable[str]]:  # noqa: ARG002 - the log never grows
         yield iter(self.output.get(pod, []))
 
-    def execute(self, pod: str, command: Sequence[str], timeout_s: float) -> str:  # noqa: ARG002 - it answers the same
+    def execute(self, pod: str, command: Sequence[str], timeout_s: float) -> str:  # noqa: ARG002 - the output is fixed
         if pod not in self.answers:
             raise UnavailableError(f"nothing can be run in pod {pod}")
         return self.answers[pod]
 
 
 def _owners(each: Mapping[str, Any]) -> set[str]:
-    """UIDs of an object's owners."""
     return {owner["uid"] for owner in each["metadata"].get("ownerReferences", [])}
 
 
 def _merged(known: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A JSON merge patch."""
+    """Apply a JSON merge patch (RFC 7386)."""
     found = dict(known)
     for name, value in copy.deepcopy(dict(changes)).items():
         if value is None:

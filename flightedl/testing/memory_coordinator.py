@@ -1,7 +1,7 @@
-"""The Coordinator's in-memory twin: one store, any number of connections to it, each of which can be cut off.
+"""In-memory twin of the Coordinator: one store with any number of connections, each of which can be disconnected.
 
-Leases end by the clock given, looked at whenever anybody asks anything and, while a watch waits, every few
-milliseconds; so a FakeClock that is advanced ends them.
+Leases expire by the given clock. The store reads it at every request and, while a watch waits, every few milliseconds.
+Advancing a FakeClock is therefore enough to expire a lease.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from flightedl.ports import (
     Written,
 )
 
-#: How a request fails: refused before anything happened, lost on its way there, or carried out with its reply lost.
+#: Ways in which a request fails: refused at once, lost before it is carried out, or carried out with its reply lost.
 FaultKind = Literal["unavailable", "lost_request", "lost_reply"]
 
 Reply = TypeVar("Reply")
@@ -43,7 +43,7 @@ _POLL_S = 0.005
 
 
 class _Store:
-    """The state that all connections share; used under ``condition``."""
+    """State shared by all connections; used under ``condition``."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -54,7 +54,7 @@ class _Store:
         self.entries: dict[str, Entry] = {}
         #: All events since ``compacted``, in revision order.
         self.history: list[tuple[int, WatchEvent]] = []
-        #: Time to live and the end of each live lease.
+        #: Lease id -> (time to live, time of expiry).
         self.leases: dict[int, tuple[float, float]] = {}
         self.lease_count = 0
 
@@ -68,7 +68,7 @@ class _Store:
             self.change([Delete(key) for key, entry in self.entries.items() if entry.lease_id == lease_id])
 
     def change(self, operations: Sequence[Operation]) -> None:
-        """Do all operations as one revision; none at all if nothing changes."""
+        """Carry out all operations as one revision. The revision does not increase if nothing changes."""
         revision = self.revision + 1
         for operation in operations:
             old = self.entries.get(operation.key)
@@ -106,18 +106,18 @@ class MemoryCoordinator:
         self._witness = Witness()
 
     def another(self) -> MemoryCoordinator:
-        """A connection of its own to the same store."""
+        """Return a new connection to the same store."""
         return MemoryCoordinator(self._store.clock, self._store)
 
     # --- faults ---
 
     def fail_next(self, kind: FaultKind) -> None:
-        """The next request that is not yet planned to fail, fails in this way."""
+        """Plan a fault for the next request without one."""
         with self._store.condition:
             self._faults.append(kind)
 
     def disconnect(self) -> None:
-        """All requests of this connection are refused and its watches are silent, until ``reconnect``."""
+        """Refuse this connection's requests, and silence its watches, until ``reconnect``."""
         self._is_connected = False
 
     def reconnect(self) -> None:
@@ -138,7 +138,7 @@ class MemoryCoordinator:
             self._store.condition.notify_all()
 
     def end_lease(self, lease_id: int) -> None:
-        """End a lease behind its holder's back."""
+        """End a lease without notifying its holder."""
         with self._store.condition:
             self._store.end(lease_id)
 
@@ -147,7 +147,7 @@ class MemoryCoordinator:
             return Backup(self._store.revision, dict(self._store.entries), dict(self._store.leases))
 
     def restore(self, backup: Backup | None = None, cluster: str | None = None) -> None:
-        """The store is what it was then (None: empty), for all connections; ``cluster``: under another id."""
+        """Restore a backup (None: an empty store) for all connections; ``cluster`` changes the cluster id."""
         backup = backup or Backup(1, {}, {})
         with self._store.condition:
             self._store.cluster = cluster or self._store.cluster
@@ -214,7 +214,7 @@ class MemoryCoordinator:
             watch.close()
 
     def request(self, carry_out: Callable[[_Store], Reply], lost: Exception | None = None) -> Reply:
-        """Do something to the store, unless a fault is planned; ``lost`` is raised when the outcome is unknown."""
+        """Carry out a request unless a fault is planned. Raises ``lost`` if the outcome is unknown to the caller."""
         with self._store.condition:
             self.require_same()
             fault = self._faults.pop(0) if self._faults else None
@@ -231,19 +231,19 @@ class MemoryCoordinator:
             return reply
 
     def look(self) -> None:
-        """Locked: see the store as it is now."""
+        """Record the store's present cluster and revision as seen; call it under the lock."""
         self._witness.saw(self._witness.seen, Sighting(self._store.cluster, self._store.revision))
         self.require_same()
 
     def require_same(self) -> None:
-        """RolledBackError once the store has gone back."""
+        """Raise RolledBackError if the store was found to be older than this connection has seen."""
         if self._witness.broken_because:
             raise RolledBackError(self._witness.broken_because)
 
 
 @dataclass(frozen=True, slots=True)
 class Backup:
-    """A copy of a store."""
+    """Copy of a store's contents."""
 
     revision: int
     entries: Mapping[str, Entry]

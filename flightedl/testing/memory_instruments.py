@@ -1,4 +1,4 @@
-"""Instruments that keep what they are told, for tests to look at."""
+"""Instruments that keep all measurements for tests to inspect."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class MemoryInstruments:
     """See ``ports.Instruments``. Not thread-safe."""
 
     def __init__(self) -> None:
-        #: (name, label) -> the sum; (name, label) -> every value.
+        #: Sums and observed values, both by (name, label).
         self.counts: Counter[tuple[str, str]] = Counter()
         self.values: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
 

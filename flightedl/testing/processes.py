@@ -1,4 +1,4 @@
-"""Server processes for tests: started, waited for, frozen, killed, and gone at the end."""
+"""Server processes that tests start, wait for, freeze and kill."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 _POLL_S = 0.01
-#: Below those that Linux gives on its own (``ip_local_port_range``).
+#: Below the range from which Linux assigns ports itself (``ip_local_port_range``).
 _PICKED_PORTS = range(20_000, 32_000)
 _FREEZE_TIMEOUT_S = 5.0
 
 
 def free_port(count: int = 1) -> int:
-    """A port of 127.0.0.1 that was free a moment ago, and likewise the next ones, ``count`` in all.
+    """Return the first of ``count`` consecutive ports of 127.0.0.1 that were free a moment ago.
 
-    It is none that the system gives to whoever asks for any, such as to each connection of other tests: one of those
-    may be somebody's before its user has come to it. Only who picks ports as here may take it.
+    The ports are outside the range from which the system assigns ports to connections, so that a connection of another
+    test cannot occupy one before the caller binds it. Only another caller of this function can.
     """
     while True:
         first = _PICKED_PORTS.start + secrets.randbelow(len(_PICKED_PORTS))
@@ -34,14 +34,14 @@ def free_port(count: int = 1) -> int:
 
 @contextlib.contextmanager
 def closed_port() -> Iterator[int]:
-    """A port on 127.0.0.1 that refuses connections, and that nobody else can take meanwhile."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        yield int(taken.getsockname()[1])
+    """Reserve a port on 127.0.0.1 that refuses connections until the context ends."""
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        yield int(reserved.getsockname()[1])
 
 
 class ServerProcess:
-    """A child that leads a process group of its own and writes its output to a file."""
+    """A child process that leads its own process group and writes its output to a file."""
 
     def __init__(self, command: Sequence[str], log_path: Path, environment: Mapping[str, str] | None = None) -> None:
         self.log_path = log_path
@@ -65,10 +65,10 @@ class ServerProcess:
         return self._process.poll() is None
 
     def wait_until(self, is_ready: Callable[[], bool], timeout_s: float) -> bool:
-        """True when ready, False when the process ended first.
+        """Return True when the process is ready, False if it ends first.
 
         Raises:
-            TimeoutError: neither happened; carries the end of the log.
+            TimeoutError: Neither happened in time. The message contains the end of the log.
         """
         deadline = time.monotonic() + timeout_s
         while self.is_running:
@@ -80,28 +80,28 @@ class ServerProcess:
         return False
 
     def log(self) -> str:
-        """The end of its output."""
+        """Return the end of the process's output."""
         return self.log_path.read_text(errors="replace")[-2000:]
 
     def freeze(self) -> None:
-        """SIGSTOP, and wait until every thread stands still: the signal's arrival is not instantaneous."""
+        """Send SIGSTOP, and wait until every thread has stopped: a signal does not take effect instantly."""
         self._signal(signal.SIGSTOP)
         deadline = time.monotonic() + _FREEZE_TIMEOUT_S
         while self.is_running and not self._is_frozen():
             if time.monotonic() > deadline:
-                raise TimeoutError(f"process {self.pid} does not stop")
+                raise TimeoutError(f"process {self.pid} did not stop within {_FREEZE_TIMEOUT_S:g} s")
             time.sleep(_POLL_S / 10)
 
     def thaw(self) -> None:
         self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """Kill -9, and wait for the end."""
+        """Send SIGKILL, and wait until the process has ended."""
         self._signal(signal.SIGKILL)
         self._process.wait()
 
     def _is_frozen(self) -> bool:
-        """By Linux's account; elsewhere the signal is trusted."""
+        """True if /proc shows all threads as stopped. On systems without /proc, the signal is trusted."""
         for stat in Path(f"/proc/{self.pid}/task").glob("*/stat"):
             with contextlib.suppress(OSError):
                 if stat.read_text().rpartition(")")[2].split()[0] not in "TZX":

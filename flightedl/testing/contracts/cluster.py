@@ -1,4 +1,4 @@
-"""What every ``ports.Cluster`` promises."""
+"""Contract suite for ``ports.Cluster``."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _LABELS = {"app.kubernetes.io/instance": "contract"}
 
 
 def config_map(name: str, **data: str) -> dict[str, Any]:
-    """A small object."""
+    """Return a small object for the tests to apply."""
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "labels": dict(_LABELS)}, "data": data}
 
 
 class ClusterContract:
-    """Inherit it, and provide ``cluster``: a namespace without objects of the label."""
+    """Behavior of every cluster. The fixture ``cluster`` is a namespace without objects of the suite's label."""
 
     @pytest.fixture
     def cluster(self) -> Cluster:
         raise NotImplementedError
 
-    def test_an_object_is_what_was_applied_last(self, cluster: Cluster) -> None:
+    def test_applying_an_object_again_replaces_its_data(self, cluster: Cluster) -> None:
         assert cluster.get("ConfigMap", "a") is None
         (made,) = cluster.apply([config_map("a", x="1")])
         (changed,) = cluster.apply([config_map("a", x="2")])
@@ -42,19 +42,19 @@ class ClusterContract:
         assert [each["metadata"]["name"] for each in cluster.list("ConfigMap", _LABELS)] == ["a", "b"]
         assert cluster.list("Secret", _LABELS) == []
 
-    def test_some_fields_are_changed(self, cluster: Cluster) -> None:
+    def test_a_patch_changes_only_the_fields_that_it_names(self, cluster: Cluster) -> None:
         cluster.apply([config_map("a", x="1", y="2")])
         assert cluster.patch("ConfigMap", "a", {"data": {"y": "3"}})["data"] == {"x": "1", "y": "3"}
         with pytest.raises(NotFoundError):
             cluster.patch("ConfigMap", "absent", {"data": {}})
 
-    def test_what_is_removed_is_gone(self, cluster: Cluster) -> None:
+    def test_a_deleted_object_no_longer_exists(self, cluster: Cluster) -> None:
         cluster.apply([config_map("a")])
         cluster.delete("ConfigMap", "a")
         cluster.delete("ConfigMap", "a")
         assert cluster.get("ConfigMap", "a") is None
 
-    def test_nothing_runs_in_a_pod_that_is_not_there(self, cluster: Cluster) -> None:
+    def test_an_absent_pod_runs_no_commands_and_has_no_logs(self, cluster: Cluster) -> None:
         with pytest.raises((UnavailableError, UsageError)):
             cluster.execute("absent", ["true"], 10.0)
         with cluster.logs("absent", follow=False) as lines:

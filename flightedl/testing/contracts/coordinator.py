@@ -1,8 +1,8 @@
-"""What ``ports.Coordinator`` promises, as tests.
+"""Contract suites for ``ports.Coordinator``.
 
-Inherit :class:`CoordinatorContract`, :class:`CoordinatorOutageContract` and :class:`CoordinatorHistoryContract` and
-give them a fixture ``world``, a :class:`World` of the implementation; for the second it is one that may be stopped and
-frozen, for the third a :class:`RestorableWorld`.
+Inherit :class:`CoordinatorContract`, :class:`CoordinatorOutageContract` and :class:`CoordinatorHistoryContract`, and
+provide a fixture ``world`` that returns a :class:`World` of the implementation. The outage suite stops and starts the
+world. The history suite requires a :class:`RestorableWorld`.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ _TTL_S = 1.0
 
 
 class World(Protocol):
-    """An implementation and the means to bring about what the contract speaks of."""
+    """One implementation of the port, with the means to create the situations that the contract describes."""
 
-    #: Of this test alone; ends with a slash.
+    #: Key prefix used only by this test; ends with a slash.
     prefix: str
 
     def connect(self) -> Coordinator:
-        """A connection of its own, closed by the world."""
+        """Return a new connection. The world closes it."""
         ...
 
     def pass_time(self, seconds: float) -> None:
-        """Let the store's time pass; may return before it has."""
+        """Let the store's clock advance; may return before it has advanced."""
         ...
 
     def compact(self) -> None:
-        """Forget all events up to now."""
+        """Discard all events up to now."""
         ...
 
     def stop(self) -> None:
@@ -60,56 +60,56 @@ class World(Protocol):
         ...
 
     def start(self) -> None:
-        """Make it reachable again, with all that it had."""
+        """Make the store reachable again, with its data intact."""
         ...
 
     def lose_reply(self, coordinator: Coordinator) -> None:
-        """The next request of this connection is carried out, its reply is lost."""
+        """Let the store carry out this connection's next request, and drop the reply."""
         ...
 
 
 class RestorableWorld(World, Protocol):
-    """One whose store can be made to go back."""
+    """A world whose store can be restored from a backup."""
 
     def backup(self) -> Callable[[], None]:
-        """Copy the store; the function makes it what it was then."""
+        """Copy the store. The returned function restores the copy."""
         ...
 
     def begin_again(self) -> None:
-        """Make it an empty one of another cluster."""
+        """Replace the store by an empty one with another cluster id."""
         ...
 
 
 def eventually(look: Callable[[], Result | None], timeout_s: float = _PATIENCE_S) -> Result:
-    """The first result that is true."""
+    """Call ``look`` until its result is true, and return that result."""
     deadline = time.monotonic() + timeout_s
     while True:
         result = look()
         if result:
             return result
-        assert time.monotonic() < deadline, "it did not happen in time"
+        assert time.monotonic() < deadline, f"the condition was not met within {timeout_s:g} s"
         time.sleep(0.01)
 
 
 def collect(watch: Watch, count: int, timeout_s: float = _PATIENCE_S) -> list[WatchEvent]:
-    """The next ``count`` events (and what came together with the last)."""
+    """Return at least ``count`` events: those delivered together with the last one are included."""
     events: list[WatchEvent] = []
     deadline = time.monotonic() + timeout_s
     while len(events) < count:
-        assert time.monotonic() < deadline, f"only {len(events)} of {count} events came"
+        assert time.monotonic() < deadline, f"only {len(events)} of {count} events arrived"
         events.extend(watch.next(0.5))
     return events
 
 
 def put(coordinator: Coordinator, key: str, value: bytes = b"", lease_id: int = 0) -> int:
-    """Write unconditionally; returns the revision."""
+    """Write unconditionally, and return the revision."""
     result = coordinator.transact([], [Put(key, value, lease_id)])
     assert result.committed
     return result.revision
 
 
 def persistently(act: Callable[[], Result]) -> Result:
-    """Repeat while the store is not reachable."""
+    """Retry while the store is unreachable."""
 
     def attempt() -> tuple[Result] | None:
         try:
@@ -121,7 +121,7 @@ def persistently(act: Callable[[], Result]) -> Result:
 
 
 class CoordinatorContract:
-    """Values, transactions, leases and watches of a healthy store."""
+    """Behavior of a healthy store: values, transactions, leases and watches."""
 
     @pytest.fixture
     def coordinator(self, world: World) -> Coordinator:
@@ -130,7 +130,7 @@ class CoordinatorContract:
     def test_an_absent_key_is_none(self, coordinator: Coordinator, world: World) -> None:
         assert coordinator.get(world.prefix + "a") is None
 
-    def test_a_written_key_is_read_by_everybody(self, coordinator: Coordinator, world: World) -> None:
+    def test_every_connection_reads_a_written_key(self, coordinator: Coordinator, world: World) -> None:
         revision = put(coordinator, world.prefix + "a", b"\x00\xff")
         entry = world.connect().get(world.prefix + "a")
         assert entry is not None
@@ -149,12 +149,12 @@ class CoordinatorContract:
         assert created < modified
         assert (entry.create_revision, entry.mod_revision) == (created, modified)
 
-    def test_recreating_gives_a_new_create_revision(self, coordinator: Coordinator, world: World) -> None:
+    def test_recreating_a_key_changes_its_create_revision(self, coordinator: Coordinator, world: World) -> None:
         created = put(coordinator, world.prefix + "a")
         coordinator.transact([], [Delete(world.prefix + "a")])
         assert put(coordinator, world.prefix + "a") > created
 
-    def test_a_listing_is_sorted_and_of_the_prefix_only(self, coordinator: Coordinator, world: World) -> None:
+    def test_a_listing_is_sorted_and_contains_only_the_prefix(self, coordinator: Coordinator, world: World) -> None:
         for name in ("ps/1", "ps/0", "ps_desired", "q", "ps/10"):
             last = put(coordinator, world.prefix + name)
         listing = coordinator.list(world.prefix + "ps/")
@@ -175,7 +175,7 @@ class CoordinatorContract:
         assert found.mod_revision == done.revision
         assert coordinator.get(a) is None
 
-    def test_conditions_on_revisions(self, coordinator: Coordinator, world: World) -> None:
+    def test_conditions_compare_create_and_mod_revisions(self, coordinator: Coordinator, world: World) -> None:
         key = world.prefix + "a"
         created = put(coordinator, key)
         modified = put(coordinator, key)
@@ -195,7 +195,7 @@ class CoordinatorContract:
     def test_deleting_an_absent_key_is_fine(self, coordinator: Coordinator, world: World) -> None:
         assert coordinator.transact([], [Delete(world.prefix + "none")]).committed
 
-    def test_of_many_who_create_a_key_one_wins(self, world: World) -> None:
+    def test_only_one_of_many_clients_creates_a_key(self, world: World) -> None:
         connections = [world.connect() for _ in range(8)]
         with ThreadPoolExecutor(8) as pool:
             results = pool.map(
@@ -203,7 +203,9 @@ class CoordinatorContract:
             )
             assert sum(result.committed for result in results) == 1
 
-    def test_compare_and_swap_from_many_threads_counts_right(self, coordinator: Coordinator, world: World) -> None:
+    def test_compare_and_swap_from_many_threads_loses_no_increment(
+        self, coordinator: Coordinator, world: World
+    ) -> None:
         key = world.prefix + "count"
         put(coordinator, key, b"0")
 
@@ -222,7 +224,7 @@ class CoordinatorContract:
         assert entry is not None
         assert entry.value == b"20"
 
-    def test_what_is_too_much_for_a_transaction_is_refused(self, coordinator: Coordinator, world: World) -> None:
+    def test_a_transaction_with_too_many_operations_is_rejected(self, coordinator: Coordinator, world: World) -> None:
         keys = [f"{world.prefix}{i}" for i in range(129)]
         most = keys[:128]
         assert coordinator.transact([Absent(key) for key in most], [Put(key, b"") for key in most]).committed
@@ -233,19 +235,19 @@ class CoordinatorContract:
 
     # --- leases ---
 
-    def test_a_lease_has_an_id_and_at_least_the_time_asked_for(self, coordinator: Coordinator) -> None:
+    def test_a_lease_has_an_id_and_at_least_the_requested_ttl(self, coordinator: Coordinator) -> None:
         lease = coordinator.grant(_TTL_S)
         assert lease.id != 0
         assert lease.ttl_s >= _TTL_S
 
-    def test_anybody_can_ask_for_how_long_a_lease_was_granted(self, coordinator: Coordinator, world: World) -> None:
+    def test_every_connection_can_read_the_ttl_of_a_lease(self, coordinator: Coordinator, world: World) -> None:
         lease = coordinator.grant(60)
         other = world.connect()
         assert other.lease_ttl_s(lease.id) == lease.ttl_s
         lease.revoke()
         assert other.lease_ttl_s(lease.id) is None
 
-    def test_revoking_deletes_the_keys(self, coordinator: Coordinator, world: World) -> None:
+    def test_revoking_a_lease_deletes_its_keys(self, coordinator: Coordinator, world: World) -> None:
         lease = coordinator.grant(60)
         put(coordinator, world.prefix + "a", lease_id=lease.id)
         entry = coordinator.get(world.prefix + "a")
@@ -260,7 +262,7 @@ class CoordinatorContract:
             coordinator.transact([], [Put(world.prefix + "b", b""), Put(world.prefix + "a", b"", lease.id)])
         assert coordinator.list(world.prefix).entries == ()
 
-    def test_keys_vanish_when_the_lease_ends(self, coordinator: Coordinator, world: World) -> None:
+    def test_keys_are_deleted_when_their_lease_expires(self, coordinator: Coordinator, world: World) -> None:
         lease = coordinator.grant(_TTL_S)
         put(coordinator, world.prefix + "leased", lease_id=lease.id)
         put(coordinator, world.prefix + "lasting")
@@ -270,7 +272,7 @@ class CoordinatorContract:
         with pytest.raises(LeaseLostError):
             lease.renew()
 
-    def test_a_renewed_lease_lives_on(self, coordinator: Coordinator, world: World) -> None:
+    def test_a_renewed_lease_does_not_expire(self, coordinator: Coordinator, world: World) -> None:
         lease = coordinator.grant(_TTL_S)
         put(coordinator, world.prefix + "a", lease_id=lease.id)
         for _ in range(6):
@@ -278,7 +280,7 @@ class CoordinatorContract:
             lease.renew()
         assert coordinator.get(world.prefix + "a") is not None
 
-    def test_overwriting_without_the_lease_frees_the_key(self, coordinator: Coordinator, world: World) -> None:
+    def test_overwriting_a_key_without_its_lease_detaches_it(self, coordinator: Coordinator, world: World) -> None:
         lease = coordinator.grant(60)
         put(coordinator, world.prefix + "a", lease_id=lease.id)
         put(coordinator, world.prefix + "a")
@@ -287,7 +289,7 @@ class CoordinatorContract:
 
     # --- watches ---
 
-    def test_a_watch_gives_each_event_once_and_in_order(self, coordinator: Coordinator, world: World) -> None:
+    def test_a_watch_delivers_each_event_once_and_in_order(self, coordinator: Coordinator, world: World) -> None:
         start = coordinator.list(world.prefix).revision
         watch = coordinator.watch(world.prefix, start)
         expected: list[WatchEvent] = []
@@ -305,20 +307,20 @@ class CoordinatorContract:
         assert collect(watch, len(expected)) == expected
         assert watch.next(0.1) == ()
 
-    def test_a_watch_starts_in_the_past(self, coordinator: Coordinator, world: World) -> None:
+    def test_a_watch_may_start_at_a_past_revision(self, coordinator: Coordinator, world: World) -> None:
         first = put(coordinator, world.prefix + "a", b"1")
         put(coordinator, world.prefix + "a", b"2")
         put(coordinator, world.prefix + "a", b"3")
         events = collect(coordinator.watch(world.prefix, first), 2)
         assert [event.entry.value for event in events if isinstance(event, Written)] == [b"2", b"3"]
 
-    def test_one_transaction_is_seen_as_one_revision(self, coordinator: Coordinator, world: World) -> None:
+    def test_a_transaction_makes_one_revision(self, coordinator: Coordinator, world: World) -> None:
         watch = coordinator.watch(world.prefix, coordinator.list(world.prefix).revision)
         result = coordinator.transact([], [Put(world.prefix + "a", b""), Put(world.prefix + "b", b"")])
         events = collect(watch, 2)
         assert {event.entry.mod_revision for event in events if isinstance(event, Written)} == {result.revision}
 
-    def test_a_watch_sees_the_end_of_a_lease(self, coordinator: Coordinator, world: World) -> None:
+    def test_a_watch_reports_keys_of_an_expired_lease(self, coordinator: Coordinator, world: World) -> None:
         lease = coordinator.grant(_TTL_S)
         revision = put(coordinator, world.prefix + "a", lease_id=lease.id)
         watch = coordinator.watch(world.prefix, revision)
@@ -328,13 +330,13 @@ class CoordinatorContract:
         assert event.key == world.prefix + "a"
         assert event.revision > revision
 
-    def test_an_idle_watch_returns_nothing_in_time(self, coordinator: Coordinator, world: World) -> None:
+    def test_an_idle_watch_returns_nothing_after_the_timeout(self, coordinator: Coordinator, world: World) -> None:
         watch = coordinator.watch(world.prefix, coordinator.list(world.prefix).revision)
         start = time.monotonic()
         assert watch.next(0.2) == ()
         assert 0.15 < time.monotonic() - start < 5
 
-    def test_closing_ends_a_waiting_next(self, coordinator: Coordinator, world: World) -> None:
+    def test_closing_a_watch_ends_a_blocked_next(self, coordinator: Coordinator, world: World) -> None:
         watch = coordinator.watch(world.prefix, coordinator.list(world.prefix).revision)
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(watch.next, 30)
@@ -342,7 +344,7 @@ class CoordinatorContract:
             assert waiting.result(_PATIENCE_S) == ()
         assert watch.next(30) == ()
 
-    def test_a_compacted_start_is_told(self, coordinator: Coordinator, world: World) -> None:
+    def test_a_watch_from_a_compacted_revision_raises(self, coordinator: Coordinator, world: World) -> None:
         first = put(coordinator, world.prefix + "a")
         for _ in range(3):
             put(coordinator, world.prefix + "a")
@@ -356,8 +358,10 @@ class CoordinatorContract:
         assert isinstance(event, Written)
         assert event.entry.mod_revision == revision
 
-    def test_a_removal_at_the_compacted_revision_is_seen_or_told(self, coordinator: Coordinator, world: World) -> None:
-        """Etcd before 3.4.34 and 3.5.15 drops this event without a word for a watch that starts at its revision."""
+    def test_a_removal_at_the_compacted_revision_is_seen_or_raises(
+        self, coordinator: Coordinator, world: World
+    ) -> None:
+        """Events that etcd before 3.4.34 and 3.5.15 silently drops for a watch that starts at their revision."""
         last_seen = put(coordinator, world.prefix + "a")
         removed = coordinator.transact([], [Delete(world.prefix + "a")]).revision
         assert removed == last_seen + 1
@@ -367,7 +371,7 @@ class CoordinatorContract:
         with contextlib.suppress(CompactedError):
             assert collect(watch, 2)[0] == Removed(world.prefix + "a", removed)
 
-    def test_a_watch_that_has_seen_all_outlives_compaction(self, coordinator: Coordinator, world: World) -> None:
+    def test_a_watch_that_is_up_to_date_survives_compaction(self, coordinator: Coordinator, world: World) -> None:
         watch = coordinator.watch(world.prefix, put(coordinator, world.prefix + "a"))
         put(coordinator, world.prefix + "a")
         collect(watch, 1)
@@ -382,7 +386,7 @@ class CoordinatorContract:
 
 
 class CoordinatorOutageContract:
-    """What holds while the store stops, and afterwards."""
+    """Behavior while the store is stopped, and afterwards."""
 
     @pytest.fixture
     def coordinator(self, world: World) -> Coordinator:
@@ -417,7 +421,7 @@ class CoordinatorOutageContract:
         assert (entry.value, entry.create_revision, entry.lease_id) == (b"1", revision, lease.id)
         persistently(lease.renew)
 
-    def test_a_watch_rides_through_restarts(self, coordinator: Coordinator, world: World) -> None:
+    def test_a_watch_survives_restarts(self, coordinator: Coordinator, world: World) -> None:
         writer = world.connect()
         watch = coordinator.watch(world.prefix, put(writer, world.prefix + "a"))
         seen: list[WatchEvent] = []
@@ -433,14 +437,14 @@ class CoordinatorOutageContract:
         assert [event.entry.mod_revision for event in seen if isinstance(event, Written)] == revisions
         assert watch.next(0.3) == ()
 
-    def test_events_that_were_compacted_during_an_outage_are_told(self, coordinator: Coordinator, world: World) -> None:
+    def test_events_compacted_during_an_outage_raise(self, coordinator: Coordinator, world: World) -> None:
         watch = coordinator.watch(world.prefix, put(coordinator, world.prefix + "a"))
         put(coordinator, world.prefix + "a")
         collect(watch, 1)
         world.stop()
         assert watch.next(0.1) == ()
         world.start()
-        # The watch is driven by its reader: as long as nobody reads, it does not resume.
+        # A watch resumes only when it is read.
         other = world.connect()
         for _ in range(3):
             persistently(lambda: put(other, world.prefix + "a"))
@@ -448,7 +452,7 @@ class CoordinatorOutageContract:
         with pytest.raises(CompactedError):
             collect(watch, 1)
 
-    def test_a_lost_reply_is_an_unknown_outcome(self, coordinator: Coordinator, world: World) -> None:
+    def test_a_lost_reply_raises_outcome_unknown(self, coordinator: Coordinator, world: World) -> None:
         put(coordinator, world.prefix + "a")
         world.lose_reply(coordinator)
         with pytest.raises(OutcomeUnknownError):
@@ -458,13 +462,13 @@ class CoordinatorOutageContract:
 
 
 class CoordinatorHistoryContract:
-    """What holds when the store goes back: nobody who has seen more of it goes on."""
+    """Behavior when the store is rolled back: a connection that saw a later revision refuses all requests."""
 
     @pytest.fixture
     def coordinator(self, world: RestorableWorld) -> Coordinator:
         return world.connect()
 
-    def test_a_restart_is_no_going_back(self, coordinator: Coordinator, world: RestorableWorld) -> None:
+    def test_a_restart_is_not_a_rollback(self, coordinator: Coordinator, world: RestorableWorld) -> None:
         revision = put(coordinator, world.prefix + "a")
         seen = coordinator.sighting()
         assert seen is not None
@@ -477,7 +481,7 @@ class CoordinatorHistoryContract:
         assert again.cluster == seen.cluster
         assert again.revision >= revision
 
-    def test_whoever_has_seen_more_never_goes_on_with_an_older_store(
+    def test_a_client_that_saw_a_later_revision_rejects_a_rolled_back_store(
         self, coordinator: Coordinator, world: RestorableWorld
     ) -> None:
         put(coordinator, world.prefix + "a", b"old")
@@ -488,7 +492,7 @@ class CoordinatorHistoryContract:
         restore()
         with pytest.raises(RolledBackError, match="was seen before"):
             persistently(lambda: coordinator.get(world.prefix + "a"))
-        # Others write until it has caught up.
+        # Another client writes until the store has caught up with the revision that was seen.
         other = world.connect()
         for _ in range(9):
             persistently(lambda: put(other, world.prefix + "b"))
@@ -506,7 +510,7 @@ class CoordinatorHistoryContract:
         assert entry is not None
         assert entry.value == b"old"
 
-    def test_a_watch_finds_out_by_itself_or_has_its_reader_list_again(
+    def test_a_watch_detects_a_rollback_or_asks_its_reader_to_list_again(
         self, coordinator: Coordinator, world: RestorableWorld
     ) -> None:
         put(coordinator, world.prefix + "a")
@@ -522,7 +526,7 @@ class CoordinatorHistoryContract:
         with pytest.raises(RolledBackError):
             watch.next(0.5)
 
-    def test_another_cluster_is_none_of_its_business_however_new(
+    def test_another_cluster_is_rejected_even_at_a_later_revision(
         self, coordinator: Coordinator, world: RestorableWorld
     ) -> None:
         seen = put(coordinator, world.prefix + "a")

@@ -1,7 +1,4 @@
-"""What ``ports.Storage`` promises, as tests.
-
-Inherit :class:`StorageContract` and give it a fixture ``storage``, empty.
-"""
+"""Contract suite for ``ports.Storage``. Inherit :class:`StorageContract`; its fixture ``storage`` must be empty."""
 
 from __future__ import annotations
 
@@ -16,13 +13,13 @@ from flightedl.ports import Storage, StoredFile
 
 
 class CrashError(Exception):
-    """Raised by a test's own iterable."""
+    """Error that a test's own iterable raises."""
 
 
 class StorageContract:
-    """Whole files, all or nothing."""
+    """Behavior of every storage: a file is published completely or not at all."""
 
-    def test_what_was_published_is_read(self, storage: Storage) -> None:
+    def test_a_published_file_is_readable(self, storage: Storage) -> None:
         size = storage.publish("c-1/shard-0.arrow", [b"abc", memoryview(b"defg"), b""])
         assert size == 7
         assert storage.read("c-1/shard-0.arrow") == b"abcdefg"
@@ -32,18 +29,18 @@ class StorageContract:
         assert storage.publish("words", [words]) == 16
         assert storage.read("words") == bytes(range(16))
 
-    def test_an_empty_file_is_a_file(self, storage: Storage) -> None:
+    def test_an_empty_file_is_published(self, storage: Storage) -> None:
         assert storage.publish("empty", []) == 0
         assert storage.read("empty") == b""
         assert storage.list("") == (StoredFile("empty", 0),)
 
-    def test_a_big_file_is_whole(self, storage: Storage) -> None:
+    def test_a_large_file_is_published_completely(self, storage: Storage) -> None:
         part = bytes(range(256)) * 4096
         assert storage.publish("big", (part for _ in range(20))) == 20 * len(part)
         assert storage.read("big") == part * 20
         assert storage.read_range("big", 3 * len(part) - 5, 10) == part[-5:] + part[:5]
 
-    def test_ranges(self, storage: Storage) -> None:
+    def test_a_range_is_read_exactly_or_reported_as_truncated(self, storage: Storage) -> None:
         storage.publish("a", [b"0123456789"])
         assert storage.read_range("a", 0, 10) == b"0123456789"
         assert storage.read_range("a", 3, 4) == b"3456"
@@ -59,14 +56,14 @@ class StorageContract:
         with pytest.raises(NotFoundError):
             storage.read_range("dir/none", 0, 1)
 
-    def test_publishing_again_replaces(self, storage: Storage) -> None:
+    def test_publishing_again_replaces_the_file(self, storage: Storage) -> None:
         storage.publish("a", [b"old and longer"])
         storage.publish("a", [b"new"])
         assert storage.read("a") == b"new"
         assert storage.list("") == (StoredFile("a", 3),)
 
     @pytest.mark.parametrize("error", [CrashError, KeyboardInterrupt, FileNotFoundError])
-    def test_a_publish_that_breaks_off_leaves_nothing(self, storage: Storage, error: type[BaseException]) -> None:
+    def test_a_publish_that_fails_half_way_leaves_nothing(self, storage: Storage, error: type[BaseException]) -> None:
         def parts() -> Iterator[bytes]:
             yield b"x" * (1 << 20)
             raise error("half-way")
@@ -80,7 +77,7 @@ class StorageContract:
         assert storage.read("d/old") == b"old"
         assert storage.list("") == (StoredFile("d/old", 3),)
 
-    def test_nothing_is_there_before_the_end(self, storage: Storage) -> None:
+    def test_a_file_is_invisible_until_it_is_complete(self, storage: Storage) -> None:
         def parts() -> Iterator[bytes]:
             yield b"x" * (1 << 20)
             assert storage.list("") == ()
@@ -89,26 +86,26 @@ class StorageContract:
         storage.publish("a", parts())
         assert storage.list("") == (StoredFile("a", (1 << 20) + 1),)
 
-    def test_a_requirement_is_asked_for_when_all_is_written_and_keeps_the_old_file(self, storage: Storage) -> None:
+    def test_a_requirement_is_checked_after_the_last_part_and_keeps_the_old_file(self, storage: Storage) -> None:
         storage.publish("a", [b"old"])
-        came: list[bytes] = []
+        written: list[bytes] = []
 
         def parts() -> Iterator[bytes]:
             for part in (b"n", b"ew"):
-                came.append(part)
+                written.append(part)
                 yield part
 
         def refuse() -> None:
-            assert came == [b"n", b"ew"]
+            assert written == [b"n", b"ew"]
             assert storage.read("a") == b"old"
-            raise FencedError("somebody else has it")
+            raise FencedError("another process owns the file")
 
         with pytest.raises(FencedError):
             storage.publish("a", parts(), refuse)
         assert storage.read("a") == b"old"
         assert [file.name for file in storage.list("")] == ["a"]
 
-    def test_lists_are_sorted_and_by_prefix(self, storage: Storage) -> None:
+    def test_a_listing_is_sorted_and_filtered_by_prefix(self, storage: Storage) -> None:
         for name in ("job/c-2/b", "job/c-1/a", "job/c-10/a", "other", "job/c-2/a"):
             storage.publish(name, [name.encode()])
         assert [file.name for file in storage.list("")] == sorted(
@@ -118,14 +115,14 @@ class StorageContract:
         assert [file.name for file in storage.list("job/c-1/")] == ["job/c-1/a"]
         assert storage.list("nothing/") == ()
 
-    def test_a_list_is_never_stale(self, storage: Storage) -> None:
+    def test_a_listing_is_never_stale(self, storage: Storage) -> None:
         for i in range(3):
             storage.publish(f"d/{i}", [b""])
             assert len(storage.list("d/")) == i + 1
         storage.delete("d/1")
         assert [file.name for file in storage.list("d/")] == ["d/0", "d/2"]
 
-    def test_deleting(self, storage: Storage) -> None:
+    def test_deleting_is_idempotent(self, storage: Storage) -> None:
         storage.publish("a", [b"1"])
         storage.delete("a")
         storage.delete("a")
