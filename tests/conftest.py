@@ -25,7 +25,7 @@ from flightedl.testing.s3_server import S3Server
 if TYPE_CHECKING:
     from flightedl.launch.forking import ForkServer
 
-# What is imported stays: looking for garbage among it is a tenth of all the work. See ``pytest_collection_finish``.
+# Imported objects are never garbage, and scanning them costs a tenth of the run. See ``pytest_collection_finish``.
 gc.disable()
 
 settings.register_profile(
@@ -39,16 +39,16 @@ LASTING_THREADS = ("flightedl-rows", "fsspecIO", "asyncio_", "pytest_timeout", "
 LEAK_PATIENCE_S = 5.0
 
 
-#: By the text of files ``make marked`` finds those that have tests with such marks.
+#: Pattern by which ``make marked`` finds files with such tests.
 _NAMED = re.compile(r"mark\.(etcd|s3|faults|slow|seeds|torch)\b")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
-    """The longest first, for every worker of pytest-xdist, so that none has a long one left when the others are done.
+    """Run the longest tests first in every worker of pytest-xdist, so that none is left with a long test at the end.
 
-    How long a test may take says how long it takes. With ``--dist worksteal`` each worker begins with an equal part of
-    the list, and those who are done take from the ends of others' parts.
+    A test's timeout serves as the estimate of its duration. With ``--dist worksteal`` each worker begins with an equal
+    part of the list, and idle workers steal from the ends of others' parts.
     """
     _require_named_marks(items)
     yield
@@ -66,12 +66,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
 
 
 def _require_named_marks(items: list[pytest.Item]) -> None:
-    """No test has a mark by other means, which ``make marked`` would not see: it would run nowhere."""
+    """Require that marks are visible in the text of files: ``make marked`` would never run other marked tests."""
     marked = {item.path for item in items if any(_NAMED.match(f"mark.{each.name}") for each in item.iter_markers())}
     for path in marked:
-        beside = path.with_name("conftest.py")
-        if not any(_NAMED.search(_text(each)) for each in (path, beside)):
-            raise pytest.UsageError(f"{path}: say by pytest.mark, here or in {beside}, what its tests need")
+        shared = path.with_name("conftest.py")
+        if not any(_NAMED.search(_text(each)) for each in (path, shared)):
+            raise pytest.UsageError(f"{path}: apply pytest.mark in this file or in {shared}")
 
 
 def _limit_s(item: pytest.Item) -> float:
@@ -89,7 +89,7 @@ def threads() -> set[threading.Thread]:
 
 
 def children() -> set[psutil.Process]:
-    """All below this process; where the kernel lists them, who has none is not looked for among all processes."""
+    """Return all descendants of this process. Skips the scan of all processes if the kernel lists no children."""
     listed = [*Path("/proc/self/task").glob("*/children")]
     if listed and not any(_text(each) for each in listed):
         return set()
@@ -99,13 +99,13 @@ def children() -> set[psutil.Process]:
 def _text(path: Path) -> str:
     try:
         return path.read_text()
-    except OSError:  # None, or of a thread that has ended: its children are another's now.
+    except OSError:  # No such file, or its thread has ended and another thread has inherited the children.
         return ""
 
 
 @pytest.fixture(scope="session")
 def forks() -> Iterator[ForkServer]:
-    """From this process those of all tests' clusters are forked: what they import is imported once."""
+    """Fork server for the processes of all tests' clusters, so that modules are imported once."""
     from tests.launch.forked_launcher import shared_fork_server
 
     with shared_fork_server() as made:
@@ -114,7 +114,7 @@ def forks() -> Iterator[ForkServer]:
 
 @pytest.fixture(autouse=True)
 def forked_clusters(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clusters that a test starts itself use ``forks``; of ``flightedl run`` those that are a ``ForkedCommand``."""
+    """Use ``forks`` for clusters that a test starts itself, and for ``flightedl run`` as a ``ForkedCommand``."""
     if any(request.node.get_closest_marker(name) is not None for name in ("etcd", "faults")):
         forks = request.getfixturevalue("forks")
         monkeypatch.setattr("flightedl.launch.cluster.fork_server", lambda _trainers: contextlib.nullcontext(forks))
@@ -122,7 +122,7 @@ def forked_clusters(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind(forked_clusters: None) -> Iterator[None]:
-    """Fails a test that leaves a thread or a child process. Servers of wider scope are started before and may stay."""
+    """Fail a test that leaves a thread or a child process. Servers of a wider scope start earlier and may remain."""
     threads_before, children_before = threads(), children()
     yield
     deadline = time.monotonic() + LEAK_PATIENCE_S
@@ -137,7 +137,7 @@ def nothing_left_behind(forked_clusters: None) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is printed does not depend on the terminal, or the lack of one, from which the tests are run."""
+    """Make printed output independent of the terminal, or lack of one, in which the tests run."""
     for name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
@@ -151,34 +151,34 @@ def fake_clock() -> FakeClock:
 
 @pytest.fixture(scope="session")
 def etcd() -> Iterator[EtcdServer]:
-    """A real etcd that all tests share: take a job name of your own (``job_name``), and don't kill it."""
+    """A real etcd shared by all tests: use your own job name (``job_name``), and don't kill the server."""
     with EtcdServer() as server:
         yield server
 
 
 @pytest.fixture
 def own_etcd() -> Iterator[EtcdServer]:
-    """A real etcd of this test's own, that may be killed and frozen."""
+    """A real etcd for one test, which may kill and freeze it."""
     with EtcdServer() as server:
         yield server
 
 
 @pytest.fixture
 def job_name() -> str:
-    """A job of this test's own."""
+    """Unique job name."""
     return f"job-{uuid.uuid4().hex[:12]}"
 
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[S3Server]:
-    """A real S3 server that all tests share."""
+    """A real S3 server shared by all tests."""
     with S3Server() as server:
         yield server
 
 
 @pytest.fixture
 def new_s3_client() -> Iterator[None]:
-    """For tests with variables of their own: the client that tests share, which takes long to make, is not theirs."""
+    """Use a new S3 client in tests that set environment variables. Other tests share one, which is slow to create."""
     file_system = fsspec.get_filesystem_class("s3")
     file_system.clear_instance_cache()
     yield
@@ -187,7 +187,7 @@ def new_s3_client() -> Iterator[None]:
 
 @pytest.fixture
 def s3_url(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
-    """URL of a new, empty bucket; the variables that S3 clients read are set."""
+    """URL of a new, empty bucket. The environment variables that S3 clients read are set."""
     for name, value in s3_server.environment.items():
         monkeypatch.setenv(name, value)
     bucket = f"bucket-{uuid.uuid4().hex[:12]}"

@@ -1,7 +1,7 @@
-"""Each part of the project stays within its budget of lines, and the version is written the same everywhere.
+"""Tests of line budgets for each part of the project, and of the version's consistency.
 
-A budget only falls: who deletes lowers the number here, so that what was saved is not spent again unseen. Raising one
-is a visible line of a commit, with its reason in the message. ``PLANNED`` is what the plan of the house wants.
+After deleting code, lower the part's number, so that the saving is kept. To raise a number, change it in the commit
+that needs the lines and give the reason in its message.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import flightedl
 
 ROOT = Path(flightedl.__file__).resolve().parent.parent
 
-#: Part -> (most lines of its Python files, lines planned, its directories, without packages that are parts themselves).
+#: Part -> (maximum of its lines of Python, planned lines, its directories, excluding directories that are parts).
 BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
     "domain": (19_149, 16_000, ("flightedl/domain",)),
     "client, torch": (11_393, 8_000, ("flightedl/client", "flightedl/torch")),
@@ -43,7 +43,7 @@ _PARTS = {directory for _, _, directories in BUDGETS.values() for directory in d
 
 
 def lines_of(directory: str) -> int:
-    """Return the lines of a directory's Python files, without those of the parts inside it."""
+    """Count the lines of a directory's Python files, excluding parts inside it."""
     inside = [ROOT / other for other in _PARTS if other.startswith(f"{directory}/")]
     files = (file for file in (ROOT / directory).rglob("*.py") if not any(map(file.is_relative_to, inside)))
     return sum(len(file.read_bytes().splitlines()) for file in files)
@@ -53,7 +53,7 @@ def lines_of(directory: str) -> int:
 def test_a_part_stays_within_its_budget(part: str) -> None:
     most, planned, directories = BUDGETS[part]
     found = sum(map(lines_of, directories))
-    assert found <= most, f"{part} has {found:,} lines, and may have {most:,} (planned: {planned:,}): delete or merge"
+    assert found <= most, f"{part} has {found:,} lines, but its budget is {most:,} (planned: {planned:,}): delete code"
 
 
 def test_every_package_is_part_of_a_budget() -> None:

@@ -1,4 +1,4 @@
-"""Settings that are wrong are one sentence, whether they come as arguments or from the environment."""
+"""Wrong settings raise one sentence, for arguments as for environment variables."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from flightedl.errors import UsageError
         ({"etcd_user": "me", "etcd_password_file": "f"}, "a password is only sent to etcd over TLS"),
     ],
 )
-def test_a_wrong_argument_is_one_sentence(arguments: dict[str, Any], text: str) -> None:
+def test_a_wrong_argument_raises_one_sentence(arguments: dict[str, Any], text: str) -> None:
     with pytest.raises(UsageError) as caught:
         settings(MasterSettings, {}, **arguments)
     assert text in str(caught.value)
@@ -48,7 +48,7 @@ def test_a_wrong_argument_is_one_sentence(arguments: dict[str, Any], text: str) 
 @pytest.mark.parametrize(
     "arguments", [{"bind": "::1"}, {"bind": "0.0.0.0", "insecure": True}, {"bind": "0.0.0.0", "tls_dir": "certs"}]
 )
-def test_beyond_loopback_by_tls_or_by_saying_so(arguments: dict[str, Any]) -> None:
+def test_binding_beyond_loopback_requires_tls_or_insecure(arguments: dict[str, Any]) -> None:
     assert settings(MasterSettings, {}, **arguments).bind == arguments["bind"]
 
 
@@ -61,7 +61,7 @@ def test_beyond_loopback_by_tls_or_by_saying_so(arguments: dict[str, Any]) -> No
         ("RESUME", "yes", "FLIGHTEDL_RESUME is 'yes', but must be true, false or auto"),
     ],
 )
-def test_a_wrong_variable_is_one_sentence(name: str, value: str, text: str) -> None:
+def test_a_wrong_variable_raises_one_sentence(name: str, value: str, text: str) -> None:
     with pytest.raises(UsageError) as caught:
         settings(MasterSettings, {f"FLIGHTEDL_{name}": value})
     assert text in str(caught.value)
@@ -71,7 +71,7 @@ def test_a_wrong_variable_is_one_sentence(name: str, value: str, text: str) -> N
     ("given", "meant"),
     [(True, Resume.ALWAYS), ("auto", Resume.AUTO), ("True", Resume.ALWAYS), ("0", Resume.NEVER), (False, Resume.NEVER)],
 )
-def test_whether_to_resume_is_yes_no_or_if_there_is_a_checkpoint(given: bool | str, meant: Resume) -> None:
+def test_resume_accepts_booleans_and_auto(given: bool | str, meant: Resume) -> None:
     made = settings(MasterSettings, {}, resume=given, checkpoint="/x")
     assert made.resume is meant
     assert settings(MasterSettings, to_environment(made)).resume is meant
@@ -80,12 +80,12 @@ def test_whether_to_resume_is_yes_no_or_if_there_is_a_checkpoint(given: bool | s
             settings(MasterSettings, {}, resume=given)
 
 
-def test_what_can_only_be_meant_in_one_way_is_taken() -> None:
+def test_unambiguous_values_of_another_type_are_accepted() -> None:
     chosen = settings(MasterSettings, {}, lease_ttl_s=3, log_level="info", checkpoint=Path("/data"))
     assert (chosen.lease_ttl_s, chosen.checkpoint) == (3.0, "/data")
 
 
-def test_processes_share_the_cores_unless_the_user_says_how_many_threads() -> None:
+def test_processes_share_the_cores_unless_the_user_sets_thread_counts() -> None:
     shared = thread_environment(3, 8, {})
     assert shared["OMP_NUM_THREADS"] == shared["OPENBLAS_NUM_THREADS"] == shared["MKL_NUM_THREADS"] == "2"
     assert set(thread_environment(8, 2, {}).values()) == {"1"}
@@ -93,7 +93,7 @@ def test_processes_share_the_cores_unless_the_user_says_how_many_threads() -> No
 
 
 @pytest.mark.parametrize(("quota", "cores"), [("max 100000", None), ("50000 100000", 1), ("9900000 100000", None)])
-def test_a_containers_quota_is_counted(tmp_path: Path, quota: str, cores: int | None) -> None:
+def test_a_container_quota_limits_the_cores(tmp_path: Path, quota: str, cores: int | None) -> None:
     (tmp_path / "cpu.max").write_text(quota + "\n")
     machine = available_cores(tmp_path / "none")
     assert available_cores(tmp_path / "cpu.max") == (machine if cores is None else min(cores, machine))
@@ -113,7 +113,7 @@ def test_a_containers_quota_is_counted(tmp_path: Path, quota: str, cores: int | 
         *((TrainerSettings, name, -1) for name in ("give_up_s", "say_after_s", "metrics_port")),
     ],
 )
-def test_a_range_holds_wherever_a_setting_comes_from(kind: type[CommonSettings], name: str, value: float) -> None:
+def test_a_range_is_enforced_for_every_source_of_a_setting(kind: type[CommonSettings], name: str, value: float) -> None:
     variable = f"FLIGHTEDL_{name.upper()}"
     said = rf"{name} is {value}, but must be .* \(--{name.replace('_', '-')} or {variable}\)"
     with pytest.raises(UsageError, match=said):

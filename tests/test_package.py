@@ -1,4 +1,4 @@
-"""The package as a whole: what importing it costs, and that its layers hold."""
+"""Cost of importing the package, and layers of its imports."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HEAVY = {
 
 
 def loaded_by(program: str) -> set[str]:
-    """Top-level modules that a fresh interpreter has loaded after a program."""
+    """Return the top-level modules that a new interpreter has loaded after running a program."""
     program += "\nimport json, sys\nprint(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     return set(json.loads(done.stdout.splitlines()[-1]))
@@ -43,8 +43,8 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert loaded_by("import flightedl") & HEAVY == set()
 
 
-def test_importing_the_package_loads_one_module_of_its_own() -> None:
-    """All others come with the first name that is used; what typing needs takes milliseconds."""
+def test_importing_the_package_loads_only_its_root_module() -> None:
+    """Other modules are loaded when a name is first used; those needed for typing take milliseconds."""
     program = "import sys\nbefore = set(sys.modules)\nimport flightedl\nprint(*set(sys.modules) - before)"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     names = loaded.stdout.split()
@@ -62,23 +62,23 @@ def test_a_trainer_loads_no_kernels() -> None:
 
 def test_reading_parquet_loads_no_pandas() -> None:
     program = "import flightedl as fe; fe.connect; from flightedl.formats import reader; import pyarrow as pa"
-    assert importlib.util.find_spec("pandas"), "the examples install it, so pyarrow could load it"
+    assert importlib.util.find_spec("pandas"), "the examples install pandas, so pyarrow could load it"
     assert loaded_by(program) & {"pandas"} == set()
 
 
-def test_the_help_of_the_command_loads_nothing_of_a_server() -> None:
+def test_the_help_of_the_command_loads_no_server_modules() -> None:
     program = "from flightedl_tools.main import run_command_line\nassert run_command_line(['--help']) == 0"
     assert loaded_by(program) & {"numpy", "pyarrow", "numba", "etcd3", "rich"} == set()
 
 
-def test_every_public_name_is_there() -> None:
+def test_every_public_name_can_be_imported() -> None:
     for name in flightedl.__all__:
         assert getattr(flightedl, name) is not None
     assert set(flightedl.__all__) <= set(dir(flightedl))
     assert set(flightedl.__all__) == {*flightedl._MODULE_OF, "errors"}
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
+def test_an_unknown_name_raises_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'absent'"):
         _ = flightedl.absent
 

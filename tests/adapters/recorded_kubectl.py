@@ -1,11 +1,12 @@
-"""What kubectl answered when it was asked of a real Kubernetes.
+"""Recorded answers of kubectl with a real Kubernetes.
 
-Tests play it back. To record it again, with a cluster whose namespace ``flightedl-recording`` is there and empty::
+Tests replay the answers. To record them again, with a cluster whose namespace ``flightedl-recording`` exists and is
+empty::
 
     FLIGHTEDL_RECORD_KUBECTL=1 python -m pytest tests/adapters/test_kubectl.py tests/launch/kubernetes
 
-A question is known by the command and by the kinds and names of the objects that go with it, not by all that is in
-them: the schemas of Kubernetes are checked elsewhere. Of the answers only what is read of them is kept.
+A question consists of the command and of the kinds and names of its objects, but not of their contents: other tests
+check objects against the schemas of Kubernetes. Answers are reduced to the fields that the code reads.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def question(command: Sequence[str], given: str) -> list[str]:
 
 
 def _pruned(output: str) -> str:
-    """Without the greater part, which is what was asked for."""
+    """Return the answer without what merely repeats the question."""
     if not output.startswith("{"):
         return output
     found = json.loads(output)
@@ -59,7 +60,7 @@ def _kept(item: dict[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def recorded(name: str) -> Iterator[Kubectl]:
-    """A cluster that answers as the real one did, in the same order; while recording, the real one."""
+    """Yield a cluster that replays the recorded answers in order. While recording, yield the real cluster."""
     path = _PLACE / f"{name}.json"
     if IS_RECORDING:
         said: list[list[object]] = []
@@ -77,8 +78,8 @@ def recorded(name: str) -> Iterator[Kubectl]:
 
     def answer(command: Sequence[str], given: str, _timeout_s: float) -> Ended:
         known, exit_code, output, error = next(answers)
-        assert question(command, given) == known, f"another question than the one that was recorded in {path.name}"
+        assert question(command, given) == known, f"the question differs from the one recorded in {path.name}"
         return Ended(exit_code, output, error)
 
     yield Kubectl(NAMESPACE, run=answer)
-    assert next(answers, None) is None, f"not all is asked that was recorded in {path.name}"
+    assert next(answers, None) is None, f"some questions recorded in {path.name} were not asked"

@@ -1,4 +1,4 @@
-"""The etcd adapter against a real etcd: the contract, and what only a real server can show."""
+"""The etcd adapter with a real etcd: its contract, and behavior that only a real server shows."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class EtcdWorld:
         return self.connections[-1]
 
     def pass_time(self, seconds: float) -> None:
-        """Half of it here, so that the machine may take as much again; the rest passes by itself."""
+        """Wait for half of the time, which leaves slack for a slow machine; the rest elapses while the test polls."""
         time.sleep(seconds / 2)
 
     def compact(self) -> None:
@@ -74,7 +74,7 @@ class EtcdWorld:
 @pytest.fixture
 def shared_world(etcd: EtcdServer) -> Iterator[EtcdWorld]:
     with TcpProxy(etcd.address) as proxy:
-        # Nothing is down here, so a call fails only on a machine that is too busy for it.
+        # No server is down here, so a call fails only if the machine is too busy.
         world = EtcdWorld(etcd, proxy, timeout_s=10.0)
         yield world
         world.close()
@@ -109,7 +109,7 @@ class TestHistory(CoordinatorHistoryContract):
 
 
 @pytest.mark.faults
-def test_a_frozen_etcd_never_hangs_a_call(own_world: EtcdWorld) -> None:
+def test_a_call_to_a_frozen_etcd_times_out(own_world: EtcdWorld) -> None:
     coordinator = own_world.connect(timeout_s=0.5)
     lease = coordinator.grant(60)
     own_world.server.freeze()
@@ -125,7 +125,7 @@ def test_a_frozen_etcd_never_hangs_a_call(own_world: EtcdWorld) -> None:
 
 
 @pytest.mark.faults
-def test_a_transaction_on_an_etcd_frozen_before_the_connection_is_known_not_to_be_sent(own_world: EtcdWorld) -> None:
+def test_a_transaction_that_never_connected_is_reported_as_not_sent(own_world: EtcdWorld) -> None:
     own_world.server.freeze()
     with pytest.raises(UnavailableError):
         own_world.connect(timeout_s=1.0).transact([], [Put(own_world.prefix + "a", b"")])
@@ -135,7 +135,7 @@ def test_a_transaction_on_an_etcd_frozen_before_the_connection_is_known_not_to_b
 @pytest.mark.faults
 @pytest.mark.timeout(90)
 def test_a_watch_survives_a_silent_partition(own_world: EtcdWorld) -> None:
-    """The stream looks alive and says nothing: only asking finds out."""
+    """The stream looks alive but delivers nothing; only a request on it detects the partition."""
     coordinator = own_world.connect(timeout_s=0.5)
     direct = EtcdCoordinator(own_world.server.address, clock=SystemClock())
     watch = coordinator.watch(own_world.prefix, put(coordinator, own_world.prefix + "a"))
@@ -144,7 +144,7 @@ def test_a_watch_survives_a_silent_partition(own_world: EtcdWorld) -> None:
     own_world.proxy.half_open()
     put(direct, own_world.prefix + "a", b"2")
     assert watch.next(0.2) == ()
-    # The old connections stay half-open for ever; only new ones are forwarded.
+    # The old connections remain half-open for ever; only new ones are forwarded.
     own_world.proxy.forget()
     (event,) = collect(watch, 1)
     assert isinstance(event, Written)
@@ -154,7 +154,7 @@ def test_a_watch_survives_a_silent_partition(own_world: EtcdWorld) -> None:
 
 
 @pytest.mark.faults
-def test_a_watch_survives_a_freeze_without_losing_or_repeating(own_world: EtcdWorld) -> None:
+def test_a_watch_survives_a_freeze_without_losing_or_repeating_events(own_world: EtcdWorld) -> None:
     coordinator = own_world.connect(timeout_s=0.5)
     watch = coordinator.watch(own_world.prefix, put(coordinator, own_world.prefix + "a"))
     revisions = [put(coordinator, own_world.prefix + "a") for _ in range(3)]
@@ -163,14 +163,14 @@ def test_a_watch_survives_a_freeze_without_losing_or_repeating(own_world: EtcdWo
     own_world.server.thaw()
     revisions += [persistently(lambda: put(coordinator, own_world.prefix + "a")) for _ in range(3)]
     seen += collect(watch, len(revisions) - len(seen))
-    # A write whose first try timed out may have been done twice; each event comes once and in order all the same.
+    # A write whose first attempt timed out may have been applied twice. Each event still arrives once and in order.
     got = [event.entry.mod_revision for event in seen if isinstance(event, Written)]
     assert got == sorted(set(got))
     assert set(revisions) <= set(got)
 
 
 @pytest.mark.faults
-def test_an_etcd_replaced_by_an_empty_one_is_told_by_its_cluster(own_etcd: EtcdServer) -> None:
+def test_an_etcd_replaced_by_an_empty_one_is_detected_by_its_cluster_id(own_etcd: EtcdServer) -> None:
     with TcpProxy(own_etcd.address) as proxy, EtcdServer() as empty:
         coordinator = EtcdCoordinator(proxy.address, clock=SystemClock())
         for _ in range(5):
@@ -183,7 +183,7 @@ def test_an_etcd_replaced_by_an_empty_one_is_told_by_its_cluster(own_etcd: EtcdS
         coordinator.close()
 
 
-def test_the_next_endpoint_is_asked_when_one_is_down(etcd: EtcdServer) -> None:
+def test_the_next_endpoint_is_tried_when_one_is_down(etcd: EtcdServer) -> None:
     with closed_port() as port:
         coordinator = EtcdCoordinator(f"127.0.0.1:{port}, {etcd.address}", clock=SystemClock())
         key = f"/test/{uuid.uuid4().hex}"
@@ -208,7 +208,7 @@ def test_an_unreachable_etcd_says_what_to_do() -> None:
         EtcdCoordinator(" , ", clock=SystemClock())
 
 
-def test_a_value_that_is_too_big_is_refused(shared_world: EtcdWorld) -> None:
+def test_a_value_that_is_too_large_is_rejected(shared_world: EtcdWorld) -> None:
     coordinator = shared_world.connect()
     for size_bytes in (1_700_000, 4_000_000):
         with pytest.raises(UsageError, match=r"too large|larger than max"):
@@ -216,7 +216,7 @@ def test_a_value_that_is_too_big_is_refused(shared_world: EtcdWorld) -> None:
     assert coordinator.get(shared_world.prefix + "a") is None
 
 
-def test_the_granted_time_to_live_is_told(shared_world: EtcdWorld) -> None:
+def test_the_granted_ttl_is_reported(shared_world: EtcdWorld) -> None:
     assert shared_world.connect().grant(1.2).ttl_s == 2.0
 
 

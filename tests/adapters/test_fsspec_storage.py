@@ -1,4 +1,4 @@
-"""The storage adapter: the contract on a local directory, in fsspec's memory and on a real S3 server."""
+"""The storage adapter: its contract on a local directory, in fsspec's memory and on a real S3 server."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ class TestS3(StorageContract):
 # --- local ---
 
 
-def test_a_publish_that_breaks_off_leaves_no_temporary_file(tmp_path: Path) -> None:
+def test_a_publish_that_fails_leaves_no_temporary_file(tmp_path: Path) -> None:
     storage = open_storage(str(tmp_path))
     with pytest.raises(ZeroDivisionError):
         storage.publish("a", (bytes(1 // n) for n in (1, 0)))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_killed_writer_left_is_not_listed(tmp_path: Path) -> None:
+def test_temporary_files_of_a_killed_writer_are_not_listed(tmp_path: Path) -> None:
     (tmp_path / ".a.0123.partial").write_bytes(b"torn")
     assert open_storage(str(tmp_path)).list("") == ()
 
@@ -66,7 +66,7 @@ def test_what_a_killed_writer_left_is_not_listed(tmp_path: Path) -> None:
 def test_the_file_is_synced_before_it_is_renamed_and_the_directory_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What reaches the disk first cannot be seen from inside the process; the order of the calls can."""
+    """The test observes the order of the calls: a process cannot see what reached the disk first."""
     calls: list[str] = []
     real_fsync, real_replace = os.fsync, Path.replace
 
@@ -84,7 +84,7 @@ def test_the_file_is_synced_before_it_is_renamed_and_the_directory_after(
     assert calls == ["sync file", "rename", "sync directory", "sync directory"]
 
 
-def test_a_process_that_is_killed_while_it_writes_elsewhere_leaves_nothing_on_this_machine(tmp_path: Path) -> None:
+def test_a_process_killed_during_an_upload_leaves_no_local_file(tmp_path: Path) -> None:
     program = """
 import os, signal
 from flightedl.adapters.storage import open_storage
@@ -99,8 +99,8 @@ open_storage("memory://x").publish("a", parts())
 
 
 @pytest.mark.s3
-def test_a_file_of_many_parts_is_uploaded_whole(s3_url: str) -> None:
-    """fsspec's S3 client uploads its parts side by side, each read from its own place in what was collected."""
+def test_a_file_of_many_parts_is_uploaded_completely(s3_url: str) -> None:
+    """fsspec's S3 client uploads the parts in parallel, each from its own position in the buffer."""
     storage = open_storage(s3_url + "/many")
     parts = [bytes([number]) * (1 << 20) for number in range(120)]
     assert storage.publish("a", parts) == 120 << 20
@@ -108,12 +108,12 @@ def test_a_file_of_many_parts_is_uploaded_whole(s3_url: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["../a", "/a", "a/../../b", "./a"])
-def test_names_do_not_leave_the_root(tmp_path: Path, name: str) -> None:
+def test_names_outside_the_root_are_rejected(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match="not the name"):
         open_storage(str(tmp_path)).publish(name, [b""])
 
 
-def test_a_directory_goes_with_its_last_file(tmp_path: Path) -> None:
+def test_deleting_the_last_file_deletes_its_directory(tmp_path: Path) -> None:
     storage = open_storage(str(tmp_path / "kept" / "job"))
     for name in ("c-1/shard", "c-1/manifest.json", "c-2/shard"):
         storage.publish(name, [b"x"])
@@ -125,8 +125,8 @@ def test_a_directory_goes_with_its_last_file(tmp_path: Path) -> None:
     assert list((tmp_path / "kept").iterdir()) == []
 
 
-def test_a_full_disk_is_unavailable() -> None:
-    """/dev/full says what a full disk says."""
+def test_a_full_disk_raises_unavailable() -> None:
+    """/dev/full returns the same error as a full disk."""
     storage = open_storage("/dev")
     with (
         Path("/dev/full").open("wb", buffering=0) as file,
@@ -135,7 +135,7 @@ def test_a_full_disk_is_unavailable() -> None:
         storage._write_all("full", file, [b"x"])
 
 
-def test_a_root_that_is_a_file_is_refused(tmp_path: Path) -> None:
+def test_a_root_that_is_a_file_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(UsageError, match="a file is where a directory should be"):
         open_storage(str(tmp_path / "file")).publish("a", [b""])
@@ -149,7 +149,7 @@ def test_credentials_are_never_shown() -> None:
     assert without_credentials("/plain/p@th?x") == "/plain/p@th?x"
 
 
-def test_an_unknown_protocol_is_the_users_mistake() -> None:
+def test_an_unknown_protocol_raises_a_usage_error() -> None:
     with pytest.raises(UsageError, match="nonsense://user"):
         open_storage("nonsense://user/dir")
 
@@ -172,7 +172,9 @@ def test_a_dead_s3_server_is_reported_in_time(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.s3
 @pytest.mark.usefixtures("new_s3_client")
-def test_wrong_credentials_and_no_bucket_are_told_apart(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_credentials_and_a_missing_bucket_raise_different_errors(
+    s3_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(NotFoundError):
         open_storage("s3://no-such-bucket-here").read("a")
     fsspec.get_filesystem_class("s3").clear_instance_cache()
@@ -186,7 +188,7 @@ def test_wrong_credentials_and_no_bucket_are_told_apart(s3_url: str, monkeypatch
 @pytest.mark.faults
 @pytest.mark.slow
 @pytest.mark.usefixtures("new_s3_client")
-def test_an_s3_server_that_dies_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_storage_works_again_after_an_s3_server_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
     with S3Server() as server:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
@@ -208,7 +210,7 @@ def test_an_s3_server_that_dies_and_comes_back(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.s3
-def test_files_on_s3(s3_url: str) -> None:
+def test_files_on_s3_are_listed_and_read(s3_url: str) -> None:
     storage = open_storage(s3_url)
     for name in ("d/b.parquet", "d/a.parquet", "d/c.csv"):
         storage.publish(name, [name.encode()])
@@ -228,7 +230,7 @@ def test_files_on_s3(s3_url: str) -> None:
 # --- Files ---
 
 
-def test_local_files_are_expanded_sorted_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patterns_expand_to_sorted_unique_local_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("b.parquet", "a.parquet", "c.csv", "we[i]rd.csv"):
         (tmp_path / name).write_bytes(name.encode())
     (tmp_path / "dir.parquet").mkdir()
@@ -240,7 +242,7 @@ def test_local_files_are_expanded_sorted_and_once(tmp_path: Path, monkeypatch: p
         assert file.read() == b"a.parquet"
 
 
-def test_a_changed_file_has_another_version(tmp_path: Path) -> None:
+def test_a_changed_file_has_a_new_version(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"1")
     before = FsspecFiles().expand([str(path)])[0].version
@@ -249,7 +251,7 @@ def test_a_changed_file_has_another_version(tmp_path: Path) -> None:
     assert FsspecFiles().expand([str(path)])[0].version != before
 
 
-def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+def test_an_error_names_the_missing_file_or_pattern(tmp_path: Path) -> None:
     files = FsspecFiles()
     with pytest.raises(DataError, match=r"no file matches .*/\*\.parquet"):
         files.expand([f"{tmp_path}/*.parquet"])
@@ -263,7 +265,7 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
         files.open(str(tmp_path))
 
 
-def test_memory_files() -> None:
+def test_memory_files_are_listed_and_read() -> None:
     root = f"memory://{uuid.uuid4().hex}"
     open_storage(root).publish("a.csv", [b"1"])
     (stat,) = FsspecFiles().expand([f"{root}/*.csv"])
@@ -272,7 +274,7 @@ def test_memory_files() -> None:
 
 @pytest.mark.parametrize("name", ["a[1].csv", "what?.csv", "all*.csv", "plain.csv"])
 @pytest.mark.parametrize("kind", ["memory", "local"])
-def test_one_file_is_found_by_its_very_name(tmp_path: Path, kind: str, name: str) -> None:
+def test_a_file_whose_name_looks_like_a_pattern_is_found(tmp_path: Path, kind: str, name: str) -> None:
     root = f"memory://{uuid.uuid4().hex}" if kind == "memory" else str(tmp_path)
     open_storage(root).publish(name, [b"12"])
     open_storage(root).publish("all-1.csv", [b"1"])
@@ -287,7 +289,7 @@ def test_one_file_is_found_by_its_very_name(tmp_path: Path, kind: str, name: str
 
 
 @pytest.mark.parametrize("kind", ["memory", "local"])
-def test_wildcards_leave_out_what_is_no_data_by_custom(tmp_path: Path, kind: str) -> None:
+def test_wildcards_skip_hidden_and_underscore_files(tmp_path: Path, kind: str) -> None:
     root = f"memory://{uuid.uuid4().hex}" if kind == "memory" else str(tmp_path)
     for name in ("a.csv", "_a.csv", ".a.csv"):
         open_storage(root).publish(name, [b"12"])
@@ -297,20 +299,20 @@ def test_wildcards_leave_out_what_is_no_data_by_custom(tmp_path: Path, kind: str
     assert [stat.url.rpartition("/")[2] for stat in files.expand([f"{root}/_*"])] == ["_a.csv"]
 
 
-def test_what_may_be_empty_is_empty(tmp_path: Path) -> None:
+def test_expanding_to_no_files_is_allowed_on_request(tmp_path: Path) -> None:
     files = FsspecFiles()
     patterns = [f"{tmp_path}/*.csv", f"{tmp_path}/none/*.csv", f"{tmp_path}/a.csv", f"memory://{uuid.uuid4().hex}/*"]
     assert files.expand(patterns, may_be_empty=True) == ()
 
 
-def test_credentials_in_an_s3_url_are_refused_and_not_repeated() -> None:
+def test_credentials_in_an_s3_url_are_rejected_and_not_shown() -> None:
     with pytest.raises(UsageError, match="AWS_ACCESS_KEY_ID") as raised:
         FsspecFiles().expand(["s3://me:secret@bucket/x.parquet"])
     assert "secret" not in str(raised.value)
 
 
 @pytest.mark.usefixtures("new_s3_client")
-def test_missing_credentials_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_credentials_are_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -320,7 +322,7 @@ def test_missing_credentials_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path:
         FsspecFiles().expand([f"s3://bucket-{tmp_path.name.replace('_', '-')}/x-*.parquet"])
 
 
-def test_files_tell_what_may_pass_from_what_may_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transient_and_permanent_read_errors_are_distinguished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(error: Exception) -> None:
         def fail(*_: object, **__: object) -> None:
             raise error

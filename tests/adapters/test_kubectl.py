@@ -1,4 +1,4 @@
-"""A cluster by kubectl: the contract, with the answers of a real Kubernetes, and what its errors become."""
+"""The kubectl adapter: its contract with recorded answers of a real Kubernetes, and the mapping of errors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TestContract(ClusterContract):
 
 
 def _silent(_command: Sequence[str], **given: object) -> subprocess.Popen[str]:
-    """Without a cluster, for what is not recorded: the output of a pod that is not there."""
+    """Return an adapter without a cluster, for output that is not recorded: that of an absent pod."""
     return _POPEN([sys.executable, "-c", ""], **given)  # type: ignore[call-overload, no-any-return]
 
 
@@ -64,14 +64,14 @@ _POPEN = subprocess.Popen
         ("", UnavailableError),
     ],
 )
-def test_what_kubectl_says_becomes_an_error_of_ours(said: str, kind: type[FlightedlError]) -> None:
+def test_kubectl_errors_are_mapped_to_flightedl_errors(said: str, kind: type[FlightedlError]) -> None:
     cluster = Kubectl(run=lambda *_: Ended(1, "", said))
     with pytest.raises(FlightedlError) as caught:
         cluster.get("Job", "x")
     assert type(caught.value) is kind
 
 
-def test_all_lines_of_an_error_are_told_without_the_chatter_before_it() -> None:
+def test_an_error_keeps_all_its_lines_but_not_the_output_before_it() -> None:
     said = (
         "Warning: old\nE1124 14:16:42.1 1 memcache.go:265] couldn't get the list\n"
         'The Job "x" is invalid: \n* spec.a: Required value\n* spec.b: too long\n'
@@ -80,7 +80,7 @@ def test_all_lines_of_an_error_are_told_without_the_chatter_before_it() -> None:
         Kubectl(run=lambda *_: Ended(1, "", said)).get("Job", "x")
 
 
-def test_namespace_and_context_are_those_that_are_given() -> None:
+def test_namespace_and_context_are_passed_to_kubectl() -> None:
     asked: list[Sequence[str]] = []
 
     def run(command: Sequence[str], _given: str, _timeout_s: float) -> Ended:
@@ -93,7 +93,7 @@ def test_namespace_and_context_are_those_that_are_given() -> None:
     assert asked[1][:2] == ["kubectl", "get"]
 
 
-def test_a_command_that_is_missing_or_takes_too_long_is_one_sentence() -> None:
+def test_a_missing_or_slow_command_raises_one_sentence() -> None:
     with pytest.raises(UsageError, match="no-such-program is not on PATH"):
         run_command(["no-such-program"], "", 5.0)
     with pytest.raises(DeadlineError, match="did not finish within 0 s"):

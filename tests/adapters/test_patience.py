@@ -1,4 +1,4 @@
-"""Files and Storage of a store that fails for a moment."""
+"""Retries of Files and Storage when a store fails temporarily."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def persistence(limit_s: float = 10.0, stop: threading.Event | None = None) -> P
 
 
 @pytest.mark.parametrize("failing_read", [1, 2, 3])
-def test_a_read_that_fails_goes_on_where_it_was(failing_read: int) -> None:
+def test_a_failed_read_resumes_at_its_position(failing_read: int) -> None:
     files = MemoryFiles({"a": bytes(range(30))})
     files.plan.fail_at("file:read", failing_read, RESET)
     with PatientFiles(files, persistence()).open("a") as file:
@@ -35,7 +35,7 @@ def test_a_read_that_fails_goes_on_where_it_was(failing_read: int) -> None:
     assert files.plan.count("open") == 2
 
 
-def test_a_read_into_memory_that_fails_goes_on_where_it_was() -> None:
+def test_a_failed_readinto_resumes_at_its_position() -> None:
     files = MemoryFiles({"a": bytes(range(30))})
     files.plan.fail_at("file:read", 2, RESET)
     found = bytearray(30)
@@ -46,7 +46,7 @@ def test_a_read_into_memory_that_fails_goes_on_where_it_was() -> None:
     assert files.plan.count("open") == 2
 
 
-def test_opening_again_may_fail_as_well() -> None:
+def test_reopening_a_file_is_retried() -> None:
     files = MemoryFiles({"a": b"abc"})
     files.plan.fail_at("file:read", 1, RESET)
     files.plan.fail_at("open", 2, DOWN)
@@ -55,7 +55,7 @@ def test_opening_again_may_fail_as_well() -> None:
         assert file.read() == b"abc"
 
 
-def test_calls_are_repeated_and_what_holds_them_up_is_told() -> None:
+def test_calls_are_retried_and_the_cause_is_reported() -> None:
     files = MemoryFiles({"a": b"abc"})
     for point in ("expand", "stat", "open"):
         files.plan.fail_at(point, 1, DOWN)
@@ -76,7 +76,7 @@ def test_calls_are_repeated_and_what_holds_them_up_is_told() -> None:
     assert (patient.trouble, found) == ("", [files.stat("a")])
 
 
-def test_an_error_for_good_is_raised_at_once() -> None:
+def test_a_permanent_error_is_raised_at_once() -> None:
     files = MemoryFiles()
     with pytest.raises(DataError, match="there is no file a"):
         PatientFiles(files, persistence()).open("a")
@@ -84,7 +84,7 @@ def test_an_error_for_good_is_raised_at_once() -> None:
 
 
 @pytest.mark.parametrize("is_stopped", [True, False])
-def test_attempts_end(is_stopped: bool) -> None:
+def test_retries_are_limited(is_stopped: bool) -> None:
     stop = threading.Event()
     if is_stopped:
         stop.set()
@@ -95,7 +95,7 @@ def test_attempts_end(is_stopped: bool) -> None:
     assert (files.plan.count("open") == 1) is is_stopped
 
 
-def test_a_storage_that_fails_for_a_moment_answers() -> None:
+def test_a_transient_storage_failure_is_retried() -> None:
     storage = MemoryStorage()
     for point in ("publish:end", "read", "list", "delete"):
         storage.plan.fail_at(point, 1, DOWN)
@@ -108,7 +108,7 @@ def test_a_storage_that_fails_for_a_moment_answers() -> None:
         patient.read("a")
 
 
-def test_parts_that_come_once_are_published_once() -> None:
+def test_parts_that_can_be_read_only_once_are_published_once() -> None:
     storage = MemoryStorage()
     storage.plan.fail_at("publish:end", 1, DOWN)
     with pytest.raises(UnavailableError):

@@ -68,7 +68,7 @@ def test_a_wrong_argument_of_a_dataset_is_one_sentence(wrong: dict[str, Any], te
     assert text in str(caught.value)
 
 
-def test_what_can_only_be_meant_in_one_way_is_taken() -> None:
+def test_unambiguous_values_of_another_type_are_accepted() -> None:
     declared = dataset_declaration(
         urls=[Path("/data/a.csv"), "s3://b/c"],
         batch_size=np.int64(8),
@@ -117,7 +117,7 @@ def test_a_relative_path_is_the_scripts() -> None:
         (lambda: declared_arrays({"w": [0.0]}, ["float32"]), "dtypes must be given by name"),  # type: ignore[arg-type]
     ],
 )
-def test_a_wrong_argument_is_one_sentence(call: Callable[[], object], text: str) -> None:
+def test_a_wrong_argument_raises_one_sentence(call: Callable[[], object], text: str) -> None:
     with pytest.raises(UsageError) as caught:
         call()
     assert text in str(caught.value)

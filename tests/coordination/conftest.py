@@ -1,4 +1,4 @@
-"""An in-memory etcd on a clock like the machine's, with leases short enough to end within a test."""
+"""In-memory etcd on a clock like the machine's, with leases short enough to expire within a test."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def clock() -> Iterator[ProcessClock]:
 
 @pytest.fixture
 def machine_clock() -> SystemClock:
-    """By which a real etcd ends leases."""
+    """Clock by which a real etcd expires leases."""
     return SystemClock()
 
 

@@ -1,4 +1,4 @@
-"""A clock for leases that are short."""
+"""Clock for tests with short leases."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _STEP_LIMIT_S = 0.02
 
 
 class ProcessClock(SystemClock):
-    """Goes like the machine's clock while this process runs, and stands still while it does not.
+    """Clock that advances with the machine's clock while this process runs, and stops while it does not.
 
-    A lease that a test holds for a fraction of a second ends only because of what the test does, and not because the
-    machine ran something else in between. Its thread looks at the machine's clock often; what lies between two looks
-    counts for a few looks at most.
+    A lease of a fraction of a second therefore expires only because of the test's actions, and not because the machine
+    ran other processes. A thread reads the machine's clock at short intervals. A longer gap between two readings counts
+    as a few intervals at most.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class ProcessClock(SystemClock):
         return self._passed_s
 
     def pass_time(self, seconds: float) -> None:
-        """Wait until so much time has passed by this clock."""
+        """Wait until this clock has advanced by this time."""
         until = self._passed_s + seconds
         while self._passed_s < until:
             time.sleep(_LOOK_EVERY_S)

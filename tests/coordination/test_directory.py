@@ -1,4 +1,4 @@
-"""The directory: what it knows, how it hears of changes, and what outages do to it."""
+"""The directory of servers: its contents, its subscriptions, and outages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def directory(coordinator: MemoryCoordinator, keys: JobKeys, clock: ProcessClock
         yield directory
 
 
-def test_an_empty_job_is_known_to_be_empty(directory: Directory) -> None:
+def test_an_empty_job_has_no_servers(directory: Directory) -> None:
     assert directory.wait_until(lambda d: d.revision or None, 5) is not None
     assert directory.master() is None
     assert directory.pservers() == {}
@@ -40,7 +40,7 @@ def test_an_empty_job_is_known_to_be_empty(directory: Directory) -> None:
     assert directory.ps_desired() is None
 
 
-def test_what_was_there_before_and_what_comes_later_are_both_known(
+def test_earlier_and_later_servers_are_both_known(
     coordinator: MemoryCoordinator, keys: JobKeys, clock: ProcessClock
 ) -> None:
     put(coordinator, keys.ps_desired, b"2")
@@ -65,7 +65,7 @@ def test_what_was_there_before_and_what_comes_later_are_both_known(
         assert trainer == TrainerRecord(id="t", generation=entry.create_revision, host="h", pid=5)
 
 
-def test_a_replaced_server_has_another_generation(
+def test_a_replaced_server_has_a_new_generation(
     directory: Directory, coordinator: MemoryCoordinator, keys: JobKeys
 ) -> None:
     first = put(coordinator, keys.pserver(0), server("h:1"))
@@ -75,14 +75,14 @@ def test_a_replaced_server_has_another_generation(
     assert directory.pservers()[0].generation == second > first
 
 
-def test_a_server_that_leaves_is_forgotten(directory: Directory, coordinator: MemoryCoordinator, keys: JobKeys) -> None:
+def test_a_server_that_leaves_is_removed(directory: Directory, coordinator: MemoryCoordinator, keys: JobKeys) -> None:
     put(coordinator, keys.pserver(0), server("h:1"))
     assert directory.wait_until(lambda d: d.pservers() or None, 5)
     coordinator.transact([], [Delete(keys.pserver(0))])
     assert directory.wait_until(lambda d: True if not d.pservers() else None, 5)
 
 
-def test_values_that_are_no_records_are_left_out(
+def test_values_that_are_not_records_are_ignored(
     directory: Directory, coordinator: MemoryCoordinator, keys: JobKeys
 ) -> None:
     put(coordinator, keys.pserver(0), b"{not json")
@@ -94,7 +94,7 @@ def test_values_that_are_no_records_are_left_out(
     assert directory.ps_desired() is None
 
 
-def test_the_masters_state_and_other_jobs_are_not_seen(
+def test_the_state_of_the_master_and_other_jobs_are_ignored(
     directory: Directory, coordinator: MemoryCoordinator, keys: JobKeys
 ) -> None:
     calls: list[int] = []
@@ -111,7 +111,7 @@ def test_the_masters_state_and_other_jobs_are_not_seen(
     assert calls == [last]
 
 
-def test_subscribers_are_called_after_the_change_and_survive_each_other(
+def test_subscribers_are_called_after_the_change_even_if_another_one_raises(
     directory: Directory, coordinator: MemoryCoordinator, keys: JobKeys, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen: list[tuple[str, int]] = []
@@ -130,7 +130,7 @@ def test_subscribers_are_called_after_the_change_and_survive_each_other(
     assert "a subscriber of the directory failed" in caplog.text
 
 
-def test_a_wait_ends_at_its_time_and_at_close(
+def test_a_wait_ends_at_its_timeout_and_at_close(
     coordinator: MemoryCoordinator, keys: JobKeys, clock: ProcessClock
 ) -> None:
     directory = Directory(coordinator, keys, clock).start()
@@ -144,7 +144,7 @@ def test_a_wait_ends_at_its_time_and_at_close(
     assert clock.now() - start < 5
 
 
-def test_an_outage_keeps_what_is_known_and_says_why_there_is_nothing_new(
+def test_an_outage_keeps_known_servers_and_reports_the_cause(
     coordinator: MemoryCoordinator, keys: JobKeys, clock: ProcessClock
 ) -> None:
     connection = coordinator.another()
@@ -162,7 +162,9 @@ def test_an_outage_keeps_what_is_known_and_says_why_there_is_nothing_new(
         assert directory.wait_until(lambda d: d.pservers().get(1), 5)
 
 
-def test_compaction_makes_it_list_again(coordinator: MemoryCoordinator, keys: JobKeys, clock: ProcessClock) -> None:
+def test_compaction_makes_the_directory_list_again(
+    coordinator: MemoryCoordinator, keys: JobKeys, clock: ProcessClock
+) -> None:
     connection = coordinator.another()
     put(coordinator, keys.pserver(0), server("h:1"))
     with Directory(connection, keys, clock) as directory:
@@ -178,7 +180,7 @@ def test_compaction_makes_it_list_again(coordinator: MemoryCoordinator, keys: Jo
 
 @pytest.mark.etcd
 @pytest.mark.faults
-def test_with_real_etcd_through_a_restart_and_a_compaction(
+def test_the_directory_survives_a_restart_and_a_compaction_of_etcd(
     own_etcd: EtcdServer, keys: JobKeys, machine_clock: SystemClock
 ) -> None:
     writer = EtcdCoordinator(own_etcd.address, clock=machine_clock)
@@ -200,7 +202,7 @@ def test_with_real_etcd_through_a_restart_and_a_compaction(
 
 @pytest.mark.etcd
 @pytest.mark.faults
-def test_with_real_etcd_what_was_compacted_away_while_the_watch_was_cut_is_listed_anew(
+def test_changes_compacted_while_the_watch_is_cut_are_listed_again(
     own_etcd: EtcdServer, keys: JobKeys, machine_clock: SystemClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")

@@ -1,4 +1,4 @@
-"""Held keys: one holder, fenced writes, loss that is noticed in time and for ever."""
+"""Held keys: one holder, fenced writes, and losses that are detected in time and are final."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_generation_is_the_keys_create_revision(held: HeldKey, coordinator: 
     assert held.is_held
 
 
-def test_a_second_claim_gets_nothing_and_leaves_no_lease(
+def test_a_second_claim_fails_and_leaves_no_lease(
     held: HeldKey, coordinator: MemoryCoordinator, clock: ProcessClock
 ) -> None:
     assert HeldKey.claim(coordinator.another(), clock, KEY, b"you", TTL_S) is None
@@ -61,7 +61,7 @@ def test_a_second_claim_gets_nothing_and_leaves_no_lease(
 
 
 @pytest.mark.parametrize(("on_lost", "level"), [(None, logging.INFO), (lambda _: None, logging.WARNING)])
-def test_only_where_a_loss_matters_is_there_a_warning(
+def test_a_loss_is_a_warning_only_with_a_callback(
     coordinator: MemoryCoordinator,
     clock: ProcessClock,
     caplog: pytest.LogCaptureFixture,
@@ -77,14 +77,14 @@ def test_only_where_a_loss_matters_is_there_a_warning(
     assert [record.levelno for record in caplog.records] == [level]
 
 
-def test_of_many_claims_one_wins(coordinator: MemoryCoordinator, clock: ProcessClock) -> None:
+def test_only_one_of_many_claims_succeeds(coordinator: MemoryCoordinator, clock: ProcessClock) -> None:
     with ThreadPoolExecutor(8) as pool:
         claims = list(pool.map(lambda _: HeldKey.claim(coordinator, clock, KEY, b"", 5), range(8)))
     (winner,) = (held for held in claims if held is not None)
     winner.release()
 
 
-def test_more_conditions_go_with_the_claim(coordinator: MemoryCoordinator, clock: ProcessClock) -> None:
+def test_a_claim_checks_additional_conditions(coordinator: MemoryCoordinator, clock: ProcessClock) -> None:
     coordinator.transact([], [Put("busy", b"")])
     assert HeldKey.claim(coordinator, clock, KEY, b"", 5, also_when=[Absent("busy")]) is None
     assert coordinator.get(KEY) is None
@@ -94,7 +94,7 @@ def test_more_conditions_go_with_the_claim(coordinator: MemoryCoordinator, clock
     held.release()
 
 
-def test_renewal_keeps_the_key_far_beyond_its_time_to_live(
+def test_renewal_keeps_the_key_beyond_its_ttl(
     held: HeldKey, coordinator: MemoryCoordinator, clock: ProcessClock
 ) -> None:
     clock.pass_time(TTL_S * 2)
@@ -103,7 +103,7 @@ def test_renewal_keeps_the_key_far_beyond_its_time_to_live(
     assert held.write([Put(OTHER, b"1")]).committed
 
 
-def test_release_frees_the_key_at_once_and_is_no_loss(
+def test_release_deletes_the_key_at_once_and_is_not_a_loss(
     held: HeldKey, coordinator: MemoryCoordinator, losses: list[str]
 ) -> None:
     held.release()
@@ -115,7 +115,7 @@ def test_release_frees_the_key_at_once_and_is_no_loss(
     assert losses == []
 
 
-def test_a_lease_that_ended_is_told_once(held: HeldKey, coordinator: MemoryCoordinator, losses: list[str]) -> None:
+def test_an_expired_lease_is_reported_once(held: HeldKey, coordinator: MemoryCoordinator, losses: list[str]) -> None:
     coordinator.end_lease(held.lease_id)
     eventually(lambda: losses)
     held._thread.join()
@@ -124,7 +124,7 @@ def test_a_lease_that_ended_is_told_once(held: HeldKey, coordinator: MemoryCoord
     assert "has ended" in losses[0]
 
 
-def test_an_unreachable_etcd_loses_the_key_at_two_thirds_of_its_time(
+def test_the_key_counts_as_lost_after_two_thirds_of_its_ttl_without_etcd(
     held: HeldKey, coordinator: MemoryCoordinator, clock: ProcessClock, losses: list[str]
 ) -> None:
     coordinator.disconnect()
@@ -139,13 +139,13 @@ def test_an_unreachable_etcd_loses_the_key_at_two_thirds_of_its_time(
     assert len(losses) == 1
 
 
-def test_an_outage_of_four_tenths_of_the_time_to_live_demotes_nobody_whenever_it_begins(
+def test_an_outage_of_four_tenths_of_the_ttl_never_loses_the_key(
     coordinator: MemoryCoordinator, clock: ProcessClock, losses: list[str]
 ) -> None:
     ttl_s = 3.0
     held = HeldKey.claim(coordinator, clock, KEY, b"me", ttl_s, losses.append)
     assert held is not None
-    # The worst moment: just before a renewal is sent.
+    # Worst case: the outage begins just before a renewal is sent.
     eventually(lambda: clock.now() - held._tenure.renewed_at > ttl_s / 6 - 0.05)
     coordinator.disconnect()
     clock.pass_time(0.4 * ttl_s)
@@ -166,7 +166,7 @@ def test_one_failed_renewal_is_not_a_loss(
     assert losses == []
 
 
-def test_a_process_that_slept_past_its_lease_finds_itself_lost_before_it_asks(coordinator: MemoryCoordinator) -> None:
+def test_a_process_that_slept_past_its_lease_knows_the_loss_without_etcd(coordinator: MemoryCoordinator) -> None:
     fake = FakeClock()
     held = claim(coordinator, fake, ttl_s=60)  # type: ignore[arg-type]
     fake.advance(39)
@@ -175,13 +175,15 @@ def test_a_process_that_slept_past_its_lease_finds_itself_lost_before_it_asks(co
     with pytest.raises(FencedError, match=r"not renewed for 41\.0 s"):
         held.write([Put(OTHER, b"1")])
     assert coordinator.get(OTHER) is None
-    # Lost is for ever, even when a renewal is answered after all.
+    # A loss is final even if a renewal is answered later.
     held._tenure.renewed_at = fake.now()
     assert not held.is_held
     held.release()
 
 
-def test_a_deposed_holders_write_is_refused(held: HeldKey, coordinator: MemoryCoordinator, losses: list[str]) -> None:
+def test_a_write_of_a_deposed_holder_is_rejected(
+    held: HeldKey, coordinator: MemoryCoordinator, losses: list[str]
+) -> None:
     coordinator.transact([], [Delete(KEY)])
     coordinator.transact([], [Put(KEY, b"another")])
     with pytest.raises(FencedError, match=f"no longer held by generation {held.generation}: generation"):
@@ -192,7 +194,7 @@ def test_a_deposed_holders_write_is_refused(held: HeldKey, coordinator: MemoryCo
     coordinator.transact([], [Delete(KEY)])
 
 
-def test_who_asks_learns_whether_the_key_is_still_held(held: HeldKey, coordinator: MemoryCoordinator) -> None:
+def test_a_check_reports_whether_the_key_is_still_held(held: HeldKey, coordinator: MemoryCoordinator) -> None:
     for kind in ("unavailable", "lost_reply"):
         coordinator.fail_next(kind)
     held.require()
@@ -201,27 +203,29 @@ def test_who_asks_learns_whether_the_key_is_still_held(held: HeldKey, coordinato
         held.require()
 
 
-def test_a_refusal_by_another_condition_is_a_result(held: HeldKey, coordinator: MemoryCoordinator) -> None:
+def test_a_failed_condition_of_the_caller_is_a_result(held: HeldKey, coordinator: MemoryCoordinator) -> None:
     result = held.write([Put(OTHER, b"1")], [Absent(KEY)])
     assert not result.committed
     assert held.is_held
 
 
-def test_an_unknown_outcome_is_passed_on(held: HeldKey, coordinator: MemoryCoordinator) -> None:
-    for _ in range(2):  # one of the two may hit a renewal
+def test_an_unknown_outcome_reaches_the_caller(held: HeldKey, coordinator: MemoryCoordinator) -> None:
+    for _ in range(2):  # a renewal may consume one of the two faults
         coordinator.fail_next("lost_reply")
     with pytest.raises(OutcomeUnknownError):
         held.write([Put(OTHER, b"1")])
 
 
-def test_a_claim_whose_reply_was_lost_is_found_to_be_held(coordinator: MemoryCoordinator, clock: ProcessClock) -> None:
+def test_a_claim_whose_reply_was_lost_is_recognized_as_held(
+    coordinator: MemoryCoordinator, clock: ProcessClock
+) -> None:
     fail_second_request(coordinator, "lost_reply")
     held = claim(coordinator, clock)
     assert held.write([Put(OTHER, b"1")]).committed
     held.release()
 
 
-def test_a_claim_that_was_lost_is_unavailable(coordinator: MemoryCoordinator, clock: ProcessClock) -> None:
+def test_a_claim_whose_request_was_lost_raises_unavailable(coordinator: MemoryCoordinator, clock: ProcessClock) -> None:
     fail_second_request(coordinator, "lost_request")
     with pytest.raises(UnavailableError, match="could not be claimed"):
         claim(coordinator, clock)
@@ -230,7 +234,7 @@ def test_a_claim_that_was_lost_is_unavailable(coordinator: MemoryCoordinator, cl
 
 
 def fail_second_request(coordinator: MemoryCoordinator, kind: str) -> None:
-    """Let the grant pass and the transaction fail."""
+    """Let the grant succeed and the transaction fail."""
     grant = coordinator.grant
 
     def grant_then_fail(ttl_s: float) -> object:
@@ -275,7 +279,7 @@ def test_a_standby_can_be_stopped(coordinator: MemoryCoordinator, clock: Process
 
 @pytest.mark.etcd
 @pytest.mark.faults
-def test_with_real_etcd_a_key_survives_a_restart_and_is_lost_by_a_freeze(
+def test_a_key_survives_a_restart_of_etcd_and_is_lost_by_a_freeze(
     own_etcd: EtcdServer, machine_clock: SystemClock, losses: list[str]
 ) -> None:
     coordinator = EtcdCoordinator(own_etcd.address, clock=machine_clock)
@@ -298,7 +302,7 @@ def test_with_real_etcd_a_key_survives_a_restart_and_is_lost_by_a_freeze(
 LONG_S = 1.8
 
 
-def test_a_key_moves_to_a_lease_of_another_time_to_live_and_stays_the_same(
+def test_a_key_moves_to_a_lease_with_another_ttl_and_keeps_its_generation(
     coordinator: MemoryCoordinator, clock: ProcessClock
 ) -> None:
     held = claim(coordinator, clock, LONG_S)
@@ -316,7 +320,7 @@ def test_a_key_moves_to_a_lease_of_another_time_to_live_and_stays_the_same(
 
 
 @pytest.mark.etcd
-def test_a_key_moves_in_etcd_and_outlives_its_first_lease(machine_clock: SystemClock) -> None:
+def test_a_moved_key_in_etcd_outlives_its_first_lease(machine_clock: SystemClock) -> None:
     with EtcdServer() as server:
         coordinator = EtcdCoordinator(server.address, clock=machine_clock)
         held = HeldKey.claim(coordinator, machine_clock, KEY, b"me", 3.0)
@@ -334,7 +338,7 @@ def test_a_key_moves_in_etcd_and_outlives_its_first_lease(machine_clock: SystemC
         coordinator.close()
 
 
-def test_one_that_moved_counts_as_lost_after_the_new_time(coordinator: MemoryCoordinator, clock: ProcessClock) -> None:
+def test_a_moved_key_counts_as_lost_after_its_new_ttl(coordinator: MemoryCoordinator, clock: ProcessClock) -> None:
     losses: list[str] = []
     held = HeldKey.claim(coordinator, clock, KEY, b"me", LONG_S, losses.append)
     assert held is not None
@@ -349,7 +353,7 @@ def test_one_that_moved_counts_as_lost_after_the_new_time(coordinator: MemoryCoo
 
 
 @pytest.mark.parametrize("was_done", [True, False])
-def test_a_move_of_unknown_outcome_is_made_sure_of(
+def test_a_move_with_unknown_outcome_is_retried(
     coordinator: MemoryCoordinator, clock: ProcessClock, monkeypatch: pytest.MonkeyPatch, was_done: bool
 ) -> None:
     held = claim(coordinator, clock, LONG_S)
@@ -374,7 +378,7 @@ def test_a_move_of_unknown_outcome_is_made_sure_of(
     held.release()
 
 
-def test_a_key_that_was_written_meanwhile_moves_as_it_is(coordinator: MemoryCoordinator, clock: ProcessClock) -> None:
+def test_a_move_keeps_a_concurrent_write(coordinator: MemoryCoordinator, clock: ProcessClock) -> None:
     held = claim(coordinator, clock, LONG_S)
     coordinator.transact([], [Put(KEY, b"another address", held.lease_id)])
     held.hold_for(TTL_S)
@@ -386,9 +390,7 @@ def test_a_key_that_was_written_meanwhile_moves_as_it_is(coordinator: MemoryCoor
     held.release()
 
 
-def test_who_finds_its_key_gone_when_it_moves_it_has_lost_it(
-    coordinator: MemoryCoordinator, clock: ProcessClock
-) -> None:
+def test_a_move_of_a_deleted_key_is_a_loss(coordinator: MemoryCoordinator, clock: ProcessClock) -> None:
     held = claim(coordinator, clock, LONG_S)
     coordinator.transact([], [Delete(KEY)])
     held.hold_for(TTL_S)

@@ -1,4 +1,4 @@
-"""The key layout."""
+"""Layout of keys in etcd."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_the_layout_is_the_documented_one() -> None:
     assert all(key == KEYS.prefix + name for key, name in names.items())
 
 
-def test_what_only_masters_read_is_not_under_what_everybody_watches() -> None:
+def test_keys_that_only_masters_read_are_outside_the_watched_prefix() -> None:
     assert KEYS.state_prefix == "/flightedl-state/demo/"
     names = {
         KEYS.task_queues: "task_queues",
@@ -39,11 +39,11 @@ def test_what_only_masters_read_is_not_under_what_everybody_watches() -> None:
 @pytest.mark.parametrize(
     "name", ["ps_desired", "ps/", "ps/x", "ps/-1", "ps/01", "ps/1/2", "ps/\u00b2", "trainers/1", "job"]
 )
-def test_other_keys_name_no_pserver(name: str) -> None:
+def test_other_keys_parse_to_no_pserver(name: str) -> None:
     assert KEYS.pserver_index(KEYS.prefix + name) is None
 
 
-def test_parsing_undoes_making() -> None:
+def test_parsing_a_key_returns_its_parts() -> None:
     assert [KEYS.pserver_index(KEYS.pserver(i)) for i in (0, 7, 10, 123)] == [0, 7, 10, 123]
     assert KEYS.trainer_id(KEYS.trainer("host-1")) == "host-1"
     assert KEYS.trainer_id(KEYS.trainers) is None

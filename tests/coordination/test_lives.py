@@ -1,4 +1,4 @@
-"""The coordinator of one job: it rises on over lives, and ends with the life and the etcd that it knows."""
+"""The coordinator of one job: revisions increase over lives, and a new life or a rolled back etcd ends the process."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def job(store: MemoryCoordinator, over: list[FlightedlError] | None = None) -> J
     return JobCoordinator(store.another(), KEYS, (over if over is not None else []).append)
 
 
-def test_in_the_first_life_revisions_are_those_of_etcd(store: MemoryCoordinator) -> None:
+def test_the_first_life_uses_the_revisions_of_etcd(store: MemoryCoordinator) -> None:
     coordinator = job(store)
     result = coordinator.transact([], [Put(KEY, b"1")])
     assert coordinator.get(KEY) == store.get(KEY)
     assert result.revision == store.list("").revision
 
 
-def test_in_a_later_life_all_revisions_are_above_those_before(store: MemoryCoordinator) -> None:
+def test_revisions_of_a_later_life_exceed_all_earlier_ones(store: MemoryCoordinator) -> None:
     begin_life(store, 2)
     coordinator = job(store)
     made = coordinator.transact([], [Put(KEY, b"1")]).revision
@@ -58,7 +58,7 @@ def test_in_a_later_life_all_revisions_are_above_those_before(store: MemoryCoord
     assert sighting.revision == made
 
 
-def test_conditions_and_watches_count_as_the_job_does(store: MemoryCoordinator) -> None:
+def test_conditions_and_watches_use_revisions_of_the_job(store: MemoryCoordinator) -> None:
     begin_life(store, 1)
     coordinator = job(store)
     made = coordinator.transact([ModifiedAt(KEY, 0)], [Put(KEY, b"1")]).revision
@@ -67,7 +67,7 @@ def test_conditions_and_watches_count_as_the_job_does(store: MemoryCoordinator) 
     for condition, holds in (
         (CreatedAt(KEY, made), True),
         (ModifiedAt(KEY, made), True),
-        # The same number in an earlier life was something else, also where it is the life's first.
+        # The same number in an earlier life denotes another revision, even if it is the first of its life.
         (CreatedAt(KEY, own), False),
         (ModifiedAt(KEY, own), False),
         (ModifiedAt(KEYS.prefix + "none", LIFE_REVISIONS), False),
@@ -84,7 +84,7 @@ def test_conditions_and_watches_count_as_the_job_does(store: MemoryCoordinator) 
     assert gone == Removed(KEY, removed)
 
 
-def test_generations_compare_over_an_etcd_that_was_lost(store: MemoryCoordinator) -> None:
+def test_generations_increase_across_the_loss_of_etcd(store: MemoryCoordinator) -> None:
     old = HeldKey.claim(job(store), SystemClock(), KEY, b"", 60.0)
     assert old is not None
     store.restore(cluster="2" * 16)
@@ -100,7 +100,7 @@ def test_generations_compare_over_an_etcd_that_was_lost(store: MemoryCoordinator
     new.release()
 
 
-def test_an_etcd_that_went_back_ends_the_process_and_says_how_to_go_on(store: MemoryCoordinator) -> None:
+def test_a_rollback_of_etcd_ends_the_process_and_says_how_to_resume(store: MemoryCoordinator) -> None:
     over: list[FlightedlError] = []
     coordinator = job(store, over)
     backup = store.backup()
@@ -121,7 +121,7 @@ def test_an_etcd_that_went_back_ends_the_process_and_says_how_to_go_on(store: Me
     assert len(over) == 1
 
 
-def test_a_life_begun_by_another_process_ends_this_one(store: MemoryCoordinator) -> None:
+def test_a_life_begun_by_another_process_ends_this_process(store: MemoryCoordinator) -> None:
     over: list[FlightedlError] = []
     coordinator = job(store, over)
     watch = coordinator.watch(KEYS.prefix, coordinator.list(KEYS.prefix).revision)
@@ -133,7 +133,7 @@ def test_a_life_begun_by_another_process_ends_this_one(store: MemoryCoordinator)
     assert len(over) == 1
 
 
-def test_the_process_that_begins_a_life_looks_again(store: MemoryCoordinator) -> None:
+def test_the_process_that_begins_a_life_reads_it_again(store: MemoryCoordinator) -> None:
     coordinator = job(store)
     before = coordinator.list(KEYS.prefix).revision
     coordinator.transact([], [Put(KEYS.history, msgspec.json.encode(HistoryRecord(life=1, cluster="c")))])

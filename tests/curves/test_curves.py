@@ -1,4 +1,4 @@
-"""From logged values to files and pictures: few points, nothing lost but a killed process's last moments."""
+"""Logged values, their files and pictures: few points, and no loss except the last moments of a killed process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def point(trainer: str, at: float, records: int, value: float, name: str = "loss
     return Point(at, trainer, 1, records // 10, records, name, value, weight)
 
 
-def test_a_stretch_has_the_mean_by_weight_and_what_was_done_by_then() -> None:
+def test_a_point_has_the_weighted_mean_and_the_progress_of_its_interval() -> None:
     gathering = Gathering("t", 0.0)
     gathering.add({"loss": 1.0}, 10, 1, 0.01, 100.01)
     gathering.add({"loss": 4.0}, 20, 1, 0.02, 100.02, 1, 10)
@@ -39,7 +39,7 @@ def test_a_stretch_has_the_mean_by_weight_and_what_was_done_by_then() -> None:
     assert gathering.take(0.21, is_end=True) == [Point(100.2, "t", 2, 2, 30, "loss", 9.0, 1.0)]
 
 
-def test_a_batch_that_is_done_again_counts_again() -> None:
+def test_a_repeated_batch_counts_again() -> None:
     gathering = Gathering("t", 0.0)
     for value in (1.0, 2.0):
         gathering.add({"loss": value}, 10, 1, 0.01, 1.0)
@@ -47,7 +47,7 @@ def test_a_batch_that_is_done_again_counts_again() -> None:
     assert (found.value, found.weight) == (1.5, 20.0)
 
 
-def test_a_week_has_few_points() -> None:
+def test_a_week_produces_few_points() -> None:
     gathering, now, count = Gathering("t", 0.0), 0.0, 0
     while now < 7 * 86_400:
         gathering.add({"loss": 1.0}, 1, 1, now, now)
@@ -56,7 +56,7 @@ def test_a_week_has_few_points() -> None:
     assert 2_000 < count < 12_000
 
 
-def test_what_trainers_wrote_is_read_in_the_order_of_time_without_a_broken_line(tmp_path: Path) -> None:
+def test_points_are_read_in_order_of_time_without_broken_lines(tmp_path: Path) -> None:
     first, second = PointFile(tmp_path, "a"), PointFile(tmp_path, "b")
     first.append([point("a", 1.0, 10, 0.5)])
     second.append([point("b", 2.0, 10, math.inf)])
@@ -70,7 +70,7 @@ def test_what_trainers_wrote_is_read_in_the_order_of_time_without_a_broken_line(
     assert read_points(tmp_path / "metrics.parquet") == found
 
 
-def test_what_is_not_such_a_file_is_told(tmp_path: Path) -> None:
+def test_a_file_without_logged_values_is_reported(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="has no logged values: name the output directory"):
         read_points(tmp_path)
     other = tmp_path / "other.csv"
@@ -82,7 +82,7 @@ def test_what_is_not_such_a_file_is_told(tmp_path: Path) -> None:
         read_points(tmp_path / "other.parquet")
 
 
-def test_a_curve_goes_by_the_records_of_all_trainers() -> None:
+def test_a_curve_counts_the_records_of_all_trainers() -> None:
     points = [point("a", 1.0, 10, 1.0), point("b", 2.0, 30, 2.0), point("a", 3.0, 20, 3.0)]
     assert curves_of(reversed(points)) == {"loss": [(10.0, 1.0), (40.0, 2.0), (50.0, 3.0)]}
     assert curves_of(points, "seconds")["loss"][-1] == (2.0, 3.0)
@@ -90,13 +90,13 @@ def test_a_curve_goes_by_the_records_of_all_trainers() -> None:
     assert len(curves_of(many, limit=100)["loss"]) == 100
 
 
-def test_a_chart_reaches_from_corner_to_corner() -> None:
+def test_a_chart_spans_its_full_area() -> None:
     lines = chart([(0.0, 0.0), (0.5, math.nan), (1.0, 1.0)], (0.0, 0.0), (1.0, 1.0), 10, 2)
     assert lines == ["⠀⠀⠀⠀⠀⠀⠀⠀⠀⠈", "⡀⠀⠀⠀⠀⠀⠀⠀⠀⠀"]
     assert chart([(0.0, 1.0), (1.0, 1.0)], (0.0, 1.0), (1.0, 1.0), 3, 1) == ["⣀⣀⣀"]
 
 
-def test_a_picture_is_written_whole(tmp_path: Path) -> None:
+def test_a_picture_is_written_completely_or_not_at_all(tmp_path: Path) -> None:
     path = draw(tmp_path / "x.png", {"loss": {"run": [(0.0, 1.0), (1.0, math.nan)]}}, x_label="records", title="demo")
     assert path.read_bytes().startswith(b"\x89PNG")
     assert [each.name for each in tmp_path.iterdir()] == ["x.png"]
@@ -106,7 +106,7 @@ def test_a_picture_is_written_whole(tmp_path: Path) -> None:
         draw(tmp_path / "absent" / "x.png", {"a": {}}, x_label="")
 
 
-def test_png_needs_matplotlib_and_svg_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_png_requires_matplotlib_and_svg_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     panels = {"loss": {"run": [(0.0, 1.0), (1.0, 2.0)]}}
     assert draw(tmp_path / "x.svg", panels, x_label="records").exists()
@@ -114,7 +114,7 @@ def test_png_needs_matplotlib_and_svg_nothing(tmp_path: Path, monkeypatch: pytes
         draw(tmp_path / "x.png", panels, x_label="records")
 
 
-def test_a_vector_picture_has_each_curve_in_its_panel_broken_where_a_value_is_not_finite() -> None:
+def test_a_vector_picture_interrupts_curves_at_values_that_are_not_finite() -> None:
     curve = [(0.0, 1.0), (10.0, 2.0), (20.0, math.nan), (30.0, 1.5), (40.0, math.inf), (50.0, 3.0)]
     one = {"a <b>": curve, "c": [(0.0, 2.0)]}
     text = svg({"loss": one, "rate": {"a <b>": [(0.0, 0.0)] * 40}}, x_label="records", title="runs")
@@ -124,7 +124,7 @@ def test_a_vector_picture_has_each_curve_in_its_panel_broken_where_a_value_is_no
     assert [len(points) for points in lines] == [2, 1, 1, 1]
     places = [tuple(map(float, point.split(","))) for line in lines[:3] for point in line]
     assert [x for x, _ in places] == sorted(x for x, _ in places)
-    # What is greater is higher.
+    # Greater values are drawn higher.
     assert places[3][1] < places[1][1] < places[2][1] < places[0][1]
     assert len(loss.findall("{*}circle")) == 5
     assert not rate.findall("{*}circle")
@@ -146,7 +146,7 @@ def test_a_run_ends_with_one_file_of_values_and_a_picture(tmp_path: Path) -> Non
     assert (tmp_path / "metrics.svg").exists()
 
 
-def test_a_trainer_writes_while_it_runs_and_goes_on_where_it_cannot(
+def test_a_trainer_writes_while_it_runs_and_continues_when_it_cannot_write(
     tmp_path: Path, fake_clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     logged = LoggedValues(TrainerSettings(output_dir=str(tmp_path)), "t", fake_clock)
@@ -165,8 +165,10 @@ def test_a_trainer_writes_while_it_runs_and_goes_on_where_it_cannot(
     assert caplog.text.count("not written to files any more") == 1
 
 
-def test_tensorboard_gets_each_trainer_as_a_run_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)  # It is imported where it is there, which takes seconds.
+def test_tensorboard_shows_each_trainer_as_a_separate_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(
+        sys.modules, "torch", None
+    )  # tensorboardX would import an installed torch, which takes seconds.
     events = EventFile(tmp_path, "t")
     events.append([point("t", 1.5, 70, 0.25)])
     events.close()
@@ -181,7 +183,7 @@ def test_tensorboard_gets_each_trainer_as_a_run_of_its_own(tmp_path: Path, monke
     assert struct.pack("<f", 0.25) in event
 
 
-def test_files_for_tensorboard_are_refused_before_anything_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensorboard_files_without_output_dir_or_package_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="need a place: set output_dir"):
         require_files(TrainerSettings(tensorboard=True))
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)

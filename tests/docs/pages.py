@@ -1,4 +1,4 @@
-"""The pages of ``docs/`` and their examples: fenced blocks of ``python``, and the group that they belong to."""
+"""Pages of ``docs/`` and their examples: fenced blocks of ``python`` in groups."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ class Example:
     """A fenced block of Python."""
 
     page: Path
-    #: Examples of a group run one after the other in one namespace; "" is the group that needs no server.
+    #: Examples of a group run in order in one namespace; "" is the group that needs no server.
     group: str
-    #: Of its first line, from 1.
+    #: Number of its first line; the first line of the page is 1.
     line: int
     text: str
 
     def run(self, namespace: dict[str, object]) -> None:
-        """Run it; a traceback names the page and the line."""
+        """Run the example; tracebacks name the page and the line."""
         code = compile("\n" * (self.line - 1) + self.text, str(self.page), "exec")
         exec(code, namespace)
 
 
 def examples(page: Path, group: str | None = None) -> list[Example]:
-    """The examples of a page, in order: those of a group, or all."""
+    """Return the examples of a page in order: those of one group, or all."""
     text = page.read_text()
     found = []
     for match in _FENCE.finditer(text):
@@ -43,12 +43,12 @@ def examples(page: Path, group: str | None = None) -> list[Example]:
 
 
 def without_fences(page: Path) -> str:
-    """The prose of a page."""
+    """Return the prose of a page."""
     return _FENCE.sub("", page.read_text())
 
 
 def sections(page: Path) -> dict[str, str]:
-    """Heading -> what stands under it, up to the next heading of any level."""
+    """Return the text of each heading's section, up to the next heading of any level."""
     text = page.read_text()
     fences = [match.span() for match in _FENCE.finditer(text)]
     headings = [

@@ -1,4 +1,4 @@
-"""The commands of CONTRIBUTING.md are there and select tests, and ``make help`` lists all of them."""
+"""The commands of CONTRIBUTING.md exist and select tests, and ``make help`` lists them all."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 
 from .pages import ROOT
 
-#: What follows ``make test-one``: files, and a name.
+#: Files and names that follow ``make test-one``.
 SELECTIONS = re.findall(
     r"^make (?:test-one|quick) t=(\S+)(?: k=(\S+))?", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.MULTILINE
 )
 
 
-def test_there_are_examples() -> None:
+def test_the_page_has_examples() -> None:
     assert any(name for _, name in SELECTIONS)
 
 
@@ -31,12 +31,12 @@ def test_an_example_selects_a_test(place: str, name: str) -> None:
 
 MAKEFILE = (ROOT / "Makefile").read_text("utf-8")
 TOLD = (ROOT / "CONTRIBUTING.md").read_text("utf-8") + (ROOT / "README.md").read_text("utf-8")
-#: Targets of the Makefile that documents or a block of commands name.
+#: Makefile targets named in the text or in a block of commands.
 NAMED = sorted(set(re.findall(r"`make\s+([a-z-]+)", TOLD)) | set(re.findall(r"^make ([a-z-]+)", TOLD, re.MULTILINE)))
 
 
 @pytest.mark.parametrize("target", NAMED)
-def test_a_target_that_is_named_is_there(target: str) -> None:
+def test_every_named_target_exists(target: str) -> None:
     program = ["make", "--dry-run", "--no-print-directory", "--assume-old", ".venv/.dev", target]
     ran = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=50, check=False)
     assert ran.returncode == 0, ran.stderr
@@ -50,7 +50,7 @@ def test_the_help_lists_every_target_for_people() -> None:
     assert {target for target in listed if f"\n{target}:" in MAKEFILE} == listed
 
 
-def test_programs_in_the_commands_are_there() -> None:
+def test_programs_in_the_commands_exist() -> None:
     for module in re.findall(r"python -m ([\w.]+)", TOLD):
         if not module.startswith(("flightedl", "tests", "benchmarks")):
             continue

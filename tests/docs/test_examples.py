@@ -1,4 +1,4 @@
-"""Every Python example of the pages runs as it stands."""
+"""Every Python example of the pages runs unchanged."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .pages import PAGES, ROOT, examples
 
 
 class DatasetOfOne:
-    """What ``job.dataset`` gives the only trainer of a job: checked, indexed and read by the product's code."""
+    """Dataset of a job's only trainer, checked, indexed and read by the product's code."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ def data_of_one(urls: object, **given: Any) -> DatasetOfOne:
 
 
 class JobOfOne:
-    """A job whose data is read here, without any server."""
+    """A job whose data is read in this process, without a server."""
 
     def dataset(self, urls: object, **given: Any) -> DatasetOfOne:
         return data_of_one(urls, **given)
@@ -81,7 +81,7 @@ API = ROOT / "docs" / "api.md"
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder of the examples, with their data."""
+    """Working directory of the examples, with their data."""
     random = np.random.default_rng(0)
     (tmp_path / "data").mkdir()
     for number in range(2):
@@ -101,11 +101,11 @@ def run(page: Path, group: str, **given: object) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_examples_that_need_no_server(page: Path, folder: Path) -> None:
+def test_examples_without_a_server_run(page: Path, folder: Path) -> None:
     run(page, "", fe=fe, np=np, job=JobOfOne())
 
 
-def test_the_groups_of_all_examples_are_run() -> None:
+def test_every_group_of_examples_is_run() -> None:
     groups = {(page.stem, example.group) for page in PAGES for example in examples(page) if example.group}
     assert groups == {
         ("api", "group"),
@@ -121,7 +121,7 @@ def test_the_groups_of_all_examples_are_run() -> None:
 
 @pytest.mark.etcd
 @pytest.mark.slow
-def test_examples_of_a_job(etcd: EtcdServer, job_name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_of_a_job_run(etcd: EtcdServer, job_name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with fe.local(pservers=2, job=job_name, etcd=etcd.address):
         monkeypatch.setenv("FLIGHTEDL_ETCD", etcd.address)
         monkeypatch.setenv("FLIGHTEDL_JOB", job_name)
@@ -131,7 +131,7 @@ def test_examples_of_a_job(etcd: EtcdServer, job_name: str, folder: Path, monkey
 
 @pytest.mark.etcd
 @pytest.mark.slow
-def test_examples_of_a_group(etcd: EtcdServer, job_name: str, folder: Path) -> None:
+def test_examples_of_a_group_run(etcd: EtcdServer, job_name: str, folder: Path) -> None:
     with fe.local(pservers=0, job=job_name, etcd=etcd.address) as cluster, cluster.connect() as job:
         run(API, "group", job=job)
     with fe.local(pservers=0, job=f"{job_name}-numbered", etcd=etcd.address) as cluster, cluster.connect() as job:
@@ -140,6 +140,6 @@ def test_examples_of_a_group(etcd: EtcdServer, job_name: str, folder: Path) -> N
 
 @pytest.mark.etcd
 @pytest.mark.slow
-def test_examples_of_a_cluster(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_of_a_cluster_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLIGHTEDL_FOLLOW_EVERY_S", "0.2")
     run(API, "local", np=np)

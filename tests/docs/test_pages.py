@@ -1,4 +1,4 @@
-"""The pages of ``docs/`` are complete: links lead somewhere, every public name and every setting has its place."""
+"""The pages of ``docs/`` are complete: links have targets, and every public name and setting is documented."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _CODE = re.compile(r"`([^`]+)`")
 LINKED = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "deploy" / "README.md"]
 
-#: What the session calls, public only to the package.
+#: Attributes that only the session calls: public within the package, but undocumented.
 OF_THE_SESSION = {
     "data": {"close", "current", "fail_current", "registered_again"},
     "model": {
@@ -75,20 +75,22 @@ OF_THE_SESSION = {
 
 
 def slug(heading: str) -> str:
-    """The anchor that GitHub gives a heading."""
+    """Return GitHub's anchor of a heading."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 @pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_leads_somewhere(page: Path) -> None:
+def test_every_link_has_a_target(page: Path) -> None:
     for target in _LINK.findall(without_fences(page)):
         if "://" in target:
             continue
         path, _, anchor = target.partition("#")
         linked = page.parent / path if path else page
-        assert linked.exists(), f"{page.name} links {target}, which is not there"
+        assert linked.exists(), f"{page.name} links to {target}, which does not exist"
         if anchor:
-            assert anchor in map(slug, sections(linked)), f"{page.name} links {target}: no heading has this anchor"
+            assert anchor in map(slug, sections(linked)), (
+                f"{page.name} links to {target}, but no heading has this anchor"
+            )
 
 
 def test_every_page_is_in_the_index_and_the_index_in_the_readme() -> None:
@@ -98,7 +100,7 @@ def test_every_page_is_in_the_index_and_the_index_in_the_readme() -> None:
 
 
 def public(name: str, kind: type) -> dict[str, object]:
-    """Documented name -> what it is."""
+    """Return the public members of a class by documented name."""
     own = {
         member: value
         for class_ in kind.__mro__
@@ -125,17 +127,15 @@ API = {name: text for heading, text in sections(ROOT / "docs" / "api.md").items(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_public_name_has_a_section_with_an_example(name: str) -> None:
-    assert name in API, f"docs/api.md needs a heading with `{name}`, what it does, and an example"
+    assert name in API, f"docs/api.md needs a heading with `{name}`, a description and an example"
     blocks = re.findall(r"^```python[^\n]*\n(.*?)^```$", API[name], re.DOTALL | re.MULTILINE)
     member = name.partition(".")[2]
     shown = rf"\.{member}\b" if name not in {"fe.Job", "fe.errors"} else rf"fe\.{member}\b"
-    assert any(re.search(shown, block) for block in blocks), (
-        f"the section of {name} in docs/api.md has no example of it"
-    )
+    assert any(re.search(shown, block) for block in blocks), f"the section of {name} in docs/api.md has no example"
 
 
 @pytest.mark.parametrize("name", [name for name, value in NAMES.items() if callable(value) and value is not fe.Done])
-def test_every_argument_is_told(name: str) -> None:
+def test_every_argument_is_documented(name: str) -> None:
     value = NAMES[name]
     assert callable(value)
     skipped = {"self", "chosen", "overrides", "clip_value", "clip_norm", "weight_decay"}
@@ -143,7 +143,7 @@ def test_every_argument_is_told(name: str) -> None:
         if name == "fe.Job" or argument in skipped or (name, argument) == ("fe.local", "arguments"):
             continue
         assert re.search(rf"\b{argument}\b", API[name]), (
-            f"the section of {name} in docs/api.md does not tell {argument}"
+            f"the section of {name} in docs/api.md does not document {argument}"
         )
 
 
@@ -158,11 +158,11 @@ def test_no_page_installs_flightedl_from_an_index(page: Path) -> None:
     assert not re.search(r"pip install '?flightedl\b", page.read_text())
 
 
-def test_the_errors_are_all_told() -> None:
+def test_every_error_is_documented() -> None:
     assert {f"{kind.__name__}" for kind in fe.errors.ERRORS_BY_CODE.values()} <= set(_CODE.findall(API["fe.errors"]))
 
 
-def test_settings_has_every_variable_with_its_default_and_no_other() -> None:
+def test_settings_lists_exactly_the_variables_with_their_defaults() -> None:
     told: dict[str, str] = {}
     for line in (ROOT / "docs" / "settings.md").read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -175,7 +175,7 @@ def test_settings_has_every_variable_with_its_default_and_no_other() -> None:
     assert told == {name: default or "empty" for name, default in settings.items()}
 
 
-def test_operations_has_every_figure_of_the_metrics_pages() -> None:
+def test_operations_lists_every_metric() -> None:
     master = StatusReply(job="a", state="training")
     names = [field.name for field in msgspec.structs.fields(PserverStatusReply) if field.required]
     pserver = PserverStatusReply(**{**dict.fromkeys(names, 0), "members": [], "rows": {}})
@@ -185,7 +185,7 @@ def test_operations_has_every_figure_of_the_metrics_pages() -> None:
     assert {f"flightedl_{name}" for name in figures} <= set(_CODE.findall(told))
 
 
-def test_data_has_every_format_with_its_names() -> None:
+def test_data_lists_every_format_with_its_names() -> None:
     told = {}
     for line in sections(ROOT / "docs" / "data.md")["Formats"].splitlines():
         cells = line.strip("|").split("|")
@@ -201,7 +201,7 @@ def test_commands_has_a_section_for_each_command() -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_commands_tells_every_option(name: str) -> None:
+def test_commands_documents_every_option(name: str) -> None:
     page = sections(ROOT / "docs" / "commands.md")
     told = page[f"`flightedl {name}`"]
     if name == "bench":
@@ -214,4 +214,6 @@ def test_commands_tells_every_option(name: str) -> None:
         assert f"`{name} {subcommand}" in told or not subcommand
         shown = (one for one in each.params if isinstance(one, click.Option) and not one.hidden)
         for option in (max(one.opts, key=len) for one in shown):
-            assert option in told + page["Options of many commands"], f"docs/commands.md: flightedl {name} has {option}"
+            assert option in told + page["Options of many commands"], (
+                f"docs/commands.md does not document {option} of flightedl {name}"
+            )

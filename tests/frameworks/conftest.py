@@ -1,6 +1,6 @@
-"""These tests need packages that no other test needs, hundreds of megabytes: `make frameworks` gets and runs them.
+"""Tests that require large packages (hundreds of megabytes): `make frameworks` installs them and runs the tests.
 
-Without ``-m frameworks`` they are not selected.
+The tests are selected only with ``-m frameworks``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The recipes of docs/data-only.md for accelerate and Lightning: stopped within an epoch, and continued."""
+"""The recipes of docs/data-only.md for accelerate and Lightning, stopped within an epoch and resumed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flightedl.testing.etcd_server import EtcdServer
 
 from ..docs.pages import ROOT, examples
 
-# What these packages warn of is theirs.
+# Warnings of these packages are not ours to fix.
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.etcd, pytest.mark.timeout(120)]
 
 RECORDS = 600
@@ -30,7 +30,7 @@ class StopError(Exception):
 
 
 @pytest.mark.parametrize("package", ["accelerate", "lightning"])
-def test_a_recipe_goes_on_within_an_epoch(
+def test_a_recipe_resumes_within_an_epoch(
     package: str, etcd: EtcdServer, job_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "data").mkdir()

@@ -1,4 +1,4 @@
-"""Embeddings on tables under accelerate and Lightning, whose own clipping counts their rows."""
+"""Embeddings on tables under accelerate and Lightning, whose gradient clipping includes the rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import flightedl as fe
 from ..torch.bench import TorchBench
 from ..torch.page import JobOfOne, OneByOne
 
-# What these packages warn of is theirs.
+# Warnings of these packages are not ours to fix.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
@@ -67,5 +67,5 @@ def test_rows_are_trained_and_clipped(train: Callable[[nn.Module, JobOfOne], Non
         rows = table.pull(range(6))
         assert (rows[:5] < 0).all()
         assert not rows[5].any()
-        # Unclipped it would be 100 in the first step alone.
+        # Without clipping, the first step alone would move it by 100.
         assert (abs(rows[1:5]) < 1).all()

@@ -1,4 +1,4 @@
-"""The recipes for accelerate, Lightning, JAX and optax run as they stand in the docs, with the real packages."""
+"""The documented recipes for accelerate, Lightning, JAX and optax run unchanged with the real packages."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from flightedl.errors import UsageError
 from ..torch.bench import TorchBench
 from ..torch.page import JobOfOne, prepare, run_blocks
 
-# What these packages warn of is theirs.
+# Warnings of these packages are not ours to fix.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.mark.parametrize("package", ["accelerate", "lightning"])
-def test_a_recipe_for_pytorch(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recipe_for_pytorch_runs(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepare(tmp_path, monkeypatch)
     names: dict[str, object] = {"__name__": "__main__"}
     run_blocks("torch.md", "torch", names, only=1)
     run_blocks("torch.md", package, names)
 
 
-def test_jax_and_optax(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_recipe_for_jax_and_optax_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepare(tmp_path, monkeypatch)
     run_blocks("frameworks.md", "jax")
 
 
-#: What people write first: the data prepared too, or a training_step that takes a batch.
+#: Common first attempts: preparing the data too, or a training_step with a batch.
 AHEAD = {
     "accelerate": """
 from accelerate import Accelerator
@@ -73,7 +73,7 @@ trainer.fit(Lit(net, job), fe.torch.IterableDataset(job.dataset("data/*.parquet"
         ("lightning", r"Lightning asks for a batch ahead.*next\(dataloader_iter\)"),
     ],
 )
-def test_what_asks_ahead_is_refused_before_anything_is_pushed(
+def test_scripts_that_prefetch_are_rejected_before_the_first_push(
     package: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare(tmp_path, monkeypatch)

@@ -1,4 +1,4 @@
-"""The recipe of docs/data-only.md for torchft: replica groups that die, come back and heal."""
+"""The recipe of docs/data-only.md for torchft: replica groups that die, restart and heal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.etcd, pytest.mar
 RECORDS = 600
 PAGE = ROOT / "docs" / "data-only.md"
 
-#: What a record adds to the weights is one at its own number: afterwards they say how often it was trained.
+#: Each record adds one to the weight with its number, so that the weights count how often each record was trained.
 SCRIPT = """
 import os, sys
 from datetime import timedelta

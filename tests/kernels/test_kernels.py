@@ -50,7 +50,7 @@ OPTIMIZERS = [
 
 
 def received(array: NDArray) -> NDArray:
-    """The same elements as they come from the network: read-only, at an odd address."""
+    """Return the same elements as received from the network: read-only, at an odd address."""
     data = b"abc" + array.tobytes()
     view = np.frombuffer(data, array.dtype, array.size, 3)
     view = view if not view.flags.aligned else np.frombuffer(b"a" + data, array.dtype, array.size, 4)
@@ -61,7 +61,7 @@ def received(array: NDArray) -> NDArray:
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: type(optimizer).__name__)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_kernel_gives_the_bits_of_the_reference(optimizer: Optimizer, dtype: str) -> None:
+def test_a_kernel_matches_the_reference_bit_for_bit(optimizer: Optimizer, dtype: str) -> None:
     random = np.random.default_rng(5)
     kernel = kernel_for(optimizer, dtype)
     expected = random.normal(size=SIZE).astype(dtype)
@@ -72,7 +72,7 @@ def test_a_kernel_gives_the_bits_of_the_reference(optimizer: Optimizer, dtype: s
         update(optimizer, expected, gradient, expected_slots, version, 0.3, 0.5)
         given = received(gradient) if version % 2 else gradient
         kernel(values, given, slots, version, 0.3, 0.5)
-    # LAMB adds its norms up in another order.
+    # LAMB sums its norms in another order.
     tolerance = 0 if not isinstance(optimizer, LAMB) else 1e-6
     assert np.isfinite(values).all()
     for actual, reference in zip((values, *slots), (expected, *expected_slots), strict=True):
@@ -80,7 +80,7 @@ def test_a_kernel_gives_the_bits_of_the_reference(optimizer: Optimizer, dtype: s
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_weighted_sums(dtype: str) -> None:
+def test_a_weighted_sum_matches_numpy(dtype: str) -> None:
     random = np.random.default_rng(6)
     kernels = block_kernels(dtype)
     first, second = (random.normal(size=SIZE).astype(dtype) for _ in range(2))
@@ -93,7 +93,7 @@ def test_weighted_sums(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_is_found_anywhere(dtype: str, wrong: float) -> None:
+def test_a_value_that_is_not_finite_is_found_at_any_position(dtype: str, wrong: float) -> None:
     all_finite = block_kernels(dtype).all_finite
     gradient = np.full(131, np.finfo(dtype).max, dtype)
     assert all_finite(gradient)
@@ -139,7 +139,7 @@ def test_float16_is_converted_as_numpy_does() -> None:
 
 def test_float16_rounds_to_nearest_even() -> None:
     chance = np.random.default_rng(3)
-    # From below the smallest to beyond the largest, and exact ties of both kinds.
+    # From below the smallest to beyond the largest value, and exact ties of both kinds.
     any_bits = chance.integers(0x32000000, 0x48000000, 200_000, dtype=np.uint32)
     ties = chance.integers(0x33000000 >> 12, 0x48000000 >> 12, 200_000, dtype=np.uint32) << 12
     values = np.concatenate([any_bits, ties]).view(np.float32)
@@ -158,7 +158,7 @@ def test_an_average_without_gradients_ends_at_zero_not_at_the_slow_subnormals() 
     assert not velocity.any()
     assert values.tolist() == [1] * SIZE
     assert block_kernels("float32").all_finite(np.full(SIZE, smallest))
-    assert smallest * np.float32(3) > 0, "the thread's own arithmetic is as before"
+    assert smallest * np.float32(3) > 0, "the thread's own arithmetic is unchanged"
 
 
 def test_blocks_update_in_many_threads() -> None:
@@ -179,7 +179,7 @@ def test_blocks_update_in_many_threads() -> None:
         np.testing.assert_array_equal(result, results[0])
 
 
-def test_machine_code_is_read_without_what_it_takes_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_machine_code_is_loaded_without_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     signature = numba.void(numba.float32[::1], numba.float32[::1], numba.float32)
     machine_code.__wrapped__(accumulate, signature)
 
@@ -192,7 +192,7 @@ def test_machine_code_is_read_without_what_it_takes_to_compile(monkeypatch: pyte
     assert total.tolist() == [2, 2, 2]
 
 
-def test_a_torn_cache_file_costs_time_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torn_cache_file_is_recompiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
     number = numba.types.float32
     own = numba.types.Array(number, 1, "C")
@@ -206,7 +206,7 @@ def test_a_torn_cache_file_costs_time_and_nothing_else(tmp_path: Path, monkeypat
         assert list(tmp_path.rglob("*.nbi"))
 
 
-def test_what_does_not_fit_is_refused_before_anything_changes() -> None:
+def test_mismatched_arrays_are_rejected_before_anything_changes() -> None:
     kernel = kernel_for(Momentum(0.1), "float32")
     values, slots = np.ones(8, np.float32), initial_slots(Momentum(0.1), 8, "float32")
     short = np.ones(7, np.float32)
@@ -223,6 +223,6 @@ def test_what_does_not_fit_is_refused_before_anything_changes() -> None:
     assert slots[0].tolist() == [0] * 8
 
 
-def test_there_is_no_kernel_for_other_types() -> None:
+def test_other_types_have_no_kernel() -> None:
     with pytest.raises(UsageError, match="no kernel for SGD on float16"):
         kernel_for(SGD(0.1), "float16")

@@ -1,4 +1,4 @@
-"""Threads that decode a type for the first time at the same moment: one of them makes the decoder, the others wait."""
+"""Threads that decode a type for the first time at once: one of them creates the decoder while the others wait."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ IS_RESOLVING, MAY_GO_ON = threading.Event(), threading.Event()
 
 
 def resolved_slowly() -> Any:
-    """An annotation that takes long: another thread gets its turn meanwhile, as it may with any."""
+    """Resolve an annotation slowly, so that another thread runs in between, as it may with any annotation."""
     IS_RESOLVING.set()
     assert MAY_GO_ON.wait(20.0)
     return int
@@ -35,13 +35,13 @@ class Other(msgspec.Struct):
 
 
 @pytest.mark.parametrize(("read", "write"), [(from_json, msgspec.json.encode), (from_msgpack, msgspec.msgpack.encode)])
-def test_nobody_reads_what_is_not_there_yet(read: Any, write: Any) -> None:
+def test_no_thread_sees_a_decoder_before_it_is_complete(read: Any, write: Any) -> None:
     kinds = (Outer, Outer, Other)
     found: list[object] = []
     data = {"name": "x", "inner": {"number": 3}, "outer": {"name": "x", "inner": {"number": 3}}}
     threads = [threading.Thread(target=lambda kind=kind: found.append(read(write(data), kind))) for kind in kinds]
     if read is from_json:
-        # msgspec keeps what it has found out about a type for both formats: only the first one is slow.
+        # msgspec caches its analysis of a type for both formats, so only the first one is slow.
         threads[0].start()
         assert IS_RESOLVING.wait(20.0)
         for thread in threads[1:]:
@@ -58,7 +58,7 @@ def test_nobody_reads_what_is_not_there_yet(read: Any, write: Any) -> None:
     assert sorted(found, key=repr) == sorted([expected, expected, Other(expected)], key=repr)
 
 
-def test_a_decoder_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decoder_is_created_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoding, "_of_json", {})
     assert from_json(b"[1]", list[int]) == from_json("[1]", list[int]) == [1]
     assert len(decoding._of_json) == 1

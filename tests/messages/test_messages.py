@@ -1,4 +1,4 @@
-"""Messages: what is not valid is refused before anything is done."""
+"""Messages: invalid ones are rejected when they are decoded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flightedl.messages.parameters import PushHeader
 from flightedl.messages.tasks import JoinReply, TasksTicket
 
 
-def test_a_ticket_survives_the_way_there() -> None:
+def test_a_ticket_survives_encoding_and_decoding() -> None:
     ticket = TasksTicket(trainer="a", generation=3, want=2)
     assert decode(encode(ticket), TasksTicket) == ticket
 
@@ -31,12 +31,12 @@ def test_a_ticket_survives_the_way_there() -> None:
         b"[" * 100_000,
     ],
 )
-def test_a_bad_ticket_is_refused(data: bytes) -> None:
+def test_a_bad_ticket_is_rejected(data: bytes) -> None:
     with pytest.raises(MessageError):
         decode(data, TasksTicket)
 
 
-def test_a_push_names_a_whole_identity() -> None:
+def test_a_push_requires_a_complete_identity() -> None:
     with pytest.raises(MessageError, match="identity"):
         decode(b'{"trainer":"a","generation":1,"plan_hash":"p","member":1,"weight":1,"rows":1}', PushHeader)
 

@@ -1,6 +1,6 @@
-"""Chromium without a window, told what to do by its DevTools protocol over a pair of pipes: no driver, no library.
+"""Headless Chromium, controlled through its DevTools protocol over a pair of pipes, without a driver or library.
 
-The protocol: https://chromedevtools.github.io/devtools-protocol/. Messages are JSON, each ends with a zero byte.
+The protocol: https://chromedevtools.github.io/devtools-protocol/. Messages are JSON; each ends with a zero byte.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from PIL import Image
 
-#: Longer than anybody waits for something in a page.
+#: Longer than any condition that a test waits for in a page.
 _CALL_S = 40.0
 _FLAGS = (
     "--headless=new",
@@ -43,13 +43,13 @@ class Browser:
     """One browser with one tab.
 
     Args:
-        profile: An empty directory of its own.
+        profile: An empty directory for the browser's profile.
     """
 
     def __init__(self, profile: Path) -> None:
         to_browser, self._to = os.pipe()
         self._from, from_browser = os.pipe()
-        # It reads from descriptor 3 and writes to 4.
+        # Chromium reads from descriptor 3 and writes to 4.
         shell = f'exec "$0" "$@" 3<&{to_browser} 4>&{from_browser}'
         command = ["bash", "-c", shell, "chromium", *_FLAGS, f"--user-data-dir={profile}", "about:blank"]
         log = (profile / "chromium.log").open("wb")
@@ -62,7 +62,7 @@ class Browser:
         self._buffer = b""
         self._number = 0
         self._session = ""
-        #: What the page said in the console, and what went wrong in it.
+        #: Console output and uncaught errors of the page.
         self.complaints: list[str] = []
         (page,) = (each["targetId"] for each in self.call("Target.getTargets")["targetInfos"] if each["type"] == "page")
         self._session = self.call("Target.attachToTarget", targetId=page, flatten=True)["sessionId"]
@@ -70,7 +70,7 @@ class Browser:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Ask for something, and wait for the answer."""
+        """Call a method of the protocol, and wait for its result."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
         if self._session:
@@ -83,7 +83,7 @@ class Browser:
         raise AssertionError(f"Chromium does not answer {method}")
 
     def _messages(self, timeout_s: float) -> Iterator[dict[str, Any]]:
-        """As they come, until none has come for so long."""
+        """Yield messages as they arrive, until none has arrived for the given time."""
         while True:
             head, found, rest = self._buffer.partition(b"\0")
             if found:
@@ -108,18 +108,18 @@ class Browser:
             self.complaints.append(str(told["args"]))
 
     def open(self, url: str) -> None:
-        """Go there."""
+        """Open a URL."""
         answer = self.call("Page.navigate", url=url)
         assert "errorText" not in answer, answer
 
     def run(self, script: str) -> Any:
-        """The value of an expression in the page."""
+        """Evaluate an expression in the page, and return its value."""
         answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
     def until(self, script: str, limit_s: float = 15.0) -> Any:
-        """The value of an expression as soon as it is true; the page itself looks whether it is."""
+        """Return the value of an expression as soon as it is true. The page itself polls it."""
         value = self.run(
             f"""new Promise((found) => {{
                 const end = performance.now() + {limit_s * 1e3};
@@ -134,14 +134,14 @@ class Browser:
         return value
 
     def looks(self, *, width: int, height: int, scheme: str, is_phone: bool = False) -> None:
-        """Take the size of a screen, and its reader's wish for light or dark."""
+        """Set the size of the screen, and the reader's preference for light or dark."""
         self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=is_phone
         )
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     def screenshot(self, path: Path) -> Image.Image:
-        """A picture of all of the page, also written to a file."""
+        """Return a picture of the entire page, and write it to a file."""
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
         clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
         found = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)

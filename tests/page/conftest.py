@@ -17,7 +17,7 @@ from flightedl.testing.etcd_server import EtcdServer
 
 from .browser import Browser
 
-#: The batch with record 23 fails until it is set aside; the second epoch begins when the job is told to go on.
+#: The batch with record 23 fails until it is skipped. The second epoch begins when the test lets the job continue.
 SCRIPT = """
 import math, pathlib, sys, time
 from flightedl.process.tuning import leave_out_pandas_and_scipy
@@ -53,7 +53,7 @@ class Shown:
 
     browser: Browser
     cluster: LocalCluster
-    #: Where pictures go.
+    #: Directory for pictures.
     pictures: Path
     _release: Path
 
@@ -64,7 +64,7 @@ class Shown:
 
 @pytest.fixture(scope="module")
 def shown(etcd: EtcdServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
-    """A job that has trained a while, with a failed task, and its page, which has shown all that."""
+    """Job that has trained for a while and has a failed task, with its page, which already shows both."""
     place = tmp_path_factory.mktemp("page")
     pq.write_table(pa.table({"k": np.arange(400)}), place / "numbers.parquet", row_group_size=10)
     (place / "train.py").write_text(SCRIPT)
@@ -92,7 +92,7 @@ def shown(etcd: EtcdServer, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def _open(browser: Browser, url: str) -> None:
-    """As soon as the master serves it."""
+    """Open the page as soon as the master serves it."""
     deadline = time.monotonic() + 20
     while "errorText" in (answer := browser.call("Page.navigate", url=url)):
         assert time.monotonic() < deadline, answer

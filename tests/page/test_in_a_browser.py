@@ -1,6 +1,6 @@
-"""The job's page as people see it, hear it and reach it by keyboard, in a real browser.
+"""The job's page in a real browser, for people who look at it, listen to it or use the keyboard.
 
-One job and one browser for all, so it is one test: its parts come in the order of the job's life.
+All checks share one job and one browser, so they are one test. Its parts follow the life of the job.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .conftest import Shown
 
 pytestmark = [pytest.mark.etcd, pytest.mark.slow, pytest.mark.timeout(90)]
 
-#: For each element with a text of its own: its text, how it is seen against what is behind it (WCAG 2.2, 1.4.3).
+#: Text and contrast with the background (WCAG 2.2, 1.4.3) of each element that has its own text.
 _CONTRASTS = """
 (() => {
   const numbers = (color) => color.match(/[\\d.]+/g).map(Number);
@@ -44,7 +44,7 @@ def text_of(shown: Shown, selector: str) -> str:
 
 
 def seen_by_readers(shown: Shown) -> list[tuple[str, str]]:
-    """(role, name) of what a screen reader comes across, in its order."""
+    """Return (role, name) of each element that a screen reader announces, in its order."""
     nodes: list[dict[str, Any]] = shown.browser.call("Accessibility.getFullAXTree")["nodes"]
     return [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes if not node.get("ignored")]
 
@@ -59,7 +59,7 @@ def it_shows_who_is_there_and_what_failed_with_file_and_error(shown: Shown) -> N
     failed = text_of(shown, "#failed")
     assert "numbers.parquet" in failed
     assert "20 to 29" in failed
-    # What a script raises is a text, not a part of the page.
+    # An error's text is shown as text, not interpreted as HTML.
     assert "ValueError: <b>bad</b> record" in failed
     assert {"loss", "accuracy", "progress"} <= set(text_of(shown, "#curves").split("\n"))
     assert "trainer came" in text_of(shown, "#events")
@@ -73,7 +73,7 @@ def it_looks_right_in_light_in_dark_and_on_a_phone(shown: Shown, width: int, sch
     assert (sum(paper) > 600) == (scheme == "light")
     assert picture.width == width == shown.browser.run("document.documentElement.scrollWidth")
     assert share_of_ink(picture, paper) > 0.01
-    # The curves are there, in the color of lines.
+    # The curves are drawn in the color of lines.
     box = shown.browser.run(
         "(({x, y, width, height}) => [x, y, x + width, y + height])"
         "(document.querySelector('#curves svg').getBoundingClientRect())"
@@ -149,7 +149,7 @@ def a_master_that_is_gone_is_told(shown: Shown) -> None:
     assert "does not answer" in text_of(shown, "#state")
 
 
-def test_the_page(shown: Shown) -> None:
+def test_the_page_serves_people_in_every_state_of_the_job(shown: Shown) -> None:
     it_shows_who_is_there_and_what_failed_with_file_and_error(shown)
     for width, scheme, is_phone in ((1200, "light", False), (1200, "dark", False), (390, "dark", True)):
         it_looks_right_in_light_in_dark_and_on_a_phone(shown, width, scheme, is_phone)

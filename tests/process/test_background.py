@@ -1,4 +1,4 @@
-"""Work in the background always ends in a way that somebody hears of."""
+"""Background work always reports how it ended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flightedl.errors import FlightedlError, InternalError, UnavailableError
 from flightedl.process.background import Background
 
 
-def test_the_result_is_there_when_the_work_has_ended() -> None:
+def test_the_result_is_available_when_the_work_has_ended() -> None:
     may_end = threading.Event()
     outcomes: list[int | FlightedlError] = []
 

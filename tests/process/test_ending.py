@@ -1,4 +1,4 @@
-"""How a process ends: in pieces of interpreter, as it is the interpreter that is left out."""
+"""The end of a process, tested in child interpreters, because ending at once bypasses the interpreter."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AT_ONCE = """
 threading.Thread(target=threading.Event().wait).start()
 end_at_once(75)
 """
-# One that is no daemon is waited for; one that is never ends.
+# The interpreter waits for threads that are not daemons. The daemon thread here never ends.
 AS_THE_INTERPRETER = """
 def later():
     time.sleep(0.05)
@@ -40,18 +40,18 @@ def ended(program: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def test_at_once_whatever_threads_do_and_says_all_that_it_had_to() -> None:
+def test_ending_at_once_flushes_output_and_ignores_threads() -> None:
     assert ended(AT_ONCE) == (75, "all is said ", "also why")
 
 
-def test_as_the_interpreter_does_it_waits_for_threads_and_what_was_registered() -> None:
+def test_ending_normally_waits_for_threads_and_runs_exit_handlers() -> None:
     assert ended(AS_THE_INTERPRETER) == (3, "all is said by a thread taken down", "also why")
 
 
 @pytest.mark.parametrize(
     ("given", "code", "said"), [(None, 0, ""), (3, 3, ""), (-1, 255, ""), ("no data", 1, "no data\n"), ("", 1, "\n")]
 )
-def test_what_sys_exit_is_given_is_taken_as_the_interpreter_takes_it(
+def test_arguments_of_sys_exit_mean_the_same_as_in_the_interpreter(
     given: str | int | None, code: int, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert code_of(SystemExit(given)) == code

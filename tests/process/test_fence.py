@@ -1,4 +1,4 @@
-"""Order between two processes that map the same memory: the instruction is there where processors need it."""
+"""Memory order between two processes that share memory: the fence instruction exists where processors need it."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def test_the_emitted_code_has_the_instruction(triple: str, instruction: str) -> 
     assert instruction in machine.emit_assembly(llvm.parse_assembly(fence.SOURCE))
 
 
-def test_the_compiled_fence_of_this_machine_can_be_called() -> None:
+def test_the_compiled_fence_runs_on_this_machine() -> None:
     for _ in range(1000):
         fence.compiled_fence()()
 
 
-def test_other_processors_than_x86_get_the_compiled_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processors_other_than_x86_use_the_compiled_fence(monkeypatch: pytest.MonkeyPatch) -> None:
     fence.memory_fence.cache_clear()
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     assert fence.memory_fence() is fence.compiled_fence()
     fence.memory_fence.cache_clear()
 
 
-def test_x86_does_without_llvm() -> None:
+def test_x86_needs_no_llvm() -> None:
     program = (
         "import sys; from flightedl.process.fence import memory_fence; memory_fence()();"
         "print('llvmlite' in sys.modules)"
@@ -49,7 +49,7 @@ def test_x86_does_without_llvm() -> None:
     assert printed.strip() == str(platform.machine() not in {"x86_64", "AMD64"})
 
 
-def test_without_a_fence_no_memory_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_memory_is_shared_without_a_fence(monkeypatch: pytest.MonkeyPatch) -> None:
     def none() -> fence.Fence:
         raise UnavailableError("there is no memory fence on this system")
 
@@ -58,13 +58,13 @@ def test_without_a_fence_no_memory_is_shared(monkeypatch: pytest.MonkeyPatch) ->
         SharedMemory.create(bytes(16))
 
 
-def test_every_word_between_two_processes_has_its_fence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_shared_word_is_accessed_with_a_fence(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
     monkeypatch.setattr(shared_memory, "memory_fence", lambda: lambda: events.append("fence"))
     memory = SharedMemory.create(bytes(16))
 
     class Noted:
-        """One word, which notes what is done to it."""
+        """A shared word that records each access."""
 
         def __init__(self, name: str) -> None:
             self.name = name

@@ -1,4 +1,4 @@
-"""What strangers' messages leave behind, in a real process with the allocator of one."""
+"""Memory of a real server process, with its real allocator, after messages from strangers."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ sys.stdin.read()
 server.stop(0.5)
 """
 MESSAGE_BYTES = 64 << 20
-#: Beside what is kept for the next messages.
+#: Allowed growth, in addition to the memory retained for further messages.
 GROWTH_BYTES = 48 << 20
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
 
 
 class Server:
-    """A server process, and one client that is not of its job."""
+    """A server process, and a client that does not belong to its job."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -68,7 +68,7 @@ def server() -> Iterator[Server]:
     made.close()
 
 
-def test_a_server_is_no_larger_after_messages_that_it_refused(server: Server) -> None:
+def test_a_server_does_not_grow_by_rejected_messages(server: Server) -> None:
     before = server.resident_bytes
     body = b"x" * MESSAGE_BYTES
     attempts: list[Callable[[], object]] = [

@@ -1,4 +1,4 @@
-"""What probes are told."""
+"""Answers to liveness, readiness and startup probes."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def health(fake_clock: FakeClock) -> Health:
     return Health(fake_clock.now)
 
 
-def test_a_process_that_starts_is_alive_and_neither_started_nor_ready(health: Health) -> None:
+def test_a_starting_process_is_alive_but_neither_started_nor_ready(health: Health) -> None:
     assert statuses(health) == (503, 200, 503)
 
 
-def test_what_waits_is_alive_however_long_it_takes(health: Health, fake_clock: FakeClock) -> None:
+def test_a_waiting_process_is_alive_however_long_it_waits(health: Health, fake_clock: FakeClock) -> None:
     health.waiting("it stands by", is_ready=True)
     fake_clock.advance(100 * STANDS_STILL_S)
     assert statuses(health) == (200, 200, 200)
@@ -37,7 +37,7 @@ def test_what_waits_is_alive_however_long_it_takes(health: Health, fake_clock: F
     assert health.answer("/ready") == (503, "it loads a checkpoint")
 
 
-def test_a_loop_that_stands_still_is_not_alive(health: Health, fake_clock: FakeClock) -> None:
+def test_a_stuck_loop_is_not_alive(health: Health, fake_clock: FakeClock) -> None:
     health.beat("it serves", is_ready=True)
     fake_clock.advance(STANDS_STILL_S - 1)
     assert statuses(health) == (200, 200, 200)
@@ -61,7 +61,7 @@ def get(port: int, path: str, method: str = "GET") -> tuple[int, str]:
         return reply.status, reply.read().decode()
 
 
-def test_the_page_answers_what_the_process_says(page: HttpPage, health: Health) -> None:
+def test_the_page_reports_the_health_of_the_process(page: HttpPage, health: Health) -> None:
     assert get(page.port, "/started") == (503, "starting\n")
     health.beat("it serves", is_ready=True)
     assert get(page.port, "/ready") == (200, "it serves\n")
@@ -69,7 +69,7 @@ def test_the_page_answers_what_the_process_says(page: HttpPage, health: Health) 
     assert get(page.port, "/ready", "POST")[0] == 501
 
 
-def test_many_silent_connections_take_no_more_threads_than_a_few(page: HttpPage) -> None:
+def test_silent_connections_use_a_limited_number_of_threads(page: HttpPage) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(40):
             stack.enter_context(socket.create_connection(("127.0.0.1", page.port), timeout=5))
@@ -77,6 +77,6 @@ def test_many_silent_connections_take_no_more_threads_than_a_few(page: HttpPage)
             get(page.port, "/live")
 
 
-def test_a_port_that_is_taken_is_one_sentence(page: HttpPage, health: Health) -> None:
+def test_an_occupied_port_raises_one_sentence(page: HttpPage, health: Health) -> None:
     with pytest.raises(UsageError, match="health page cannot be served"):
         HttpPage("health page", "127.0.0.1", page.port, health.page)

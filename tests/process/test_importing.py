@@ -1,4 +1,4 @@
-"""Imports go without garbage collection, and leave the collector as they found it."""
+"""Imports run without garbage collection, and restore the collector's state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from flightedl.process.importing import without_collection
 
 
-def test_there_is_no_collection_meanwhile_and_there_is_afterwards() -> None:
+def test_collection_is_off_during_an_import_and_on_afterwards() -> None:
     assert gc.isenabled()
     with without_collection():
         assert not gc.isenabled()
@@ -27,7 +27,7 @@ def test_an_import_that_fails_leaves_the_collector_enabled() -> None:
     assert gc.isenabled()
 
 
-def test_a_server_never_looks_at_what_was_loaded_again() -> None:
+def test_loaded_objects_are_never_scanned_again() -> None:
     program = """
 import gc
 from flightedl.process.importing import of_a_server

@@ -1,4 +1,4 @@
-"""What a Prometheus page shows of figures that are read and of those that are gathered."""
+"""A Prometheus page with collected metrics, and with gauges read on request."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def shown(figures: Figures | Exception, registry: CollectorRegistry) -> Iterator
         yield reply.read().decode()
 
 
-def test_a_label_has_no_values_but_those_that_were_named(registry: CollectorRegistry) -> None:
+def test_a_label_has_only_declared_values(registry: CollectorRegistry) -> None:
     instruments = PrometheusInstruments(registry, LABELS, [CALLS])
     for verb in ("push", "push", "made-up-1", "made-up-2"):
         instruments.count(CALLS, 1.0, verb)
@@ -55,10 +55,10 @@ def test_a_label_has_no_values_but_those_that_were_named(registry: CollectorRegi
         assert "made-up" not in page
 
 
-def test_a_histogram_and_what_is_read_stand_on_one_page(registry: CollectorRegistry) -> None:
+def test_histograms_and_gauges_share_a_page(registry: CollectorRegistry) -> None:
     instruments = PrometheusInstruments(registry, LABELS, [WAIT])
     instruments.observe(WAIT, 0.5)
-    instruments.observe(CALLS, 1.0)  # Not among the measures of this process.
+    instruments.observe(CALLS, 1.0)  # This process does not declare the measure.
     figures = {
         "epoch": Figure("Epoch.", 3),
         "unknown": Figure("Not known.", None),
@@ -73,7 +73,7 @@ def test_a_histogram_and_what_is_read_stand_on_one_page(registry: CollectorRegis
         assert "process_resident_memory_bytes" in page
 
 
-def test_what_is_gathered_is_shown_when_nothing_can_be_read(registry: CollectorRegistry) -> None:
+def test_collected_metrics_are_shown_when_gauges_cannot_be_read(registry: CollectorRegistry) -> None:
     PrometheusInstruments(registry, LABELS, [WAIT]).observe(WAIT, 0.5)
     with shown(NotReadyError("no"), registry) as page:
         assert "flightedl_wait_seconds_count" in page
@@ -98,7 +98,7 @@ def test_a_page_on_loopback_does_not_answer_to_other_names(registry: CollectorRe
             assert status_of(request) == status
 
 
-def test_a_port_that_is_taken_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_occupied_port_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_page, "_AGAIN_S", 0.01)
     metrics = Metrics(LABELS, dict)
     first = HttpPage("page", "127.0.0.1", 0, metrics.page)

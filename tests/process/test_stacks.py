@@ -1,4 +1,4 @@
-"""What a process tells of where its threads stand."""
+"""A process's report of the stacks of its threads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def stand_still(here: threading.Event, go_on: threading.Event) -> None:
     go_on.wait(10)
 
 
-def test_every_thread_is_told_with_its_functions_and_nothing_else() -> None:
+def test_every_thread_is_listed_with_its_functions_only() -> None:
     here, go_on = threading.Event(), threading.Event()
     thread = threading.Thread(target=stand_still, args=(here, go_on), name="waits")
     thread.start()

@@ -1,4 +1,4 @@
-"""Spans of steps and calls, in one process, by OpenTelemetry's own exporter; and none where nobody wants them."""
+"""Spans of steps and calls in one process, read with OpenTelemetry's own exporter; none without tracing."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def is_inside(inner: ReadableSpan, outer: ReadableSpan) -> bool:
 
 
 def phases_of(spans: Spans, transfer: ReadableSpan) -> list[str]:
-    """Return the phases of a transfer, in their order."""
+    """Return the phases of a transfer in order."""
     inside = [one.name.removeprefix("flightedl.") for one in spans.get_finished_spans() if is_inside(one, transfer)]
     return [name for name in inside if name in {"push", "wait", "pull"}]
 
@@ -69,9 +69,9 @@ def test_a_step_is_one_trace_on_both_sides_of_the_wire(spans: Spans) -> None:
         assert each.attributes["rpc.service"] == "flightedl.pserver"
         assert each.attributes["rpc.method"] == "step"
         (transfer,) = [one for one in named(spans, "flightedl.transfer") if is_inside(each, one)]
-        # Both steps go over one stream, and each belongs to its own.
+        # Both steps use the same stream, and each has its own trace.
         assert sum(is_inside(transfer, step) for step in steps) == 1
-        assert phases_of(spans, transfer) == ["push"], "values came with the answers"
+        assert phases_of(spans, transfer) == ["push"], "values arrived with the answers"
     pulls = [one for one in named(spans, "flightedl.transfer") if one.parent is None]
     assert [phases_of(spans, each) for each in pulls] == [["wait", "pull"]] * 2
     assert len({each.context.trace_id for each in served}) == 2
@@ -99,7 +99,7 @@ def test_a_call_carries_its_span_in_a_header_and_says_how_it_ended(spans: Spans)
     assert (asked.status.status_code, asked.status.description) == (StatusCode.ERROR, None)
 
 
-def test_a_span_that_lasts_holds_what_happens_until_it_is_over(spans: Spans) -> None:
+def test_a_long_span_contains_everything_until_it_ends(spans: Spans) -> None:
     for number in (1, 1, 2):
         with tracing.lasting("checkpoint", number), tracing.span("checkpoint.publish"):
             pass
@@ -111,20 +111,20 @@ def test_a_span_that_lasts_holds_what_happens_until_it_is_over(spans: Spans) -> 
     assert [is_inside(each, lasting[0]) for each in named(spans, "flightedl.checkpoint.publish")] == [True, True, False]
 
 
-def test_a_broken_traceparent_does_no_harm(spans: Spans) -> None:
+def test_a_malformed_traceparent_is_ignored(spans: Spans) -> None:
     with tracing.serves("master", "tasks", "00-zz-1-nonsense"):
         assert tracing.carried().startswith("00-")
     (found,) = spans.get_finished_spans()
     assert found.parent is None
 
 
-def test_nothing_is_carried_where_nobody_wants_spans() -> None:
+def test_no_header_is_sent_without_tracing() -> None:
     assert tracing.tracer is None
     with tracing.span("step"), tracing.asks("master", "tasks", "h:1"), tracing.serves("master", "tasks", ""):
         assert tracing.carried() == ""
 
 
-def test_it_is_said_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapter, "_is_missing", lambda _name: True)
     with (
         pytest.raises(UsageError, match=r"pip install 'opentelemetry-sdk"),

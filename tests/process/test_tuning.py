@@ -1,4 +1,4 @@
-"""Process settings: made by the library, never against the environment, and cheap to import."""
+"""Process settings: applied by the library, overridden by the environment, and cheap to import."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def test_apply_tunes_allocator_and_grpc() -> None:
     assert run(REPORT) == f"True True {EXPERIMENTS}"
 
 
-def test_what_the_environment_says_stays() -> None:
+def test_settings_of_the_environment_are_kept() -> None:
     assert run(REPORT, GRPC_EXPERIMENTS="mine").endswith("True mine")
 
 
-def test_too_late_for_grpc_is_told() -> None:
+def test_tuning_reports_when_grpc_is_already_loaded() -> None:
     assert run("import pyarrow.flight\n" + REPORT).endswith("False None")
 
 
@@ -62,7 +62,7 @@ print(os.environ["GRPC_EXPERIMENTS"])
 """
 
 
-def test_one_experiment_is_for_flights_clients_alone() -> None:
+def test_one_experiment_applies_only_to_flight_clients() -> None:
     assert run(FOR_FLIGHT_ALONE, GRPC_EXPERIMENTS=EXPERIMENTS).split() == [
         f"{EXPERIMENTS},-event_engine_client",
         EXPERIMENTS,
@@ -80,7 +80,7 @@ def test_the_package_loads_nothing_until_it_is_used() -> None:
     assert run(program) == "False"
 
 
-def test_every_name_of_the_package_is_there() -> None:
+def test_every_name_of_the_package_can_be_imported() -> None:
     program = "import flightedl.rpc as r; print(all(getattr(r, name) for name in r.__all__), hasattr(r, 'nothing'))"
     assert run(program) == "True False"
 
@@ -101,17 +101,17 @@ print(*found)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux's scheduler")
-def test_a_pserver_lets_runnable_processes_go_on() -> None:
+def test_a_pserver_yields_to_runnable_processes() -> None:
     assert run(LET_OTHERS_GO_ON.format(before="")) == "True True True"
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux's scheduler")
-def test_a_policy_of_the_users_own_stays() -> None:
+def test_a_scheduling_policy_of_the_user_is_kept() -> None:
     before = "os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))"
     assert run(LET_OTHERS_GO_ON.format(before=before)) == "False False False"
 
 
-def test_kept_memory_is_not_faulted_in_again() -> None:
+def test_retained_memory_is_not_faulted_in_again() -> None:
     program = """
 import ctypes, resource
 from flightedl.process import tuning as process_tuning
@@ -133,7 +133,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 1000)
     assert run(program) == "True"
 
 
-def test_a_server_does_without_pandas_and_scipy() -> None:
+def test_a_server_loads_neither_pandas_nor_scipy() -> None:
     program = """
 import sys
 from flightedl.process.tuning import leave_out_pandas_and_scipy as leave_out
@@ -148,7 +148,7 @@ print("pandas" in sys.modules, "scipy" in sys.modules)
     assert run(program).splitlines() == ["True True 1", "[1, None] 2.0", "False False"]
 
 
-def test_a_trainer_has_pandas_when_it_asks_for_it() -> None:
+def test_a_trainer_can_import_pandas() -> None:
     program = """
 import sys
 from flightedl.process.tuning import defer_pandas
@@ -171,7 +171,7 @@ print(type(pandas.__loader__).__name__, type(pandas.__spec__.loader).__name__)
     ]
 
 
-def test_a_server_may_open_as_many_connections_as_the_system_allows() -> None:
+def test_a_server_raises_its_limit_of_open_files() -> None:
     program = """
 import resource
 from flightedl.process.tuning import allow_many_connections

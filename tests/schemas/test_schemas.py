@@ -1,4 +1,4 @@
-"""The contract files say what the code does."""
+"""The published schema files match the code."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from flightedl_tools import schemas
 
 
 @pytest.mark.parametrize("name", flightedl_schemas.NAMES)
-def test_the_file_is_what_the_code_writes(name: str) -> None:
+def test_the_schema_files_match_the_code(name: str) -> None:
     assert flightedl_schemas.load(name) == json.loads(json.dumps(schemas.current()[name])), "run `make schemas`"
 
 
@@ -60,7 +60,7 @@ README = resources.files(flightedl_schemas).joinpath("README.md").read_text("utf
 
 
 class Anything:
-    """A service that answers whatever it is asked with an empty message."""
+    """A service that answers every request with an empty message."""
 
     def __getattr__(self, name: str) -> Anything:
         return self
@@ -76,14 +76,14 @@ SERVERS = {
 
 
 def rows_of(server: str) -> list[list[str]]:
-    """Verb, method, request, reply and roles of each row of a server's table."""
+    """Return verb, method, request, reply and roles of each row of a server's table."""
     _, _, rest = README.partition(f"### {server}\n")
     lines = re.split(r"^#", rest, maxsplit=1, flags=re.MULTILINE)[0].splitlines()
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| `")]
 
 
 def served(routes: Routes) -> dict[tuple[str, str], set[str]]:
-    """Verb and method -> the roles that may ask."""
+    """Return the permitted roles by verb and method."""
     verbs = [
         *((verb, "DoAction", verb) for verb in routes.actions),
         *((verb, "DoGet", verb) for verb in routes.gets),
@@ -95,13 +95,13 @@ def served(routes: Routes) -> dict[tuple[str, str], set[str]]:
 
 
 @pytest.mark.parametrize("server", SERVERS)
-def test_the_page_has_every_verb_with_its_method_and_roles(server: str) -> None:
+def test_the_page_lists_every_verb_with_its_method_and_roles(server: str) -> None:
     told = {(verb.strip("`"), method): set(roles.split(", ")) for verb, method, _, _, roles in rows_of(server)}
     assert told == served(SERVERS[server])
 
 
 def taken(action: Callable[[bytes, Any], bytes]) -> str:
-    """The message that an action takes; "-" if it does not look at its body."""
+    """Return the message that an action decodes, or "-" if it ignores its body."""
     try:
         action(b"no JSON", None)
     except MessageError as error:
@@ -110,7 +110,7 @@ def taken(action: Callable[[bytes, Any], bytes]) -> str:
 
 
 @pytest.mark.parametrize("server", SERVERS)
-def test_the_page_names_messages_that_there_are_and_what_an_action_takes(server: str) -> None:
+def test_the_page_names_existing_messages_and_the_request_of_each_action(server: str) -> None:
     known = flightedl_schemas.load("messages")["$defs"]
     for verb, method, request, reply, _ in rows_of(server):
         named = re.findall(

@@ -1,4 +1,4 @@
-"""The clock under control."""
+"""The clock that tests advance."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flightedl.testing.clock import FakeClock
 from flightedl.testing.contracts.coordinator import eventually
 
 
-def test_it_stands_still_until_advanced(fake_clock: FakeClock) -> None:
+def test_the_clock_stands_still_until_advanced(fake_clock: FakeClock) -> None:
     start, wall = fake_clock.now(), fake_clock.wall_time()
     fake_clock.advance(2.5)
     assert fake_clock.now() - start == 2.5
@@ -19,7 +19,7 @@ def test_it_stands_still_until_advanced(fake_clock: FakeClock) -> None:
         fake_clock.advance(-1)
 
 
-def test_a_sleeper_wakes_when_its_time_has_come(fake_clock: FakeClock) -> None:
+def test_a_sleeper_wakes_when_its_sleep_is_over(fake_clock: FakeClock) -> None:
     with ThreadPoolExecutor(1) as pool:
         sleeping = pool.submit(fake_clock.sleep, 10)
         eventually(lambda: fake_clock.sleepers == 1)

@@ -1,4 +1,4 @@
-"""The Cluster's twin."""
+"""The Cluster's twin passes the adapter's contract."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class TestContract(ClusterContract):
         return MemoryCluster()
 
 
-def test_what_is_owned_goes_with_its_owner() -> None:
+def test_objects_are_deleted_with_their_owner() -> None:
     cluster = MemoryCluster()
     (owner,) = cluster.apply([config_map("owner")])
     owned = config_map("owned")

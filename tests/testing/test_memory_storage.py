@@ -1,4 +1,4 @@
-"""The Storage's and the Files' twins, and planned faults."""
+"""The twins of Storage and Files, and planned faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The proxy does to a connection what its methods say."""
+"""Every fault of the proxy has its documented effect on connections."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flightedl.testing.proxy import TcpProxy
 
 @pytest.fixture
 def echo() -> Iterator[tuple[str, list[bytes]]]:
-    """A server that answers what it gets, and what it got."""
+    """Run a server that echoes data. Yield its address and the list of what it received."""
     got: list[bytes] = []
     listener = socket.create_server(("127.0.0.1", 0))
     threads: list[threading.Thread] = []
@@ -71,7 +71,7 @@ def ask(connection: socket.socket, data: bytes) -> bytes:
     return answer
 
 
-def test_everything_is_forwarded_both_ways_and_so_is_the_end(proxy: TcpProxy) -> None:
+def test_data_and_end_of_stream_are_forwarded_both_ways(proxy: TcpProxy) -> None:
     with connect(proxy) as one, connect(proxy) as other:
         data = bytes(range(256)) * 100
         assert ask(one, data) == data
@@ -80,7 +80,7 @@ def test_everything_is_forwarded_both_ways_and_so_is_the_end(proxy: TcpProxy) ->
         assert one.recv(1) == b""
 
 
-def test_cut_resets_what_is_open_only(proxy: TcpProxy) -> None:
+def test_cut_resets_only_open_connections(proxy: TcpProxy) -> None:
     with connect(proxy) as one:
         ask(one, b"1")
         proxy.cut()
@@ -90,7 +90,7 @@ def test_cut_resets_what_is_open_only(proxy: TcpProxy) -> None:
         assert ask(other, b"2") == b"2"
 
 
-def test_refuse_until_healed(proxy: TcpProxy) -> None:
+def test_refuse_resets_new_connections_until_healed(proxy: TcpProxy) -> None:
     proxy.refuse()
     with pytest.raises(ConnectionError), connect(proxy) as one:
         assert ask(one, b"1") == b"1"
@@ -99,14 +99,14 @@ def test_refuse_until_healed(proxy: TcpProxy) -> None:
         assert ask(one, b"1") == b"1"
 
 
-def test_a_dead_target_resets(proxy: TcpProxy) -> None:
+def test_a_dead_target_resets_connections(proxy: TcpProxy) -> None:
     with closed_port() as port:
         proxy.redirect(f"127.0.0.1:{port}")
         with pytest.raises(ConnectionError), connect(proxy) as one:
             assert ask(one, b"1") == b"1"
 
 
-def test_delay(proxy: TcpProxy) -> None:
+def test_delay_holds_back_data(proxy: TcpProxy) -> None:
     proxy.delay(0.1)
     with connect(proxy) as one:
         start = time.monotonic()
@@ -114,7 +114,9 @@ def test_delay(proxy: TcpProxy) -> None:
         assert time.monotonic() - start >= 0.2
 
 
-def test_a_request_arrives_and_its_reply_does_not(proxy: TcpProxy, echo: tuple[str, list[bytes]]) -> None:
+def test_cut_after_request_forwards_the_request_and_drops_its_reply(
+    proxy: TcpProxy, echo: tuple[str, list[bytes]]
+) -> None:
     with connect(proxy) as one:
         ask(one, b"before")
         proxy.cut_after_request()
@@ -127,7 +129,7 @@ def test_a_request_arrives_and_its_reply_does_not(proxy: TcpProxy, echo: tuple[s
         assert ask(other, b"after") == b"after"
 
 
-def test_half_open_is_silent(proxy: TcpProxy, echo: tuple[str, list[bytes]]) -> None:
+def test_a_half_open_connection_is_silent(proxy: TcpProxy, echo: tuple[str, list[bytes]]) -> None:
     with connect(proxy) as one:
         ask(one, b"1")
         proxy.half_open()
@@ -142,7 +144,7 @@ def test_half_open_is_silent(proxy: TcpProxy, echo: tuple[str, list[bytes]]) -> 
     assert echo[1] == [b"1"]
 
 
-def test_one_bit_is_flipped_once_in_a_chunk_big_enough(proxy: TcpProxy) -> None:
+def test_one_bit_is_flipped_once_in_a_large_enough_chunk(proxy: TcpProxy) -> None:
     proxy.flip_bit(smallest_bytes=100)
     with connect(proxy) as one:
         assert ask(one, b"x" * 50) == b"x" * 50

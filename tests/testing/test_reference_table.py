@@ -1,4 +1,4 @@
-"""The reference of a table's rows: created, admitted, updated, expired."""
+"""The reference table: creation, admission, updates and expiry of rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def push(rows: ReferenceTable, version: int, *ids: int, epoch: int = 0) -> None:
     rows.update(dict.fromkeys(ids, (1.0, 2.0)), version=version, epoch=epoch, number=version - 1)
 
 
-def test_a_read_makes_no_row_and_the_first_push_does() -> None:
+def test_the_first_push_creates_a_row_and_a_read_does_not() -> None:
     rows = table(init=Uniform(0.5))
     first = rows.first_values(7)
     assert rows.read(7, 0, 0) is None
@@ -32,7 +32,7 @@ def test_a_read_makes_no_row_and_the_first_push_does() -> None:
     assert rows.rows[7].updates == 1
 
 
-def test_an_id_is_admitted_by_its_nth_push() -> None:
+def test_the_nth_push_admits_an_id() -> None:
     rows = table(admit_after=3)
     for version in (1, 2):
         push(rows, version, 7)
@@ -47,13 +47,13 @@ def test_rows_expire_by_versions() -> None:
     push(rows, 1, 7)
     assert rows.read(7, 3, 0) is not None
     assert rows.read(7, 4, 0) is None
-    push(rows, 4, 7)  # It was there at version 3, which its trainer has read.
+    push(rows, 4, 7)  # The row existed at version 3, which the trainer read.
     assert rows.read(7, 4, 0) == [-2, -4]
     push(rows, 8, 7)
     assert rows.read(7, 8, 0) == [-1, -2]
 
 
-def test_rows_expire_by_epochs_and_so_does_what_waits() -> None:
+def test_rows_and_waiting_ids_expire_by_epochs() -> None:
     rows = table(evict=Evict(unused_epochs=1), admit_after=2)
     push(rows, 1, 7)
     push(rows, 2, 7, epoch=2)
@@ -63,7 +63,7 @@ def test_rows_expire_by_epochs_and_so_does_what_waits() -> None:
     assert rows.read(7, 3, 5) is None
 
 
-def test_the_oldest_rows_go_when_there_are_too_many() -> None:
+def test_the_oldest_rows_are_evicted_beyond_the_limit() -> None:
     rows = ReferenceTable(TableSpec("t", 2, SGD(1.0), evict=Evict(max_rows=3 * 1024)), lambda row_id: row_id // 100)
     push(rows, 1, 1, 2)
     push(rows, 2, 3)
@@ -71,16 +71,16 @@ def test_the_oldest_rows_go_when_there_are_too_many() -> None:
     push(rows, 3, 1, 4)
     assert sorted(rows.live(3, 0)) == [1, 3, 4]
     push(rows, 4, 10, 11, 12, 13)
-    assert sorted(rows.live(4, 0)) == [10, 11, 12, 13], "the newest rows stay in any case"
+    assert sorted(rows.live(4, 0)) == [10, 11, 12, 13], "the newest rows are always kept"
     push(rows, 5, 1)
     assert sorted(rows.live(5, 0)) == [1]
-    assert rows.read(1, 5, 0) == [-1, -2], "it began again"
+    assert rows.read(1, 5, 0) == [-1, -2], "the row was created again"
     push(rows, 6, 101)
     push(rows, 7, 2, 3, 102, 103)
     assert sorted(rows.live(7, 0)) == [1, 2, 3, 101, 102, 103], "each bucket counts its own rows"
 
 
-def test_small_rows_go_with_a_checkpoint() -> None:
+def test_a_checkpoint_removes_rows_with_a_small_norm() -> None:
     rows = table(evict=Evict(norm_below=3.0))
     push(rows, 1, 1, 2)
     push(rows, 2, 2)
@@ -90,7 +90,7 @@ def test_small_rows_go_with_a_checkpoint() -> None:
 
 
 @pytest.mark.parametrize(("row_wise", "dense"), [(RowAdagrad(0.1, eps=1e-10), Adagrad(0.1)), (RowAdam(0.1), Adam(0.1))])
-def test_a_row_wise_rule_is_the_other_where_all_elements_are_equal(row_wise: Optimizer, dense: Optimizer) -> None:
+def test_a_row_wise_rule_equals_the_plain_rule_if_all_elements_are_equal(row_wise: Optimizer, dense: Optimizer) -> None:
     rows = [np.ones(3), np.ones(3)]
     slots = [initial_slots(row_wise, 3, float), initial_slots(dense, 3, float)]
     for version in range(3):
@@ -100,5 +100,5 @@ def test_a_row_wise_rule_is_the_other_where_all_elements_are_equal(row_wise: Opt
     assert len(slots[0][-1]) == 1
 
 
-def test_batches_have_seeds_of_their_own() -> None:
+def test_batches_have_different_seeds() -> None:
     assert len({batch_seed(e, t, b) for e in range(3) for t in range(3) for b in range(3)}) == 27

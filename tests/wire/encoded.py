@@ -1,4 +1,4 @@
-"""A message of a step as a stream carries it."""
+"""Messages of a step as a stream carries them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ from flightedl.wire.rows import OutgoingBlocks
 def encode_parts(
     pieces: Sequence[OutgoingBlocks], attached: bytes = b"", **options: Any
 ) -> tuple[pa.RecordBatch | Any, bytes]:
-    """Its batch, None where it has no batch, and its header."""
+    """Return a message's batch (None if it has none) and its header."""
     values, header, _ = encode_message(pieces, attached, **options)
     return None if values is None else batch_of(values), header

@@ -24,7 +24,7 @@ def test_trainers_and_pservers_round_to_the_same_bits() -> None:
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "float16"])
-def test_what_fits_comes_back_exactly(kind: str) -> None:
+def test_representable_values_are_converted_exactly(kind: str) -> None:
     fitting = np.array([0, -0.5, 1, 1.5, -3, 96, 256], np.float32)
     out = np.empty_like(fitting)
     widened(memoryview(shortened(fitting, kind)).cast("B"), kind, out)
@@ -38,7 +38,7 @@ def test_ties_go_to_even() -> None:
     assert out.tolist() == [1.0, 1 + 4 * 2**-8]
 
 
-def test_unaligned_bytes_are_widened_alike() -> None:
+def test_unaligned_bytes_are_widened_the_same_way() -> None:
     bits = shortened(VALUES, "bfloat16")
     moved = memoryview(b"x" + bits.tobytes())[1:]
     ours, theirs = np.empty_like(VALUES), np.empty_like(VALUES)
@@ -47,7 +47,7 @@ def test_unaligned_bytes_are_widened_alike() -> None:
     assert ours.tobytes() == theirs.tobytes()
 
 
-def test_only_float32_is_shortened_and_only_to_what_there_is() -> None:
+def test_only_float32_is_shortened_and_only_to_known_types() -> None:
     assert (item_bytes("bfloat16", "float32"), item_bytes("bfloat16", "float64"), item_bytes("", "float32")) == (
         2,
         8,

@@ -1,4 +1,4 @@
-"""Messages of a step: what is sent arrives, and whatever was damaged or does not fit is refused."""
+"""Messages of a step: intact ones are decoded, damaged and inconsistent ones are rejected."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_parts_arrive_as_they_were_sent(pieces: list[OutgoingBlocks]) -> None:
 
 
 @pytest.mark.parametrize("pieces", [_pieces(), _pieces()[:1], _pieces()[1:2]], ids=["three", "one", "empty"])
-def test_what_is_attached_arrives_beside_the_parts(pieces: list[OutgoingBlocks]) -> None:
+def test_attachments_arrive_with_the_parts(pieces: list[OutgoingBlocks]) -> None:
     batch, header = encode_parts(pieces, b"a request")
     parts, attached = decode_message(batch, header)
     assert attached == b"a request"
@@ -94,13 +94,13 @@ def test_a_small_message_travels_in_its_metadata_alone(pieces: list[OutgoingBloc
 
 
 @pytest.mark.parametrize("header_bytes", [0, 55, 81, 1 << 63])
-def test_the_header_of_a_message_of_metadata_alone_lies_within_it(header_bytes: int) -> None:
+def test_a_header_is_bounded_by_its_metadata_message(header_bytes: int) -> None:
     rest = pack("<IIQ", 6, 1, header_bytes) + _part() + VALUES.tobytes()
     with pytest.raises(MessageError, match=f"a header of {header_bytes} bytes with 1 parts"):
         decode_message(None, _sealed(rest))
 
 
-def test_a_message_of_metadata_alone_has_a_limit() -> None:
+def test_a_message_in_metadata_has_a_size_limit() -> None:
     for count, is_small in ((INLINE_BYTES - 56, True), (INLINE_BYTES - 55, False)):
         pieces = [OutgoingBlocks(range(1), 0, 0, np.zeros(count, np.uint8), ())]
         batch, header = encode_parts(pieces, inline=True)
@@ -113,20 +113,20 @@ def test_one_piece_is_not_copied() -> None:
     assert batch.column(0).buffers()[2].address == VALUES.ctypes.data
 
 
-def test_a_slice_of_a_batch_is_the_slice() -> None:
+def test_a_slice_of_a_batch_decodes_to_the_slice() -> None:
     message, header = encode_parts(_pieces())
     both = _batch(b"something else", message.column(0)[0].as_py())
     assert decode_message(both.slice(1), header)[0] == decode_message(message, header)[0]
 
 
-def test_a_checksum_is_made_once_for_values_that_are_sent_again() -> None:
+def test_the_checksum_of_values_sent_again_is_computed_once() -> None:
     known = Checksums(whole=42)
     _, header = encode_parts([OutgoingBlocks(range(1), 0, 0, VALUES, (), known)])
     assert header.endswith((42).to_bytes(8, "little"))
 
 
 @pytest.mark.parametrize("place", range(0, 112, 5))
-def test_no_bit_of_a_header_may_change(place: int) -> None:
+def test_a_header_with_any_flipped_bit_is_rejected(place: int) -> None:
     batch, header = encode_parts(_pieces())
     damaged = bytearray(header)
     damaged[place] ^= 4
@@ -134,7 +134,7 @@ def test_no_bit_of_a_header_may_change(place: int) -> None:
         decode_message(batch, bytes(damaged))[0]
 
 
-def test_values_that_changed_are_refused() -> None:
+def test_changed_values_are_rejected() -> None:
     batch, header = encode_parts([OutgoingBlocks(range(3, 5), 1, 0, VALUES, ())])
     data = bytearray(batch.column(0)[0].as_py())
     data[7] ^= 1
@@ -142,14 +142,16 @@ def test_values_that_changed_are_refused() -> None:
         decode_message(_batch(bytes(data)), header)[0]
 
 
-def test_values_may_travel_without_checksums_but_no_header_does() -> None:
+def test_checksums_are_optional_for_values_but_not_for_headers() -> None:
     batch, header = encode_parts(_pieces(), b"a request", checksums=False)
     assert [part.data for part in decode_message(batch, header)[0]] == [
         memoryview(b"" if piece.values is None else piece.values.tobytes()) for piece in _pieces()
     ]
     data = bytearray(batch.column(0)[0].as_py())
     data[7] ^= 1
-    assert decode_message(_batch(bytes(data)), header)[0][0].data == data[:16], "nobody looks at them"
+    assert decode_message(_batch(bytes(data)), header)[0][0].data == data[:16], (
+        "values without checksums are not verified"
+    )
     for place in range(0, len(header), 5):
         damaged = bytearray(header)
         damaged[place] ^= 4
@@ -175,6 +177,6 @@ def test_values_may_travel_without_checksums_but_no_header_does() -> None:
         (_sealed(pack("<II", 2, 0)), _batch(VALUES.tobytes()), "0 bytes, 24 came"),
     ],
 )
-def test_what_does_not_fit_is_refused(header: bytes | None, batch: pa.RecordBatch, message: str) -> None:
+def test_inconsistent_messages_are_rejected(header: bytes | None, batch: pa.RecordBatch, message: str) -> None:
     with pytest.raises(MessageError, match=message):
         decode_message(batch, header)[0]

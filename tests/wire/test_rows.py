@@ -1,4 +1,4 @@
-"""Rows of blocks: bytes in, the same bytes out, and nothing damaged gets through."""
+"""Rows of blocks: intact ones are decoded unchanged, damaged ones are rejected."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _received(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 @given(st.lists(st.lists(st.floats(width=32, allow_nan=False), max_size=20), min_size=1, max_size=6))
-def test_rows_come_out_as_they_went_in(contents: list[list[float]]) -> None:
+def test_decoded_rows_equal_the_encoded_rows(contents: list[list[float]]) -> None:
     arrays = [np.array(content, np.float32) if content else None for content in contents]
     blocks, versions = list(range(10, 10 + len(arrays))), list(range(len(arrays)))
     batch = _received(encode_rows(blocks, versions, arrays))
@@ -53,7 +53,7 @@ def test_a_slice_of_a_batch_decodes_to_its_own_rows() -> None:
     assert [(row.block, row.array(np.float32)[0]) for row in decode_rows(part)] == [(2, 2.0), (3, 3.0)]
 
 
-def test_a_flipped_bit_is_found() -> None:
+def test_a_flipped_bit_is_detected() -> None:
     data = bytearray(np.ones(8, np.float32).tobytes())
     good = encode_rows([1], [0], [np.ones(8, np.float32)])
     data[5] ^= 1
@@ -62,7 +62,7 @@ def test_a_flipped_bit_is_found() -> None:
         list(decode_rows(damaged))
 
 
-def test_a_null_is_refused() -> None:
+def test_a_null_is_rejected() -> None:
     good = encode_rows([1], [0], [np.ones(8, np.float32)])
     with pytest.raises(MessageError, match="null"):
         list(
@@ -73,7 +73,7 @@ def test_a_null_is_refused() -> None:
 
 
 @given(st.lists(st.integers(0, 3000), max_size=30), st.integers(1, 4000))
-def test_groups_cover_all_rows_in_order_and_keep_to_the_target(sizes: list[int], target: int) -> None:
+def test_groups_cover_all_rows_in_order_and_respect_the_target_size(sizes: list[int], target: int) -> None:
     groups = group_by_size(sizes, target)
     assert [i for group in groups for i in group] == list(range(len(sizes)))
     assert all(len(group) == 1 or sum(sizes[i] for i in group) <= target for group in groups)

@@ -1,4 +1,4 @@
-"""Values in memory that both sides map: where they are put, how they are read, and what the messages say of them."""
+"""Values in shared memory: their placement, how they are read, and the messages that refer to them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _bytes(value: int, size: int) -> memoryview:
     return memoryview(np.full(size, value, np.uint8))
 
 
-def test_what_is_not_taken_is_not_written_over() -> None:
+def test_unread_values_are_not_overwritten() -> None:
     chance, memory = random.Random(0), _memory()
     outbox, inbox = Outbox(memory, 0), Inbox(memory)
     there: deque[tuple[int, int, int]] = deque()
@@ -70,7 +70,7 @@ def test_what_is_not_taken_is_not_written_over() -> None:
     assert refused
 
 
-def test_the_same_memory_is_used_again() -> None:
+def test_memory_is_reused_once_its_values_are_read() -> None:
     memory = _memory(1 << 20)
     outbox = Outbox(memory, 0)
     starts = set()
@@ -81,10 +81,10 @@ def test_the_same_memory_is_used_again() -> None:
     assert max(starts) < 4096
 
 
-def test_there_is_a_limit_to_what_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unread_values_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_values, "UNTAKEN_LIMIT_BYTES", 1000)
     outbox = Outbox(_memory(), 0)
-    assert outbox.put([_bytes(1, 2000)], 2000) == 0, "a single one may have more"
+    assert outbox.put([_bytes(1, 2000)], 2000) == 0, "a single message may exceed the limit"
     assert outbox.put([_bytes(1, 1)], 1) is None
     outbox.taken(1)
     assert outbox.put([_bytes(1, 600)], 600) == 0
@@ -93,14 +93,14 @@ def test_there_is_a_limit_to_what_is_not_taken(monkeypatch: pytest.MonkeyPatch) 
     assert Outbox(_memory(100), 0).put([_bytes(1, 101)], 101) is None
 
 
-def test_more_is_said_to_be_taken_than_there_is() -> None:
+def test_acknowledging_more_than_was_sent_is_harmless() -> None:
     outbox = Outbox(_memory(), 0)
     outbox.put([_bytes(1, 10)], 10)
     outbox.taken(10**18)
     assert outbox.untaken == 0
 
 
-def test_what_is_small_travels_in_the_message() -> None:
+def test_small_values_travel_in_the_message() -> None:
     batch, header = encode_parts(_pieces(), outbox=Outbox(_memory()))
     assert batch is not None
     assert place_of(header) is not Place.MEMORY
@@ -137,7 +137,7 @@ def test_a_copy_does_not_change_with_the_memory() -> None:
         decode_message(None, header, inbox=inbox)[0]
 
 
-def test_values_beyond_the_memory_are_refused() -> None:
+def test_values_beyond_the_memory_are_rejected() -> None:
     memory = _memory()
     outbox = Outbox(memory, 0)
     outbox.put([], 2048)
@@ -147,7 +147,7 @@ def test_values_beyond_the_memory_are_refused() -> None:
             decode_message(None, header, inbox=inbox)[0]
 
 
-def test_memory_that_nobody_shares_is_refused() -> None:
+def test_a_reference_to_unshared_memory_is_rejected() -> None:
     _, header = encode_parts(_pieces(), outbox=Outbox(_memory(), 0))
     with pytest.raises(MessageError, match="none is shared"):
         decode_message(None, header)[0]
@@ -158,7 +158,7 @@ def test_memory_that_nobody_shares_is_refused() -> None:
         decode_message(None, plain, inbox=Inbox(_memory()))[0]
 
 
-def test_a_header_cut_short_is_refused() -> None:
+def test_a_truncated_header_is_rejected() -> None:
     memory = _memory()
     _, header = encode_parts(_pieces(), outbox=Outbox(memory, 0))
     for length in range(len(header)):
@@ -168,7 +168,7 @@ def test_a_header_cut_short_is_refused() -> None:
     assert place_of(b"\4") is Place.BATCH
 
 
-def test_copies_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_are_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_values, "_PIECE_BYTES", 7)
     source = np.arange(50, dtype=np.uint8)
     target = np.zeros(50, np.uint8)
@@ -177,7 +177,7 @@ def test_copies_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("ahead", [0, 16, 511, 512, 4000])
-def test_copies_are_whole_wherever_both_lie_in_their_pages(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_are_complete_at_every_offset_within_a_page(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_values, "_PIECE_BYTES", 1000)
     real, by_cache = shared_values.copy_to_cache, []
     monkeypatch.setattr(
@@ -195,10 +195,10 @@ def test_copies_are_whole_wherever_both_lie_in_their_pages(ahead: int, monkeypat
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [0, 5, 998])
-def test_a_copy_knows_what_is_not_finite(dtype: str, bad: float, place: int) -> None:
+def test_a_copy_detects_values_that_are_not_finite(dtype: str, bad: float, place: int) -> None:
     chance = np.random.default_rng(place)
     kind = np.dtype(dtype)
-    # All finite bits but for those of float64 whose halves look like none: beyond 1e305, or by chance.
+    # All finite bit patterns, except those of float64 whose halves look infinite: beyond 1e305, or by chance.
     source = chance.integers(0, 256, 999 * kind.itemsize, dtype=np.uint8).view(kind)
     source[~np.isfinite(source)] = 0
     if dtype == "float64":
@@ -214,7 +214,7 @@ def test_a_copy_knows_what_is_not_finite(dtype: str, bad: float, place: int) -> 
     assert np.array_equal(target, source.view(np.uint8))
 
 
-def test_a_copy_of_broken_words_is_not_known_to_be_finite() -> None:
+def test_a_copy_of_partial_words_is_not_reported_as_finite() -> None:
     target = np.empty(6, np.uint8)
     assert not finite_copy()(target, np.arange(6, dtype=np.uint8))
     assert target.tolist() == [0, 1, 2, 3, 4, 5]
@@ -222,20 +222,20 @@ def test_a_copy_of_broken_words_is_not_known_to_be_finite() -> None:
         finite_copy()(target, np.zeros(8, np.uint8))
 
 
-def test_the_schema_of_batches_is_the_same() -> None:
+def test_batches_of_all_messages_have_the_same_schema() -> None:
     batch, _ = encode_parts(_pieces(), outbox=Outbox(_memory(10), 0))
     assert batch is not None
     assert batch.schema == STEP_SCHEMA
 
 
-def test_values_of_the_store_are_lent_where_they_lie() -> None:
+def test_values_of_the_store_are_lent_without_a_copy() -> None:
     memory, store = _memory(), np.arange(4096, dtype=np.uint16).view(np.uint8)
     outbox, inbox = Outbox(memory, 1, store), Inbox(memory, store)
     parts = [memoryview(store[1000:1100]), memoryview(store[1100:1300])]
     start = outbox.put(parts, 300)
     assert start is not None
     assert bytes(inbox.take(start, 300)) == store[1000:1300].tobytes()
-    assert not memory.any(), "nothing was copied"
+    assert not memory.any(), "no value was copied"
     assert outbox.untaken == 1
     with pytest.raises(MessageError, match="of 4096 shared bytes"):
         Inbox(memory).take(start, 300)
@@ -246,21 +246,21 @@ def test_values_of_the_store_are_lent_where_they_lie() -> None:
 @pytest.mark.parametrize(
     "bounds", [((1000, 1100), (1101, 1200)), ((1100, 1200), (1000, 1100)), ((0, 10), (0, 10))], ids=str
 )
-def test_values_that_do_not_lie_next_to_each_other_are_copied(bounds: tuple[tuple[int, int], ...]) -> None:
+def test_values_that_are_not_adjacent_are_copied(bounds: tuple[tuple[int, int], ...]) -> None:
     memory, store = _memory(), np.arange(4096, dtype=np.uint16).view(np.uint8)
     outbox, inbox = Outbox(memory, 1, store), Inbox(memory, store)
     parts = [memoryview(store[first:last]) for first, last in bounds]
     size = sum(map(len, parts))
     assert outbox.put(parts, size) == 0
     assert bytes(inbox.take(0, size)) == b"".join(parts)
-    assert outbox.put([_bytes(3, 10)], 10) == -(-size // 64) * 64, "of other memory"
+    assert outbox.put([_bytes(3, 10)], 10) == -(-size // 64) * 64, "the values were copied"
 
 
-def test_what_is_lent_is_held_until_it_is_taken_and_counts() -> None:
+def test_lent_values_are_held_until_they_are_read_and_count_towards_the_limit() -> None:
     store = np.zeros(UNTAKEN_LIMIT_BYTES + 4096, np.uint8)
     outbox = Outbox(_memory(), 1, store)
     view = store[: UNTAKEN_LIMIT_BYTES - 10]
-    assert outbox.put([memoryview(view)], view.size) is None, "there has to be room for a copy as well"
+    assert outbox.put([memoryview(view)], view.size) is None, "the memory must have room for a copy"
     view = store[:4000]
     alive = weakref.ref(view)
     assert outbox.put([memoryview(view)], view.size) is not None

@@ -1,4 +1,4 @@
-"""Rows of tables as bytes, and back; and what is no such thing."""
+"""Encoding and decoding of table rows, and rejection of invalid payloads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def some(kind: Kind, table: int, count: int) -> Section:
 
 
 @pytest.mark.parametrize("shift", [0, 1, 4])
-def test_what_is_encoded_comes_back_at_any_address(shift: int) -> None:
+def test_encoded_rows_decode_at_any_address(shift: int) -> None:
     sections = [
         some(Kind.GRADIENTS, 0, 5),
         some(Kind.GRADIENTS, 1, 0),
@@ -41,7 +41,7 @@ def test_what_is_encoded_comes_back_at_any_address(shift: int) -> None:
         assert one.values is None or other.values is None or (one.values == other.values).all()
 
 
-def test_nothing_is_something() -> None:
+def test_an_empty_payload_decodes_to_no_rows() -> None:
     assert list(decode_sections(memoryview(NOTHING.tobytes()), DIMS, Kind)) == []
 
 
@@ -63,12 +63,12 @@ def _header(count: int, kind: int = 1, table: int = 0, rows: int = 0, layout: in
         (_header(1) + b"x", "tell of"),
     ],
 )
-def test_what_is_no_payload_is_refused(data: bytes, text: str) -> None:
+def test_bytes_that_are_not_a_payload_are_rejected(data: bytes, text: str) -> None:
     with pytest.raises(MessageError, match=text):
         decode_sections(memoryview(data), DIMS, Kind)
 
 
-def test_a_kind_that_is_not_expected_is_refused() -> None:
+def test_an_unexpected_kind_is_rejected() -> None:
     data = encode_sections([some(Kind.ROWS, 0, 1)]).tobytes()
     with pytest.raises(MessageError, match="kind 3"):
         decode_sections(memoryview(data), DIMS, (Kind.WANTED,))
