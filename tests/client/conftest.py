@@ -1,4 +1,4 @@
-"""gRPC's own threads, which Python lists once they call it, may stay."""
+"""Leak check that tolerates gRPC's own threads, which Python lists once they have called it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trainer's loop over its data, with the pservers of a bench, and a master in memory."""
+"""A trainer's loop over its data, with in-process pservers and an in-memory master."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DECLARED = DeclaredDataset(
 
 
 class Master:
-    """Hands out so many tasks of so many batches, and hears what became of them."""
+    """Master that assigns a number of equal tasks and records the reports about them."""
 
     def __init__(self, tasks: int, batches: int) -> None:
         self.todo = [_assignment(number, batches) for number in range(tasks)]
@@ -62,11 +62,11 @@ class Loop:
     """One trainer's data and parameters.
 
     Args:
-        cluster: Its pservers.
-        batches: Of each task.
-        tasks: So many.
-        records: Number of a batch -> how many records it has.
-        more: What else its parameters are told.
+        cluster: The pservers.
+        batches: Number of batches of each task.
+        tasks: Number of tasks.
+        records: Function from a batch's number to its number of records.
+        more: Further arguments of the parameters.
     """
 
     def __init__(
@@ -100,28 +100,28 @@ class Loop:
             yield pa.record_batch({"number": [number] * self._records(number)})
 
     def __iter__(self) -> Iterator[int]:
-        """The numbers of the batches, as they are handed out."""
+        """Yield the numbers of batches in the order of the loop."""
         for batch in self.data:
             yield batch["number"][0].as_py()
 
     def end_membership(self) -> None:
-        """The pservers do not know this member any more."""
+        """Remove this member from the pservers' view."""
         self._serial += 1
         self.cluster.view(serial=self._serial)
 
     def take_away(self) -> None:
-        """All that this trainer holds is somebody else's now."""
+        """Revoke everything that this trainer holds."""
         feed = self.data._feed
         assert feed is not None
         with feed._changed:
             feed._feed._lose({task.assignment.attempt for task in feed._feed.held}, CLOCK.now())
 
-    # what parameters ask
+    # --- called by parameters ---
 
     def require_final(self, index: int, generation: int) -> None:
         """The job has not ended."""
 
-    # what the dataset tells
+    # --- called by the dataset ---
 
     @property
     def current(self) -> CurrentBatch | None:
@@ -159,7 +159,7 @@ class Loop:
 
 
 def value_of(cluster: Cluster, name: str) -> float:
-    """What all elements of a parameter are on the pservers."""
+    """Return the common value of all elements of a parameter on the pservers."""
     number = next(number for number, spec in enumerate(cluster.specs) if spec.name == name)
     blocks = [block for shard in cluster.shards for block in shard.blocks() if block.place.parameter == number]
     (value,) = {float(value) for block in blocks for value in block.values}
@@ -167,5 +167,5 @@ def value_of(cluster: Cluster, name: str) -> float:
 
 
 def gradients(cluster: Cluster, value: float = -1.0) -> Mapping[str, np.ndarray]:
-    """Of all parameters, each element the same."""
+    """Return gradients of all parameters, with equal elements."""
     return {spec.name: np.full(spec.shape, value, np.float32) for spec in cluster.specs}

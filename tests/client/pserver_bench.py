@@ -37,7 +37,7 @@ CLOCK = SystemClock()
 
 @dataclass
 class OneShard:
-    """What the verbs ask a pserver's service for, once it serves."""
+    """A serving pserver, as the verbs see it."""
 
     state: Shard
     has_lease: bool = True
@@ -63,13 +63,13 @@ class OneShard:
 
 
 class Trainer:
-    """One member's parameters; also the scope that they ask."""
+    """One member's parameters, and the scope that they consult."""
 
     def __init__(self, cluster: Cluster, member: int, **more: object) -> None:
         self.trainer, self.generation = f"t{member}", member
         self.membership = TrainerMembership()
         self.membership.member = self._member = member
-        #: The newest one.
+        #: The newest batch.
         self.current: CurrentBatch | None = None
         self.parameters = cluster.parameters(self, **more)
         self.parameters.refresh()
@@ -79,7 +79,7 @@ class Trainer:
 
     @property
     def lost(self) -> bool:
-        """Whether it has to join again."""
+        """True if the member must join again."""
         return self.membership.member == 0
 
     def begin(
@@ -100,12 +100,12 @@ class Trainer:
 
 
 def waiting(give_up_s: float = 20.0) -> Waiting:
-    """A wait that says nothing for a while."""
+    """Return a wait that stays silent at first."""
     return Waiting(CLOCK, 5.0, give_up_s, lambda _: None)
 
 
 class Cluster:
-    """Pservers with the first values in place, and a view of members."""
+    """Pservers that have the first values, and a view of members."""
 
     def __init__(
         self,
@@ -135,10 +135,10 @@ class Cluster:
             self.plan = placed(self.plan, placement_of(self.plan))
         self.shards: list[Shard] = []
         self.services: list[OneShard] = []
-        #: Also those that were replaced.
+        #: All servers, including replaced ones.
         self.servers: list[FlightServer] = []
         self.connections: list[Connection] = []
-        #: index -> the process that there is: its generation, or the error of whoever looks for it.
+        #: Present process of each index: its generation and connection, or the error of looking for it.
         self.present: list[tuple[int, Connection] | FlightedlError] = []
         for index in range(pservers):
             self.present.append(self._started(index, 1))
@@ -147,7 +147,7 @@ class Cluster:
         self.view(*range(1, members + 1))
 
     def _started(self, index: int, generation: int) -> tuple[int, Connection]:
-        """A process with the first values."""
+        """Start a pserver with the first values."""
         shard = Shard(self.plan, index, self.optimizer, self.mode, self.wire, shares_memory=self.shares_memory)
         for number in shard.numbers:
             shard.initialize(1, Row(number, 0, memoryview(self._first_values(number)).cast("B")))
@@ -162,7 +162,7 @@ class Cluster:
         return generation, self.connections[-1]
 
     def _first_values(self, number: int) -> np.ndarray:
-        """Bytes of a block's: zeros, unless others were given."""
+        """Return the bytes of a block's first values: zeros by default."""
         block = self.plan.block(number)
         spec = self.specs[block.parameter]
         if self.initial is None:
@@ -170,13 +170,13 @@ class Cluster:
         return np.ascontiguousarray(self.initial[spec.name]).reshape(-1)[block.start : block.stop].view(np.uint8)
 
     def replace(self, index: int, generation: int) -> None:
-        """Another process has the index, with nothing but the first values."""
+        """Replace a pserver by a new process that has only the first values."""
         self.present[index] = self._started(index, generation)
         assert self._view is not None
         self.shards[index].set_members(self._view)
 
     def move(self, block: int, to: int) -> bool:
-        """Move a block to another pserver and make the next placement; False: a round has begun."""
+        """Move a block to another pserver and make the next placement. Return False if a round has begun."""
         owners = self.plan.block_pservers.copy()
         released = self.shards[owners[block]].release(range(block, block + 1))
         if isinstance(released, Unmovable):
@@ -197,7 +197,7 @@ class Cluster:
             shard.changes.announce()
 
     def header(self, batch: int, **wrong: object) -> PushHeader:
-        """Of a step of the first member, to all blocks of the first pserver."""
+        """Return the header of the first member's step for all blocks of the first pserver."""
         values = {
             "trainer": "t1",
             "generation": 1,

@@ -1,8 +1,9 @@
-"""A hostile trainer, as a process of its own: it steps, and all the while changes the gradients that it shares.
+"""A hostile trainer process that keeps changing the shared gradients while it steps.
 
     python -m tests.client.spoiling_trainer '{"address": ..., "plan_hash": ..., "blocks": [[number, size], ...]}'
 
-It prints how many of its steps were taken, and how many refused. Gradients are whole numbers, now and then none at all.
+It prints how many of its steps were accepted, and how many were rejected. Gradients are integers, and sometimes invalid
+numbers.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ CLOCK = SystemClock()
 
 
 class Spoiler(threading.Thread):
-    """Writes now sound numbers, now others, over all that is shared, from another processor."""
+    """Thread that overwrites all shared memory, alternating between valid and invalid numbers."""
 
     def __init__(self, size_bytes: int) -> None:
         super().__init__(daemon=True)
@@ -38,7 +39,7 @@ class Spoiler(threading.Thread):
         self.writes = 0
 
     def run(self) -> None:
-        """Until it is over."""
+        """Overwrite the memory until the trainer stops."""
         sound = np.ones(self._count, np.float32)
         spoilt = sound.copy()
         spoilt[:: 4096 // 4] = np.nan
@@ -51,12 +52,12 @@ class Spoiler(threading.Thread):
                 np.copyto(memory.view(np.float32)[: self._count], values)
             self.writes += 1
             if self.writes % 8 == 0:
-                # Sound for a while, now and then: so a step is taken.
+                # Sometimes the numbers stay valid for a while, so that some steps are accepted.
                 time.sleep(0.01)
 
 
 def main(options: dict[str, Any]) -> None:
-    """Step for some seconds, and on until some were taken and others refused."""
+    """Step for some seconds, and until some steps were accepted and others rejected."""
     blocks: list[tuple[int, int]] = options["blocks"]
     connection = Connection(options["address"], expected=ServerIdentity(**options["identity"]), shares_memory=True)
     spoiler = Spoiler(sum(4 * size for _, size in blocks))

@@ -1,9 +1,9 @@
-"""A trainer, as a process of its own, that is lent values of a step and then does nothing more.
+"""A trainer process that is lent the values of a step and then stalls.
 
     python -m tests.client.stalling_trainer '{"address": ..., "plan_hash": ..., "blocks": [[number, size], ...]}'
 
-It prints how many bytes it was lent, and sleeps. Woken by a line, it prints which values it sees there, and whether the
-pserver says that it has taken them back.
+It prints the number of bytes that it was lent, and sleeps. A line of input wakes it. It then prints the values that it
+sees, and whether the pserver has reclaimed them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CLOCK = SystemClock()
 
 
 def main(options: dict[str, Any]) -> None:
-    """Step as far as to the first answer."""
+    """Step until the first answer arrives."""
     connection = Connection(options["address"], expected=ServerIdentity(**options["identity"]), shares_memory=True)
     channel = StepChannel(0, CLOCK, step_bytes=0, ahead=2)
     header = PushHeader(

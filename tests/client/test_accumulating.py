@@ -1,4 +1,4 @@
-"""Gradients of several batches become one."""
+"""Accumulation of the gradients of several batches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flightedl.domain.trainer.sums import BatchSums
 
 
 def summed(*batches: tuple[int, float]) -> dict[str, np.ndarray]:
-    """What is pushed for batches of (records, gradient)."""
+    """Return the gradient that is pushed for batches of (records, gradient)."""
     sums, arrays = BatchSums(len(batches)), GradientSums()
     for number, (records, value) in enumerate(batches):
         current = CurrentBatch.of(Batch(0, 0, 1, number, 9, records))
@@ -26,15 +26,15 @@ def test_a_mean_is_weighted_by_records() -> None:
     np.testing.assert_array_equal(summed((1, 4.0), (3, 8.0))["w"], np.full(3, 7.0, np.float32))
 
 
-def test_a_batch_without_records_has_no_part_in_a_mean() -> None:
+def test_a_batch_without_records_does_not_count_in_a_mean() -> None:
     np.testing.assert_array_equal(summed((0, 99.0), (2, 8.0))["w"], np.full(3, 8.0, np.float32))
 
 
-def test_a_mean_of_no_records_at_all_is_no_gradient() -> None:
+def test_a_mean_of_no_records_has_no_gradient() -> None:
     assert summed((0, 99.0), (0, 98.0)) == {}
 
 
-def test_what_was_added_to_a_sum_that_was_given_up_is_in_no_other() -> None:
+def test_gradients_of_a_discarded_sum_are_in_no_other_sum() -> None:
     arrays = GradientSums()
     arrays.add("first", {"w": np.ones(3, np.float32)}, 1)
     arrays.add("second", {"v": np.ones(3, np.float32)}, 1)

@@ -1,4 +1,4 @@
-"""What is read after the job's end is what was trained, also when a pserver is replaced that late."""
+"""Reads after the end of the job return the trained values, even if a pserver is replaced then."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ REOPENED = TasksReply(assignments=[], outcome="none_now")
 
 
 class Registered:
-    """A registration that lasts."""
+    """A registration that never expires."""
 
     trainer, generation = "t1", 1
 
@@ -38,7 +38,7 @@ class Registered:
 
 
 class Master:
-    """Answers what it was told to, the last answer for ever; also the way to it."""
+    """Master with planned answers, the last of which it repeats; also the connection to itself."""
 
     address = "127.0.0.1:7000"
     life = 0
@@ -48,7 +48,7 @@ class Master:
         self.asked = 0
 
     def master(self) -> Self:
-        """The connection to it."""
+        """Return the connection to the master."""
         return self
 
     def ask(self, _connection: Self, request: bytes, *, timeout_s: float) -> bytes:
@@ -59,11 +59,11 @@ class Master:
         return encode(answer() if callable(answer) else answer)
 
     def close_idle(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no connection is open."""
 
 
 class Trained:
-    """A job of two pservers that was trained by one step; a trainer whose loop is over."""
+    """A job with two pservers after one step, and a trainer whose loop has ended."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster, self.master = cluster, Master()
@@ -83,12 +83,12 @@ class Trained:
         cluster.trainers.append(self)  # type: ignore[arg-type]
 
     def hear(self, *answers: TasksReply | Callable[[], TasksReply]) -> None:
-        """The master says the first, and later the others."""
+        """Let the master give one answer at the end of the loop, and the others later."""
         self.master.answers = [*answers]
         self.participation.ask(self.master)  # type: ignore[arg-type]
 
     def do_again(self) -> None:
-        """Somebody pushes what the second pserver lost."""
+        """Push what the second pserver has lost, as another trainer."""
         other = self.cluster.trainer()
         other.begin(0)
         other.step(0, gradients(self.cluster))
@@ -98,7 +98,7 @@ class Trained:
         return [float(self.parameters[name][0]) for name in SHAPES]
 
 
-def test_a_finished_loop_has_what_other_trainers_did_meanwhile() -> None:
+def test_a_finished_loop_reads_the_last_updates_of_other_trainers() -> None:
     with Cluster(SHAPES, Async(), pservers=2, members=2) as cluster:
         job = Trained(cluster)
         job.parameters.pull()
@@ -122,14 +122,14 @@ def test_a_finished_loop_of_a_job_without_a_model_reads_nothing() -> None:
     participation.loop_over()
 
 
-def test_a_process_that_took_over_after_the_end_is_read_when_it_was_looked_at() -> None:
+def test_a_replacement_after_the_end_is_read_once_the_master_has_checked_it() -> None:
     with Cluster(SHAPES, Async(), pservers=2) as cluster:
         job = Trained(cluster)
         job.hear(done(1, 1))
         cluster.replace(1, generation=7)
 
         def looked_at() -> TasksReply:
-            assert value_of(cluster, "b") == 0, "nobody has read it before"
+            assert value_of(cluster, "b") == 0, "the value has not been read before"
             job.do_again()
             return done(1, 7)
 
@@ -137,10 +137,10 @@ def test_a_process_that_took_over_after_the_end_is_read_when_it_was_looked_at() 
         assert job.pulled() == [1, 1]
         asked = job.master.asked
         assert job.pulled() == [1, 1]
-        assert job.master.asked == asked, "it is known"
+        assert job.master.asked == asked, "the answer is cached"
 
 
-def test_what_is_done_again_is_not_waited_for_by_those_who_would_have_to_do_it() -> None:
+def test_a_trainer_does_not_wait_for_batches_that_it_must_repeat_itself() -> None:
     with Cluster(SHAPES, Async(), pservers=2) as cluster:
         job = Trained(cluster)
         job.hear(done(1, 1))
@@ -150,7 +150,7 @@ def test_what_is_done_again_is_not_waited_for_by_those_who_would_have_to_do_it()
             job.pulled()
 
 
-def test_a_process_that_is_over_is_not_read_while_its_successor_is_not_known_here() -> None:
+def test_a_replaced_process_is_not_read_while_its_successor_is_unknown() -> None:
     with Cluster(SHAPES, Async(), pservers=2) as cluster:
         job = Trained(cluster)
         job.hear(done(1, 7))
@@ -161,7 +161,7 @@ def test_a_process_that_is_over_is_not_read_while_its_successor_is_not_known_her
         assert job.pulled() == [1, 1]
 
 
-def test_before_the_end_whoever_is_there_is_read() -> None:
+def test_before_the_end_any_present_process_is_read() -> None:
     with Cluster(SHAPES, Async(), pservers=2) as cluster:
         job = Trained(cluster)
         job.hear(ENDING)
@@ -170,7 +170,7 @@ def test_before_the_end_whoever_is_there_is_read() -> None:
         assert job.master.asked == 1
 
 
-def test_the_end_of_an_evaluation_says_nothing_about_the_pservers() -> None:
+def test_the_end_of_an_evaluation_implies_nothing_about_the_pservers() -> None:
     with Cluster(SHAPES, Async(), pservers=2) as cluster:
         job = Trained(cluster)
         job.hear(done(1, 1))

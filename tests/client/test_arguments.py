@@ -1,4 +1,4 @@
-"""Wrong arguments of the user's script: one sentence each, before anything is sent."""
+"""Wrong arguments of the user's script raise one sentence before anything is sent."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ GIVEN: dict[str, Any] = {"urls": "/data/a.csv", "batch_size": 256}
     ],
     ids=str,
 )
-def test_a_wrong_argument_of_a_dataset_is_one_sentence(wrong: dict[str, Any], text: str) -> None:
+def test_a_wrong_argument_of_a_dataset_raises_one_sentence(wrong: dict[str, Any], text: str) -> None:
     with pytest.raises(UsageError) as caught:
         dataset_declaration(**GIVEN | wrong)
     assert text in str(caught.value)
@@ -91,7 +91,7 @@ def test_unambiguous_values_of_another_type_are_accepted() -> None:
     ]
 
 
-def test_a_relative_path_is_the_scripts() -> None:
+def test_a_relative_path_starts_at_the_directory_of_the_script() -> None:
     assert url_of("url", "model.npz") == str(Path.cwd() / "model.npz")
     assert url_of("url", Path("/tmp") / "model.npz") == "/tmp/model.npz"
 
@@ -123,11 +123,11 @@ def test_a_wrong_argument_raises_one_sentence(call: Callable[[], object], text: 
     assert text in str(caught.value)
 
 
-def test_a_number_may_come_as_an_array_of_one_element() -> None:
+def test_a_number_may_be_an_array_of_one_element() -> None:
     assert metrics_of({"a": np.ones((1, 1)), "b": np.float32(2), "c": 3}) == {"a": 1.0, "b": 2.0, "c": 3.0}
 
 
-def test_a_dtype_may_be_numpys_type() -> None:
+def test_a_dtype_may_be_a_numpy_type() -> None:
     assert declared_arrays({"w": [1]}, {"w": np.float32})["w"].dtype == np.float32
 
 
@@ -141,7 +141,7 @@ def test_a_dtype_may_be_numpys_type() -> None:
     ],
     ids=str,
 )
-def test_wrong_gradients_are_one_sentence(gradients: Any, text: str) -> None:
+def test_wrong_gradients_raise_one_sentence(gradients: Any, text: str) -> None:
     plan = plan_for([ParameterSpec("w", (3,), "float64")], 1)
     with ThreadPoolExecutor(1) as pool:
         plans = StepPlans(plan, [runs_of(plan, 0)], {"w": np.dtype(np.float64)}, "", None, pool)

@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.etcd, pytest.mark.slow]
 
 
 class Group:
-    """Starts of a group of ranks, which are threads of this process."""
+    """A group whose ranks are threads of this process, and its starts."""
 
     def __init__(self, cluster: LocalCluster, directory: Path) -> None:
         self.cluster = cluster
@@ -68,7 +68,7 @@ def take_all(_job: Job, data: Any) -> list[int]:
 
 
 def taking(rounds: int) -> Callable[[Job, Any], tuple[list[int], Any]]:
-    """A rank that leaves its loop after so many rounds, with their records and the position."""
+    """Return a rank that leaves its loop after a number of rounds and returns their records and the position."""
 
     def take(_job: Job, data: Any) -> tuple[list[int], Any]:
         loop = iter(data)
@@ -87,7 +87,7 @@ def loading(token: Any) -> Callable[[Job, Any], list[int]]:
 
 
 def failing(token: Any) -> Callable[[Job, Any], None]:
-    """A rank whose script raises at its second batch."""
+    """Return a rank whose script raises at its second batch."""
 
     def fail(_job: Job, data: Any) -> None:
         data.load_state_dict(token)
@@ -100,7 +100,7 @@ def failing(token: Any) -> Callable[[Job, Any], None]:
 
 
 def going_on(group: Group) -> Callable[[Job, Any], None]:
-    """A rank that asks for another batch when its start is over."""
+    """Return a rank that requests another batch after its start is over."""
 
     def go_on(_job: Job, data: Any) -> None:
         loop = iter(data)
@@ -114,18 +114,18 @@ def going_on(group: Group) -> Callable[[Job, Any], None]:
 
 
 def test_starts_of_a_group_from_the_first_to_the_end_of_the_data(group: Group) -> None:
-    """One after the other, since servers take seconds to start."""
+    """All starts share one cluster, because servers take seconds to start."""
     # Two ranks take three rounds and leave.
     (of_zero, token), (of_one, same) = group.start(taking(3), taking(3))
     assert token == same
-    assert group.status.group.phase == "over", "the end of the data was not reached"
+    assert group.status.group.phase == "over", "the data did not end"
 
-    # One rank raises; the other one is told that its start is over.
+    # One rank raises, and the other one learns that its start is over.
     failed, other = group.start(failing(token), going_on(group))
     assert isinstance(failed, ValueError)
     assert isinstance(other, FencedError)
 
-    # Two different positions are refused in both ranks, with both named.
+    # Two different positions are rejected in both ranks, and the error names both.
     ((_, elsewhere),) = group.start(taking(1))
     refused = group.start(loading(token), loading(elsewhere))
     assert all(isinstance(error, UsageError) for error in refused)
@@ -133,13 +133,13 @@ def test_starts_of_a_group_from_the_first_to_the_end_of_the_data(group: Group) -
         refused[0]
     )
 
-    # The rank that raises does so once more: its records are handed out to nobody, and named.
+    # The same rank raises again: its records are assigned to no rank, and the status names them.
     failed, _ = group.start(failing(token), going_on(group))
     assert isinstance(failed, ValueError)
     (piece,) = group.status.failed
     assert (piece.records, piece.error) == (4, "ValueError: an odd record")
 
-    # One rank loads the position, three take the rest.
+    # One rank loads the position, and three ranks read the rest.
     rest = group.start(take_all, loading(token), take_all)
     counted = Counter([*of_zero, *of_one, *(record for records in rest for record in records)])
     left_out = {each.first_record + number for each in piece.ranges for number in range(each.records)}
@@ -148,12 +148,12 @@ def test_starts_of_a_group_from_the_first_to_the_end_of_the_data(group: Group) -
     status = group.status
     assert (status.state, status.group.starts, status.records) == ("done", 6, RECORDS)
 
-    # A later start that loads nothing begins at the beginning.
+    # A later start that loads no position begins with the first record.
     (again,) = group.start(take_all)
     assert len(again) == RECORDS - len(left_out)
 
 
-def test_a_rank_whose_lease_has_ended_gets_nothing_more(group: Group) -> None:
+def test_a_rank_whose_lease_has_expired_gets_no_more_rounds(group: Group) -> None:
     def freeze(job: Job, data: Any) -> list[int]:
         loop = iter(data)
         next(loop)
@@ -161,7 +161,7 @@ def test_a_rank_whose_lease_has_ended_gets_nothing_more(group: Group) -> None:
         while held.ttl_s < 30:
             threading.Event().wait(0.05)
         held.has_lost()
-        # What the trainer asks for beside registers it again, under another generation.
+        # Another request of the trainer registers it again, under a new generation.
         job.once("x")
         return take_all(job, loop)
 
@@ -171,11 +171,11 @@ def test_a_rank_whose_lease_has_ended_gets_nothing_more(group: Group) -> None:
     assert len(group.start(take_all)[0]) == RECORDS
 
 
-def test_a_rank_that_stood_still_asks_before_it_takes_another_round(group: Group) -> None:
+def test_a_rank_that_was_frozen_asks_the_master_before_the_next_round(group: Group) -> None:
     def stand_still(job: Job, data: Any) -> None:
         loop, attendance = iter(data), job._data._attendance
         next(loop)
-        # As if no thread of this process had run.
+        # Stop the reporter, as if no thread of this process had run.
         attendance._closing.set()
         attendance._reporter.join()
         assert len(group.start(take_all)[0]) == RECORDS
@@ -198,7 +198,7 @@ with fe.connect() as job:
 
 
 @pytest.mark.faults
-def test_a_rank_that_wakes_after_its_group_was_started_again_gets_nothing_more(group: Group) -> None:
+def test_a_rank_that_wakes_after_its_group_was_restarted_gets_no_more_rounds(group: Group) -> None:
     environment = child_environment(FLIGHTEDL_ETCD=group.cluster.etcd_address, FLIGHTEDL_JOB=group.cluster.job)
     with subprocess.Popen(
         [sys.executable, "-c", FROZEN, group.path], env=environment, stdout=subprocess.PIPE, text=True
@@ -211,13 +211,13 @@ def test_a_rank_that_wakes_after_its_group_was_started_again_gets_nothing_more(g
         frozen.send_signal(signal.SIGCONT)
         left = frozen.stdout.read()
     assert frozen.returncode == 1
-    # The line of a batch that it had may come late.
+    # The line about its current batch may arrive late.
     assert left.count("took") <= 1
     assert len(records) == RECORDS
     assert group.status.state == "done"
 
 
-def test_the_launcher_names_a_start_or_the_master_brings_ranks_together() -> None:
+def test_a_start_is_named_by_the_launcher_or_formed_by_the_master() -> None:
     assert start_name("j", "given", 1, 7)() == "given"
     assert start_name("j", "", 0, 7)() == ""
 
@@ -237,7 +237,7 @@ def test_rank_0_publishes_its_generation_through_the_store_of_the_process_group(
 
 
 class Coordinator:
-    """JAX's, as far as it is used."""
+    """JAX's coordinator, reduced to the methods in use."""
 
     def __init__(self) -> None:
         self.values: dict[str, str] = {}
@@ -271,5 +271,5 @@ def test_rank_0_publishes_its_generation_through_the_coordinator_of_jax(monkeypa
         (KeyboardInterrupt(), False),
     ],
 )
-def test_errors_that_another_rank_caused_are_not_this_ranks_fault(error: BaseException, is_own: bool) -> None:
+def test_errors_caused_by_another_rank_are_not_blamed_on_this_rank(error: BaseException, is_own: bool) -> None:
     assert is_own_failure(error) == is_own

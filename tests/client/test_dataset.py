@@ -1,4 +1,4 @@
-"""Tasks become batches: whatever is taken away and told again, no batch is left out of a task that is reported.
+"""A dataset loop turns tasks into batches. Every reported task is complete, even if tasks are revoked and reassigned.
 
 The feed's master is the product's own task queue, behind an exchange of reports and requests.
 """
@@ -40,7 +40,7 @@ DECLARED = DeclaredDataset(
 
 
 class Master:
-    """The work of a queue, as a master does it, without a network."""
+    """Master that answers from a task queue, without a network."""
 
     def __init__(self, task_count: int, batch_count: int = BATCHES, **settings: object) -> None:
         self.queue = TaskQueue(QueueSettings(task_count, lambda _: batch_count, **settings))  # type: ignore[arg-type]
@@ -60,7 +60,7 @@ class Master:
 
 
 class Listener:
-    """Counts which batches got through; refuses, fails or repeats what it is told to."""
+    """Listener that counts completed batches, and rejects, fails or repeats the planned ones."""
 
     def __init__(self) -> None:
         self.done: list[tuple[int, int, int]] = []
@@ -92,7 +92,7 @@ class Listener:
         self.finished += 1
 
 
-#: Arrow imports pandas with the first list that it converts, which may take longer than a test may.
+#: Arrow imports pandas when it first converts a list, which may exceed a test's timeout.
 _NUMBERS = pa.array([0])
 
 
@@ -143,7 +143,7 @@ def every_batch(task_count: int, epochs: int = 1) -> list[tuple[int, int, int]]:
     return [(e, t, b) for e in range(epochs) for t in range(task_count) for b in range(BATCHES)]
 
 
-def test_every_batch_of_every_epoch_once(make: Make) -> None:
+def test_the_loop_yields_every_batch_of_every_epoch_once(make: Make) -> None:
     master, listener = Master(3, epochs=2), Listener()
     assert len(list(make(master, listener))) == 3 * 2 * BATCHES
     assert listener.done == every_batch(3, 2)
@@ -151,16 +151,16 @@ def test_every_batch_of_every_epoch_once(make: Make) -> None:
 
 
 @pytest.mark.timeout(10)
-def test_the_loop_ends_as_soon_as_all_is_done(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And not when it looks for it next; nor does the reader's thread turn round until then."""
+def test_the_loop_ends_as_soon_as_all_tasks_are_done(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop ends without waiting for its next poll, and the reader's thread does not spin until then."""
     monkeypatch.setattr(dataset, "_SLICE_S", 1000.0)
     for module in (read_ahead, read_queue):
         monkeypatch.setattr(module, "SLICE_S", 1000.0)
     assert len(list(make(Master(1), Listener()))) == BATCHES
 
 
-def test_a_task_whose_work_was_denied_in_its_midst_is_done_again_from_its_first_batch(make: Make) -> None:
-    """A late answer says "you hold no work": its reading is over, the next one begins with the first batch."""
+def test_a_task_denied_half_way_is_repeated_from_its_first_batch(make: Make) -> None:
+    """A late answer says "you hold no work". The reading ends, and the next one begins with the first batch."""
     master, listener = Master(2), Listener()
     listener.refuse = once((0, 2))
     denied = threading.Event()
@@ -168,7 +168,7 @@ def test_a_task_whose_work_was_denied_in_its_midst_is_done_again_from_its_first_
     def read(task: AssignedTask) -> Iterator[pa.RecordBatch]:
         for number, batch in enumerate(empty_batches(task)):
             if task.assignment.task == 0 and number == 3 and not denied.is_set():
-                # The rest of the first reading comes when the task has been told again.
+                # The rest of the first reading arrives after the task has been assigned again.
                 denied.set()
                 with master.changed:
                     master.changed.wait_for(lambda: len(master.told) > 2, 5.0)
@@ -179,10 +179,10 @@ def test_a_task_whose_work_was_denied_in_its_midst_is_done_again_from_its_first_
     assert master.queue.is_done
 
 
-def test_work_of_the_next_epoch_is_not_dropped_with_a_copy_that_somebody_else_finished(make: Make) -> None:
-    """While this trainer waits to be admitted for its copy, the epoch ends, and the feed has work of the next one."""
+def test_work_of_the_next_epoch_survives_a_copy_that_another_trainer_finished(make: Make) -> None:
+    """The epoch ends while this trainer waits to join for its copy, and the feed has work of the next epoch."""
     master, listener = Master(2, epochs=2, batch_count=2), Listener()
-    # Another trainer is at the last task of the epoch, for longer than the first one took.
+    # Another trainer works on the last task of the epoch for longer than the first task took.
     for now in (0.0, 1.0):
         answer = master.queue.request("b", now)
         assert isinstance(answer, TaskGiven)
@@ -198,14 +198,14 @@ def test_work_of_the_next_epoch_is_not_dropped_with_a_copy_that_somebody_else_fi
         refused.append(current)
         with master.changed:
             master.queue.finish("b", slow.epoch, slow.position, slow.attempt, master.now)
-        # The answer to the join is looked at only when work of the next epoch was fetched, and its reading has begun.
+        # The trainer processes the answer to its join only after it has begun to read work of the next epoch.
         assert begun.wait(5.0)
         return True
 
     def read(task: AssignedTask) -> Iterator[pa.RecordBatch]:
         for number, batch in enumerate(empty_batches(task)):
             if task.assignment.epoch == 1 and number == 1:
-                # Begun before the answer was looked at, read to its end after that.
+                # This reading begins before the answer is processed, and ends afterwards.
                 begun.set()
                 with master.changed:
                     master.changed.wait_for(lambda: master.told.count(task.assignment.attempt) > 1, 0.5)
@@ -219,7 +219,7 @@ def test_work_of_the_next_epoch_is_not_dropped_with_a_copy_that_somebody_else_fi
     assert master.queue.is_done
 
 
-def test_a_reading_that_left_a_batch_out_is_not_reported(make: Make) -> None:
+def test_a_task_with_a_skipped_batch_is_not_reported_as_finished(make: Make) -> None:
     master, listener = Master(2), Listener()
 
     def read(task: AssignedTask) -> Iterator[pa.RecordBatch]:
@@ -229,17 +229,17 @@ def test_a_reading_that_left_a_batch_out_is_not_reported(make: Make) -> None:
 
     list(make(master, listener, read))
     assert sorted(set(listener.done)) == every_batch(2)
-    assert len(listener.done) == 3 * BATCHES - 1, "the first task was done again as a whole"
+    assert len(listener.done) == 3 * BATCHES - 1, "the first task was repeated completely"
 
 
-def test_a_batch_that_has_to_be_repeated_is_handed_out_again(make: Make) -> None:
+def test_the_loop_yields_a_batch_again_that_must_be_repeated(make: Make) -> None:
     master, listener = Master(1), Listener()
     listener.repeat = once((0, 2))
     assert len(list(make(master, listener))) == BATCHES + 1
     assert listener.done == every_batch(1)
 
 
-def test_after_a_new_registration_all_is_read_again(make: Make) -> None:
+def test_all_tasks_are_read_again_after_a_new_registration(make: Make) -> None:
     master, listener = Master(2), Listener()
     dataset = make(master, listener)
     for count, _ in enumerate(dataset):
@@ -252,7 +252,7 @@ def test_after_a_new_registration_all_is_read_again(make: Make) -> None:
     assert master.queue.is_done
 
 
-def test_an_unreadable_batch_fails_its_task_and_nothing_else(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreadable_batch_fails_only_its_task(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
     master, listener = Master(2), Listener()
     failed: list[int] = []
 
@@ -267,7 +267,7 @@ def test_an_unreadable_batch_fails_its_task_and_nothing_else(make: Make, capsys:
     assert "the file is torn" in capsys.readouterr().err
 
 
-def test_an_error_that_nobody_expected_of_the_reader_ends_the_loop(make: Make) -> None:
+def test_an_unexpected_error_of_the_reader_ends_the_loop(make: Make) -> None:
     def read(_task: AssignedTask) -> Iterator[pa.RecordBatch]:
         raise ZeroDivisionError("a bug in decode")
         yield
@@ -276,8 +276,8 @@ def test_an_error_that_nobody_expected_of_the_reader_ends_the_loop(make: Make) -
         list(make(Master(1), Listener(), read))
 
 
-def test_a_loop_that_was_left_in_its_midst_may_be_begun_again_and_goes_on_with_what_is_left(make: Make) -> None:
-    """As after Ctrl-C in a cell of a notebook, whose traceback keeps the loop of the cell alive."""
+def test_a_loop_that_was_left_half_way_can_be_restarted_with_the_remaining_batches(make: Make) -> None:
+    """Ctrl-C in a notebook has this effect: the traceback keeps the loop of the cell alive."""
     master, listener = Master(3), Listener()
     data = make(master, listener)
     first = iter(data)
@@ -295,7 +295,7 @@ def test_a_loop_that_was_left_in_its_midst_may_be_begun_again_and_goes_on_with_w
         next(first)
 
 
-def test_a_loop_that_was_interrupted_while_it_waited_may_be_begun_again(make: Make) -> None:
+def test_a_loop_interrupted_during_a_wait_can_be_restarted(make: Make) -> None:
     master, listener = Master(2), Listener()
 
     def interrupt(current: Batch) -> bool:
@@ -313,7 +313,7 @@ def test_a_loop_that_was_interrupted_while_it_waited_may_be_begun_again(make: Ma
     assert master.queue.is_done
 
 
-def test_a_loop_over_data_that_are_done_says_so(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_loop_over_finished_data_says_so(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
     master, listener = Master(1), Listener()
     data = make(master, listener)
     list(data)
@@ -330,7 +330,7 @@ def numbers(task: AssignedTask) -> Iterator[pa.RecordBatch]:
 
 
 @pytest.mark.parametrize("readers", [0, 2])
-def test_the_loop_gets_what_the_transform_makes_also_when_it_is_begun_again(readers: int, make: Make) -> None:
+def test_the_loop_yields_transformed_batches_also_after_a_restart(readers: int, make: Make) -> None:
     master, listener = Master(3), Listener()
     data = make(master, listener, numbers, Transforming(of_tests.doubled, readers))
     first = iter(data)
@@ -342,7 +342,7 @@ def test_the_loop_gets_what_the_transform_makes_also_when_it_is_begun_again(read
 
 
 @pytest.mark.parametrize("readers", [0, 2])
-def test_a_batch_that_cannot_be_transformed_fails_its_task_and_nothing_else(
+def test_a_batch_whose_transform_fails_fails_only_its_task(
     readers: int, make: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Dataset, "_place", staticmethod(lambda task, number: f"batch {number}"))

@@ -1,4 +1,4 @@
-"""Batches that are done again: whose push failed, came too late, or was refused; and what they count."""
+"""Repeated batches, whose push failed, was late or was rejected; and their weights."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from flightedl.errors import BegunAnewError, GradientError, NotReadyError, Unava
 from .loop_bench import Loop, gradients, value_of
 from .pserver_bench import Cluster, missing_batches
 
-#: "a" lies on the first of two pservers, "b" on the second.
+#: "a" is on the first of two pservers, "b" on the second.
 SHAPES = {"a": (4000,), "b": (4000,)}
 AWAY = NotReadyError("nobody holds index 1")
 
 
 class TestAFailedStep:
-    """A script that catches the error of a step, and goes on."""
+    """A script that catches the error of a step and continues."""
 
     @pytest.mark.parametrize("mode", [Async(), Sync(reduce="sum"), Bounded(staleness=1), Async(push_every=3)])
-    def test_its_batch_is_done_again_as_a_whole(self, mode: Mode) -> None:
+    def test_its_batch_is_repeated_in_all_blocks(self, mode: Mode) -> None:
         handed, failed = [], []
         with Cluster(SHAPES, mode, pservers=2) as cluster, Loop(cluster, 6, give_up_s=0.05) as loop:
             for number in loop:
@@ -35,7 +35,7 @@ class TestAFailedStep:
                 except UnavailableError:
                     failed.append(number)
                     cluster.present[1] = present
-                    # It was in some blocks only, and has arrived nowhere else.
+                    # The batch was in some blocks only, and has reached no others.
                     assert value_of(cluster, "a") > value_of(cluster, "b")
             assert failed == [2]
             is_sum = mode == Async(push_every=3)
@@ -44,7 +44,7 @@ class TestAFailedStep:
             assert [report.attempt for report in loop.master.finished] == [100]
 
     @pytest.mark.parametrize("mode", [Async(), Async(push_every=2), Sync()])
-    def test_what_trying_again_cannot_help_ends_the_loop_and_undoes_the_task(self, mode: Mode) -> None:
+    def test_a_permanent_error_ends_the_loop_and_returns_the_task(self, mode: Mode) -> None:
         handed = []
 
         def train() -> None:
@@ -73,7 +73,7 @@ class TestAFailedStep:
         ],
     )
     @pytest.mark.parametrize("at", range(4))
-    def test_of_which_nothing_was_sent_its_batch_comes_again(self, mode: Mode, at: int) -> None:
+    def test_its_batch_is_repeated_if_nothing_was_sent(self, mode: Mode, at: int) -> None:
         handed = []
         with Cluster(SHAPES, mode, pservers=2) as cluster, Loop(cluster, 4) as loop:
             for number in loop:
@@ -86,7 +86,7 @@ class TestAFailedStep:
             assert [report.attempt for report in loop.master.finished] == [100]
 
     @pytest.mark.parametrize("mode", [Sync(reduce="sum"), Async()])
-    def test_after_a_part_of_it_was_pushed_its_batch_comes_again_for_the_rest(self, mode: Mode) -> None:
+    def test_its_batch_is_repeated_for_the_remaining_blocks_after_a_partial_push(self, mode: Mode) -> None:
         handed = []
         with Cluster(SHAPES, mode, pservers=2) as cluster, Loop(cluster, 3) as loop:
             for number in loop:
@@ -98,7 +98,7 @@ class TestAFailedStep:
             assert handed == [0, 1, 1, 2]
             assert (value_of(cluster, "a"), value_of(cluster, "b")) == (3, 3)
 
-    def test_is_made_good_by_another_step_in_the_same_turn(self) -> None:
+    def test_another_step_in_the_same_iteration_repairs_it(self) -> None:
         handed = []
         with Cluster(SHAPES, Sync(reduce="sum"), pservers=2) as cluster, Loop(cluster, 3) as loop:
             for number in loop:
@@ -112,7 +112,7 @@ class TestAFailedStep:
             assert [report.attempt for report in loop.master.finished] == [100]
 
     @pytest.mark.parametrize("mode", [Sync(reduce="sum"), Async(), Async(push_every=2, reduce="sum")])
-    def test_that_fails_again_and_again_is_reported_with_its_batch_and_the_line(self, mode: Mode) -> None:
+    def test_repeated_failures_are_reported_with_the_batch_and_the_line(self, mode: Mode) -> None:
         handed = []
         with Cluster(SHAPES, mode, pservers=2) as cluster, Loop(cluster, 3, tasks=2) as loop:
             for number in loop:
@@ -128,24 +128,24 @@ class TestAFailedStep:
             assert [report.attempt for report in loop.master.finished] == [101]
 
     @pytest.mark.parametrize("mode", [Async(push_every=2, reduce="sum"), Async(push_every=8, reduce="sum")])
-    def test_a_batch_that_cannot_be_said_even_alone_is_reported(self, mode: Mode) -> None:
+    def test_a_batch_out_of_range_even_alone_is_reported(self, mode: Mode) -> None:
         handed = []
         with Cluster(SHAPES, mode, wire="float16") as cluster, Loop(cluster, 2, records=lambda n: 2 - n) as loop:
             for number in loop:
                 handed.append(number)
                 loop.parameters.push(gradients(cluster, -40_000.0))
                 if number == 0:
-                    # Its gradient is beyond float16 in any sum, also alone.
+                    # Its gradient exceeds float16 even without others.
                     loop.parameters._sums._sums["a"] *= 2
             assert handed == [0, 1, 0, 0, 0]
             (failed,) = loop.master.failed
             assert (failed.batch, loop.master.finished) == (0, [])
 
 
-class TestWhatASumCountsThatIsDoneAgain:
-    """``Async(push_every=n)``: the weight of each batch stays what it was in its sum."""
+class TestRepeatedSums:
+    """``Async(push_every=n)``: each batch keeps the weight that it had in its sum."""
 
-    def test_after_a_lost_membership_it_is_one_mean_again(self) -> None:
+    def test_after_a_lost_membership_it_is_repeated_as_one_mean(self) -> None:
         mode = Async(push_every=4)
         with (
             Cluster(SHAPES, mode, pservers=2) as cluster,
@@ -161,7 +161,7 @@ class TestWhatASumCountsThatIsDoneAgain:
             assert value_of(cluster, "a") == value_of(cluster, "b") == pytest.approx(3.0)
             assert {shard.version_range() for shard in cluster.shards} == {(1, 1)}
 
-    def test_it_is_one_update_for_an_optimizer_that_counts_them(self) -> None:
+    def test_it_is_one_update_for_an_optimizer_that_counts_updates(self) -> None:
         with (
             Cluster(SHAPES, Async(push_every=8), pservers=2, optimizer=Adam(lr=1.0)) as cluster,
             Loop(cluster, 8) as loop,
@@ -175,7 +175,7 @@ class TestWhatASumCountsThatIsDoneAgain:
             assert len(handed) == 16
             assert value_of(cluster, "a") == value_of(cluster, "b") == pytest.approx(1.0, rel=1e-5)
 
-    def test_a_sum_that_failed_half_way_is_the_same_sum_again(self) -> None:
+    def test_a_sum_that_failed_half_way_is_repeated_unchanged(self) -> None:
         with Cluster(SHAPES, Async(push_every=3), pservers=2) as cluster, Loop(cluster, 3, give_up_s=0.05) as loop:
             present = cluster.present[1]
             for handed, number in enumerate(loop):
@@ -185,7 +185,7 @@ class TestWhatASumCountsThatIsDoneAgain:
             assert value_of(cluster, "a") == value_of(cluster, "b") == pytest.approx(2.0)
             assert {shard.version_range() for shard in cluster.shards} == {(1, 1)}
 
-    def test_where_a_block_refuses_it_the_others_count_what_they_would_have(self) -> None:
+    def test_batches_keep_their_weights_if_a_block_rejects_one_of_them(self) -> None:
         with Cluster(SHAPES, Async(push_every=4), pservers=2, members=2) as cluster, Loop(cluster, 4) as loop:
             other = cluster.trainer(2)
             other.parameters.steps.change_mode(Async())
@@ -197,12 +197,12 @@ class TestWhatASumCountsThatIsDoneAgain:
                 loop.parameters.step(gradients(cluster, -1.0 - number))
             assert handed == [0, 1, 2, 3, 0, 2, 3]
             assert value_of(cluster, "b") == pytest.approx(2.5)
-            # 1, 3 and 4 of four, in one update; the second is what the other trainer said.
+            # Batches 1, 3 and 4 of four are one update; the other trainer pushed the second batch.
             assert value_of(cluster, "a") == pytest.approx(100 + 8 / 4)
             assert cluster.shards[0].version_range() == (2, 2)
 
     @pytest.mark.parametrize("lacking", range(4))
-    def test_any_one_batch_of_it_may_be_the_one_that_a_block_lacks(self, lacking: int) -> None:
+    def test_a_block_may_lack_any_one_batch_of_the_sum(self, lacking: int) -> None:
         with Cluster(SHAPES, Async(push_every=4), pservers=2, members=2) as cluster, Loop(cluster, 6) as loop:
             other = cluster.trainer(2)
             other.parameters.steps.change_mode(Async())
@@ -217,7 +217,7 @@ class TestWhatASumCountsThatIsDoneAgain:
             assert value_of(cluster, "b") == 2
             assert value_of(cluster, "a") == pytest.approx(300 + 1 / 4 + 1)
 
-    def test_what_different_blocks_lack_is_pushed_apart(self) -> None:
+    def test_batches_that_different_blocks_lack_are_pushed_separately(self) -> None:
         with Cluster(SHAPES, Async(push_every=4), pservers=2, members=2) as cluster, Loop(cluster, 4) as loop:
             other = cluster.trainer(2)
             other.parameters.steps.change_mode(Async())
@@ -233,7 +233,7 @@ class TestWhatASumCountsThatIsDoneAgain:
             assert value_of(cluster, "a") == value_of(cluster, "b") == pytest.approx(200 + 2 / 4)
             assert [report.attempt for report in loop.master.finished] == [100]
 
-    def test_the_rest_of_a_piece_that_was_lost_is_done_again_before_it_is_reported(self) -> None:
+    def test_the_rest_of_a_lost_task_is_repeated_before_the_task_is_reported(self) -> None:
         with Cluster(SHAPES, Async(push_every=4, reduce="sum"), pservers=2) as cluster, Loop(cluster, 6, 2) as loop:
             handed = []
             for number in loop:
@@ -245,7 +245,7 @@ class TestWhatASumCountsThatIsDoneAgain:
             assert value_of(cluster, "a") == value_of(cluster, "b") == 12
             assert [report.attempt for report in loop.master.finished] == [100, 101]
 
-    def test_batches_whose_sum_cannot_be_said_are_done_again_each_for_itself(self) -> None:
+    def test_batches_whose_sum_is_out_of_range_are_repeated_one_by_one(self) -> None:
         with Cluster(SHAPES, Async(push_every=2, reduce="sum"), wire="float16") as cluster, Loop(cluster, 2) as loop:
             handed = []
             for number in loop:
@@ -257,10 +257,10 @@ class TestWhatASumCountsThatIsDoneAgain:
 
 
 class TestLateBatches:
-    """Their gradient counts nowhere, so the loop gets them again."""
+    """Their gradients count nowhere, so the loop yields them again."""
 
     @pytest.mark.parametrize("mode", [Async(), Sync(reduce="sum"), Bounded(staleness=1)])
-    def test_one_whose_membership_ended(self, mode: Mode) -> None:
+    def test_a_batch_whose_membership_ended_is_repeated(self, mode: Mode) -> None:
         with Cluster(SHAPES, mode, pservers=2) as cluster, Loop(cluster, 4) as loop:
             handed = []
             for number in loop:
@@ -272,7 +272,7 @@ class TestLateBatches:
             assert value_of(cluster, "a") == value_of(cluster, "b") == 4
             assert [report.attempt for report in loop.master.finished] == [100]
 
-    def test_one_whose_round_has_closed_without_it(self) -> None:
+    def test_a_batch_whose_round_closed_without_it_is_repeated(self) -> None:
         with Cluster(SHAPES, Sync(reduce="sum"), pservers=2) as cluster, Loop(cluster, 4) as loop:
             handed = []
             for number in loop:
@@ -284,7 +284,7 @@ class TestLateBatches:
             assert handed == [0, 1, 2, 2, 3]
             assert value_of(cluster, "a") == value_of(cluster, "b") == 4
 
-    def test_it_is_not_done_again_when_its_piece_was_taken_away(self) -> None:
+    def test_a_late_batch_of_a_revoked_task_is_not_repeated(self) -> None:
         with Cluster(SHAPES, Async(), pservers=2) as cluster, Loop(cluster, 4) as loop:
             handed = []
             for number in loop:
@@ -299,17 +299,17 @@ class TestLateBatches:
 
 
 class TestBlocksWithoutAGradient:
-    """They hear of the batch with the step itself: the others' rounds wait for it."""
+    """The step itself announces the batch to them, because rounds of other trainers wait for it."""
 
     @pytest.mark.parametrize("mode", [Sync(), Sync(backup=1), Async(), Async(push_every=1, pull_every=2)])
-    def test_a_step_tells_them(self, mode: Mode) -> None:
+    def test_a_step_announces_the_batch_to_them(self, mode: Mode) -> None:
         with Cluster(SHAPES, mode, pservers=2) as cluster, Loop(cluster, 2) as loop:
             for number in loop:
                 loop.parameters.step({"a": gradients(cluster)["a"]})
                 for shard in cluster.shards:
                     assert missing_batches(shard.applied(), 0, 0, 2) == [1][number:]
 
-    def test_the_step_that_pushes_a_sum_tells_them(self) -> None:
+    def test_the_step_that_pushes_a_sum_announces_its_batches_to_them(self) -> None:
         with Cluster(SHAPES, Async(push_every=2), pservers=2) as cluster, Loop(cluster, 4) as loop:
             for number in loop:
                 loop.parameters.step({"a": gradients(cluster)["a"]})
@@ -317,11 +317,11 @@ class TestBlocksWithoutAGradient:
                     assert missing_batches(shard.applied(), 0, 0, 4) == [[0, 1, 2, 3], [2, 3], [2, 3], []][number]
 
 
-class TestWhoHasABatch:
-    """A report of finished work names the oldest process of each pserver that has a batch of it."""
+class TestReportedProcesses:
+    """A report of finished work names each pserver's oldest process that has applied a batch of it."""
 
     @pytest.mark.parametrize("mode", [Async(), Async(push_every=2)])
-    def test_the_process_before_took_some_batches_of_the_piece(self, mode: Mode) -> None:
+    def test_the_earlier_process_applied_some_batches_of_the_task(self, mode: Mode) -> None:
         with Cluster(SHAPES, mode, pservers=2) as cluster, Loop(cluster, 4, 2) as loop:
             for begun, _ in enumerate(loop):
                 if begun == 2:
@@ -329,7 +329,7 @@ class TestWhoHasABatch:
                 loop.parameters.step(gradients(cluster))
             assert [list(report.pservers) for report in loop.master.finished] == [[1, 1], [1, 7]]
 
-    def test_the_process_before_took_some_blocks_of_the_batch(self) -> None:
+    def test_the_earlier_process_applied_some_blocks_of_the_batch(self) -> None:
         shapes = {**SHAPES, "c": (4000,), "d": (4000,)}
         with Cluster(shapes, Async(), pservers=2) as cluster, Loop(cluster, 1) as loop:
             for _ in loop:
@@ -342,7 +342,7 @@ class TestWhoHasABatch:
             assert list(report.pservers) == [1, 1]
 
     @pytest.mark.parametrize("mode", [Async(), Async(push_every=2)])
-    def test_the_process_before_answers_while_the_directory_has_the_new_one(
+    def test_the_earlier_process_answers_after_the_directory_names_the_new_one(
         self, mode: Mode, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with Cluster(SHAPES, mode, pservers=2) as cluster, Loop(cluster, 2) as loop:

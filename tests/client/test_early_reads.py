@@ -1,4 +1,4 @@
-"""What is read before it is given is the same as what is read then."""
+"""Reading a task before its assignment yields the same batches as reading it afterwards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def assignment(task: int, epoch: int = 1, attempt: int = 0) -> Assignment:
 
 
 class Reader:
-    """Reads five batches of a task, the last one of task 9 is broken; notes what is read."""
+    """Reader of five batches per task that records its reads. The last batch of task 9 is broken."""
 
     def __init__(self) -> None:
         self.read: list[tuple[int, int]] = []
@@ -37,7 +37,7 @@ def values(batches: Iterator[pa.RecordBatch]) -> list[int]:
     return [batch["k"][0].as_py() for batch in batches]
 
 
-def test_the_first_batches_are_read_once_and_the_rest_when_it_is_given() -> None:
+def test_the_first_batches_are_read_early_and_the_rest_after_the_assignment() -> None:
     reader = Reader()
     early = EarlyReads(reader, 2)
     early.begin(assignment(4))
@@ -46,7 +46,7 @@ def test_the_first_batches_are_read_once_and_the_rest_when_it_is_given() -> None
     assert reader.read == [(4, number) for number in range(5)]
 
 
-def test_another_task_or_another_part_or_seed_is_read_for_itself() -> None:
+def test_another_task_or_part_or_seed_is_read_separately() -> None:
     reader = Reader()
     early = EarlyReads(reader, 5)
     early.begin(assignment(4))
@@ -58,7 +58,7 @@ def test_another_task_or_another_part_or_seed_is_read_for_itself() -> None:
     assert len(reader.read) == 15
 
 
-def test_it_serves_one_reading_only() -> None:
+def test_an_early_read_is_used_only_once() -> None:
     reader = Reader()
     early = EarlyReads(reader, 1)
     early.begin(assignment(4))
@@ -67,7 +67,7 @@ def test_it_serves_one_reading_only() -> None:
     assert len(reader.read) == 10
 
 
-def test_what_cannot_be_read_is_found_when_it_is_given() -> None:
+def test_an_unreadable_task_raises_once_it_is_assigned() -> None:
     early = EarlyReads(Reader(), 4)
     early.begin(assignment(9))
     with pytest.raises(pa.ArrowInvalid):
@@ -75,7 +75,7 @@ def test_what_cannot_be_read_is_found_when_it_is_given() -> None:
 
 
 @pytest.mark.parametrize("by_being_given", [True, False])
-def test_what_was_read_of_an_epoch_that_is_over_is_let_go(by_being_given: bool) -> None:
+def test_early_reads_of_a_past_epoch_are_dropped(by_being_given: bool) -> None:
     reader = Reader()
     early = EarlyReads(reader, 1)
     early.begin(assignment(4))

@@ -1,4 +1,4 @@
-"""The election of first values: a trainer that is overtaken while it sends them goes on with the winner's."""
+"""The election of first values: a trainer that is overtaken during its upload continues with the winner's values."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from flightedl.wire.rows import PUSH_SCHEMA
 KEYS = JobKeys("demo")
 PLAN = plan_for([ParameterSpec("w", (4,), "float32")], 1, 1)
 PATIENCE_S = 10.0
-#: What a wait may take before it is given up: far longer than the tests.
+#: Limit of a wait: far longer than the tests.
 GIVE_UP_S = 60.0
 
 
 class Job:
-    """One trainer, one pserver that knows elections only, and a coordinator in memory."""
+    """One trainer, one pserver that supports only elections, and an in-memory coordinator."""
 
     def __init__(self, stack: ExitStack) -> None:
         self.coordinator = MemoryCoordinator(SystemClock())
-        #: Done while a pserver has an upload in its hands.
+        #: Called while a pserver handles an upload.
         self.meanwhile: Callable[[], None] = lambda: None
-        #: Elections whose values were sent, in order.
+        #: Numbers of elections whose values were uploaded, in order.
         self.uploads: list[int] = []
         self._newest = 0
         self.server = FlightServer(
@@ -78,7 +78,7 @@ class Job:
         )
 
     def elected(self) -> Elected:
-        """As it is stored."""
+        """Return the stored record of the election."""
         stored = self.coordinator.get(KEYS.init_params)
         assert stored is not None
         return Elected(stored.create_revision, stored.mod_revision)
@@ -89,7 +89,7 @@ class Job:
         return decode(stored.value, ElectionRecord)
 
     def overtaken(self) -> None:
-        """Another trainer gives the model its first values, because this one's lease has ended."""
+        """Let another trainer win a new election, because this trainer's lease has expired."""
         self.meanwhile = lambda: None
         self.coordinator.end_lease(self.registration.held.lease_id)
         won = self.coordinator.transact([], [Put(KEYS.init_params, encode(ElectionRecord(trainer="other")))])
@@ -110,14 +110,14 @@ def job() -> Iterator[Job]:
         yield Job(stack)
 
 
-def test_the_first_trainer_gives_the_first_values(job: Job) -> None:
+def test_the_first_trainer_uploads_the_first_values(job: Job) -> None:
     election = job.elect()
     assert job.uploads == [election.election]
     assert election == job.elected()
     assert job.record() == ElectionRecord(trainer=job.registration.trainer, done=True)
 
 
-def test_whoever_is_overtaken_takes_the_values_of_the_newer_election(job: Job) -> None:
+def test_an_overtaken_trainer_uses_the_values_of_the_newer_election(job: Job) -> None:
     job.meanwhile = job.overtaken
     began = time.monotonic()
     election = job.elect()
@@ -138,13 +138,13 @@ def test_an_upload_ends_when_the_pserver_dies_and_another_trainer_has_won(job: J
     assert job.record().trainer == "other"
 
 
-def test_a_lease_that_ended_unseen_is_taken_again(job: Job) -> None:
+def test_a_trainer_registers_again_after_its_lease_expired_unnoticed(job: Job) -> None:
     before = job.registration.generation
     job.coordinator.end_lease(job.registration.held.lease_id)
     election = job.elect()
     assert job.uploads == [election.election]
     assert job.registration.generation > before
-    # Whoever asks first learns of it: what was held under the old registration is somebody else's.
+    # The first request detects it. Everything held under the old registration may belong to another trainer.
     assert job.registration.renewed()
     assert not job.registration.renewed()
 

@@ -1,4 +1,4 @@
-"""A dataset's loop knows the epoch of its batch."""
+"""A dataset's loop knows the epoch of its current batch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Listener:
     def loop_over(self) -> None: ...
 
 
-def test_each_batch_has_its_epoch_and_outside_the_loop_there_is_none() -> None:
+def test_each_batch_has_its_epoch_and_there_is_none_outside_the_loop() -> None:
     todo = [
         Assignment(epoch=epoch, position=0, task=0, attempt=epoch, first_batch=0, end_batch=2, batch_count=2, seed=None)
         for epoch in range(3)

@@ -1,4 +1,4 @@
-"""Batches that count as done when the user says so."""
+"""Batches that the user marks as done."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .test_dataset import Master as QueueMaster
 
 
 class Listener:
-    """Knows which batches were opened, and which are done."""
+    """Listener that records which batches were opened, and which are done."""
 
     def __init__(self) -> None:
         self.opened: list[int] = []
@@ -60,7 +60,7 @@ def data_of(master: Master | QueueMaster, listener: Listener, *, explicit_done: 
     )
 
 
-def test_what_is_done_at_once_is_one_loop() -> None:
+def test_batches_marked_done_at_once_need_only_one_loop() -> None:
     master, listener = Master(3, 2), Listener()
     data = data_of(master, listener)
     for batch in data:
@@ -71,7 +71,7 @@ def test_what_is_done_at_once_is_one_loop() -> None:
     assert len(master.finished) == 3
 
 
-def test_a_loop_that_reads_ahead_ends_where_nothing_comes_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_that_reads_ahead_ends_without_more_batches_and_can_resume(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_SLICE_S", 0.02)
     master, listener = Master(3, 2), Listener()
     data = data_of(master, listener)
@@ -82,14 +82,14 @@ def test_a_loop_that_reads_ahead_ends_where_nothing_comes_and_goes_on(monkeypatc
         rounds.append(len(batches))
         for _ in batches:
             data.done()
-    # Two tasks are held at a time.
+    # The feed holds two tasks at a time.
     assert sum(rounds) == 6
     assert max(rounds) == 4
     assert len(master.finished) == 3
     assert master.returned == []
 
 
-def test_what_was_never_done_goes_back() -> None:
+def test_batches_that_were_never_done_are_returned() -> None:
     master, listener = Master(1, 2), Listener()
     data = data_of(master, listener)
     first = next(iter(data))
@@ -100,7 +100,7 @@ def test_what_was_never_done_goes_back() -> None:
         data.done(first)
 
 
-def test_what_was_taken_away_is_done_in_its_turn_and_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_revoked_batches_are_marked_done_in_order_without_counting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_SLICE_S", 0.02)
     master, listener = Master(3, 2), Listener()
     data = data_of(master, listener)
@@ -118,7 +118,7 @@ def test_what_was_taken_away_is_done_in_its_turn_and_does_not_count(monkeypatch:
     assert sorted(each.attempt for each in master.finished) == [101, 102]
 
 
-def test_a_lease_that_has_ended_takes_the_batch_before_it_is_done() -> None:
+def test_an_expired_lease_revokes_a_batch_before_it_is_done() -> None:
     registrations = iter((False, True))
     data = data_of(Master(2, 1), Listener(), require_lease=lambda: next(registrations) and data.registered_again())
     first = next(iter(data))
@@ -126,7 +126,7 @@ def test_a_lease_that_has_ended_takes_the_batch_before_it_is_done() -> None:
     data.close()
 
 
-def test_a_batch_of_a_lease_that_has_ended_is_not_handed_out() -> None:
+def test_a_batch_of_an_expired_lease_is_not_yielded() -> None:
     master = Master(1, 2)
     registrations = iter((False, True, False))
     data = data_of(master, Listener(), require_lease=lambda: next(registrations) and data.registered_again())
@@ -134,10 +134,10 @@ def test_a_batch_of_a_lease_that_has_ended_is_not_handed_out() -> None:
     assert len(master.returned) == 1
 
 
-def test_a_batch_of_a_stuck_trainer_is_taken_and_only_what_is_not_done_of_its_task(
+def test_only_the_unfinished_part_of_a_stuck_trainers_task_is_revoked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By time: the trainer's lease is alive, and it has not heard of anything."""
+    """The master revokes by timeout: the trainer's lease is alive, and the trainer is not notified."""
     monkeypatch.setattr(feed_module, "_CONFIRM_AFTER_S", 0.0)
     master = QueueMaster(1, 3, is_deduplicated=False, stuck_after_s=60.0)
     data = data_of(master, Listener())
@@ -154,8 +154,8 @@ def test_a_batch_of_a_stuck_trainer_is_taken_and_only_what_is_not_done_of_its_ta
     data.close()
 
 
-def test_a_loop_that_is_left_hands_back_what_it_has_not_done() -> None:
-    """Batches are done as the next one is asked for, where no pserver has them."""
+def test_a_loop_that_is_left_returns_its_unfinished_batches() -> None:
+    """Without a model, a batch is done when the next one is requested."""
     master, listener = QueueMaster(1, 4, is_deduplicated=False), Listener()
     data = data_of(master, listener, explicit_done=False)
     for batch in data:
@@ -165,7 +165,7 @@ def test_a_loop_that_is_left_hands_back_what_it_has_not_done() -> None:
     assert master.queue.batches(0, 0).todo == ((2, 4),)
 
 
-def test_others_are_done_as_the_loop_goes_on() -> None:
+def test_done_requires_explicit_done() -> None:
     data = data_of(Master(1, 1), Listener(), explicit_done=False)
     with pytest.raises(UsageError, match="declare explicit_done=True"):
         data.done()

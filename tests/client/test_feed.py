@@ -1,4 +1,4 @@
-"""The feed: what is held, reported, lost and handed back."""
+"""The feed of tasks: tasks that are held, reported, lost and returned."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def task_of(number: int) -> Assignment:
 
 
 class Queue:
-    """A master in memory: hands out so many tasks, and remembers what it was told."""
+    """In-memory master that assigns a number of tasks and records reports."""
 
     def __init__(self, count: int) -> None:
         self.todo = [task_of(n) for n in range(count)]
@@ -91,7 +91,7 @@ def taken_from(feed: TaskFeed) -> AssignedTask:
     return task
 
 
-def test_it_holds_the_present_task_and_the_next(feeds: Callable[[Queue], TaskFeed]) -> None:
+def test_the_feed_holds_the_current_task_and_the_next_one(feeds: Callable[[Queue], TaskFeed]) -> None:
     queue = Queue(5)
     feed = feeds(queue)
     first = taken_from(feed)
@@ -100,7 +100,7 @@ def test_it_holds_the_present_task_and_the_next(feeds: Callable[[Queue], TaskFee
     queue.until(lambda: queue.finished == [100] and len(queue.todo) == 2)
 
 
-def test_all_tasks_come_and_then_it_is_done(feeds: Callable[[Queue], TaskFeed]) -> None:
+def test_the_feed_delivers_all_tasks_and_then_is_done(feeds: Callable[[Queue], TaskFeed]) -> None:
     queue = Queue(4)
     feed = feeds(queue)
     seen = []
@@ -122,7 +122,7 @@ def test_a_report_survives_an_unreachable_master(feeds: Callable[[Queue], TaskFe
     queue.until(lambda: queue.finished == [100])
 
 
-def test_a_final_error_reaches_who_asks(feeds: Callable[[Queue], TaskFeed]) -> None:
+def test_a_permanent_error_reaches_the_caller(feeds: Callable[[Queue], TaskFeed]) -> None:
     queue = Queue(2)
     queue.errors = [JobFailedError("too much has failed")]
     feed = feeds(queue)
@@ -130,7 +130,7 @@ def test_a_final_error_reaches_who_asks(feeds: Callable[[Queue], TaskFeed]) -> N
         feed.next(5.0)
 
 
-def test_what_the_master_took_away_is_not_held(feeds: Callable[[Queue], TaskFeed]) -> None:
+def test_the_feed_drops_tasks_that_the_master_revoked(feeds: Callable[[Queue], TaskFeed]) -> None:
     queue = Queue(2)
     queue.lose = [101]
     feed = feeds(queue)
@@ -145,7 +145,7 @@ def test_what_the_master_took_away_is_not_held(feeds: Callable[[Queue], TaskFeed
     assert queue.finished == [100]
 
 
-def test_closing_hands_back_what_is_held() -> None:
+def test_closing_returns_all_held_tasks() -> None:
     queue = Queue(5)
     feed = TaskFeed(queue.fetch, queue.rest, SystemClock())
     assert feed.next(5.0) is not None
@@ -162,7 +162,7 @@ def test_a_failure_is_reported_with_its_error(feeds: Callable[[Queue], TaskFeed]
     queue.until(lambda: queue.failed == [(100, "cannot read")])
 
 
-def test_a_loop_that_was_left_keeps_its_task_for_a_moment_only(
+def test_a_loop_that_was_left_keeps_its_task_only_briefly(
     feeds: Callable[[Queue], TaskFeed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("flightedl.domain.trainer.feed._KEPT_S", 0.2)
@@ -175,7 +175,7 @@ def test_a_loop_that_was_left_keeps_its_task_for_a_moment_only(
     assert master.returned == [101, 100]
 
 
-def test_a_loop_that_was_left_by_an_exception_reports_its_task(feeds: Callable[[Queue], TaskFeed]) -> None:
+def test_a_loop_left_by_an_exception_reports_its_task(feeds: Callable[[Queue], TaskFeed]) -> None:
     master = Queue(1)
     feed = feeds(master)
     first = taken_from(feed)
@@ -185,7 +185,7 @@ def test_a_loop_that_was_left_by_an_exception_reports_its_task(feeds: Callable[[
     assert (master.failed, master.returned) == ([(100, "broken")], [])
 
 
-def test_the_way_to_the_master_is_let_go_of_after_a_silence(
+def test_an_idle_connection_to_the_master_is_released(
     feeds: Callable[[Queue], TaskFeed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("flightedl.domain.trainer.feed._OPEN_S", 0.05)
@@ -202,7 +202,7 @@ def test_the_way_to_the_master_is_let_go_of_after_a_silence(
 
 
 class Ticks:
-    """A clock that goes on when it is told to."""
+    """A clock that only tests advance."""
 
     def __init__(self) -> None:
         self.instant_s = 0.0
@@ -211,8 +211,8 @@ class Ticks:
         return self.instant_s
 
 
-def test_it_holds_as_many_tasks_as_last_while_there_is_no_master() -> None:
-    """At 0.5 s a task, 3.5 s without a master take 7 of them; so many are left whenever it asks for more."""
+def test_the_feed_holds_enough_tasks_for_an_absence_of_the_master() -> None:
+    """At 0.5 s per task, 3.5 s without a master require 7 tasks. The feed never holds fewer before a request."""
     master, clock = Queue(200), Ticks()
     feed = TaskFeed(master.fetch, master.rest, clock, 3.5)  # type: ignore[arg-type]
     try:
@@ -230,7 +230,7 @@ def test_it_holds_as_many_tasks_as_last_while_there_is_no_master() -> None:
         feed.close(5.0)
 
 
-def test_only_the_next_task_is_begun_before_its_time() -> None:
+def test_only_the_next_task_is_started_early() -> None:
     master, clock = Queue(20), Ticks()
     feed = TaskFeed(master.fetch, master.rest, clock, 1000.0)  # type: ignore[arg-type]
     try:
@@ -240,18 +240,18 @@ def test_only_the_next_task_is_begun_before_its_time() -> None:
         second, third = feed.next(5.0), feed.next(5.0)
         assert second is not None
         assert third is not None
-        assert feed.next(0.0) is None, "the second is not reported"
+        assert feed.next(0.0) is None, "the second task is not reported"
         feed.finished(second, [])
         fourth = feed.next(0.0)
         assert fourth is not None
         assert fourth.assignment.attempt == 103
     finally:
         feed.close(5.0)
-    assert sorted(master.returned) == list(range(102, 120)), "all that it held, begun or not"
+    assert sorted(master.returned) == list(range(102, 120)), "all held tasks, started or not"
 
 
-def test_what_is_told_twice_has_to_be_read_again(feeds: Callable[[Queue], TaskFeed]) -> None:
-    """The master tells an attempt again that it does not see listed: the first reading of it counts for nothing."""
+def test_an_attempt_assigned_twice_is_read_again(feeds: Callable[[Queue], TaskFeed]) -> None:
+    """The master assigns an attempt again if the trainer's list lacks it; the first reading does not count."""
     master = Queue(1)
     feed = feeds(master)
     first = taken_from(feed)
@@ -268,7 +268,7 @@ def test_what_is_told_twice_has_to_be_read_again(feeds: Callable[[Queue], TaskFe
     assert [report.pservers for report in master.reports] == [[2]]
 
 
-def test_what_is_given_up_goes_back_and_nothing_else(feeds: Callable[[Queue], TaskFeed]) -> None:
+def test_only_abandoned_tasks_are_returned(feeds: Callable[[Queue], TaskFeed]) -> None:
     master = Queue(2)
     feed = feeds(master)
     first, second = taken_from(feed), taken_from(feed)
@@ -278,14 +278,14 @@ def test_what_is_given_up_goes_back_and_nothing_else(feeds: Callable[[Queue], Ta
     assert feed.is_held(second)
 
 
-def test_registering_again_hands_back_all_and_takes_nothing_from_answers_under_way() -> None:
+def test_registering_again_returns_all_tasks_and_ignores_answers_in_flight() -> None:
     master = Queue(3)
     feed = TaskFeed(master.fetch, master.rest, SystemClock())
     try:
         first = taken_from(feed)
         master.until(lambda: len(master.todo) == 1)
         with master.changed:
-            # The thread asks for more, and its answer comes from before the new registration.
+            # The thread requests more tasks, and receives an answer from before the new registration.
             feed.finished(first, [])
             master.changed.wait(0.2)
             feed.registered_again()
@@ -297,21 +297,21 @@ def test_registering_again_hands_back_all_and_takes_nothing_from_answers_under_w
         feed.close(5.0)
 
 
-def test_reports_that_were_made_meanwhile_are_not_taken_for_sent_ones() -> None:
+def test_reports_made_during_a_request_do_not_count_as_sent() -> None:
     reports = [ReturnedTask(epoch=0, position=number, attempt=number) for number in range(3)]
     sent = Reports(returned=(reports[0], reports[1]))
     now = Reports(returned=(reports[1], reports[2]))
     assert now.without(sent) == Reports(returned=(reports[2],))
 
 
-def test_an_error_that_nobody_expected_reaches_who_asks(feeds: Callable[[Queue], TaskFeed]) -> None:
+def test_an_unexpected_error_reaches_the_caller(feeds: Callable[[Queue], TaskFeed]) -> None:
     master = Queue(1)
     master.errors = [ZeroDivisionError("a bug")]
     with pytest.raises(ZeroDivisionError, match="a bug"):
         feeds(master).next(5.0)
 
 
-def test_tasks_that_were_taken_away_are_not_begun() -> None:
+def test_revoked_tasks_are_not_started() -> None:
     master, clock = Queue(10), Ticks()
     feed = TaskFeed(master.fetch, master.rest, clock, 1000.0)  # type: ignore[arg-type]
     try:

@@ -1,4 +1,4 @@
-"""What is checked of gradients, and that small ones are put together without a look at each."""
+"""Checks of gradients, and copying of small ones in a single pass."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flightedl.domain.model.sharding import plan_shards, runs_of
 from flightedl.errors import GradientError
 from flightedl.kernels.half_precision import array_dtype
 
-#: Three that travel together, and one that is cut into blocks.
+#: Three gradients that are sent together, and one that is split into blocks.
 _SHAPES = {"a": (4, 3), "b": (5,), "c": (), "z": (1 << 21,)}
 _SMALL = ("a", "b", "c")
 
@@ -37,7 +37,7 @@ def flat(given: dict[str, Any], *names: str) -> list[float]:
     return np.concatenate([np.ravel(given[name]) for name in names]).tolist()
 
 
-def test_small_gradients_are_put_together_and_big_ones_stay_where_they_are(plans: StepPlans) -> None:
+def test_small_gradients_are_copied_together_and_large_ones_are_not_copied(plans: StepPlans) -> None:
     given = gradients("z", *_SMALL)
     given["a"] = np.asfortranarray(given["a"])
     together, big = plans.sound(given, "batch 0").lines
@@ -45,7 +45,7 @@ def test_small_gradients_are_put_together_and_big_ones_stay_where_they_are(plans
     assert np.shares_memory(big, given["z"])
 
 
-def test_the_same_memory_holds_them_the_next_time(plans: StepPlans) -> None:
+def test_small_gradients_use_the_same_memory_in_every_step(plans: StepPlans) -> None:
     (before,) = plans.sound(gradients(*_SMALL), "batch 0").lines
     again = {name: np.asarray(2 * value) for name, value in gradients(*_SMALL).items()}
     (after,) = plans.sound(again, "batch 1").lines
@@ -60,10 +60,10 @@ def _plans_of_one(pool: ThreadPoolExecutor, dtype: type[np.generic]) -> StepPlan
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_small_one_alone_stays_where_it_is_and_is_looked_at_wholly(dtype: type[np.generic]) -> None:
+def test_a_single_small_gradient_is_not_copied_and_is_checked_completely(dtype: type[np.generic]) -> None:
     with ThreadPoolExecutor(1) as pool:
         plans = _plans_of_one(pool, dtype)
-        # The sum of the largest ones' squares is infinite.
+        # The sum of squares of the largest values is infinite.
         largest = np.full((13, 50), np.finfo(dtype).max, dtype)
         for given in (largest, np.asfortranarray(np.arange(650, dtype=dtype).reshape(13, 50))):
             (line,) = plans.sound({"w": given}, "batch 0").lines
@@ -82,21 +82,21 @@ def test_a_small_one_alone_stays_where_it_is_and_is_looked_at_wholly(dtype: type
 
 
 @pytest.mark.parametrize("names", [(), ("b",), ("a", "c"), ("z", "b")])
-def test_where_one_is_missing_between_them_each_is_sent_for_itself(plans: StepPlans, names: tuple[str, ...]) -> None:
+def test_gradients_around_a_missing_one_are_sent_separately(plans: StepPlans, names: tuple[str, ...]) -> None:
     given = gradients(*names)
     sent = plans.sound(given, "batch 0")
     assert [line.tolist() for line in sent.lines] == [flat(given, name) for name in sorted(names)]
 
 
-def test_neighbours_travel_together_where_others_are_missing(plans: StepPlans) -> None:
+def test_neighbors_are_sent_together_if_others_are_missing(plans: StepPlans) -> None:
     given = gradients("b", "c")
     sent = plans.sound(given, "batch 0")
     assert [line.tolist() for line in sent.lines] == [flat(given, "b", "c")]
     assert sent.plan.pieces[0][0] == [Piece(range(1), None, None), Piece(range(1, 3), 0, None)]
-    assert {line for run in sent.plan.pieces[0][1:] for _, line, _ in run} == {None}, "the others only arrive"
+    assert {line for run in sent.plan.pieces[0][1:] for _, line, _ in run} == {None}, "the others carry no gradient"
 
 
-def test_what_is_no_array_of_numpy_is_taken_for_one(plans: StepPlans) -> None:
+def test_array_likes_are_converted_to_numpy_arrays(plans: StepPlans) -> None:
     given = gradients("a", "b") | {"c": np.float32(7)}
     assert [line.tolist() for line in plans.sound(given, "batch 0").lines] == [flat(given, *_SMALL)]
 
@@ -116,13 +116,13 @@ def test_what_is_no_array_of_numpy_is_taken_for_one(plans: StepPlans) -> None:
         ("d", np.zeros(5, np.float32), "there is no parameter 'd'"),
     ],
 )
-def test_what_is_wrong_with_one_of_many_is_said(plans: StepPlans, name: str, value: object, wrong: str) -> None:
+def test_an_error_names_the_wrong_gradient_among_many(plans: StepPlans, name: str, value: object, wrong: str) -> None:
     with pytest.raises(GradientError, match=wrong):
         plans.sound(gradients(*_SMALL) | {name: value}, "batch 0")
 
 
 @pytest.mark.parametrize("other", ["float64", "float16", "bfloat16", ">f4"])
-def test_other_floats_are_converted_and_the_rest_stays_where_it_is(plans: StepPlans, other: str) -> None:
+def test_only_gradients_of_other_float_types_are_converted(plans: StepPlans, other: str) -> None:
     given = gradients("z", *_SMALL)
     given["a"] = given["a"].astype(array_dtype(other))
     together, big = plans.sound(given, "batch 0").lines
@@ -149,18 +149,18 @@ def test_a_narrower_type_rounds_to_nearest_even_and_a_wider_one_is_exact(dtype: 
 
 
 @pytest.mark.parametrize(("dtype", "value"), [("float16", 65520.0), ("bfloat16", 3.4e38), ("float32", -1e39)])
-def test_what_is_beyond_a_narrower_type_is_refused(dtype: str, value: float) -> None:
+def test_values_beyond_a_narrower_type_are_rejected(dtype: str, value: float) -> None:
     with pytest.raises(GradientError, match=f"'b' is beyond .* the largest that {dtype} can say"):
         converted(np.array([0.0, value]), array_dtype(dtype), "'b'", "batch 0")
 
 
-def test_lengths_that_are_exchanged_are_noticed(plans: StepPlans) -> None:
+def test_gradients_with_swapped_lengths_are_rejected(plans: StepPlans) -> None:
     given = gradients(*_SMALL)
     given["a"], given["b"] = np.zeros(5, np.float32), np.zeros((4, 3), np.float32)
     with pytest.raises(GradientError, match="gradient of 'a' has shape"):
         plans.sound(given, "batch 0")
 
 
-def test_gradients_without_names_are_refused(plans: StepPlans) -> None:
+def test_gradients_without_names_are_rejected(plans: StepPlans) -> None:
     with pytest.raises(GradientError, match="must be given by name"):
         plans.sound([np.zeros(5, np.float32)], "batch 0")  # type: ignore[arg-type]

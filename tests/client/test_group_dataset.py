@@ -35,7 +35,7 @@ RECORDS = 200
 
 
 class Unattended:
-    """Ranks that nobody follows: each one starts from the token that it has loaded itself."""
+    """Attendance without coordination: each rank starts from the token that it has loaded itself."""
 
     def begin(self, token: str, position: str) -> str:
         return token
@@ -49,7 +49,7 @@ class Unattended:
 
 
 class Ranks:
-    """Makes the data of each rank of a group over one file of ``RECORDS`` numbers, in row groups of 11."""
+    """Datasets of a group's ranks over one file of ``RECORDS`` numbers, in row groups of 11."""
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "data.parquet"
@@ -109,7 +109,7 @@ def ranks(tmp_path: Path) -> Iterator[Ranks]:
 
 
 def rounds_of(group: list[GroupDataset], limit: int | None = None) -> list[list[list[int]]]:
-    """Up to ``limit`` rounds, each with the records of each rank."""
+    """Return up to ``limit`` rounds, each with the records of every rank."""
     loops = [iter(data) for data in group]
     found: list[list[list[int]]] = []
     while len(found) != limit:
@@ -127,7 +127,7 @@ def counted(rounds: list[list[list[int]]]) -> Counter[int]:
 
 
 @pytest.mark.parametrize("seed", [None, 5])
-def test_each_record_comes_once_over_three_starts_of_different_groups(ranks: Ranks, seed: int | None) -> None:
+def test_each_record_is_yielded_once_over_three_starts_with_different_groups(ranks: Ranks, seed: int | None) -> None:
     first = ranks.group(4, batch_size=4, seed=seed)
     rounds = rounds_of(first, 3)
     assert len({data.state_dict()["flightedl_data"] for data in first}) == 1
@@ -144,7 +144,7 @@ def test_each_record_comes_once_over_three_starts_of_different_groups(ranks: Ran
     assert all(data.is_over for data in third)
 
 
-def test_a_position_is_behind_the_round_that_the_loop_has_and_not_behind_what_is_read_ahead(ranks: Ranks) -> None:
+def test_a_position_follows_the_current_round_and_not_the_rounds_read_ahead(ranks: Ranks) -> None:
     data = ranks.data()
     beginning = data.state_dict()
     seen = []
@@ -167,7 +167,7 @@ def test_the_loop_knows_records_and_epoch_of_its_batch(ranks: Ranks) -> None:
     assert data.current is None
 
 
-def test_a_loop_that_was_left_goes_on(ranks: Ranks) -> None:
+def test_a_loop_that_was_left_can_resume(ranks: Ranks) -> None:
     data = ranks.data()
     rounds = rounds_of([data], 5) + rounds_of([data])
     assert counted(rounds) == Counter(range(RECORDS))
@@ -194,7 +194,7 @@ def test_only_committed_rounds_count(ranks: Ranks) -> None:
         assert set(left) == set(range(RECORDS)) - {n for batch in batches[:count] for n in batch["id"].to_pylist()}
 
 
-def test_a_loop_that_never_commits_is_told(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_that_never_commits_is_warned(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_dataset, "_UNCOMMITTED_LIMIT", 10)
     with pytest.raises(
         UsageError, match=r"the last 10 batches are not committed.*call data.commit\(\) after each step"
@@ -202,12 +202,12 @@ def test_a_loop_that_never_commits_is_told(ranks: Ranks, monkeypatch: pytest.Mon
         rounds_of([ranks.data(explicit_commit=True)])
 
 
-def test_commit_needs_explicit_commit(ranks: Ranks) -> None:
+def test_commit_requires_explicit_commit(ranks: Ranks) -> None:
     with pytest.raises(UsageError, match="declare explicit_commit=True"):
         ranks.data().commit()
 
 
-def test_a_filtered_batch_has_no_rows_and_still_comes(ranks: Ranks) -> None:
+def test_a_filtered_batch_is_yielded_without_rows(ranks: Ranks) -> None:
     rounds = rounds_of(ranks.group(2, filter=(("id", "<", 16),), seed=None))
     assert counted(rounds) == Counter(range(16))
     assert len(rounds) == -(-RECORDS // 16)
@@ -221,7 +221,7 @@ def test_a_rank_without_records_gets_a_batch_without_rows(ranks: Ranks) -> None:
     assert ranks.made[4].schema.names == ["id"]
 
 
-def test_the_summary_says_what_was_left_out_or_repeated(ranks: Ranks, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_summary_counts_skipped_and_repeated_records(ranks: Ranks, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     dropping, padding = ranks.group(3, remainder="drop"), ranks.group(3, remainder="pad")
     rounds_of(dropping)
@@ -233,7 +233,7 @@ def test_the_summary_says_what_was_left_out_or_repeated(ranks: Ranks, caplog: py
     assert f"repeated={-RECORDS % 24}" in caplog.text
 
 
-def test_epochs_follow_each_other(ranks: Ranks) -> None:
+def test_epochs_follow_one_another(ranks: Ranks) -> None:
     data = ranks.data(epochs=2)
     epochs = Counter(data.epoch for _ in data)
     assert epochs == {0: RECORDS // 8, 1: RECORDS // 8}
@@ -257,7 +257,7 @@ def _damaged(state: dict[str, str]) -> dict[str, str]:
         (dict, {"seed": 6}, "belongs to seed=5, and the data is declared with seed=6"),
     ],
 )
-def test_a_bad_position_is_refused_and_nothing_is_consumed(
+def test_a_bad_position_is_rejected_without_consuming_records(
     ranks: Ranks, change: Callable[[dict[str, str]], Any], more: dict[str, Any], sentence: str
 ) -> None:
     before = ranks.data()
@@ -268,7 +268,7 @@ def test_a_bad_position_is_refused_and_nothing_is_consumed(
     assert counted(rounds_of([data])) == Counter(range(RECORDS))
 
 
-def test_a_position_is_loaded_before_the_first_batch(ranks: Ranks) -> None:
+def test_a_position_must_be_loaded_before_the_first_batch(ranks: Ranks) -> None:
     data = ranks.data()
     next(iter(data))
     with pytest.raises(UsageError, match="before the first batch"):
@@ -276,7 +276,7 @@ def test_a_position_is_loaded_before_the_first_batch(ranks: Ranks) -> None:
 
 
 class Followed(Unattended):
-    """One rank has loaded a token, and all go on from it."""
+    """Attendance in which one rank has loaded a token, and all ranks start from it."""
 
     def __init__(self, token: str) -> None:
         self.token = token
@@ -298,7 +298,7 @@ class Followed(Unattended):
         self.finished += 1
 
 
-def test_the_position_of_another_rank_counts_and_each_round_is_told(ranks: Ranks) -> None:
+def test_the_position_of_another_rank_is_used_and_each_round_is_reported(ranks: Ranks) -> None:
     before = ranks.data()
     rounds_of([before], 3)
     attendance = Followed(before.state_dict()["flightedl_data"])
@@ -311,7 +311,7 @@ def test_the_position_of_another_rank_counts_and_each_round_is_told(ranks: Ranks
     assert sum(counted(rounds).values()) == RECORDS - 24
 
 
-def test_a_start_that_is_over_gets_nothing_more(ranks: Ranks) -> None:
+def test_a_start_that_is_over_gets_no_more_rounds(ranks: Ranks) -> None:
     attendance = Followed("")
     loop = iter(ranks.data(attendance=attendance))
     next(loop)
@@ -328,14 +328,14 @@ def test_a_file_that_changed_ends_the_loop(ranks: Ranks) -> None:
 
 
 @pytest.mark.parametrize("readers", [0, 2])
-def test_rounds_are_transformed_in_their_order(readers: int, ranks: Ranks) -> None:
+def test_rounds_are_transformed_in_order(readers: int, ranks: Ranks) -> None:
     plain = rounds_of([ranks.data()])
     found = rounds_of([ranks.data(transforming=Transforming(of_tests.negative, readers))])
     assert found == [[[-number for number in batch] for batch in each] for each in plain]
 
 
 @pytest.mark.parametrize("readers", [0, 2])
-def test_a_round_that_cannot_be_transformed_is_an_error_that_names_its_records(readers: int, ranks: Ranks) -> None:
+def test_a_failed_transform_of_a_round_raises_an_error_with_its_records(readers: int, ranks: Ranks) -> None:
     data = ranks.data(seed=None, transforming=Transforming(of_tests.broken_at_fifty, readers))
     loop = iter(data)
     assert [next(loop)["id"][0].as_py() for _ in range(6)] == [0, 8, 16, 24, 32, 40]
@@ -343,7 +343,7 @@ def test_a_round_that_cannot_be_transformed_is_an_error_that_names_its_records(r
         next(loop)
 
 
-def test_closing_does_not_wait_for_a_transform_that_does_not_end(ranks: Ranks) -> None:
+def test_closing_does_not_wait_for_an_endless_transform(ranks: Ranks) -> None:
     data = ranks.data(transforming=Transforming(of_tests.endless_after_fifty, 1), seed=None)
     next(iter(data))
     data.close()

@@ -1,4 +1,4 @@
-"""16-bit gradients and parameters: what is rounded, what is refused, what the pserver keeps."""
+"""16-bit gradients and parameters: rounding, limits, and the pserver's master copy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHAPES = {"w": (300, 1000), "a": (7,), "b": (), "big": (600_000,)}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_limits_are_where_rounding_goes_to_infinity(kind: str) -> None:
+def test_the_limits_are_where_rounding_reaches_infinity(kind: str) -> None:
     edge = np.float32(too_large(kind))
     with np.errstate(over="ignore"):
         assert np.isinf(edge.astype(DTYPES[kind]))
@@ -32,7 +32,7 @@ def test_the_limits_are_where_rounding_goes_to_infinity(kind: str) -> None:
 
 @pytest.mark.parametrize("size", [4, 3_000_000])
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_16_bits_cannot_say_is_refused_before_anything_is_sent(kind: str, size: int) -> None:
+def test_gradients_out_of_range_for_16_bits_are_rejected_before_sending(kind: str, size: int) -> None:
     with Cluster({"a": (2,), "big": (size,)}, Async(), wire=kind) as cluster:
         trainer = cluster.trainer()
         trainer.begin(0)
@@ -49,7 +49,7 @@ def test_what_16_bits_cannot_say_is_refused_before_anything_is_sent(kind: str, s
         assert trainer.parameters["big"][-1] == np.float32(largest(kind))
 
 
-def test_a_sum_of_gradients_may_not_get_too_large_either() -> None:
+def test_a_sum_out_of_range_for_16_bits_is_rejected() -> None:
     with Cluster({"a": (2,)}, Async(push_every=2, reduce="sum"), wire="float16") as cluster:
         trainer = cluster.trainer()
         first = trainer.begin(0)
@@ -108,7 +108,7 @@ def test_gradients_of_16_bit_parameters_are_checked_and_clipped(kind: str) -> No
         assert float(trainer.parameters["b"][0]) == pytest.approx(0.8, rel=0.01)
 
 
-def test_arrays_are_declared_as_they_are_or_as_it_is_said() -> None:
+def test_arrays_are_declared_with_their_own_or_an_explicit_dtype() -> None:
     initial = {"a": np.ones(2, np.float16), "b": np.ones(2, ml_dtypes.bfloat16), "c": np.ones((2, 2)), "d": [1.0]}
     found = declared_arrays(initial, {"c": "bfloat16", "d": "float32"})
     assert [array.dtype.name for array in found.values()] == ["float16", "bfloat16", "bfloat16", "float32"]
@@ -119,9 +119,9 @@ def test_arrays_are_declared_as_they_are_or_as_it_is_said() -> None:
 
 
 class TestErrorFeedback:
-    """What rounding takes away is pushed later."""
+    """Rounding errors are added to a later push."""
 
-    def test_what_is_sent_adds_up_to_what_was_meant(self) -> None:
+    def test_the_sent_values_add_up_to_the_exact_gradients(self) -> None:
         chance = np.random.default_rng(1)
         feedback = ErrorFeedback(half_kernels("bfloat16"), lambda _: [Block(0, 0, 0, 1000, 0)])
         meant, sent = np.zeros(1000, np.float64), np.zeros(1000, np.float64)
@@ -143,7 +143,7 @@ class TestErrorFeedback:
         assert (again[4:] == first[4:]).all()
         assert (again[:4] != first[:4]).all()
 
-    def test_blocks_that_answer_after_others_have_moved_get_their_residual_from_the_same_push(self) -> None:
+    def test_late_blocks_take_their_residual_from_the_same_push(self) -> None:
         blocks = [Block(0, 0, 0, 4, 0), Block(1, 0, 4, 8, 0)]
         moved, stayed = (ErrorFeedback(half_kernels("float16"), lambda _: blocks) for _ in range(2))
         small = np.full(8, 1 + 3 * 2**-12, np.float32)
@@ -154,17 +154,17 @@ class TestErrorFeedback:
         stayed.settle({0, 1})
         assert (moved.encode({"w": small})["w"] == stayed.encode({"w": small})["w"]).all()
 
-    def test_the_same_bytes_are_sent_again_and_the_residual_changes_once(self) -> None:
+    def test_a_retry_sends_the_same_bytes_and_changes_the_residual_once(self) -> None:
         with Cluster({"a": (4,)}, Async(), wire="bfloat16") as cluster:
             trainer = cluster.trainer(error_feedback=True)
             for batch in (0, 0, 1):
                 trainer.begin(batch)
                 trainer.step(batch, {"a": np.full(4, -(1 + 3 * 2**-9), np.float32)})
-            # Sent twice for batch 0: the second copy changed nothing here, but its residual did.
+            # Batch 0 was sent twice. The second copy changed nothing on the pserver.
             assert (trainer.parameters["a"] == 2 * (1 + 2**-7)).all()
 
-    def test_it_helps_where_what_is_common_is_small_against_the_noise(self) -> None:
-        """SGD towards a target, from batches that pull apart much further: their mean is what has to be learnt."""
+    def test_feedback_preserves_a_signal_that_is_small_against_the_noise(self) -> None:
+        """SGD must learn the mean of batches that differ from each other far more than from the target."""
         chance = np.random.default_rng(2)
         target, noise = (chance.normal(scale=scale, size=256).astype(np.float32) for scale in (1.0, 300.0))
 

@@ -1,4 +1,4 @@
-"""Placements that change while trainers step: an operation keeps its owners, and the next one uses the new ones."""
+"""Placements that change while trainers step: an operation keeps its owners, and the next one uses the new owners."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def gradients(value: float) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("mode", [Async(), Sync()], ids=["async", "sync"])
-def test_steps_go_on_with_the_owners_of_the_new_placement(mode: Mode) -> None:
+def test_steps_continue_with_the_owners_of_the_new_placement(mode: Mode) -> None:
     with Cluster(SHAPES, mode, pservers=2, is_placed=True) as cluster:
         trainer = cluster.trainer()
         assert cluster.plan.block_count == BLOCKS
@@ -42,7 +42,7 @@ def test_steps_go_on_with_the_owners_of_the_new_placement(mode: Mode) -> None:
         assert set(trainer.parameters.versions.values()) == {12}
 
 
-def test_all_blocks_may_leave_a_pserver_and_a_new_one_may_come() -> None:
+def test_all_blocks_may_move_from_one_pserver_to_a_new_one() -> None:
     with Cluster(SHAPES, Async(), pservers=2, is_placed=True) as cluster:
         trainer = cluster.trainer()
         for batch in range(4):
@@ -57,7 +57,7 @@ def test_all_blocks_may_leave_a_pserver_and_a_new_one_may_come() -> None:
         assert [len(shard.numbers) for shard in cluster.shards] == [0, BLOCKS]
 
 
-def test_an_open_batch_that_was_pushed_in_part_goes_on_with_the_new_owners() -> None:
+def test_a_partly_pushed_batch_continues_with_the_new_owners() -> None:
     with Cluster(SHAPES, Async(), pservers=2, is_placed=True) as cluster:
         trainer = cluster.trainer()
         trainer.begin(0)
@@ -71,7 +71,7 @@ def test_an_open_batch_that_was_pushed_in_part_goes_on_with_the_new_owners() -> 
         assert {float(value) for array in trainer.parameters.values() for value in array.flat} == {-1.0}
 
 
-def test_streams_are_used_on_where_the_pserver_stays() -> None:
+def test_streams_to_remaining_pservers_are_reused() -> None:
     with Cluster(SHAPES, Async(), pservers=2, is_placed=True) as cluster:
         trainer = cluster.trainer()
         before = [shard.channel for shard in trainer.parameters._layout.shards]
@@ -83,7 +83,7 @@ def test_streams_are_used_on_where_the_pserver_stays() -> None:
         assert [shard.channel for shard in trainer.parameters._layout.shards] == before
 
 
-def test_a_placement_of_other_blocks_is_refused() -> None:
+def test_a_placement_of_other_blocks_is_rejected() -> None:
     with Cluster(SHAPES, Async(), pservers=2, is_placed=True) as cluster:
         trainer = cluster.trainer()
         with pytest.raises(UsageError, match="other blocks"):
@@ -91,7 +91,7 @@ def test_a_placement_of_other_blocks_is_refused() -> None:
         assert trainer.parameters.plan is cluster.plan
 
 
-def test_a_pserver_without_the_block_says_that_the_placement_is_stale() -> None:
+def test_a_pserver_without_the_block_reports_a_stale_placement() -> None:
     with Cluster(SHAPES, Async(), pservers=2, is_placed=True) as cluster:
         trainer = cluster.trainer(newest_plan=None)
         assert cluster.move(0, 1 - int(cluster.plan.block_pservers[0]))
@@ -110,7 +110,7 @@ def test_a_pserver_without_the_block_says_that_the_placement_is_stale() -> None:
     ],
     ids=["plain", "clip", "short", "feedback"],
 )
-def test_a_step_looks_the_placement_up_and_goes_on_where_the_blocks_are(wire: str, more: dict[str, object]) -> None:
+def test_a_step_looks_up_the_placement_and_follows_the_blocks(wire: str, more: dict[str, object]) -> None:
     with Cluster(SHAPES, Async(), pservers=2, is_placed=True, wire=wire) as cluster:
         trainer = cluster.trainer(**more)
         for batch in range(6):
@@ -123,7 +123,7 @@ def test_a_step_looks_the_placement_up_and_goes_on_where_the_blocks_are(wire: st
         assert {float(value) for array in trainer.parameters.values() for value in array.flat} == {-6.0}
 
 
-def test_a_sum_of_batches_goes_to_the_owners_that_there_are_when_it_is_pushed() -> None:
+def test_a_sum_is_pushed_to_the_current_owners() -> None:
     with Cluster(SHAPES, Async(push_every=2), pservers=2, is_placed=True) as cluster:
         trainer = cluster.trainer()
         for batch in range(8):
@@ -136,7 +136,7 @@ def test_a_sum_of_batches_goes_to_the_owners_that_there_are_when_it_is_pushed() 
         assert found in ({-4.0}, {-8.0})
 
 
-def test_a_pull_looks_the_placement_up() -> None:
+def test_a_pull_looks_up_the_placement() -> None:
     with Cluster(SHAPES, Async(), pservers=2, is_placed=True) as cluster:
         trainer = cluster.trainer()
         for block in range(BLOCKS):
@@ -153,7 +153,7 @@ def test_a_pull_looks_the_placement_up() -> None:
         assert trainer.parameters.plan is cluster.plan
 
 
-def test_who_does_not_name_blocks_hears_that_some_have_moved() -> None:
+def test_a_request_without_block_names_is_told_that_blocks_have_moved() -> None:
     with Cluster(SHAPES, Async(), pservers=2, is_placed=True) as cluster:
         shard, before = cluster.shards[0], cluster.plan.hash
         number = shard.numbers[0]
@@ -164,7 +164,7 @@ def test_who_does_not_name_blocks_hears_that_some_have_moved() -> None:
         assert number not in shard.all_numbers(cluster.plan.hash)
 
 
-def test_a_pserver_that_lacks_a_block_by_every_placement_is_given_up() -> None:
+def test_a_step_fails_if_the_block_is_missing_under_every_placement() -> None:
     with Cluster(SHAPES, Async(), pservers=2, is_placed=True) as cluster:
         trainer = cluster.trainer(give_up_s=0.5)
         before = cluster.plan
@@ -206,7 +206,7 @@ def stepping(trainer: Trainer, member: int, batches: int, failures: list[BaseExc
 
 @pytest.mark.parametrize("mode", [Async(), Sync()], ids=["async", "sync"])
 def test_two_trainers_step_while_blocks_move_and_every_batch_counts_once(mode: Mode) -> None:
-    """A third thread swaps placements under the two; where it does not, they find out themselves."""
+    """A third thread swaps some placements; the two trainers discover the other changes themselves."""
     with Cluster(SHAPES, mode, pservers=2, members=2, is_placed=True) as cluster:
         trainers = [cluster.trainer(member) for member in (1, 2)]
         batches, failures, moves, chance = 25, list[BaseException](), 0, random.Random(1)

@@ -14,7 +14,7 @@ from flightedl.errors import FencedError
 
 
 class Session:
-    """A session whose parts write down what they are told."""
+    """A session whose parts record their calls."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.told: list[Any] = []
@@ -32,7 +32,7 @@ class Session:
             raise self._error
 
 
-def test_a_script_that_ends_has_left_cleanly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_that_ends_leaves_cleanly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(sys, "last_value", raising=False)
     session = Session()
     session.job._leave_at_exit()
@@ -40,7 +40,7 @@ def test_a_script_that_ends_has_left_cleanly(monkeypatch: pytest.MonkeyPatch) ->
     assert session.told == [None, "closed"]
 
 
-def test_a_script_that_has_raised_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_that_raises_does_not_leave_cleanly(monkeypatch: pytest.MonkeyPatch) -> None:
     error = ValueError("a mistake of the script")
     monkeypatch.setattr(sys, "last_value", error, raising=False)
     session = Session()

@@ -1,4 +1,4 @@
-"""``model.lend_to``: values shown where they lie, in place of a copy."""
+"""``model.lend_to``: values shown in shared memory instead of being copied."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHAPES = {"w": (300, 1000), "a": (7,), "scale": (), "big": (2_600_000,)}
 
 
 class Device:
-    """A copy of the model elsewhere."""
+    """A copy of the model on another device."""
 
     def __init__(self) -> None:
         self.arrays = {name: np.full(shape, np.nan, np.float32) for name, shape in SHAPES.items()}
@@ -53,12 +53,12 @@ def _step(trainer: Trainer, batch: int) -> None:
 @pytest.mark.parametrize("mode", [Async(), Sync()], ids=["async", "sync"])
 @pytest.mark.parametrize("shares_memory", [True, False], ids=["memory", "tcp"])
 @pytest.mark.parametrize("wire", ["", "bfloat16"])
-def test_what_is_shown_is_what_others_have(mode: Mode, shares_memory: bool, wire: str) -> None:
+def test_shown_values_equal_those_of_other_trainers(mode: Mode, shares_memory: bool, wire: str) -> None:
     with Cluster(SHAPES, mode, pservers=2, wire=wire, shares_memory=shares_memory) as cluster:
         trainer = cluster.trainer()
         device = Device()
         trainer.parameters.lend_to(device.put)
-        assert all((array == 0).all() for array in device.arrays.values()), "the present ones are shown at once"
+        assert all((array == 0).all() for array in device.arrays.values()), "the present values are shown at once"
         for batch in range(3):
             device.forget()
             _step(trainer, batch)
@@ -74,7 +74,7 @@ def test_what_is_shown_is_what_others_have(mode: Mode, shares_memory: bool, wire
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is shared on Linux only")
 def test_nothing_is_copied_on_one_host() -> None:
-    # All answers of a step may be untaken at a time: a pserver waits for none of them.
+    # All answers of a step may be unread at the same time: the pserver does not wait for any of them.
     shape = (UNTAKEN_LIMIT_BYTES // 4,)
     with Cluster({"big": shape}, Async()) as cluster:
         trainer = cluster.trainer()
@@ -97,7 +97,7 @@ def _lies_in_pservers_memory(values: np.ndarray) -> bool:
     return False
 
 
-def test_there_is_no_copy_in_the_trainer() -> None:
+def test_the_trainer_keeps_no_copy() -> None:
     with Cluster(SHAPES, Async()) as cluster:
         trainer = cluster.trainer()
         parameters = trainer.parameters
@@ -123,7 +123,7 @@ KEEPERS: dict[str, Callable[[list[object], np.ndarray], object]] = {
 
 
 @pytest.mark.parametrize("kind", KEEPERS)
-def test_who_keeps_what_is_lent_is_told_so_and_the_batch_counts(kind: str) -> None:
+def test_a_function_that_keeps_lent_values_raises_and_the_batch_counts(kind: str) -> None:
     with Cluster(SHAPES, Async()) as cluster:
         trainer, kept = cluster.trainer(), []
         device = Device()
@@ -141,7 +141,7 @@ def test_who_keeps_what_is_lent_is_told_so_and_the_batch_counts(kind: str) -> No
             trainer.parameters.step(_gradients(0))
         is_keeping = False
         kept.clear()
-        assert set(trainer.parameters.versions.values()) == {1}, "it counts"
+        assert set(trainer.parameters.versions.values()) == {1}, "the batch counts"
         trainer.parameters.pull()
         _step(trainer, 1)
         other = cluster.trainer()
@@ -149,7 +149,7 @@ def test_who_keeps_what_is_lent_is_told_so_and_the_batch_counts(kind: str) -> No
         assert all(block.rounds.version == 2 for block in cluster.shards[0].blocks())
 
 
-def test_what_the_function_raises_comes_when_the_call_is_through() -> None:
+def test_an_error_of_the_function_is_raised_after_the_step() -> None:
     with Cluster(SHAPES, Async(), pservers=2) as cluster:
         trainer = cluster.trainer()
         trainer.parameters.lend_to(lambda *_: None)
@@ -168,13 +168,13 @@ def test_what_the_function_raises_comes_when_the_call_is_through() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is shared on Linux only")
 @pytest.mark.parametrize("mode", [Async(), Sync()], ids=["async", "sync"])
-def test_what_is_taken_back_while_it_is_shown_is_shown_again(mode: Mode) -> None:
+def test_values_reclaimed_while_they_are_shown_are_shown_again(mode: Mode) -> None:
     with Cluster(SHAPES, mode) as cluster:
         trainer, device, strikes = cluster.trainer(), Device(), []
 
         def late(name: str, start: int, values: np.ndarray) -> None:
             if name == "big" and len(strikes) < 3:
-                # The trainer was frozen, its stream ended, and values changed meanwhile.
+                # While the trainer was frozen, its stream ended and the values changed.
                 strikes.append(name)
                 abort_connections(cluster.servers[0].port)
                 while cluster.services[0].meter.streams != (0, 0):

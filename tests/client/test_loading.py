@@ -1,4 +1,4 @@
-"""What ``save_model``, ``flightedl checkpoint export`` and other libraries wrote begins another job."""
+"""A job can start from files of ``save_model``, ``flightedl checkpoint export`` and other libraries."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPECS = [ParameterSpec(name, value.shape, value.dtype.name) for name, value in V
 
 
 @pytest.mark.parametrize("ending", ["safetensors", "npz", "arrow"])
-def test_what_was_saved_is_loaded(ending: str, tmp_path: Path) -> None:
+def test_a_saved_model_is_loaded(ending: str, tmp_path: Path) -> None:
     place = tmp_path / f"m.{ending}"
     write_model(str(place), "", SPECS, ((spec, VALUES[spec.name]) for spec in SPECS))
     found = fe.load(place)
@@ -33,7 +33,7 @@ def test_what_was_saved_is_loaded(ending: str, tmp_path: Path) -> None:
         assert found[name].dtype == value.dtype
 
 
-def test_what_others_saved_is_loaded(tmp_path: Path) -> None:
+def test_models_saved_by_other_libraries_are_loaded(tmp_path: Path) -> None:
     values = {"w": np.ones((2, 3), ml_dtypes.bfloat16), "n": np.arange(3)}
     safetensors.numpy.save_file(values, tmp_path / "m.safetensors", {"of": "others"})
     found = fe.load(tmp_path / "m.safetensors")
@@ -47,20 +47,20 @@ def test_what_others_saved_is_loaded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"\xff" * 100, b"PK\x03\x04" + b"\0" * 50, b"\x10" + b"\0" * 7 + b'{"w": {"dtype":1}}']
 )
-def test_what_is_no_model_is_one_sentence(ending: str, data: bytes, tmp_path: Path) -> None:
+def test_a_file_without_a_model_raises_one_sentence(ending: str, data: bytes, tmp_path: Path) -> None:
     place = tmp_path / f"m.{ending}"
     place.write_bytes(data)
     with pytest.raises(DataError, match=f"m.{ending} cannot be read as {ending}"):
         fe.load(place)
 
 
-def test_nothing_in_a_file_is_executed(tmp_path: Path) -> None:
+def test_loading_executes_no_code_of_the_file(tmp_path: Path) -> None:
     np.savez(tmp_path / "m.npz", w=np.array([print], dtype=object))
     with pytest.raises(DataError, match="allow_pickle"):
         fe.load(tmp_path / "m.npz")
 
 
-def test_what_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+def test_a_missing_file_raises_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"there is no file .*/m\.npz"):
         fe.load(tmp_path / "m.npz")
     with pytest.raises(DataError, match="has no checkpoint, and its name is not that of"):

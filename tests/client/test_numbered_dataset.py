@@ -1,4 +1,4 @@
-"""Batches that a script asks for by number."""
+"""Batches that a script requests by number."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def data() -> Iterator[Data]:
     made.dataset.close()
 
 
-def test_batches_come_by_number_and_behind_the_last_one_without_records(data: Data) -> None:
+def test_batches_are_read_by_number_and_are_empty_beyond_the_last_one(data: Data) -> None:
     rows = [data.dataset.batch(number)["n"].to_pylist() for number in range(8)]
     assert data.dataset.batch_count == 6
     assert rows == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]] * 2 + [[], []]
     assert data.done == [4, 4, 2, 4, 4, 2, 0]
 
 
-def test_what_comes_next_at_the_same_distance_is_read_ahead(data: Data) -> None:
+def test_the_next_batch_at_the_same_distance_is_read_ahead(data: Data) -> None:
     for number in (0, 2, 4):
         data.dataset.batch(number)
     data.dataset.close()
@@ -55,14 +55,14 @@ def test_what_comes_next_at_the_same_distance_is_read_ahead(data: Data) -> None:
     assert set(data.read) <= {0, 1, 2, 4, -1}
 
 
-def test_a_number_may_be_asked_for_again(data: Data) -> None:
+def test_a_number_may_be_requested_again(data: Data) -> None:
     first = data.dataset.batch(3)
     assert data.dataset.current == (4, 1)
     assert data.dataset.batch(3) == first
     assert data.dataset.batch(0)["n"].to_pylist() == [0, 1, 2, 3]
 
 
-def test_an_error_of_reading_comes_with_its_batch(data: Data) -> None:
+def test_a_read_error_is_raised_with_its_batch(data: Data) -> None:
     data.error_at = 1
     data.dataset.batch(0)
     with pytest.raises(DataError, match="gone"):

@@ -1,4 +1,4 @@
-"""Names and saved models that one trainer gets: whoever was replaced while it was frozen changes no file."""
+"""Names and saved models for one trainer only: a trainer that was replaced while it was frozen changes no file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEYS = JobKeys("demo")
 
 
 class Trainer:
-    """What one trainer wins names and requests with."""
+    """One trainer's claims of names and of requests to save."""
 
     def __init__(self, store: MemoryCoordinator) -> None:
         self.coordinator = store.another()
@@ -35,7 +35,7 @@ class Trainer:
         return Waiting(SystemClock(), 60.0, 60.0, lambda _: None)
 
     def frozen(self) -> None:
-        """Its lease ends, and it does not know."""
+        """Let the trainer's lease expire unnoticed."""
         self.coordinator.end_lease(self.registration.held.lease_id)
 
     def end(self) -> None:
@@ -53,7 +53,7 @@ def trainers() -> Iterator[tuple[Trainer, Trainer]]:
         yield made
 
 
-def test_one_trainer_wins_and_may_ask_again(trainers: tuple[Trainer, Trainer]) -> None:
+def test_one_trainer_wins_and_may_claim_again(trainers: tuple[Trainer, Trainer]) -> None:
     one, other = trainers
     won, lost = one.names.claim("report"), other.names.claim("report")
     assert won
@@ -65,14 +65,14 @@ def test_one_trainer_wins_and_may_ask_again(trainers: tuple[Trainer, Trainer]) -
     assert other.names.claim("another")
 
 
-def test_a_name_outlives_a_clean_end(trainers: tuple[Trainer, Trainer]) -> None:
+def test_a_name_stays_claimed_after_a_clean_end(trainers: tuple[Trainer, Trainer]) -> None:
     one, other = trainers
     assert one.names.claim("report")
     one.end()
     assert not other.names.claim("report")
 
 
-def test_a_lease_that_ended_unseen_does_not_reach_the_script(trainers: tuple[Trainer, Trainer]) -> None:
+def test_an_expired_lease_raises_no_error_in_the_script(trainers: tuple[Trainer, Trainer]) -> None:
     one, other = trainers
     before = one.registration.generation
     one.frozen()
@@ -83,7 +83,7 @@ def test_a_lease_that_ended_unseen_does_not_reach_the_script(trainers: tuple[Tra
     assert not other.names.claim("report")
 
 
-def test_a_winner_that_was_replaced_changes_no_file(trainers: tuple[Trainer, Trainer], tmp_path: Path) -> None:
+def test_a_replaced_winner_changes_no_file(trainers: tuple[Trainer, Trainer], tmp_path: Path) -> None:
     one, other = trainers
     file = tmp_path / "report.txt"
     old = one.names.claim("report")
@@ -101,9 +101,7 @@ def test_a_winner_that_was_replaced_changes_no_file(trainers: tuple[Trainer, Tra
     assert [path.name for path in tmp_path.iterdir()] == ["report.txt"]
 
 
-def test_a_winner_that_is_replaced_while_it_writes_changes_no_file(
-    trainers: tuple[Trainer, Trainer], tmp_path: Path
-) -> None:
+def test_a_winner_replaced_while_it_writes_changes_no_file(trainers: tuple[Trainer, Trainer], tmp_path: Path) -> None:
     one, other = trainers
     file = tmp_path / "report.txt"
     old = one.names.claim("report")
@@ -119,7 +117,7 @@ def test_a_winner_that_is_replaced_while_it_writes_changes_no_file(
     assert file.read_bytes() == b"of the successor"
 
 
-def test_a_name_that_is_won_again_is_another_win(trainers: tuple[Trainer, Trainer]) -> None:
+def test_winning_a_name_again_is_a_new_win(trainers: tuple[Trainer, Trainer]) -> None:
     one, _ = trainers
     old = one.names.claim("report")
     one.frozen()
@@ -144,7 +142,7 @@ def writer(file: Path, data: bytes, meanwhile: Callable[[], object] = lambda: No
     return write
 
 
-def test_a_model_is_written_by_one_trainer(trainers: tuple[Trainer, Trainer], tmp_path: Path) -> None:
+def test_only_one_trainer_writes_a_model(trainers: tuple[Trainer, Trainer], tmp_path: Path) -> None:
     one, other = trainers
     file = tmp_path / "m"
     assert one.saves.save("m", 1, writer(file, b"1"))
@@ -153,9 +151,7 @@ def test_a_model_is_written_by_one_trainer(trainers: tuple[Trainer, Trainer], tm
     assert file.read_bytes() == b"3"
 
 
-def test_a_writer_that_was_replaced_leaves_the_file_to_its_successor(
-    trainers: tuple[Trainer, Trainer], tmp_path: Path
-) -> None:
+def test_a_replaced_writer_leaves_the_file_to_its_successor(trainers: tuple[Trainer, Trainer], tmp_path: Path) -> None:
     one, other = trainers
     file = tmp_path / "m"
 
@@ -165,11 +161,11 @@ def test_a_writer_that_was_replaced_leaves_the_file_to_its_successor(
 
     assert not one.saves.save("m", 1, writer(file, b"late", meanwhile))
     assert file.read_bytes() == b"of the successor"
-    # The request counts as written: nobody waits for it.
+    # The request counts as written, so no trainer waits for it.
     assert one.saves.save("m", 2, writer(file, b"next"))
 
 
-def test_a_writer_that_lost_its_lease_and_was_not_replaced_writes(
+def test_a_writer_without_a_lease_that_was_not_replaced_writes(
     trainers: tuple[Trainer, Trainer], tmp_path: Path
 ) -> None:
     one, other = trainers
@@ -179,7 +175,7 @@ def test_a_writer_that_lost_its_lease_and_was_not_replaced_writes(
     assert not other.saves.save("m", 1, writer(file, b"2"))
 
 
-def test_what_could_not_be_written_may_be_taken_by_another(trainers: tuple[Trainer, Trainer], tmp_path: Path) -> None:
+def test_another_trainer_may_write_after_a_failed_write(trainers: tuple[Trainer, Trainer], tmp_path: Path) -> None:
     one, other = trainers
 
     def fail() -> None:
@@ -190,17 +186,17 @@ def test_what_could_not_be_written_may_be_taken_by_another(trainers: tuple[Train
     assert other.saves.save("m", 1, writer(tmp_path / "m", b"2"))
 
 
-def test_a_name_belongs_to_a_life_of_the_model(trainers: tuple[Trainer, Trainer]) -> None:
+def test_a_name_belongs_to_one_life_of_the_model(trainers: tuple[Trainer, Trainer]) -> None:
     one, other = trainers
-    assert one.names.claim("setup"), "before there is a model"
+    assert one.names.claim("setup"), "names can be claimed before the model exists"
     one.life, other.life = 7, 9
     assert one.names.claim("report")
-    assert other.names.claim("report"), "the model has begun anew"
+    assert other.names.claim("report"), "the model started a new life"
     one.life = 9
     assert not one.names.claim("report")
 
 
-def test_a_file_of_a_former_life_is_written_again(trainers: tuple[Trainer, Trainer], tmp_path: Path) -> None:
+def test_a_file_of_an_earlier_life_is_written_again(trainers: tuple[Trainer, Trainer], tmp_path: Path) -> None:
     one, other = trainers
     file = tmp_path / "model.npz"
     one.life, other.life = 7, 9
@@ -210,7 +206,7 @@ def test_a_file_of_a_former_life_is_written_again(trainers: tuple[Trainer, Train
     assert file.read_bytes() == b"of the new one"
 
 
-def test_a_later_life_does_not_wait_for_a_writer_of_a_former_one(
+def test_a_later_life_does_not_wait_for_a_writer_of_an_earlier_one(
     trainers: tuple[Trainer, Trainer], tmp_path: Path
 ) -> None:
     one, other = trainers

@@ -1,4 +1,4 @@
-"""A trainer reads records in the order that comes with its work, whatever seed it declared itself."""
+"""A trainer reads records in the order of its assignment, regardless of the seed that it declared."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Listener:
 
 
 @pytest.mark.parametrize("seed", [None, 1, 2])
-def test_the_seed_of_the_work_counts(seed: int | None) -> None:
+def test_the_seed_of_the_assignment_is_used(seed: int | None) -> None:
     table = pa.table({"k": range(RECORDS)}).to_batches()
     files = MemoryFiles({"a.parquet": b"".join(named_format("parquet").write(table, table[0].schema))})
     spec = DatasetSpec(("a.parquet",), batch_size=1)

@@ -1,4 +1,4 @@
-"""A trainer's parameters against real pservers in this process."""
+"""A trainer's parameters with real pservers in this process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ONES = {name: np.full(shape, -1, np.float32) for name, shape in SHAPES.items()}
 
 @pytest.mark.parametrize("pservers", [1, 2])
 @pytest.mark.parametrize("mode", [Async(), Sync(reduce="sum"), Bounded(staleness=1), Sync(backup=1)])
-def test_a_step_pushes_everything_and_brings_the_new_values(mode: object, pservers: int) -> None:
+def test_a_step_pushes_all_gradients_and_returns_the_new_values(mode: object, pservers: int) -> None:
     with Cluster(SHAPES, mode, pservers=pservers) as cluster:
         trainer = cluster.trainer()
         for batch in range(3):
@@ -32,14 +32,14 @@ def test_a_step_pushes_everything_and_brings_the_new_values(mode: object, pserve
         assert set(trainer.parameters.versions.values()) == {3}
 
 
-def test_values_cannot_be_written_by_accident() -> None:
+def test_values_are_read_only() -> None:
     with Cluster(SHAPES, Async()) as cluster:
         trainer = cluster.trainer()
         with pytest.raises(ValueError, match="read-only"):
             trainer.parameters["w"][0] = 1
 
 
-def test_parameters_that_are_left_out_get_the_arrival_only() -> None:
+def test_omitted_parameters_are_only_told_of_the_batch() -> None:
     with Cluster(SHAPES, Sync(reduce="sum"), pservers=2) as cluster:
         trainer = cluster.trainer()
         trainer.begin(0)
@@ -49,7 +49,7 @@ def test_parameters_that_are_left_out_get_the_arrival_only() -> None:
         assert set(trainer.parameters.versions.values()) == {1}
 
 
-def test_a_repeated_batch_counts_once_and_its_values_come_all_the_same() -> None:
+def test_a_repeated_batch_counts_once_and_still_returns_values() -> None:
     with Cluster(SHAPES, Async()) as cluster:
         trainer = cluster.trainer()
         for _ in range(2):
@@ -85,7 +85,7 @@ def test_one_of_many_tiny_gradients_that_is_not_finite_is_named_and_nothing_is_s
         assert trainer.parameters["p17"][3] == -2.0
 
 
-def test_tiny_gradients_of_which_some_are_missing_go_one_by_one() -> None:
+def test_tiny_gradients_are_sent_one_by_one_if_some_are_missing() -> None:
     shapes = {f"p{number}": (50,) for number in range(30)}
     with Cluster(shapes, Async()) as cluster:
         trainer = cluster.trainer()
@@ -95,7 +95,7 @@ def test_tiny_gradients_of_which_some_are_missing_go_one_by_one() -> None:
             assert (trainer.parameters[name] == (0 if number == 11 else -number)).all()
 
 
-def test_what_is_asked_for_by_name_is_refreshed_and_nothing_else() -> None:
+def test_a_pull_refreshes_only_the_named_parameters() -> None:
     with Cluster(SHAPES, Async(), members=2) as cluster:
         one, other = cluster.trainer(1), cluster.trainer(2)
         one.begin(0)
@@ -107,7 +107,7 @@ def test_what_is_asked_for_by_name_is_refreshed_and_nothing_else() -> None:
             other.parameters.pull(["x"])
 
 
-def test_a_pull_waits_for_the_version_asked_for() -> None:
+def test_a_pull_waits_for_the_requested_version() -> None:
     with Cluster({"a": (4,)}, Async(), members=2) as cluster:
         one, other = cluster.trainer(1), cluster.trainer(2)
         waiting = threading.Thread(target=lambda: other.parameters.pull(min_version=2))
@@ -120,7 +120,7 @@ def test_a_pull_waits_for_the_version_asked_for() -> None:
         assert (other.parameters["a"] == 2).all()
 
 
-def test_pull_every_skips_pulls_but_no_push() -> None:
+def test_pull_every_skips_pulls_but_no_pushes() -> None:
     with Cluster({"a": (4,)}, Async(pull_every=3)) as cluster:
         trainer = cluster.trainer()
         seen = []
@@ -143,7 +143,7 @@ def test_the_global_norm_is_clipped_over_all_gradients() -> None:
         assert trainer.parameters["a"][0] == pytest.approx(0.7)
 
 
-def test_with_a_backup_the_slowest_does_not_hold_the_round_and_its_gradient_counts() -> None:
+def test_with_a_backup_the_slowest_trainer_does_not_hold_up_the_round_and_still_counts() -> None:
     with Cluster(SHAPES, Sync(reduce="sum", backup=1), pservers=2, members=2) as cluster:
         fast, slow = cluster.trainer(1), cluster.trainer(2)
         slow.begin(50)
@@ -159,10 +159,10 @@ def test_with_a_backup_the_slowest_does_not_hold_the_round_and_its_gradient_coun
 
 
 @pytest.mark.parametrize("mode", [Async(), Bounded(staleness=1)], ids=["async", "bounded"])
-def test_a_batch_on_values_that_the_pserver_lost_is_done_again_on_those_that_it_has(mode: Mode) -> None:
+def test_a_batch_computed_on_lost_values_is_repeated_on_present_ones(mode: Mode) -> None:
     with Cluster(SHAPES, mode) as cluster:
         trainer = cluster.trainer()
-        # As after a pserver was restored from a checkpoint that is older than what this trainer pulled.
+        # This happens if a pserver is restored from a checkpoint older than the values that this trainer pulled.
         versions = trainer.parameters.steps.versions
         versions.update(dict.fromkeys(versions, 5))
         current = trainer.begin(0)
@@ -178,7 +178,7 @@ def test_a_batch_on_values_that_the_pserver_lost_is_done_again_on_those_that_it_
         assert cluster.shards[0].meter.rows_by_outcome["accepted"] == cluster.shards[0].block_count
 
 
-def test_bounded_lets_nobody_run_further_ahead_than_its_staleness() -> None:
+def test_bounded_limits_how_far_a_trainer_runs_ahead() -> None:
     with Cluster({"a": (4,)}, Bounded(staleness=1), members=2) as cluster:
         fast, slow = cluster.trainer(1), cluster.trainer(2)
         gradient = {"a": ONES["a"][:4]}
@@ -207,7 +207,7 @@ def test_many_tiny_parameters_arrive_in_the_right_places() -> None:
 
 @pytest.mark.parametrize("wire", ["bfloat16", "float16"])
 @pytest.mark.parametrize("mode", [Async(), Sync(reduce="sum")])
-def test_short_floats_travel_and_full_ones_are_kept(mode: object, wire: str) -> None:
+def test_short_floats_are_sent_and_full_ones_are_kept(mode: object, wire: str) -> None:
     with Cluster(SHAPES, mode, pservers=2, wire=wire) as cluster:
         trainer = cluster.trainer()
         for batch in range(2):
@@ -225,9 +225,9 @@ def _alike(shard_index: int, cluster: Cluster) -> set[float]:
 
 
 class TestSums:
-    """Several batches pushed as one."""
+    """Several batches in one push."""
 
-    def test_one_push_names_all_batches_and_brings_their_weighted_mean(self) -> None:
+    def test_one_push_names_all_batches_and_carries_their_weighted_mean(self) -> None:
         with Cluster(SHAPES, Async(push_every=3), pservers=2) as cluster:
             trainer = cluster.trainer()
             for batch, records in enumerate((10, 20, 70)):
@@ -263,10 +263,10 @@ class TestSums:
                 seen.append(float(trainer.parameters["a"][0]))
             assert seen == [0, 0, 2, 2, 2, 6]
 
-    def test_a_block_that_has_some_of_the_batches_takes_nothing_and_says_which(self) -> None:
+    def test_a_block_that_has_some_of_the_batches_rejects_the_sum_and_names_them(self) -> None:
         with Cluster(SHAPES, Async(push_every=3, reduce="sum"), pservers=2, members=2) as cluster:
             one, other = cluster.trainer(1), cluster.trainer(2)
-            # The other trainer has a copy of the piece, and has pushed batch 1, to one parameter only.
+            # The other trainer has a copy of the task, and has pushed batch 1 to one parameter only.
             other.parameters.steps.change_mode(Async())
             other.begin(1)
             other.parameters.push({"big": ONES["big"]})
@@ -284,7 +284,7 @@ class TestSums:
             assert not any(current.must_repeat or current.waits for current in currents)
             assert _alike(0, cluster) == _alike(1, cluster) == {3.0}
 
-    def test_the_same_sum_again_is_answered_and_not_applied(self) -> None:
+    def test_a_repeated_sum_is_answered_without_being_applied(self) -> None:
         with Cluster(SHAPES, Async(push_every=2, reduce="sum"), pservers=2, members=2) as cluster:
             for trainer in (cluster.trainer(1), cluster.trainer(2)):
                 for batch in range(2):
@@ -295,7 +295,7 @@ class TestSums:
             assert _alike(0, cluster) == _alike(1, cluster) == {2.0}
             assert set(cluster.shards[0].version_range()) == {1}
 
-    def test_all_batches_of_a_sum_are_done_again_when_the_membership_ended(self) -> None:
+    def test_all_batches_of_a_sum_are_repeated_after_the_membership_ended(self) -> None:
         with Cluster(SHAPES, Async(push_every=2), pservers=2) as cluster:
             trainer = cluster.trainer()
             currents = [trainer.begin(0)]
@@ -307,7 +307,7 @@ class TestSums:
             assert trainer.lost
             assert _alike(0, cluster) == {0.0}
 
-    def test_a_batch_that_is_done_again_takes_the_sum_with_it(self) -> None:
+    def test_repeating_a_batch_repeats_its_sum(self) -> None:
         with Cluster(SHAPES, Async(push_every=3), pservers=1) as cluster:
             trainer = cluster.trainer()
             first = trainer.begin(0)
@@ -321,7 +321,7 @@ class TestSums:
             assert first.must_repeat
             assert not first.waits
 
-    def test_another_loop_hears_nothing_of_batches_of_a_loop_that_was_left(self) -> None:
+    def test_a_new_loop_is_not_told_of_batches_of_an_abandoned_loop(self) -> None:
         with Cluster(SHAPES, Async(push_every=3)) as cluster:
             trainer = cluster.trainer()
             trainer.begin(0)
@@ -334,7 +334,7 @@ class TestSums:
             (state,) = trainer.parameters.close_batch()
             assert (state.number, state.waits, state.must_repeat) == (0, True, False)
 
-    def test_a_gradient_counts_once_for_a_batch(self) -> None:
+    def test_a_batch_accepts_only_one_gradient(self) -> None:
         with Cluster(SHAPES, Async(push_every=3)) as cluster:
             trainer = cluster.trainer()
             trainer.begin(0)
@@ -363,5 +363,5 @@ class TestSums:
             assert (waiting.waits, waiting.must_repeat) == (False, True)
             trainer.begin(1)
             trainer.parameters.push(ONES)
-            # Pushed for itself, and nothing of the sum with it.
+            # The batch is pushed alone, without the sum.
             assert _alike(0, cluster) == {1.0}

@@ -1,4 +1,4 @@
-"""Where a trainer's loop says that its time goes."""
+"""The time that a trainer's loop spends in each phase."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Clock:
         return self.now_s
 
 
-def test_time_counts_for_the_phase_that_it_was_spent_in() -> None:
+def test_time_counts_for_the_phase_in_which_it_was_spent() -> None:
     conversation = Conversation(0, iter([0.0, 0.0, 2.0, 5.0, 5.5, 6.0]).__next__)
     conversation.begin(WAIT)
     for phase in (PUSH, WAIT, PULL, ""):
@@ -31,7 +31,7 @@ def test_time_counts_for_the_phase_that_it_was_spent_in() -> None:
     assert conversation.seconds == {}
 
 
-def test_time_counts_for_what_was_done_until_the_next_thing() -> None:
+def test_time_counts_for_the_current_phase_until_the_next_one() -> None:
     clock = Clock()
     probe = StepProbe(clock)
     for what, seconds in ((DATA, 1.0), (SCRIPT, 4.0)):
@@ -51,7 +51,7 @@ def test_time_counts_for_what_was_done_until_the_next_thing() -> None:
     assert probe.take() == {SCRIPT: 3.0}
 
 
-def test_what_could_not_be_told_is_told_next_time() -> None:
+def test_an_unsent_report_is_included_in_the_next_one() -> None:
     clock = Clock()
     probe = StepProbe(clock)
     probe.turn(DATA)
@@ -64,7 +64,7 @@ def test_what_could_not_be_told_is_told_next_time() -> None:
     assert probe.take() == {}
 
 
-def test_who_is_waited_for_in_a_round_is_told_from_what_is_sent() -> None:
+def test_waiting_for_a_round_is_distinguished_from_sending() -> None:
     gradient = {"w": np.ones(4, np.float32)}
     with Cluster({"w": (4,)}, Sync(), members=2, pservers=2) as cluster:
         probe = StepProbe(SystemClock().now)
@@ -87,7 +87,7 @@ def test_who_is_waited_for_in_a_round_is_told_from_what_is_sent() -> None:
     assert spent[PUSH] > 0
 
 
-def test_who_waits_for_nobody_only_sends() -> None:
+def test_without_a_round_the_time_counts_as_sending() -> None:
     with Cluster({"w": (4,)}, Async()) as cluster:
         probe = StepProbe(SystemClock().now)
         trainer = cluster.trainer(1, probe=probe)

@@ -1,4 +1,4 @@
-"""What a trainer tells the master of its batches."""
+"""A trainer's reports about its batches to the master."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from flightedl.messages.tasks import LogReply, LogRequest
 from .pserver_bench import Cluster
 
 
-def test_batches_that_gave_the_model_nothing_are_told_and_not_lost_with_a_message() -> None:
+def test_idle_batches_are_reported_and_survive_a_lost_message() -> None:
     sent: list[LogRequest] = []
     failures = [UnavailableError("no master")]
 
@@ -44,7 +44,7 @@ def test_batches_that_gave_the_model_nothing_are_told_and_not_lost_with_a_messag
     assert [(each.batches, each.idle_batches) for each in sent] == [(3, 2)]
 
 
-def test_a_script_that_shares_what_it_trains_at_its_end_says_so_with_its_last_word() -> None:
+def test_a_script_with_a_process_group_at_its_end_says_so_in_its_last_report() -> None:
     sent: list[LogRequest] = []
 
     def send(body: bytes) -> bytes:
@@ -63,7 +63,7 @@ def test_a_script_that_shares_what_it_trains_at_its_end_says_so_with_its_last_wo
     assert [each.model for each in sent] == ["", "own", "common"]
 
 
-def test_a_process_of_a_group_shares_what_it_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_of_a_process_group_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delitem(sys.modules, "torch.distributed", raising=False)
@@ -71,12 +71,12 @@ def test_a_process_of_a_group_shares_what_it_trains(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "torch.distributed", SimpleNamespace(is_initialized=lambda: True))
     assert has_process_group()
     monkeypatch.setitem(sys.modules, "torch.distributed", SimpleNamespace())
-    assert not has_process_group(), "it has none, or is only half imported"
+    assert not has_process_group(), "torch is missing, or only partly imported"
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert has_process_group()
 
 
-def test_a_trainer_says_now_and_then_that_it_is_there_and_where_it_stands_when_it_is_asked() -> None:
+def test_a_trainer_reports_regularly_and_sends_its_stacks_on_request() -> None:
     sent: list[LogRequest] = []
     now = 0.0
 
@@ -102,7 +102,7 @@ def test_a_trainer_says_now_and_then_that_it_is_there_and_where_it_stands_when_i
 
 @pytest.mark.parametrize("mode", [Async(), Async(push_every=2)], ids=str)
 def test_a_batch_without_a_gradient_is_idle(mode: Mode) -> None:
-    nobody: Any = None  # Neither the master nor the registration is asked for anything here.
+    nobody: Any = None  # This test uses neither the master nor the registration.
     done: list[bool] = []
     with Cluster({"w": (4,)}, mode) as cluster:
         trainer = cluster.trainer()
@@ -118,7 +118,7 @@ def test_a_batch_without_a_gradient_is_idle(mode: Mode) -> None:
     assert done == [True, False, True, False]
 
 
-def test_a_trainer_has_a_page_of_figures_if_it_is_asked_to_and_else_nothing_listens() -> None:
+def test_a_trainer_serves_metrics_only_on_request() -> None:
     reporter = ProgressReporter(lambda _: encode(LogReply()), lambda: ("t", 1), lambda: None)
     reporter.batch(10, is_idle=True)
     reporter.skipped(3)
@@ -140,7 +140,7 @@ def test_a_trainer_has_a_page_of_figures_if_it_is_asked_to_and_else_nothing_list
     assert "flightedl_lease_slack_seconds" in page
 
 
-def test_a_page_beyond_loopback_wants_tls() -> None:
+def test_a_page_beyond_loopback_requires_tls() -> None:
     assert TrainerSettings(bind="0.0.0.0").metrics_port == 0
     with pytest.raises(UsageError, match=r"bind is 0\.0\.0\.0, and without TLS"):
         TrainerSettings(bind="0.0.0.0", metrics_port=9000)

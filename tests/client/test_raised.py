@@ -16,12 +16,12 @@ def raised(value: int, *, otherwise: bool = False) -> KeyError:
         return error
 
 
-def test_the_same_error_at_another_record_has_the_same_place() -> None:
+def test_the_same_error_at_another_record_has_the_same_location() -> None:
     assert place_of(raised(1)) == place_of(raised(2))
     assert place_of(raised(1)) != place_of(raised(1, otherwise=True))
 
 
-def test_a_place_names_class_and_lines_but_neither_directories_nor_values() -> None:
+def test_a_location_names_class_and_lines_but_neither_directories_nor_values() -> None:
     place = place_of(raised(17))
     assert place.startswith("KeyError at test_raised.py:")
     assert place.count("test_raised.py:") == 2

@@ -1,4 +1,4 @@
-"""Where the rank comes from."""
+"""Sources of a process's rank in its group."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ def torch_with(rank: int, size: int, *, is_initialized: bool = True) -> Any:
     )
 
 
-def test_a_process_alone_is_a_group_of_its_own() -> None:
+def test_a_single_process_is_a_group_of_one() -> None:
     assert rank_and_size("auto") == (0, 1)
 
 
-def test_torchrun_says_it_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchrun_sets_the_rank_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setitem(sys.modules, "torch.distributed", torch_with(0, 1, is_initialized=False))
     assert rank_and_size("auto") == (3, 4)
 
 
-def test_an_initialized_process_group_counts_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_initialized_process_group_overrides_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setitem(sys.modules, "torch.distributed", torch_with(1, 2))
@@ -48,7 +48,9 @@ def test_an_initialized_process_group_counts_before_the_environment(monkeypatch:
 
 
 @pytest.mark.parametrize("is_initialized", [True, False])
-def test_jax_counts_when_it_has_joined_a_cluster(monkeypatch: pytest.MonkeyPatch, is_initialized: bool) -> None:
+def test_jax_provides_the_rank_once_it_has_joined_a_cluster(
+    monkeypatch: pytest.MonkeyPatch, is_initialized: bool
+) -> None:
     jax = SimpleNamespace(
         distributed=SimpleNamespace(is_initialized=lambda: is_initialized),
         process_index=lambda: 2,
@@ -58,7 +60,7 @@ def test_jax_counts_when_it_has_joined_a_cluster(monkeypatch: pytest.MonkeyPatch
     assert rank_and_size("auto") == ((2, 3) if is_initialized else (0, 1))
 
 
-def test_a_pair_a_mesh_dimension_and_a_process_group() -> None:
+def test_a_rank_may_be_a_pair_or_a_mesh_dimension_or_a_process_group() -> None:
     assert rank_and_size((1, 2)) == (1, 2)
     assert rank_and_size(SimpleNamespace(ndim=1, get_local_rank=lambda: 1, size=lambda: 4)) == (1, 4)
     assert rank_and_size(SimpleNamespace(rank=lambda: 2, size=lambda: 4)) == (2, 4)
@@ -71,12 +73,12 @@ def test_anything_else_is_refused(group: Any) -> None:
 
 
 @pytest.mark.parametrize("group", [(2, 2), (-1, 2), (0, 0), ("a", "b")])
-def test_a_rank_that_is_not_there_is_refused(group: Any) -> None:
+def test_a_rank_outside_the_group_is_rejected(group: Any) -> None:
     with pytest.raises(UsageError, match="a rank is from 0"):
         rank_and_size(group)
 
 
-def test_trainers_that_are_started_independently_are_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_independently_started_trainers_are_not_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rank_and_size("auto", "trainer-0") == (0, 1)
     with pytest.raises(UsageError, match="these trainers are not a group"):
         rank_and_size("auto", "trainer-1")
@@ -85,7 +87,7 @@ def test_trainers_that_are_started_independently_are_no_group(monkeypatch: pytes
     assert rank_and_size("auto", "trainer-1") == (1, 2)
 
 
-def test_half_an_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_incomplete_environment_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(UsageError, match="RANK, WORLD_SIZE"):
         rank_and_size("auto")

@@ -1,4 +1,4 @@
-"""Items between the reader's thread and the user's: their order, the memory that they may keep, who wakes whom."""
+"""Queue between the reader's thread and the user's: order of items, limit of memory, and wake-ups."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ LIMIT = 1000
 
 
 def filled(count: int, size_bytes: int = 100) -> ReadQueue[int]:
-    """A queue of items that have memory of their own."""
+    """Return a queue of items that each own memory."""
     queue: ReadQueue[int] = ReadQueue(LIMIT)
     for number in range(count):
         assert queue.put(number, 0.0, own_bytes=size_bytes)
     return queue
 
 
-def test_items_come_in_their_order() -> None:
+def test_items_are_delivered_in_order() -> None:
     queue = filled(3)
     assert queue.first == 0
     assert [queue.get(0.0) for _ in range(3)] == [0, 1, 2]
@@ -30,7 +30,7 @@ def test_items_come_in_their_order() -> None:
         queue.get(0.0)
 
 
-def test_a_full_queue_takes_nothing_until_an_eighth_of_its_memory_is_free() -> None:
+def test_a_full_queue_accepts_nothing_until_an_eighth_of_its_memory_is_free() -> None:
     queue = filled(40, size_bytes=25)
     assert not queue.put(40, 0.0, own_bytes=25)
     for number in range(4):
@@ -42,11 +42,11 @@ def test_a_full_queue_takes_nothing_until_an_eighth_of_its_memory_is_free() -> N
     assert [queue.get(0.0) for _ in range(40)] == list(range(5, 45))
 
 
-def test_a_queue_that_was_never_full_takes_more_at_once() -> None:
+def test_a_queue_that_was_never_full_accepts_items_at_once() -> None:
     assert filled(9).put(9, 0.0, own_bytes=100)
 
 
-def test_a_few_items_are_taken_however_large_they_are() -> None:
+def test_a_few_items_are_accepted_regardless_of_their_size() -> None:
     queue = filled(3, size_bytes=10 * LIMIT)
     assert not queue.put(3, 0.0, own_bytes=10 * LIMIT)
     assert queue.get(0.0) == 0
@@ -65,11 +65,11 @@ def test_all_batches_of_a_chunk_may_wait_but_not_those_of_two_chunks(size_bytes:
     queue.get(0.0)
     assert queue.put(500, 0.0, new_bytes=size_bytes)
     assert [queue.get(0.0) for _ in range(3)] == [498, 499, 500]
-    # The chunk that was used up is free, and there is room for the batches of the new one.
+    # The consumed chunk is free, and there is room for the batches of the new one.
     assert all(queue.put(number, 0.0) for number in range(501, 600))
 
 
-def test_batches_of_a_chunk_are_kept_back_for_what_they_take_beside_its_memory() -> None:
+def test_batches_of_a_chunk_are_held_back_for_memory_beyond_the_chunk() -> None:
     queue: ReadQueue[int] = ReadQueue(LIMIT)
     assert queue.put(0, 0.0, new_bytes=9 * LIMIT, own_bytes=100)
     assert all(queue.put(number, 0.0, own_bytes=100) for number in range(1, 10))
@@ -88,7 +88,7 @@ def test_each_side_wakes_the_other() -> None:
     assert not reader.is_alive()
 
 
-def test_batches_that_are_cut_from_one_chunk_keep_its_memory_once() -> None:
+def test_batches_cut_from_one_chunk_count_its_memory_once() -> None:
     chunk = pa.record_batch({"a": pa.array(range(1000)), "b": pa.array(range(1000))})
     kept = KeptBytes()
     assert kept.of(chunk.slice(0, 10))[0] == chunk.get_total_buffer_size() == 16_000

@@ -1,4 +1,4 @@
-"""Batches on their way through transforms, in this thread and in real processes."""
+"""Transforms of batches, in this thread and in real processes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def batch_of(*numbers: int, mark: Path | None = None) -> pa.RecordBatch:
 
 
 class Delivered:
-    """Puts batches and waits for what is delivered."""
+    """Deliveries of a transforming reader, in order."""
 
     def __init__(self, transform: Transform, readers: int) -> None:
         self.transforming = Transforming(transform, readers)
@@ -65,7 +65,7 @@ def through() -> Iterator[Through]:
 
 
 @pytest.mark.parametrize("readers", [0, 1, 2, 3])
-def test_batches_come_in_their_order_with_what_has_no_batch_between_them(readers: int, through: Through) -> None:
+def test_batches_and_other_items_are_delivered_in_order(readers: int, through: Through) -> None:
     items = [(n, None if n % 5 == 3 else batch_of(n, n + 1)) for n in range(40)]
     found = through(of_tests.doubled, readers).all_of(iter(items))
     assert [tag for tag, _ in found] == list(range(40))
@@ -81,7 +81,7 @@ def test_batches_come_in_their_order_with_what_has_no_batch_between_them(readers
 
 
 @pytest.mark.parametrize("readers", [0, 2])
-def test_an_error_names_the_records_and_the_transform_and_comes_in_its_place(readers: int, through: Through) -> None:
+def test_an_error_names_records_and_transform_and_is_delivered_in_order(readers: int, through: Through) -> None:
     found = through(of_tests.broken_at_seven, readers).all_of((n, batch_of(n)) for n in range(10))
     (error,) = [result for _, result in found if isinstance(result, Exception)]
     assert found[7] == (7, error)
@@ -91,7 +91,7 @@ def test_an_error_names_the_records_and_the_transform_and_comes_in_its_place(rea
 
 
 @pytest.mark.parametrize("readers", [0, 1])
-def test_what_is_no_batch_is_an_error_and_a_table_is_a_batch(readers: int, through: Through) -> None:
+def test_a_transform_may_return_a_batch_or_table_but_nothing_else(readers: int, through: Through) -> None:
     ((_, error),) = through(of_tests.text_of, readers).all_of(iter([(0, batch_of(1))]))
     assert "it returned str, but must return a pyarrow.RecordBatch" in str(error)
     ((_, found),) = through(of_tests.words, readers).all_of(iter([(0, batch_of(1, 2, 4))]))
@@ -107,21 +107,21 @@ def test_a_reader_that_is_killed_is_replaced_and_no_batch_is_lost(tmp_path: Path
     assert not mark.exists()
 
 
-def test_a_batch_that_kills_its_readers_is_named_and_the_others_come(through: Through) -> None:
+def test_a_batch_that_kills_its_readers_is_named_and_others_are_delivered(through: Through) -> None:
     found = through(of_tests.deadly_at_seven, 2).all_of((n, batch_of(n)) for n in range(12))
     assert [tag for tag, result in found if not isinstance(result, pa.RecordBatch)] == [7]
     text = "transform=deadly_at_seven failed at record 7: 3 readers in a row have ended there (signal 9)"
     assert str(found[7][1]) == text
 
 
-def test_what_cannot_be_sent_is_an_error_in_its_place(through: Through) -> None:
+def test_a_result_that_cannot_be_sent_is_an_error_in_order(through: Through) -> None:
     items = [(n, "no batch" if n == 2 else batch_of(n)) for n in range(4)]
     found = through(of_tests.broken_at_seven, 1).all_of(iter(items))  # type: ignore[arg-type]
     assert isinstance(found[2][1], AttributeError)
     assert [tag for tag, result in found if isinstance(result, pa.RecordBatch)] == [0, 1, 3]
 
 
-def test_readers_need_a_transform_that_they_can_find() -> None:
+def test_readers_require_an_importable_transform() -> None:
     with pytest.raises(UsageError, match="give one, or leave out readers="):
         Transforming(None, 2)
     with pytest.raises(UsageError, match="cannot be found by readers"):
@@ -130,7 +130,7 @@ def test_readers_need_a_transform_that_they_can_find() -> None:
         Transforming(partial(of_tests.doubled), 1)
 
 
-def test_closing_ends_readers_in_the_midst_of_their_work() -> None:
+def test_closing_ends_busy_readers() -> None:
     before = set(psutil.Process().children())
     transforming = Transforming(of_tests.two_milliseconds, 2)
     for number in range(8):
@@ -169,7 +169,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("way", [signal.SIGINT, signal.SIGKILL])
-def test_a_script_is_run_by_its_readers_and_leaves_none_behind_when_it_ends(way: int, tmp_path: Path) -> None:
+def test_a_script_leaves_no_readers_behind(way: int, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     with subprocess.Popen(
@@ -196,7 +196,7 @@ def test_a_script_is_run_by_its_readers_and_leaves_none_behind_when_it_ends(way:
     assert not alive
 
 
-def test_a_script_that_trains_when_it_is_run_is_told_so(tmp_path: Path) -> None:
+def test_a_script_that_trains_on_import_is_rejected(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import threading, flightedl as fe, pyarrow as pa\n"

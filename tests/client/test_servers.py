@@ -1,4 +1,4 @@
-"""Finding servers: a call does not stay with one that the directory does not name any more."""
+"""Lookup of servers: a call ends if the directory no longer names its server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KEYS = JobKeys("demo")
 
 
 class Place:
-    """One server of a job, and what is known of it in etcd."""
+    """One server of a job, and its record in etcd."""
 
     def __init__(self, coordinator: MemoryCoordinator, role: str) -> None:
         self._coordinator = coordinator
@@ -41,7 +41,7 @@ class Place:
         self.publish(self.server.address)
 
     def publish(self, address: str) -> None:
-        """A server of a new generation is at this address."""
+        """Publish a new generation of the server at this address."""
         self._coordinator.transact([], [Delete(self.key)])
         generation = self._coordinator.list("/").revision + 1
         record = ServerRecord(address=address, generation=generation)
@@ -50,7 +50,7 @@ class Place:
             self.server.start_serving(ServerIdentity("demo", self.role, 0, generation))
 
     def connection(self, servers: Servers) -> Connection:
-        """As a trainer gets it."""
+        """Return the connection that a trainer gets."""
         return servers.pserver(0)[1] if self.role == "pserver" else servers.master()
 
     def _wait(self, body: bytes, call: Call) -> bytes:
@@ -106,7 +106,7 @@ def test_a_call_to_a_frozen_server_ends_when_it_is_replaced(
         assert time.monotonic() - began < LONG_S / 6
 
 
-def test_nobody_is_asked_any_more_when_etcd_has_gone_back(
+def test_no_server_is_called_after_a_rollback_of_etcd(
     place: Place, servers: Servers, coordinator: MemoryCoordinator
 ) -> None:
     coordinator.restore(cluster="2" * 16)
@@ -119,7 +119,9 @@ def test_nobody_is_asked_any_more_when_etcd_has_gone_back(
     assert not is_transient(raised.value)
 
 
-def test_calls_go_on_when_others_come_and_go(place: Place, servers: Servers, coordinator: MemoryCoordinator) -> None:
+def test_calls_continue_when_other_servers_join_and_leave(
+    place: Place, servers: Servers, coordinator: MemoryCoordinator
+) -> None:
     with ThreadPoolExecutor(1) as pool:
         held = pool.submit(place.connection(servers).action, "wait", b"x", timeout_s=LONG_S)
         assert place.entered.wait(LONG_S)

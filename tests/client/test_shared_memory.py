@@ -1,4 +1,4 @@
-"""Steps whose values lie in memory of both sides: the same results as by TCP, whatever is in the way of it."""
+"""Steps with values in shared memory: the same results as by TCP, despite faults."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _gradients(seed: int) -> dict[str, np.ndarray]:
 
 
 def _trained(cluster: Cluster, members: int, steps: int = 3) -> list[dict[str, np.ndarray]]:
-    """What each member's parameters are after some steps."""
+    """Return each member's parameters after some steps."""
 
     def train(member: int) -> dict[str, np.ndarray]:
         trainer = trainers[member - 1]
@@ -101,7 +101,7 @@ def _trained(cluster: Cluster, members: int, steps: int = 3) -> list[dict[str, n
         (Bounded(staleness=1), 1, ""),
     ],
 )
-def test_the_values_are_those_that_come_by_tcp(mode: Mode, members: int, wire: str) -> None:
+def test_the_values_equal_those_sent_by_tcp(mode: Mode, members: int, wire: str) -> None:
     found = []
     for shares_memory in (True, False):
         with Cluster(
@@ -125,12 +125,12 @@ def test_the_values_are_those_that_come_by_tcp(mode: Mode, members: int, wire: s
             if members == 1:
                 assert np.array_equal(values, sent[name]), name
             else:
-                # Sums of a round are added up as they come.
+                # A round adds gradients in the order of their arrival.
                 assert np.allclose(values, sent[name], rtol=1e-3, atol=1e-4), name
 
 
 @pytest.mark.parametrize("mode", [Async(), Sync()], ids=["async", "sync"])
-def test_what_there_is_no_room_for_is_sent(mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_without_room_in_memory_are_sent(mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_values, "UNTAKEN_LIMIT_BYTES", 1)
     monkeypatch.setattr(step_stream, "_PATIENCE_S", 0.0)
     with Cluster(SHAPES, mode, members=2 if isinstance(mode, Sync) else 1) as cluster:
@@ -143,7 +143,7 @@ def test_what_there_is_no_room_for_is_sent(mode: Mode, monkeypatch: pytest.Monke
             assert block.rounds.version == 3
 
 
-def test_messages_of_random_sizes_and_rooms(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_of_random_sizes_arrive_with_any_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(3)
     real = shared_values.Outbox.put
 
@@ -165,7 +165,7 @@ def test_messages_of_random_sizes_and_rooms(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("pservers", [1, 2])
-def test_rows_of_tables_lie_there_as_well(pservers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_tables_use_shared_memory(pservers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     put: list[int | None] = []
     real = shared_values.Outbox.put
 
@@ -186,11 +186,11 @@ def test_rows_of_tables_lie_there_as_well(pservers: int, monkeypatch: pytest.Mon
         trainer.begin(1)
         assert np.array_equal(users.pull(ids), -gradients)
         assert all(shared == 1 for _, shared in _streams(cluster))
-    # The ids that are asked for, the rows that answer, and the gradients, of each pserver.
+    # Requested ids, returned rows, and gradients, for each pserver.
     assert sum(place is not None for place in put) >= 3 * pservers
 
 
-def test_small_values_go_by_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_values_are_sent_by_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
     streamed: list[object] = []
     for kind in (ClientExchange, Exchange):
         monkeypatch.setattr(kind, "write", lambda *given, **_: streamed.append(given))
@@ -204,7 +204,7 @@ def test_small_values_go_by_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not streamed
 
 
-def test_what_a_pserver_answers_to_a_small_step_is_heard_though_the_line_has_ended() -> None:
+def test_an_answer_to_a_small_step_is_received_after_the_line_has_ended() -> None:
     with Cluster({"w": (100,)}, Async()) as cluster:
         trainer = cluster.trainer()
         trainer.begin(0)
@@ -219,7 +219,7 @@ def test_what_a_pserver_answers_to_a_small_step_is_heard_though_the_line_has_end
         assert (trainer.parameters["w"] == -2).all()
 
 
-def test_connections_that_break_at_any_moment_lose_and_double_nothing() -> None:
+def test_connections_breaking_at_any_moment_neither_lose_nor_repeat_a_batch() -> None:
     chance = random.Random(7)
     with Cluster({"w": (100,), "b": (3,)}, Async(), pservers=2) as cluster:
         trainer = cluster.trainer()
@@ -243,7 +243,7 @@ def test_connections_that_break_at_any_moment_lose_and_double_nothing() -> None:
         assert (trainer.parameters["b"] == -40).all()
 
 
-def test_a_step_that_waits_at_a_line_goes_on_when_its_pserver_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_waiting_on_a_line_continues_when_its_pserver_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     with Cluster({"w": (100,)}, Async()) as cluster:
         frozen, asked = threading.Event(), threading.Event()
         real = steps.StepSession.feed
@@ -284,7 +284,7 @@ def test_without_shared_memory_values_travel_by_tcp(
         for batch in range(3):
             trainer.begin(batch)
             trainer.step(batch, _gradients(batch))
-            # Another stream does not ask again.
+            # Another stream does not try shared memory again.
             trainer.parameters._layout.shards[0].close()
         _wait_for(lambda: _streams(cluster) == [(0, 0)])
     said = [record.getMessage() for record in caplog.records if "by TCP" in record.getMessage()]
@@ -292,7 +292,7 @@ def test_without_shared_memory_values_travel_by_tcp(
     assert said[0].startswith("values from and to pserver 0 travel by TCP: ")
 
 
-def test_nothing_of_a_stream_is_the_next_ones() -> None:
+def test_a_stream_uses_no_memory_of_an_earlier_stream() -> None:
     with Cluster(SHAPES, Async()) as cluster:
         trainer = cluster.trainer()
         for batch in range(3):
@@ -322,7 +322,7 @@ def _converse(cluster: Cluster, values: np.ndarray, numbers: range, rows: int) -
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_is_refused_wherever_it_lies(bad: float) -> None:
+def test_values_that_are_not_finite_are_rejected_at_any_position(bad: float) -> None:
     with Cluster({"w": (50_000,)}, Async()) as cluster:
         values = np.ones(50_000, np.float32)
         values[49_999] = bad
@@ -337,7 +337,7 @@ def test_what_is_not_finite_is_refused_wherever_it_lies(bad: float) -> None:
 
 
 def _for_a_process(cluster: Cluster) -> dict[str, object]:
-    """What a trainer that is another process has to know."""
+    """Return the arguments of a trainer in another process."""
     return {
         "address": cluster.servers[0].address,
         "identity": asdict(ServerIdentity("bench", "pserver", 0, 1)),
@@ -347,7 +347,7 @@ def _for_a_process(cluster: Cluster) -> dict[str, object]:
 
 
 @pytest.mark.slow
-def test_a_trainer_that_changes_its_gradients_all_the_while_spoils_nothing() -> None:
+def test_a_trainer_that_keeps_changing_its_gradients_corrupts_nothing() -> None:
     with Cluster({"w": (900_000,)}, Async()) as cluster:
         (shard,) = cluster.shards
         options = {**_for_a_process(cluster), "seconds": 0.7}
@@ -363,13 +363,13 @@ def test_a_trainer_that_changes_its_gradients_all_the_while_spoils_nothing() -> 
         assert counts["refused"], counts
         for block in shard.blocks():
             assert np.isfinite(block.values).all()
-            assert (block.values == -block.rounds.version).all(), "nothing but its ones"
+            assert (block.values == -block.rounds.version).all(), "the block changed only by accepted gradients of ones"
             assert block.rounds.version >= counts["taken"]
 
 
 @contextlib.contextmanager
 def _stalled(cluster: Cluster) -> Iterator[subprocess.Popen[str]]:
-    """A trainer of its own process that has just been lent values; killed in the end."""
+    """Run a trainer process that has just been lent values; kill it in the end."""
     command = [sys.executable, "-m", "tests.client.stalling_trainer", json.dumps(_for_a_process(cluster))]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as trainer:
         try:
@@ -385,7 +385,7 @@ def _descriptors() -> int:
 
 
 @pytest.mark.slow
-def test_what_a_trainer_had_that_is_killed_with_lent_values_is_given_back() -> None:
+def test_memory_of_a_trainer_killed_with_lent_values_is_reclaimed() -> None:
     with Cluster({"w": (2_000_000,)}, Async(), members=2) as cluster:
         (shard,) = cluster.shards
         _push_ones(cluster, 50)
@@ -393,7 +393,7 @@ def test_what_a_trainer_had_that_is_killed_with_lent_values_is_given_back() -> N
         for turn in range(2):
             with _stalled(cluster) as trainer:
                 assert _mapped() == 2
-                # What it was lent is left to it, and the values go on elsewhere.
+                # The lent memory is left to the trainer, and the values move elsewhere.
                 _push_ones(cluster, 100 + turn)
                 trainer.kill()
                 trainer.wait()
@@ -402,16 +402,16 @@ def test_what_a_trainer_had_that_is_killed_with_lent_values_is_given_back() -> N
             _push_ones(cluster, 200 + turn)
             sizes.append(sum(array.nbytes for array, _ in shard.dense._arena._left))
             before = before or _descriptors()
-        # Those of a connection that ends may still be open.
+        # Descriptors of an ending connection may still be open.
         _wait_for(lambda: _descriptors() <= before)
         assert sizes[0] > 0, "values were moved"
-        assert sizes[1:] == sizes[:-1], "what dead trainers had is used again"
+        assert sizes[1:] == sizes[:-1], "memory of dead trainers is reused"
         for block in shard.blocks():
             assert (block.values == -block.rounds.version).all()
 
 
 @pytest.mark.slow
-def test_a_trainer_that_is_frozen_with_lent_values_finds_out_when_it_wakes() -> None:
+def test_a_trainer_frozen_with_lent_values_detects_their_loss_when_it_wakes() -> None:
     with Cluster({"w": (2_000_000,)}, Async(), members=2) as cluster, _stalled(cluster) as trainer:
         assert trainer.stdin is not None
         assert trainer.stdout is not None
@@ -420,7 +420,9 @@ def test_a_trainer_that_is_frozen_with_lent_values_finds_out_when_it_wakes() -> 
             _push_ones(cluster, 100 + batch)
         trainer.send_signal(signal.SIGCONT)
         print(file=trainer.stdin, flush=True)
-        assert json.loads(trainer.stdout.readline()) == [[-1.0], False], "its version, whatever the others push"
+        assert json.loads(trainer.stdout.readline()) == [[-1.0], False], (
+            "the trainer sees its version, whatever others push"
+        )
     with Cluster({"w": (2_000_000,)}, Async(), members=2) as cluster, _stalled(cluster) as trainer:
         assert trainer.stdin is not None
         assert trainer.stdout is not None
@@ -432,10 +434,10 @@ def test_a_trainer_that_is_frozen_with_lent_values_finds_out_when_it_wakes() -> 
         trainer.send_signal(signal.SIGCONT)
         print(file=trainer.stdin, flush=True)
         _, is_over = json.loads(trainer.stdout.readline())
-        assert is_over, "whatever it has read does not count"
+        assert is_over, "values read after the reclaim do not count"
 
 
-def test_a_trainer_that_says_to_have_taken_anything_hurts_only_itself() -> None:
+def test_a_trainer_with_false_acknowledgments_harms_only_itself() -> None:
     with Cluster(SHAPES, Sync(), members=2) as cluster:
         one, other = cluster.trainer(1), cluster.trainer(2)
         stop, chance = False, random.Random(0)
@@ -466,7 +468,7 @@ def test_a_trainer_that_says_to_have_taken_anything_hurts_only_itself() -> None:
 
 
 def _push_ones(cluster: Cluster, batch: int) -> None:
-    """Another trainer's gradient of ones comes to all blocks, by whatever way."""
+    """Push a gradient of ones to all blocks, as another trainer."""
     (shard,) = cluster.shards
     for block in shard.blocks():
         number = block.place.number
@@ -477,7 +479,7 @@ def _push_ones(cluster: Cluster, batch: int) -> None:
         assert pushed.piece.outcome == Outcome.ACCEPTED
 
 
-def test_what_is_lent_stays_as_it_is_until_it_is_taken() -> None:
+def test_lent_values_do_not_change_until_they_are_read() -> None:
     with Cluster({"w": (2_000_000,)}, Async(), members=2) as cluster:
         (shard,) = cluster.shards
         assert shard.memory is not None
@@ -510,21 +512,21 @@ def test_what_is_lent_stays_as_it_is_until_it_is_taken() -> None:
         channel.end(stream)
         del stream
         channel.close_idle()
-        assert lent, "values are lent where they lie"
+        assert lent, "values are lent without a copy"
         for block in shard.blocks():
             assert (block.values == -block.rounds.version).all()
             assert block.rounds.version == batch - 1
         _wait_for(lambda: _streams(cluster) == [(0, 0)])
 
 
-def test_who_still_reads_what_was_lent_by_a_stream_that_has_ended_asks_again() -> None:
+def test_a_reader_of_values_lent_by_an_ended_stream_asks_again() -> None:
     with Cluster({"w": (2_000_000,)}, Async(), members=2) as cluster:
         trainer = cluster.trainer()
         real, strikes = trainer.parameters._values.store, []
 
         def late(blocks: range, data: memoryview) -> None:
             if len(strikes) < 3:
-                # The trainer was frozen, its stream ended, and the values that it was lent have changed meanwhile.
+                # While the trainer was frozen, its stream ended and the lent values changed.
                 strikes.append(blocks)
                 abort_connections(cluster.servers[0].port)
                 _wait_for(lambda: _streams(cluster) == [(0, 0)])
@@ -542,7 +544,7 @@ def test_who_still_reads_what_was_lent_by_a_stream_that_has_ended_asks_again() -
         assert all(block.rounds.version == 5 for block in cluster.shards[0].blocks())
 
 
-def test_a_trainer_that_never_takes_anything_is_lent_no_more_than_the_limit() -> None:
+def test_a_trainer_that_acknowledges_nothing_is_lent_at_most_the_limit() -> None:
     with Cluster({"w": (6_000_000,)}, Async()) as cluster:
         (shard,) = cluster.shards
         channel = StepChannel(0, CLOCK, step_bytes=0)

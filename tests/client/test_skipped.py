@@ -1,4 +1,4 @@
-"""What is skipped is told once."""
+"""Skipped data is reported once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flightedl.formats.reader import ReadCounts
 BATCH = pa.RecordBatch.from_pylist([{"k": 1}])
 
 
-def test_each_corrupt_chunk_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_corrupt_chunk_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     def read(counts: ReadCounts) -> Iterator[pa.RecordBatch]:
         for records, sentence in ((0, ""), (5, "a is corrupt"), (0, ""), (3, "b is corrupt")):
             if records:

@@ -1,4 +1,4 @@
-"""Messages of steps, whatever carries them: in order, in lock-step, and waited for only while there is a reason to."""
+"""Messages of steps by every carrier: in order, in lock-step, and awaited only while an answer can still arrive."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _message(number: int, size: int) -> list[OutgoingBlocks]:
 
 
 class Answering:
-    """A stream whose server answers each message by its number, as soon as it is asked."""
+    """A stream whose server answers each message at once with its number."""
 
     columns = ()
     timeout_s = 10.0
@@ -61,7 +61,7 @@ def _by_stream(exchange: Answering, ahead: int) -> StepStream:
 
 
 def _lock_step(stream: StepStream, messages: Sequence[Sequence[OutgoingBlocks]]) -> Iterator[int]:
-    """Send the messages; the number of each answer."""
+    """Send the messages, and return the number of each answer."""
     for pieces in messages:
         stream.send(pieces, checksums=False)
         while stream.is_full:
@@ -70,24 +70,24 @@ def _lock_step(stream: StepStream, messages: Sequence[Sequence[OutgoingBlocks]])
         yield stream.receive()[0][0].blocks.start
 
 
-def test_no_more_messages_are_ahead_than_may_be_and_no_fewer() -> None:
+def test_the_number_of_messages_in_flight_reaches_exactly_its_limit() -> None:
     exchange = Answering()
     for number in _lock_step(_by_stream(exchange, 3), [_message(n, 100_000) for n in range(39)]):
         assert len(exchange.sent) == min(number + 2, 39)
     assert len(exchange.sent) == 39
 
 
-def test_what_could_stop_both_sides_for_ever_is_sent_alone() -> None:
+def test_a_message_large_enough_for_a_deadlock_is_sent_alone() -> None:
     half = LOCK_STEP_LIMIT_BYTES // 2
     sizes = [70_000, 70_000, LOCK_STEP_LIMIT_BYTES, half, half + 1, 70_000]
     exchange = Answering()
     answers = _lock_step(_by_stream(exchange, 9), [_message(n, size) for n, size in enumerate(sizes)])
     ahead = [len(exchange.sent) for _ in answers]
-    assert ahead == [2, 3, 4, 5, 6, 6], "the big one left when the two before it were answered"
+    assert ahead == [2, 3, 4, 5, 6, 6], "the large message left after the two before it were answered"
     assert exchange.sent == sizes
 
 
-def test_an_early_end_is_not_taken_for_the_last_answer() -> None:
+def test_an_early_end_is_not_mistaken_for_the_last_answer() -> None:
     exchange = Answering()
     stream = _by_stream(exchange, 2)
     stream.send(_message(0, 5), checksums=False)
@@ -97,11 +97,11 @@ def test_an_early_end_is_not_taken_for_the_last_answer() -> None:
 
 
 class Echo:
-    """A server whose handler answers as it is told to."""
+    """A server whose handler gives planned answers."""
 
     def __init__(self) -> None:
         self.error: FlightedlError | None = None
-        #: Answers after which the error comes.
+        #: Number of answers before the error.
         self.after = 0
         self.is_silent = threading.Event()
         self.ended = threading.Event()
@@ -148,7 +148,7 @@ def connection(request: pytest.FixtureRequest, server: FlightServer) -> Iterator
 
 
 def _ask(connection: Connection, sizes: Sequence[int], timeout_s: float = 60.0, ahead: int = 100) -> Iterator[int]:
-    """The size of each answer's values."""
+    """Return the size of each answer's values."""
     channel = StepChannel(0, CLOCK, step_bytes=0, ahead=ahead)
     stream = channel.begin(connection, timeout_s=timeout_s)
     assert (stream._pair is not None) == connection.shares_memory
@@ -170,7 +170,7 @@ def _ask(connection: Connection, sizes: Sequence[int], timeout_s: float = 60.0, 
 
 
 @pytest.mark.parametrize("has_room", [True, False])
-def test_big_messages_among_small_ones_keep_their_order(
+def test_large_messages_among_small_ones_keep_their_order(
     connection: Connection, echo: Echo, monkeypatch: pytest.MonkeyPatch, has_room: bool
 ) -> None:
     if not has_room:
@@ -181,14 +181,16 @@ def test_big_messages_among_small_ones_keep_their_order(
 
 
 @pytest.mark.parametrize("after", [0, 1, 3])
-def test_the_servers_error_is_heard_on_the_stream(connection: Connection, echo: Echo, after: int) -> None:
+def test_the_error_of_the_server_is_received_on_the_stream(connection: Connection, echo: Echo, after: int) -> None:
     echo.error, echo.after = FencedError("the lease is over"), after
     with pytest.raises(FencedError, match="the lease is over"):
         list(_ask(connection, [5] * 9, ahead=2))
     assert echo.ended.wait(5.0)
 
 
-def test_the_streams_time_is_the_lines(connection: Connection, echo: Echo, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_deadline_of_the_stream_applies_to_the_line(
+    connection: Connection, echo: Echo, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("flightedl.rpc.reuse._LIFETIME_S", 0.1)
     echo.is_silent.set()
     began = time.monotonic()
@@ -210,7 +212,7 @@ def test_a_connection_whose_calls_end_ends_its_streams(connection: Connection, e
     assert echo.ended.wait(5.0)
 
 
-def test_a_server_that_stops_does_not_wait_for_who_rests(
+def test_a_stopping_server_does_not_wait_for_idle_clients(
     connection: Connection, server: FlightServer, echo: Echo
 ) -> None:
     answers = _ask(connection, [5, 5], ahead=1)

@@ -1,4 +1,4 @@
-"""Ids as users have them, and bags of them."""
+"""Ids in the forms that users have, and bags of ids."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ HASHED = [id_of_text(text) for text in TEXTS]
         (pa.array([], pa.string()), []),
     ],
 )
-def test_ids_are_whole_numbers_and_texts_of_any_kind(value: Any, expected: list[int]) -> None:
+def test_ids_are_integers_or_strings_of_any_type(value: Any, expected: list[int]) -> None:
     found = found_ids("t", value)
     assert found.ids.tolist() == expected
     assert found.nulls is None
     assert found.ids.dtype == np.uint64
 
 
-def test_lists_are_bags_and_nulls_are_told() -> None:
+def test_lists_are_bags_and_nulls_are_marked() -> None:
     found = found_ids("t", pa.array([[1, 2], [], [3]]).slice(1))
     assert (found.ids.tolist(), found.offsets.tolist()) == ([3], [0, 0])
     found = found_ids("t", pa.array([1, None, 3]))
@@ -61,7 +61,7 @@ def test_anything_else_is_refused(value: Any) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3, 7])
-def test_each_id_is_asked_of_its_pserver_once(count: int) -> None:
+def test_each_id_is_requested_once_from_its_pserver(count: int) -> None:
     ids = np.random.default_rng(0).integers(0, 50, 200).astype(np.uint64)
     distinct = DistinctIds(ids)
     assert sorted(distinct.ids.tolist()) == sorted(set(ids.tolist()))
@@ -79,7 +79,7 @@ def test_each_id_is_asked_of_its_pserver_once(count: int) -> None:
     assert divided.counts.sum(0).tolist() == [len(distinct.ids), 3]
 
 
-def test_ids_of_many_tables_are_numbered_together_as_each_for_itself() -> None:
+def test_ids_of_many_tables_are_numbered_together_as_if_separately() -> None:
     chance = np.random.default_rng(0)
     many = [chance.integers(0, 20, count).astype(np.uint64) for count in (30, 0, 1, 200)]
     for one, ids in zip(DistinctIds.of_each(many), many, strict=True):
@@ -90,7 +90,7 @@ def test_ids_of_many_tables_are_numbered_together_as_each_for_itself() -> None:
     assert DistinctIds.of_each([]) == []
 
 
-def test_gradients_are_taken_as_they_are_when_they_are_pushed() -> None:
+def test_a_push_uses_the_gradients_present_at_that_time() -> None:
     gradients = np.ones((2, 3), np.float32)
     sums, _ = DistinctIds(np.arange(2, dtype=np.uint64)).summed(gradients)
     gradients[:] = 7
@@ -106,8 +106,8 @@ def test_the_first_gradient_that_is_not_finite_is_named(ids: list[int], value: f
     assert distinct.summed(gradients)[1] == 2
 
 
-def test_ids_are_distinct_whatever_their_bits() -> None:
-    """Ids that are multiples of large powers of two meet in the index; so do all that are the same."""
+def test_ids_are_distinguished_regardless_of_their_bits() -> None:
+    """Ids that are multiples of large powers of two collide in the index, and so do equal ids."""
     for ids in (np.arange(300, dtype=np.uint64) << np.uint64(55), np.full(300, 7, np.uint64), np.empty(0, np.uint64)):
         distinct = DistinctIds(ids)
         assert distinct.ids.tolist() == list(dict.fromkeys(ids.tolist()))
@@ -129,7 +129,7 @@ def reference(combiner: str, rows: np.ndarray, weights: np.ndarray) -> np.ndarra
 
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn", "max"])
 @pytest.mark.parametrize("is_weighted", [False, True])
-def test_bags_and_their_gradients_are_what_the_formula_says(combiner: str, is_weighted: bool) -> None:
+def test_bags_and_their_gradients_match_the_formula(combiner: str, is_weighted: bool) -> None:
     if combiner == "max" and is_weighted:
         with pytest.raises(UsageError, match="a maximum has no weights"):
             Bags("t", 1, [0], [1.0], combiner, None)
@@ -159,7 +159,7 @@ def test_bags_and_their_gradients_are_what_the_formula_says(combiner: str, is_we
             assert abs(change / 1e-4 - gradients[place, element]) < 1e-2
 
 
-def test_of_equal_ones_the_first_is_the_greatest() -> None:
+def test_the_first_of_equal_elements_is_the_maximum() -> None:
     bags = Bags("t", 3, [0, 2], None, "max", None)
     with pytest.raises(UsageError, match="pull the bags before"):
         bags.spread(np.ones((2, 1), np.float32))
@@ -167,7 +167,7 @@ def test_of_equal_ones_the_first_is_the_greatest() -> None:
     assert bags.spread(np.ones((2, 1), np.float32)).tolist() == [[1.0], [0.0], [1.0]]
 
 
-def test_ids_of_texts_are_those_of_an_exported_table() -> None:
+def test_ids_of_strings_match_those_of_an_exported_table() -> None:
     texts = ["berlin", "paris", "berlin", "\u00e5", ""]
     ids = text_ids(texts)
     assert ids.dtype == np.int64

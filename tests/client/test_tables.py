@@ -42,22 +42,22 @@ IDS = np.array([5, 9, -3, 5, 2**40, 77, 12345], np.int64)
 @pytest.mark.parametrize("pservers", [1, 3])
 @pytest.mark.parametrize("mode", [Sync(), Async(), Bounded(staleness=2)], ids=lambda mode: type(mode).__name__)
 @pytest.mark.parametrize("shapes", [{"w": (4,)}, {}], ids=["dense", "alone"])
-def test_rows_leave_with_the_step_and_are_read_as_they_became(mode: Mode, pservers: int, shapes: dict) -> None:
+def test_rows_are_pushed_with_the_step_and_read_with_its_update(mode: Mode, pservers: int, shapes: dict) -> None:
     with Cluster(shapes, mode, pservers=pservers, tables=BOTH) as cluster:
         one = cluster.trainer()
         users, items = table_of(one, USERS), table_of(one, ITEMS)
         one.begin(0)
         assert (users.pull(IDS) == 0).all()
         first = items.pull(IDS)
-        assert len(np.unique(first)) > 10, "what a row begins with"
+        assert len(np.unique(first)) > 10, "first values differ"
         users.push(IDS, ones(len(IDS)))
         users.push([77, 78], ones(2))
-        assert (users.pull(IDS) == 0).all(), "they leave with the step"
+        assert (users.pull(IDS) == 0).all(), "rows are pushed with the step"
         one.step(0, {name: np.ones(shape, np.float32) for name, shape in shapes.items()})
         one.begin(1)
         found = users.pull([*IDS.tolist(), 78, 1000])
         assert found[:, 0].tolist() == [-2, -1, -1, -2, -1, -2, -1, -1, 0]
-        assert (items.pull(IDS) == first).all(), "nothing was pushed to it"
+        assert (items.pull(IDS) == first).all(), "no gradient was pushed to this table"
         items.push(IDS[1:3], ones(2, 3))
         one.step(1, {})
         one.begin(2)
@@ -66,7 +66,7 @@ def test_rows_leave_with_the_step_and_are_read_as_they_became(mode: Mode, pserve
             assert one.parameters["w"].tolist() == [-1] * 4
 
 
-def test_in_a_round_rows_are_combined_by_id_and_divided_by_who_pushed_to_the_table() -> None:
+def test_a_round_sums_rows_by_id_and_divides_by_the_members_that_pushed() -> None:
     for pservers in (1, 2):
         with Cluster({"w": (2,)}, Sync(), pservers=pservers, members=3, tables=BOTH) as cluster:
             trainers = [cluster.trainer(member) for member in (1, 2, 3)]
@@ -99,7 +99,7 @@ def test_a_repeated_batch_counts_once_in_rows_too(pservers: int) -> None:
         assert users.pull([1, 2, 3])[:, 0].tolist() == [-1] * 3
 
 
-def test_a_batch_that_is_closed_without_a_step_brings_its_rows_all_the_same() -> None:
+def test_a_batch_closed_without_a_step_still_pushes_its_rows() -> None:
     with Cluster({"w": (2,)}, Sync(), tables=BOTH) as cluster:
         one = cluster.trainer()
         users = table_of(one, USERS)
@@ -110,7 +110,7 @@ def test_a_batch_that_is_closed_without_a_step_brings_its_rows_all_the_same() ->
         assert users.pull([1, 2])[:, 0].tolist() == [-1, 0]
 
 
-def test_rows_come_after_the_step_only_by_a_new_batch() -> None:
+def test_rows_pushed_after_the_step_require_a_new_batch() -> None:
     with Cluster({"w": (2,)}, Sync(), tables=BOTH) as cluster:
         one = cluster.trainer()
         users = table_of(one, USERS)
@@ -123,7 +123,7 @@ def test_rows_come_after_the_step_only_by_a_new_batch() -> None:
 
 
 @pytest.mark.parametrize("pservers", [1, 2])
-def test_sums_of_several_batches_have_their_rows(pservers: int) -> None:
+def test_sums_of_several_batches_include_rows(pservers: int) -> None:
     with Cluster({"w": (1,)}, Async(push_every=2), pservers=pservers, tables=BOTH) as cluster:
         one = cluster.trainer()
         users, items = table_of(one, USERS), table_of(one, ITEMS)
@@ -136,13 +136,13 @@ def test_sums_of_several_batches_have_their_rows(pservers: int) -> None:
         one.begin(2)
         assert users.pull([1, 2, 3])[:, 0].tolist() == [-(1 + 2 * 3) / 4, -1 / 4, -2 * 3 / 4]
         first = ITEMS.init.first_values(ITEMS.key, 5, 3)
-        assert np.allclose(items.pull([5])[0], np.array(first) - 1), "divided by the batches that pushed to it"
+        assert np.allclose(items.pull([5])[0], np.array(first) - 1), "the mean is over batches that pushed to the table"
         for shard in cluster.shards:
             assert {shard._protocol.span(span.numbers.start).updates for span in distinct(shard.rows.spans)} == {1}
 
 
 @pytest.mark.parametrize("pservers", [1, 3])
-def test_several_tables_are_looked_up_together_as_each_for_itself(pservers: int) -> None:
+def test_a_joint_lookup_of_tables_equals_separate_lookups(pservers: int) -> None:
     with Cluster({}, Sync(), pservers=pservers, tables=BOTH) as cluster:
         one = cluster.trainer()
         users, items = table_of(one, USERS), table_of(one, ITEMS)
@@ -154,7 +154,9 @@ def test_several_tables_are_looked_up_together_as_each_for_itself(pservers: int)
         for wanted in ({users: IDS, items: pa.array([7, 5, 7])}, {items: IDS[:0], users: [5]}):
             asked = asked_of(wanted)
             known = asked_of(wanted)
-            assert all(known[table].distinct is asked[table].distinct for table in wanted), "found out once"
+            assert all(known[table].distinct is asked[table].distinct for table in wanted), (
+                "distinct ids are computed once"
+            )
             numbers = {users: 1, items: 0}
             lookup = one.parameters.look_up({numbers[table]: found.distinct for table, found in asked.items()})
             for table, rows in zip(wanted, lookup.spread([numbers[table] for table in wanted]), strict=True):
@@ -162,7 +164,7 @@ def test_several_tables_are_looked_up_together_as_each_for_itself(pservers: int)
 
 
 @pytest.mark.parametrize("mode", [Sync(), Async()], ids=lambda mode: type(mode).__name__)
-def test_rows_of_the_next_batch_come_with_the_step(mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_the_next_batch_arrive_with_the_step(mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
     with Cluster({"w": (2,)}, mode, pservers=2, tables=BOTH) as cluster:
         one = cluster.trainer()
         users = table_of(one, USERS)
@@ -172,12 +174,12 @@ def test_rows_of_the_next_batch_come_with_the_step(mode: Mode, monkeypatch: pyte
         one.step(0, {"w": ones(1)[0]})
         one.begin(1)
         monkeypatch.setattr(one.parameters, "run", None)
-        assert users.pull([1, 2, 3])[:, 0].tolist() == [-1, -1, 0], "nobody was asked"
+        assert users.pull([1, 2, 3])[:, 0].tolist() == [-1, -1, 0], "no server was called"
         with pytest.raises(TypeError):
             users.pull([1, 2])
 
 
-def test_ids_of_the_next_batch_are_a_column_or_made_of_the_batch() -> None:
+def test_ids_of_the_next_batch_are_a_column_or_computed_from_the_batch() -> None:
     with Cluster({"w": (2,)}, Sync(), tables=[USERS]) as cluster:
         job = JobModel(Mock(), Mock())
         users = job.table(USERS)
@@ -190,10 +192,10 @@ def test_ids_of_the_next_batch_are_a_column_or_made_of_the_batch() -> None:
             assert found[0].ids.tolist() == ([3, 4] if column == "k" else [4, 5])
         for column, peek in (("nothing", lambda: batch), ("k", lambda: None)):
             job.look_ahead({users: column}, peek)
-            assert job.require_declared().rows.next_ids() is None, "nobody knows"
+            assert job.require_declared().rows.next_ids() is None, "the next ids are unknown"
 
 
-def test_values_that_a_pserver_lost_are_looked_up_at_what_it_has() -> None:
+def test_a_lookup_after_a_loss_returns_the_present_values() -> None:
     with Cluster({"w": (2,)}, Async(), pservers=2, tables=BOTH) as cluster:
         one = cluster.trainer()
         users = table_of(one, USERS)
@@ -210,7 +212,7 @@ def test_values_that_a_pserver_lost_are_looked_up_at_what_it_has() -> None:
         assert sorted(set((users.pull(np.arange(100))[:, 0] - found).tolist())) in ([-1.0], [-1.0, 0.0])
 
 
-def test_a_lookup_when_the_membership_is_over_brings_rows_and_the_batch_is_done_again() -> None:
+def test_a_lookup_after_the_membership_ended_returns_rows_and_the_batch_is_repeated() -> None:
     with Cluster({"w": (2,)}, Sync(), members=2, tables=BOTH) as cluster:
         one = cluster.trainer()
         users = table_of(one, USERS)
@@ -240,7 +242,7 @@ WRONG: list[tuple[Callable[[Table], object], str, type[Exception]]] = [
 ]
 
 
-def test_what_makes_no_sense_is_told_and_nothing_is_sent() -> None:
+def test_invalid_arguments_are_reported_and_nothing_is_sent() -> None:
     with Cluster({"w": (2,)}, Sync(), tables=BOTH) as cluster:
         one = cluster.trainer()
         users = table_of(one, USERS)
@@ -249,7 +251,7 @@ def test_what_makes_no_sense_is_told_and_nothing_is_sent() -> None:
             with pytest.raises(kind, match=text):
                 wrong(users)
             assert one.current is not None
-            assert one.current.is_undone == (kind is GradientError), "a script that goes on gets the batch again"
+            assert one.current.is_undone == (kind is GradientError), "a script that continues gets the batch again"
             one.current.rejection = None
         users.push([1], np.ones((1, 2)))
         one.step(0, {})
@@ -257,7 +259,7 @@ def test_what_makes_no_sense_is_told_and_nothing_is_sent() -> None:
         assert users.pull([1])[0, 0] == -1
 
 
-def test_an_id_without_a_row_may_be_an_error() -> None:
+def test_an_id_without_a_row_raises_on_request() -> None:
     strict = TableSpec("strict", 2, SGD(lr=1.0), unknown="error")
     with Cluster({}, Async(), tables=[strict]) as cluster:
         one = cluster.trainer()
@@ -271,7 +273,7 @@ def test_an_id_without_a_row_may_be_an_error() -> None:
         assert table.pull([7])[0, 0] == -1
 
 
-def test_bags_padding_and_nulls_are_pulled_and_pushed_the_same_way() -> None:
+def test_bags_and_padding_and_nulls_are_pulled_and_pushed_the_same_way() -> None:
     with Cluster({}, Async(), pservers=2, tables=BOTH) as cluster:
         one = cluster.trainer()
         users = table_of(one, USERS)
@@ -295,7 +297,7 @@ def test_bags_padding_and_nulls_are_pulled_and_pushed_the_same_way() -> None:
         assert users.pull([1, 2])[:, 0].tolist() == [-2, -5]
 
 
-def test_memory_of_ids_may_be_used_again_for_others() -> None:
+def test_the_callers_memory_of_ids_may_be_reused() -> None:
     with Cluster({}, Async(), tables=BOTH) as cluster:
         one = cluster.trainer()
         users = table_of(one, USERS)

@@ -35,14 +35,14 @@ NESTED = {
 NAMES = ["layers.0.bias", "layers.0.kernel", "layers.1.kernel", "scale.0", "scale.1.deep", "table"]
 
 
-def test_names_are_ways() -> None:
+def test_names_are_paths() -> None:
     tree = tree_of(NESTED)
     assert tree is not None
     assert sorted(tree.leaves) == NAMES
     assert tree.leaves["table"] == [[1.0, 2.0], [3.0, 4.0]]
 
 
-def test_it_comes_back_in_the_same_shape() -> None:
+def test_values_are_returned_in_the_same_structure() -> None:
     tree = Tree(NESTED)
     back = tree.restored({name: name for name in tree.leaves})
     assert back == {
@@ -55,22 +55,22 @@ def test_it_comes_back_in_the_same_shape() -> None:
 
 
 @pytest.mark.parametrize("flat", [{"w": array(1, 2)}, {"w": [1.0, 2.0], "b": 0.5}, {}, array(1, 2), [1.0], "w", None])
-def test_a_mapping_of_arrays_is_none(flat: Any) -> None:
+def test_a_mapping_of_arrays_is_not_a_tree(flat: Any) -> None:
     assert tree_of(flat) is None
 
 
-def test_a_list_of_arrays_is_one() -> None:
+def test_a_list_of_arrays_is_a_tree() -> None:
     tree = tree_of([array(1, 2), array(2, 3)])
     assert tree is not None
     assert list(tree.leaves) == ["0", "1"]
 
 
-def test_two_arrays_of_one_name_are_refused() -> None:
+def test_two_arrays_with_one_name_are_rejected() -> None:
     with pytest.raises(UsageError, match=r"two arrays of the model would both be called 'a.b'"):
         Tree({"a": {"b": 1}, "a.b": 2})
 
 
-def test_steps_take_the_same_shape_or_names() -> None:
+def test_steps_accept_the_same_structure_or_names() -> None:
     with Cluster({"a.0": (2,), "a.1": (3,)}, Sync(reduce="sum")) as cluster:
         trainer = cluster.trainer(tree=Tree({"a": [array(0, 2), array(0, 3)]}))
         model = trainer.parameters
@@ -85,14 +85,14 @@ def test_steps_take_the_same_shape_or_names() -> None:
             model.step({"b": array(1, 2)})
 
 
-def test_a_model_of_names_has_a_tree_too() -> None:
+def test_a_model_of_names_has_a_tree() -> None:
     with Cluster({"w": (2,)}, Sync()) as cluster:
         tree = cluster.trainer().parameters.tree
         assert {name: value.tolist() for name, value in tree.items()} == {"w": [0, 0]}
 
 
 class Jax:
-    """What is asked of JAX, for a class that it knows and we do not."""
+    """The functions of JAX in use, for a class that only JAX knows."""
 
     def __init__(self) -> None:
         self.tree_util = self
@@ -116,7 +116,7 @@ class Jax:
         return [((Key("a"), Key(name)), leaf) for name, leaf in tree["a"].items()], Structure()
 
 
-def test_jax_says_what_is_a_container_where_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jax_defines_containers_if_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jax", Jax())
     begun: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Waiting: silent, then one line when the reason changes, then an error."""
+"""Waiting: at first silent, then one line per reason, finally an error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flightedl.errors import JobFailedError, UnavailableError
 from flightedl.testing.clock import FakeClock
 
 
-def test_it_says_what_it_waits_for_after_a_while_and_only_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wait_prints_its_reason_once_after_a_while(capsys: pytest.CaptureFixture[str]) -> None:
     clock, told = FakeClock(), list[str]()
     waiting = Waiting(clock, say_after_s=5.0, give_up_s=100.0, tell=told.append)
     waiting.because("a pserver")
@@ -29,7 +29,7 @@ def test_it_says_what_it_waits_for_after_a_while_and_only_once(capsys: pytest.Ca
     assert told == ["a pserver", "the master", ""]
 
 
-def test_a_call_that_hangs_is_told_by_another_thread(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hanging_call_is_reported_by_another_thread(capsys: pytest.CaptureFixture[str]) -> None:
     clock, told = FakeClock(), list[str]()
     waits = Waits(clock, say_after_s=5.0, give_up_s=100.0, tell=told.append)
     waits.asks("nobody, as nobody waits")
@@ -55,7 +55,7 @@ def test_a_call_that_hangs_is_told_by_another_thread(capsys: pytest.CaptureFixtu
     assert told == ["pserver 0 to answer", "pserver 0 is gone", ""]
 
 
-def test_a_conversation_that_hangs_is_told_until_it_is_answered(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hanging_conversation_is_reported_until_it_is_answered(capsys: pytest.CaptureFixture[str]) -> None:
     clock, told = FakeClock(), list[str]()
     waits = Waits(clock, say_after_s=5.0, give_up_s=100.0, tell=told.append)
     quick, slow = Conversation(0, clock.now), Conversation(1, clock.now)
@@ -75,7 +75,7 @@ def test_a_conversation_that_hangs_is_told_until_it_is_answered(capsys: pytest.C
     assert told == ["pserver 1 to answer", ""]
 
 
-def test_whom_an_attempt_that_is_over_had_asked_is_not_waited_for() -> None:
+def test_a_finished_attempt_no_longer_counts_as_a_wait() -> None:
     clock, told = FakeClock(), list[str]()
     waits = Waits(clock, say_after_s=5.0, give_up_s=100.0, tell=told.append)
     waiting = waits.begin()
@@ -104,7 +104,7 @@ def test_each_thread_has_its_own_wait() -> None:
     assert told[-1] == "pserver 1 to answer", "the other thread still waits"
 
 
-def test_a_wait_that_was_left_without_an_end_is_over_when_its_thread_waits_for_something_else() -> None:
+def test_an_abandoned_wait_ends_when_its_thread_waits_again() -> None:
     clock, told = FakeClock(), list[str]()
     waits = Waits(clock, say_after_s=5.0, give_up_s=100.0, tell=told.append)
     left = waits.begin()
@@ -115,7 +115,9 @@ def test_a_wait_that_was_left_without_an_end_is_over_when_its_thread_waits_for_s
     assert told == ["pserver 0 waits for its blocks to be allocated", ""]
 
 
-def test_an_outer_wait_is_told_again_after_an_inner_one_but_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_outer_wait_is_reported_again_after_an_inner_one_but_printed_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     clock, told = FakeClock(), list[str]()
     waits = Waits(clock, say_after_s=5.0, give_up_s=100.0, tell=told.append)
     outer = waits.begin()
@@ -130,7 +132,7 @@ def test_an_outer_wait_is_told_again_after_an_inner_one_but_printed_once(capsys:
     assert told[-1] == ""
 
 
-def test_it_gives_up_with_the_last_reason() -> None:
+def test_a_wait_gives_up_with_its_last_reason() -> None:
     clock = FakeClock()
     waiting = Waiting(clock, say_after_s=500.0, give_up_s=10.0, tell=lambda _: None)
     waiting.because("one")
@@ -139,7 +141,7 @@ def test_it_gives_up_with_the_last_reason() -> None:
         waiting.because("two")
 
 
-def test_a_wait_that_is_in_order_never_gives_up() -> None:
+def test_an_expected_wait_never_gives_up() -> None:
     clock = FakeClock()
     waiting = Waiting(clock, say_after_s=500.0, give_up_s=10.0, tell=lambda _: None)
     for _ in range(10):
@@ -150,7 +152,7 @@ def test_a_wait_that_is_in_order_never_gives_up() -> None:
     waiting.because("trouble")
 
 
-def test_nobody_waits_for_servers_that_are_gone_for_good() -> None:
+def test_a_wait_for_permanently_lost_servers_ends() -> None:
     why = ""
     waits = Waits(FakeClock(), 5.0, 300.0, lambda _: None, lambda: why)
     waiting = waits.begin()

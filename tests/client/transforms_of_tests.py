@@ -1,4 +1,4 @@
-"""Transforms that the tests' readers import."""
+"""Transforms imported by readers in tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 
 
 def doubled(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return twice the numbers, with the process that has done it, the later the smaller the number."""
+    """Return the doubled numbers and this process's id. Smaller numbers take longer."""
     first = batch["n"][0].as_py()
     time.sleep(0.02 if first % 4 == 0 else 0)
     numbers = [2 * number for number in batch["n"].to_pylist()]
@@ -33,7 +33,7 @@ def deadly_at_seven(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def deadly_once(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Kill the process at the number 7 if there is a file, which is removed."""
+    """Kill the process at the number 7 if a file exists, and remove the file."""
     mark = Path(batch.schema.metadata[b"mark"].decode())
     if 7 in batch["n"].to_pylist() and mark.exists():
         mark.unlink()
@@ -50,7 +50,7 @@ def two_milliseconds(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def text_of(batch: pa.RecordBatch) -> str:
-    """Return what is no batch."""
+    """Return an object that is not a batch."""
     return str(batch)
 
 

@@ -186,7 +186,7 @@ def test_shares_add_up(records, world_size, batch_size, remainder):
     assert sum(ends) + shares.repeated == (records if remainder == "split" else shares.rounds * world_size * batch_size)
 
 
-def test_a_rank_that_is_not_there_is_refused():
+def test_a_rank_outside_the_group_is_rejected():
     with pytest.raises(ValueError, match="there is no rank 2 of 2"):
         RoundPlan(np.array([1]), epochs=1, seed=None, world_size=2, rank=2, batch_size=1)
 
