@@ -14,19 +14,19 @@ Until = Callable[[Callable[[], object]], None]
 
 @pytest.fixture
 def until() -> Until:
-    """Polls a condition until it holds; fails the test after ten seconds."""
+    """Function that polls a condition until it holds, and fails the test after ten seconds."""
 
     def wait(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition():
-            assert time.monotonic() < deadline, "the condition did not come true in time"
+            assert time.monotonic() < deadline, "the condition was not met in time"
             time.sleep(0.01)
 
     return wait
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; a zombie that nobody has reaped yet does not."""
+    """True if a process is running. A zombie is not."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

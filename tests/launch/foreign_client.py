@@ -1,7 +1,8 @@
-"""A trainer in another language, as far as Python can be one: written from ``schemas/README.md``, without flightedl.
+"""A trainer as if written in another language: it follows ``schemas/README.md`` and does not import flightedl.
 
-It speaks Flight by pyarrow and etcd by its HTTP gateway. Program: ``foreign_client.py ETCD JOB``. It registers, takes a
-task, joins, pulls, pushes the gradient of each batch, pushes it again, pulls, reports the task, and prints what it saw.
+It uses Flight through pyarrow, and etcd through its HTTP gateway. Usage: ``foreign_client.py ETCD JOB``. The program
+registers, receives a task, joins, pulls, pushes the gradient of each batch twice, pulls, reports the task, and prints
+what it saw.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ ROW = pa.schema(
 
 
 class Etcd:
-    """The few calls of etcd that a trainer needs."""
+    """The calls to etcd that a trainer needs."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -41,7 +42,7 @@ class Etcd:
             return json.load(reply)
 
     def get(self, key: str) -> tuple[Any, int] | None:
-        """The JSON value of a key, and its create_revision."""
+        """Return the JSON value of a key, and its create_revision."""
         found = self.call("kv/range", key=_b64(key)).get("kvs")
         return found and (json.loads(base64.b64decode(found[0]["value"])), int(found[0]["create_revision"]))
 
@@ -64,7 +65,7 @@ def get(client: flight.FlightClient, ticket: Any) -> Any:
 
 
 def put(client: flight.FlightClient, header: Any, rows: list[dict[str, Any]]) -> Any:
-    """An upload of one batch, its commit record, and the acknowledgement."""
+    """Upload one batch with its commit record, and return the acknowledgement."""
     descriptor = flight.FlightDescriptor.for_command(json.dumps(header).encode())
     writer, reader = client.do_put(descriptor, ROW, OPTIONS)
     writer.write_batch(pa.RecordBatch.from_pylist(rows, ROW))

@@ -1,7 +1,7 @@
-"""``flightedl run`` for tests, forked from a process that has imported already.
+"""``flightedl run`` for tests, forked from a process that has already imported its modules.
 
-A test that starts a job pays much for its launcher's imports. Here one fork server imports for all tests of a process,
-and forks the launchers.
+The imports of a launcher dominate the cost of a test that starts a job. Here one fork server imports modules for all
+tests of a process, and forks the launchers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import IO, Self
 from flightedl.config import available_cores, child_environment, thread_environment, tuned_environment
 from flightedl.launch.forking import ForkedProcess, ForkServer
 
-#: What a fork server imports from which launchers, too, are forked; at last the package in which this module is found.
+#: Modules that a fork server of launchers imports. The last one is the package that contains this module.
 KINDS = ("master", "trainer", "pserver", "rich.console", "flightedl.launch.run", "tests.launch")
 _THIS = "tests.launch.forked_launcher"
 _TRAINERS = 2
@@ -30,17 +30,17 @@ _END_S = 300.0
 
 @contextlib.contextmanager
 def shared_fork_server() -> Iterator[ForkServer]:
-    """For the processes of many tests, whatever clusters they belong to."""
+    """Run a fork server for the processes of many tests and clusters."""
     environment = child_environment(**thread_environment(_TRAINERS, available_cores()))
     with ForkServer(environment, KINDS) as forks:
         for kind in KINDS:
-            # It looks for requests before it has imported all, and the forks of launchers would import it again.
+            # The server accepts requests before it has imported everything; launchers forked then would import again.
             import_first(forks, kind)
         yield forks
 
 
 def import_first(forks: ForkServer, kind: str) -> None:
-    """All that is forked from now on has imported what a kind of process needs, or a module of a package."""
+    """Import the modules of a kind of process, or one module, before any further fork."""
     with Path(os.devnull).open("wb") as nowhere:
         environment = child_environment(**thread_environment(_TRAINERS, available_cores()))
         if (process := forks.start_into(nowhere.fileno(), kind, "keyword", (), environment)) is not None:
@@ -48,14 +48,14 @@ def import_first(forks: ForkServer, kind: str) -> None:
 
 
 class ForkedCommand:
-    """``python -m flightedl ...``, with what tests use of ``subprocess.Popen``.
+    """``python -m flightedl ...``, with the part of ``subprocess.Popen`` that tests use.
 
     Args:
-        forks: Of ``shared_fork_server``; None: it is started as a program.
-        arguments: Of the command.
-        cwd: Where it starts.
-        stdout: Where all of its output goes.
-        env: All of its environment variables.
+        forks: Server from ``shared_fork_server``; None starts a program.
+        arguments: Arguments of the command.
+        cwd: Working directory.
+        stdout: File that receives all output.
+        env: The complete environment.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class ForkedCommand:
         self.pid = process.pid
 
     def poll(self) -> int | None:
-        """Its exit code; None: it runs."""
+        """Return the exit code, or None while the command is running."""
         if self._process.returncode is None:
             ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if ended is not None:
@@ -90,10 +90,10 @@ class ForkedCommand:
         return self._process.returncode
 
     def wait(self, timeout: float = _END_S) -> int:
-        """Its exit code.
+        """Wait for the end, and return the exit code.
 
         Raises:
-            subprocess.TimeoutExpired: it has not ended in time.
+            subprocess.TimeoutExpired: The command did not end in time.
         """
         deadline = time.monotonic() + timeout
         while (code := self.poll()) is None:
@@ -103,12 +103,12 @@ class ForkedCommand:
         return code
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Fine when it has ended."""
+        """Send a signal, unless the command has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """Without an end of its own."""
+        """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
     def __enter__(self) -> Self:
@@ -122,7 +122,7 @@ class ForkedCommand:
 
 
 def main() -> None:
-    """Be the command whose arguments came."""
+    """Run the command with the received arguments."""
     from flightedl_tools import main as command
     from flightedl_tools import run
 

@@ -1,4 +1,4 @@
-"""Batches that a trainer reports as done without having pushed them are found and done again before the job ends."""
+"""Batches reported as done without a push are found and repeated before the job ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RECORDS, EPOCHS = 60, 2
 
 @pytest.fixture
 def dropped(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, int, int]]:
-    """(epoch, task, batch) of batches that are left out the first time, and taken for settled all the same."""
+    """Return (epoch, task, batch) of batches that are skipped the first time but reported as done."""
     left = {(0, 1, 2), (1, 0, 0), (1, 5, 4)}
     take = BatchLoop.take
 
@@ -34,9 +34,7 @@ def dropped(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, int, int]]:
     return left
 
 
-def test_what_was_reported_without_being_pushed_is_done_again(
-    tmp_path: Path, dropped: set[tuple[int, int, int]]
-) -> None:
+def test_batches_reported_without_a_push_are_repeated(tmp_path: Path, dropped: set[tuple[int, int, int]]) -> None:
     pq.write_table(pa.table({"k": np.arange(RECORDS)}), tmp_path / "k.parquet", row_group_size=10)
     with fe.local(pservers=2) as cluster, cluster.connect() as job:
         data = job.dataset(str(tmp_path / "k.parquet"), batch_size=2, epochs=EPOCHS)
@@ -50,6 +48,6 @@ def test_what_was_reported_without_being_pushed_is_done_again(
         model.pull()
         assert not dropped
         np.testing.assert_array_equal(model["v"], np.full(RECORDS, EPOCHS))
-        assert handed == EPOCHS * RECORDS // 2 - 3 + 3 * 5, "each of the three tasks was done once more"
+        assert handed == EPOCHS * RECORDS // 2 - 3 + 3 * 5, "each of the three tasks was repeated once"
         with cluster.status() as status:
             assert status.read(5.0).missing_tasks == 3

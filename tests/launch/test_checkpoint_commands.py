@@ -1,4 +1,4 @@
-"""``flightedl checkpoint`` by a user's hand: on a job that runs, on what it left, and on what is not there."""
+"""``flightedl checkpoint`` as users run it: for a running job, for an ended job, and for missing checkpoints."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def checkpoint(*arguments: str, answer: str = "") -> Result:
 
 
 def numbers(url: str) -> list[int]:
-    """What ``list`` shows, the newest first."""
+    """Return the checkpoints that ``list`` shows, newest first."""
     shown = checkpoint("list", url).output
     return [int(found) for found in re.findall(r"^c-(\d+) .* 2 pservers .* MB", shown, re.MULTILINE)]
 
@@ -49,7 +49,7 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_checkpoints_are_made_shown_verified_exported_and_gone_back_to(place: Path) -> None:
+def test_checkpoints_are_created_listed_verified_exported_and_restored(place: Path) -> None:
     url = str(place / "checkpoints")
     settings = {"checkpoint": url, "output_dir": place / "out", "checkpoint_every_s": 1000.0, "checkpoint_keep": 100}
     saved: dict[int, float] = {}
@@ -95,7 +95,7 @@ def test_checkpoints_are_made_shown_verified_exported_and_gone_back_to(place: Pa
     assert "cannot be used" in bad.output
 
 
-def test_what_is_not_there_is_said(tmp_path: Path) -> None:
+def test_missing_jobs_and_checkpoints_are_reported(tmp_path: Path) -> None:
     nowhere = str(tmp_path / "nowhere")
     for arguments in (("list", nowhere), ("verify", nowhere), ("restore", nowhere, "1"), ("export", nowhere, "x.npz")):
         with pytest.raises(NotFoundError, match="nowhere has no checkpoint"):

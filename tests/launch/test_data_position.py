@@ -1,4 +1,4 @@
-"""A position in the data is enough to go on, with what remembers nothing of the start before."""
+"""A position in the data is sufficient to resume, without any other state of the previous start."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.etcd, pytest.mark.timeout(120)]
 RECORDS = 300
 
 
-def test_a_position_goes_on_with_another_batch_size_and_with_a_new_master_that_knows_nothing(
+def test_a_position_is_resumed_with_another_batch_size_and_a_new_master(
     etcd: EtcdServer, job_name: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "data.parquet"
@@ -27,7 +27,7 @@ def test_a_position_goes_on_with_another_batch_size_and_with_a_new_master_that_k
     seen: Counter[int] = Counter()
     state = None
     for job, starts in ((job_name, ((8, 5), (16, 4))), (f"{job_name}-new", ((32, None),))):
-        # A job of another name finds etcd empty.
+        # etcd has no keys of a job with another name.
         with fe.local(pservers=0, job=job, etcd=etcd.address) as cluster:
             for batch_size, count in starts:
                 with cluster.connect() as session:
@@ -42,7 +42,7 @@ def test_a_position_goes_on_with_another_batch_size_and_with_a_new_master_that_k
     assert seen == Counter(range(RECORDS))
 
 
-def test_what_a_group_cannot_have_is_refused(etcd: EtcdServer, job_name: str, tmp_path: Path) -> None:
+def test_options_that_a_group_cannot_have_are_rejected(etcd: EtcdServer, job_name: str, tmp_path: Path) -> None:
     path = tmp_path / "data.parquet"
     pq.write_table(pa.table({"id": range(RECORDS)}), path)
     with fe.local(pservers=0, job=job_name, etcd=etcd.address) as cluster, cluster.connect() as job:

@@ -1,4 +1,4 @@
-"""A job's data with real servers: the kept index, files that change, failed tasks and what is done about them."""
+"""A job's data with real servers: the stored index, changed files, and handling of failed tasks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def master_log(cluster: LocalCluster) -> str:
     return (cluster.directory / "logs" / "master.log").read_text()
 
 
-def test_the_index_is_kept_for_the_next_job_and_the_next_master(data: Path, until: Until) -> None:
+def test_the_index_is_kept_for_later_jobs_and_masters(data: Path, until: Until) -> None:
     urls = str(data / "data" / "*.parquet")
     for files_read in (2, 0):
         with (
@@ -53,7 +53,7 @@ def test_the_index_is_kept_for_the_next_job_and_the_next_master(data: Path, unti
         ):
             batches = iter(job.dataset(urls, batch_size=5))
             seen = next(batches)["k"].to_pylist()
-            # The launcher writes the log, a moment after the master's line.
+            # The launcher writes the log slightly after the master has printed its line.
             line = f"files=2 files_read={files_read}"
             until(lambda line=line: line in master_log(cluster))
             (data / "data").rename(data / "away")
@@ -66,7 +66,7 @@ def test_the_index_is_kept_for_the_next_job_and_the_next_master(data: Path, unti
             assert sorted(seen) == list(range(80))
 
 
-def test_a_file_that_changes_under_the_job_is_refused(data: Path) -> None:
+def test_a_file_that_changes_during_the_job_is_rejected(data: Path) -> None:
     with fe.local() as cluster, cluster.connect() as job:
         batches = iter(job.dataset(str(data / "data" / "*.parquet"), batch_size=5, epochs=None))
         next(batches)
@@ -76,7 +76,7 @@ def test_a_file_that_changes_under_the_job_is_refused(data: Path) -> None:
                 pass
 
 
-def test_failed_work_is_listed_tried_again_and_let_go(data: Path) -> None:
+def test_failed_work_is_listed_and_retried_or_dropped(data: Path) -> None:
     with fe.local(attempts_limit=1) as cluster:
         where = ["--etcd", cluster.etcd_address, "--job", cluster.job]
 
@@ -113,7 +113,7 @@ def test_failed_work_is_listed_tried_again_and_let_go(data: Path) -> None:
         assert tasks("list") == "no task has failed\n"
 
 
-def test_data_without_a_model_need_no_pservers(data: Path) -> None:
+def test_data_without_a_model_requires_no_pservers(data: Path) -> None:
     with fe.local(pservers=0, standby=True, checkpoint=str(data / "kept")) as cluster, cluster.connect() as job:
         batches = job.dataset(str(data / "data" / "*.parquet"), batch_size=5, epochs=2, explicit_done=True)
         with pytest.raises(fe.errors.UsageError, match="explicit_done is for jobs that have data alone"):

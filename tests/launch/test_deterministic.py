@@ -1,4 +1,4 @@
-"""Two runs with the same trainers, in deterministic synchronous mode, end with the same bytes."""
+"""Two runs in deterministic synchronous mode with the same trainers end with identical bytes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def run(forks: ForkServer, directory: Path, data: str, *, deterministic: str) ->
 
 def test_two_runs_are_bit_identical(tmp_path: Path, forks: ForkServer) -> None:
     values = np.random.default_rng(3).normal(size=1200)
-    # Row groups of several sizes: trainers become free in different rounds.
+    # Row groups have different sizes, so that trainers become idle in different rounds.
     with pq.ParquetWriter(tmp_path / "data.parquet", pa.schema([("x", pa.float64())])) as writer:
         start = 0
         for size in (100, 37, 64, 200, 90, 13, 150, 81, 120, 45, 200, 100):

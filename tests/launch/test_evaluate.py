@@ -1,4 +1,4 @@
-"""``job.evaluate`` with real servers: the result of all trainers together, whatever happens to the master."""
+"""``job.evaluate`` with real servers: one result for all trainers, even if the master is killed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def mean(batch: pa.RecordBatch) -> dict[str, float]:
     return {"mean": float(batch["k"].to_numpy().mean()), "ones": 1.0}
 
 
-def test_an_evaluation_within_a_training_loop(data: Path) -> None:
+def test_an_evaluation_runs_within_a_training_loop(data: Path) -> None:
     with fe.local(pservers=1) as cluster, cluster.connect() as job:
         seen, found = [], {}
         for number, batch in enumerate(job.dataset(str(data / "train.parquet"), batch_size=10)):
@@ -45,7 +45,7 @@ def test_an_evaluation_within_a_training_loop(data: Path) -> None:
             job.evaluate(str(data / "absent.parquet"), mean, batch_size=5, name="other")
 
 
-def test_several_trainers_and_a_killed_master_give_one_result(data: Path) -> None:
+def test_several_trainers_and_a_killed_master_produce_one_result(data: Path) -> None:
     with fe.local(pservers=1, lease_ttl_s=2.0) as cluster:
         results: list[dict[str, float]] = []
         counted: list[int] = []

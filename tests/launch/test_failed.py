@@ -1,4 +1,4 @@
-"""Failed and skipped work in words."""
+"""Descriptions of failed and skipped work."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def test_batches_of_a_corrupt_chunk_are_one_failure() -> None:
     pieces = [
         replace(PIECE, first_batch=number, end_batch=number + 1, first_record=100 + 10 * number) for number in range(34)
     ]
-    # Which of them failed first is a matter of the trainers.
+    # The order in which they fail depends on the trainers.
     (whole,) = joined(pieces[1::2] + pieces[::2])
     assert place_of(whole) == "a chunk 2, records 100-439"
     assert (whole.first_batch, whole.end_batch) == (0, 34)
 
 
-def test_tasks_are_counted_and_not_the_pieces_that_failed_of_them() -> None:
+def test_failed_tasks_are_counted_and_not_their_pieces() -> None:
     pieces = [replace(PIECE, first_batch=number, end_batch=number + 1) for number in (0, 7, 9)]
     pieces.append(replace(PIECE, epoch=1))
     assert failed_tasks(StatusReply(job="j", state="done", failed=pieces)) == 2
@@ -42,7 +42,7 @@ def test_tasks_are_counted_and_not_the_pieces_that_failed_of_them() -> None:
     assert failed_tasks(StatusReply(job="j", state="done")) == 0
 
 
-def test_failures_of_different_things_stay_apart() -> None:
+def test_different_failures_are_listed_separately() -> None:
     after = {"first_batch": 1, "end_batch": 2, "first_record": 110}
     others = [
         replace(PIECE, **after, error="another error"),
@@ -54,14 +54,14 @@ def test_failures_of_different_things_stay_apart() -> None:
         assert joined([PIECE, other]) == [PIECE, other]
 
 
-def test_what_was_skipped_is_counted() -> None:
+def test_skipped_records_are_counted() -> None:
     assert skipped_of(StatusReply(job="j", state="done")) == ""
     assert skipped_of(StatusReply(job="j", state="done", skipped_records=1)) == "1 corrupt record"
     both = StatusReply(job="j", state="done", skipped_records=333, skipped_parts=2)
     assert skipped_of(both) == "333 corrupt records and 2 corrupt parts of the files"
 
 
-def test_rows_that_were_refused_are_an_alarm() -> None:
+def test_rejected_rows_raise_an_alarm() -> None:
     status = StatusReply(job="j", state="training", tables=[TableCounts(name="a"), TableCounts(name="b", refused=1200)])
     (alarm,) = alarms_of(status)
     assert alarm.startswith("table b: 1,200 gradients of new rows were dropped")

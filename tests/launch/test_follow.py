@@ -1,4 +1,4 @@
-"""A directory that grows while it is trained on, with real processes that are killed in between: each record once."""
+"""A growing directory with real processes, some of which are killed: each record counts once."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ with fe.connect() as job:
 
 
 class Growing:
-    """A directory that files are put into, each with the next records."""
+    """A directory to which files with further records are added."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -56,7 +56,7 @@ class Growing:
         self.count = 0
 
     def add(self) -> None:
-        """Another file, whose name comes before those of the others."""
+        """Add a file whose name sorts before those of all others."""
         first = self.count * PER_FILE
         name = f"part-{900 - self.count:03d}.parquet"
         hidden = self.directory / f".{name}"
@@ -91,7 +91,7 @@ def status_of(status: JobStatus) -> StatusReply:
         return StatusReply(job="", state="away")
 
 
-def test_every_record_of_a_growing_directory_counts_once_whatever_is_killed(
+def test_every_record_of_a_growing_directory_counts_once_despite_kills(
     cluster: LocalCluster, growing: Growing, tmp_path: Path, until: Until
 ) -> None:
     growing.add()
@@ -119,7 +119,7 @@ def test_every_record_of_a_growing_directory_counts_once_whatever_is_killed(
     assert np.array_equal(np.load(tmp_path / "out" / "w.npy"), np.ones(900))
 
 
-def test_a_job_that_is_resumed_has_the_files_that_had_joined_and_takes_those_to_come(
+def test_a_resumed_job_keeps_its_files_and_follows_new_ones(
     growing: Growing, forks: ForkServer, tmp_path: Path, until: Until
 ) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)

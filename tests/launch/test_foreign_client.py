@@ -1,4 +1,4 @@
-"""Any Arrow Flight client reads the live model and takes tasks: by pyarrow and the contract in ``schemas/`` alone."""
+"""Any Arrow Flight client can read the live model and receive tasks, with only pyarrow and ``schemas/``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from flightedl.coordination.keys import JobKeys
 pytestmark = pytest.mark.etcd
 
 
-def test_the_live_model_is_read_by_bare_flight(tmp_path: Path) -> None:
+def test_a_plain_flight_client_reads_the_live_model(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": np.arange(8)}), tmp_path / "x.parquet")
     first = np.arange(40_000, dtype=np.float32)
     with fe.local(pservers=2) as cluster, cluster.connect() as job:
@@ -49,7 +49,7 @@ def test_the_live_model_is_read_by_bare_flight(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.concatenate([blocks[n] for n in sorted(blocks)]), first + 2)
 
 
-def test_bare_flight_takes_tasks_by_gets_and_on_a_request_stream(tmp_path: Path) -> None:
+def test_a_plain_flight_client_receives_tasks_by_gets_and_on_a_request_stream(tmp_path: Path) -> None:
     for number in range(4):
         pq.write_table(pa.table({"x": np.arange(8)}), tmp_path / f"{number}.parquet")
     options = flight.FlightCallOptions(timeout=10)
@@ -92,8 +92,8 @@ def test_bare_flight_takes_tasks_by_gets_and_on_a_request_stream(tmp_path: Path)
     assert sorted(Path(url).name for url in taken) == [f"{number}.parquet" for number in range(4)]
 
 
-def test_a_client_written_from_the_contract_joins_pushes_and_pulls(tmp_path: Path) -> None:
-    """Each batch's gradient of -1 counts once, however often it is pushed; the client's process has no flightedl."""
+def test_a_client_written_from_the_schemas_joins_and_pushes_and_pulls(tmp_path: Path) -> None:
+    """Each batch's gradient of -1 counts once although it is pushed twice. The client does not import flightedl."""
     pq.write_table(pa.table({"x": np.arange(16)}), tmp_path / "x.parquet", row_group_size=8)
     with fe.local() as cluster:
         with cluster.connect() as job:

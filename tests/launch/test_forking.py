@@ -1,4 +1,4 @@
-"""Processes that the fork server makes are children of this one, and what they were asked to be."""
+"""Processes made by the fork server are children of this process, with the requested environment."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ def start(children: Children, forks: ForkServer, environment: Mapping[str, str])
     return forked
 
 
-def test_a_forked_process_is_what_it_was_asked_to_be(
+def test_a_forked_process_has_the_requested_environment(
     start: Callable[..., Child],
     environment: Mapping[str, str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     forks: ForkServer,
 ) -> None:
-    # The fork server began in another directory.
+    # The fork server was started in another directory.
     monkeypatch.chdir(tmp_path)
     (tmp_path / "beside.py").write_text("")
     child = start("shows", "--one", "two", ONLY="1")
@@ -95,11 +95,11 @@ def test_a_forked_process_is_what_it_was_asked_to_be(
     assert found["session"] == child.pid
     assert found["directory"] == str(tmp_path)
     assert error == "and this to stderr"
-    # Modules are looked for there, as by a program.
+    # Modules are imported from this directory, as in a program.
     assert start("beside").wait(10.0) == 0
 
 
-def test_it_is_named_by_its_own_command_line_and_ends_by_a_signal(
+def test_a_forked_process_shows_its_command_line_and_ends_by_a_signal(
     start: Callable[..., Child], forks: ForkServer, until: Until
 ) -> None:
     child = start("sleeper")
@@ -116,7 +116,7 @@ def server_process(forks: ForkServer) -> psutil.Process:
     return psutil.Process(forks._process.pid)
 
 
-def test_processes_of_some_kinds_are_forked_from_a_second_one(
+def test_processes_of_some_kinds_are_forked_from_a_second_server(
     children: Children, environment: Mapping[str, str], until: Until, alive: Callable[[int], bool]
 ) -> None:
     with ForkServer(environment, (), ("other",)) as forks:
@@ -151,7 +151,7 @@ def test_without_a_fork_server_processes_are_started_as_programs(
             assert two.start(kind, "shows", (), environment) is None
 
 
-def test_one_that_does_not_answer_is_done_without(
+def test_a_fork_server_that_does_not_answer_is_not_used(
     start: Callable[..., Child],
     forks: ForkServer,
     environment: Mapping[str, str],
@@ -167,7 +167,7 @@ def test_one_that_does_not_answer_is_done_without(
     assert not server.is_running()
 
 
-def test_what_libraries_have_read_already_cannot_differ(
+def test_variables_already_read_by_libraries_prevent_forking(
     start: Callable[..., Child], forks: ForkServer, environment: Mapping[str, str]
 ) -> None:
     for name in ("PYTHONPATH", "LD_PRELOAD", "MALLOC_ARENA_MAX", "GRPC_VERBOSITY"):
@@ -175,10 +175,10 @@ def test_what_libraries_have_read_already_cannot_differ(
     assert start("shows").wait(10.0) == 7
 
 
-def test_who_has_forked_adopts_nobody_else(
+def test_a_launcher_with_a_fork_server_adopts_no_other_orphans(
     start: Callable[..., Child], tmp_path: Path, alive: Callable[[int], bool], until: Until
 ) -> None:
-    """Descendants of the user's own that lose their parent are as without a fork server, also while it is there."""
+    """The user's own processes that lose their parent are adopted as usual, even while a fork server exists."""
     child = start("sleeper")
     program = [sys.executable, "-S", "-c", _LEAVES_ONE_BEHIND]
     pid = int(subprocess.run(program, stdout=subprocess.PIPE, check=True).stdout)

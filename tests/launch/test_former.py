@@ -1,4 +1,4 @@
-"""A job of a name that etcd knows: finished, stopped, with checkpoints here or elsewhere."""
+"""A former job of the same name in etcd: finished or stopped, with checkpoints here or elsewhere."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_job_with_open_tasks_was_stopped(dispatch: bytes) -> None:
     assert former_job(stored(dispatch), KEYS) == STOPPED
 
 
-def test_a_job_that_somebody_starts_is_not_there_yet() -> None:
+def test_a_job_that_is_being_started_does_not_exist_yet() -> None:
     coordinator = MemoryCoordinator(FakeClock())
     coordinator.transact([], [Put(KEYS.launcher, b"{}", coordinator.grant(5.0).id)])
     assert former_job(coordinator, KEYS) is None
@@ -91,7 +91,7 @@ def test_a_job_with_processes_is_not_forgotten(key: str) -> None:
 
 
 @pytest.mark.parametrize("storage", [None, MemoryStorage(), with_checkpoint(7)], ids=["none", "elsewhere", "here"])
-def test_a_finished_job_is_told_as_finished_with_the_ways_on(storage: MemoryStorage | None) -> None:
+def test_a_finished_job_is_reported_with_the_ways_to_continue(storage: MemoryStorage | None) -> None:
     with pytest.raises(UsageError) as caught:
         require_startable(FINISHED, "e:1", storage, resume=False)
     assert "job demo has finished, with 3 epochs: --resume continues" in str(caught.value)
@@ -106,7 +106,7 @@ def test_a_job_that_finished_without_checkpoints_cannot_be_resumed(resume: bool)
         require_startable(finished, "e:1", with_checkpoint(7), resume=resume)
 
 
-def test_what_is_resumed_needs_its_checkpoints() -> None:
+def test_a_resumed_job_requires_its_checkpoints() -> None:
     require_startable(FINISHED, "e:1", with_checkpoint(7), resume=True)
     require_startable(STOPPED, "e:1", with_checkpoint(7), resume=False)
     with pytest.raises(UsageError, match="its newest checkpoint is c-7, but memory://storage does not have it"):
@@ -115,11 +115,11 @@ def test_what_is_resumed_needs_its_checkpoints() -> None:
         require_startable(STOPPED, "e:1", None, resume=False)
 
 
-def test_a_job_that_was_stopped_without_checkpoints_is_gone_on_with() -> None:
+def test_a_job_stopped_without_checkpoints_continues() -> None:
     require_startable(FormerJob(name="demo"), "e:1", None, resume=False)
 
 
-def test_a_job_that_its_script_ended_is_over_but_can_be_resumed() -> None:
+def test_a_job_ended_by_its_script_is_over_but_can_be_resumed() -> None:
     coordinator = stored(queue(1, runs=[]))
     coordinator.transact([], [Put(KEYS.stopped, b"{}")])
     former = former_job(coordinator, KEYS)
@@ -130,20 +130,20 @@ def test_a_job_that_its_script_ended_is_over_but_can_be_resumed() -> None:
     require_startable(former, "e:1", with_checkpoint(7), resume=True)
 
 
-def test_a_forgotten_job_is_gone_and_others_stay() -> None:
+def test_forgetting_a_job_deletes_only_its_own_keys() -> None:
     coordinator = stored(queue(3, runs=[]))
     coordinator.transact([], [Put(KEYS.once + "save", b"t", coordinator.grant(5.0).id)])
     coordinator.transact([], [Put(KEYS.launcher, b"{}", coordinator.grant(5.0).id)])
     assert forget(coordinator, KEYS) == 4
-    assert coordinator.get(KEYS.launcher) is not None, "whoever starts the job anew may forget the former one"
+    assert coordinator.get(KEYS.launcher) is not None, "a launcher may forget the former job and start a new one"
     assert former_job(coordinator, KEYS) is None
     assert coordinator.get(JobKeys("other").job) is not None
     with pytest.raises(NotFoundError, match="etcd has no job named demo: it has other"):
         forget(coordinator, KEYS)
 
 
-def test_an_etcd_that_was_restored_names_a_checkpoint_long_deleted() -> None:
-    """With --resume the master finds out; another storage is still told."""
+def test_a_restored_etcd_may_name_a_deleted_checkpoint() -> None:
+    """With --resume the master detects this; checkpoints in another storage are still reported."""
     storage = with_checkpoint(9)
     require_startable(STOPPED, "e:1", storage, resume=True)
     for wrong, resume in ((storage, False), (with_checkpoint(6), True), (MemoryStorage(), True)):

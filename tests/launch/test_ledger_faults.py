@@ -1,9 +1,9 @@
-"""The ledger under faults of real processes: every record of every epoch counts exactly once, whatever is done to them.
+"""The ledger under faults of real processes: every record of every epoch counts exactly once, despite the faults.
 
-The queue's own account is checked too: every task of every epoch done, none failed.
+The tests also check the queue's own account: every task of every epoch is done, and none has failed.
 
-What happens in each mode is shown by the simulation (``tests/simulation``). Here every fault is in one mode, and every
-mode has trainers killed, because a cluster of seven processes takes seconds.
+The simulation (``tests/simulation``) covers each fault in each mode. Because a cluster of seven processes takes seconds
+to start, here each fault is tested in one mode, and only killed trainers are tested in every mode.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ END_S = 150.0
 
 
 class Ledger:
-    """One ledger job: its cluster, its own etcd, what is done to it."""
+    """One ledger job: its cluster, its own etcd, and the faults so far."""
 
     def __init__(
         self, cluster: LocalCluster, asked: JobStatus, etcd: EtcdServer, directory: Path, lease_ttl_s: float
@@ -66,7 +66,7 @@ class Ledger:
             return None
 
     def done(self) -> int:
-        """Tasks done over all epochs; -1: not known."""
+        """Number of finished tasks over all epochs, or -1 if it is unknown."""
         found = self.status()
         return -1 if found is None else found.tasks.done + found.epoch * TASKS * (found.state != "done")
 
@@ -74,22 +74,24 @@ class Ledger:
         deadline = time.monotonic() + timeout_s
         while not condition():
             outcome = self.cluster.outcome()
-            assert outcome is None, f"waiting for {what}, but the job ended: {outcome}; {self.events}"
-            assert time.monotonic() < deadline, f"{what}: not within {timeout_s} s; {self.status()}; {self.events}"
+            assert outcome is None, f"the job ended while the test waited for {what}: {outcome}; {self.events}"
+            assert time.monotonic() < deadline, (
+                f"{what} did not happen within {timeout_s} s; {self.status()}; {self.events}"
+            )
             time.sleep(0.05)
 
     def until_done(self, tasks: int) -> None:
-        """Wait until so many tasks are done."""
+        """Wait until this number of tasks is done."""
         self.until(lambda: self.done() >= tasks, f"{tasks} tasks")
 
     def log(self, name: str) -> str:
         return (self.directory / "logs" / f"{name}.log").read_text()
 
     def check(self) -> None:
-        """Wait for the end; everything has counted once."""
+        """Wait for the end, and check that everything counted once."""
         self.hold.unlink(missing_ok=True)
         outcome = self.cluster.outcome(END_S)
-        assert outcome is not None, f"the job does not end: {self.status()}; {self.events}"
+        assert outcome is not None, f"the job did not end: {self.status()}; {self.events}"
         assert outcome.exit_code == 0, f"{outcome}; {self.events}"
         counts = np.load(self.directory / "ledger.npz")
         for name in PARAMETERS:
@@ -110,7 +112,7 @@ class Ledger:
 
 @pytest.fixture
 def ledger(own_etcd: EtcdServer, tmp_path: Path) -> Iterator[Callable[..., Ledger]]:
-    """Starts a ledger job; the test does something to it and calls ``check``."""
+    """Function that starts a ledger job. The test injects faults and calls ``check``."""
     with ExitStack() as stack:
 
         def start(
@@ -124,7 +126,7 @@ def ledger(own_etcd: EtcdServer, tmp_path: Path) -> Iterator[Callable[..., Ledge
             hold: bool = False,
             tables: bool = False,
         ) -> Ledger:
-            """``hold``: the last epoch is not trained before ``check``, however slow the machine is."""
+            """Start the job. ``hold`` delays the last epoch until ``check``, so that every fault happens in time."""
             events: list[str] = []
             arguments = f"--records {RECORDS} --per-task {PER_TASK} --batch-size {BATCH} --epochs {EPOCHS}"
             arguments += f" --mode {mode} --pause {pause_s} --data {tmp_path / 'data'}"
@@ -158,7 +160,7 @@ def ledger(own_etcd: EtcdServer, tmp_path: Path) -> Iterator[Callable[..., Ledge
 
 @contextmanager
 def standby(job: Ledger, tmp_path: Path) -> Iterator[ServerProcess]:
-    """A second master, which waits for the lock already: else the killed one's successor might be the first to."""
+    """Start a second master that already waits for the lock, so that it precedes the killed master's successor."""
     values = MasterSettings(etcd=job.etcd.address, job="ledger", lease_ttl_s=job.lease_ttl_s, pservers=0)
     process = ServerProcess(
         [sys.executable, "-m", "flightedl.master"], tmp_path / "standby.log", child_environment(values)
@@ -178,7 +180,7 @@ def thaw(pid: int) -> None:
     os.kill(pid, signal.SIGCONT)
 
 
-def test_rows_of_tables_count_once_whatever_is_killed(ledger: Callable[..., Ledger]) -> None:
+def test_rows_of_tables_count_once_despite_kills(ledger: Callable[..., Ledger]) -> None:
     job = ledger("sync", checkpoints=True, tables=True)
     job.until_status(lambda found: found.checkpoint != "")
     for number, victim in enumerate(("pserver", "trainer", "master", "pserver")):
@@ -190,7 +192,7 @@ def test_rows_of_tables_count_once_whatever_is_killed(ledger: Callable[..., Ledg
     assert counts[SHARED_ROWS].sum() == EPOCHS * RECORDS
 
 
-def test_a_killed_master_is_started_again(ledger: Callable[..., Ledger]) -> None:
+def test_a_killed_master_is_restarted(ledger: Callable[..., Ledger]) -> None:
     job = ledger()
     for tasks in (8, 20, 40):
         job.until_done(tasks)
@@ -200,7 +202,7 @@ def test_a_killed_master_is_started_again(ledger: Callable[..., Ledger]) -> None
 
 
 @pytest.mark.parametrize("mode", ["accumulated", "backup", "bounded", "deterministic"])
-def test_killed_trainers_lose_and_double_nothing_in_any_mode(ledger: Callable[..., Ledger], mode: str) -> None:
+def test_killed_trainers_neither_lose_nor_repeat_a_batch_in_any_mode(ledger: Callable[..., Ledger], mode: str) -> None:
     job = ledger(mode)
     for number, tasks in enumerate((8, 20, 32)):
         job.until_done(tasks)
@@ -209,7 +211,7 @@ def test_killed_trainers_lose_and_double_nothing_in_any_mode(ledger: Callable[..
 
 
 def set_mode(job: Ledger, mode: Mode) -> ModeReply:
-    """As ``flightedl mode`` does it: until every pserver has it, whatever master there is."""
+    """Set the mode as ``flightedl mode`` does: retry with any master until every pserver has the mode."""
     deadline = time.monotonic() + 60.0
     while True:
         try:
@@ -225,7 +227,7 @@ def set_mode(job: Ledger, mode: Mode) -> ModeReply:
         time.sleep(0.1)
 
 
-def test_the_mode_is_changed_under_kills(ledger: Callable[..., Ledger]) -> None:
+def test_the_mode_changes_during_kills(ledger: Callable[..., Ledger]) -> None:
     job = ledger("sync", checkpoints=True)
     modes = (Async(push_every=3), Bounded(staleness=2), Sync(reduce="sum"), Async(pull_every=2), Sync(reduce="sum"))
     modes = tuple(replace(mode, reduce="sum") if isinstance(mode, Async) else mode for mode in modes)
@@ -250,7 +252,7 @@ def test_the_mode_is_changed_under_kills(ledger: Callable[..., Ledger]) -> None:
 def test_a_standby_takes_over_from_a_killed_master(ledger: Callable[..., Ledger], tmp_path: Path) -> None:
     job = ledger("async", hold=True)
     with standby(job, tmp_path) as second:
-        # On a busy machine the successor that the launcher starts may be first to the lock: it is killed, too.
+        # On a busy machine the launcher's new master may acquire the lock first. Then it is killed, too.
         for _ in range(4):
             job.cluster.kill("master")
             job.until(lambda: leads(job, second) or leads(job, None), "the takeover", job.lease_ttl_s + 10)
@@ -263,14 +265,14 @@ def test_a_standby_takes_over_from_a_killed_master(ledger: Callable[..., Ledger]
 
 
 def leads(job: Ledger, second: ServerProcess | None) -> bool:
-    """True if the second master has taken over, or, if it is None, the present one of the launcher."""
+    """True if the second master leads or, if it is None, if the launcher's present master leads."""
     if second is not None:
         return "master ready" in second.log()
     pid, found = job.cluster.pid("master"), job.status()
     return pid is not None and found is not None and found.master is not None and found.master.pid == pid
 
 
-def test_a_frozen_master_is_deposed_and_does_no_harm(ledger: Callable[..., Ledger], tmp_path: Path) -> None:
+def test_a_frozen_master_is_deposed_and_harmless_when_it_wakes(ledger: Callable[..., Ledger], tmp_path: Path) -> None:
     job = ledger(hold=True)
     with standby(job, tmp_path) as second:
         pid = job.cluster.pid("master")
@@ -285,7 +287,7 @@ def test_a_frozen_master_is_deposed_and_does_no_harm(ledger: Callable[..., Ledge
 
 
 def test_a_frozen_pserver_is_replaced_while_it_is_frozen(ledger: Callable[..., Ledger]) -> None:
-    """Nobody waits for it: neither the trainers whose pushes it holds, nor the master that talks to it."""
+    """Neither the trainers whose pushes it holds nor the master that calls it wait for it."""
     job = ledger("async", checkpoints=True, spare=True)
     job.until_status(lambda found: len(found.pservers) == 2 and found.checkpoint != "")
     before = job.status()
@@ -308,7 +310,7 @@ def test_a_frozen_pserver_is_replaced_while_it_is_frozen(ledger: Callable[..., L
     job.check()
 
 
-def test_a_frozen_trainer_registers_anew_when_it_wakes(ledger: Callable[..., Ledger]) -> None:
+def test_a_frozen_trainer_registers_again_when_it_wakes(ledger: Callable[..., Ledger]) -> None:
     job = ledger("sync", pause_s=0.06)
     for index, tasks in ((0, 8), (1, 24)):
         job.until_done(tasks)
@@ -331,8 +333,8 @@ def test_a_frozen_trainer_registers_anew_when_it_wakes(ledger: Callable[..., Led
     job.check()
 
 
-def test_etcd_is_killed_and_started_again(ledger: Callable[..., Ledger]) -> None:
-    # Leases that outlive the restart also on a machine on which it takes some seconds.
+def test_the_job_survives_a_kill_and_restart_of_etcd(ledger: Callable[..., Ledger]) -> None:
+    # The leases outlast the restart even on a machine where it takes some seconds.
     job = ledger(lease_ttl_s=15.0)
     for tasks in (8, 24):
         job.until_done(tasks)
@@ -341,7 +343,7 @@ def test_etcd_is_killed_and_started_again(ledger: Callable[..., Ledger]) -> None
     job.check()
 
 
-def test_etcd_forgets_its_history(ledger: Callable[..., Ledger]) -> None:
+def test_the_job_survives_a_compaction_of_etcd(ledger: Callable[..., Ledger]) -> None:
     job = ledger()
     for tasks in (8, 16, 24, 32):
         job.until_done(tasks)
@@ -352,7 +354,7 @@ def test_etcd_forgets_its_history(ledger: Callable[..., Ledger]) -> None:
     job.check()
 
 
-def test_etcd_forgets_what_happened_while_every_watch_was_cut(
+def test_the_job_survives_a_compaction_while_every_watch_is_cut(
     ledger: Callable[..., Ledger], own_etcd: EtcdServer
 ) -> None:
     with TcpProxy(own_etcd.address) as proxy:
@@ -365,7 +367,7 @@ def test_etcd_forgets_what_happened_while_every_watch_was_cut(
             held = direct.list("/flightedl/ledger/trainers/").entries
             pid = job.cluster.kill("trainer", victim)
             gone = [entry for entry in held if f'"pid":{pid}' in entry.value.decode().replace(" ", "")]
-            # That the trainer has died is history by the time that anybody can ask.
+            # The event of the trainer's death is compacted before any process can read it.
             direct.transact([], [Delete(entry.key) for entry in gone])
             direct.compact()
             proxy.heal()
@@ -378,8 +380,8 @@ def test_etcd_forgets_what_happened_while_every_watch_was_cut(
         job.check()
 
 
-def test_etcd_stands_still_for_ten_seconds(ledger: Callable[..., Ledger]) -> None:
-    # A lease that was renewed a sixth of its time ago lasts another half by its holder's account.
+def test_the_job_survives_an_etcd_frozen_for_ten_seconds(ledger: Callable[..., Ledger]) -> None:
+    # If a lease was renewed a sixth of its TTL ago, its holder trusts it for another half.
     job = ledger(lease_ttl_s=24.0)
     job.until_done(10)
     job.etcd.freeze()
@@ -391,8 +393,8 @@ def test_etcd_stands_still_for_ten_seconds(ledger: Callable[..., Ledger]) -> Non
     job.check()
 
 
-def test_a_trainer_told_to_end_hands_back_what_it_holds(ledger: Callable[..., Ledger]) -> None:
-    """Long before its lease ends, without a failed attempt and without a crash by the launcher's account."""
+def test_a_trainer_that_gets_sigterm_returns_its_tasks(ledger: Callable[..., Ledger]) -> None:
+    """It returns them long before its lease expires, and neither queue nor launcher counts a failure."""
     job = ledger("sync", lease_ttl_s=60.0, pause_s=0.05)
     for number in range(2 * TRAINERS):
         job.until_done(5 + number * 4)
@@ -410,7 +412,7 @@ def test_a_trainer_told_to_end_hands_back_what_it_holds(ledger: Callable[..., Le
     assert "crashed" not in " ".join(job.events)
 
 
-def test_ten_trainers_are_killed(ledger: Callable[..., Ledger]) -> None:
+def test_the_job_survives_ten_killed_trainers(ledger: Callable[..., Ledger]) -> None:
     job = ledger("rarely-pulled")
     for number in range(10):
         job.until_done(5 + number * 4)
@@ -420,10 +422,8 @@ def test_ten_trainers_are_killed(ledger: Callable[..., Ledger]) -> None:
     job.check()
 
 
-def test_processes_that_are_deposed_and_do_not_know_it_do_no_harm(
-    ledger: Callable[..., Ledger], own_etcd: EtcdServer
-) -> None:
-    """Etcd ends the leases of processes that work on, until their next renewal tells them; some do for seconds."""
+def test_processes_deposed_without_notice_do_no_harm(ledger: Callable[..., Ledger], own_etcd: EtcdServer) -> None:
+    """Their leases end in etcd while they continue to work until their next renewal, some of them for seconds."""
     job = ledger(lease_ttl_s=6.0, checkpoints=True, hold=True)
     with (
         contextlib.closing(EtcdCoordinator(own_etcd.address, clock=SystemClock())) as direct,

@@ -1,4 +1,4 @@
-"""A script that leaves its loop by ``break`` and works on in its session holds nobody up."""
+"""A script that leaves its loop by ``break`` and continues its session does not hold up other trainers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flightedl.testing.etcd_server import EtcdServer
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(120)]
 
-#: Whoever makes the directory first leaves its loop once both are at work, and waits until the other is through.
+#: The trainer that creates the directory leaves its loop once both are at work, and waits until the other has ended.
 SCRIPT = """
 import pathlib, sys, time
 import numpy as np
@@ -48,7 +48,7 @@ with fe.connect() as job:
 """
 
 
-def test_it_holds_nobody_up(own_etcd: EtcdServer, tmp_path: Path) -> None:
+def test_a_trainer_that_left_its_loop_holds_up_no_other(own_etcd: EtcdServer, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     pq.write_table(pa.table({"k": np.arange(2000)}), tmp_path / "k.parquet", row_group_size=20)
     program = TrainerProgram(str(tmp_path / "train.py"), (str(tmp_path / "k.parquet"), str(tmp_path)), 2)
@@ -56,4 +56,4 @@ def test_it_holds_nobody_up(own_etcd: EtcdServer, tmp_path: Path) -> None:
         outcome = cluster.outcome(90.0)
         assert outcome is not None
         assert outcome.exit_code == 0, outcome
-    assert (tmp_path / "seen").read_text() == "True", "the other trainer waited for one that had left its loop"
+    assert (tmp_path / "seen").read_text() == "True", "the other trainer waited for the one that had left its loop"

@@ -1,4 +1,4 @@
-"""Whether a job runs whose leases are in etcd, or they only live on there."""
+"""Distinction between a running job and leases in etcd that have outlived their job."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from flightedl.testing.memory import MemoryCoordinator
 
 KEYS = JobKeys("demo")
 TTL_S = 5.0
-#: The lease's time to live, and what is added for etcd's own delay.
+#: TTL of a lease, plus a margin for etcd's own delay.
 LIMIT_S = 8.0
 
 
 class BusyClock(FakeClock):
-    """While somebody sleeps, others act."""
+    """Clock on which other processes act during each sleep."""
 
     def __init__(self) -> None:
         super().__init__(jumps=True)
@@ -45,7 +45,7 @@ class BusyClock(FakeClock):
 
 
 class World:
-    """An etcd, and what a launcher that looks at it says."""
+    """An etcd, and a launcher that inspects it."""
 
     def __init__(self) -> None:
         self.clock = BusyClock()
@@ -71,7 +71,7 @@ class World:
         return record.address in self.answering
 
     def leave_master(self, address: str = "10.0.0.1:7", ttl_s: float = TTL_S) -> Lease:
-        """Lock and address of a master, on one lease."""
+        """Store the lock and address of a master with one lease."""
         lease = self.etcd.grant(ttl_s)
         record = ServerRecord(address=address, generation=3, name="far", pid=12)
         keys = (KEYS.master_lock, KEYS.master_address)
@@ -88,7 +88,7 @@ class World:
         return lease
 
     def claim(self) -> bool:
-        """Whether the name could be claimed; the claim is given back."""
+        """Return True if the name could be claimed, and release the claim."""
         held = self.liveness().claim_name(TTL_S)
         if held is not None:
             assert self.etcd.get(KEYS.launcher) is not None
@@ -106,17 +106,17 @@ def test_a_free_name_is_claimed_at_once(world: World) -> None:
     assert (world.clock.passed_s, world.said) == (0.0, [])
 
 
-def test_leases_that_nobody_holds_are_waited_for(world: World) -> None:
+def test_leases_without_a_holder_are_awaited(world: World) -> None:
     world.leave_master()
     assert world.claim()
     assert TTL_S <= world.clock.passed_s < TTL_S + 1
     assert world.said == [
         "etcd still has leases of job demo, but its master does not answer: waiting for them to expire, at most 8 s"
     ]
-    assert world.asked == ["10.0.0.1:7"], "asking once is enough"
+    assert world.asked == ["10.0.0.1:7"], "the master is called only once"
 
 
-def test_a_master_that_answers_runs(world: World) -> None:
+def test_a_master_that_answers_is_alive(world: World) -> None:
     world.leave_master()
     world.answering.add("10.0.0.1:7")
     with pytest.raises(UsageError, match=r"a job named demo is already running \(its master is at 10\.0\.0\.1:7\)"):
@@ -124,7 +124,7 @@ def test_a_master_that_answers_runs(world: World) -> None:
     assert (world.clock.passed_s, world.said) == (0.0, [])
 
 
-def test_a_master_out_of_reach_that_renews_its_lease_runs(world: World) -> None:
+def test_an_unreachable_master_that_renews_its_lease_is_alive(world: World) -> None:
     lease = world.leave_master()
     world.clock.others = lambda _: lease.renew()
     with pytest.raises(UsageError, match=r"already running \(its master is at 10\.0\.0\.1:7, which does not answer"):
@@ -132,14 +132,14 @@ def test_a_master_out_of_reach_that_renews_its_lease_runs(world: World) -> None:
     assert LIMIT_S <= world.clock.passed_s < LIMIT_S + 1
 
 
-def test_the_time_to_live_is_that_of_the_lease_and_not_of_the_new_launcher(world: World) -> None:
+def test_the_ttl_of_the_lease_is_used_and_not_that_of_the_launcher(world: World) -> None:
     world.leave_master(ttl_s=60.0)
     assert world.claim()
     assert 60 <= world.clock.passed_s < 61
     assert "at most 63 s" in world.said[0]
 
 
-def test_a_standby_that_takes_the_lock_meanwhile_runs(world: World) -> None:
+def test_a_standby_that_acquires_the_lock_is_alive(world: World) -> None:
     world.leave_master()
 
     def stand_by(_passed_s: float) -> None:
@@ -162,8 +162,8 @@ def test_a_launcher_that_has_not_started_its_master_yet_excludes_others(world: W
         world.claim()
 
 
-def test_a_name_that_another_launcher_claims_first_is_refused(world: World) -> None:
-    """Both have waited for the same leases, and seen them end."""
+def test_a_name_that_another_launcher_claims_first_is_rejected(world: World) -> None:
+    """Both launchers have waited for the same leases, and have seen them expire."""
     world.leave_master()
     rival = world.etcd.grant(60.0)
 
@@ -177,7 +177,7 @@ def test_a_name_that_another_launcher_claims_first_is_refused(world: World) -> N
 
 
 @pytest.mark.parametrize("leaves", [False, True], ids=["nothing left", "leases left"])
-def test_of_launchers_that_start_at_the_same_moment_one_starts(leaves: bool) -> None:
+def test_only_one_of_simultaneous_launchers_starts(leaves: bool) -> None:
     clock = SystemClock()
     etcd = MemoryCoordinator(clock)
     if leaves:
@@ -208,7 +208,7 @@ def test_of_launchers_that_start_at_the_same_moment_one_starts(leaves: bool) -> 
     won[0].release()
 
 
-def test_a_wait_that_nobody_wants_any_more_ends(world: World) -> None:
+def test_an_interrupted_wait_ends(world: World) -> None:
     world.leave_master()
 
     def interrupt(passed_s: float) -> None:
@@ -220,14 +220,14 @@ def test_a_wait_that_nobody_wants_any_more_ends(world: World) -> None:
     assert world.etcd.get(KEYS.launcher) is None
 
 
-def test_trainers_and_pservers_that_wait_for_a_master_do_not_keep_one_from_starting(world: World) -> None:
+def test_waiting_trainers_and_pservers_do_not_prevent_a_new_master(world: World) -> None:
     lease = world.leave_trainer()
     world.clock.others = lambda _: lease.renew()
     assert world.claim()
     assert world.clock.passed_s == 0.0
 
 
-def test_what_is_forgotten_has_no_process_of_any_kind(world: World) -> None:
+def test_a_job_with_any_process_cannot_be_forgotten(world: World) -> None:
     world.leave_master()
     world.leave_trainer(ttl_s=9.0)
     world.liveness().require_gone()
@@ -238,7 +238,7 @@ def test_what_is_forgotten_has_no_process_of_any_kind(world: World) -> None:
         world.liveness().require_gone()
 
 
-def test_a_claim_of_ones_own_and_names_given_for_good_are_no_sign_of_life(world: World) -> None:
+def test_an_own_claim_and_permanent_names_are_not_signs_of_life(world: World) -> None:
     world.etcd.transact([], [Put(KEYS.once + "save", b"t", world.etcd.grant(60.0).id)])
     held = world.liveness().claim_name(TTL_S)
     assert held is not None
@@ -277,7 +277,7 @@ def test_only_the_recorded_master_itself_answers(
         server.stop(0.2)
 
 
-def test_nobody_and_somebody_else_do_not_answer() -> None:
+def test_silent_and_closed_addresses_count_as_no_answer() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         assert not is_master_answering(

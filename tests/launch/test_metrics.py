@@ -1,4 +1,4 @@
-"""The pages for Prometheus and for probes, of a master and a pserver that were started as on a cluster."""
+"""Pages for Prometheus and for probes, of a master and a pserver started as on a cluster."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def page(port: int, path: str = "metrics") -> str:
             time.sleep(0.1)
 
 
-def test_a_master_and_a_pserver_show_their_figures(etcd: EtcdServer, job_name: str, tmp_path: os.PathLike[str]) -> None:
+def test_a_master_and_a_pserver_show_their_metrics(etcd: EtcdServer, job_name: str, tmp_path: os.PathLike[str]) -> None:
     ports = {"master": free_port(), "pserver": free_port()}
     health_ports = {role: free_port() for role in ports}
     started = []

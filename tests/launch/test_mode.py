@@ -1,4 +1,4 @@
-"""The mode of a running job, changed by the command."""
+"""``flightedl mode`` changes the mode of a running job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flightedl_tools.main import run_command_line
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(120)]
 
 
-#: Slow until it is released: long enough for the commands of the test on any machine.
+#: The script is slow until it is released, so that the test's commands run during training on any machine.
 SCRIPT = """
 import pathlib, sys, time
 import numpy as np
@@ -42,11 +42,11 @@ class Said(NamedTuple):
     stderr: str
 
 
-def test_the_command_changes_it_and_the_job_keeps_it(
+def test_the_command_changes_the_mode_and_the_job_keeps_it(
     own_etcd: EtcdServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def flightedl(etcd: EtcdServer, *arguments: str, job: str = "modes") -> Said:
-        """The command, without the second that a process of its own takes to import."""
+        """Run the command in this process, which saves the second that a new process needs for imports."""
         code = run_command_line([*arguments, "--etcd", etcd.address, "--job", job])
         return Said(code, *capsys.readouterr())
 
@@ -62,7 +62,7 @@ def test_the_command_changes_it_and_the_job_keeps_it(
         while "Sync(reduce='sum')" not in shown.stdout:
             assert cluster.outcome() is None
             shown = flightedl(own_etcd, "mode")
-        # A change before the first round is over begins with the job, and names no round.
+        # A change before the end of the first round applies from the start of the job, and names no round.
         while "records" not in shown.stdout or not json.loads(shown.stdout)["records"]:
             assert cluster.outcome() is None
             shown = flightedl(own_etcd, "status", "--json")

@@ -1,4 +1,4 @@
-"""The cells of a notebook: interrupted, run again, run after the cluster has gone."""
+"""Cells of a notebook that are interrupted, repeated, or run after the cluster has ended."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def declared(job: Job, url: str) -> tuple[Dataset, Parameters]:
 
 
 def cell(data: Dataset, model: Parameters, *, interrupt_at: int | None = None, after_s: float = 0.0) -> None:
-    """Adds up the records. The interruption comes in a step, about."""
+    """Sum the records. The interruption arrives during a step, approximately."""
     for number, batch in enumerate(data):
         if number == interrupt_at:
             threading.Timer(after_s, _thread.interrupt_main).start()
@@ -43,14 +43,14 @@ def cell(data: Dataset, model: Parameters, *, interrupt_at: int | None = None, a
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Also where the tests run in the background of a shell, which ignores interruptions then."""
+    """Enable interruptions even if the tests run in the background of a shell, which ignores SIGINT there."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_cells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_interrupted_cells_can_be_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     url = str(tmp_path / "a.parquet")
     pq.write_table(pa.table({"k": np.arange(RECORDS)}), url)
     with fe.local(pservers=2) as cluster:

@@ -5,7 +5,7 @@ from pathlib import Path
 from flightedl.launch.orphan_reaper import reap, remove_directory
 
 
-def test_only_what_is_still_on_the_list_is_removed(tmp_path: Path) -> None:
+def test_only_listed_directories_are_removed(tmp_path: Path) -> None:
     kept, removed = tmp_path / "kept", tmp_path / "with a space"
     for directory in (kept, removed):
         (directory / "deep").mkdir(parents=True)
@@ -14,5 +14,5 @@ def test_only_what_is_still_on_the_list_is_removed(tmp_path: Path) -> None:
     assert not removed.exists()
 
 
-def test_removing_twice_is_fine(tmp_path: Path) -> None:
+def test_removing_a_directory_is_idempotent(tmp_path: Path) -> None:
     remove_directory(str(tmp_path / "absent"))

@@ -1,4 +1,4 @@
-"""Commands ask a master again until it agrees, and no longer than they were told."""
+"""Commands retry a request until the master agrees or their timeout ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ AGREED = ModeReply(mode={}, is_agreed=True)
 
 
 class Asked:
-    """A master whose calls take as long as they may; what it answers, the last of it again and again."""
+    """Master whose calls last until their timeouts, with planned answers, the last of which it repeats."""
 
     def __init__(self, *answers: ModeReply | FlightedlError) -> None:
         self.clock = FakeClock(jumps=True)
@@ -33,32 +33,32 @@ class Asked:
         return answered_within(timeout_s, self.clock, self.ask, lambda reply: reply.is_agreed)
 
 
-def test_a_master_that_never_answers_is_asked_for_no_longer_than_that() -> None:
+def test_a_master_that_never_answers_is_called_only_until_the_timeout() -> None:
     asked = Asked(DeadlineError("the master did not answer"))
     began = asked.clock.now()
     with pytest.raises(FlightedlError, match=r"no answer within 25 s; the last attempt: the master did not answer"):
         asked.within(25.0)
     assert asked.clock.now() - began == pytest.approx(25.0, abs=0.6)
-    assert asked.given_s[-1] < 5.0, "the last attempt gets what is left"
+    assert asked.given_s[-1] < 5.0, "the last attempt gets the remaining time"
 
 
-def test_what_was_answered_last_is_told_when_the_time_is_up() -> None:
+def test_the_timeout_error_contains_the_last_answer() -> None:
     assert Asked(WAITING, NotReadyError("etcd cannot be written")).within(25.0) == WAITING
 
 
-def test_it_ends_with_an_answer_that_is_enough() -> None:
+def test_waiting_ends_with_a_sufficient_answer() -> None:
     asked = Asked(NotReadyError("no master"), WAITING, AGREED)
     assert asked.within(60.0) == AGREED
     assert len(asked.given_s) == 3
 
 
-def test_without_time_it_looks_once() -> None:
+def test_a_timeout_of_zero_asks_once() -> None:
     asked = Asked(WAITING)
     assert asked.within(0.0) == WAITING
     assert asked.given_s == [0.5]
 
 
-def test_what_asking_again_does_not_cure_is_raised_at_once() -> None:
+def test_a_permanent_error_is_raised_at_once() -> None:
     asked = Asked(NotFoundError("no job of this name runs"))
     with pytest.raises(NotFoundError):
         asked.within(60.0)

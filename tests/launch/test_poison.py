@@ -1,4 +1,4 @@
-"""A record that no trainer survives: found by the queue, quarantined, and everything else is trained."""
+"""A record that kills every trainer: the queue finds and quarantines it, and all other records are trained."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ with fe.connect() as job:
         ("os.kill(os.getpid(), 11)", 2),
     ],
 )
-def test_a_poison_record_is_quarantined_and_the_rest_is_trained(
+def test_a_poison_record_is_quarantined_and_all_others_are_trained(
     tmp_path: Path, forks: ForkServer, fault: str, trainers: int
 ) -> None:
     pq.write_table(pa.table({"k": np.arange(RECORDS)}), tmp_path / "data.parquet", row_group_size=100)

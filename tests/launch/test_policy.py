@@ -54,7 +54,7 @@ def test_a_killed_trainer_is_replaced_at_once() -> None:
     assert policy().ended(FIRST, -9, 3.0) == (StartAgain(FIRST, 0.0, "killed by SIGKILL"),)
 
 
-def test_a_trainer_that_asks_to_be_started_again_is() -> None:
+def test_a_trainer_that_requests_a_restart_is_restarted() -> None:
     assert policy().ended(FIRST, 75, 3.0) == (StartAgain(FIRST, 0.0, "exit code 75"),)
     assert policy().ended(FIRST, 143, 3.0) == (StartAgain(FIRST, 0.0, "terminated by SIGTERM"),)
 
@@ -66,13 +66,13 @@ def test_ten_kills_of_trainers_spread_over_a_job_do_not_end_it() -> None:
         assert isinstance(decision, StartAgain)
 
 
-def test_delays_double_up_to_the_longest() -> None:
+def test_delays_double_up_to_a_maximum() -> None:
     decide = policy(limits=Limits(trainer_short_runs=100))
     delays = [decide.ended(FIRST, -11, 1.0)[0] for _ in range(8)]
     assert [d.after_s for d in delays if isinstance(d, StartAgain)] == [0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 5.0, 5.0]
 
 
-def test_who_was_ended_by_somebody_else_does_not_wait_long() -> None:
+def test_a_process_killed_from_outside_restarts_after_a_short_delay() -> None:
     decide = policy()
     delays = [decide.ended(PSERVER, -9, 1.0)[0] for _ in range(8)]
     assert [d.after_s for d in delays if isinstance(d, StartAgain)] == [0.0, *[0.25] * 7]
@@ -85,20 +85,20 @@ def test_a_slot_is_given_up_after_too_many_short_runs() -> None:
     assert ends[-1] == GiveUp(PSERVER, "pserver-1 ended 4 times in a row, the last time: killed by SIGSEGV", 1)
 
 
-def test_a_long_run_wipes_the_record() -> None:
+def test_a_long_run_resets_the_count() -> None:
     decide = policy()
     for _ in range(20):
         assert isinstance(decide.ended(PSERVER, -9, 0.1)[0], StartAgain)
         assert decide.ended(PSERVER, -9, 60.0)[0] == StartAgain(PSERVER, 0.0, "killed by SIGKILL")
 
 
-def test_long_runs_too_have_a_limit() -> None:
+def test_restarts_after_long_runs_are_limited() -> None:
     decide = policy(limits=Limits(restarts_limit=3))
     ends = [decide.ended(MASTER, -9, 60.0)[0] for _ in range(4)]
     assert [type(end) for end in ends] == [StartAgain, StartAgain, StartAgain, GiveUp]
 
 
-def test_a_crash_of_the_script_is_tried_once_more() -> None:
+def test_a_crashed_script_is_retried_once() -> None:
     decide = policy()
     first = decide.ended(FIRST, 1, 1.0)
     assert first == (StartAgain(FIRST, 0.0, "the script crashed (exit code 1); it is retried once"),)
@@ -113,13 +113,13 @@ def test_a_crash_in_every_trainer_ends_the_job() -> None:
     )
 
 
-def test_a_crash_beside_a_finished_trainer_is_tried_once_more() -> None:
+def test_a_crash_after_another_trainer_finished_is_retried_once() -> None:
     decide = policy()
     decide.ended(FIRST, 0, 1.0)
     assert isinstance(decide.ended(SECOND, 1, 1.0)[0], StartAgain)
 
 
-def test_a_single_trainer_is_tried_twice() -> None:
+def test_a_single_trainer_is_started_twice() -> None:
     decide = policy(MASTER, FIRST)
     assert isinstance(decide.ended(FIRST, 1, 1.0)[0], StartAgain)
     assert isinstance(decide.ended(FIRST, 1, 1.0)[0], GiveUp)
@@ -127,7 +127,7 @@ def test_a_single_trainer_is_tried_twice() -> None:
 
 @pytest.mark.parametrize("slot", [MASTER, PSERVER, FIRST])
 @pytest.mark.parametrize("code", [2, 3])
-def test_what_cannot_be_cured_by_trying_again_ends_the_job_at_once(slot: Slot, code: int) -> None:
+def test_a_permanent_failure_ends_the_job_at_once(slot: Slot, code: int) -> None:
     assert policy().ended(slot, code, 1.0) == (GiveUp(slot, f"{slot} ended: exit code {code}", code),)
 
 
@@ -153,7 +153,7 @@ ENDS = st.tuples(
 
 @given(st.lists(ENDS, max_size=400))
 @settings(max_examples=50)
-def test_every_sequence_of_ends_is_bounded(ends: list[tuple[Slot, int, float]]) -> None:
+def test_every_sequence_of_exits_ends_the_job(ends: list[tuple[Slot, int, float]]) -> None:
     decide = policy(limits=Limits(restarts_limit=20))
     restarts: dict[Slot, int] = {}
     finished: set[Slot] = set()
@@ -173,7 +173,7 @@ def test_every_sequence_of_ends_is_bounded(ends: list[tuple[Slot, int, float]]) 
                     finished.add(slot)
 
 
-def test_a_crash_at_the_work_is_tried_as_long_as_work_is_handed_out() -> None:
+def test_crashes_at_work_are_retried_while_work_is_assigned() -> None:
     decide = policy()
     for attempts in range(1, 30):
         (decision,) = decide.ended(FIRST, 1, 1.0, Account(has_trained=True, is_done=False, attempts=attempts))
@@ -186,13 +186,13 @@ def test_crashes_without_new_work_end_the_job() -> None:
     assert [type(each) for each in ends] == [*[StartAgain] * 4, GiveUp]
 
 
-def test_a_script_that_never_trained_anything_ends_the_job_soon() -> None:
+def test_a_script_that_never_trained_ends_the_job_soon() -> None:
     decide = policy()
     ends = [decide.ended(FIRST, 1, 1.0, Account(has_trained=False, is_done=False, attempts=n))[0] for n in range(2)]
     assert [type(each) for each in ends] == [StartAgain, GiveUp]
 
 
-def test_a_trainer_killed_by_its_work_again_and_again_is_replaced() -> None:
+def test_a_trainer_killed_repeatedly_by_its_work_is_replaced() -> None:
     decide = policy()
     for attempts in range(1, 40):
         assert decide.ended(FIRST, -11, 1.0, Account(has_trained=True, is_done=False, attempts=attempts)) == (
@@ -200,7 +200,7 @@ def test_a_trainer_killed_by_its_work_again_and_again_is_replaced() -> None:
         )
 
 
-def test_the_crash_that_ends_the_last_piece_of_work_does_not_end_the_job() -> None:
+def test_a_crash_at_the_last_piece_of_work_does_not_end_the_job() -> None:
     decide = policy()
     for attempts in range(1, 5):
         decide.ended(SECOND, 1, 1.0, Account(has_trained=True, is_done=False, attempts=attempts))
@@ -209,8 +209,8 @@ def test_the_crash_that_ends_the_last_piece_of_work_does_not_end_the_job() -> No
     assert isinstance(decide.ended(FIRST, 1, 1.0, after)[0], GiveUp)
 
 
-def test_a_master_that_does_not_answer_is_taken_to_say_what_it_said_last() -> None:
-    """Poison on a busy machine: the crashes of trainers must not count as those of a script that never worked."""
+def test_the_last_status_is_used_while_the_master_does_not_answer() -> None:
+    """With poison on a busy machine, crashes must not count as crashes of a script that never worked."""
     decide = policy()
     for attempts in range(1, 20, 2):
         known = Account(has_trained=True, is_done=False, attempts=attempts)
@@ -219,7 +219,7 @@ def test_a_master_that_does_not_answer_is_taken_to_say_what_it_said_last() -> No
         assert isinstance(decide.ended(FIRST, 1, 1.0)[0], StartAgain)
 
 
-def test_a_server_that_is_killed_from_outside_comes_back_far_longer_than_one_that_ends_by_itself() -> None:
+def test_a_server_killed_from_outside_is_restarted_more_often_than_one_that_fails() -> None:
     decide = policy()
     for _ in range(Limits().ended_short_runs - 1):
         (decision,) = decide.ended(PSERVER, -9, 2.0)
@@ -238,7 +238,7 @@ def crash_at(decide: RestartPolicy, slot: Slot, attempts: int, **more: Any) -> S
     return decision
 
 
-def test_one_error_at_one_batch_after_another_is_the_scripts_and_is_tried_once_more() -> None:
+def test_one_error_at_different_batches_is_a_bug_of_the_script_and_retried_once() -> None:
     decide = policy(MASTER, FIRST)
     assert isinstance(crash_at(decide, FIRST, 1, raised_once=1, error="KeyError: 1"), StartAgain)
     assert crash_at(decide, FIRST, 2, raised_once=2, error="KeyError: 2") == GiveUp(
@@ -248,7 +248,7 @@ def test_one_error_at_one_batch_after_another_is_the_scripts_and_is_tried_once_m
     )
 
 
-def test_each_of_several_trainers_may_meet_a_bad_record_of_its_own() -> None:
+def test_each_trainer_may_crash_at_a_different_bad_record() -> None:
     decide = policy()
     assert isinstance(crash_at(decide, FIRST, 1, raised_once=1), StartAgain)
     assert isinstance(crash_at(decide, SECOND, 2, raised_once=2), StartAgain)
@@ -256,7 +256,7 @@ def test_each_of_several_trainers_may_meet_a_bad_record_of_its_own() -> None:
     assert isinstance(crash_at(decide, FIRST, 4, raised_once=3), GiveUp)
 
 
-def test_crashes_that_say_nothing_are_bounded_unless_they_find_what_is_at_fault() -> None:
+def test_crashes_are_limited_unless_they_isolate_bad_records() -> None:
     decide = policy(limits=Limits(crashes_without_failed=6))
     for attempts in range(1, 26):
         assert isinstance(crash_at(decide, FIRST, attempts, failed=attempts // 5), StartAgain)
@@ -270,31 +270,31 @@ def group_policy() -> RestartPolicy:
     return RestartPolicy((MASTER, FIRST, SECOND), Limits(), is_group=True)
 
 
-def test_all_ranks_of_a_group_are_started_again_when_one_dies() -> None:
+def test_all_ranks_of_a_group_restart_when_one_dies() -> None:
     decide = group_policy()
     assert decide.ended(FIRST, 0, 5.0) == (SlotFinished(FIRST),)
     assert decide.ended(SECOND, -9, 5.0) == (StartTogether(SECOND, 0.0, "killed by SIGKILL"),)
-    assert not decide.is_finished(FIRST), "it starts again, too"
+    assert not decide.is_finished(FIRST), "it restarts, too"
     assert decide.ended(FIRST, 0, 5.0) == (SlotFinished(FIRST),)
     assert decide.ended(SECOND, 0, 5.0) == (SlotFinished(SECOND), AllFinished())
 
 
-def test_a_server_of_a_group_is_started_again_alone() -> None:
+def test_a_server_of_a_group_restarts_alone() -> None:
     assert group_policy().ended(MASTER, -9, 5.0) == (StartAgain(MASTER, 0.0, "killed by SIGKILL"),)
 
 
-def test_a_group_that_gets_further_is_started_again_and_again() -> None:
+def test_a_group_that_makes_progress_is_always_restarted() -> None:
     decide = group_policy()
     for start in range(60):
         (decision,) = decide.ended(SECOND, -9, 5.0, Account(True, False, start + 1))
         assert isinstance(decision, StartTogether)
 
 
-def test_a_rank_whose_script_has_to_be_changed_ends_the_job() -> None:
+def test_a_rank_whose_script_must_be_changed_ends_the_job() -> None:
     assert isinstance(group_policy().ended(FIRST, 2, 5.0)[0], GiveUp)
 
 
-def test_a_script_that_raises_the_same_error_everywhere_is_at_fault_not_the_records() -> None:
+def test_the_same_error_everywhere_is_blamed_on_the_script_and_not_on_records() -> None:
     decide = group_policy()
     assert isinstance(decide.ended(FIRST, 1, 5.0, Account(True, False, 5, 2, 2, "odd"))[0], StartTogether)
     (decision,) = decide.ended(FIRST, 1, 5.0, Account(True, False, 9, 3, 3, "odd"))

@@ -1,4 +1,4 @@
-"""What the doctor tries out: real directories, and real servers with certificates."""
+"""Active probes of the doctor: real directories, and real servers with certificates."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def found(**seen: object) -> list[Finding]:
     return [each for each in examine(replace(HERE, **seen)) if each.cause not in of_job]  # type: ignore[arg-type]
 
 
-def test_a_storage_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
+def test_a_storage_is_tested_and_left_unchanged(tmp_path: Path) -> None:
     tried = try_store(str(tmp_path), "demo", CLOCK)
     assert tried.seconds.keys() == {"write", "read", "delete"}
     assert tried.error == ""
@@ -42,7 +42,7 @@ def test_a_storage_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
     assert "65,536 bytes" in report_of(replace(HERE, store=tried), [], [])
 
 
-def test_a_storage_that_refuses_is_told_without_its_credentials() -> None:
+def test_a_storage_error_is_reported_without_credentials() -> None:
     (refused,) = found(store=try_store("/proc/checkpoints", "demo", CLOCK))
     assert refused.cause is Cause.STORE_FAILS
     assert "/proc/checkpoints" in refused.text
@@ -50,7 +50,7 @@ def test_a_storage_that_refuses_is_told_without_its_credentials() -> None:
     assert "secret" not in other.text
 
 
-def test_full_and_slow_storages_and_disks_are_told() -> None:
+def test_full_and_slow_storages_and_disks_are_reported() -> None:
     full = StoreTried(url="s3://b", size_bytes=1, error="[Errno 28] No space left on device")
     assert [each.cause for each in found(store=full)] == [Cause.STORE_FULL]
     slow = StoreTried(url="s3://b", size_bytes=1, seconds={"write": 4.0, "read": 0.1, "delete": 0.1})
@@ -65,7 +65,7 @@ def test_full_and_slow_storages_and_disks_are_told() -> None:
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Certificates of two authorities, which end in two days."""
+    """Certificates of two authorities, which expire in two days."""
     root = tmp_path_factory.mktemp("certificates")
     members = [
         Member(str(role), name_in_certificate("demo", role), (SERVER_NAME,) if role is Role.SERVER else ())
@@ -84,7 +84,7 @@ def address(places: Path) -> Iterator[str]:
     server.stop(0.5)
 
 
-def test_certificates_that_are_about_to_end_are_told(address: str, places: Path) -> None:
+def test_expiring_certificates_are_reported(address: str, places: Path) -> None:
     shown = certificate_of(address, places / "right" / "admin", SERVER_NAME)
     assert shown.ends_s == pytest.approx(CLOCK.wall_time() + 2 * 86_400, abs=600)
     (told,) = found(certificates={"pserver-0": shown})
@@ -94,7 +94,7 @@ def test_certificates_that_are_about_to_end_are_told(address: str, places: Path)
     assert "at least" in tried_out(replace(HERE, certificates={"pserver-0": shown}))[0]
 
 
-def test_a_certificate_that_is_not_accepted_is_told(address: str, places: Path) -> None:
+def test_a_rejected_certificate_is_reported(address: str, places: Path) -> None:
     shown = certificate_of(address, places / "other" / "admin", SERVER_NAME)
     (told,) = found(certificates={"master": shown})
     assert told.severity is Severity.BROKEN

@@ -22,7 +22,7 @@ def start(children: Children, program: str, name: str = "child-0") -> Child:
     return children.start(name, [sys.executable, "-c", textwrap.dedent(program)], child_environment())
 
 
-def test_output_is_captured_by_the_line(tmp_path: Path) -> None:
+def test_output_is_captured_line_by_line(tmp_path: Path) -> None:
     seen: list[tuple[str, str]] = []
     with Children(tmp_path, lambda name, texts: seen.extend((name, text) for text in texts)) as children:
         child = start(
@@ -42,7 +42,7 @@ def test_output_is_captured_by_the_line(tmp_path: Path) -> None:
         assert (tmp_path / "child-0.log").read_text() == "".join(f"{text}\n" for text in expected)
 
 
-def test_a_child_that_says_much_has_its_lines_handed_on_together(tmp_path: Path) -> None:
+def test_lines_of_a_verbose_child_are_forwarded_in_batches(tmp_path: Path) -> None:
     seen: list[Sequence[str]] = []
     with Children(tmp_path, lambda _, texts: seen.append(texts)) as children:
         child = start(children, r"import sys; sys.stdout.write(''.join(f'line {k}\n' for k in range(20_000)))")
@@ -53,13 +53,13 @@ def test_a_child_that_says_much_has_its_lines_handed_on_together(tmp_path: Path)
     assert (tmp_path / "child-0.log").read_text().splitlines() == expected
 
 
-def test_a_line_without_end_does_not_fill_the_memory(children: Children) -> None:
+def test_an_endless_line_uses_limited_memory(children: Children) -> None:
     child = start(children, "import sys; sys.stdout.write('x' * 1_000_000)")
     assert child.wait(10.0) == 0
     assert {len(line) for line in child.tail(1000)} == {64 * 1024, 1_000_000 % (64 * 1024)}
 
 
-def test_how_a_child_ended_is_known(children: Children) -> None:
+def test_the_exit_code_of_a_child_is_known(children: Children) -> None:
     ended = start(children, "raise SystemExit(7)")
     assert ended.wait(10.0) == 7
     killed = start(children, "import time; time.sleep(60)")
@@ -70,7 +70,7 @@ def test_how_a_child_ended_is_known(children: Children) -> None:
     killed.kill()
 
 
-def test_the_environment_is_exactly_the_one_given(children: Children) -> None:
+def test_a_child_has_exactly_the_given_environment(children: Children) -> None:
     child = children.start(
         "child-0", [sys.executable, "-c", "import os; print(sorted(os.environ))"], {"ONLY": "1", "LC_ALL": "C.UTF-8"}
     )
@@ -78,7 +78,7 @@ def test_the_environment_is_exactly_the_one_given(children: Children) -> None:
     assert child.tail() == ("['LC_ALL', 'ONLY', 'PYTHONUNBUFFERED']",)
 
 
-def test_a_missing_program_is_a_clear_error(children: Children, tmp_path: Path) -> None:
+def test_a_missing_program_raises_a_clear_error(children: Children, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no such program"):
         children.start("child-0", [str(tmp_path / "absent")], {})
 
@@ -128,7 +128,7 @@ def test_grandchildren_end_with_the_child(
     until(lambda: not alive(grandchild))
 
 
-def test_a_frozen_child_can_be_stopped_for_good(children: Children, until: Until) -> None:
+def test_a_frozen_child_can_be_killed(children: Children, until: Until) -> None:
     child = start(children, "import time; time.sleep(60)")
     child.send(signal.SIGSTOP)
     until(lambda: psutil.Process(child.pid).status() == psutil.STATUS_STOPPED)
@@ -136,13 +136,13 @@ def test_a_frozen_child_can_be_stopped_for_good(children: Children, until: Until
     assert child.poll() == -signal.SIGKILL
 
 
-def test_a_running_child_is_not_forgotten(children: Children) -> None:
+def test_a_running_child_cannot_be_forgotten(children: Children) -> None:
     child = start(children, "import time; time.sleep(60)")
     with pytest.raises(ValueError, match="still running"):
         children.forget(child)
 
 
-def test_closing_leaves_nothing(tmp_path: Path, alive: Callable[[int], bool]) -> None:
+def test_closing_leaves_no_processes(tmp_path: Path, alive: Callable[[int], bool]) -> None:
     adopted = tmp_path / "adopted"
     with Children(tmp_path / "logs") as children:
         child = start(children, "import time; time.sleep(60)")

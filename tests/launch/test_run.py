@@ -42,13 +42,13 @@ def test_a_job_is_named_after_its_script(target: str, name: str) -> None:
     CommonSettings(job=name)
 
 
-def test_each_run_has_an_output_directory_of_its_own(tmp_path: Path) -> None:
+def test_each_run_has_its_own_output_directory(tmp_path: Path) -> None:
     parent = tmp_path / "runs"
     assert [new_output_directory("flights", parent).name for _ in range(3)] == ["flights", "flights-2", "flights-3"]
     assert all(path.is_absolute() for path in [new_output_directory("x", parent)])
 
 
-def test_the_summary_of_a_finished_job() -> None:
+def test_the_summary_of_a_finished_job_shows_its_figures() -> None:
     status = StatusReply(
         job="j", state="done", epoch=1, epochs=2, tasks=TaskCounts(done=40, total=40), records=1000, records_per_s=1.0
     )
@@ -78,7 +78,7 @@ def test_the_summary_names_failed_tasks() -> None:
     assert lines[1].startswith("ended in 1.0 s, 0 records, 1 of 2 tasks")
 
 
-def test_the_summary_without_any_status() -> None:
+def test_the_summary_works_without_a_status() -> None:
     assert summary(Outcome(1), None, 0, 1.0, Path("/out"))[0] == "ended in 1.0 s"
 
 
@@ -97,7 +97,7 @@ def test_the_summary_without_any_status() -> None:
     ],
     ids=str,
 )
-def test_what_is_wrong_with_the_command_is_found_before_anything_is_started(
+def test_errors_in_the_command_are_reported_before_anything_starts(
     options: dict[str, Any], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -107,7 +107,7 @@ def test_what_is_wrong_with_the_command_is_found_before_anything_is_started(
     assert text in str(caught.value)
 
 
-def test_an_output_directory_that_is_a_file(tmp_path: Path) -> None:
+def test_an_output_directory_that_is_a_file_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="Not a directory"):
         LocalCluster(output_dir=tmp_path / "file").start()
@@ -124,12 +124,12 @@ def test_an_output_directory_that_is_a_file(tmp_path: Path) -> None:
         (Outcome(4), {"checkpoint": "c-3"}, False),
     ],
 )
-def test_a_job_that_is_not_done_may_be_resumed(outcome: Outcome, status: dict[str, Any], may: bool) -> None:
+def test_the_summary_says_how_to_resume_an_unfinished_job(outcome: Outcome, status: dict[str, Any], may: bool) -> None:
     assert may_be_resumed(outcome, StatusReply(job="j", state="training", **status)) is may
     assert not may_be_resumed(outcome, None)
 
 
-def test_what_shows_why_a_job_ended_is_the_last_that_is_shown(tmp_path: Path) -> None:
+def test_the_reason_why_a_job_ended_is_printed_last(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=300)
     outcome = Outcome(2, "trainer-1 ended: exit code 2", Slot(Role.TRAINER, 1), ("loading", "train.py, line 3: no"))
     status = StatusReply(job="j", state="training", checkpoint="c-2")
@@ -153,10 +153,10 @@ def test_what_shows_why_a_job_ended_is_the_last_that_is_shown(tmp_path: Path) ->
         (1, 4, True, ""),
     ],
 )
-def test_fewer_tasks_than_trainers_are_told(total: int, trainers: int, is_growing: bool, text: str) -> None:
+def test_fewer_tasks_than_trainers_are_reported(total: int, trainers: int, is_growing: bool, text: str) -> None:
     status = StatusReply(job="j", state="training", tasks=TaskCounts(total=total), is_growing=is_growing)
     hint = too_few_tasks(status, trainers)
     assert hint.startswith(text)
     assert bool(hint) == bool(text)
-    # Text is not cut finer by the number of records.
+    # Text files are not divided by number of records.
     assert not hint or "for Parquet, job.dataset(..., records_per_task=) also helps" in hint

@@ -21,7 +21,7 @@ from flightedl.messages.status import FailedPiece, ServerStatus, StatusReply, Ta
 
 
 class StoodStill:
-    """A clock that the test moves."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.at = 0.0
@@ -64,25 +64,25 @@ def text_of(console_width: int, *renderables: object) -> str:
     return console.file.getvalue()
 
 
-def test_all_figures_are_in_the_plain_line() -> None:
+def test_the_plain_line_contains_all_figures() -> None:
     assert plain_line(figures()) == (
         "3 s, epoch 1/2, tasks 5/10, 12,345 records, 679 records/s, loss 0.5123, pservers 1/2, trainers 1/2"
     )
 
 
-def test_before_the_master_answers_it_says_so() -> None:
+def test_the_line_says_that_the_master_has_not_answered_yet() -> None:
     none_yet = Figures(1.0, None, trainers_running=2, trainers=2, pservers=2)
     assert plain_line(none_yet) == "1 s, epoch -, pservers 0/2, trainers 2/2, waiting for the master"
 
 
-def test_what_is_waited_for_is_said_once() -> None:
+def test_the_reason_for_waiting_is_shown_once() -> None:
     assert plain_line(figures(waiting_for="waiting for 1 of 2 pservers")).endswith(", waiting for 1 of 2 pservers")
     assert plain_line(figures(trouble="etcd does not answer")).endswith(
         ", waiting for the master (etcd does not answer)"
     )
 
 
-def test_kernels_that_are_compiled_have_a_bar_also_right_after_the_start() -> None:
+def test_compilation_of_kernels_has_a_progress_bar_from_the_start() -> None:
     states = ["serving", "waiting for its kernels to be compiled (3 of 21)", "waiting for the first values"]
     servers = [ServerStatus(index=i, address="a:1", generation=5, state=state) for i, state in enumerate(states)]
     given = figures(pservers=servers, tasks=TaskCounts())
@@ -97,7 +97,7 @@ def test_kernels_that_are_compiled_have_a_bar_also_right_after_the_start() -> No
     assert figures().compiling is None
 
 
-def test_alarms_are_said() -> None:
+def test_alarms_are_shown() -> None:
     said = plain_line(figures(dataset_alarm="a.csv is gone", checkpoint_alarm="the store is full"))
     assert said.endswith(", ALARM checkpoints: the store is full; dataset: a.csv is gone")
 
@@ -107,13 +107,13 @@ def test_failed_tasks_are_counted() -> None:
     assert ", 1 failed," in plain_line(figures(failed=[piece]))
 
 
-def test_the_epoch_is_never_above_the_last() -> None:
+def test_the_shown_epoch_never_exceeds_the_last_one() -> None:
     assert figures(epoch=2).epoch == "2/2"
     assert figures(epoch=41, epochs=None).epoch == "42"
     assert figures(tasks=TaskCounts()).epoch == "-"
 
 
-def test_plain_output_is_a_line_every_few_seconds_and_at_each_change() -> None:
+def test_plain_output_prints_a_line_every_few_seconds_and_at_each_change() -> None:
     clock, out = StoodStill(), io.StringIO()
     with PlainDisplay(Console(file=out, width=300), clock) as display:
         for second in range(12):
@@ -128,7 +128,7 @@ def test_plain_output_is_a_line_every_few_seconds_and_at_each_change() -> None:
     assert lines[4] == "flightedl: pserver-0 ended"
 
 
-def test_a_start_is_quiet_for_ten_seconds_and_then_says_what_it_waits_for() -> None:
+def test_a_start_is_silent_for_ten_seconds_and_then_names_the_reason() -> None:
     clock, out = StoodStill(), io.StringIO()
     with PlainDisplay(Console(file=out, width=300), clock) as display:
         for second in range(13):
@@ -149,7 +149,7 @@ def test_a_start_is_quiet_for_ten_seconds_and_then_says_what_it_waits_for() -> N
     assert "waiting" not in text_of(120, live_view(starting, {}))
 
 
-def test_the_live_display_shows_bars_and_lets_lines_through() -> None:
+def test_the_live_display_shows_bars_and_prints_lines() -> None:
     out = io.StringIO()
     console = Console(file=out, width=120, force_terminal=True, color_system=None)
     with LiveDisplay(console) as display:
@@ -159,14 +159,14 @@ def test_the_live_display_shows_bars_and_lets_lines_through() -> None:
         assert set(display._steps) == {("trainer-0", "flights")}
         display.lines("trainer-0", ["flights: 100 %"])
         assert display._steps == {}
-        assert "flights" not in text_of(120, display._live.renderable), "its bar goes with its last line"
+        assert "flights" not in text_of(120, display._live.renderable), "the bar disappears with the last line"
     assert "trainer-0 | an ordinary line" in out.getvalue()
     assert "trainer-0 | flights: 100 %" in out.getvalue()
     assert "trainer-0 | flights: 40 %" not in out.getvalue()
 
 
 @pytest.mark.parametrize("in_colour", [False, True])
-def test_lines_that_come_together_are_shown_as_they_are(in_colour: bool) -> None:
+def test_lines_that_arrive_together_are_shown_unchanged(in_colour: bool) -> None:
     out = io.StringIO()
     with PlainDisplay(
         Console(file=out, width=20, no_color=not in_colour, force_terminal=in_colour), StoodStill()
@@ -180,7 +180,7 @@ def test_lines_that_come_together_are_shown_as_they_are(in_colour: bool) -> None
     )
 
 
-def test_the_live_view() -> None:
+def test_the_live_view_shows_all_figures() -> None:
     shown = text_of(120, live_view(figures(waiting_for="1 of 2 pservers"), {("trainer-0", "flights"): 40}))
     assert "trainer-0 flights" in shown
     assert "5/10 tasks, 3 s" in shown
@@ -189,13 +189,13 @@ def test_the_live_view() -> None:
     assert live_view(None, {}) is not None
 
 
-def test_the_display_suits_the_console() -> None:
+def test_the_display_depends_on_the_console() -> None:
     clock = StoodStill()
     assert isinstance(make_display(Console(file=io.StringIO()), clock), PlainDisplay)
     assert isinstance(make_display(Console(file=io.StringIO(), force_terminal=True), clock), LiveDisplay)
 
 
-def test_a_console_whose_reader_is_gone_says_so_once_and_prints_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_console_without_a_reader_reports_it_once_and_stops_printing(monkeypatch: pytest.MonkeyPatch) -> None:
     reading, writing = os.pipe()
     with os.fdopen(writing, "w") as output:
         monkeypatch.setattr(sys, "stdout", output)

@@ -1,4 +1,4 @@
-"""Saving the model of a running job, by a trainer or by the master alone; checkpoints on request."""
+"""Saving the model of a running job by a trainer or by the master, and checkpoints on request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flightedl_tools.main import command
 pytestmark = [pytest.mark.etcd, pytest.mark.slow, pytest.mark.timeout(180)]
 
 
-def test_a_model_is_saved_by_a_trainer_and_by_the_master(tmp_path: Path) -> None:
+def test_a_trainer_and_the_master_save_the_model(tmp_path: Path) -> None:
     pq.write_table(pa.table({"k": np.arange(64)}), tmp_path / "data.parquet", row_group_size=16)
     checkpoints = str(tmp_path / "checkpoints")
     cluster = fe.local(pservers=2, checkpoint=checkpoints, output_dir=tmp_path / "out")
@@ -37,7 +37,7 @@ def test_a_model_is_saved_by_a_trainer_and_by_the_master(tmp_path: Path) -> None
             rest = other.dataset(str(tmp_path / "data.parquet"), batch_size=16)
             other.parameters({"w": np.zeros(20_000, np.float32), "b": np.zeros(2, np.float32)})
             assert not list(rest)
-            # Another trainer's first request is the same one; a second one is new.
+            # The first request of another trainer counts as the same request; its second request is new.
             assert not other.save_model(f"{tmp_path}/by-trainer.npz")
             assert other.save_model(f"{tmp_path}/by-trainer.npz")
             assert not job.save_model(f"{tmp_path}/by-trainer.npz")
@@ -53,7 +53,7 @@ def test_a_model_is_saved_by_a_trainer_and_by_the_master(tmp_path: Path) -> None
 
 
 def test_a_model_of_16_bits_is_trained_and_saved_as_declared(tmp_path: Path) -> None:
-    """40 steps, each of which 16 bits alone would lose."""
+    """Each of the 40 steps would be lost with 16 bits alone."""
     pq.write_table(pa.table({"k": np.arange(400)}), tmp_path / "data.parquet", row_group_size=50)
     small = 2.0**-10
     cluster = fe.local(pservers=2, checkpoint=str(tmp_path / "checkpoints"), output_dir=tmp_path / "out")

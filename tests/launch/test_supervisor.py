@@ -22,7 +22,7 @@ SLEEP = "import time; print('ready'); time.sleep(60)"
 
 
 class Job:
-    """A supervisor of small Python programs, one for each slot; stopped at the end of the test."""
+    """A supervisor of small Python programs, one per slot. The fixture stops it at the end of the test."""
 
     def __init__(self, children: Children) -> None:
         self.children = children
@@ -54,7 +54,7 @@ def job(children: Children) -> Iterator[Job]:
         made.supervisor.stop()
 
 
-def test_the_job_is_done_when_all_trainers_are(job: Job) -> None:
+def test_the_job_is_done_when_all_trainers_are_done(job: Job) -> None:
     supervisor = job.start(master=SLEEP, trainer_0="", trainer_1="")
     assert supervisor.outcome(10.0) == Outcome(0)
     finished = {view.slot: view.is_finished for view in supervisor.processes()}
@@ -84,12 +84,12 @@ def test_a_crash_of_the_script_shows_its_traceback_and_the_trainer(job: Job) -> 
     assert outcome.last_lines[-1] == "ZeroDivisionError: division by zero"
 
 
-def test_a_second_try_may_succeed(job: Job) -> None:
+def test_a_second_attempt_may_succeed(job: Job) -> None:
     supervisor = job.start(trainer_0="import os, sys; sys.exit(os.environ['COUNT'] == '1')")
     assert supervisor.outcome(10.0) == Outcome(0)
 
 
-def test_a_server_that_keeps_ending_ends_the_job(job: Job) -> None:
+def test_a_server_that_keeps_exiting_ends_the_job(job: Job) -> None:
     limits = Limits(server_short_runs=3, first_delay_s=0.05)
     supervisor = job.start(limits=limits, master="print('no room'); raise SystemExit(1)", trainer_0=SLEEP)
     outcome = supervisor.outcome(10.0)
@@ -97,7 +97,7 @@ def test_a_server_that_keeps_ending_ends_the_job(job: Job) -> None:
     assert (outcome.exit_code, outcome.slot, outcome.last_lines) == (1, MASTER, ("no room",))
 
 
-def test_a_server_that_says_the_job_cannot_go_on_ends_it(job: Job) -> None:
+def test_a_server_that_reports_a_permanent_failure_ends_the_job(job: Job) -> None:
     supervisor = job.start(master="print('the model is lost'); raise SystemExit(3)", trainer_0=SLEEP)
     outcome = supervisor.outcome(10.0)
     assert outcome is not None
@@ -105,7 +105,7 @@ def test_a_server_that_says_the_job_cannot_go_on_ends_it(job: Job) -> None:
 
 
 def fails_to_start(job: Job, failures: list[Exception], program: str) -> Starter:
-    """A first process that ends at once, then these failures, then the program."""
+    """Return a starter whose first process ends at once, followed by these failures, and then by the program."""
     first, later = job.starter("etcd", ""), job.starter("etcd", program)
 
     def start(count: int) -> Child:
@@ -116,7 +116,7 @@ def fails_to_start(job: Job, failures: list[Exception], program: str) -> Starter
     return start
 
 
-def test_a_process_that_cannot_be_started_again_at_the_moment_is_tried_again(job: Job, until: Until) -> None:
+def test_a_restart_that_fails_temporarily_is_retried(job: Job, until: Until) -> None:
     failures = [UnavailableError("etcd does not start"), OSError("no memory"), UnavailableError("etcd does not start")]
     limits = Limits(first_delay_s=0.01)
     starter = fails_to_start(job, failures, SLEEP)
@@ -127,7 +127,7 @@ def test_a_process_that_cannot_be_started_again_at_the_moment_is_tried_again(job
     assert "etcd: it cannot be started: no memory; a new one is started in 0.0 s" in job.events
 
 
-def test_a_process_that_can_never_be_started_again_ends_the_job(job: Job) -> None:
+def test_a_restart_that_fails_permanently_ends_the_job(job: Job) -> None:
     failures: list[Exception] = [UnavailableError("no room")] * 100
     limits = Limits(first_delay_s=0.001, longest_delay_s=0.001, ended_short_runs=3)
     starter = fails_to_start(job, failures, SLEEP)
@@ -139,14 +139,14 @@ def test_a_process_that_can_never_be_started_again_ends_the_job(job: Job) -> Non
     assert outcome.reason.startswith("etcd could not be started 3 times in a row, the last time: it cannot be started")
 
 
-def test_a_program_that_is_gone_is_the_users_to_bring_back(job: Job) -> None:
+def test_a_missing_program_is_a_usage_error(job: Job) -> None:
     starter = fails_to_start(job, [UsageError("cannot run etcd: there is no such program")], SLEEP)
     job.supervisor = Supervisor(job.children, {ETCD: starter}, SystemClock())
     job.supervisor.start()
     assert job.supervisor.outcome(10.0) == Outcome(2, "cannot run etcd: there is no such program")
 
 
-def test_stopping_goes_by_rank(job: Job, until: Until, tmp_path: Path) -> None:
+def test_processes_stop_in_order_of_rank(job: Job, until: Until, tmp_path: Path) -> None:
     order = tmp_path / "order"
     program = f"""
 import signal, sys, time
@@ -169,7 +169,7 @@ time.sleep(60)
     assert job.events == []
 
 
-def test_a_process_that_stands_still_for_too_long_is_replaced(job: Job, until: Until) -> None:
+def test_a_process_that_is_frozen_for_too_long_is_replaced(job: Job, until: Until) -> None:
     supervisor = job.start(limits=Limits(frozen_s=0.3), master=SLEEP, trainer_0=SLEEP)
     for slot in (MASTER, FIRST):
         child = supervisor.child(slot)
@@ -182,7 +182,7 @@ def test_a_process_that_stands_still_for_too_long_is_replaced(job: Job, until: U
     assert "killed by SIGKILL; a new one is started" in job.events[1]
 
 
-def test_a_process_that_wakes_in_time_is_left_alone(job: Job, until: Until) -> None:
+def test_a_frozen_process_that_wakes_in_time_is_kept(job: Job, until: Until) -> None:
     supervisor = job.start(limits=Limits(frozen_s=60.0), master=SLEEP)
     child = supervisor.child(MASTER)
     assert child is not None
@@ -196,7 +196,7 @@ def test_a_process_that_wakes_in_time_is_left_alone(job: Job, until: Until) -> N
     assert (supervisor.child(MASTER), job.events) == (child, [])
 
 
-def test_the_grace_times_leave_a_second_of_the_five_that_stopping_may_take() -> None:
+def test_the_grace_times_leave_one_of_the_five_seconds_for_stopping() -> None:
     assert sum(grace_s for _, grace_s in _STOP_RANKS) <= 4.0
 
 
@@ -211,7 +211,7 @@ time.sleep(60)
 """
 
 
-def test_servers_get_time_for_a_last_checkpoint_until_somebody_is_in_a_hurry(job: Job, until: Until) -> None:
+def test_servers_get_time_for_a_last_checkpoint_until_a_second_signal(job: Job, until: Until) -> None:
     supervisor = job.start(etcd=SLEEP, master=SLOW_TO_END, trainer_0=SLEEP)
     master, trainer = supervisor.child(MASTER), supervisor.child(FIRST)
     assert master is not None
@@ -227,7 +227,7 @@ def test_servers_get_time_for_a_last_checkpoint_until_somebody_is_in_a_hurry(job
     started_at = clock.now()
     supervisor.stop(600.0, is_hurried)
     assert clock.now() - started_at < 60.0
-    assert killed == [trainer.pid], "rounds do not wait for it"
+    assert killed == [trainer.pid], "rounds do not wait for a frozen trainer"
 
 
 @pytest.mark.faults
@@ -237,7 +237,7 @@ def test_frozen_processes_are_stopped_after_their_grace_times(job: Job, until: U
         child = supervisor.child(slot)
         assert child is not None
         child.send(signal.SIGSTOP)
-        # One that is told to end before it has stopped, ends.
+        # A process that gets SIGTERM before it is frozen still ends.
         until(lambda: child.is_frozen)  # noqa: B023
     clock = SystemClock()
     started_at = clock.now()
@@ -247,7 +247,7 @@ def test_frozen_processes_are_stopped_after_their_grace_times(job: Job, until: U
     assert spent_s <= clock.now() - started_at < spent_s + 10.0
 
 
-def test_children_outlive_the_thread_that_started_the_supervisor(job: Job, until: Until) -> None:
+def test_children_survive_the_thread_that_started_the_supervisor(job: Job, until: Until) -> None:
     thread = threading.Thread(target=lambda: job.start(trainer_0=SLEEP))
     thread.start()
     thread.join()
@@ -258,7 +258,7 @@ def test_children_outlive_the_thread_that_started_the_supervisor(job: Job, until
     assert child.wait(0.2) is None
 
 
-def test_the_lines_that_show_why() -> None:
+def test_the_relevant_lines_of_output_are_selected() -> None:
     assert relevant_lines([]) == ()
     assert relevant_lines([f"line {number}" for number in range(30)])[0] == "line 20"
     trace = ["Traceback (most recent call last):", "  File", "Error: x"]

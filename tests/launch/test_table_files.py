@@ -1,4 +1,4 @@
-"""Tables of a whole job: begun with a file, exported while it runs, and out of its checkpoints."""
+"""Tables of a job: loaded from a file, exported while the job runs, and exported from its checkpoints."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def rows_of(path: Path) -> dict[int, list[float]]:
     return dict(zip(table["id"].to_pylist(), table["values"].to_pylist(), strict=True))
 
 
-def test_a_table_begins_with_a_file_and_is_exported(tmp_path: Path) -> None:
+def test_a_table_is_loaded_from_a_file_and_exported(tmp_path: Path) -> None:
     pq.write_table(pa.table({"k": np.arange(4)}), tmp_path / "data.parquet", row_group_size=1)
     first = {int(row): [float(place), -1.0] for place, row in enumerate(IDS)}
     pq.write_table(pa.table({"id": list(first), "values": list(first.values())}), tmp_path / "first.parquet")
@@ -97,12 +97,12 @@ def test_a_job_without_checkpoints_exports_its_tables_from_the_pservers(tmp_path
 
 
 def _with(text: str, output: str) -> str:
-    """The output that has a text; empty: it has not."""
+    """Return the output that contains a text, or nothing."""
     return output if text in output else ""
 
 
-def test_what_a_table_begins_with_is_there_again_where_the_model_begins_anew(tmp_path: Path) -> None:
-    """A pserver dies before there is a checkpoint; memory for more rows there is not."""
+def test_the_initial_rows_of_a_table_are_restored_when_the_model_restarts(tmp_path: Path) -> None:
+    """A pserver dies before the first checkpoint, and memory for further rows is exhausted."""
     pq.write_table(pa.table({"k": np.arange(4)}), tmp_path / "data.parquet", row_group_size=1)
     values = np.arange(8, dtype=np.float32).reshape(4, 2)
     pq.write_table(pa.table({"id": IDS, "values": values.tolist()}), tmp_path / "first.parquet")

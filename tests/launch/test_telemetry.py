@@ -1,4 +1,4 @@
-"""Traces of a whole job, at a collector: each of its processes tells its part of them."""
+"""Traces of a job at a collector, to which each process exports its spans."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ pytestmark = [pytest.mark.etcd, pytest.mark.slow, pytest.mark.timeout(180)]
 
 
 class Collector(ThreadingHTTPServer):
-    """Takes what exporters send."""
+    """Server that collects exported spans and logs."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        #: (service, name of a span, trace, span, parent).
+        #: (service, span name, trace id, span id, parent id).
         self.spans: list[tuple[str, str, bytes, bytes, bytes]] = []
         #: (service, text).
         self.logs: list[tuple[str, str]] = []
@@ -70,14 +70,14 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_address[1]}")
-        # What a process that is killed had not sent yet is lost.
+        # Spans that a killed process has not sent yet are lost.
         monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
         yield server
         server.shutdown()
         thread.join()
 
 
-def test_tasks_steps_checkpoints_and_recoveries_are_traced_across_processes(
+def test_traces_span_processes_for_tasks_steps_checkpoints_and_recoveries(
     etcd: EtcdServer, job_name: str, collector: Collector, tmp_path: Path
 ) -> None:
     pq.write_table(pa.table({"k": np.arange(60)}), tmp_path / "k.parquet", row_group_size=20)
@@ -105,7 +105,7 @@ def test_tasks_steps_checkpoints_and_recoveries_are_traced_across_processes(
         ("flightedl-pserver", "flightedl.recovery"),
     } <= names
     by_span = {span: (service, name, trace) for service, name, trace, span, _ in collector.spans}
-    # What a server did for somebody belongs to what that one did.
+    # A server's span is a child of its caller's span.
     for asked, inner in (("flightedl.transfer", "flightedl.pserver/step"), ("flightedl.master/tasks",) * 2):
         parents = [
             by_span[parent]

@@ -43,7 +43,7 @@ def test_a_script_runs_as_python_would_run_it(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_what_it_prints_is_written_by_the_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_printed_output_is_flushed_at_each_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONUNBUFFERED", "1")
     pieces = """
 sys.{0}.write("a line ")
@@ -75,13 +75,13 @@ def test_a_module_runs_as_python_would_run_it(tmp_path: Path) -> None:
         ("raise KeyboardInterrupt\n", 130, ""),
     ],
 )
-def test_how_a_script_ends_is_the_exit_code(tmp_path: Path, program: str, code: int, last: str) -> None:
+def test_the_exit_code_reflects_how_the_script_ended(tmp_path: Path, program: str, code: int, last: str) -> None:
     done = run(tmp_path, write(tmp_path, "program.py", program))
     assert done.returncode == code
     assert done.stderr.rstrip().endswith(last)
 
 
-def test_a_traceback_begins_in_the_script(tmp_path: Path) -> None:
+def test_a_traceback_starts_in_the_script(tmp_path: Path) -> None:
     script = write(tmp_path, "program.py", "def f():\n    1 / 0\nf()\n")
     lines = run(tmp_path, script).stderr.splitlines()
     assert lines[0] == "Traceback (most recent call last):"
@@ -89,7 +89,7 @@ def test_a_traceback_begins_in_the_script(tmp_path: Path) -> None:
     assert "runpy" not in "".join(lines)
 
 
-def test_a_syntax_error_names_the_place(tmp_path: Path) -> None:
+def test_a_syntax_error_names_its_location(tmp_path: Path) -> None:
     done = run(tmp_path, write(tmp_path, "program.py", "x = = 1\n"))
     assert done.returncode == 1
     assert 'program.py", line 1' in done.stderr
@@ -97,7 +97,7 @@ def test_a_syntax_error_names_the_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["absent.py", "some/where", "absent_package", "json.absent", "not-a-name"])
-def test_what_does_not_exist_is_one_sentence(tmp_path: Path, target: str) -> None:
+def test_a_missing_script_or_module_raises_one_sentence(tmp_path: Path, target: str) -> None:
     done = run(tmp_path, target)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
@@ -111,7 +111,7 @@ def test_a_missing_import_inside_a_package_is_not_blamed_on_the_package(tmp_path
     assert "No module named 'absent_dependency'" in done.stderr
 
 
-def test_without_a_target_it_says_how_it_is_used(tmp_path: Path) -> None:
+def test_without_a_target_the_usage_is_shown(tmp_path: Path) -> None:
     assert run(tmp_path).returncode == 2
 
 
@@ -143,8 +143,8 @@ def test_targets_are_checked_without_importing_them(tmp_path: Path, monkeypatch:
             check_target(target)
 
 
-def test_the_library_is_known_through_links(tmp_path: Path) -> None:
-    """Else the line of ours that raised would be shown for the user's that called it."""
+def test_the_library_is_recognized_through_links(tmp_path: Path) -> None:
+    """Otherwise errors would show the library's line instead of the user's line that called it."""
     package = Path(trainer.__file__).parent.parent
     (tmp_path / "linked").symlink_to(package)
     assert trainer._is_of_library(str(tmp_path / "linked" / "rpc" / "client.py"))
@@ -181,7 +181,7 @@ print("the script", end=" ")
     ("end", "code", "said"),
     [("", 0, ""), ("sys.exit(4)", 4, ""), ("sys.exit()", 0, ""), ("sys.exit('enough')", 1, "enough\n")],
 )
-def test_a_process_ends_with_its_script_whatever_lock_a_stopped_thread_holds(
+def test_a_process_ends_with_its_script_even_if_a_stopped_thread_holds_a_lock(
     end: str, code: int, said: str, tmp_path: Path
 ) -> None:
     (tmp_path / "script.py").write_text(_HOLDS_A_LOCK + end)

@@ -24,16 +24,16 @@ def judged(keeps_checkpoints: bool = False, **more: Any) -> Outcome:
     return verdict(StatusReply(**{**DONE, **more}), keeps_checkpoints=keeps_checkpoints)
 
 
-def test_a_job_that_did_everything_is_done() -> None:
+def test_a_job_that_completed_all_tasks_is_done() -> None:
     assert judged() == Outcome(0)
     assert judged(keeps_checkpoints=True) == Outcome(0)
 
 
-def test_a_master_that_does_not_answer_is_not_taken_for_a_yes() -> None:
+def test_a_job_whose_master_does_not_answer_is_not_done() -> None:
     assert verdict(None, keeps_checkpoints=False).exit_code == 1
 
 
-def test_tasks_that_are_left_are_told() -> None:
+def test_remaining_tasks_are_reported() -> None:
     found = judged(state="training", epoch=0, tasks=TaskCounts(done=3, todo=4, pending=1, total=8))
     assert found.exit_code == 2
     assert "5 of 8 tasks of epoch 1 of 2 are not done" in found.reason
@@ -42,24 +42,24 @@ def test_tasks_that_are_left_are_told() -> None:
     assert "5 of 8 tasks of epoch 5 are not done" in endless.reason
 
 
-def test_a_deliberate_end_is_no_mistake() -> None:
+def test_a_deliberate_end_is_not_a_failure() -> None:
     left = TaskCounts(done=3, todo=5, total=8)
     assert judged(state="done", epoch=0, tasks=left, is_stopped=True) == Outcome(0)
-    # The master may take a moment for the last checkpoint.
+    # The master may need a moment for the last checkpoint.
     assert is_finished(StatusReply(**{**DONE, "state": "training", "epoch": 0, "tasks": left, "is_stopped": True}))
 
 
-def test_a_job_that_ends_while_its_last_word_is_on_the_way_is_done() -> None:
+def test_a_job_whose_last_report_is_in_flight_is_done() -> None:
     assert judged(state="training") == Outcome(0)
 
 
-def test_a_dataset_that_is_still_followed_is_told() -> None:
+def test_a_dataset_that_is_still_followed_is_reported() -> None:
     found = judged(state="waiting", epoch=1, tasks=TaskCounts(done=8, total=8), is_growing=True)
     assert found.exit_code == 2
     assert "data.end()" in found.reason
 
 
-def test_a_script_that_never_declared_any_data_is_told() -> None:
+def test_a_script_without_declared_data_is_reported() -> None:
     found = judged(state="waiting", epoch=0, epochs=None, tasks=TaskCounts(), batches=0, plan_hash="")
     assert found.exit_code == 2
     assert "fe.connect()" in found.reason
@@ -70,14 +70,14 @@ def test_a_job_that_only_evaluates_is_done() -> None:
     assert judged(state="waiting", epochs=None, epoch=0, tasks=TaskCounts(), evaluations=[evaluation]) == Outcome(0)
 
 
-def test_trainers_that_each_train_a_model_of_their_own_are_told_once_and_it_is_no_failure() -> None:
+def test_trainers_with_separate_models_are_reported_once_without_failing() -> None:
     found = judged(plan_hash="", own_models=3)
     assert found.exit_code == 0
     assert found.reason.startswith("each trainer trains its own model")
     assert judged(plan_hash="", own_models=1) == Outcome(0)
 
 
-def test_a_model_that_was_never_given_a_gradient_is_told() -> None:
+def test_a_model_without_any_gradient_is_reported() -> None:
     found = judged(idle_batches=80)
     assert found.exit_code == 2
     assert "model.step" in found.reason
@@ -93,7 +93,7 @@ def test_a_model_that_was_never_given_a_gradient_is_told() -> None:
         ({"checkpoint_alarm": "no space left"}, "no space left; the last one is c-3"),
     ],
 )
-def test_a_model_that_was_not_saved_is_told(more: dict[str, Any], told: str) -> None:
+def test_an_unsaved_model_is_reported(more: dict[str, Any], told: str) -> None:
     found = judged(keeps_checkpoints=True, **more)
     assert found.exit_code == 4
     assert told in found.reason
@@ -101,21 +101,21 @@ def test_a_model_that_was_not_saved_is_told(more: dict[str, Any], told: str) -> 
     assert judged(keeps_checkpoints=True, plan_hash="", **more) == Outcome(0)
 
 
-def test_failed_tasks_are_told_by_the_exit_code() -> None:
+def test_failed_tasks_set_the_exit_code() -> None:
     piece = FailedPiece(epoch=0, task=1, first_batch=0, end_batch=1, attempts=5, trainer="t", error="bad")
     assert judged(failed=[piece]) == Outcome(4)
 
 
-def test_a_stopped_job_that_is_not_whole_says_so() -> None:
+def test_an_incomplete_stopped_job_is_reported() -> None:
     left = TaskCounts(done=3, todo=5, total=8)
     why = "the job was stopped, but no trainer trains again what was lost with a pserver, at least tasks 3 of epoch 1"
     assert judged(state="training", epoch=0, tasks=left, is_stopped=True, unfinished=why) == Outcome(2, why)
 
 
-def test_the_last_word_on_a_stopped_job_is_that_it_is_whole_or_why_not() -> None:
+def test_the_last_report_of_a_stopped_job_says_if_it_is_complete() -> None:
     left = TaskCounts(done=3, todo=5, total=8)
     stopped = DONE | {"epoch": 0, "tasks": left, "is_stopped": True, "plan_hash": "p"}
     assert not is_last_word(StatusReply(**stopped | {"state": "training"}))
     assert is_last_word(StatusReply(**stopped | {"state": "training", "unfinished": "tasks 3 of epoch 1"}))
     assert is_last_word(StatusReply(**stopped | {"state": "done"}))
-    assert is_last_word(StatusReply(**stopped | {"state": "training", "plan_hash": ""})), "there is nothing to compare"
+    assert is_last_word(StatusReply(**stopped | {"state": "training", "plan_hash": ""})), "there is no model to verify"

@@ -1,4 +1,4 @@
-"""Whole jobs with real processes: what ``flightedl run`` and ``fe.local()`` promise."""
+"""Complete jobs with real processes: the guarantees of ``flightedl run`` and ``fe.local()``."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ with fe.connect() as job:
 
 @pytest.fixture
 def workplace(tmp_path: Path) -> Path:
-    """A directory with the script and two files of data; temporary files go below it."""
+    """Directory with the script, two data files, and temporary files."""
     random = np.random.default_rng(0)
     for number in range(2):
         x = random.normal(size=(ROWS // 2, 4)).astype(np.float32)
@@ -65,7 +65,7 @@ def workplace(tmp_path: Path) -> Path:
 
 
 class Run:
-    """One ``flightedl run`` in a process of its own."""
+    """One ``flightedl run`` in another process."""
 
     def __init__(self, workplace: Path, forks: ForkServer | None, pause_s: float, trainers: int, *more: str) -> None:
         self.workplace = workplace
@@ -84,7 +84,7 @@ class Run:
         return (self.workplace / "log").read_text()
 
     def remember_tree(self) -> None:
-        """Keep all processes of the job, to look at them when it has ended."""
+        """Record all processes of the job, to check after its end that they have ended."""
         for child in psutil.Process(self.process.pid).children(recursive=True):
             self.tree[child.pid] = child
 
@@ -96,7 +96,7 @@ class Run:
         return self.process.poll() is not None
 
     def end(self, timeout_s: float) -> int:
-        """The exit code; a job that does not end fails the test with what it printed."""
+        """Wait for the end, and return the exit code. A job that does not end fails the test with its output."""
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -119,7 +119,7 @@ def run(workplace: Path, forks: ForkServer) -> Iterator[Callable[..., Run]]:
     made: list[Run] = []
 
     def start(pause_s: float = 0.0, trainers: int = 2, *more: str, forked: bool = True) -> Run:
-        """``forked``: else it is a program, as a user starts it."""
+        """Start the command: forked if ``forked``, otherwise as a program as users start it."""
         made.append(Run(workplace, forks if forked else None, pause_s, trainers, *more))
         return made[-1]
 
@@ -136,7 +136,7 @@ def check_all_was_done(run: Run) -> None:
     run.check_nothing_is_left()
 
 
-def test_a_script_is_run_to_its_end(run: Callable[..., Run], until: Until) -> None:
+def test_a_script_runs_to_its_end(run: Callable[..., Run], until: Until) -> None:
     job = run(forked=False)
     until(lambda: "| training" in job.output(), 90.0)
     job.remember_tree()
@@ -146,7 +146,7 @@ def test_a_script_is_run_to_its_end(run: Callable[..., Run], until: Until) -> No
     )
 
 
-def test_a_killed_trainer_is_replaced_and_all_is_done(run: Callable[..., Run], until: Until) -> None:
+def test_a_killed_trainer_is_replaced_and_all_tasks_are_done(run: Callable[..., Run], until: Until) -> None:
     job = run(pause_s=0.05)
     until(lambda: job.output().count("| training") == 2, 90.0)
     job.remember_tree()
@@ -159,17 +159,17 @@ def test_a_killed_trainer_is_replaced_and_all_is_done(run: Callable[..., Run], u
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_stops_everything(run: Callable[..., Run], until: Until, number: signal.Signals, code: int) -> None:
+def test_a_signal_stops_all_processes(run: Callable[..., Run], until: Until, number: signal.Signals, code: int) -> None:
     job = run(pause_s=0.05, forked=number is not signal.SIGINT)
     until(lambda: "| training" in job.output(), 90.0)
     job.remember_tree()
     job.process.send_signal(number)
-    # The five seconds that it may take are a matter of the grace times; the rest is the machine's.
+    # The grace times account for five seconds; the rest depends on the machine.
     assert job.end(20.0) == code
     job.check_nothing_is_left()
 
 
-def test_a_job_stops_as_by_ctrl_c_when_the_reader_of_its_output_is_gone(workplace: Path) -> None:
+def test_a_job_stops_when_the_reader_of_its_output_is_gone(workplace: Path) -> None:
     temporary = workplace / "temporary"
     command = ["run", "train.py", "--trainers", "2", "--output", "out", "--lease-ttl-s", "2"]
     with (
@@ -187,7 +187,7 @@ def test_a_job_stops_as_by_ctrl_c_when_the_reader_of_its_output_is_gone(workplac
             assert process.stdout is not None
             assert any("| training" in line for line in process.stdout)
             tree = psutil.Process(process.pid).children(recursive=True)
-            # As ``flightedl run ... | head`` does.
+            # ``flightedl run ... | head`` has this effect.
             process.stdout.close()
             assert process.wait(40.0) == 128 + signal.SIGPIPE
         finally:
@@ -199,12 +199,12 @@ def test_a_job_stops_as_by_ctrl_c_when_the_reader_of_its_output_is_gone(workplac
     assert list(temporary.iterdir()) == []
 
 
-def test_a_job_that_a_signal_stops_leaves_a_checkpoint_of_all_that_was_done(
+def test_a_job_stopped_by_a_signal_leaves_a_checkpoint_of_all_finished_work(
     run: Callable[..., Run], until: Until
 ) -> None:
     kept = ("--checkpoint", "checkpoints", "--checkpoint-every-s", "0")
     job = run(0.3, 2, *kept)
-    # The first checkpoint has no task, and the next one would be made at the end of the epoch.
+    # The first checkpoint contains no task, and the next one would be made at the end of the epoch.
     until(lambda: re.search(r"epoch 1/2, tasks [1-9]", job.output()) or job.is_over(), 90.0)
     job.process.send_signal(signal.SIGTERM)
     assert job.end(60.0) == 143
@@ -214,7 +214,7 @@ def test_a_job_that_a_signal_stops_leaves_a_checkpoint_of_all_that_was_done(
     check_all_was_done(run(0.0, 2, *kept, "--resume"))
 
 
-def test_a_killed_launcher_leaves_nothing(run: Callable[..., Run], until: Until) -> None:
+def test_a_killed_launcher_leaves_no_processes(run: Callable[..., Run], until: Until) -> None:
     job = run(pause_s=0.05, forked=False)
     until(lambda: "| training" in job.output(), 90.0)
     job.remember_tree()
@@ -244,7 +244,7 @@ def test_a_wrong_file_name_ends_the_job_at_once(run: Callable[..., Run], workpla
     assert job.output().count("| training") == 0
 
 
-def test_the_status_of_a_running_job(until: Until) -> None:
+def test_the_status_of_a_running_job_is_shown(until: Until) -> None:
     with fe.local(pservers=2, job="shown") as cluster:
         command = [sys.executable, "-m", "flightedl", "status", "--etcd", cluster.etcd_address, "--job", "shown"]
         shown = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=30, check=True)
@@ -304,7 +304,7 @@ def test_a_cluster_that_cannot_start_says_why() -> None:
         pass
 
 
-def test_a_second_job_of_one_name_is_refused() -> None:
+def test_a_second_job_with_the_same_name_is_rejected() -> None:
     with (
         fe.local(job="taken") as cluster,
         pytest.raises(UsageError, match="a job named taken is already running"),
@@ -327,6 +327,6 @@ def test_two_jobs_share_an_etcd() -> None:
         ({"absent_setting": 1}, "no setting named absent_setting"),
     ],
 )
-def test_wrong_settings_are_refused_before_anything_starts(arguments: dict[str, object], text: str) -> None:
+def test_wrong_settings_are_rejected_before_anything_starts(arguments: dict[str, object], text: str) -> None:
     with pytest.raises(UsageError, match=text):
         fe.local(**arguments)

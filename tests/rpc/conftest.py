@@ -1,4 +1,4 @@
-"""Servers and connections on 127.0.0.1, and certificates."""
+"""Fixtures: servers and connections on 127.0.0.1, and certificates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .rpc_support import CALLER, IDENTITY, Handlers, eventually
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
-    """Like the common one, but gRPC's own threads, which Python lists once they log something, may stay."""
+    """Leak check that tolerates gRPC's own threads, which Python lists once they have logged something."""
 
     def threads() -> set[threading.Thread]:
         return {thread for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread)}
@@ -37,7 +37,7 @@ def handlers() -> Handlers:
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., FlightServer]]:
-    """Makes servers that serve, and stops them."""
+    """Function that starts servers, which are stopped at the end."""
     servers: list[FlightServer] = []
 
     def make(routes: Routes, *, ready: bool = True, **options: object) -> FlightServer:
@@ -66,14 +66,14 @@ def connection(server: FlightServer) -> Iterator[Connection]:
 
 @pytest.fixture
 def bare(server: FlightServer) -> Iterator[flight.FlightClient]:
-    """A plain pyarrow client: what a stranger, or another language, would use."""
+    """A plain pyarrow client, as strangers or other languages would use."""
     with flight.FlightClient(f"grpc://{server.address}") as client:
         yield client
 
 
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Directories with ca.pem, cert.pem and key.pem: "job" has members of one authority, "stranger" of another one."""
+    """Directories with ca.pem, cert.pem and key.pem: "job" for members of one authority, "stranger" for another."""
     root = tmp_path_factory.mktemp("tls")
 
     def proof(role: Role, job: str = IDENTITY.job) -> str:

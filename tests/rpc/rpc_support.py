@@ -1,4 +1,4 @@
-"""What the tests of flightedl.rpc share: one schema, one identity, handlers of every kind."""
+"""Shared by tests of flightedl.rpc: a schema, an identity, and handlers of every kind."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("values
 IDENTITY = ServerIdentity("digits", "pserver", 1, 7)
 VERBS = ("echo", "wait", "fail", "numbers", "whole", "endless", "upload", "mirror", "answer", "info")
 CALLER = Caller("trainer", "trainer-1")
-#: Of calls that end by themselves: only one that hangs takes so long, so that a busy machine does not matter.
+#: Timeout of calls that end by themselves: long enough for a busy machine, so that only hanging calls exceed it.
 TIMEOUT_S = 20.0
 
 
@@ -43,7 +43,7 @@ BATCH = make_batch()
 
 
 class Handlers:
-    """Handlers of every kind, and what they saw."""
+    """Handlers of every kind, which record what they receive."""
 
     def __init__(self) -> None:
         self.uploads: list[tuple[int, bool]] = []
@@ -154,7 +154,7 @@ def eventually(condition: Callable[[], bool], what: str, within_s: float = 20.0)
     """Poll until the condition holds."""
     deadline = time.monotonic() + within_s
     while not condition():
-        assert time.monotonic() < deadline, f"not in time: {what}"
+        assert time.monotonic() < deadline, f"{what} did not happen in time"
         time.sleep(0.005)
 
 

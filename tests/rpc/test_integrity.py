@@ -1,4 +1,4 @@
-"""Which values carry checksums: whoever wants them gets them, and nobody loses them on an unprotected way."""
+"""Checksums of values: either side can request them, and unprotected connections use them by default."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flightedl.rpc.integrity import has_checksums, is_loopback
 
 @pytest.mark.parametrize(("ours", "theirs"), list(itertools.product(INTEGRITIES, INTEGRITIES)))
 @pytest.mark.parametrize("is_protected", [False, True])
-def test_both_sides_have_a_say(ours: str, theirs: str, is_protected: bool) -> None:
+def test_either_side_can_request_checksums(ours: str, theirs: str, is_protected: bool) -> None:
     found = has_checksums(ours, theirs, is_protected=is_protected)
     assert found == has_checksums(theirs, ours, is_protected=is_protected)
     if "always" in {ours, theirs}:
@@ -26,7 +26,7 @@ def test_both_sides_have_a_say(ours: str, theirs: str, is_protected: bool) -> No
         assert found is not is_protected
 
 
-def test_what_a_newer_version_wants_is_taken_for_checksums() -> None:
+def test_an_unknown_setting_of_a_newer_version_means_checksums() -> None:
     assert has_checksums("never", "crc", is_protected=True)
 
 
@@ -48,7 +48,7 @@ def test_only_numeric_loopback_addresses_stay_on_the_host(address: str, expected
         ("192.0.2.1:1", "never", "never", False),
     ],
 )
-def test_a_connection_knows_it(address: str, ours: str, theirs: str, expected: bool) -> None:
+def test_a_connection_knows_whether_it_has_checksums(address: str, ours: str, theirs: str, expected: bool) -> None:
     connector = Connector(Caller("trainer", "t"), Role.TRAINER, integrity=ours)
     with connector.connect(address, None, theirs) as connection:
         assert connection.has_checksums is expected

@@ -1,4 +1,4 @@
-"""Small messages beside a stream: in order, whole or not at all, and never waited for when there is no reason to."""
+"""Small messages on a line: in order, complete or not at all, and awaited only while the line is open."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Pair = tuple[Line, socket.socket]
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
-    """A line, and the bare socket at its other end."""
+    """A line, and the plain socket at its other end."""
     mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     line = Line(mine)
     with theirs:
@@ -43,7 +43,7 @@ def _both() -> tuple[Line, Line]:
     return tuple(map(Line, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)))  # type: ignore[return-value]
 
 
-def test_messages_come_whole_and_in_order() -> None:
+def test_messages_arrive_complete_and_in_order() -> None:
     here, there = _both()
     sent: list[tuple[list[bytes] | None, bytes]] = [
         ([b"ab", b"c"], b"header"),
@@ -65,7 +65,7 @@ def test_messages_come_whole_and_in_order() -> None:
     there.close()
 
 
-def test_values_lie_where_kernels_take_them_as_they_are(pair: Pair) -> None:
+def test_received_values_are_aligned_for_kernels(pair: Pair) -> None:
     line, theirs = pair
     theirs.send(np.arange(5, dtype=np.float64).tobytes() + b"abc" + struct.pack("<IB", 3, 1))
     values, header = line.receive(_never) or (None, b"")
@@ -92,14 +92,14 @@ def test_values_lie_where_kernels_take_them_as_they_are(pair: Pair) -> None:
         b"x" * (2 * LIMIT_BYTES),
     ],
 )
-def test_what_is_no_message_is_refused(pair: Pair, message: bytes) -> None:
+def test_malformed_messages_are_rejected(pair: Pair, message: bytes) -> None:
     line, theirs = pair
     theirs.send(message)
     with pytest.raises(MessageError):
         line.receive(_never)
 
 
-def test_random_bytes_are_refused_or_within_what_came(pair: Pair) -> None:
+def test_random_bytes_are_rejected_or_decoded_within_bounds(pair: Pair) -> None:
     line, theirs = pair
     chance = random.Random(11)
     taken = 0
@@ -120,7 +120,7 @@ def test_random_bytes_are_refused_or_within_what_came(pair: Pair) -> None:
     assert 100 < taken < 2900, taken
 
 
-def test_nobody_waits_when_it_is_over(pair: Pair) -> None:
+def test_waiting_ends_when_the_line_is_shut(pair: Pair) -> None:
     line, _ = pair
     assert line.receive(_always) is None
     sent = 0
@@ -135,7 +135,7 @@ def test_nobody_waits_when_it_is_over(pair: Pair) -> None:
     shut.join()
 
 
-def test_the_kernel_takes_what_a_client_has_under_way_while_nobody_reads() -> None:
+def test_the_socket_buffer_holds_all_messages_in_flight() -> None:
     for size in (0, 100, 1000, 5000, LIMIT_BYTES - 2000):
         here, there = _both()
         left = AHEAD_BYTES

@@ -1,4 +1,4 @@
-"""Headers go from a call's middleware to its method, and no call runs without having been checked."""
+"""A call's headers are passed from its middleware to its method, and no call runs with unchecked headers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from flightedl.rpc.service import Arrivals, _Place
 from .rpc_support import TIMEOUT_S, Handlers
 
 
-def test_a_method_without_checked_headers_is_refused(server: FlightServer) -> None:
+def test_a_method_without_checked_headers_is_rejected(server: FlightServer) -> None:
     with pytest.raises(InternalError, match="not checked"):
         Arrivals(server).taken()
 
 
-def test_headers_are_taken_once(server: FlightServer) -> None:
+def test_headers_can_be_read_only_once(server: FlightServer) -> None:
     class Begun:
         method = flight.FlightMethod.DO_GET
 
@@ -30,7 +30,7 @@ def test_headers_are_taken_once(server: FlightServer) -> None:
         arrivals.taken()
 
 
-def test_calls_of_one_thread_have_headers_of_their_own(serve: Callable[..., FlightServer], handlers: Handlers) -> None:
+def test_calls_of_one_thread_have_separate_headers(serve: Callable[..., FlightServer], handlers: Handlers) -> None:
     server = serve(handlers.routes())
     for name in ("first", "second", "first"):
         with Connection(server.address, caller=Caller("trainer", name)) as connection:
@@ -38,7 +38,7 @@ def test_calls_of_one_thread_have_headers_of_their_own(serve: Callable[..., Flig
     assert [call.caller.name for call in handlers.calls] == ["first", "second", "first"]
 
 
-def test_a_stream_that_never_starts_gives_its_place_back() -> None:
+def test_a_stream_that_never_starts_frees_its_slot() -> None:
     released: list[object] = []
 
     class Server:

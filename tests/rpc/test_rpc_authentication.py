@@ -1,4 +1,4 @@
-"""Who may ask: every method refuses strangers, and members whose role it is not open to."""
+"""Authorization: every method rejects strangers, and members whose role it does not admit."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ def secured(
     return serve(handlers.routes(), credentials=credentials("server"))
 
 
-def test_both_sides_of_one_authority_talk(secured: FlightServer, credentials: Callable[[str], Credentials]) -> None:
+def test_both_sides_with_one_authority_can_talk(
+    secured: FlightServer, credentials: Callable[[str], Credentials]
+) -> None:
     with Connection(secured.address, expected=IDENTITY, credentials=credentials("trainer")) as connection:
         assert connection.action("echo", b"x", timeout_s=TIMEOUT_S) == b"x"
         with connection.exchange(b'{"verb": "mirror"}', SCHEMA, timeout_s=TIMEOUT_S) as exchange:
@@ -68,7 +70,7 @@ def test_both_sides_of_one_authority_talk(secured: FlightServer, credentials: Ca
 
 @pytest.mark.parametrize("method", list(METHODS))
 @pytest.mark.parametrize("who", ["plain text", "no certificate", "another authority's certificate"])
-def test_every_method_refuses_strangers(
+def test_every_method_rejects_strangers(
     secured: FlightServer, handlers: Handlers, certificates: Callable[[str], Path], method: str, who: str
 ) -> None:
     scheme = "grpc" if who == "plain text" else "grpc+tls"
@@ -90,7 +92,7 @@ def test_every_method_refuses_strangers(
 
 
 @pytest.mark.parametrize("who", ["plain text", "outsider"])
-def test_strangers_get_an_error_that_is_no_success(
+def test_strangers_never_get_a_successful_reply(
     secured: FlightServer, credentials: Callable[[str], Credentials], who: str
 ) -> None:
     chosen = None if who == "plain text" else credentials(who)
@@ -100,7 +102,7 @@ def test_strangers_get_an_error_that_is_no_success(
 
 
 @pytest.mark.parametrize("name", ["wrong-name", "outsider"])
-def test_a_client_refuses_servers_that_are_not_the_jobs(
+def test_a_client_rejects_servers_outside_the_job(
     serve: Callable[..., FlightServer], handlers: Handlers, credentials: Callable[[str], Credentials], name: str
 ) -> None:
     server = serve(handlers.routes(), credentials=credentials(name))
@@ -124,7 +126,7 @@ def test_missing_and_wrong_files_are_named(tmp_path: Path) -> None:
         Credentials.load(str(tmp_path), Role.TRAINER)
 
 
-def test_wrong_keys_are_a_clear_error(
+def test_wrong_keys_raise_a_clear_error(
     serve: Callable[..., FlightServer], credentials: Callable[[str], Credentials], handlers: Handlers
 ) -> None:
     good = credentials("server")
@@ -147,7 +149,7 @@ OPEN_TO_ALL = ("get_schema", "list_flights", "list_actions")
 
 
 def trusting(certificates: Callable[[str], Path], who: str, address: str) -> flight.FlightClient:
-    """A plain client that shows a certificate, and names itself whatever it likes."""
+    """Return a plain client that presents a certificate and claims an arbitrary name."""
     place = certificates(who)
     return flight.FlightClient(
         f"grpc+tls://{address}",
@@ -160,7 +162,7 @@ def trusting(certificates: Callable[[str], Path], who: str, address: str) -> fli
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name not in OPEN_TO_ALL])
 @pytest.mark.parametrize("who", list(REFUSED))
-def test_every_method_refuses_members_of_another_role(
+def test_every_method_rejects_members_of_another_role(
     secured: FlightServer, handlers: Handlers, certificates: Callable[[str], Path], method: str, who: str
 ) -> None:
     with (
@@ -175,14 +177,14 @@ def test_every_method_refuses_members_of_another_role(
 
 @pytest.mark.parametrize("method", ["do_action", "do_get", "get_flight_info", "list_actions"])
 @pytest.mark.parametrize("who", ["trainer", "of-all-jobs"])
-def test_members_of_the_right_role_pass(
+def test_members_of_the_right_role_are_admitted(
     secured: FlightServer, certificates: Callable[[str], Path], method: str, who: str
 ) -> None:
     with trusting(certificates, who, secured.address) as client:
         METHODS[method](client, options())
 
 
-def test_a_handler_is_told_what_the_caller_has_proven(
+def test_a_handler_sees_the_proven_identity_of_the_caller(
     secured: FlightServer, handlers: Handlers, credentials: Callable[[str], Credentials]
 ) -> None:
     claimed = Caller("admin", "me")
@@ -191,7 +193,7 @@ def test_a_handler_is_told_what_the_caller_has_proven(
     assert handlers.calls[0].role is Role.TRAINER
 
 
-def test_a_verb_that_names_no_role_is_closed(
+def test_a_verb_without_roles_is_closed(
     serve: Callable[..., FlightServer], handlers: Handlers, credentials: Callable[[str], Credentials]
 ) -> None:
     server = serve(Routes(actions={"echo": handlers.echo}), credentials=credentials("server"))
@@ -202,12 +204,12 @@ def test_a_verb_that_names_no_role_is_closed(
         connection.action("echo", b"x", timeout_s=TIMEOUT_S)
 
 
-def test_roles_are_named_for_verbs_that_are_served() -> None:
+def test_roles_may_be_set_only_for_served_verbs() -> None:
     with pytest.raises(UsageError, match="verbs that nobody serves: other"):
         Routes(roles={"other": (Role.TRAINER,)})
 
 
-def test_a_header_that_comes_twice_is_refused(server: FlightServer, bare: flight.FlightClient) -> None:
+def test_a_duplicate_header_is_rejected(server: FlightServer, bare: flight.FlightClient) -> None:
     twice = flight.FlightCallOptions(
         timeout=TIMEOUT_S, headers=[(b"flightedl-caller", b"trainer/a"), (b"flightedl-caller", b"admin/b")]
     )
@@ -224,7 +226,7 @@ def copied(certificates: Callable[[str], Path], who: str, to: Path) -> None:
         (to / name).write_bytes((certificates(who) / name).read_bytes())
 
 
-def test_a_connector_takes_the_certificate_of_its_role_and_takes_a_new_one(
+def test_a_connector_uses_the_certificate_of_its_role_and_its_renewal(
     secured: FlightServer, certificates: Callable[[str], Path], tmp_path: Path
 ) -> None:
     copied(certificates, "reader", tmp_path / "trainer")
@@ -239,7 +241,7 @@ def test_a_connector_takes_the_certificate_of_its_role_and_takes_a_new_one(
         assert connection.action("echo", b"x", timeout_s=TIMEOUT_S) == b"x"
 
 
-def test_a_key_of_another_certificate_is_told(certificates: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_key_of_another_certificate_is_reported(certificates: Callable[[str], Path], tmp_path: Path) -> None:
     copied(certificates, "trainer", tmp_path)
     (tmp_path / "key.pem").write_bytes((certificates("reader") / "key.pem").read_bytes())
     with pytest.raises(UsageError, match=r"key\.pem does not belong to cert\.pem"):

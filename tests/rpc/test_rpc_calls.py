@@ -1,4 +1,4 @@
-"""What a caller gets when all goes well, and what it must give."""
+"""Results of successful calls, and required arguments."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from .rpc_support import (
 )
 
 
-def test_action_carries_bytes_both_ways(connection: Connection) -> None:
+def test_an_action_carries_bytes_both_ways(connection: Connection) -> None:
     body = bytes(range(256)) * 4096
     assert connection.action("echo", body, timeout_s=TIMEOUT_S) == body
 
 
-def test_a_call_knows_who_asks_and_how_long(connection: Connection, handlers: Handlers) -> None:
+def test_a_call_knows_its_caller_and_deadline(connection: Connection, handlers: Handlers) -> None:
     connection.action("echo", b"", timeout_s=9.0)
     call = handlers.calls[0]
     assert call.caller == CALLER
@@ -41,7 +41,7 @@ def test_a_call_knows_who_asks_and_how_long(connection: Connection, handlers: Ha
     assert call.headers["flightedl-expect"] == IDENTITY.to_header()
 
 
-def test_get_gives_batches_and_metadata(connection: Connection) -> None:
+def test_a_get_returns_batches_and_metadata(connection: Connection) -> None:
     with connection.get(b'{"verb": "numbers"}', timeout_s=TIMEOUT_S, schema=SCHEMA) as download:
         assert download.schema == SCHEMA
         received = list(download)
@@ -52,7 +52,7 @@ def test_get_gives_batches_and_metadata(connection: Connection) -> None:
     ]
 
 
-def test_put_returns_one_acknowledgement(connection: Connection, handlers: Handlers) -> None:
+def test_a_put_returns_one_acknowledgement(connection: Connection, handlers: Handlers) -> None:
     acknowledgement = connection.put(
         b'{"verb": "upload"}', SCHEMA, ((make_batch(n), b"m") for n in (1, 0, 5)), timeout_s=TIMEOUT_S
     )
@@ -60,18 +60,18 @@ def test_put_returns_one_acknowledgement(connection: Connection, handlers: Handl
     assert handlers.uploads == [(6, True)]
 
 
-def test_empty_upload_is_complete(connection: Connection, handlers: Handlers) -> None:
+def test_an_empty_upload_is_complete(connection: Connection, handlers: Handlers) -> None:
     assert connection.put(b'{"verb": "upload"}', SCHEMA, [], timeout_s=TIMEOUT_S) == b"0"
     assert handlers.uploads == [(0, True)]
 
 
-def test_sliced_batches_are_counted_alike_on_both_sides(connection: Connection) -> None:
+def test_both_sides_count_sliced_batches_equally(connection: Connection) -> None:
     big = make_batch(100, 7)
     parts = [(big.slice(start, 13), None) for start in range(0, 100, 13)]
     assert connection.put(b'{"verb": "upload"}', SCHEMA, parts, timeout_s=TIMEOUT_S) == b"100"
 
 
-def test_exchange_answers_each_message(connection: Connection) -> None:
+def test_an_exchange_answers_each_message(connection: Connection) -> None:
     with connection.exchange(b'{"verb": "mirror"}', SCHEMA, timeout_s=TIMEOUT_S) as exchange:
         exchange.write(BATCH, b"first")
         exchange.write_metadata(b"alone")
@@ -84,7 +84,7 @@ def test_exchange_answers_each_message(connection: Connection) -> None:
         assert exchange.read() is None
 
 
-def test_info_names_endpoints(connection: Connection) -> None:
+def test_flight_info_names_endpoints(connection: Connection) -> None:
     found = connection.info(b'{"verb": "info"}', timeout_s=TIMEOUT_S)
     assert found.schema == SCHEMA
     assert found.endpoints[0].ticket == b'{"verb": "numbers"}'
@@ -97,7 +97,7 @@ def test_actions_are_listed_for_other_clients(bare: object) -> None:
 
 
 @pytest.mark.parametrize("method", ["action", "get", "put", "exchange", "info"])
-def test_no_call_without_a_timeout(connection: Connection, method: str) -> None:
+def test_every_call_requires_a_timeout(connection: Connection, method: str) -> None:
     arguments = {"action": ("echo", b""), "put": (b"", SCHEMA, []), "exchange": (b"", SCHEMA)}.get(method, (b"",))
     with pytest.raises(TypeError, match="timeout_s"):
         getattr(connection, method)(*arguments)
@@ -120,7 +120,7 @@ def test_one_connection_serves_many_threads(connection: Connection) -> None:
         assert all(pool.map(ask, range(160)))
 
 
-def test_a_reader_thread_beside_the_writer(connection: Connection) -> None:
+def test_one_thread_may_read_while_another_writes(connection: Connection) -> None:
     received: list[object] = []
     with connection.exchange(b'{"verb": "mirror"}', SCHEMA, timeout_s=TIMEOUT_S) as exchange:
 
@@ -137,7 +137,7 @@ def test_a_reader_thread_beside_the_writer(connection: Connection) -> None:
     assert len(received) == 300
 
 
-def test_handlers_cannot_use_a_stream_after_they_returned(connection: Connection, handlers: Handlers) -> None:
+def test_a_handler_cannot_use_its_stream_after_it_has_returned(connection: Connection, handlers: Handlers) -> None:
     connection.put(b'{"verb": "upload"}', SCHEMA, [(BATCH, None)], timeout_s=TIMEOUT_S)
     with connection.exchange(b'{"verb": "mirror"}', SCHEMA, timeout_s=TIMEOUT_S) as exchange:
         exchange.done_writing()
@@ -149,15 +149,13 @@ def test_handlers_cannot_use_a_stream_after_they_returned(connection: Connection
         mirrored.begin(SCHEMA)
 
 
-def test_a_call_is_over_when_its_handler_returned(
-    connection: Connection, server: FlightServer, handlers: Handlers
-) -> None:
+def test_a_call_ends_when_its_handler_returns(connection: Connection, server: FlightServer, handlers: Handlers) -> None:
     connection.action("echo", b"", timeout_s=TIMEOUT_S)
     eventually(lambda: server.running_calls == 0, "the call is released")
     assert handlers.calls[0].is_cancelled()
 
 
-def test_what_a_handler_does_not_read_is_read_and_checked_for_it(serve: object) -> None:
+def test_messages_that_a_handler_does_not_read_are_still_checked(serve: object) -> None:
     def lazy(descriptor: bytes, incoming: object, call: object) -> bytes:
         return b"not read"
 
@@ -168,7 +166,7 @@ def test_what_a_handler_does_not_read_is_read_and_checked_for_it(serve: object) 
 
 
 @pytest.mark.parametrize("kind", [pa.list_(pa.int8()), pa.dictionary(pa.int8(), pa.string()), pa.null()])
-def test_uploads_are_of_flat_columns(kind: pa.DataType) -> None:
+def test_uploads_must_have_flat_columns(kind: pa.DataType) -> None:
     with pytest.raises(UsageError, match="flat columns"):
         Routes(puts={"upload": PutRoute(pa.schema([pa.field("c", kind)]), Handlers().upload)})
 
@@ -184,7 +182,7 @@ def test_several_results_of_an_action_are_joined(serve: object) -> None:
         assert connection.action("any", b"", timeout_s=TIMEOUT_S) == b"one two"
 
 
-def test_closed_connections_say_so(server: FlightServer) -> None:
+def test_calls_on_a_closed_connection_raise(server: FlightServer) -> None:
     connection = Connection(server.address)
     connection.close()
     connection.close()
@@ -192,7 +190,7 @@ def test_closed_connections_say_so(server: FlightServer) -> None:
         connection.action("echo", b"", timeout_s=TIMEOUT_S)
 
 
-def test_batches_of_another_schema_are_refused_before_they_leave(connection: Connection, handlers: Handlers) -> None:
+def test_batches_of_another_schema_are_rejected_before_sending(connection: Connection, handlers: Handlers) -> None:
     other = pa.record_batch([pa.array([1])], names=["other"])
     with pytest.raises(UsageError, match="does not fit"):
         connection.put(b'{"verb": "upload"}', SCHEMA, [(BATCH, None), (other, None)], timeout_s=TIMEOUT_S)

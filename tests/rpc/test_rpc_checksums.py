@@ -1,4 +1,4 @@
-"""A request that was damaged on the way is refused, and may be sent again."""
+"""A request that was damaged in transit is rejected, and may be sent again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from flightedl.errors import CorruptError, DamagedError, UnavailableError
 from flightedl.rpc.identity import check_undamaged, checksum_of
 
 
-def test_every_flipped_bit_of_a_request_is_noticed() -> None:
+def test_every_flipped_bit_of_a_request_is_detected() -> None:
     request = b'{"verb": "tasks", "trainer": "a-1", "finished": [[0, 5, 7]]}'
     header = checksum_of(request)
     check_undamaged(request, header)
@@ -19,11 +19,11 @@ def test_every_flipped_bit_of_a_request_is_noticed() -> None:
             check_undamaged(bytes(damaged), header)
 
 
-def test_who_names_no_checksum_is_believed() -> None:
+def test_a_request_without_a_checksum_is_accepted() -> None:
     check_undamaged(b"{}", None)
 
 
-def test_a_damaged_message_is_corrupt_and_may_be_sent_again() -> None:
+def test_a_damaged_message_raises_a_retryable_error() -> None:
     assert issubclass(DamagedError, CorruptError)
     assert issubclass(DamagedError, UnavailableError)
     assert DamagedError.retryable

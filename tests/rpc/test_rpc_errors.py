@@ -1,4 +1,4 @@
-"""Errors: ours cross unchanged, all others as an incident; no reply ever tells a traceback or a path."""
+"""Errors: flightedl's own are transmitted unchanged, all others as incidents. No reply contains tracebacks or paths."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEAKS = re.compile(r"Traceback|\.py\b|\.pyx\b|/srv|/usr|/home|site-packages|line
 
 
 @pytest.mark.parametrize("code", sorted(ERRORS_BY_CODE))
-def test_our_errors_cross_unchanged(connection: Connection, handlers: Handlers, code: str) -> None:
+def test_flightedl_errors_are_transmitted_unchanged(connection: Connection, handlers: Handlers, code: str) -> None:
     handlers.failures.append(ERRORS_BY_CODE[code]("what to do about it"))
     with pytest.raises(FlightedlError) as caught:
         connection.action("fail", b"", timeout_s=TIMEOUT_S)
@@ -36,7 +36,9 @@ def test_our_errors_cross_unchanged(connection: Connection, handlers: Handlers, 
 
 
 @pytest.mark.parametrize("text", ["x" * 20_000, "ä" * 20_000, '"\\' * 9_000, "\n\x00\x1b[31m" * 3000, "", "\ud800"])
-def test_long_and_odd_texts_keep_class_and_size(connection: Connection, handlers: Handlers, text: str) -> None:
+def test_errors_with_long_or_odd_texts_keep_their_class_and_a_bounded_size(
+    connection: Connection, handlers: Handlers, text: str
+) -> None:
     handlers.failures.append(errors.GradientError(text))
     with pytest.raises(errors.GradientError) as caught:
         connection.action("fail", b"", timeout_s=TIMEOUT_S)
@@ -93,7 +95,7 @@ METHODS: dict[str, Callable[[flight.FlightClient], object]] = {
     "list_actions": lambda client: list(client.list_actions(options())),
 }
 
-#: These answer what they always answer; the handlers' failures do not reach them.
+#: Methods with fixed answers, which handlers' failures do not affect.
 FIXED = {"get_schema": "does not implement GetSchema", "list_flights": "does not implement ListFlights"}
 
 
@@ -103,7 +105,7 @@ def everything_said(error: BaseException) -> str:
 
 @pytest.mark.parametrize("failure", FOREIGN, ids=lambda failure: type(failure).__name__)
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "list_actions"])
-def test_no_reply_leaks(
+def test_no_reply_leaks_tracebacks_or_paths(
     bare: flight.FlightClient,
     handlers: Handlers,
     method: str,
@@ -123,7 +125,7 @@ def test_no_reply_leaks(
 
 @pytest.mark.parametrize("method", list(METHODS))
 @pytest.mark.parametrize("state", ["not ready", "closing", "fenced", "bug in admission"])
-def test_refusals_do_not_leak(
+def test_rejections_leak_nothing(
     server: FlightServer,
     bare: flight.FlightClient,
     method: str,
@@ -149,7 +151,7 @@ def test_refusals_do_not_leak(
     assert not LEAKS.search(everything_said(caught.value)), everything_said(caught.value)
 
 
-def test_incidents_are_logged_where_they_happen(
+def test_incidents_are_logged_by_the_server(
     connection: Connection, handlers: Handlers, caplog: pytest.LogCaptureFixture
 ) -> None:
     handlers.failures.append(ZeroDivisionError("the secret detail"))
@@ -161,7 +163,7 @@ def test_incidents_are_logged_where_they_happen(
     assert "the secret detail" in str(record.exc_info[1])
 
 
-def test_a_handlers_error_in_the_middle_of_an_upload(connection: Connection, handlers: Handlers) -> None:
+def test_an_error_of_a_handler_ends_an_upload_half_way(connection: Connection, handlers: Handlers) -> None:
     def refuse(descriptor: bytes, incoming: Incoming, call: object) -> bytes:
         raise errors.CorruptError("block 3")
 
@@ -200,7 +202,7 @@ def test_a_handlers_error_in_the_middle_of_an_upload(connection: Connection, han
         (OSError("Unknown error writing metadata."), errors.OutcomeUnknownError),
     ],
 )
-def test_the_table_of_foreign_errors(foreign: BaseException, ours: type[FlightedlError]) -> None:
+def test_foreign_errors_are_mapped_by_the_table(foreign: BaseException, ours: type[FlightedlError]) -> None:
     mapped = from_wire(foreign, doing="push at 127.0.0.1:1")
     assert type(mapped) is ours
     assert not LEAKS.search(str(mapped))

@@ -1,4 +1,4 @@
-"""The fence: both sides see to it that a request meets the process it was meant for."""
+"""The fence: both sides ensure that a request reaches the intended process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("expected", OTHERS, ids=str)
-def test_the_server_refuses_before_anything_is_done(
+def test_the_server_rejects_a_misdirected_request_before_acting(
     server: FlightServer, handlers: Handlers, expected: ServerIdentity
 ) -> None:
     with Connection(server.address, expected=expected) as connection:
@@ -45,13 +45,15 @@ def test_the_server_refuses_before_anything_is_done(
 
 
 @pytest.mark.parametrize("expected", [IDENTITY, ServerIdentity("digits", "pserver", 1), None], ids=str)
-def test_the_right_server_and_unknown_generations_pass(server: FlightServer, expected: ServerIdentity | None) -> None:
+def test_requests_to_the_right_server_or_unknown_generations_are_admitted(
+    server: FlightServer, expected: ServerIdentity | None
+) -> None:
     with Connection(server.address, expected=expected) as connection:
         assert connection.action("echo", b"x", timeout_s=TIMEOUT_S) == b"x"
 
 
 class Impostor(flight.FlightServerBase):
-    """A Flight server that does all it is asked and reads no headers; it names itself as it was told."""
+    """A Flight server that serves every request without reading headers, under a given name."""
 
     def __init__(self, header: str | None) -> None:
         middleware = {"name": _Naming(header)} if header is not None else {}
@@ -90,7 +92,7 @@ class _Naming(flight.ServerMiddlewareFactory):
 
 
 @pytest.mark.parametrize("header", [None, *(other.to_header() for other in OTHERS[:5])])
-def test_the_client_refuses_answers_of_another_server(header: str | None) -> None:
+def test_the_client_rejects_answers_of_another_server(header: str | None) -> None:
     with Impostor(header) as server, Connection(f"127.0.0.1:{server.port}", expected=IDENTITY) as connection:
         with pytest.raises(FencedError):
             connection.action("echo", b"", timeout_s=TIMEOUT_S)
@@ -104,7 +106,7 @@ def test_the_client_refuses_answers_of_another_server(header: str | None) -> Non
 
 
 @pytest.mark.parametrize("header", ["", "a/b/c/d", "a/b/1", "a/b/1/2/3", "a/b/-1/2", "x" * 2000 + "/b/1/2"])
-def test_malformed_names_of_servers_are_refused(server: FlightServer, header: str) -> None:
+def test_malformed_names_of_servers_are_rejected(server: FlightServer, header: str) -> None:
     with pytest.raises(MessageError, match="job/role/index/generation"):
         ServerIdentity.from_header(header)
     with (
@@ -126,13 +128,13 @@ def test_malformed_names_of_servers_are_refused(server: FlightServer, header: st
         {"flightedl_caller": "x"},
     ],
 )
-def test_malformed_headers_are_refused(bare: flight.FlightClient, headers: dict[str, str]) -> None:
+def test_malformed_headers_are_rejected(bare: flight.FlightClient, headers: dict[str, str]) -> None:
     with pytest.raises(flight.FlightServerError, match="message:"):
         list(bare.do_action(flight.Action("echo", b""), options(**headers)))
 
 
 @pytest.mark.parametrize("name", ["plain", "ä/ö ü\n", "a" * 256])
-def test_names_survive_headers(server: FlightServer, handlers: Handlers, name: str) -> None:
+def test_names_survive_encoding_in_headers(server: FlightServer, handlers: Handlers, name: str) -> None:
     caller = Caller("trainer", name)
     assert Caller.from_header(caller.to_header()) == caller
     identity = ServerIdentity("job/with slash", "pserver", 12, 1 << 60)

@@ -42,7 +42,7 @@ def test_a_server_answers_not_ready_until_it_serves(serve: Callable[..., FlightS
     with Connection(server.address, expected=ServerIdentity("digits", "pserver", 3, 9)) as connection:
         with pytest.raises(NotReadyError, match="is starting"):
             connection.action("echo", b"", timeout_s=TIMEOUT_S)
-        # It learns its index and its generation only when it is registered.
+        # The server learns its index and its generation only when it is registered.
         server.start_serving(ServerIdentity("digits", "pserver", 3, 9))
         assert connection.action("echo", b"x", timeout_s=TIMEOUT_S) == b"x"
         server._is_ready = False
@@ -56,7 +56,7 @@ def test_a_server_serves_only_under_a_generation(serve: Callable[..., FlightServ
         serve(Routes(), ready=False).start_serving(ServerIdentity("digits", "pserver", 1, 0))
 
 
-def test_the_admission_limit_answers_busy(
+def test_calls_beyond_the_admission_limit_are_answered_busy(
     serve: Callable[..., FlightServer], handlers: Handlers, pool: ThreadPoolExecutor
 ) -> None:
     server = serve(handlers.routes(), limits=Limits(running_calls=2))
@@ -72,7 +72,7 @@ def test_the_admission_limit_answers_busy(
         assert connection.action("echo", b"x", timeout_s=TIMEOUT_S) == b"x"
 
 
-def test_failed_calls_give_their_place_back(serve: Callable[..., FlightServer], handlers: Handlers) -> None:
+def test_failed_calls_free_their_slots(serve: Callable[..., FlightServer], handlers: Handlers) -> None:
     server = serve(handlers.routes(), limits=Limits(running_calls=1))
     handlers.failures.append(ValueError("bug"))
     with flight.FlightClient(f"grpc://{server.address}") as client:
@@ -92,7 +92,7 @@ def test_a_deadline_ends_the_wait_and_frees_the_server(
     assert connection.action("echo", b"x", timeout_s=TIMEOUT_S) == b"x"
 
 
-def test_a_server_has_a_deadline_of_its_own(serve: Callable[..., FlightServer], handlers: Handlers) -> None:
+def test_a_server_enforces_its_own_deadline(serve: Callable[..., FlightServer], handlers: Handlers) -> None:
     server = serve(handlers.routes(), limits=Limits(call_s=0.1))
     with Connection(server.address) as connection, pytest.raises(DeadlineError, match="time for this call is over"):
         connection.action("wait", b"", timeout_s=TIMEOUT_S)
@@ -107,11 +107,11 @@ def test_stop_wakes_waiters_and_lets_them_answer(
         assert handlers.entered.wait(TIMEOUT_S)
         assert server.stop(grace_s=5.0)
         assert waiting.result() == b"woken by closing"
-        # What is written before the client sees the end of its connection may have been sent, for all it knows.
+        # A request written before the client sees the end of its connection counts as possibly sent.
         eventually(lambda: _is_refused(connection), "calls are known not to be sent")
 
 
-def test_a_closing_server_refuses_new_calls(serve: Callable[..., FlightServer], pool: ThreadPoolExecutor) -> None:
+def test_a_closing_server_rejects_new_calls(serve: Callable[..., FlightServer], pool: ThreadPoolExecutor) -> None:
     entered, release = threading.Event(), threading.Event()
 
     def deaf(body: bytes, call: Call) -> bytes:
@@ -138,7 +138,7 @@ def test_stop_ends_streams_of_silent_peers(serve: Callable[..., FlightServer], h
         writer, _ = client.do_put(command(b'{"verb": "upload"}'), SCHEMA)
         writer.write_batch(BATCH)
         assert handlers.received.wait(TIMEOUT_S)
-        # It says so when it gives up waiting for its handlers.
+        # The server logs that it no longer waits for its handlers.
         assert server.stop(grace_s=0.1)
         assert handlers.uploads == [(3, False)]
         with pytest.raises(flight.FlightError):
@@ -164,19 +164,19 @@ def test_stop_does_not_wait_for_ever_for_a_deaf_handler(monkeypatch: pytest.Monk
         assert running.exception() is not None
 
 
-def test_stopping_twice_is_fine(serve: Callable[..., FlightServer], handlers: Handlers) -> None:
+def test_stopping_is_idempotent(serve: Callable[..., FlightServer], handlers: Handlers) -> None:
     server = serve(handlers.routes())
     assert server.stop(grace_s=0.0)
     assert server.stop(grace_s=0.0)
 
 
 @pytest.mark.parametrize("host", ["localhost", "", "example.org"])
-def test_addresses_to_bind_are_numeric(host: str) -> None:
+def test_addresses_to_bind_must_be_numeric(host: str) -> None:
     with pytest.raises(UsageError, match="numeric address"):
         FlightServer(Routes(), IDENTITY, clock=SystemClock(), host=host)
 
 
-def test_a_taken_port_is_a_clear_error(server: FlightServer) -> None:
+def test_an_occupied_port_raises_a_clear_error(server: FlightServer) -> None:
     with pytest.raises(UsageError, match="choose another port"):
         FlightServer(Routes(), IDENTITY, clock=SystemClock(), port=server.port)
 
@@ -211,7 +211,7 @@ def _is_refused(connection: Connection) -> bool:
     return isinstance(caught.value, UnavailableError)
 
 
-def test_nobody_there_is_unavailable_for_every_kind_of_call() -> None:
+def test_every_kind_of_call_without_a_server_raises_unavailable() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         with Connection(f"127.0.0.1:{taken.getsockname()[1]}") as connection:
@@ -308,7 +308,7 @@ os._exit(0)
 @pytest.mark.parametrize(
     ("what", "code"), [("server", 42), ("connection", 42), ("call", 42), ("stop", 42), ("nothing", 0)]
 )
-def test_a_forked_child_gets_a_clear_error(what: str, code: int) -> None:
+def test_a_call_in_a_forked_child_raises_a_clear_error(what: str, code: int) -> None:
     done = subprocess.run(
         [sys.executable, "-c", _FORKING, what], capture_output=True, text=True, timeout=20, check=False
     )

@@ -1,4 +1,4 @@
-"""Dialogues: many requests over one stream, each with the checks of a call."""
+"""Request streams: many requests over one stream, each checked like a call."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_one_stream_carries_many_requests(
     assert requests.is_open
 
 
-def test_an_error_is_ours_and_ends_the_stream(
+def test_an_error_of_a_handler_reaches_the_client_and_ends_the_stream(
     requests: RequestStream, connection: Connection, server: FlightServer, handlers: Handlers
 ) -> None:
     requests.ask(connection, FIRST, timeout_s=TIMEOUT_S)
@@ -72,7 +72,7 @@ def test_an_error_is_ours_and_ends_the_stream(
     assert requests.ask(connection, FIRST, timeout_s=TIMEOUT_S) == b"answer to first"
 
 
-def test_each_request_is_refused_by_a_server_that_serves_no_more(
+def test_a_server_that_no_longer_serves_rejects_each_request(
     requests: RequestStream, connection: Connection, server: FlightServer, handlers: Handlers
 ) -> None:
     requests.ask(connection, FIRST, timeout_s=TIMEOUT_S)
@@ -92,7 +92,9 @@ def test_a_stop_ends_the_stream_at_its_next_request(
     assert len(handlers.requests) == 1
 
 
-def test_it_is_meant_for_one_generation(requests: RequestStream, server: FlightServer, handlers: Handlers) -> None:
+def test_a_request_stream_is_bound_to_one_generation(
+    requests: RequestStream, server: FlightServer, handlers: Handlers
+) -> None:
     other = ServerIdentity(IDENTITY.job, IDENTITY.role, IDENTITY.index, IDENTITY.generation + 1)
     with (
         Connection(server.address, expected=other, caller=CALLER) as connection,
@@ -102,7 +104,7 @@ def test_it_is_meant_for_one_generation(requests: RequestStream, server: FlightS
     assert handlers.requests == []
 
 
-def test_another_connection_and_old_age_open_another_stream(
+def test_a_new_connection_and_old_age_open_a_new_stream(
     requests: RequestStream, clock: FakeClock, connection: Connection, server: FlightServer, handlers: Handlers
 ) -> None:
     def streams() -> int:
@@ -124,7 +126,7 @@ def test_another_connection_and_old_age_open_another_stream(
         requests.close_idle()
 
 
-def test_a_stream_whose_server_died_has_an_unknown_outcome_and_the_next_request_goes_to_its_successor(
+def test_a_dead_server_leaves_the_outcome_unknown_and_the_next_request_uses_its_successor(
     requests: RequestStream, connection: Connection
 ) -> None:
     program = """
@@ -153,7 +155,7 @@ sys.stdin.read()
     assert requests.ask(connection, SECOND, timeout_s=TIMEOUT_S) == b"answer to second"
 
 
-def test_a_request_that_takes_too_long_ends_with_the_stream(
+def test_a_request_timeout_ends_the_stream(
     serve: Callable[..., FlightServer], handlers: Handlers, requests: RequestStream
 ) -> None:
     server = serve(handlers.routes(), limits=Limits(stream_s=0.3, sever_after_s=0.1))
@@ -176,7 +178,7 @@ def test_a_request_that_takes_too_long_ends_with_the_stream(
         ("unknown", sealed(FIRST), "unknown verb"),
     ],
 )
-def test_what_is_no_request_is_refused(
+def test_malformed_requests_on_a_stream_are_rejected(
     verb: str, message: object, error: str, bare: flight.FlightClient, server: FlightServer, handlers: Handlers
 ) -> None:
     writer, reader = bare.do_exchange(command(f'{{"verb": "{verb}"}}'.encode()), options())
@@ -189,7 +191,7 @@ def test_what_is_no_request_is_refused(
 
 
 def _say(writer: flight.FlightStreamWriter, reader: flight.FlightStreamReader, message: object) -> None:
-    """Refused at any of these: the server does not wait for the next."""
+    """Send messages until the server rejects one: it does not wait for the others."""
     writer.begin(NO_COLUMNS if isinstance(message, bytes) else SCHEMA)
     if isinstance(message, bytes):
         writer.write_metadata(message)
@@ -198,7 +200,7 @@ def _say(writer: flight.FlightStreamWriter, reader: flight.FlightStreamReader, m
     reader.read_chunk()
 
 
-def test_sealing_shows_every_flipped_bit() -> None:
+def test_a_seal_detects_every_flipped_bit() -> None:
     message = sealed(FIRST)
     assert unsealed(message) == FIRST
     for number in range(8 * len(message)):
@@ -208,7 +210,7 @@ def test_sealing_shows_every_flipped_bit() -> None:
             unsealed(bytes(damaged))
 
 
-def test_what_is_no_request_stream_cannot_be_asked(clock: FakeClock, connection: Connection) -> None:
+def test_a_server_without_request_streams_is_rejected(clock: FakeClock, connection: Connection) -> None:
     numbers = RequestStream("numbers", clock)
     with pytest.raises(MessageError, match="unknown verb"):
         numbers.ask(connection, FIRST, timeout_s=TIMEOUT_S)
@@ -216,7 +218,7 @@ def test_what_is_no_request_stream_cannot_be_asked(clock: FakeClock, connection:
 
 
 @pytest.mark.parametrize("message", [b"0" * 16 + b"answer", b"short", None])
-def test_an_answer_that_was_damaged_is_asked_for_again(
+def test_a_damaged_answer_is_requested_again(
     message: bytes | None, serve: Callable[..., FlightServer], clock: FakeClock
 ) -> None:
     def damage(_: bytes, exchange: Exchange, __: Call) -> None:

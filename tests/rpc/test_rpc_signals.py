@@ -1,4 +1,4 @@
-"""A signal that comes while the main thread is inside a call is heard by the caller, and by nobody else."""
+"""A signal that arrives while the main thread is inside a call raises in the caller, and nowhere else."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def terminated() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("terminated")
-def test_a_signal_during_a_call_ends_the_callers_code_without_a_traceback(
+def test_a_signal_during_a_call_ends_the_caller_without_a_traceback(
     serve: Callable[..., FlightServer], capfd: pytest.CaptureFixture[str]
 ) -> None:
     is_called = threading.Event()

@@ -1,4 +1,4 @@
-"""A client leaves a server that was replaced: calls that it holds end at once, whatever their time limits are."""
+"""A client abandons a server that was replaced: the server's open calls end at once, regardless of their timeouts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def exchange_writing(connection: Connection) -> object:
 
 @pytest.fixture
 def deaf(serve: Callable[..., FlightServer], handlers: Handlers) -> FlightServer:
-    """Holds every call, as one that is frozen does."""
+    """A server that holds every call, like a frozen one."""
 
     def wait_to_send(ticket: bytes, call: Call) -> Outgoing:
         handlers.wait(ticket, call)
@@ -60,7 +60,7 @@ def deaf(serve: Callable[..., FlightServer], handlers: Handlers) -> FlightServer
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 @pytest.mark.parametrize("call", [act, get, exchange_reading, exchange_writing])
-def test_a_held_call_ends_as_a_broken_one(
+def test_an_aborted_call_ends_like_a_broken_one(
     deaf: FlightServer, handlers: Handlers, call: Callable[[Connection], object], host: str
 ) -> None:
     with Connection(deaf.address.replace("127.0.0.1", host)) as connection, ThreadPoolExecutor(1) as pool:
@@ -77,7 +77,9 @@ def test_a_held_call_ends_as_a_broken_one(
     eventually(lambda: deaf.running_calls == 0, "the handler ends")
 
 
-def test_only_connections_to_that_server_end(deaf: FlightServer, handlers: Handlers, connection: Connection) -> None:
+def test_only_connections_to_the_replaced_server_end(
+    deaf: FlightServer, handlers: Handlers, connection: Connection
+) -> None:
     handlers.release.set()
     with Connection(deaf.address) as other:
         assert connection.action("echo", b"a", timeout_s=LONG_S) == b"a"
@@ -85,7 +87,7 @@ def test_only_connections_to_that_server_end(deaf: FlightServer, handlers: Handl
         assert abort_calls_to(deaf.address) == 1
         assert abort_calls_to("no port") == 0
         assert abort_calls_to("nowhere.invalid:1") == 0
-        # What is severed by its address alone connects again.
+        # A connection severed only by its address connects again.
         eventually(lambda: _echoes(other), "a new connection")
         eventually(lambda: _echoes(connection), "calls of the other one, too")
 

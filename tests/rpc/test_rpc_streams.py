@@ -1,4 +1,4 @@
-"""Rules of streams, and hostile streams: nothing incomplete or unsound is ever taken for whole."""
+"""Rules of streams, and hostile streams: incomplete or invalid data is never accepted as complete."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def commit_record(*batches: pa.RecordBatch) -> bytes:
 
 
 def put_bare(client: flight.FlightClient, *messages: pa.RecordBatch | bytes, verb: bytes = UPLOAD) -> bytes:
-    """Upload with plain pyarrow: batches, and bytes as metadata alone."""
+    """Upload with plain pyarrow: batches, and messages that consist of metadata only."""
     schema = next((message.schema for message in messages if isinstance(message, pa.RecordBatch)), SCHEMA)
     writer, reader = client.do_put(command(verb), schema, options())
     try:
@@ -53,7 +53,7 @@ def put_bare(client: flight.FlightClient, *messages: pa.RecordBatch | bytes, ver
         writer.close()
 
 
-def test_any_flight_client_can_upload(bare: flight.FlightClient, handlers: Handlers) -> None:
+def test_a_plain_flight_client_can_upload(bare: flight.FlightClient, handlers: Handlers) -> None:
     assert put_bare(bare, BATCH, BATCH, commit_record(BATCH, BATCH)) == b"6"
     assert commit_record(BATCH, BATCH) == b'{"commit":{"batches":2,"rows":6,"bytes":72}}'
     assert handlers.uploads == [(6, True)]
@@ -75,7 +75,7 @@ def test_any_flight_client_can_upload(bare: flight.FlightClient, handlers: Handl
         ((BATCH, b"x" * 200_000), "metadata, too many"),
     ],
 )
-def test_an_upload_without_its_right_commit_record_is_not_complete(
+def test_an_upload_without_a_correct_commit_record_is_incomplete(
     bare: flight.FlightClient, handlers: Handlers, messages: tuple[pa.RecordBatch | bytes, ...], words: str
 ) -> None:
     with pytest.raises(flight.FlightServerError, match=words) as caught:
@@ -84,7 +84,7 @@ def test_an_upload_without_its_right_commit_record_is_not_complete(
     assert [is_complete for _, is_complete in handlers.uploads] == [False]
 
 
-def test_a_client_killed_in_the_middle_of_an_upload(server: FlightServer, handlers: Handlers) -> None:
+def test_an_upload_of_a_killed_client_is_incomplete(server: FlightServer, handlers: Handlers) -> None:
     program = f"""
 import sys, pyarrow as pa
 from pyarrow import flight
@@ -134,7 +134,7 @@ def test_a_get_left_early_ends_on_the_server(connection: Connection, server: Fli
     eventually(lambda: server.running_calls == 0, "the call is released")
 
 
-def test_an_answer_that_is_there_as_a_whole(connection: Connection, bare: flight.FlightClient) -> None:
+def test_an_answer_that_has_arrived_completely_is_accepted(connection: Connection, bare: flight.FlightClient) -> None:
     with connection.get(b'{"verb": "whole"}', timeout_s=TIMEOUT_S, schema=SCHEMA) as download:
         assert download.text == b'{"all": true}'
         assert [(batch.num_rows, metadata) for batch, metadata in download if batch] == [(3, None), (1, None)]
@@ -148,20 +148,20 @@ def test_an_answer_that_is_there_as_a_whole(connection: Connection, bare: flight
     assert reader.read_all().num_rows == 4
 
 
-def test_a_get_whose_client_never_reads_ends(bare: flight.FlightClient, server: FlightServer) -> None:
+def test_a_get_ends_if_its_client_never_reads(bare: flight.FlightClient, server: FlightServer) -> None:
     reader = bare.do_get(flight.Ticket(b'{"verb": "endless"}'), options(0.3))
     eventually(lambda: server.running_calls == 0, "the deadline frees the server")
     del reader
 
 
-def test_a_server_that_refuses_an_upload_is_heard(connection: Connection, handlers: Handlers) -> None:
+def test_the_error_of_a_rejected_upload_reaches_the_client(connection: Connection, handlers: Handlers) -> None:
     handlers.failures.append(MessageError("no, thank you"))
     for count in (1, 1000):
         with pytest.raises(MessageError, match="no, thank you"):
             connection.put(b'{"verb": "fail"}', SCHEMA, [(make_batch(1, 4096), None)] * count, timeout_s=TIMEOUT_S)
 
 
-def test_a_server_that_refuses_an_exchange_is_heard(connection: Connection, handlers: Handlers) -> None:
+def test_the_error_of_a_rejected_exchange_reaches_the_client(connection: Connection, handlers: Handlers) -> None:
     handlers.failures.append(MessageError("no, thank you"))
     for count in (1, 1000):
         with (  # noqa: PT012
@@ -173,7 +173,7 @@ def test_a_server_that_refuses_an_exchange_is_heard(connection: Connection, hand
             exchange.done_writing()
 
 
-def test_an_answer_nobody_read_still_raises_its_error(connection: Connection, handlers: Handlers) -> None:
+def test_an_unread_answer_still_raises_its_error(connection: Connection, handlers: Handlers) -> None:
     handlers.failures.append(MessageError("too late"))
     with (
         pytest.raises(MessageError, match="too late"),
@@ -182,7 +182,7 @@ def test_an_answer_nobody_read_still_raises_its_error(connection: Connection, ha
         exchange.done_writing()
 
 
-def test_acknowledgements_are_small(serve: Callable[..., FlightServer]) -> None:
+def test_acknowledgements_have_a_size_limit(serve: Callable[..., FlightServer]) -> None:
     def wordy(descriptor: bytes, incoming: Incoming, call: Call) -> bytes:
         return b"x" * 2000
 
@@ -191,7 +191,7 @@ def test_acknowledgements_are_small(serve: Callable[..., FlightServer]) -> None:
         connection.put(UPLOAD, SCHEMA, [], timeout_s=TIMEOUT_S)
 
 
-def test_a_get_that_fails_half_way_does_not_end_like_a_whole_one(connection: Connection, handlers: Handlers) -> None:
+def test_a_get_that_fails_half_way_raises(connection: Connection, handlers: Handlers) -> None:
     handlers.failures.append(UnavailableError("lost it"))
     received = []
     with (  # noqa: PT012
@@ -203,7 +203,7 @@ def test_a_get_that_fails_half_way_does_not_end_like_a_whole_one(connection: Con
     assert received == [BATCH]
 
 
-def test_a_client_that_never_reads_the_answers_meets_its_deadline(connection: Connection) -> None:
+def test_a_client_that_never_reads_answers_hits_its_deadline(connection: Connection) -> None:
     big = make_batch(1, 4 << 20)
     with (  # noqa: PT012
         pytest.raises(DeadlineError),
@@ -228,7 +228,7 @@ def test_a_client_that_never_reads_the_answers_meets_its_deadline(connection: Co
         pa.schema([]),
     ],
 )
-def test_other_schemas_are_refused(connection: Connection, handlers: Handlers, schema: pa.Schema) -> None:
+def test_other_schemas_are_rejected(connection: Connection, handlers: Handlers, schema: pa.Schema) -> None:
     with pytest.raises(MessageError, match="schema is"):
         connection.put(UPLOAD, schema, [], timeout_s=TIMEOUT_S)
     with (
@@ -239,7 +239,7 @@ def test_other_schemas_are_refused(connection: Connection, handlers: Handlers, s
     assert not any(is_complete for _, is_complete in handlers.uploads)
 
 
-def test_a_download_of_another_schema_is_refused(connection: Connection) -> None:
+def test_a_download_of_another_schema_is_rejected(connection: Connection) -> None:
     with (
         pytest.raises(MessageError, match="schema is"),
         connection.get(b'{"verb": "numbers"}', timeout_s=TIMEOUT_S, schema=pa.schema([("id", pa.int64())])) as download,
@@ -248,17 +248,17 @@ def test_a_download_of_another_schema_is_refused(connection: Connection) -> None
 
 
 def unsound_batch(offsets: list[int]) -> pa.RecordBatch:
-    """A binary column whose offsets lie outside its data: reading its values would crash the process."""
+    """Return a binary column with offsets outside its data; reading its values would crash the process."""
     rows = len(offsets) - 1
     memory = np.zeros(rows + 1, np.int32)
     column = pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(memory), pa.py_buffer(b"abcdefgh")])
-    # Arrow looks at offsets when it makes an array of them, so they go bad only now.
+    # Arrow checks offsets when it creates the array, so they are corrupted afterwards.
     memory[:] = offsets
     return pa.RecordBatch.from_arrays([pa.array(range(rows), pa.int64()), column], schema=SCHEMA)
 
 
 @pytest.mark.parametrize("offsets", [[0, 1 << 30], [0, 8, 4], [0, -4, 8], [-8, 8]])
-def test_offsets_outside_their_data_are_refused(
+def test_offsets_outside_their_data_are_rejected(
     bare: flight.FlightClient, connection: Connection, offsets: list[int]
 ) -> None:
     with pytest.raises((flight.FlightServerError, pa.ArrowException)):
@@ -266,12 +266,12 @@ def test_offsets_outside_their_data_are_refused(
     assert connection.action("echo", b"alive", timeout_s=TIMEOUT_S) == b"alive"
 
 
-def test_the_check_itself_refuses_unsound_offsets(bare: flight.FlightClient) -> None:
+def test_the_check_itself_rejects_unsound_offsets(bare: flight.FlightClient) -> None:
     with pytest.raises(flight.FlightServerError, match="not sound"):
         put_bare(bare, unsound_batch([0, 8, 4]), commit_record())
 
 
-def test_nulls_are_refused(bare: flight.FlightClient) -> None:
+def test_nulls_are_rejected(bare: flight.FlightClient) -> None:
     batch = pa.RecordBatch.from_arrays([pa.array([1, None], pa.int64()), pa.array([b"", b""])], schema=SCHEMA)
     with pytest.raises(flight.FlightServerError, match="has a null"):
         put_bare(bare, batch, commit_record(batch))
@@ -286,7 +286,7 @@ def test_nulls_are_refused(bare: flight.FlightClient) -> None:
         (BatchLimits(stream_bytes=70), "70 bytes"),
     ],
 )
-def test_streams_have_budgets(
+def test_streams_are_limited_in_size(
     serve: Callable[..., FlightServer], handlers: Handlers, limits: BatchLimits, words: str
 ) -> None:
     server = serve(handlers.routes(), limits=Limits(batches=limits))
@@ -299,7 +299,7 @@ def test_streams_have_budgets(
     "request_bytes",
     [b"", b"null", b"[]", b"{}", b'{"verb": 1}', b'{"verb": "upload"', b"\xff\xfe", b"{" * 100_000, b'{"verb":"no"}'],
 )
-def test_malformed_requests_are_refused(connection: Connection, request_bytes: bytes) -> None:
+def test_malformed_requests_are_rejected(connection: Connection, request_bytes: bytes) -> None:
     with pytest.raises(MessageError), connection.get(request_bytes, timeout_s=TIMEOUT_S) as download:
         list(download)
     with pytest.raises(MessageError):
@@ -311,12 +311,12 @@ def test_malformed_requests_are_refused(connection: Connection, request_bytes: b
         exchange.done_writing()
 
 
-def test_unknown_verbs_are_told_the_known_ones(connection: Connection) -> None:
+def test_an_unknown_verb_is_answered_with_the_known_ones(connection: Connection) -> None:
     with pytest.raises(MessageError, match="known here: echo, fail, wait"):
         connection.action("no" * 500, b"", timeout_s=TIMEOUT_S)
 
 
-def test_oversize_requests_are_refused(serve: Callable[..., FlightServer], handlers: Handlers) -> None:
+def test_oversize_requests_are_rejected(serve: Callable[..., FlightServer], handlers: Handlers) -> None:
     server = serve(handlers.routes(), limits=Limits(request_bytes=1000))
     ticket = b'{"verb": "numbers", "x": "' + b"x" * 1000 + b'"}'
     with Connection(server.address) as connection:
@@ -328,7 +328,7 @@ def test_oversize_requests_are_refused(serve: Callable[..., FlightServer], handl
             connection.action("echo", ticket, timeout_s=TIMEOUT_S)
 
 
-def test_path_descriptors_are_refused(bare: flight.FlightClient) -> None:
+def test_path_descriptors_are_rejected(bare: flight.FlightClient) -> None:
     with pytest.raises(flight.FlightServerError, match="not a path"):
         bare.get_flight_info(flight.FlightDescriptor.for_path("a", "b"), options())
 
@@ -336,7 +336,7 @@ def test_path_descriptors_are_refused(bare: flight.FlightClient) -> None:
 # --- slow peers ---
 
 
-def test_a_stream_ends_at_the_servers_own_deadline(serve: Callable[..., FlightServer], handlers: Handlers) -> None:
+def test_a_stream_ends_at_the_deadline_of_the_server(serve: Callable[..., FlightServer], handlers: Handlers) -> None:
     server = serve(handlers.routes(), limits=Limits(stream_s=0.3))
     sent = 0
     with flight.FlightClient(f"grpc://{server.address}") as client:
@@ -365,7 +365,7 @@ def test_a_peer_that_neither_sends_nor_reads_loses_its_connection(
             assert reader.read_chunk().data is not None
         eventually(handlers.ended.is_set, "the handler's stream ends")
         eventually(lambda: server.running_calls == 0, "the call is released")
-        # The same client goes on with a new connection, once it has seen the end of the old one.
+        # The same client continues with a new connection, once it has seen the end of the old one.
         eventually(lambda: _echoes(client), "a new connection")
         if what == "silent upload":
             with pytest.raises(flight.FlightError):
@@ -379,7 +379,7 @@ def _echoes(client: flight.FlightClient) -> bool:
         return False
 
 
-def test_a_server_killed_in_the_middle_leaves_the_outcome_unknown() -> None:
+def test_a_server_killed_during_a_call_leaves_the_outcome_unknown() -> None:
     program = f"""
 import os, signal, sys
 import pyarrow as pa
@@ -409,7 +409,7 @@ sys.stdin.read()
 
 
 def _is_refused(connection: Connection, method: str) -> bool:
-    """Whether a call is known not to have been sent; one that is written before the death is noticed may have been."""
+    """True if a call is known not to have been sent. A call written before the death is detected may have been."""
     with pytest.raises((OutcomeUnknownError, UnavailableError)) as caught:
         _die(connection, method)
     return isinstance(caught.value, UnavailableError) and "not reachable: Connection refused" in str(caught.value)

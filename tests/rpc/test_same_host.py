@@ -1,4 +1,4 @@
-"""Who gets to share memory with whom, and what memory is taken from others."""
+"""Sharing memory on one host: peers that may share, and memory that is accepted from them."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def _descriptors() -> int:
 
 
 class Sharing:
-    """A server that shares memory with whoever asks, then says a word for each message."""
+    """A server that shares memory on request, and then answers each message with a word."""
 
     def __init__(self) -> None:
         self.pairs: list[SharedPair] = []
         self.refused: list[str] = []
-        #: From which values are lent.
+        #: Memory from which values are lent.
         self.store: SharedMemory | None = None
 
     def routes(self) -> Routes:
@@ -115,7 +115,7 @@ def _wait_for(there: Callable[[], object]) -> None:
     raise AssertionError("it did not come")
 
 
-def test_both_sides_see_what_the_other_one_writes(server: FlightServer, sharing: Sharing) -> None:
+def test_both_sides_see_each_others_writes(server: FlightServer, sharing: Sharing) -> None:
     with _stream(server) as exchange:
         pair = ask_to_share(exchange)
         _wait_for(lambda: sharing.pairs)
@@ -133,7 +133,7 @@ def test_both_sides_see_what_the_other_one_writes(server: FlightServer, sharing:
     assert _descriptors() == 0
 
 
-def test_the_client_reads_what_the_server_lends(server: FlightServer, sharing: Sharing) -> None:
+def test_the_client_reads_lent_values(server: FlightServer, sharing: Sharing) -> None:
     for _ in range(2):
         sharing.store = sharing.store or SharedMemory.create(b"s" * 16, 10_000, "flightedl-values")
         with _stream(server) as exchange:
@@ -153,7 +153,7 @@ def test_the_client_reads_what_the_server_lends(server: FlightServer, sharing: S
     assert (_mapped(), _descriptors()) == (0, 0)
 
 
-def test_another_host_is_told_so_at_once(
+def test_a_client_on_another_host_is_rejected_at_once(
     server: FlightServer, sharing: Sharing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with _stream(server) as exchange:
@@ -165,7 +165,7 @@ def test_another_host_is_told_so_at_once(
     assert "different hosts" in sharing.refused[0]
 
 
-def test_a_process_of_another_user_gets_nothing(
+def test_a_process_of_another_user_gets_no_memory(
     server: FlightServer, sharing: Sharing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(same_host, "uid_of_peer", lambda _: os.geteuid() + 1)
@@ -177,7 +177,7 @@ def test_a_process_of_another_user_gets_nothing(
         _require_sound(exchange)
 
 
-def test_the_server_finds_out_the_user_of_who_comes(
+def test_the_server_checks_the_user_of_the_peer(
     server: FlightServer, sharing: Sharing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     main = threading.current_thread()
@@ -192,7 +192,9 @@ def test_the_server_finds_out_the_user_of_who_comes(
         _require_sound(exchange)
 
 
-def test_nobody_comes(server: FlightServer, sharing: Sharing, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_gives_up_if_no_peer_connects(
+    server: FlightServer, sharing: Sharing, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(same_host, "_WAIT_S", 0.05)
     with _stream(server) as exchange:
         exchange.write_metadata(sealed(encode(ShareRequest(host=host_mark()))))
@@ -202,7 +204,7 @@ def test_nobody_comes(server: FlightServer, sharing: Sharing, monkeypatch: pytes
         _require_sound(exchange)
 
 
-def test_a_stranger_who_comes_first_does_not_keep_the_client_out(
+def test_a_stranger_that_connects_first_does_not_exclude_the_client(
     server: FlightServer, sharing: Sharing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = same_host._come_to
@@ -223,20 +225,20 @@ def test_a_stranger_who_comes_first_does_not_keep_the_client_out(
     sharing.pairs.clear()
 
 
-def test_a_system_without_such_memory(server: FlightServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_without_shared_memory_shares_nothing(server: FlightServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(same_host, "host_mark", lambda: "")
     with _stream(server) as exchange, pytest.raises(NotSharedError, match="this system has no memory"):
         ask_to_share(exchange)
 
 
-def test_a_damaged_request_is_refused(server: FlightServer) -> None:
+def test_a_damaged_request_is_rejected(server: FlightServer) -> None:
     with _stream(server) as exchange:
         exchange.write_metadata(b"0" * 16 + encode(ShareRequest(host=host_mark())))
         with pytest.raises(DamagedError):
             exchange.answer()
 
 
-# what memory is taken
+# --- memory that is accepted ---
 
 
 def _received(
@@ -255,7 +257,7 @@ def _received(
     return SharedMemory.received(descriptor, nonce)
 
 
-def test_sound_memory_is_taken() -> None:
+def test_sound_memory_is_accepted() -> None:
     assert _received().values.size == SIZE_BYTES
 
 
@@ -275,13 +277,13 @@ def test_sound_memory_is_taken() -> None:
         ({"nonce": None, "start": b"flightedl memorz"}, "belongs to another stream"),
     ],
 )
-def test_other_memory_is_refused(wrong: dict[str, object], why: str) -> None:
+def test_other_memory_is_rejected(wrong: dict[str, object], why: str) -> None:
     with pytest.raises(MessageError, match=why):
         _received(**wrong)
     assert _descriptors() == 0
 
 
-def test_huge_pages_that_may_be_missing_are_refused() -> None:
+def test_huge_pages_that_may_be_missing_are_rejected() -> None:
     try:
         descriptor = os.memfd_create("flightedl-values", os.MFD_HUGETLB | os.MFD_ALLOW_SEALING)
     except OSError:
@@ -290,7 +292,7 @@ def test_huge_pages_that_may_be_missing_are_refused() -> None:
         SharedMemory.received(descriptor, NONCE)
 
 
-def test_files_and_sockets_are_refused() -> None:
+def test_files_and_sockets_are_rejected() -> None:
     with tempfile.TemporaryFile() as file:
         file.truncate(_WHOLE)
         with pytest.raises(MessageError, match="not a plain memfd"):
@@ -300,7 +302,7 @@ def test_files_and_sockets_are_refused() -> None:
         SharedMemory.received(os.dup(ours.fileno()), NONCE)
 
 
-def test_own_memory_can_neither_shrink_nor_be_written_by_others() -> None:
+def test_created_memory_cannot_shrink_or_be_written_by_others() -> None:
     own = SharedMemory.create(NONCE)
     descriptor = os.dup(own.descriptor())
     own.sent()
@@ -321,7 +323,7 @@ def test_own_memory_can_neither_shrink_nor_be_written_by_others() -> None:
     assert SharedMemory.received(descriptor, NONCE).values[:3].tolist() == [1, 2, 3]
 
 
-def test_a_system_that_gives_no_memory_is_no_failure(
+def test_a_failure_to_allocate_memory_is_harmless(
     server: FlightServer, sharing: Sharing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> int:
@@ -335,7 +337,7 @@ def test_a_system_that_gives_no_memory_is_no_failure(
         _require_sound(exchange)
 
 
-def test_memory_outlives_its_owner() -> None:
+def test_memory_survives_its_owner() -> None:
     own = SharedMemory.create(NONCE)
     other = SharedMemory.received(os.dup(own.descriptor()), NONCE)
     own.values[0] = 5

@@ -1,4 +1,4 @@
-"""A job of real pservers in this process, for modules: what ``fe.torch`` asks of a session, and trainers in step."""
+"""A job with real pservers in this process, for tests of modules: sessions for ``fe.torch``, and trainers in step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..client.pserver_bench import Cluster, Trainer
 
 
 class BenchJob:
-    """One trainer's session. The first one of several to declare the model makes the pservers."""
+    """One trainer's session. The first of several trainers to declare the model creates the pservers."""
 
     def __init__(self, bench: TorchBench, member: int) -> None:
         self._bench, self._member = bench, member
@@ -52,17 +52,17 @@ class BenchJob:
         return Table(spec, declared, lambda name: TableCounts(name=name))
 
     def begin(self, batch: int, records: int = 1) -> None:
-        """A batch is handed out."""
+        """Start a batch."""
         assert self.trainer is not None
         self.trainer.begin(batch, of=1000, records=records)
 
     def begin_again(self, current: CurrentBatch) -> None:
-        """The same batch is handed out once more."""
+        """Start the same batch again."""
         assert self.trainer is not None
         self.trainer.begin(current.number, of=1000, records=current.record_count)
 
     def end(self) -> None:
-        """The next one is asked for."""
+        """End the batch, as a request of the next one does."""
         assert self.trainer is not None
         current, model = self.trainer.current, self.trainer.parameters
         assert current is not None
@@ -72,7 +72,7 @@ class BenchJob:
 
 
 class TorchBench:
-    """Pservers that are made when the model is declared."""
+    """Pservers that are created when the model is declared."""
 
     def __init__(self, trainers: int = 1, pservers: int = 1) -> None:
         self._pservers, self._trainers = pservers, trainers
@@ -83,7 +83,7 @@ class TorchBench:
 
     @property
     def job(self) -> BenchJob:
-        """Of the first trainer."""
+        """Session of the first trainer."""
         return self.jobs[0]
 
     def declare(self, initial: Mapping[str, Any], optimizer: Optimizer, mode: Mode, wire: str) -> Cluster:
@@ -91,7 +91,7 @@ class TorchBench:
             if self.cluster is None:
                 arrays = declared_arrays(initial, {})
                 optimizer.check_names(arrays)
-                # What travels is JSON.
+                # Declarations are transmitted as JSON.
                 self.cluster = Cluster(
                     {name: array.shape for name, array in arrays.items()},
                     Mode.from_json(mode.to_json()),
@@ -105,7 +105,7 @@ class TorchBench:
             return self.cluster
 
     def run(self, program: Callable[[BenchJob], Any]) -> list[Any]:
-        """All trainers at the same time, each in a thread of its own."""
+        """Run all trainers concurrently, each in its own thread."""
         results: list[Any] = [None] * self._trainers
         errors: list[BaseException] = []
 

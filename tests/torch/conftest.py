@@ -1,4 +1,4 @@
-"""Tests of what is for PyTorch leave no threads behind, as those of clients do not."""
+"""Fixtures for tests with PyTorch, which leave no threads behind, like tests of clients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..launch.forked_launcher import import_first
 
 __all__ = ["nothing_left_behind"]
 
-# Tests run beside each other: threads of one that wait for each other take the cores from the others.
+# Tests run concurrently: spinning threads of one test would take the cores from the others.
 torch.set_num_threads(1)
 
 
@@ -26,6 +26,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def forks_with_torch(forks: ForkServer) -> ForkServer:
-    """``forks``, which import PyTorch but once: it takes seconds in each trainer else."""
+    """``forks`` with PyTorch imported once, which otherwise takes seconds in each trainer."""
     import_first(forks, "flightedl.torch")
     return forks

@@ -1,4 +1,4 @@
-"""Tests that want a GPU, and are run by name: ``make test-one t=tests/torch/gpu.py``."""
+"""Tests that require a GPU, which run only by name: ``make test-one t=tests/torch/gpu.py``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def trained(device: str) -> dict[str, torch.Tensor]:
         return found | {"rows": torch.from_numpy(table.pull(range(30)))}
 
 
-def test_gradients_of_a_gpu_are_those_of_the_main_memory() -> None:
+def test_gradients_from_a_gpu_equal_those_in_main_memory() -> None:
     on_gpu, here = trained("cuda"), trained("cpu")
     for name, values in here.items():
         torch.testing.assert_close(on_gpu[name], values, rtol=1e-4, atol=1e-5, msg=name)

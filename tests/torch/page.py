@@ -1,4 +1,4 @@
-"""The blocks of a page run as they stand, each in a job of its own, whose servers are in this process."""
+"""Runner of a page's unchanged code blocks, each in its own job with in-process servers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .bench import BenchJob, TorchBench
 
 
 class JobOfOne(BenchJob):
-    """A job of one trainer whose data is read here, and whose pservers are in this process."""
+    """A job with one trainer, whose data is read and whose pservers run in this process."""
 
     def __init__(self, bench: TorchBench) -> None:
         super().__init__(bench, 1)
@@ -68,7 +68,7 @@ class JobOfOne(BenchJob):
 
 @dataclass
 class OneByOne:
-    """The only trainer's batches."""
+    """Batches of the only trainer."""
 
     job: JobOfOne
     batches: list[pa.RecordBatch]
@@ -88,14 +88,14 @@ class OneByOne:
 
 
 def shared(batches: list[pa.RecordBatch]) -> Dataset:
-    """One task with these batches, from a master in this process."""
+    """Return one task with these batches, from a master in this process."""
     master = Master(1, len(batches))
     feed = partial(TaskFeed, master.fetch, lambda: None, CLOCK)
     return Dataset(_DECLARED, feed, lambda _: iter(batches), Mock(), waiting, 5.0, lambda: None, explicit_done=True)
 
 
 def prepare(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The folder in which the blocks run."""
+    """Prepare the folder in which the blocks run."""
     random = np.random.default_rng(0)
     (folder / "data").mkdir()
     for number in range(2):
@@ -107,11 +107,11 @@ def prepare(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run_blocks(page: str, group: str, namespace: dict[str, object] | None = None, only: int | None = None) -> None:
-    """Run the blocks of a group, or the first ones, each in a job of its own. What they log has to shrink."""
+    """Run the blocks of a group, or the first ones, each in its own job. Logged values must decrease."""
     names: dict[str, object] = {"__name__": "__main__"} if namespace is None else namespace
     for example in examples(ROOT / "docs" / page, group)[:only]:
         with TorchBench() as bench:
             names["job"] = job = JobOfOne(bench)
             example.run(names)
             few = len(job.logged) // 5
-            assert sum(job.logged[:few]) >= sum(job.logged[-few:]), "what it logs shrinks, as losses should"
+            assert sum(job.logged[:few]) >= sum(job.logged[-few:]), "logged losses must decrease"

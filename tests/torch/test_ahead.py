@@ -1,4 +1,4 @@
-"""Whoever asks for batches ahead of the step is found out."""
+"""Detection of code that requests batches ahead of the step."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def job() -> Iterator[JobOfOne]:
 
 
 def one_ahead(loader: Iterable[Any]) -> Iterator[Any]:
-    """As many wrappers do."""
+    """Prefetch one batch, as many wrappers do."""
     source = iter(loader)
     current = next(source)
     for following in source:
@@ -87,20 +87,20 @@ def train(job: JobOfOne, loop: Iterable[Any]) -> list[float]:
 
 
 @pytest.mark.parametrize("wrapper", [one_ahead, two_ahead])
-def test_a_wrapper_that_asks_ahead_is_found_out_at_its_first_step(wrapper: Any, job: JobOfOne) -> None:
+def test_a_wrapper_that_prefetches_is_detected_at_its_first_step(wrapper: Any, job: JobOfOne) -> None:
     with pytest.raises(
         UsageError, match=r"epoch 1, task 0, batch \d was handed out and had no gradient, .*keep clones"
     ):
         train(job, wrapper(batches(data_of(job), "x", "y")))
-    assert job.trainer.parameters["bias"] == job.bias_at_first, "nothing was pushed"
+    assert job.trainer.parameters["bias"] == job.bias_at_first, "no gradient was pushed"
 
 
-def test_a_list_of_batches_has_them_too_early(job: JobOfOne) -> None:
+def test_a_list_of_batches_is_detected_as_prefetching(job: JobOfOne) -> None:
     with pytest.raises(UsageError, match=r"no current batch: .* before the next one is asked for"):
         train(job, list(batches(data_of(job), "x", "y")))
 
 
-def test_a_loader_that_reads_in_a_thread_is_found_out(job: JobOfOne) -> None:
+def test_a_loader_that_reads_in_a_thread_is_detected(job: JobOfOne) -> None:
     with pytest.raises(UsageError, match=r"another thread asks for batches than the one that trains"):
         train(job, in_a_thread(batches(data_of(job), "x", "y")))
 
@@ -108,13 +108,13 @@ def test_a_loader_that_reads_in_a_thread_is_found_out(job: JobOfOne) -> None:
 @pytest.mark.parametrize(
     "wrapper", [enumerate, lambda loop: zip(loop, range(9), strict=False), iter], ids=["enumerate", "zip", "iter"]
 )
-def test_wrappers_that_ask_for_one_after_the_other_are_fine(wrapper: Any, job: JobOfOne) -> None:
+def test_wrappers_that_request_one_batch_at_a_time_work(wrapper: Any, job: JobOfOne) -> None:
     loader = DataLoader(IterableDataset(data_of(job), "x", "y"), batch_size=None)
     pairs = (each if isinstance(each[1], torch.Tensor) else each[isinstance(each[0], int)] for each in wrapper(loader))
     assert train(job, pairs) == [0, 1, 2, 3]
 
 
-def test_a_batch_may_be_left_out_after_it_was_looked_at(job: JobOfOne) -> None:
+def test_a_batch_may_be_skipped_after_it_was_inspected(job: JobOfOne) -> None:
     net = nn.Linear(1, 1, dtype=torch.float64)
     optimizer = Optimizer(net, job, fe.SGD(0.1))
     for x, y in batches(data_of(job), transform=lambda b: (torch.tensor(b["x"].to_pylist()), torch.zeros(1))):
@@ -124,10 +124,10 @@ def test_a_batch_may_be_left_out_after_it_was_looked_at(job: JobOfOne) -> None:
             continue
         loss.backward()
         optimizer.step()
-    assert job.trainer.parameters.versions["weight"] == 4, "a round for each batch"
+    assert job.trainer.parameters.versions["weight"] == 4, "one round per batch"
 
 
-def test_what_a_scaler_leaves_out_may_be_kept(job: JobOfOne) -> None:
+def test_gradients_of_steps_skipped_by_a_scaler_may_be_kept(job: JobOfOne) -> None:
     net = nn.Linear(1, 1, dtype=torch.float64)
     optimizer = Optimizer(net, job, fe.SGD(0.1))
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
@@ -143,7 +143,7 @@ def test_what_a_scaler_leaves_out_may_be_kept(job: JobOfOne) -> None:
     assert scaler.get_scale() == 1.0
 
 
-def test_a_gradient_is_seen_until_it_is_another_one() -> None:
+def test_a_gradient_counts_as_seen_until_it_is_replaced() -> None:
     first = torch.ones(1)
     seen = Seen([first])
     assert first in seen
@@ -151,11 +151,11 @@ def test_a_gradient_is_seen_until_it_is_another_one() -> None:
     assert first not in seen
     seen = Seen([first])
     del first
-    # One of them may lie where the first one was.
+    # One of them may reuse the memory of the first one.
     assert not any(each in seen for each in [torch.ones(1) for _ in range(100)])
 
 
-#: Name of a module -> what lies there and asks ahead, and what is said of it. tests/frameworks has the real ones.
+#: Module name -> (name of its prefetching class, advice in the error). tests/frameworks uses the real modules.
 KNOWN = {
     "accelerate.data_loader": (
         """
@@ -185,13 +185,13 @@ ask = _PrefetchDataFetcher().ask
 
 
 def on_another_device(loader: Iterable[Any]) -> Iterator[Any]:
-    """What is used are copies."""
+    """Yield copies of the batches."""
     for x, y in loader:
         yield x.clone(), y.clone()
 
 
 @pytest.mark.parametrize("module", KNOWN)
-def test_loaders_of_known_packages_are_told_what_to_do(module: str, job: JobOfOne) -> None:
+def test_errors_about_known_loaders_say_what_to_do(module: str, job: JobOfOne) -> None:
     source, text = KNOWN[module]
     names: dict[str, Any] = {"__name__": module}
     exec(source, names)

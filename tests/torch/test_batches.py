@@ -1,4 +1,4 @@
-"""Arrow's batches as tensors."""
+"""Conversion of Arrow batches to tensors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def batch_of(**columns: Any) -> list[pa.RecordBatch]:
     [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.float16(), pa.float32(), pa.float64()],
     ids=str,
 )
-def test_numbers_are_the_columns_own_memory(kind: pa.DataType) -> None:
+def test_tensors_share_the_memory_of_their_columns(kind: pa.DataType) -> None:
     column = pa.array(np.arange(5), pa.int64()).cast(pa.int32()).cast(kind)
     sliced = pa.record_batch({"x": column}).slice(1, 3)
     (x,) = batches([sliced], "x")
@@ -40,7 +40,7 @@ def test_numbers_are_the_columns_own_memory(kind: pa.DataType) -> None:
     assert x.data_ptr() == sliced.column("x").to_numpy().ctypes.data
 
 
-def test_one_column_several_or_all() -> None:
+def test_a_loader_selects_one_or_several_or_all_columns() -> None:
     data = batch_of(x=[1.0, 2.0], y=[3, 4])
     assert [each.tolist() for each in batches(data, "y")] == [[3, 4]]
     ((y, x),) = batches(data, "y", "x")
@@ -49,7 +49,7 @@ def test_one_column_several_or_all() -> None:
     assert {name: each.tolist() for name, each in every.items()} == {"x": [1.0, 2.0], "y": [3, 4]}
 
 
-def test_lists_of_equal_length_are_further_dimensions() -> None:
+def test_lists_of_equal_length_become_dimensions() -> None:
     numbers = np.arange(24, dtype=np.float32)
     fixed = pa.FixedSizeListArray.from_arrays(pa.FixedSizeListArray.from_arrays(numbers, 2), 3)
     data = pa.record_batch(
@@ -67,20 +67,20 @@ def test_lists_of_equal_length_are_further_dimensions() -> None:
     assert flag.tolist() == [False, True]
 
 
-def test_a_transform_makes_whatever_it_wants() -> None:
+def test_a_transform_may_return_anything() -> None:
     data = batch_of(name=["a", "bcd"])
     (found,) = batches(data, transform=lambda b: {"lengths": [torch.tensor([len(n.as_py()) for n in b["name"]]), None]})
     assert found["lengths"][0].tolist() == [1, 3]
 
 
-def test_tensors_of_their_own_may_be_written_to() -> None:
+def test_copied_tensors_are_writable() -> None:
     data = batch_of(x=[1.0, 2.0])
     (x,) = batches(data, "x", copy=True)
     x.mul_(2)
     assert data[0]["x"].to_pylist() == [1.0, 2.0]
 
 
-def test_others_may_not() -> None:
+def test_shared_tensors_are_read_only() -> None:
     loop = batches(batch_of(x=[1.0, 2.0]), "x")
     next(loop).mul_(2)
     with pytest.raises(UsageError, match=r"tensor of column 'x' was written to.*copy=True"):
@@ -101,23 +101,23 @@ def test_tensors_go_to_a_device() -> None:
         (pa.array([[1], None], pa.list_(pa.int64(), 1)), "column 'x' has 1 nulls"),
     ],
 )
-def test_what_makes_no_tensors_is_refused(column: Any, text: str) -> None:
+def test_columns_without_a_tensor_type_are_rejected(column: Any, text: str) -> None:
     with pytest.raises(UsageError, match=text):
         next(batches(batch_of(x=column), "x"))
 
 
-def test_a_column_that_there_is_not_is_refused() -> None:
+def test_an_absent_column_is_rejected() -> None:
     with pytest.raises(UsageError, match="there is no column 'z'; the data has x"):
         next(batches(batch_of(x=[1]), "z"))
 
 
 @pytest.mark.parametrize(("arguments", "more"), [(("x",), {"transform": len}), ((3,), {}), ((), {"transform": "x"})])
-def test_arguments_that_are_wrong_are_refused_at_once(arguments: Any, more: Any) -> None:
+def test_wrong_arguments_are_rejected_at_once(arguments: Any, more: Any) -> None:
     with pytest.raises(UsageError, match=r"names of columns, or a transform|must be named"):
         batches([], *arguments, **more)
 
 
-def test_a_data_loader_hands_out_the_batch_that_is_current() -> None:
+def test_a_data_loader_yields_the_current_batch() -> None:
     with Cluster({"w": (3,)}, Sync(reduce="sum")) as cluster, Loop(cluster, batches=3, records=lambda n: n + 1) as job:
         loader = DataLoader(IterableDataset(job.data, "number"), batch_size=None)
         for number, x in enumerate(loader):
@@ -128,13 +128,13 @@ def test_a_data_loader_hands_out_the_batch_that_is_current() -> None:
 
 
 class _Pairs(Loop):
-    """A loop whose batches come twice in a row."""
+    """A loop that yields each batch twice."""
 
     def _read(self, task: AssignedTask) -> Iterator[pa.RecordBatch]:
         return (pa.record_batch({"number": [number // 2]}) for number in range(task.assignment.batch_count))
 
 
-def test_a_batch_of_two_steps_is_handed_out_twice_and_each_step_counts_once() -> None:
+def test_a_batch_of_two_steps_is_yielded_twice_and_each_step_counts_once() -> None:
     declared = DatasetDeclaration(urls=["data"], batch_size=1, steps_per_batch=2)
     with Cluster({"critic": (3,), "maker": (3,)}, Sync(reduce="sum")) as cluster, _Pairs(cluster, batches=6) as job:
         job.data._declared = msgspec.structs.replace(job.data._declared, declaration=declared)
@@ -150,7 +150,7 @@ def test_a_batch_of_two_steps_is_handed_out_twice_and_each_step_counts_once() ->
 
 
 @pytest.mark.parametrize("start", ["spawn", "fork"])
-def test_worker_processes_of_a_data_loader_are_refused(start: str) -> None:
+def test_worker_processes_of_a_data_loader_are_rejected(start: str) -> None:
     dataset = IterableDataset(batch_of(x=[1.0]), "x")
     loader = DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context=start)
     if start == "spawn":

@@ -1,4 +1,4 @@
-"""The network of ``flightedl bench torch`` has the size asked for and steps; the optimizers' loops are measured."""
+"""``flightedl bench torch``: the network has the requested size and steps, and optimizer loops are measured."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flightedl_tools.bench.modules import network
 
 
 @pytest.mark.parametrize("mb", [0.1, 1, 10])
-def test_the_network_has_the_size_that_is_asked_for(mb: float) -> None:
+def test_the_network_has_the_requested_size(mb: float) -> None:
     net = network(mb)
     size_bytes = sum(value.numel() * value.element_size() for value in net.parameters())
     assert size_bytes == pytest.approx(mb * (1 << 20), rel=0.25 if mb < 1 else 0.05)

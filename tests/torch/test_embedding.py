@@ -1,4 +1,4 @@
-"""Embeddings on tables, against real pservers in this process, beside PyTorch's own."""
+"""Embeddings on tables with real pservers in this process, compared with PyTorch's own."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def table_of(job: BenchJob, name: str = "users", dim: int = 3, rule: Any = None,
 
 
 def plain_like(rows: np.ndarray, kind: type[Any] = nn.Embedding, **more: Any) -> Any:
-    """PyTorch's embedding with these rows."""
+    """Return PyTorch's embedding with these rows."""
     made = kind(*rows.shape, **more)
     with torch.no_grad():
         made.weight.copy_(torch.from_numpy(rows))
@@ -52,7 +52,7 @@ def ids_of(count: int, size: tuple[int, ...], below: int = 20) -> list[torch.Ten
     return [torch.randint(below, size, generator=generator) for _ in range(count)]
 
 
-# the same numbers as PyTorch's
+# --- agreement with PyTorch ---
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
@@ -64,7 +64,7 @@ def ids_of(count: int, size: tuple[int, ...], below: int = 20) -> list[torch.Ten
     ],
     ids=["sgd", "adagrad"],
 )
-def test_100_steps_of_an_embedding_are_those_of_torch(
+def test_100_steps_of_an_embedding_equal_those_of_torch(
     rule: Any, make: Callable[[Any], torch.optim.Optimizer], bench: TorchBench
 ) -> None:
     table = table_of(bench.job, rule=rule)
@@ -95,14 +95,14 @@ def both_bags(bench: TorchBench, **more: Any) -> tuple[Table, EmbeddingBag, nn.E
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 @pytest.mark.parametrize("padding_idx", [None, 3])
 @pytest.mark.parametrize("shape", ["offsets", "last offset", "table"])
-def test_bags_are_those_of_torch(mode: str, padding_idx: int | None, shape: str, bench: TorchBench) -> None:
+def test_bags_equal_those_of_torch(mode: str, padding_idx: int | None, shape: str, bench: TorchBench) -> None:
     table, ours, theirs, optimizer = both_bags(
         bench, mode=mode, padding_idx=padding_idx, include_last_offset=shape == "last offset"
     )
     ids = torch.tensor([3, 5, 5, 7, 3, 3, 19, 0])
     given: tuple[torch.Tensor, ...] = {
         "table": (ids.reshape(2, 4),),
-        # The second bag is empty, the third has padding alone.
+        # The second bag is empty, and the third contains only padding.
         "offsets": (ids, torch.tensor([0, 4, 4, 6])),
         "last offset": (ids, torch.tensor([0, 4, 4, 6, 8])),
     }[shape]
@@ -118,7 +118,7 @@ def test_bags_are_those_of_torch(mode: str, padding_idx: int | None, shape: str,
     np.testing.assert_allclose(before - rows_in(table, 20), theirs.weight.grad.numpy(), rtol=1e-6, atol=1e-6)
 
 
-def test_weights_of_bags_count_and_have_gradients(bench: TorchBench) -> None:
+def test_weights_of_bags_are_applied_and_have_gradients(bench: TorchBench) -> None:
     _, ours, theirs, _ = both_bags(bench, mode="sum")
     bench.job.begin(0)
     grads = []
@@ -130,14 +130,14 @@ def test_weights_of_bags_count_and_have_gradients(bench: TorchBench) -> None:
     torch.testing.assert_close(grads[0], grads[1])
 
 
-def test_a_column_of_lists_is_bags(bench: TorchBench) -> None:
+def test_a_column_of_lists_becomes_bags(bench: TorchBench) -> None:
     _, ours, theirs, _ = both_bags(bench, mode="mean")
     column = pa.array([[1, 2], [], [4, 4, 4]])
     assert torch.equal(ours(column), theirs(torch.tensor([1, 2, 4, 4, 4]), torch.tensor([0, 2, 2])))
 
 
 @pytest.mark.parametrize("norm_type", [1.0, 2.0])
-def test_rows_beyond_a_norm_are_scaled_as_they_are_read(norm_type: float, bench: TorchBench) -> None:
+def test_rows_beyond_a_norm_are_scaled_when_they_are_read(norm_type: float, bench: TorchBench) -> None:
     table = table_of(bench.job)
     net = Embedding(table, max_norm=0.3, norm_type=norm_type)
     optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
@@ -157,7 +157,7 @@ def test_rows_beyond_a_norm_are_scaled_as_they_are_read(norm_type: float, bench:
         np.testing.assert_allclose(moved[norms > 0.3], 0, atol=1e-5, err_msg="to grow does not make it longer")
 
 
-# what gets a gradient, and what does not
+# --- rows with and without gradients ---
 
 
 def test_repeated_ids_and_several_lookups_add_up(bench: TorchBench) -> None:
@@ -174,7 +174,7 @@ def test_repeated_ids_and_several_lookups_add_up(bench: TorchBench) -> None:
     assert moved.round(4).tolist() == [{1: 2, 2: 2, 5: 1}.get(each, 0) for each in range(20)]
 
 
-def test_padding_is_zeros_and_has_no_gradient(bench: TorchBench) -> None:
+def test_padding_is_zero_and_has_no_gradient(bench: TorchBench) -> None:
     table = table_of(bench.job)
     net = Embedding(table, padding_idx=0)
     optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
@@ -192,7 +192,7 @@ def test_padding_is_zeros_and_has_no_gradient(bench: TorchBench) -> None:
     assert net(torch.empty(0, 2, dtype=torch.int64)).shape == (0, 2, 3)
 
 
-def test_texts_and_nulls(bench: TorchBench) -> None:
+def test_strings_and_nulls_are_looked_up(bench: TorchBench) -> None:
     net = Embedding(table_of(bench.job), nulls="padding")
     Optimizer(net, bench.job, fe.SGD(1.0))
     found = net(pa.array(["a", None, "a", "b"]))
@@ -201,7 +201,7 @@ def test_texts_and_nulls(bench: TorchBench) -> None:
     assert torch.equal(found[[0, 3]].detach(), net(["a", "b"]).detach())
 
 
-def test_frozen_rows_stay_and_may_be_thawed(bench: TorchBench) -> None:
+def test_frozen_rows_do_not_change_and_may_be_unfrozen(bench: TorchBench) -> None:
     table = table_of(bench.job)
     net = nn.Sequential(Embedding(table), nn.Linear(3, 1))
     optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
@@ -217,7 +217,7 @@ def test_frozen_rows_stay_and_may_be_thawed(bench: TorchBench) -> None:
 
 
 @pytest.mark.parametrize("way", ["eval", "no_grad", "inference", "outside"])
-def test_reading_makes_no_row_and_no_parameter(way: str, bench: TorchBench) -> None:
+def test_reading_creates_no_row_and_no_parameter(way: str, bench: TorchBench) -> None:
     table = table_of(bench.job)
     net = nn.Sequential(Embedding(table), nn.Linear(3, 1))
     optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
@@ -241,7 +241,7 @@ def rows_made(bench: TorchBench) -> int:
     return sum(counts.rows for shard in bench.cluster.shards for counts in shard.rows.counts())
 
 
-def test_training_makes_the_rows_that_got_a_gradient(bench: TorchBench) -> None:
+def test_training_creates_the_rows_with_a_gradient(bench: TorchBench) -> None:
     net = nn.Sequential(Embedding(table_of(bench.job)), nn.Linear(3, 1))
     optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
     bench.job.begin(0)
@@ -251,7 +251,7 @@ def test_training_makes_the_rows_that_got_a_gradient(bench: TorchBench) -> None:
     assert rows_made(bench) == 2
 
 
-def test_a_collection_looks_all_tables_up_in_one_round_trip(bench: TorchBench) -> None:
+def test_a_collection_looks_up_all_tables_in_one_round_trip(bench: TorchBench) -> None:
     users, items = table_of(bench.job), table_of(bench.job, "items", 2)
     net = EmbeddingCollection(
         {
@@ -331,7 +331,7 @@ def test_each_step_of_a_batch_counts_once(bench: TorchBench) -> None:
     assert rows_in(table, 3)[:, 0].tolist() == [0, -2 * 2 * 2, -2 * 2]
 
 
-def test_rows_that_came_in_advance_cost_no_round_trip(bench: TorchBench) -> None:
+def test_prefetched_rows_cost_no_round_trip(bench: TorchBench) -> None:
     table = table_of(bench.job, init=fe.Zeros())
     net = Embedding(table)
     optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
@@ -399,7 +399,7 @@ def test_two_trainers_share_the_rows() -> None:
 
 
 @pytest.mark.parametrize("mode", [fe.Sync(), fe.Async(), fe.Bounded(staleness=1)], ids=lambda mode: type(mode).__name__)
-def test_a_second_batch_sees_what_the_first_one_did(mode: Any, bench: TorchBench) -> None:
+def test_a_second_batch_sees_the_update_of_the_first_one(mode: Any, bench: TorchBench) -> None:
     table = table_of(bench.job, init=fe.Zeros())
     net = Embedding(table)
     optimizer = Optimizer(net, bench.job, fe.SGD(1.0), mode=mode)
@@ -415,11 +415,11 @@ def test_a_second_batch_sees_what_the_first_one_did(mode: Any, bench: TorchBench
     assert seen == [0, -1, -2]
 
 
-# what PyTorch and its tools do with modules
+# --- tools of PyTorch ---
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_other_types_of_floats(dtype: torch.dtype, bench: TorchBench) -> None:
+def test_other_float_types_are_trained(dtype: torch.dtype, bench: TorchBench) -> None:
     table = table_of(bench.job)
     net = nn.Sequential(Embedding(table), nn.Linear(3, 1)).to(dtype)
     optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
@@ -433,7 +433,7 @@ def test_other_types_of_floats(dtype: torch.dtype, bench: TorchBench) -> None:
     assert (before[1] != rows_in(table, 2)[1]).all()
 
 
-def test_autocast_and_a_scaler_that_leaves_out_what_overflowed(bench: TorchBench) -> None:
+def test_autocast_works_with_a_scaler_that_skips_overflowing_steps(bench: TorchBench) -> None:
     table = table_of(bench.job, init=fe.Zeros())
     net = nn.Sequential(Embedding(table), nn.Linear(3, 1, bias=False))
     nn.init.ones_(net[1].weight)
@@ -445,7 +445,7 @@ def test_autocast_and_a_scaler_that_leaves_out_what_overflowed(bench: TorchBench
         with torch.autocast("cpu", torch.bfloat16):
             rows = net[0](torch.tensor([1, 1]))
             loss = net[1](rows).float().sum() + 0.0
-        # Of the rows alone.
+        # Gradients of the rows only.
         scaler.scale(loss + (rows.sum() * (factor - 1) if factor != 1 else 0.0)).backward()
         scaler.unscale_(optimizer)
         scaler.step(optimizer)
@@ -455,7 +455,7 @@ def test_autocast_and_a_scaler_that_leaves_out_what_overflowed(bench: TorchBench
     assert scaler.get_scale() == 2.0
 
 
-def test_clipping_counts_rows(bench: TorchBench) -> None:
+def test_clipping_includes_rows(bench: TorchBench) -> None:
     table = table_of(bench.job, init=fe.Zeros())
     net = nn.ModuleDict({"embedding": Embedding(table, padding_idx=0), "head": nn.Linear(1, 1, bias=False)})
     optimizer = Optimizer(net, bench.job, fe.SGD(0.0))
@@ -496,7 +496,7 @@ def test_a_compiled_module_trains_rows(bench: TorchBench) -> None:
         assert rows_in(table, 3)[:, 0].tolist() == [0, -3, -6]
 
 
-def test_a_module_of_nothing_but_tables_trains(bench: TorchBench) -> None:
+def test_a_module_with_only_tables_trains(bench: TorchBench) -> None:
     table = table_of(bench.job, init=fe.Zeros())
     net = Embedding(table)
     optimizer = Optimizer(net, bench.job, fe.Adam())
@@ -508,7 +508,7 @@ def test_a_module_of_nothing_but_tables_trains(bench: TorchBench) -> None:
     assert rows_in(table, 2)[:, 0].tolist() == [0, -1]
 
 
-def test_a_state_dict_leaves_rows_out(bench: TorchBench) -> None:
+def test_a_state_dict_omits_rows(bench: TorchBench) -> None:
     net = nn.Sequential(Embedding(table_of(bench.job)), nn.Linear(3, 1))
     optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
     kept = optimizer.state_dict()
@@ -561,7 +561,7 @@ def test_checkpointed_activations_count_once(bench: TorchBench) -> None:
     assert rows_in(table, 2)[:, 0].tolist() == [0, -2]
 
 
-def test_lookups_of_a_batch_that_was_left_out_are_forgotten(bench: TorchBench) -> None:
+def test_lookups_of_a_skipped_batch_are_discarded(bench: TorchBench) -> None:
     table = table_of(bench.job, init=fe.Zeros())
     net = Embedding(table)
     optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
@@ -576,13 +576,13 @@ def test_lookups_of_a_batch_that_was_left_out_are_forgotten(bench: TorchBench) -
     optimizer.zero_grad()
 
 
-def test_lookups_of_a_batch_that_is_done_again_are_forgotten(bench: TorchBench) -> None:
+def test_lookups_of_a_repeated_batch_are_discarded(bench: TorchBench) -> None:
     table = table_of(bench.job, init=fe.Zeros())
     net = Embedding(table)
     optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
     bench.job.begin(0)
     net(torch.tensor([1])).sum().backward()
-    # It was taken away: nobody asks what became of its gradients.
+    # The batch was revoked, so its gradients are not checked.
     bench.job.begin(1)
     net(torch.tensor([2])).sum().backward()
     assert len(list(net.parameters())) == 2
@@ -591,7 +591,7 @@ def test_lookups_of_a_batch_that_is_done_again_are_forgotten(bench: TorchBench) 
     assert rows_in(table, 3)[:, 0].tolist() == [0, 0, -1]
 
 
-# what is refused
+# --- rejected input ---
 
 
 def test_a_gradient_that_is_not_finite_is_named_and_nothing_is_pushed(bench: TorchBench) -> None:
@@ -609,7 +609,7 @@ def test_a_gradient_that_is_not_finite_is_named_and_nothing_is_pushed(bench: Tor
 
 @pytest.mark.parametrize("mode", [fe.Sync(reduce="sum"), fe.Async(), fe.Sync(reduce="sum", push_every=2)])
 @pytest.mark.parametrize("spoilt", ["rows", "dense"])
-def test_a_batch_with_a_rejected_gradient_counts_once_when_it_comes_again(
+def test_a_batch_with_a_rejected_gradient_counts_once_when_it_is_repeated(
     mode: Any, spoilt: str, bench: TorchBench
 ) -> None:
     table = table_of(bench.job, init=fe.Zeros())
@@ -632,7 +632,7 @@ def test_a_batch_with_a_rejected_gradient_counts_once_when_it_comes_again(
     bench.job.end()
     assert current.must_repeat
     assert isinstance(current.rejection, GradientError)
-    assert net["norm"].running_mean.tolist() == [0.0, 0.0, 0.0], "as the job has it"
+    assert net["norm"].running_mean.tolist() == [0.0, 0.0, 0.0], "the value is that of the job"
     bench.job.begin_again(current)
     optimizer.zero_grad()
     for batch in range(2):
@@ -648,7 +648,7 @@ def test_a_batch_with_a_rejected_gradient_counts_once_when_it_comes_again(
     assert net["norm"].num_batches_tracked.item() == 2
 
 
-def test_gradients_that_are_mended_in_the_same_turn_are_pushed_with_their_rows(bench: TorchBench) -> None:
+def test_gradients_repaired_in_the_same_iteration_are_pushed_with_their_rows(bench: TorchBench) -> None:
     table = table_of(bench.job, init=fe.Zeros())
     net = nn.ModuleDict({"rows": Embedding(table), "norm": nn.BatchNorm1d(1, momentum=0.5)})
     optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
@@ -664,7 +664,7 @@ def test_gradients_that_are_mended_in_the_same_turn_are_pushed_with_their_rows(b
     assert (net["norm"].bias.item(), net["norm"].running_mean.item()) == (-1, 1)
 
 
-def test_rows_stay_where_another_gradient_is_not_finite(bench: TorchBench) -> None:
+def test_rows_do_not_change_if_another_gradient_is_not_finite(bench: TorchBench) -> None:
     table = table_of(bench.job, init=fe.Zeros())
     net = nn.Sequential(Embedding(table), nn.Linear(3, 1))
     optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
@@ -677,7 +677,7 @@ def test_rows_stay_where_another_gradient_is_not_finite(bench: TorchBench) -> No
     assert not rows_in(table, 2).any()
 
 
-def test_a_table_of_another_job_is_refused(bench: TorchBench) -> None:
+def test_a_table_of_another_job_is_rejected(bench: TorchBench) -> None:
     with TorchBench() as other:
         table = table_of(other.job)
         Optimizer(Embedding(table), other.job, fe.SGD(1.0))
@@ -696,7 +696,9 @@ def test_a_table_of_another_job_is_refused(bench: TorchBench) -> None:
         (lambda table: Embedding(table)([1]), "no module that an fe.torch.Optimizer has.*call eval"),
     ],
 )
-def test_what_makes_no_embedding_is_refused(make: Callable[[Table], Any], text: str, bench: TorchBench) -> None:
+def test_invalid_arguments_of_an_embedding_are_rejected(
+    make: Callable[[Table], Any], text: str, bench: TorchBench
+) -> None:
     with pytest.raises(UsageError, match=text):
         make(table_of(bench.job))
 
@@ -716,7 +718,7 @@ def test_what_makes_no_embedding_is_refused(make: Callable[[Table], Any], text: 
         (lambda net: net["all"]({"z": [1]}), "there is no embedding 'z', only one"),
     ],
 )
-def test_ids_that_make_no_sense_are_refused(look: Callable[[Any], Any], text: str, bench: TorchBench) -> None:
+def test_invalid_ids_are_rejected(look: Callable[[Any], Any], text: str, bench: TorchBench) -> None:
     table = table_of(bench.job)
     net = nn.ModuleDict({"one": Embedding(table), "bag": EmbeddingBag(table)})
     net["all"] = EmbeddingCollection({"one": net["one"]})
@@ -725,7 +727,7 @@ def test_ids_that_make_no_sense_are_refused(look: Callable[[Any], Any], text: st
         look(net)
 
 
-def test_settings_for_nothing_but_rows_are_refused(bench: TorchBench) -> None:
+def test_settings_that_apply_only_to_rows_are_rejected(bench: TorchBench) -> None:
     net = nn.Sequential(Embedding(table_of(bench.job)), nn.Linear(3, 1))
     groups = [{"params": net[0].parameters(), "lr": 0.1}, {"params": net[1].parameters()}]
     with pytest.raises(UsageError, match=r"gives lr for nothing but embeddings on tables.*job.table"):
@@ -733,7 +735,7 @@ def test_settings_for_nothing_but_rows_are_refused(bench: TorchBench) -> None:
     Optimizer(net, bench.job, fe.SGD(1.0), groups=[{"params": net[0].parameters()}, groups[1]])
 
 
-def test_an_embedding_of_torch_is_a_parameter_and_one_that_rewrites_itself_is_refused(bench: TorchBench) -> None:
+def test_a_torch_embedding_is_a_parameter_unless_it_rewrites_itself(bench: TorchBench) -> None:
     with pytest.raises(UsageError, match=r"embedding of '0.weight' has max_norm, .* put it into a table"):
         Optimizer(nn.Sequential(nn.Embedding(4, 2, max_norm=1.0)), bench.job, fe.SGD(1.0))
     Optimizer(nn.Sequential(nn.Embedding(4, 2, sparse=True)), bench.job, fe.SGD(1.0))

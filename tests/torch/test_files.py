@@ -1,4 +1,4 @@
-"""A saved model in a plain module."""
+"""Loading of saved models into plain modules."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Net(nn.Module):
 
 @pytest.fixture
 def saved(tmp_path: Path) -> tuple[Net, Path]:
-    """A module that was trained for a step, and the file that ``job.save_model`` would write."""
+    """A module after one step of training, and the file that ``job.save_model`` would write."""
     net, path = Net(), tmp_path / "model.safetensors"
     with TorchBench() as bench:
         optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
@@ -46,7 +46,7 @@ def saved(tmp_path: Path) -> tuple[Net, Path]:
     return net, path
 
 
-def test_a_plain_module_takes_what_was_trained(saved: tuple[Net, Path]) -> None:
+def test_a_plain_module_loads_the_trained_values(saved: tuple[Net, Path]) -> None:
     trained, path = saved
     plain = Net()
     load_into(plain, path)
@@ -56,7 +56,7 @@ def test_a_plain_module_takes_what_was_trained(saved: tuple[Net, Path]) -> None:
     assert plain.tied.weight is plain.first.weight
 
 
-def test_others_read_the_same_file(saved: tuple[Net, Path]) -> None:
+def test_other_libraries_read_the_same_file(saved: tuple[Net, Path]) -> None:
     trained, path = saved
     tensors = load_file(path)
     assert torch.equal(tensors["first.weight"], trained.first.weight)
@@ -74,12 +74,12 @@ def test_others_read_the_same_file(saved: tuple[Net, Path]) -> None:
         ),
     ],
 )
-def test_another_module_is_refused(make: type[nn.Module], text: str, saved: tuple[Net, Path]) -> None:
+def test_another_module_is_rejected(make: type[nn.Module], text: str, saved: tuple[Net, Path]) -> None:
     with pytest.raises(DataError, match=text):
         load_into(make(), saved[1])
 
 
-def test_what_the_file_lacks_is_named(saved: tuple[Net, Path]) -> None:
+def test_parameters_missing_in_the_file_are_named(saved: tuple[Net, Path]) -> None:
     class More(Net):
         def __init__(self) -> None:
             super().__init__()
@@ -90,7 +90,7 @@ def test_what_the_file_lacks_is_named(saved: tuple[Net, Path]) -> None:
 
 
 class Towers(nn.Module):
-    """With rows of a table, or of the module."""
+    """Module with rows in a table, or in the module itself."""
 
     def __init__(self, users: nn.Module) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class Towers(nn.Module):
 
 @pytest.fixture
 def served(tmp_path: Path) -> tuple[Towers, torch.Tensor, Path]:
-    """A net on a table, what it says of the trained ids 1 and 3, and the folder with the model and its rows."""
+    """A net on a table, its output for the trained ids 1 and 3, and the folder with its model and rows."""
     with TorchBench() as bench:
         table = bench.job.table("users", 2, optimizer=fe.SGD(0.1), init=fe.Uniform(0.5))
         net = Towers(fe.torch.Embedding(table))
@@ -120,7 +120,7 @@ def served(tmp_path: Path) -> tuple[Towers, torch.Tensor, Path]:
         return net, net.eval()(torch.tensor([1, 3])).detach(), tmp_path
 
 
-def test_a_plain_module_takes_rows_of_tables(served: tuple[Towers, torch.Tensor, Path]) -> None:
+def test_a_plain_module_loads_rows_of_tables(served: tuple[Towers, torch.Tensor, Path]) -> None:
     _, said, folder = served
     for kind in (nn.Embedding, nn.EmbeddingBag):
         plain = Towers(kind(5, 2))
@@ -144,7 +144,7 @@ def test_a_plain_module_takes_rows_of_tables(served: tuple[Towers, torch.Tensor,
         ),
     ],
 )
-def test_rows_that_do_not_fit_are_refused(
+def test_rows_that_do_not_fit_are_rejected(
     users: nn.Module, rows: dict[str, str], text: str, served: tuple[Towers, torch.Tensor, Path]
 ) -> None:
     folder = served[2]

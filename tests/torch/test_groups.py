@@ -1,4 +1,4 @@
-"""Data alone for real groups of torchrun: the page's DDP script, and FSDP2 with distributed checkpoints."""
+"""Data-only jobs with real torchrun groups: the documented DDP script, and FSDP2 with distributed checkpoints."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ..docs.pages import ROOT, examples
 PAGE = ROOT / "docs" / "data-only.md"
 RECORDS = 600
 
-#: Runs a script; writes down the records of each round, and ends all ranks at once after some saves.
+#: Program that runs a script, records the records of each round, and ends all ranks at once after some saves.
 WITH_LEDGER = """
 import os, runpy, sys
 from flightedl.client.data.group_dataset import GroupDataset
@@ -114,7 +114,7 @@ dist.destroy_process_group()
 
 
 class Torchrun:
-    """Runs scripts with so many ranks beside a master that serves data alone."""
+    """Runner of scripts with a number of ranks, and of a master that serves only data."""
 
     def __init__(self, cluster: fe.LocalCluster) -> None:
         self._cluster = cluster
@@ -136,7 +136,7 @@ class Torchrun:
 
     @property
     def phase(self) -> str:
-        """Phase of the group, as far as the master knows."""
+        """Phase of the group according to the master."""
         with contextlib.closing(self._cluster.status()) as asked:
             status = asked.read(5.0)
         assert status.group is not None
@@ -159,7 +159,7 @@ def script(group: str) -> str:
     return next(each.text for each in examples(PAGE, group))
 
 
-def test_the_ddp_script_changes_by_five_lines() -> None:
+def test_the_ddp_script_needs_five_changed_lines() -> None:
     difference = difflib.ndiff(script("before").splitlines(), script("ddp").splitlines())
     added = [line[2:].strip() for line in difference if line.startswith("+ ") and line[2:].strip()]
     moved = {line.strip() for line in script("before").splitlines()}
@@ -170,8 +170,8 @@ def test_the_ddp_script_changes_by_five_lines() -> None:
 @pytest.mark.faults
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_the_ddp_script_goes_on_with_more_ranks_after_a_crash(torchrun: Torchrun, tmp_path: Path) -> None:
-    """The model that survives has each record once in each epoch."""
+def test_the_ddp_script_resumes_with_more_ranks_after_a_crash(torchrun: Torchrun, tmp_path: Path) -> None:
+    """The surviving model contains each record once per epoch."""
     (tmp_path / "train.py").write_text(script("ddp"))
     (tmp_path / "ledger.py").write_text(WITH_LEDGER)
     assert torchrun(2, "ledger.py", "first", 2) != 0
@@ -193,7 +193,7 @@ def test_the_ddp_script_goes_on_with_more_ranks_after_a_crash(torchrun: Torchrun
 @pytest.mark.faults
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_fsdp_goes_on_from_a_distributed_checkpoint_with_more_ranks(torchrun: Torchrun, tmp_path: Path) -> None:
+def test_fsdp_resumes_from_a_distributed_checkpoint_with_more_ranks(torchrun: Torchrun, tmp_path: Path) -> None:
     (tmp_path / "fsdp.py").write_text(FSDP)
     assert torchrun(2, "fsdp.py", RECORDS, 18) != 0
     assert (tmp_path / "last").read_text() == "2-15"
@@ -202,8 +202,8 @@ def test_fsdp_goes_on_from_a_distributed_checkpoint_with_more_ranks(torchrun: To
     assert (tmp_path / "counts").read_text().split() == ["1"] * RECORDS
 
 
-def test_a_weighted_loss_counts_every_record_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mean of the ranks' gradients is the gradient of the round's mean loss, also with a rank without records."""
+def test_a_weighted_loss_counts_every_record_equally(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mean of the ranks' gradients is the gradient of the round's mean loss, even if a rank has no records."""
     torch.manual_seed(0)
     x, y = torch.randn(2, 7)
     label = (x > 0).long()

@@ -1,4 +1,4 @@
-"""The servers' optimizer as PyTorch's, against real pservers in this process."""
+"""The servers' optimizer through PyTorch's interface, with real pservers in this process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def bench() -> Iterator[TorchBench]:
 
 
 class Cnn(nn.Module):
-    """Small, with what a module may have: convolution, bias, a normalization without statistics, a tied scale."""
+    """Small module with a convolution, a bias, a normalization without statistics, and a tied scale."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ def line(*sizes: int, **more: Any) -> nn.Linear:
 
 
 def step_with(job: BenchJob, optimizer: Optimizer, gradients: dict[torch.Tensor, float], batch: int) -> None:
-    """One batch whose gradients are these, each element the same; others have none."""
+    """Train one batch with constant gradients for these parameters, and with none for others."""
     job.begin(batch)
     optimizer.zero_grad()
     for tensor, value in gradients.items():
@@ -71,7 +71,7 @@ def step_with(job: BenchJob, optimizer: Optimizer, gradients: dict[torch.Tensor,
     job.end()
 
 
-# the same numbers as PyTorch's
+# --- agreement with PyTorch ---
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def step_with(job: BenchJob, optimizer: Optimizer, gradients: dict[torch.Tensor,
     ],
     ids=["momentum", "adam", "adamw"],
 )
-def test_200_steps_of_a_cnn_are_those_of_torch(
+def test_200_steps_of_a_cnn_equal_those_of_torch(
     rule: Any, make: Callable[[Any], torch.optim.Optimizer], bench: TorchBench
 ) -> None:
     ours, theirs = seeded(), seeded()
@@ -124,22 +124,22 @@ def test_four_deterministic_trainers_get_the_same_bits_twice() -> None:
     assert first == second
 
 
-# what gets a gradient, and what does not
+# --- parameters with and without gradients ---
 
 
-def test_a_parameter_without_a_gradient_stays_and_remembers_nothing(bench: TorchBench) -> None:
+def test_a_parameter_without_a_gradient_does_not_change(bench: TorchBench) -> None:
     net = line()
     optimizer = Optimizer(net, bench.job, fe.Momentum(1.0, 0.5, weight_decay=0.1))
     step_with(bench.job, optimizer, {net.weight: 1.0, net.bias: 1.0}, 0)
     assert net.bias.item() == -1.0
     step_with(bench.job, optimizer, {net.weight: 0.0}, 1)
-    assert net.bias.item() == -1.0, "neither momentum nor decay moves what nobody had a gradient for"
+    assert net.bias.item() == -1.0, "neither momentum nor decay changes a parameter without a gradient"
     step_with(bench.job, optimizer, {net.bias: 0.0}, 2)
-    # velocity 0.5 * 1, and 0.1 * -1 of decay
+    # Velocity 0.5 * 1, plus decay 0.1 * -1.
     assert net.bias.item() == pytest.approx(-1.0 - (0.5 - 0.1))
 
 
-def test_a_gradient_of_zero_is_one(bench: TorchBench) -> None:
+def test_a_gradient_of_zero_counts_as_a_gradient(bench: TorchBench) -> None:
     net = line()
     optimizer = Optimizer(net, bench.job, fe.SGD(1.0, weight_decay=0.5))
     bench.job.begin(0)
@@ -150,7 +150,7 @@ def test_a_gradient_of_zero_is_one(bench: TorchBench) -> None:
     assert net.weight.tolist() == [[0.5, 0.5]]
 
 
-def test_the_mean_is_over_those_who_had_a_gradient() -> None:
+def test_the_mean_is_over_the_trainers_with_a_gradient() -> None:
     with TorchBench(trainers=2) as bench:
         nets = [line(), line()]
 
@@ -167,13 +167,13 @@ def test_the_mean_is_over_those_who_had_a_gradient() -> None:
 
         bench.run(train)
         for net in nets:
-            # (30 * 1 + 10 * 2) / 40, as DDP would have of batches that count by their records
+            # (30 * 1 + 10 * 2) / 40, as with DDP if batches are weighted by records
             assert net.weight.tolist() == [[1 - 1.25, 1 - 1.25]]
             # 8, not 8 * 10 / 40
             assert net.bias.item() == -8.0
 
 
-def test_frozen_parameters_are_declared_and_may_be_thawed(bench: TorchBench) -> None:
+def test_frozen_parameters_are_declared_and_may_be_unfrozen(bench: TorchBench) -> None:
     net = nn.Sequential(line(2, 2), line(2, 1))
     for value in net[0].parameters():
         value.requires_grad_(False)
@@ -211,17 +211,17 @@ def test_tied_weights_are_one_parameter(bench: TorchBench) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_other_types_of_floats(dtype: torch.dtype, bench: TorchBench) -> None:
+def test_other_float_types_are_trained(dtype: torch.dtype, bench: TorchBench) -> None:
     net = line().to(dtype)
     optimizer = Optimizer(net, bench.job, fe.SGD(2.0**-10))
     for batch in range(16):
         step_with(bench.job, optimizer, {net.weight: 0.25}, batch)
-    # Each of these steps alone is less than what 16 bits can add to 1: the servers have a float32 master copy.
+    # Each step alone is too small to change a 16-bit 1, but the servers have a float32 master copy.
     assert net.weight.dtype == dtype
     assert net.weight.double().tolist() == [[1 - 2.0**-8] * 2]
 
 
-def test_a_parameter_of_no_dimensions(bench: TorchBench) -> None:
+def test_a_parameter_without_dimensions_is_trained(bench: TorchBench) -> None:
     net = nn.PReLU()
     net.weight = nn.Parameter(torch.tensor(1.0))
     optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
@@ -265,7 +265,7 @@ def test_a_trainer_that_joins_late_has_the_values_of_the_job() -> None:
         assert second.weight.tolist() == [[1, 1]]
 
 
-def test_a_batch_that_was_left_out_brings_what_others_did(bench: TorchBench) -> None:
+def test_a_skipped_batch_still_fetches_updates_of_others(bench: TorchBench) -> None:
     net = line()
     Optimizer(net, bench.job, fe.SGD(1.0))
     other = bench.cluster.trainer(1)
@@ -289,7 +289,7 @@ def test_gradients_of_several_batches_are_one_push(mode: Any, bench: TorchBench)
         optimizer.step()
         bench.job.end()
         values.append(net.weight[0, 0].item())
-    # The mean over records is (1 * 0 + 3 * 4) / 4; the second push has half of the first one's velocity.
+    # The mean over records is (1 * 0 + 3 * 4) / 4. The second push adds half of the first one's velocity.
     assert values == [1, -2, -2, -6.5]
 
 
@@ -303,7 +303,7 @@ def test_a_round_of_sums_is_the_mean_over_all_their_records() -> None:
             optimizer = Optimizer(net, job, fe.SGD(1.0), mode=fe.Sync(push_every=2))
             for batch in range(2):
                 job.begin(2 * number + batch, records=10 + 20 * number)
-                # The second trainer leaves its second batch out.
+                # The second trainer skips its second batch.
                 if number == 0 or batch == 0:
                     net.weight.grad = torch.full_like(net.weight, 2.0 * number + batch)
                     optimizer.step()
@@ -340,7 +340,7 @@ def test_betas_are_beta1_and_beta2(bench: TorchBench) -> None:
     assert (optimizer.param_groups[0]["beta1"], optimizer.param_groups[0]["beta2"]) == (0.5, 0.6)
 
 
-def test_a_group_may_come_later(bench: TorchBench) -> None:
+def test_a_group_may_be_added_later(bench: TorchBench) -> None:
     net = nn.ModuleDict({"body": line(), "head": line()})
     rule = fe.SGD(1.0, overrides={"body.*": {"lr": 0.5}})
     optimizer = Optimizer(net, bench.job, rule, groups=[{"params": net["head"].parameters()}])
@@ -354,7 +354,7 @@ def test_a_group_may_come_later(bench: TorchBench) -> None:
     assert [group["lr"] for group in optimizer.param_groups] == [1.0, 0.5]
 
 
-def test_the_rate_that_is_shown_is_the_servers(bench: TorchBench) -> None:
+def test_the_shown_rate_is_that_of_the_servers(bench: TorchBench) -> None:
     net = line()
     optimizer = Optimizer(net, bench.job, fe.SGD(fe.StepDecay(1.0, 0.5, every=1)))
     shown = []
@@ -364,7 +364,7 @@ def test_the_rate_that_is_shown_is_the_servers(bench: TorchBench) -> None:
     assert shown == [1.0, 0.5, 0.25]
 
 
-def test_a_scheduler_of_torch_is_refused_with_the_way_out(bench: TorchBench) -> None:
+def test_a_torch_scheduler_is_rejected_with_an_alternative(bench: TorchBench) -> None:
     net = line()
     optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
@@ -374,7 +374,7 @@ def test_a_scheduler_of_torch_is_refused_with_the_way_out(bench: TorchBench) -> 
         step_with(bench.job, optimizer, {net.weight: 1.0}, 1)
 
 
-def test_a_scheduler_that_leaves_the_rate_alone_is_fine(bench: TorchBench) -> None:
+def test_a_scheduler_that_keeps_the_rate_is_accepted(bench: TorchBench) -> None:
     net = line()
     optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
     scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
@@ -384,7 +384,7 @@ def test_a_scheduler_that_leaves_the_rate_alone_is_fine(bench: TorchBench) -> No
     assert net.weight.tolist() == [[-1, -1]]
 
 
-# what PyTorch and its tools do with an optimizer
+# --- tools of PyTorch ---
 
 
 def test_step_returns_what_the_closure_returned(bench: TorchBench) -> None:
@@ -414,7 +414,7 @@ def test_hooks_of_steps_are_called(bench: TorchBench) -> None:
     assert calls == ["before", "after"]
 
 
-def test_its_class_may_be_changed_while_it_runs(bench: TorchBench) -> None:
+def test_the_class_of_the_optimizer_may_be_changed(bench: TorchBench) -> None:
     net = line()
     optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
 
@@ -428,7 +428,7 @@ def test_its_class_may_be_changed_while_it_runs(bench: TorchBench) -> None:
     assert net.weight.tolist() == [[0, 0]]
 
 
-def test_its_state_may_be_moved_and_loaded_again(bench: TorchBench) -> None:
+def test_the_state_of_the_optimizer_may_be_loaded_again(bench: TorchBench) -> None:
     net = line()
     optimizer = Optimizer(net, bench.job, fe.Adam(fe.StepDecay(1.0, 0.5, every=1)))
     before = copy.deepcopy(optimizer.state_dict())
@@ -440,7 +440,7 @@ def test_its_state_may_be_moved_and_loaded_again(bench: TorchBench) -> None:
     step_with(bench.job, optimizer, {net.weight: 1.0}, 1)
 
 
-def test_the_state_of_another_optimizer_is_refused(bench: TorchBench) -> None:
+def test_the_state_of_another_optimizer_is_rejected(bench: TorchBench) -> None:
     net = line()
     optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
     other = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -448,7 +448,7 @@ def test_the_state_of_another_optimizer_is_refused(bench: TorchBench) -> None:
         optimizer.load_state_dict(other.state_dict())
 
 
-def test_whoever_tries_it_out_finds_that_it_was_used(bench: TorchBench) -> None:
+def test_a_trial_step_of_torch_pushes_nothing(bench: TorchBench) -> None:
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
     net = line()
@@ -460,13 +460,13 @@ def test_whoever_tries_it_out_finds_that_it_was_used(bench: TorchBench) -> None:
 
 
 @pytest.mark.parametrize("of", [copy.deepcopy, copy.copy, pickle.dumps])
-def test_it_can_be_neither_copied_nor_pickled(of: Callable[[Any], Any], bench: TorchBench) -> None:
+def test_the_optimizer_can_be_neither_copied_nor_pickled(of: Callable[[Any], Any], bench: TorchBench) -> None:
     optimizer = Optimizer(line(), bench.job, fe.SGD(1.0))
     with pytest.raises(UsageError, match="neither be pickled nor copied"):
         of(optimizer)
 
 
-def test_a_scaler_scales_back_and_leaves_out_what_overflowed(bench: TorchBench) -> None:
+def test_a_scaler_unscales_gradients_and_skips_overflowing_steps(bench: TorchBench) -> None:
     net = line()
     optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
@@ -483,7 +483,7 @@ def test_a_scaler_scales_back_and_leaves_out_what_overflowed(bench: TorchBench) 
     assert scaler.get_scale() == 2.0
 
 
-def test_clipping_before_the_step_is_this_trainers(bench: TorchBench) -> None:
+def test_clipping_before_the_step_applies_to_this_trainer(bench: TorchBench) -> None:
     net = line()
     optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
     bench.job.begin(0)
@@ -494,7 +494,7 @@ def test_clipping_before_the_step_is_this_trainers(bench: TorchBench) -> None:
     torch.testing.assert_close(net.weight.detach(), torch.tensor([[-2.0, -3.0]]))
 
 
-def test_clip_norm_is_of_gradients_and_not_of_what_buffers_changed_by(bench: TorchBench) -> None:
+def test_clip_norm_excludes_changes_of_buffers(bench: TorchBench) -> None:
     net = nn.BatchNorm1d(1, momentum=1.0)
     optimizer = Optimizer(net, bench.job, fe.SGD(1.0, clip_norm=5.0))
     bench.job.begin(0)
@@ -517,11 +517,11 @@ def test_a_compiled_module_has_the_names_of_the_plain_one(bench: TorchBench) -> 
         compiled(torch.ones(1, 2)).sum().backward()
         optimizer.step()
         bench.job.end()
-    # 1 - 1, then 0: the second gradient is that of a head of weight 1 - 2
+    # 1 - 1, then 0: the second gradient belongs to a head of weight 1 - 2
     assert net[0].weight.tolist() == [[1.0, 1.0]]
 
 
-def test_reading_takes_no_part_in_rounds(bench: TorchBench) -> None:
+def test_reading_does_not_join_rounds(bench: TorchBench) -> None:
     net = line()
     optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
     step_with(bench.job, optimizer, {net.weight: 1.0}, 0)
@@ -552,13 +552,13 @@ def test_the_statistics_of_a_normalization_are_averaged() -> None:
 
         bench.run(train)
         for net in nets:
-            # Means of 2 and 4: both have what each trainer's own statistics would be on average, and counted rounds.
+            # Means of 2 and 4: both trainers have the average of their separate statistics, and the number of rounds.
             torch.testing.assert_close(net.running_mean, torch.tensor([0.75 * 3.0]))
             assert net.num_batches_tracked.item() == 2
             assert net.num_batches_tracked.dtype == torch.int64
 
 
-def test_what_a_buffer_changed_by_is_pushed_once_where_several_batches_are_one_push(bench: TorchBench) -> None:
+def test_the_change_of_a_buffer_is_pushed_once_for_several_batches(bench: TorchBench) -> None:
     net = nn.BatchNorm1d(1, momentum=0.5)
     optimizer = Optimizer(net, bench.job, fe.SGD(0.1), mode=fe.Sync(reduce="sum", push_every=3))
     for batch in range(6):
@@ -571,7 +571,7 @@ def test_what_a_buffer_changed_by_is_pushed_once_where_several_batches_are_one_p
     torch.testing.assert_close(net.running_mean, torch.tensor([2.0 * (1 - 0.5**6)]))
 
 
-def test_masks_and_what_no_state_has_stay_the_modules(bench: TorchBench) -> None:
+def test_masks_and_buffers_without_state_stay_local(bench: TorchBench) -> None:
     net = line()
     net.register_buffer("mask", torch.tensor([True, False]))
     net.register_buffer("positions", torch.arange(3))
@@ -582,10 +582,10 @@ def test_masks_and_what_no_state_has_stay_the_modules(bench: TorchBench) -> None
     assert set(bench.job.trainer.parameters) == {"weight", "bias", "mean"}
 
 
-# what is refused
+# --- rejected input ---
 
 
-def test_a_step_without_a_batch_says_so(bench: TorchBench) -> None:
+def test_a_step_without_a_batch_raises(bench: TorchBench) -> None:
     net = line()
     optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
     net.weight.grad = torch.ones_like(net.weight)
@@ -593,7 +593,7 @@ def test_a_step_without_a_batch_says_so(bench: TorchBench) -> None:
         optimizer.step()
 
 
-def test_a_second_step_of_a_batch_is_refused(bench: TorchBench) -> None:
+def test_a_second_step_of_a_batch_is_rejected(bench: TorchBench) -> None:
     net = line()
     optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
     bench.job.begin(0)
@@ -603,12 +603,12 @@ def test_a_second_step_of_a_batch_is_refused(bench: TorchBench) -> None:
         optimizer.step()
 
 
-def test_a_device_that_is_gone_is_named() -> None:
+def test_a_lost_device_is_named() -> None:
     with pytest.raises(UsageError, match=r"'head.weight' cannot be read from meta: .*start this trainer again"):
         Copies().arrays({"head.weight": torch.empty(2, device="meta")})
 
 
-def test_a_gradient_that_is_not_finite_is_named_as_the_module_names_it(bench: TorchBench) -> None:
+def test_a_gradient_that_is_not_finite_is_named_by_its_module_path(bench: TorchBench) -> None:
     net = nn.Sequential(line(), line(1, 1))
     optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
     bench.job.begin(0)
@@ -617,11 +617,11 @@ def test_a_gradient_that_is_not_finite_is_named_as_the_module_names_it(bench: To
         optimizer.step()
 
 
-def test_gradients_that_were_not_pushed_are_not_forgotten(bench: TorchBench) -> None:
+def test_gradients_that_were_not_pushed_raise_an_error(bench: TorchBench) -> None:
     net = line()
     optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
     step_with(bench.job, optimizer, {net.weight: 1.0}, 0)
-    # A batch that was left out before anything of it was computed.
+    # This batch is skipped before any computation.
     bench.job.begin(1)
     bench.job.end()
     bench.job.begin(2)
@@ -633,7 +633,7 @@ def test_gradients_that_were_not_pushed_are_not_forgotten(bench: TorchBench) -> 
     bench.job.end()
 
 
-def test_gradients_from_before_the_job_are_not_of_a_batch(bench: TorchBench) -> None:
+def test_gradients_from_before_the_job_belong_to_no_batch(bench: TorchBench) -> None:
     net = line()
     net(torch.ones(1, 2)).sum().backward()
     Optimizer(net, bench.job, fe.SGD(1.0))
@@ -641,7 +641,7 @@ def test_gradients_from_before_the_job_are_not_of_a_batch(bench: TorchBench) -> 
     bench.job.end()
 
 
-def test_values_that_were_loaded_in_one_trainer_alone_are_refused(bench: TorchBench) -> None:
+def test_values_loaded_in_only_one_trainer_are_rejected(bench: TorchBench) -> None:
     net = line()
     optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
     kept = copy.deepcopy(net.state_dict())
@@ -652,7 +652,7 @@ def test_values_that_were_loaded_in_one_trainer_alone_are_refused(bench: TorchBe
         step_with(bench.job, optimizer, {net.weight: 1.0}, 1)
 
 
-def test_values_that_were_swapped_and_restored_are_fine(bench: TorchBench) -> None:
+def test_values_that_were_swapped_and_restored_are_accepted(bench: TorchBench) -> None:
     net = line()
     optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
     kept = net.weight.detach().clone()
@@ -668,7 +668,7 @@ def is_where_values_arrive(optimizer: Optimizer, name: str, tensor: torch.Tensor
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_parameters_lie_where_values_arrive(dtype: torch.dtype, bench: TorchBench) -> None:
+def test_parameters_use_the_memory_in_which_values_arrive(dtype: torch.dtype, bench: TorchBench) -> None:
     net = line().to(dtype)
     net.bias.requires_grad_(False)
     optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
@@ -681,7 +681,7 @@ def test_parameters_lie_where_values_arrive(dtype: torch.dtype, bench: TorchBenc
     assert not is_where_values_arrive(optimizer, "weight", copied.weight)
 
 
-def test_a_parameter_whose_memory_others_use_stays_where_it_is(bench: TorchBench) -> None:
+def test_a_parameter_with_shared_memory_is_not_moved(bench: TorchBench) -> None:
     net = nn.Sequential(line(), line())
     loaded = net[0].state_dict()
     whole = torch.ones(2, 2)
@@ -692,7 +692,7 @@ def test_a_parameter_whose_memory_others_use_stays_where_it_is(bench: TorchBench
     assert whole.tolist() == [[0, 0], [1, 1]]
 
 
-def test_a_parameter_that_moves_away_gets_values_as_before(bench: TorchBench) -> None:
+def test_a_parameter_that_was_moved_still_gets_values(bench: TorchBench) -> None:
     net = line()
     optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
     net.to(torch.float64)
@@ -706,7 +706,7 @@ def test_a_parameter_that_moves_away_gets_values_as_before(bench: TorchBench) ->
         step_with(bench.job, optimizer, {net.weight: 0.5}, 2)
 
 
-def test_a_change_of_one_element_is_noticed(bench: TorchBench) -> None:
+def test_a_change_of_one_element_is_detected(bench: TorchBench) -> None:
     net = line(1000, 100)
     optimizer = Optimizer(net, bench.job, fe.SGD(1.0), mode=fe.Async())
     step_with(bench.job, optimizer, {net.weight: 0.5}, 0)
@@ -716,7 +716,7 @@ def test_a_change_of_one_element_is_noticed(bench: TorchBench) -> None:
         step_with(bench.job, optimizer, {net.weight: 0.5}, 1)
 
 
-def test_autograd_notices_values_that_came_before_backward(bench: TorchBench) -> None:
+def test_autograd_detects_values_that_arrived_before_backward(bench: TorchBench) -> None:
     net = nn.Sequential(line(2, 2), line(2, 1))
     optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
     bench.job.begin(0)
@@ -728,7 +728,7 @@ def test_autograd_notices_values_that_came_before_backward(bench: TorchBench) ->
     bench.job.end()
 
 
-def test_another_tensor_in_a_parameters_place_is_refused(bench: TorchBench) -> None:
+def test_a_replaced_parameter_tensor_is_rejected(bench: TorchBench) -> None:
     net = line()
     optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
     net.weight = nn.Parameter(torch.ones(3, 2))
@@ -771,10 +771,10 @@ def sharded() -> nn.Module:
         (line, "adamm", "there is no optimizer 'adamm'"),
     ],
 )
-def test_what_servers_cannot_train_is_refused(make: Any, rule: Any, text: str, bench: TorchBench) -> None:
+def test_parameters_that_servers_cannot_train_are_rejected(make: Any, rule: Any, text: str, bench: TorchBench) -> None:
     with pytest.raises(UsageError, match=text):
         Optimizer(make(), bench.job, rule)
-    assert bench.cluster is None, "nothing was declared"
+    assert bench.cluster is None, "the model was not declared"
 
 
 @pytest.mark.parametrize(
@@ -785,6 +785,6 @@ def test_what_servers_cannot_train_is_refused(make: Any, rule: Any, text: str, b
         ([{"params": [], "momentun": 0.9}], "a group gives 'momentun', but SGD has"),
     ],
 )
-def test_groups_that_are_wrong_are_refused(groups: Any, text: str, bench: TorchBench) -> None:
+def test_wrong_groups_are_rejected(groups: Any, text: str, bench: TorchBench) -> None:
     with pytest.raises(UsageError, match=text):
         Optimizer(line(), bench.job, fe.SGD(1.0), groups=groups)

@@ -1,4 +1,4 @@
-"""Every block of docs/torch.md runs as it stands, and of docs/frameworks.md what needs no other package."""
+"""Every block of docs/torch.md runs unchanged, as do blocks of docs/frameworks.md that need no other package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recommender on tables: alone in this process, and with real processes of which one is killed."""
+"""The recommender on tables: in this process alone, and with real processes, one of which is killed."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from .page import JobOfOne
 from .test_whole_job import trainers_of
 
 EPOCHS = 2
-#: In one of the files.
+#: Number of ratings in each file.
 RATINGS = 30_000
 
-#: Each rating adds 1 to its own row of a table of one element: what that has at the end is how often it counted.
+#: Each rating adds 1 to its own row of a table with one element per row, so the row's final value counts the rating.
 SCRIPT = f"""
 import sys, time
 import numpy as np
@@ -76,14 +76,14 @@ def test_every_rating_is_in_one_file_with_a_number(files: Files) -> None:
     assert toy_story["item_words"] == ["Animation", "Children's", "Comedy", "of the 1990s"]
 
 
-def test_without_the_ratings_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_the_ratings_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(DataError, match=r"pip install --no-deps recbole==.* wheel contains"):
         write_ratings(tmp_path)
 
 
 class Alone(JobOfOne):
-    """A session of ``fe.connect``, whose servers are in this process."""
+    """A session like that of ``fe.connect``, with servers in this process."""
 
     output_dir = Path()
 
@@ -91,10 +91,10 @@ class Alone(JobOfOne):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """The servers end with the bench."""
+        """Do nothing: the servers end with the bench."""
 
     def wait_for_end(self) -> None:
-        """All is done."""
+        """Return at once: all work is done."""
 
     def once(self, name: str) -> bool:
         return name == "report"
@@ -104,7 +104,7 @@ class Alone(JobOfOne):
 
 
 @pytest.mark.timeout(120)
-def test_it_is_better_than_means_after_an_epoch(
+def test_the_recommender_beats_the_mean_after_an_epoch(
     files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with TorchBench() as bench:
@@ -124,7 +124,7 @@ def test_it_is_better_than_means_after_an_epoch(
 @pytest.mark.slow
 @pytest.mark.storm
 @pytest.mark.timeout(240)
-def test_a_trainer_is_killed_and_every_rating_counts_once(
+def test_every_rating_counts_once_despite_a_killed_trainer(
     files: Files, tmp_path: Path, forks_with_torch: ForkServer
 ) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
@@ -148,5 +148,5 @@ def test_a_trainer_is_killed_and_every_rating_counts_once(
         log.close()
     counts = np.load(tmp_path / "out" / "counts.npy")
     assert np.unique(counts[:RATINGS]).tolist() == [EPOCHS]
-    # What an id without a row begins with.
+    # First values of an id without a row.
     assert counts[RATINGS] == 0

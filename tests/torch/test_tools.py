@@ -1,4 +1,4 @@
-"""What tools around PyTorch do with a module and its optimizer: wrappers of processes, checkpoints, loaders."""
+"""Tools around PyTorch that use a module and its optimizer: wrappers, checkpoints, loaders."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def bench() -> Iterator[TorchBench]:
 
 @pytest.fixture
 def group() -> Iterator[None]:
-    """A process group of this process."""
+    """A process group with only this process."""
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     yield
     distributed.destroy_process_group()
@@ -58,7 +58,7 @@ def test_wrappers_of_devices_and_processes_leave_no_prefix(wrapper: Any, bench: 
 
 
 @pytest.mark.usefixtures("group")
-def test_sharded_modules_are_refused(bench: TorchBench) -> None:
+def test_sharded_modules_are_rejected(bench: TorchBench) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import Shard, distribute_tensor
@@ -71,7 +71,7 @@ def test_sharded_modules_are_refused(bench: TorchBench) -> None:
             Optimizer(sharded, bench.job, fe.SGD(1.0))
 
 
-def test_a_second_optimizer_is_refused_with_the_way_out() -> None:
+def test_a_second_optimizer_is_rejected_with_an_alternative() -> None:
     session = JobModel(Mock(), Mock())
     session._parameters = Mock()
     job = SimpleNamespace(parameters=partial(session.declare, dtypes=None))
@@ -80,12 +80,12 @@ def test_a_second_optimizer_is_refused_with_the_way_out() -> None:
 
 
 @pytest.mark.parametrize("rate", [torch.tensor(0.1), torch.tensor([0.1, 0.2])])
-def test_a_rate_that_is_a_tensor_is_refused(rate: torch.Tensor) -> None:
+def test_a_rate_that_is_a_tensor_is_rejected(rate: torch.Tensor) -> None:
     with pytest.raises(UsageError, match=r"lr is tensor.* but must be a number or a Schedule"):
         fe.SGD(rate)
 
 
-def test_a_scaler_scales_back_by_itself(bench: TorchBench) -> None:
+def test_a_scaler_unscales_automatically(bench: TorchBench) -> None:
     optimizer = Optimizer(nn.Linear(2, 1), bench.job, fe.SGD(1.0))
     assert isinstance(optimizer, torch.optim.Optimizer)
     assert not getattr(optimizer, "_step_supports_amp_scaling", False)
@@ -108,7 +108,7 @@ def test_distributed_checkpoints_read_the_state_and_push_nothing(bench: TorchBen
 
 
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true but no accelerator")
-def test_a_loader_that_pins_has_the_current_batch(bench: TorchBench) -> None:
+def test_a_loader_that_pins_memory_yields_the_current_batch(bench: TorchBench) -> None:
     job = JobOfOne(bench)
     bench.jobs = [job]
     data = OneByOne(job, [pa.record_batch({"x": [[float(n), 1.0]]}) for n in range(3)], 1)
@@ -122,7 +122,7 @@ def test_a_loader_that_pins_has_the_current_batch(bench: TorchBench) -> None:
     assert job.trainer.parameters.versions["bias"] == 3
 
 
-def test_a_loader_that_is_told_to_prefetch_needs_workers_which_are_refused(bench: TorchBench) -> None:
+def test_a_loader_set_to_prefetch_requires_workers_and_is_rejected(bench: TorchBench) -> None:
     dataset = IterableDataset([pa.record_batch({"x": [1.0]})], "x")
     with pytest.raises(ValueError, match="prefetch_factor option could only be specified in multiprocessing"):
         DataLoader(dataset, batch_size=None, prefetch_factor=2)

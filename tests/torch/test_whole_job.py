@@ -1,4 +1,4 @@
-"""A PyTorch script under ``flightedl run``: real processes, one of which is killed."""
+"""A PyTorch script with ``flightedl run``: real processes, one of which is killed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.etcd, pytest.mark.faults, pytest.mark.slow, pytest.mar
 
 EPOCHS = 4
 
-#: Each image is counted by a parameter to which what is pushed is added: what it has at the end is how often.
+#: Each image adds 1 to its own element of a parameter, whose final value counts how often the image was trained.
 SCRIPT = f"""
 import sys, time
 import torch
@@ -81,7 +81,7 @@ def trainers_of(process: psutil.Process) -> list[int]:
     return [child.pid for child in children if "flightedl.launch.trainer" in " ".join(child.cmdline())]
 
 
-def test_a_trainer_is_killed_and_every_image_counts_once(tmp_path: Path, forks_with_torch: ForkServer) -> None:
+def test_every_image_counts_once_despite_a_killed_trainer(tmp_path: Path, forks_with_torch: ForkServer) -> None:
     pixels, labels = load_digits(return_X_y=True)
     images, digits = torch.tensor(pixels).reshape(-1, 1, 8, 8).float() / 16, torch.tensor(labels)
     count = 1400

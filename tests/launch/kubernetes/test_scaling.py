@@ -1,4 +1,4 @@
-"""The loop around the rule: what it sees of a cluster and of a master, and what it does about it."""
+"""The loop around the scaling rule: its observations of cluster and master, and its actions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def pod(name: str, phase: str, condition: str) -> dict[str, Any]:
     return {"kind": "Pod", "metadata": metadata, "status": {"phase": phase, "conditions": conditions}}
 
 
-def test_what_it_sees() -> None:
+def test_the_rule_sees_the_cluster_and_the_master() -> None:
     cluster = started()
     cluster.apply([pod("a", "Running", "DisruptionTarget"), pod("b", "Running", "Ready")])
     cluster.apply([pod("c", "Failed", "DisruptionTarget")])
@@ -48,7 +48,7 @@ def test_what_it_sees() -> None:
     assert look(cluster, "demo", lambda: status(2, 7)) is None
 
 
-def test_in_the_last_epoch_it_sees_how_many_tasks_are_left() -> None:
+def test_the_rule_sees_the_remaining_tasks_of_the_last_epoch() -> None:
     last = StatusReply(job="demo", state="training", epoch=1, epochs=2, tasks=STATUS.tasks)
     seen = look(started(), "demo", lambda: last)
     assert seen is not None
@@ -56,7 +56,7 @@ def test_in_the_last_epoch_it_sees_how_many_tasks_are_left() -> None:
 
 
 class Looks(threading.Event):
-    """Ends the loop after so many looks; between them time passes."""
+    """Wait that advances the clock, and ends the loop after a number of rounds."""
 
     def __init__(self, clock: FakeClock, count: int) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Looks(threading.Event):
         return self._left < 0
 
 
-def test_it_adds_trainers_that_are_worth_it_and_says_why_once() -> None:
+def test_the_loop_adds_worthwhile_trainers_and_says_why_once() -> None:
     cluster, clock = started(), FakeClock()
     begun = clock.now()
     said: list[str] = []
@@ -88,7 +88,7 @@ def test_it_adds_trainers_that_are_worth_it_and_says_why_once() -> None:
     assert len(said) == len([line for index, line in enumerate(said) if index == 0 or line != said[index - 1]])
 
 
-def test_it_ends_with_the_job() -> None:
+def test_the_loop_ends_with_the_job() -> None:
     cluster, clock = started(), FakeClock()
     cluster.patch("Job", "demo-trainer", {"status": {"conditions": [{"type": "Complete", "status": "True"}]}})
     said: list[str] = []

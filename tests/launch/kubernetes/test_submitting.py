@@ -1,4 +1,4 @@
-"""A job is brought to a cluster, scaled and taken away: on the twin, and as a real Kubernetes answered."""
+"""Submitting, scaling and cancelling a job: with the in-memory cluster, and with recorded answers of Kubernetes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def pod(name: str, component: str, **status: Any) -> dict[str, Any]:
 
 
 class Failing(MemoryCluster):
-    """Some calls fail: a method's name -> its errors, in order."""
+    """Cluster of which some calls fail; ``errors`` lists them in order by method."""
 
     def __init__(self, clock: FakeClock, **errors: list[BaseException | None]) -> None:
         super().__init__(clock, collection_s=4.0)
@@ -73,7 +73,7 @@ class Failing(MemoryCluster):
 READY = [{"type": "Ready", "status": "True"}]
 
 
-def test_everything_is_there_and_owned_by_the_trainers_job_which_goes_on(
+def test_all_objects_are_created_with_the_running_trainers_job_as_owner(
     cluster: MemoryCluster, fake_clock: FakeClock
 ) -> None:
     submit(cluster, render(JOB), fake_clock)
@@ -84,9 +84,7 @@ def test_everything_is_there_and_owned_by_the_trainers_job_which_goes_on(
         assert [reference["uid"] for reference in each["metadata"]["ownerReferences"]] == [owner["metadata"]["uid"]]
 
 
-def test_a_job_that_runs_is_not_replaced_and_one_that_has_ended_is(
-    cluster: MemoryCluster, fake_clock: FakeClock
-) -> None:
+def test_an_ended_job_is_replaced_and_a_running_one_is_not(cluster: MemoryCluster, fake_clock: FakeClock) -> None:
     submit(cluster, render(JOB), fake_clock)
     with pytest.raises(UsageError, match="exists already"):
         submit(cluster, render(JOB), fake_clock)
@@ -120,20 +118,20 @@ def test_a_submission_that_fails_leaves_nothing(
     assert failing.list("Job,Secret,ConfigMap,Deployment", {}) == []
 
 
-def test_a_failure_to_clean_up_does_not_hide_why_a_submission_failed(fake_clock: FakeClock) -> None:
+def test_a_failed_cleanup_does_not_hide_why_a_submission_failed(fake_clock: FakeClock) -> None:
     failing = Failing(fake_clock, apply=[None, REFUSED], delete=[UnavailableError("no answer")])
     with pytest.raises(UsageError, match="an object is wrong"):
         submit(failing, render(JOB), fake_clock)
     left = failing.get("Job", "demo-trainer")
     assert left is not None
-    assert left["spec"]["suspend"], "it stays, since nobody could delete it"
+    assert left["spec"]["suspend"], "the job could not be deleted"
     submit(failing, render(replace(JOB, trainers=7)), fake_clock)
     assert find(failing, "demo").wanted == 7, "the next submission finds it incomplete and replaces it"
 
 
-def test_a_submission_that_was_overtaken_leaves_the_other_ones_job_alone(fake_clock: FakeClock) -> None:
+def test_an_overtaken_submission_does_not_touch_the_other_job(fake_clock: FakeClock) -> None:
     class Slow(MemoryCluster):
-        """Before the second call another submission takes the job for one that was killed."""
+        """Cluster in which another submission replaces the job before the second call."""
 
         calls = 0
 
@@ -149,13 +147,11 @@ def test_a_submission_that_was_overtaken_leaves_the_other_ones_job_alone(fake_cl
     assert (find(slow, "demo").wanted, find(slow, "demo").state) == (7, "starting")
 
 
-def test_a_job_that_was_cancelled_at_once_takes_nothing_of_its_successor_with_it(
-    cluster: MemoryCluster, fake_clock: FakeClock
-) -> None:
+def test_cancelling_a_job_deletes_nothing_of_its_successor(cluster: MemoryCluster, fake_clock: FakeClock) -> None:
     job = replace(JOB, tls=True, insecure=False, scaling=Scaling())
     objects = [*render(job), *make_secrets(job)]
     submit(cluster, objects, fake_clock)
-    cluster.delete("Job", "demo-trainer")  # By hand: nobody waits.
+    cluster.delete("Job", "demo-trainer")  # Deleted by hand, without waiting.
     submit(cluster, objects, fake_clock)
     fake_clock.sleep(60.0)
     assert len(cluster.list("Job,Secret,Deployment,ConfigMap,Role", labels_of("demo"))) == 1 + 4 + 3 + 1 + 1
@@ -163,7 +159,7 @@ def test_a_job_that_was_cancelled_at_once_takes_nothing_of_its_successor_with_it
     assert cluster.objects == {}, "cancelling waits until everything is gone"
 
 
-def test_objects_that_were_not_submitted_are_not_replaced_but_may_be_cancelled(
+def test_objects_created_by_hand_are_not_replaced_but_may_be_cancelled(
     cluster: MemoryCluster, fake_clock: FakeClock
 ) -> None:
     cluster.apply(render(JOB)[1:])
@@ -175,9 +171,7 @@ def test_objects_that_were_not_submitted_are_not_replaced_but_may_be_cancelled(
         cancel(cluster, "demo", fake_clock)
 
 
-def test_trainers_are_scaled_to_none_and_back_but_not_when_the_job_has_ended(
-    cluster: MemoryCluster, fake_clock: FakeClock
-) -> None:
+def test_trainers_scale_to_zero_and_back_until_the_job_has_ended(cluster: MemoryCluster, fake_clock: FakeClock) -> None:
     submit(cluster, render(JOB), fake_clock)
     assert scale(cluster, "demo", 0).state == "paused"
     assert scale(cluster, "demo", 8).wanted == 8
@@ -189,14 +183,14 @@ def test_trainers_are_scaled_to_none_and_back_but_not_when_the_job_has_ended(
 
 
 class Queued(MemoryCluster):
-    """Kueue acts after every change."""
+    """Cluster with a twin of Kueue that acts after every change."""
 
     def __init__(self, clock: FakeClock, room: int) -> None:
         super().__init__(clock, collection_s=4.0)
         self.kueue = Kueue(self, room)
         self.controllers = Controllers(self, lambda _: None)
         self._is_acting = False
-        #: Kinds of the objects that were there when trainers were first allowed to run.
+        #: Kinds of objects that existed when trainers were first allowed to run.
         self.there: set[str] = set()
 
     def apply(self, objects: Any) -> list[dict[str, Any]]:
@@ -219,7 +213,7 @@ class Queued(MemoryCluster):
             self.there = {kind for kind, _ in self.objects}
 
     def pods(self) -> int:
-        """Trainers that run, when the controllers have acted and the pods that had to end are gone."""
+        """Number of running trainers after the controllers have acted and stopped pods have ended."""
         self.controllers.step()
         pods = self.list("Pod", labels_of("demo"))
         going = [each for each in pods if "deletionTimestamp" in each["metadata"]]
@@ -228,12 +222,12 @@ class Queued(MemoryCluster):
         return len(pods) - len(going)
 
 
-def test_a_queue_decides_when_the_trainers_run(fake_clock: FakeClock) -> None:
+def test_a_queue_decides_when_trainers_run(fake_clock: FakeClock) -> None:
     queued = Queued(fake_clock, room=0)
     job = render(replace(JOB, queue="team", trainers=2))[:4]
     submit(queued, job, fake_clock)
     assert (find(queued, "demo").state, queued.pods()) == ("queued", 0)
-    assert queued.kueue.stopped == [], "nobody lets the trainers run but the queue"
+    assert queued.kueue.stopped == [], "only the queue lets trainers run"
     for room, state, pods in ((2, "starting", 2), (0, "queued", 0), (9, "starting", 2)):
         queued.kueue.make_room(room)
         queued.act()
@@ -243,7 +237,7 @@ def test_a_queue_decides_when_the_trainers_run(fake_clock: FakeClock) -> None:
         replace(JOB, queue="team", scaling=Scaling())
 
 
-def test_a_queue_with_room_admits_trainers_when_everything_else_is_there(fake_clock: FakeClock) -> None:
+def test_a_queue_with_room_admits_trainers_once_everything_else_exists(fake_clock: FakeClock) -> None:
     queued = Queued(fake_clock, room=2)
     submit(queued, render(replace(JOB, queue="team", trainers=2)), fake_clock)
     assert queued.there >= {"ServiceAccount", "ConfigMap", "Deployment", "StatefulSet"}
@@ -255,7 +249,9 @@ def test_cancelling_waits_for_trainers_then_for_pservers(cluster: MemoryCluster,
     cluster.apply([pod("demo-trainer-a", "trainer", phase="Running")])
     with pytest.raises(UnavailableError, match="for Pod demo-trainer-a to end"):
         cancel(cluster, "demo", fake_clock)
-    assert ("Deployment", "demo-pserver") in cluster.objects, "its values are needed until trainers have handed back"
+    assert ("Deployment", "demo-pserver") in cluster.objects, (
+        "trainers need its values until they have returned their tasks"
+    )
     cluster.apply([pod("demo-trainer-a", "trainer", phase="Succeeded"), pod("p", "pserver", phase="Running")])
     with pytest.raises(UnavailableError, match="for Pod p to end"):
         cancel(cluster, "demo", fake_clock)
@@ -272,11 +268,11 @@ def test_cancelling_waits_for_trainers_then_for_pservers(cluster: MemoryCluster,
         ({"active": 2}, "training"),
         (ended("Complete")["status"], "done"),
         (ended("Failed", reason="BackoffLimitExceeded")["status"], "failed"),
-        # Pods may still be ending.
+        # Pods may still be terminating.
         (ended("SuccessCriteriaMet")["status"], "starting"),
     ],
 )
-def test_the_state_of_a_job(status: dict[str, Any], state: str) -> None:
+def test_the_state_of_a_job_is_derived_from_its_objects(status: dict[str, Any], state: str) -> None:
     assert view_of(render(JOB)[0] | {"status": status}).state == state
 
 
@@ -286,14 +282,14 @@ def crashed(code: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("codes", "exit_code"), [([1, 2, 143], 2), ([3], 3), ([1, 1], 1), ([], 1)])
-def test_a_failed_job_ends_with_the_code_that_decided(codes: list[int], exit_code: int) -> None:
+def test_a_failed_job_ends_with_the_decisive_exit_code(codes: list[int], exit_code: int) -> None:
     view = view_of(render(JOB)[0] | ended("Failed", reason="PodFailurePolicy", message="exit code"))
     outcome = outcome_of(view, [crashed(code) for code in codes])
     assert outcome is not None
     assert (outcome.exit_code, outcome.reason) == (exit_code, "PodFailurePolicy: exit code")
 
 
-def test_what_a_pod_waits_for_is_told() -> None:
+def test_the_reason_why_a_pod_waits_is_shown() -> None:
     waiting = {"name": "trainer", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
     assert waits_for(pod("a", "trainer", containerStatuses=[waiting])) == "ImagePullBackOff: no such image"
     creating = {"name": "trainer", "state": {"waiting": {"reason": "ContainerCreating"}}}
@@ -307,7 +303,7 @@ def event(kind: str, name: str, reason: str, message: str) -> dict[str, Any]:
     return {"kind": "Event", "involvedObject": {"kind": kind, "name": name}, **said}
 
 
-def test_what_keeps_any_pod_of_a_job_from_starting_is_told() -> None:
+def test_the_reason_why_any_pod_cannot_start_is_shown() -> None:
     crash = {
         "name": "master",
         "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}},
@@ -343,11 +339,11 @@ DONE = StatusReply(job="demo", state="done", epoch=1, epochs=1, tasks=TaskCounts
     [
         (DONE, 0),
         (StatusReply(job="demo", state="training", epochs=1, tasks=TaskCounts(todo=3, done=1, total=4)), 2),
-        # Nobody can be asked: the trainers' word counts.
+        # The master cannot be reached, so the exit codes of trainers decide.
         (None, 0),
     ],
 )
-def test_the_end_of_a_job_is_what_its_master_makes_of_it(
+def test_the_master_decides_how_a_job_ended(
     cluster: MemoryCluster, fake_clock: FakeClock, status: StatusReply | None, exit_code: int
 ) -> None:
     submit(cluster, render(JOB), fake_clock)
@@ -366,9 +362,7 @@ def test_the_end_of_a_job_is_what_its_master_makes_of_it(
     assert (outcome.exit_code, newest, shown) == (exit_code, status, ["starting"])
 
 
-def test_events_are_read_now_and_then_while_something_cannot_start(
-    cluster: MemoryCluster, fake_clock: FakeClock
-) -> None:
+def test_events_are_read_occasionally_while_a_pod_cannot_start(cluster: MemoryCluster, fake_clock: FakeClock) -> None:
     submit(cluster, render(JOB), fake_clock)
     cluster.apply([pod("demo-etcd-0", "etcd", phase="Pending")])
     told: list[str] = []
@@ -384,16 +378,18 @@ def test_events_are_read_now_and_then_while_something_cannot_start(
     started_at = fake_clock.now()
     wait(cluster, "demo", fake_clock, progress, keeps_checkpoints=False)
     assert told == ["etcd cannot start: FailedMount: no secret"]
-    assert fake_clock.now() - started_at == pytest.approx(12.0), "they may be many: they were read after ten seconds"
+    assert fake_clock.now() - started_at == pytest.approx(12.0), (
+        "events may be many, so they are read only after ten seconds"
+    )
 
 
-def test_a_job_that_somebody_removes_ends_the_waiting(cluster: MemoryCluster, fake_clock: FakeClock) -> None:
+def test_waiting_ends_when_the_job_is_deleted(cluster: MemoryCluster, fake_clock: FakeClock) -> None:
     outcome, _ = wait(cluster, "demo", fake_clock, lambda *_: None, keeps_checkpoints=False)
     assert outcome.exit_code == 1
     assert "no job demo" in outcome.reason
 
 
-def test_secrets_are_for_the_roles_that_run() -> None:
+def test_secrets_exist_for_the_roles_that_run() -> None:
     job = replace(JOB, tls=True, insecure=False, scaling=Scaling())
     made = make_secrets(job)
     assert [each["metadata"]["name"] for each in made] == secret_names(job)
@@ -402,8 +398,8 @@ def test_secrets_are_for_the_roles_that_run() -> None:
     assert make_secrets(JOB) == []
 
 
-def test_a_real_kubernetes_takes_it_scales_it_and_clears_away_what_it_owned() -> None:
-    """As recorded, with the controllers of Kubernetes at work."""
+def test_a_real_kubernetes_runs_and_scales_a_job_and_deletes_its_objects() -> None:
+    """The recorded cluster ran all controllers of Kubernetes."""
     clock = SystemClock() if IS_RECORDING else FakeClock(jumps=True)
     with recorded("job") as real:
         submit(real, render(JOB), clock)

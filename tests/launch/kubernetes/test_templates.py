@@ -1,4 +1,4 @@
-"""Pod templates of users in the pods of a job."""
+"""Users' pod templates in the pods of a job."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ JOB = ClusterJob(job="demo", image="demo:1", target="train.py", secret="store", 
 
 
 def pods(*templates: PodTemplate, **changes: Any) -> dict[str, dict[str, Any]]:
-    """Role -> template of its pods."""
+    """Return the pod template of each role."""
     objects = render(replace(JOB, templates=templates, **changes))
     found = [each["spec"]["template"] for each in objects if "template" in each.get("spec", {})]
     return {each["metadata"]["labels"]["app.kubernetes.io/component"]: each for each in found}
@@ -32,7 +32,7 @@ def test_nothing_changes_without_templates() -> None:
     assert pods().keys() == set(ROLES)
 
 
-def test_maps_are_merged_entries_by_their_key_and_null_removes() -> None:
+def test_maps_are_merged_by_key_and_null_removes_an_entry() -> None:
     before = pods()["trainer"]
     gpu = {
         "kind": "Pod",
@@ -106,12 +106,12 @@ def test_later_templates_win_and_tolerations_add_up() -> None:
     ],
     ids=str,
 )
-def test_what_is_not_a_pod_template_is_refused(template: Any, text: str) -> None:
+def test_a_file_that_is_not_a_pod_template_is_rejected(template: Any, text: str) -> None:
     with pytest.raises(UsageError, match=text):
         pods(PodTemplate.of(ROLES, template))
 
 
-def test_cpus_may_be_limited_and_gpus_given() -> None:
+def test_templates_limit_cpus_and_request_gpus() -> None:
     trainer = container(pods(trainer_resources=Resources("2", "1Gi", "8Gi", "4", 3))["trainer"])
     assert trainer["resources"] == {
         "requests": {"cpu": "2", "memory": "1Gi"},
