@@ -75,7 +75,6 @@ class EtcdServer:
         return self._process
 
     def kill(self) -> None:
-        """Send SIGKILL; the data is kept."""
         self.process.kill()
 
     def restart(self) -> None:
@@ -104,7 +103,6 @@ class EtcdServer:
         self.restart()
 
     def freeze(self) -> None:
-        """Send SIGSTOP: connections remain open, but requests are not answered."""
         self.process.freeze()
 
     def thaw(self) -> None:

@@ -76,7 +76,6 @@ class MemoryCluster:
             self._doom(each for each in self.objects.values() if gone["metadata"]["uid"] in _owners(each))
 
     def _doom(self, objects: Iterable[Mapping[str, Any]]) -> None:
-        """Schedule objects for collection, or collect them now if there is no clock."""
         at = self._clock.now() + self._collection_s if self._clock else 0.0
         for each in objects:
             self._doomed.setdefault(each["metadata"]["uid"], at)

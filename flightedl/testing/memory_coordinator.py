@@ -128,7 +128,6 @@ class MemoryCoordinator:
 
     @property
     def is_connected(self) -> bool:
-        """False between ``disconnect`` and ``reconnect``."""
         return self._is_connected
 
     def compact(self) -> None:

@@ -59,7 +59,6 @@ class ReferenceTable:
         self.oldest: defaultdict[int, int] = defaultdict(int)
 
     def exists(self, row_id: int, row: Row, version: int, epoch: int) -> bool:
-        """True if the row has not expired."""
         evict = self.spec.evict
         if evict is None:
             return True
@@ -70,7 +69,6 @@ class ReferenceTable:
         return evict.unused_epochs is None or epoch - row.epoch <= evict.unused_epochs
 
     def live(self, version: int, epoch: int) -> dict[int, Row]:
-        """Return the rows that exist."""
         return {row_id: row for row_id, row in self.rows.items() if self.exists(row_id, row, version, epoch)}
 
     def read(self, row_id: int, version: int, epoch: int) -> Values | None:
@@ -165,7 +163,6 @@ class ReferenceTable:
     # Restoring calls ``remove`` and then ``restore`` for each checkpoint file, and finally ``expire`` for the newest.
 
     def remove(self, row_ids: Iterable[int]) -> None:
-        """Remove rows and waiting ids."""
         for row_id in row_ids:
             self.rows.pop(row_id, None)
             self.waiting.pop(row_id, None)

@@ -106,11 +106,9 @@ class S3Server:
                 return
 
     def kill(self) -> None:
-        """Send SIGKILL; the data is kept."""
         self.process.kill()
 
     def restart(self) -> None:
-        """Restart on the same data and ports."""
         self.process.kill()
         if not self._start():
             raise RuntimeError(f"the S3 server did not restart: {self.process.log()}")

@@ -4,6 +4,6 @@
 * ``storage``: suite for ``ports.Storage``
 * ``cluster``: suite for ``ports.Cluster``
 
-The in-memory twin and the adapter of a port inherit the same suite. A new adapter of ``ports.Storage`` is correct if a
-class that inherits ``StorageContract`` and returns the adapter from its fixture ``storage`` passes.
+To verify a new adapter of ``ports.Storage``, inherit ``StorageContract`` and return the adapter from the fixture
+``storage``.
 """
