@@ -29,6 +29,7 @@ from typing import Any, BinaryIO, cast
 from urllib.parse import urlsplit, urlunsplit
 
 import fsspec
+from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
@@ -219,6 +220,19 @@ class FsspecStorage:
 
 class _ReplacedError(Exception):
     """The file was replaced during a read with several requests, which s3fs reports as EBUSY."""
+
+
+class _RangesOfIndices(AbstractFileSystem):  # type: ignore[misc]
+    """The "files" of ``formats.indices``, which exist because their names say all."""
+
+    protocol = "indexed"
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        path = self._strip_protocol(path)
+        return {"name": path, "size": 0, "type": "file", "ETag": "indices"}
+
+
+fsspec.register_implementation(_RangesOfIndices.protocol, _RangesOfIndices, clobber=True)
 
 
 class FsspecFiles:

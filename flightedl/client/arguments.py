@@ -17,12 +17,15 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
+from flightedl.client.data.elements import ByIndex
 from flightedl.domain.groups.plan import Remainder
 from flightedl.domain.model.parameters import STORAGE_DTYPES
 from flightedl.domain.model.settings import Limits, checked
 from flightedl.domain.queue.mixture import STOPS
 from flightedl.errors import UsageError
 from flightedl.formats.dataset_spec import absolute_url
+from flightedl.formats.indices import Indices, task_records
+from flightedl.formats.indices import url_of as indices_url
 from flightedl.kernels.half_precision import array_dtype
 from flightedl.messages.declarations import DatasetDeclaration
 
@@ -33,6 +36,7 @@ _NOT_NEGATIVE = Limits(at_least=0)
 #: Seeds travel as JSON numbers, and other languages read those as 64 bits.
 _SEED = Limits(at_least=-(2**63), at_most=2**63 - 1)
 _OF_MIXTURES = {"epochs", "columns", "filter", "format", "records_per_task", "on_corrupt", "steps_per_batch"}
+_NAMES = "a column's name, or a list of names"
 _CONDITIONS = 'a list of (column, operator, value), such as [("age", ">=", 18)]'
 
 
@@ -63,7 +67,7 @@ def dataset_declaration(
         shuffle=checked("shuffle", shuffle, bool, None),
         seed=checked("seed", seed, int, _SEED),
         format=_text("format", format),
-        columns=None if columns is None else _texts("columns", columns, "a column's name, or a list of names"),
+        columns=None if columns is None else _texts("columns", columns, _NAMES),
         filter=None if filter is None else _conditions(filter),
         records_per_task=checked("records_per_task", records_per_task, int, _NOT_NEGATIVE),
         on_corrupt=_text("on_corrupt", on_corrupt),
@@ -92,6 +96,44 @@ def mixture_declaration(
         raise UsageError(f"a mixture has no {unknown[0]}=: it takes {', '.join(sorted(_OF_MIXTURES))} besides its own")
     declared = dataset_declaration(urls=list(sources), batch_size=batch_size, shuffle=True, seed=seed, **more)
     return replace(declared, mixture=weights, stop=stop)
+
+
+def indexed_declaration(
+    n: Any, get: Any, *, columns: Any, batched: Any, shuffle: Any, stop: Any, has_rounds: bool, **more: Any
+) -> tuple[DatasetDeclaration, ByIndex]:
+    """Return the declaration of the arguments of ``job.indexed``, and the transform from indices to elements.
+
+    Without rounds a batch never spans two tasks, so tasks are whole batches by default. With rounds they do not depend
+    on the batch size, which may change.
+
+    Raises:
+        UsageError: one of them is of the wrong type or out of range.
+    """
+    weights = n if isinstance(n, Mapping) else {range(positive("n", n)): 1}
+    if not weights:
+        raise UsageError("n has no indices: give the number of elements, or ranges with their weights")
+    for indices in weights:
+        if not isinstance(indices, range) or not indices or indices.step != 1 or indices.start < 0:
+            raise UsageError(f"n has the indices {indices!r:.80}, but must have ranges, such as {{range(0, 10): 0.7}}")
+    by_index = ByIndex(
+        function_of("get", get),
+        flag("batched", batched),
+        _texts("columns", columns, _NAMES) if columns else (),
+        min(indices.start for indices in weights),
+    )
+    is_shuffled = flag("shuffle", shuffle) or len(weights) > 1
+    urls = {indices_url(indices, is_shuffled=is_shuffled): weight for indices, weight in weights.items()}
+    more["format"] = Indices.name
+    if stop not in STOPS:
+        raise UsageError(f"stop is {stop!r:.80}, but must be one of {', '.join(STOPS)}")
+    if len(urls) > 1:
+        declared = mixture_declaration(urls, stop, more.pop("batch_size"), more.pop("seed"), more)
+    else:
+        declared = dataset_declaration(urls=list(urls), shuffle=shuffle, **more)
+    if not declared.records_per_task and not has_rounds:
+        count = sum(map(len, weights))
+        declared = replace(declared, records_per_task=task_records(count, declared.batch_size))
+    return declared, by_index
 
 
 def remainder_of(value: Any, declared: DatasetDeclaration, *, explicit_done: bool) -> Remainder:

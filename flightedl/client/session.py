@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, SupportsFloat
+from typing import Any, Self, SupportsFloat, Unpack, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +21,9 @@ import numpy.typing as npt
 from flightedl.client import arguments
 from flightedl.client.data.evaluation import Measure
 from flightedl.client.data.job_data import JobData
+from flightedl.client.data.options import Reading, ReadingOptions
 from flightedl.client.data.ranks import rank_and_size
-from flightedl.client.data.read_queue import READ_AHEAD_MB
-from flightedl.client.data.readers import Transforming
-from flightedl.client.data.transforms import Transform, require_no_reader
+from flightedl.client.data.transforms import require_no_reader
 from flightedl.client.model.job_model import JobModel
 from flightedl.client.model.parameters import Parameters
 from flightedl.client.once import Once, OnceNames
@@ -50,12 +49,6 @@ _CLOSED = "it was closed, as at the end of its `with` block"
 _DONE_BY_STEPS = (
     "with parameters, a batch is done when the servers have it: explicit_done is for jobs that have data alone"
 )
-
-#: Arguments of ``dataset`` that say how this trainer reads, or who works on what.
-_READING = {
-    *("decode", "explicit_done", "group", "remainder", "explicit_commit"),
-    *("read_ahead_mb", "transform", "readers"),
-}
 
 
 def connect(
@@ -148,16 +141,9 @@ class Job:
         format: str = "",  # noqa: A002 - likewise
         records_per_task: int = 0,
         on_corrupt: str = "fail",
-        decode: Decode | None = None,
         follow: bool = False,
         steps_per_batch: int = 1,
-        explicit_done: bool = False,
-        group: Any = None,
-        remainder: str = "split",
-        explicit_commit: bool = False,
-        read_ahead_mb: int = READ_AHEAD_MB,
-        transform: Transform | None = None,
-        readers: int = 0,
+        **reading: Unpack[ReadingOptions],
     ) -> Any:
         """Declare the job's training data: the same in every trainer, whose share of it comes by iterating.
 
@@ -184,23 +170,32 @@ class Job:
             format: Name of the format; empty: by the files' names.
             records_per_task: How many records make a task, about; 0: one chunk (row group, record batch) is one.
             on_corrupt: "fail" or "skip" corrupt chunks.
-            decode: For RecordIO: makes columns of a record's bytes.
             follow: More files are to come; see above.
             steps_per_batch: Each batch is handed out so many times in a row, for a step each time:
                 ``Dataset.step_of_batch`` says which one it is. Each is done once, like batches of their own.
-            explicit_done: Batches count as done when ``Dataset.done`` says so, not when the next one is asked for; for
-                jobs without parameters.
-            group: "auto" for the process group of torchrun, ``torch.distributed`` or JAX; (rank, number of ranks) among
-                which data is shared, or a dimension of a DeviceMesh, if some processes need equal batches; "torchft"
-                for batches by number.
-            remainder: With ``group``: what becomes of records that fill no round of full batches. "split" spreads them
-                evenly, "drop" leaves them out, and "pad" repeats records of the epoch's beginning.
-            explicit_commit: With ``group``: rounds count for ``state_dict`` when ``commit`` names them.
-            read_ahead_mb: Memory for batches that this trainer reads ahead. The next chunk is always read, however
+            **reading: Options that each trainer may choose for itself, and those of groups:
+
+                decode: For RecordIO: makes columns of a record's bytes.
+
+                explicit_done: Batches count as done when ``Dataset.done`` says so, not when the next one is asked for;
+                for jobs without parameters.
+
+                group: "auto" for the process group of torchrun, ``torch.distributed`` or JAX; (rank, number of ranks)
+                among which data is shared, or a dimension of a DeviceMesh, if some processes need equal batches;
+                "torchft" for batches by number.
+
+                remainder: With ``group``: what becomes of records that fill no round of full batches. "split" spreads
+                them evenly, "drop" leaves them out, and "pad" repeats records of the epoch's beginning.
+
+                explicit_commit: With ``group``: rounds count for ``state_dict`` when ``commit`` names them.
+
+                read_ahead_mb: Memory for batches that this trainer reads ahead. The next chunk is always read, however
                 large it is.
-            transform: Converts each batch before the loop receives it, concurrently with the loop.
-            readers: Processes of this trainer that run ``transform``; 0: a thread runs it. They import the module, or
-                run the script, that has it.
+
+                transform: Converts each batch before the loop receives it, concurrently with the loop.
+
+                readers: Processes of this trainer that run ``transform``; 0: a thread runs it. They import the module,
+                or run the script, that has it.
 
         Returns:
             A ``Dataset``; with ``group``, a ``GroupDataset``, and with "torchft" a ``NumberedDataset``.
@@ -209,8 +204,6 @@ class Job:
             DataError: a file is missing, unreadable, or of another schema than the others.
             DeclarationError: the job already has a different dataset.
         """
-        self._require_open()
-        self._data.require_undeclared()
         declaration = arguments.dataset_declaration(
             urls=urls,
             batch_size=batch_size,
@@ -225,17 +218,7 @@ class Job:
             follow=follow,
             steps_per_batch=steps_per_batch,
         )
-        return self._declare(
-            declaration,
-            decode=decode,
-            explicit_done=explicit_done,
-            group=group,
-            remainder=remainder,
-            explicit_commit=explicit_commit,
-            read_ahead_mb=read_ahead_mb,
-            transform=transform,
-            readers=readers,
-        )
+        return self._declare(declaration, reading)
 
     def mixture(
         self, sources: Mapping[str, float], *, batch_size: int, seed: int = 0, stop: str = "first", **more: Any
@@ -257,59 +240,87 @@ class Job:
             DataError: as of ``dataset``; or a source has no records.
             DeclarationError: the job already has a different dataset.
         """
-        reading = {name: more.pop(name) for name in _READING & more.keys()}
-        return self._declare(arguments.mixture_declaration(sources, stop, batch_size, seed, more), **reading)
+        reading = {name: more.pop(name) for name in ReadingOptions.__annotations__.keys() & more.keys()}
+        return self._declare(
+            arguments.mixture_declaration(sources, stop, batch_size, seed, more), cast("ReadingOptions", reading)
+        )
 
-    def _declare(
+    def indexed(
         self,
-        declaration: DatasetDeclaration,
+        n: int | Mapping[range, float],
+        get: Callable[[Any], Any],
         *,
-        decode: Decode | None = None,
-        explicit_done: bool = False,
-        group: Any = None,
-        remainder: str = "split",
-        explicit_commit: bool = False,
-        read_ahead_mb: int = READ_AHEAD_MB,
-        transform: Transform | None = None,
-        readers: int = 0,
+        batch_size: int,
+        epochs: int | None = 1,
+        shuffle: bool = False,
+        seed: int = 0,
+        columns: str | Sequence[str] = (),
+        batched: bool = False,
+        records_per_task: int = 0,
+        steps_per_batch: int = 1,
+        stop: str = "first",
+        **reading: Unpack[ReadingOptions],
     ) -> Any:
+        """Declare training data whose elements a function returns by index, in place of ``dataset``.
+
+        Suits map-style datasets, such as those of PyTorch: ``job.indexed(len(ds), ds.__getitem__, ...)``. Only indices
+        are handed out, so every trainer needs the same elements. Epochs, groups and positions work as for files.
+
+        Args:
+            n: Number of elements, whose indices are 0 to n - 1; or weights by ranges of indices, for a mixture.
+            get: Returns the element of an index: a dict of columns, a tuple, or a single value. Arrays and tensors
+                become tensors. It runs where a ``transform`` does: concurrently with the loop, or in ``readers``.
+            batch_size: Elements of a batch, at most.
+            epochs: As in ``dataset``.
+            shuffle: Hand the elements out in another random order in each epoch.
+            seed: Seed of the shuffling.
+            columns: Names of the parts of a tuple; by default "0", "1", ...
+            batched: ``get`` takes a list of indices, and returns a list of elements, a dict of columns, or a
+                ``pyarrow.RecordBatch``.
+            records_per_task: Elements of a task; 0: about 1,024, and less if there would be few tasks.
+            steps_per_batch: As in ``dataset``.
+            stop: End of a mixture's epoch, as in ``mixture``.
+            **reading: As in ``dataset``, without ``decode`` and ``transform``.
+
+        Raises:
+            UsageError: an argument is wrong.
+            DataError: raised by the loop if ``get`` fails, or elements do not form columns; names the index.
+            DeclarationError: the job already has a different dataset.
+        """
+        declaration, by_index = arguments.indexed_declaration(
+            n,
+            get,
+            columns=columns,
+            batched=batched,
+            batch_size=batch_size,
+            epochs=epochs,
+            shuffle=shuffle,
+            seed=seed,
+            stop=stop,
+            has_rounds=reading.get("group") is not None,
+            records_per_task=records_per_task,
+            steps_per_batch=steps_per_batch,
+        )
+        if wrong := sorted(reading.keys() & {"decode", "transform"}):
+            raise UsageError(f"job.indexed has no {wrong[0]}=: let get do it")
+        return self._declare(declaration, {**reading, "transform": by_index})
+
+    def _declare(self, declaration: DatasetDeclaration, given: ReadingOptions) -> Any:
         self._require_open()
         self._data.require_undeclared()
-        if arguments.flag("explicit_done", explicit_done) and self._model.is_declared:
+        reading = Reading(given)
+        if reading.explicit_done and self._model.is_declared:
             raise UsageError(_DONE_BY_STEPS)
-        ahead_mb = arguments.positive("read_ahead_mb", read_ahead_mb)
-        if transform is not None:
-            arguments.function_of("transform", transform)
-        transforming = Transforming(transform, arguments.natural("readers", readers))
-        if group is None:
-            if remainder != "split" or explicit_commit:
-                raise UsageError('remainder and explicit_commit are for the ranks of a group: give group="auto"')
-            return self._data.declare(
-                declaration,
-                decode,
-                explicit_done=explicit_done,
-                read_ahead_mb=ahead_mb,
-                transforming=transforming,
-            )
+        if reading.group is None:
+            return self._data.declare(declaration, reading)
         if self._model.is_declared:
             raise UsageError("a group trains a model of its own: give either group= or job.parameters, not both")
-        chosen_remainder = arguments.remainder_of(remainder, declaration, explicit_done=explicit_done)
-        if isinstance(group, str) and group == "torchft":
-            if remainder != "split" or explicit_commit or transform is not None:
-                raise UsageError(
-                    'group="torchft" takes neither remainder, explicit_commit nor transform: leave them out'
-                )
-            return self._data.declare_numbered(declaration, decode)
+        remainder = reading.remainder_for(declaration)
+        if reading.is_numbered:
+            return self._data.declare_numbered(declaration, reading)
         atexit.register(self._leave_at_exit)
-        return self._data.declare_for_group(
-            declaration,
-            decode,
-            rank_and_size(group, self._settings.process_name),
-            remainder=chosen_remainder,
-            explicit_commit=arguments.flag("explicit_commit", explicit_commit),
-            read_ahead_mb=ahead_mb,
-            transforming=transforming,
-        )
+        ranks = rank_and_size(reading.group, self._settings.process_name)
+        return self._data.declare_for_group(declaration, reading, ranks, remainder)
 
     def parameters(
         self,
@@ -447,6 +458,8 @@ class Job:
         """
         self._require_open()
         arguments.function_of("measure", measure)
+        if decode is not None:
+            arguments.function_of("decode", decode)
         declaration = arguments.dataset_declaration(
             urls=urls, batch_size=batch_size, columns=columns, filter=filter, format=format
         )

@@ -13,6 +13,7 @@ Training data:
 * ``registry``: all formats, and the choice of a file's format
 * ``parquet``, ``arrow_ipc`` (with ``arrow_messages``), ``recordio``, ``csv_text``, ``json_lines``, ``tar_archive``: one
   format each; ``text`` and ``cutting`` are shared by the text formats
+* ``indices``: ranges of indices in place of files
 * ``records``, ``schemas``: columns and conditions, and the common schema of a dataset
 * ``sources``, ``sinks``: opening files and writing them
 

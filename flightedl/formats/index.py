@@ -20,7 +20,7 @@ from flightedl.formats.chunks import ChunkColumns, CorruptChunkError, FileIndex,
 from flightedl.formats.dataset_spec import DatasetSpec
 from flightedl.formats.recordio import RecordIO
 from flightedl.formats.records import require_columns
-from flightedl.formats.registry import FORMATS, Format, format_for
+from flightedl.formats.registry import Format, format_for, named_format
 from flightedl.formats.schemas import Mismatch, same_schema, widened_schema
 from flightedl.formats.sources import without_compression
 from flightedl.formats.text import TextFormat
@@ -203,7 +203,7 @@ def _joined(schema: pa.Schema, first: FileIndex, file: FileIndex) -> pa.Schema |
 
 
 def _is_guessed(file: FileIndex) -> bool:
-    return isinstance(FORMATS[file.format], TextFormat)
+    return isinstance(named_format(file.format), TextFormat)
 
 
 def _indexed(

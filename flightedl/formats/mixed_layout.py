@@ -13,9 +13,13 @@ from flightedl.domain.queue.mixture import mixed
 from flightedl.errors import DataError
 from flightedl.formats.chunk_index import ChunkIndex
 from flightedl.formats.chunks import Chunk
+from flightedl.formats.indices import Indices
 from flightedl.formats.layout import TaskLayout
 from flightedl.formats.parquet import Parquet
 from flightedl.messages.declarations import DatasetDeclaration
+
+#: Formats whose chunks may be cut.
+_CUT = (Parquet.name, Indices.name)
 
 
 def layout_of(
@@ -49,7 +53,7 @@ class MixedLayout(TaskLayout):
         for number, url in enumerate(declared.urls):
             if not index.records[sources == number].sum():
                 raise DataError(f"the source {url} of the mixture has no records, or earlier sources have them all")
-        whole = {source for file, source in enumerate(of_file) if index.file_index(file).format != Parquet.name}
+        whole = {source for file, source in enumerate(of_file) if index.file_index(file).format not in _CUT}
         is_cut = [source not in whole for source in range(len(matches))]
         weights, stop = declared.mixture, declared.stop
         self._mixture = mixed(index.records, sources, weights, is_cut, declared.records_per_task, stop)

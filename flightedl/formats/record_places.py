@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from flightedl.domain.queue.batching import record_order
 from flightedl.formats.chunks import Chunk
+from flightedl.formats.indices import indices_of, is_of_indices
 from flightedl.messages.status import RecordRange
 
 _SHOWN = 8
@@ -39,6 +40,8 @@ def _stretches(chunks: Sequence[Chunk], numbers: npt.NDArray[np.int64]) -> Itera
     start = 0
     for chunk in chunks:
         inside = numbers[(numbers >= start) & (numbers < start + chunk.records)] - start + chunk.first_record
+        if is_of_indices(chunk.url):
+            inside = np.sort(indices_of(chunk.url, inside))
         runs = np.split(inside, np.flatnonzero(np.diff(inside) != 1) + 1) if len(inside) else ()
         for run in runs:
             yield RecordRange(url=chunk.url, chunk=chunk.number, first_record=int(run[0]), records=len(run))
@@ -48,10 +51,24 @@ def _stretches(chunks: Sequence[Chunk], numbers: npt.NDArray[np.int64]) -> Itera
 def described(ranges: Sequence[RecordRange]) -> str:
     """Return the ranges as text for people: ``a.parquet, records 20-29 and 35``."""
     by_file: dict[str, list[str]] = {}
-    for each in ranges[:_SHOWN]:
-        last = each.first_record + each.records - 1
-        numbers = f"{last}" if each.records == 1 else f"{each.first_record}-{last}"
-        by_file.setdefault(each.url, []).append(numbers)
-    files = "; ".join(f"{url}, records {', '.join(numbers)}" for url, numbers in by_file.items())
-    more = sum(each.records for each in ranges[_SHOWN:])
+    joined = _joined(ranges)
+    for url, first, end in joined[:_SHOWN]:
+        by_file.setdefault(url, []).append(f"{first}" if end == first + 1 else f"{first}-{end - 1}")
+    files = "; ".join(
+        f"{'indices' if is_of_indices(url) else f'{url}, records'} {', '.join(numbers)}"
+        for url, numbers in by_file.items()
+    )
+    more = sum(end - first for _, first, end in joined[_SHOWN:])
     return f"{files} and {more} more" if more else files
+
+
+def _joined(ranges: Sequence[RecordRange]) -> list[tuple[str, int, int]]:
+    """Return (url, first record, end) of the ranges, each joined with the one before it if there is no gap."""
+    found: list[tuple[str, int, int]] = []
+    for each in ranges:
+        end = each.first_record + each.records
+        if found and found[-1][0] == each.url and found[-1][2] == each.first_record:
+            found[-1] = (each.url, found[-1][1], end)
+        else:
+            found.append((each.url, each.first_record, end))
+    return found

@@ -11,6 +11,7 @@ from flightedl.errors import DataError, UsageError
 from flightedl.formats.arrow_ipc import ArrowFile, ArrowStream
 from flightedl.formats.chunks import Chunk, FileIndex, IndexOptions
 from flightedl.formats.csv_text import CommaSeparated, TabSeparated
+from flightedl.formats.indices import Indices
 from flightedl.formats.json_lines import JsonLines
 from flightedl.formats.parquet import Parquet
 from flightedl.formats.recordio import RecordIO
@@ -59,6 +60,7 @@ class Format(Protocol):
         ...
 
 
+#: Formats of files, by name.
 FORMATS: dict[str, Format] = {
     format_.name: format_
     for format_ in (
@@ -72,6 +74,9 @@ FORMATS: dict[str, Format] = {
         TarArchive(),
     )
 }
+
+
+_INDICES = Indices()
 
 
 def format_for(url: str, name: str | None = None) -> Format:
@@ -94,6 +99,8 @@ def format_for(url: str, name: str | None = None) -> Format:
 
 def named_format(name: str) -> Format:
     """Return the format with this name. Raises UsageError if there is none."""
+    if name == _INDICES.name:
+        return _INDICES
     if name not in FORMATS:
         raise UsageError(f"there is no format {name!r}: use one of {', '.join(FORMATS)}")
     return FORMATS[name]

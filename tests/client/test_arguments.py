@@ -16,6 +16,7 @@ from flightedl.client.arguments import (
     dataset_declaration,
     declared_arrays,
     function_of,
+    indexed_declaration,
     metrics_of,
     name_of,
     url_of,
@@ -148,3 +149,60 @@ def test_wrong_gradients_raise_one_sentence(gradients: Any, text: str) -> None:
         with pytest.raises(GradientError) as caught:
             plans.sound(gradients, "batch 0")
     assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"n": 0}, "n is 0, but must be at least 1"),
+        ({"n": "10"}, "n is '10', but must be a whole number"),
+        ({"n": {0: 1, range(3): 2}}, "n has the indices 0, but must have ranges, such as"),
+        ({"n": {range(0, 8, 2): 1, range(9): 1}}, "n has the indices range(0, 8, 2)"),
+        ({"n": {range(4): 1, range(4, 4): 1}}, "n has the indices range(4, 4)"),
+        ({"n": {range(4): 1, range(4, 9): 0}}, "the weights of a mixture are [1.0, 0.0]"),
+        ({"n": {}}, "n has no indices"),
+        ({"get": [1, 2]}, "get is [1, 2], but must be a function"),
+        ({"columns": [1]}, "columns is [1]"),
+        ({"batched": 1}, "batched is 1, but must be True or False"),
+        ({"shuffle": 1}, "shuffle is 1, but must be True or False"),
+        ({"stop": "last"}, "stop is 'last', but must be one of first, all, repeat"),
+        ({"batch_size": 0}, "batch_size is 0, but must be at least 1"),
+    ],
+)
+def test_a_wrong_argument_of_indexed_is_one_sentence(wrong: dict[str, Any], text: str) -> None:
+    given = {"n": 10, "get": str, "columns": (), "batched": False, "shuffle": False, "stop": "first"} | wrong
+    with pytest.raises(UsageError) as raised:
+        indexed_declaration(**{"batch_size": 2, "seed": 0, "has_rounds": False} | given)
+    assert str(raised.value).startswith(text)
+
+
+def test_the_elements_of_a_mixture_are_ranges_of_indices_with_weights() -> None:
+    more: dict[str, Any] = {
+        "columns": "x",
+        "batched": True,
+        "shuffle": False,
+        "stop": "all",
+        "batch_size": 2,
+        "seed": 3,
+    }
+    declared, by_index = indexed_declaration({range(5, 9): 2, range(2, 5): 1}, str, has_rounds=True, **more)
+    assert declared.urls == ["indexed://5-9/shuffled", "indexed://2-5/shuffled"]
+    assert (declared.mixture, declared.stop, declared.shuffle, declared.seed) == ([2.0, 1.0], "all", True, 3)
+    assert (by_index.first, by_index.columns, by_index.is_batched) == (2, ("x",), True)
+
+
+@pytest.mark.parametrize(
+    ("n", "batch_size", "has_rounds", "expected"),
+    [
+        (100, 8, False, 8),
+        (100, 8, True, 0),
+        (1_000_000, 100, False, 1100),
+        ({range(9): 1, range(9, 5000): 1}, 8, False, 24),
+    ],
+)
+def test_tasks_of_indices_are_whole_batches_where_batches_never_span_two(
+    n: Any, batch_size: int, has_rounds: bool, expected: int
+) -> None:
+    more: dict[str, Any] = {"columns": (), "batched": False, "shuffle": False, "stop": "first", "seed": 0}
+    declared, _ = indexed_declaration(n, str, batch_size=batch_size, has_rounds=has_rounds, **more)
+    assert declared.records_per_task == expected

@@ -15,6 +15,7 @@ import psutil
 import pyarrow as pa
 import pytest
 
+from flightedl.client.data.elements import ByIndex
 from flightedl.client.data.readers import Result, Transforming
 from flightedl.client.data.transforms import Transform
 from flightedl.errors import DataError, UsageError
@@ -47,6 +48,11 @@ class Delivered:
 
 
 Through = Callable[..., Delivered]
+
+
+class Sevens:
+    def element(self, index: int) -> int:
+        return 7 * index
 
 
 @pytest.fixture
@@ -121,6 +127,18 @@ def test_a_result_that_cannot_be_sent_is_an_error_in_order(through: Through) -> 
     assert [tag for tag, result in found if isinstance(result, pa.RecordBatch)] == [0, 1, 3]
 
 
+@pytest.mark.parametrize("readers", [0, 2])
+def test_elements_come_by_index_and_an_error_names_the_index(readers: int, through: Through) -> None:
+    by_index = ByIndex(of_tests.halved, is_batched=False, columns=(), first=0)
+    found = through(by_index, readers).all_of((n, batch_of(n, n + 1)) for n in (2, 4, 6))
+    assert [batch["half"].to_pylist() for _, batch in found[:2] if isinstance(batch, pa.RecordBatch)] == [
+        [1.0, 1.5],
+        [2.0, 2.5],
+    ]
+    (_, error) = found[2]
+    assert str(error).startswith("get=halved failed at record 6: at index 7: ValueError: no sevens, please (")
+
+
 def test_readers_require_an_importable_transform() -> None:
     with pytest.raises(UsageError, match="give one, or leave out readers="):
         Transforming(None, 2)
@@ -128,6 +146,8 @@ def test_readers_require_an_importable_transform() -> None:
         Transforming(lambda batch: batch, 1)
     with pytest.raises(UsageError, match="cannot be found by readers"):
         Transforming(partial(of_tests.doubled), 1)
+    with pytest.raises(UsageError, match=r"^get=.* cannot be found by readers"):
+        Transforming(ByIndex(Sevens().element, is_batched=False, columns=(), first=0), 1)
 
 
 def test_closing_ends_busy_readers() -> None:

@@ -77,3 +77,15 @@ def endless_after_fifty(batch: pa.RecordBatch) -> pa.RecordBatch:
     if max(batch["id"].to_pylist()) >= 50:
         time.sleep(3600)
     return batch
+
+
+def halved(index: int) -> dict[str, float]:
+    """Return an element that names its process; raise at the index 7."""
+    if index == 7:
+        raise ValueError("no sevens, please")
+    return {"half": index / 2, "pid": os.getpid()}
+
+
+def squared(index: int) -> dict[str, int]:
+    """Return an index with its square."""
+    return {"index": index, "square": index * index}

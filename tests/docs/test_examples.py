@@ -14,7 +14,7 @@ import pytest
 
 import flightedl as fe
 from flightedl.adapters.storage import FsspecFiles
-from flightedl.client.arguments import dataset_declaration, mixture_declaration
+from flightedl.client.arguments import dataset_declaration, indexed_declaration, mixture_declaration
 from flightedl.client.data.transforms import Transform
 from flightedl.formats.chunk_index import ChunkIndex
 from flightedl.formats.dataset_spec import spec_of
@@ -71,6 +71,18 @@ class JobOfOne:
 
     def dataset(self, urls: object, **given: Any) -> DatasetOfOne:
         return data_of_one(urls, **given)
+
+    def indexed(self, n: object, get: object, **given: Any) -> DatasetOfOne:
+        more = {
+            "columns": (),
+            "batched": False,
+            "shuffle": False,
+            "seed": 0,
+            "stop": "first",
+            "has_rounds": False,
+        } | given
+        declaration, by_index = indexed_declaration(n, get, **more)
+        return DatasetOfOne(declaration, transform=by_index)
 
     def mixture(self, sources: object, *, batch_size: int, seed: int = 0, stop: str = "first") -> DatasetOfOne:
         return DatasetOfOne(mixture_declaration(sources, stop, batch_size, seed, {}))

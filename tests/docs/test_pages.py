@@ -16,6 +16,7 @@ import flightedl as fe
 from flightedl.client.data.dataset import Dataset
 from flightedl.client.data.group_dataset import GroupDataset
 from flightedl.client.data.numbered_dataset import NumberedDataset
+from flightedl.client.data.options import ReadingOptions
 from flightedl.client.model.parameters import Parameters
 from flightedl.client.once import Once
 from flightedl.client.progress import Totals
@@ -139,7 +140,10 @@ def test_every_argument_is_documented(name: str) -> None:
     value = NAMES[name]
     assert callable(value)
     skipped = {"self", "chosen", "overrides", "clip_value", "clip_norm", "weight_decay"}
-    for argument in inspect.signature(value).parameters:
+    arguments = set(inspect.signature(value).parameters)
+    if "Unpack[ReadingOptions]" in map(str, inspect.get_annotations(value).values()):
+        arguments |= set(ReadingOptions.__annotations__) if name == "job.dataset" else set()
+    for argument in arguments:
         if name == "fe.Job" or argument in skipped or (name, argument) == ("fe.local", "arguments"):
             continue
         assert re.search(rf"\b{argument}\b", API[name]), (

@@ -38,3 +38,8 @@ def test_shuffled_batches_are_scattered_and_no_record_is_in_two() -> None:
     assert len(found) == len(set(found)) == 20
     many = (chunk("a.csv", 0, 0, 1_000),)
     assert described(record_ranges(many, 0, 100, 7, 1, 2)).endswith(" more")
+
+
+def test_neighbours_are_told_as_one_range() -> None:
+    chunks = tuple(chunk("a.csv", number, 2 * number, 2) for number in range(3))
+    assert described(record_ranges(chunks, 1, 5, None, 0, 0)) == "a.csv, records 1-4"

@@ -28,6 +28,7 @@ from flightedl.domain.groups.plan import BEGINNING, EpochEnd, Position, Round, R
 from flightedl.domain.groups.token import Token, decode, encode, require_same_data
 from flightedl.errors import UsageError
 from flightedl.formats.dataset_spec import batch_schema_of
+from flightedl.formats.indices import Indices
 from flightedl.messages.declarations import DeclaredDataset
 
 _log = logging.getLogger(__name__)
@@ -323,7 +324,9 @@ class GroupDataset:
 
     def _end_epoch(self, end: EpochEnd) -> None:
         self._summary = end
-        twice = end.decoded / max(end.records, 1) - 1
+        # Indices cost nothing to read, and their elements are never read twice.
+        is_decoded = self._declared.declaration.format != Indices.name
+        twice = end.decoded / max(end.records, 1) - 1 if is_decoded else 0.0
         if self._rank == 0 and (end.left_out or end.repeated or twice > _DECODED_TWICE):
             _log.warning(
                 "epoch %d is over: the ranks got %d records in %d rounds left_out=%d repeated=%d decoded_twice=%.0f%%",

@@ -23,10 +23,9 @@ from flightedl.client.data.evaluation import Measure
 from flightedl.client.data.feed import TaskFeed
 from flightedl.client.data.group_dataset import GroupDataset
 from flightedl.client.data.numbered_dataset import NumberedDataset
+from flightedl.client.data.options import Reading
 from flightedl.client.data.pieces import PieceReader
 from flightedl.client.data.ranks import rank_and_size
-from flightedl.client.data.read_queue import READ_AHEAD_MB
-from flightedl.client.data.readers import Transforming
 from flightedl.client.data.reading import ReadTask, batches_of, place_of, telling
 from flightedl.client.participation import Participation
 from flightedl.client.process import TrainerProcess
@@ -86,17 +85,9 @@ class JobData:
         #: Of the evaluation that is under way.
         self._evaluation: TaskFeed | None = None
 
-    def declare(
-        self,
-        declaration: DatasetDeclaration,
-        decode: Decode | None,
-        *,
-        explicit_done: bool = False,
-        read_ahead_mb: int = READ_AHEAD_MB,
-        transforming: Transforming | None = None,
-    ) -> Dataset:
+    def declare(self, declaration: DatasetDeclaration, reading: Reading) -> Dataset:
         """Declare the training data. Errors as of ``Job.dataset``."""
-        read_as = self._reader(declaration, decode)
+        read_as = self._reader(declaration, reading.decode)
         declared = self._process.ask_master("declare_dataset", encode(declaration), DeclaredDataset)
         self._dataset = Dataset(
             declared,
@@ -109,29 +100,21 @@ class JobData:
             self._begin_again,
             partial(recorded, self._process.recorder, {"trainer": self._process.trainer}, BatchLoop),
             partial(recorded, self._process.recorder, {"trainer": self._process.trainer}, AcknowledgedLoop),
-            explicit_done=explicit_done,
+            explicit_done=reading.explicit_done,
             look_ahead=self._look_ahead,
             trouble_of_files=lambda: self._files.trouble,
             require_lease=self._participation.require_lease,
-            read_ahead_bytes=read_ahead_mb << 20,
-            transforming=transforming,
+            read_ahead_bytes=reading.read_ahead_bytes,
+            transforming=reading.transforming,
         )
         return self._dataset
 
     def declare_for_group(
-        self,
-        declaration: DatasetDeclaration,
-        decode: Decode | None,
-        ranks: tuple[int, int],
-        *,
-        remainder: Remainder,
-        explicit_commit: bool,
-        read_ahead_mb: int,
-        transforming: Transforming,
+        self, declaration: DatasetDeclaration, reading: Reading, ranks: tuple[int, int], remainder: Remainder
     ) -> GroupDataset:
         """Declare the training data of a group, of which this process is a rank. Errors as of ``Job.dataset``."""
         process, (rank, world_size) = self._process, ranks
-        declared, layout, seed, reader = self._planned(declaration, decode)
+        declared, layout, seed, reader = self._planned(declaration, reading.decode)
         if remainder == "drop" and layout.record_count < world_size * declaration.batch_size:
             raise UsageError(
                 f"an epoch has fewer records ({layout.record_count}) than a round ({world_size} batches of "
@@ -164,22 +147,27 @@ class JobData:
             process.probe.turn,
             process.waiting,
             lambda: self._files.trouble,
-            explicit_commit=explicit_commit,
-            read_ahead_bytes=read_ahead_mb << 20,
-            transforming=transforming,
+            explicit_commit=reading.explicit_commit,
+            read_ahead_bytes=reading.read_ahead_bytes,
+            transforming=reading.transforming,
             place=reader.place,
         )
         return self._group
 
-    def declare_numbered(self, declaration: DatasetDeclaration, decode: Decode | None) -> NumberedDataset:
+    def declare_numbered(self, declaration: DatasetDeclaration, reading: Reading) -> NumberedDataset:
         """Declare training data whose batches the script asks for by number. Errors as of ``Job.dataset``."""
-        declared, layout, seed, reader = self._planned(declaration, decode)
+        declared, layout, seed, reader = self._planned(declaration, reading.decode)
         batches = NumberedBatches(
             layout.task_records, epochs=declaration.epochs, seed=seed, batch_size=declaration.batch_size
         )
         process = self._process
         self._group = NumberedDataset(
-            declared, batches, reader.read, process.progress.batch, process.waiting, lambda: self._files.trouble
+            declared,
+            batches,
+            lambda step: reading.transforming.of(reader.read(step), partial(reader.place, step)),
+            process.progress.batch,
+            process.waiting,
+            lambda: self._files.trouble,
         )
         return self._group
 
@@ -187,8 +175,6 @@ class JobData:
         self, declaration: DatasetDeclaration, decode: Decode | None
     ) -> tuple[DeclaredDataset, TaskLayout, int | None, PieceReader]:
         """Declare data whose batches this process plans itself; return its tasks, their seed and their reader."""
-        if decode is not None:
-            arguments.function_of("decode", decode)
         process = self._process
         # Neither the master nor the tasks depend on the batch size, and another start may change it.
         declared = process.ask_master("declare_dataset", encode(replace(declaration, batch_size=1)), DeclaredDataset)
@@ -244,8 +230,6 @@ class JobData:
 
     def _reader(self, declaration: DatasetDeclaration, decode: Decode | None) -> Callable[[DeclaredDataset], ReadTask]:
         """What makes the reader of tasks of this data, once it is declared; what is skipped as corrupt is told."""
-        if decode is not None:
-            arguments.function_of("decode", decode)
         spec = spec_of(declaration)
 
         def read_as(declared: DeclaredDataset) -> ReadTask:

@@ -24,7 +24,7 @@ import pyarrow as pa
 from flightedl.client.data import transforms
 from flightedl.client.data.transforms import NamedFunction, Transform, UnusableTransformError
 from flightedl.config import child_environment, thread_environment
-from flightedl.errors import UsageError
+from flightedl.errors import DataError, UsageError
 from flightedl.process.shared_memory import host_mark
 
 #: Batches of all readers that are under way, wait for one, or for those before them, by the number of readers.
@@ -65,7 +65,7 @@ class Transforming:
                 "readers= needs memory that processes share, which this system does not have: leave it out"
             )
         self._transform = transform
-        self._name = getattr(transform, "__qualname__", type(transform).__name__)
+        self._name = "" if transform is None else transforms.shown(transform)
         self._readers = readers
         self._function = NamedFunction.of(transform) if readers and transform is not None else None
         self._pool: _Pool | None = None
@@ -92,13 +92,24 @@ class Transforming:
         elif batch is None or self._transform is None:
             deliver(batch)
         else:
-            deliver(self._transformed(self._transform, batch, place))
+            try:
+                found: Result = self.of(batch, place)
+            except DataError as error:
+                found = error
+            deliver(found)
 
-    def _transformed(self, transform: Transform, batch: pa.RecordBatch, place: Callable[[], str]) -> Result:
+    def of(self, batch: pa.RecordBatch, place: Callable[[], str]) -> pa.RecordBatch:
+        """Transform a batch in this thread.
+
+        Raises:
+            DataError: the transform failed.
+        """
+        if self._transform is None:
+            return batch
         try:
-            return transforms.apply(transform, batch)
-        except Exception as error:  # noqa: BLE001 - delivered in place of the batch
-            return transforms.failed(self._name, place(), transforms.told(error))
+            return transforms.apply(self._transform, batch)
+        except Exception as error:
+            raise transforms.failed(self._name, place(), transforms.told(error)) from error
 
     def close(self) -> None:
         """End the readers. What is under way is not delivered; another ``put`` starts them again."""
@@ -175,7 +186,7 @@ class _Pool:
                 self._put_back(under_way)
             else:
                 job = under_way.popleft()
-                failed = transforms.failed(self._function.name, job.place(), text) if batch is None else None
+                failed = transforms.failed(self._function.shown, job.place(), text) if batch is None else None
                 self._finish(job, failed or batch)
         if process is not None:
             self._end(process)
@@ -205,7 +216,7 @@ class _Pool:
         first.deaths += 1
         if first.deaths == _DEATHS_LIMIT:
             text = f"{_DEATHS_LIMIT} readers in a row have ended there{ending}"
-            self._finish(under_way.popleft(), transforms.failed(self._function.name, first.place(), text))
+            self._finish(under_way.popleft(), transforms.failed(self._function.shown, first.place(), text))
         self._put_back(under_way)
 
     def _put_back(self, under_way: deque[_Job]) -> None:
@@ -254,7 +265,7 @@ class _Process:
         self._channel.send(msgspec.json.encode(function).decode())
         text, _ = self._channel.receive()
         if text:
-            raise UnusableTransformError(f"a reader cannot use transform={function.name}: {text}")
+            raise UnusableTransformError(f"a reader cannot use {function.shown}: {text}")
 
     def send(self, batch: pa.RecordBatch | None) -> None:
         self._channel.send("", batch)

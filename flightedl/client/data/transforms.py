@@ -7,6 +7,7 @@ has it under a name other than ``__main__``. Batches go there and come back in m
 from __future__ import annotations
 
 import importlib
+import inspect
 import runpy
 import socket
 import struct
@@ -20,6 +21,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from flightedl.client.data.elements import ByIndex
 from flightedl.errors import DataError, UsageError
 from flightedl.formats.reader import as_batch
 from flightedl.formats.sources import reason
@@ -40,33 +42,55 @@ class UnusableTransformError(UsageError):
     """Readers cannot import the transform: no batch can be transformed."""
 
 
+class ElementForm(msgspec.Struct, frozen=True):
+    """Arguments of ``ByIndex`` apart from the function."""
+
+    is_batched: bool
+    columns: tuple[str, ...]
+    first: int
+
+
 class NamedFunction(msgspec.Struct, frozen=True):
-    """A function that another process finds by its name."""
+    """A transform that another process finds by its name."""
 
     module: str
     name: str
     #: Script that has it; empty: a module has it.
     file: str
     path: list[str]
+    #: None if the function itself is the transform.
+    form: ElementForm | None = None
 
     @classmethod
-    def of(cls, function: Callable[..., Any]) -> NamedFunction:
-        """Return the name of a function.
+    def of(cls, transform: Transform) -> NamedFunction:
+        """Return the name of a transform's function.
 
         Raises:
             UsageError: other processes cannot find it.
         """
+        function: Callable[..., Any] = transform
+        form = None
+        if isinstance(transform, ByIndex):
+            function = transform.get
+            form = ElementForm(transform.is_batched, transform.columns, transform.first)
         name, module = getattr(function, "__qualname__", ""), getattr(function, "__module__", "")
         file = getattr(getattr(function, "__code__", None), "co_filename", "") if module == "__main__" else ""
-        if not name or "<" in name or (module == "__main__" and not Path(file).is_file()):
+        # A method is found without its object.
+        is_lost = not name or "<" in name or (module == "__main__" and not Path(file).is_file())
+        if is_lost or inspect.ismethod(function):
             raise UsageError(
-                f"transform={function!r:.80} cannot be found by readers: give a function that a module or script has "
-                "at its top level, or leave out readers="
+                f"{'transform' if form is None else 'get'}={function!r:.80} cannot be found by readers: give a "
+                "function that a module or script has at its top level, or leave out readers="
             )
-        return cls(module, name, str(Path(file).absolute()) if file else "", sys.path)
+        return cls(module, name, str(Path(file).absolute()) if file else "", sys.path, form)
 
-    def find(self) -> Callable[..., Any]:
-        """Return the function, in another process."""
+    @property
+    def shown(self) -> str:
+        """The argument that has the function, for people."""
+        return f"{'transform' if self.form is None else 'get'}={self.name}"
+
+    def find(self) -> Transform:
+        """Return the transform, in another process."""
         sys.path[:] = self.path
         names = self.name.split(".")
         if self.file:
@@ -75,7 +99,9 @@ class NamedFunction(msgspec.Struct, frozen=True):
             found = importlib.import_module(self.module)
         for name in names:
             found = getattr(found, name)
-        return found  # type: ignore[no-any-return]
+        if self.form is None:
+            return found  # type: ignore[no-any-return]
+        return ByIndex(found, self.form.is_batched, self.form.columns, self.form.first)
 
 
 class _ThisProcess:
@@ -111,16 +137,23 @@ def apply(transform: Transform, batch: pa.RecordBatch) -> pa.RecordBatch:
     return found
 
 
+def shown(transform: Transform) -> str:
+    """Return the argument that has the transform, for people."""
+    what, function = ("get", transform.get) if isinstance(transform, ByIndex) else ("transform", transform)
+    return f"{what}={getattr(function, '__qualname__', type(function).__name__)}"
+
+
 def told(error: BaseException) -> str:
-    """Return an error of a transform with its innermost lines."""
+    """Return an error of a transform with its notes and innermost lines."""
     frames = traceback.extract_tb(error.__traceback__)[-_SHOWN_LINES:]
     lines = " > ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames)
-    return f"{type(error).__name__}: {reason(error)} ({lines})"
+    notes = "".join(f"{note}: " for note in getattr(error, "__notes__", ()))
+    return f"{notes}{type(error).__name__}: {reason(error)} ({lines})"
 
 
 def failed(name: str, place: str, text: str) -> DataError:
     """Return the error of a transform that failed at these records."""
-    return DataError(f"transform={name} failed at {place}: {text}")
+    return DataError(f"{name} failed at {place}: {text}")
 
 
 class Channel:
