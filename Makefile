@@ -47,7 +47,7 @@ marked: $(VENV)/.dev etcd-server chromium kubectl ## The tests with real etcd, S
 test-one: $(VENV)/.dev ## Some tests, with the servers that they want (t=tests/wire/test_rows.py, k=name)
 	@$(PYTEST) -q $(t) $(if $(k),-k "$(k)")
 
-frameworks: $(VENV)/.dev ## The recipes for JAX, optax, accelerate and Lightning, with the real packages (400 MB)
+frameworks: $(VENV)/.dev ## Recipes for JAX, Lightning, Delta Lake and others, with the real packages (500 MB)
 	@$(PIP) -e '.[frameworks]'
 	@$(PYTEST) -q -m frameworks tests/frameworks
 

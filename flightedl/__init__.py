@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from flightedl import errors
+    from flightedl.client.data.snapshots import delta_files, iceberg_files
     from flightedl.client.model.loading import load
     from flightedl.client.session import Job, connect
     from flightedl.client.tables.ids import text_ids
@@ -86,7 +87,9 @@ __all__ = [
     "Uniform",
     "Zeros",
     "connect",
+    "delta_files",
     "errors",
+    "iceberg_files",
     "load",
     "local",
     "text_ids",
@@ -97,6 +100,7 @@ __version__ = "0.1.0"
 
 #: Module that defines each public name.
 _HOMES = {
+    "flightedl.client.data.snapshots": ("delta_files", "iceberg_files"),
     "flightedl.client.model.loading": ("load",),
     "flightedl.client.session": ("Job", "connect"),
     "flightedl.client.tables.ids": ("text_ids",),
