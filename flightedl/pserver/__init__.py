@@ -1,20 +1,41 @@
-"""A parameter server: holds one shard of the model and runs the optimizer on it.
+"""Parameter server: holds one shard of the model and runs the optimizer on it.
 
-Map:
+The process:
 
-* ``main`` wires one process and takes an index; ``service`` is the event loop of the lifecycle in ``domain.pserver``
-* ``flight`` turns verbs into calls; ``conversation`` is one trainer's stream of ``steps``, whose messages a
-  ``step_stream`` carries, and the thread of ``line_loop`` serves the small steps of all lines
-* ``shard``: the requests to the blocks; what they mean is decided by ``domain.pserver.blocks``
-* ``stores``: the interface of the two stores: ``dense`` for parameters (``building`` makes its arrays, ``spans``
-  updates many small blocks at once, ``arena`` allocates memory), and the package ``rows`` for embedding tables
-* ``held``: stores, protocol and locks together; ``soundness`` finds out that they do not belong together any more
-* ``copying`` copies blocks for cuts, each with a ``copier``; ``snapshots`` writes the copies to checkpoints;
-  ``restoring`` loads one, for which the pservers of a machine take ``turns``
-* ``changes`` wakes those who wait for a version; ``meter`` counts, and ``metrics`` are the figures for Prometheus
+* ``main``: wiring of one process, which acquires an index, serves and ends
+* ``service``: event loop of the lifecycle in ``domain.pserver.life``
+* ``turns``: limit on the number of pservers that start simultaneously on one machine
 
-A gradient's way: ``conversation`` reads a message, ``wire.parts`` checks its checksum, and ``shard.push`` lets the
-store of the blocks check size and finiteness. Under the lock of the span it lets the protocol decide, and the store
-adds the gradient up or applies it, and runs the optimizer when the round is full. Readers that wait for a version are
-woken once per message.
+Requests:
+
+* ``flight``: handlers of the Flight verbs
+* ``conversation``: one trainer's stream of steps and row lookups
+* ``steps``: one step, and delivery of values when their rounds close
+* ``step_stream``: transport of a conversation's messages by TCP, shared memory and Unix socket
+* ``line_loop``: thread that serves the small steps from all Unix sockets
+
+Blocks:
+
+* ``shard``: operations on blocks (push, read, copy, move), as decided by ``domain.pserver.blocks``
+* ``held``: the stores with their protocol and locks
+* ``soundness``: detection of interrupted changes, after which values and protocol no longer match
+* ``changes``: notification of clients that wait for a version
+* ``stores``: interface of the two stores, ``dense`` for parameters and the package ``rows`` for embedding tables
+* ``spans``: arrays of adjacent blocks, which are updated together
+* ``building``: allocation of the spans of a shard plan
+* ``arena``: memory allocator of the arrays
+
+Checkpoints and figures:
+
+* ``copying``: copies of blocks for cuts, made under the spans' locks
+* ``copier``: the copies of one cut, and their memory
+* ``snapshots``: checkpoint orders, and the thread that writes the copies to files
+* ``restoring``: loading of the newest readable checkpoint
+* ``meter``: counters of pushes, steps and rounds
+* ``metrics``: figures for Prometheus
+
+A gradient's path: ``conversation`` receives a message, and ``wire.parts`` verifies its checksum. ``shard.push`` has the
+store check the sizes and that all numbers are finite. Under the span's lock, the protocol decides whether the block
+accepts the batch; the store then accumulates or applies the gradient, and runs the optimizer when the round is full.
+Finally ``changes`` wakes the clients that wait for the new version, once per message.
 """

@@ -1,13 +1,11 @@
-"""The one place that allocates memory for blocks: aligned, in slabs, page-touched once.
+"""Memory allocator of the blocks' arrays: values, optimizer slots and accumulators.
 
-Everything that lives as long as a block (values, slots, accumulators) comes from here, so that a later allocator, such
-as one in shared memory, has one place to be. It is cut from slabs that are big enough for the kernel's huge pages, for
-which NumPy asks from 4 MiB on: passes over 4 KiB pages spend a good part of their time on looking addresses up.
+Arrays are aligned and cut from slabs that are large enough for huge pages, which NumPy requests for 4 MiB or more. With
+4 KiB pages, passes over the arrays would spend a considerable part of their time on address translation. Values are
+allocated in memory that trainers on the same host can map (``values``) while there is room; slots never are.
 
-Values may lie in memory that trainers of the same host map (``values``), as long as there is room; slots never do.
-
-Slabs are never freed. Memory that values were moved out of, or that belonged to blocks which have left (``release``),
-is used for the next arrays of the same size, as soon as nobody reads it any more.
+Slabs are never freed. Memory of moved values and of released blocks is reused for arrays of the same size as soon as it
+has no more readers.
 """
 
 from __future__ import annotations
@@ -25,32 +23,33 @@ from flightedl.wire.shared_values import copy_past_cache
 Array = npt.NDArray[np.generic]
 
 ALIGNMENT_BYTES = 64
-#: Untouched ends of slabs take no memory but for part of a huge page.
+#: The untouched end of a slab occupies no memory, except for part of a huge page.
 _SLAB_BYTES = 32 << 20
 
 
 class Arena:
-    """Hands out aligned arrays. Thread-safe.
+    """Allocator of aligned arrays. Thread-safe.
 
     Args:
-        values: (n,) aligned bytes for values; None: they lie where everything does.
+        values: (n,) aligned bytes for values; None to allocate values from slabs, too.
     """
 
     def __init__(self, values: Array | None = None) -> None:
-        #: What is left of it.
+        #: Unused rest of ``values``.
         self._values: Array = np.empty(0, np.uint8) if values is None else values
         self.size_bytes = 0
         self._lock = threading.Lock()
+        #: Unused rest of the newest slab.
         self._slab: Array = np.empty(0, np.uint8)
-        #: What values were moved out of, with its readers.
+        #: Former arrays of values, each with its readers.
         self._left: list[tuple[Array, Sequence[weakref.ref[Array]]]] = []
-        #: Other arrays of blocks that have left.
+        #: Slots and accumulators of released blocks.
         self._released: list[Array] = []
 
     def allocate(
         self, element_count: int, dtype: npt.DTypeLike, fill: float = 0.0, *, is_values: bool = False
     ) -> Array:
-        """An aligned (element_count,) array filled with ``fill``."""
+        """Return an aligned (element_count,) array filled with ``fill``."""
         kind = np.dtype(dtype)
         size_bytes = element_count * kind.itemsize
         with self._lock:
@@ -60,25 +59,25 @@ class Arena:
         return array
 
     def release(self, values: Array, readers: Sequence[weakref.ref[Array]], others: Sequence[Array]) -> None:
-        """Take back the arrays of blocks that leave; the values are still read as long as one of ``readers`` lives."""
+        """Reclaim the arrays of released blocks. The values may be read until all ``readers`` are dead."""
         with self._lock:
             self._left.append((values, readers))
             self._released += others
             self.size_bytes -= values.nbytes + sum(array.nbytes for array in others)
 
     def move(self, values: Array, readers: Sequence[weakref.ref[Array]]) -> Array:
-        """A copy that takes the place of ``values``, which are still read as long as one of ``readers`` lives."""
+        """Return a copy that replaces ``values``. The old values may be read until all ``readers`` are dead."""
         with self._lock:
             target = self._values_of(values.nbytes, values.dtype)
         copy_past_cache(target.view(np.uint8), values.view(np.uint8))
-        # Not before: its readers may end meanwhile, and other values of that size would be moved to where these are
-        # still copied from.
+        # Only after the copy: otherwise, once the readers have ended, another move could overwrite these values while
+        # they are being copied.
         with self._lock:
             self._left.append((values, readers))
         return target
 
     def copy(self, array: Array) -> Array:
-        """An aligned copy that is freed when it is dropped, and not counted."""
+        """Return an aligned copy that is not counted, and is freed when it is dropped."""
         copied = self._aligned(array.nbytes).view(array.dtype)
         np.copyto(copied, array)
         return copied
@@ -98,19 +97,18 @@ class Arena:
         return self._cut(size_bytes).view(dtype)
 
     def _cut_values(self, size_bytes: int) -> Array:
-        """Where values lie, if there is room left."""
-        whole_bytes = -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        if whole_bytes > self._values.size:
+        padded_bytes = -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        if padded_bytes > self._values.size:
             return self._cut(size_bytes)
-        array, self._values = self._values[:size_bytes], self._values[whole_bytes:]
+        array, self._values = self._values[:size_bytes], self._values[padded_bytes:]
         return array
 
     def _cut(self, size_bytes: int) -> Array:
-        whole_bytes = -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        if whole_bytes > self._slab.size:
-            self._slab = self._aligned(max(whole_bytes, _SLAB_BYTES))
+        padded_bytes = -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        if padded_bytes > self._slab.size:
+            self._slab = self._aligned(max(padded_bytes, _SLAB_BYTES))
         array = self._slab[:size_bytes]
-        self._slab = self._slab[whole_bytes:]
+        self._slab = self._slab[padded_bytes:]
         return array
 
     @staticmethod

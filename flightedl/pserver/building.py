@@ -1,4 +1,4 @@
-"""From a shard plan to spans: neighbouring blocks in arrays that one kernel call can update."""
+"""Allocation of a shard plan's spans: adjacent blocks in arrays that one kernel call can update."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from flightedl.pserver.spans import ArraySpan
 
 
 class SpanMaker:
-    """Makes the spans of a pserver, with values of zero.
+    """Factory of a pserver's spans. All values are zero.
 
     Args:
-        plan: Where every block lies.
-        optimizer: Of the model.
-        wire: "bfloat16" or "float16" where float32 elements travel as such.
-        arena: Where memory comes from.
+        plan: Shard plan of the model.
+        optimizer: Optimizer of the model.
+        wire: "bfloat16" or "float16" if float32 elements are shortened to it on the wire, otherwise "".
+        arena: Memory allocator.
     """
 
     def __init__(self, plan: ShardPlan, optimizer: Optimizer, wire: str, arena: Arena) -> None:
@@ -34,7 +34,7 @@ class SpanMaker:
         self._updates: list[tuple[Optimizer, str, Update]] = []
 
     def spans_of(self, index: int) -> list[ArraySpan]:
-        """Return the spans of a pserver's blocks, by rising numbers."""
+        """Return the spans of a pserver's blocks, in ascending order."""
         return [
             self.span(numbers)
             for run in runs_of(self._plan, index)
@@ -68,9 +68,9 @@ class SpanMaker:
 def kernels_of(
     parameters: Sequence[ParameterSpec], tables: Sequence[TableSpec], optimizer: Optimizer, wire: str
 ) -> list[Callable[[], object]]:
-    """Return functions that each compile one kernel of a model, or read it from numba's cache.
+    """Return functions that each compile one kernel of a model, or load it from numba's cache.
 
-    Together they are all kernels that a pserver runs, also for checkpoints, recovery and eviction.
+    Together they cover all kernels that a pserver runs, including those for checkpoints, recovery and eviction.
     """
     rules = dict.fromkeys((optimizer.for_parameter(spec.name), spec.storage_dtype) for spec in parameters)
     of_rows = dict.fromkeys((table.optimizer, table.dtype) for table in tables)
@@ -86,14 +86,14 @@ def kernels_of(
 
 
 def _of_one_rule(plan: ShardPlan, run: range, optimizer: Optimizer) -> Iterator[range]:
-    """The parts of a run whose blocks can be updated by one kernel call."""
+    """Split a run of blocks into ranges that one kernel call can update."""
     if not optimizer.overrides and not isinstance(optimizer, LAMB):
         yield run
         return
     rules = [optimizer.for_parameter(plan.parameters[plan.block(n).parameter].name) for n in run]
     start = 0
     for place in range(1, len(run) + 1):
-        # LAMB's norms are those of a block.
+        # LAMB computes its norms per block.
         if place == len(run) or rules[place] != rules[start] or isinstance(rules[start], LAMB):
             yield run[start:place]
             start = place

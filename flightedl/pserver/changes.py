@@ -1,4 +1,4 @@
-"""Waiting for versions: all who wait are woken once for each message that changed something, not for each block."""
+"""Notification of threads that wait for a version: once per message with changes, not once per block."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Callable
 
 
 class Changes:
-    """Counts changes that others may wait for. Thread-safe."""
+    """Counter of changes, with a condition to wait for them. Thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         #: Number of threads in ``wait``.
         self._waiting = 0
-        #: Number of changes, for ``wait``.
+        #: Number of announced changes, for ``wait``.
         self.count = 0
-        #: Set when something has changed, to be announced when the message is through.
+        #: Set if the current message has changed something, which is announced after the message.
         self.has_news = False
-        #: Also called for each announcement, unless it is None.
+        #: Called for each announcement in addition, unless it is None.
         self.wake: Callable[[], None] | None = None
 
     def announce(self) -> None:
-        """Wake everybody who waits if there is news for them."""
+        """Wake all waiting threads if there are changes."""
         if not self.has_news:
             return
-        # Before they are woken, so that whatever changes from here on is announced again.
+        # Reset before the threads wake, so that later changes are announced again.
         self.has_news = False
         with self._changed:
             self.count += 1
@@ -34,7 +34,7 @@ class Changes:
             self.wake()
 
     def wait(self, seen: int, timeout_s: float) -> int:
-        """Return the count, at once when it is not ``seen``, else after a change or the time."""
+        """Wait while the count is ``seen``, for at most ``timeout_s`` seconds, and return the count."""
         with self._changed:
             if self.count == seen and timeout_s > 0:
                 self._waiting += 1

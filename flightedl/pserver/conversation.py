@@ -1,11 +1,10 @@
-"""A trainer's stream of steps and lookups, which are served one after the other.
+"""A trainer's stream of steps and row lookups, which are served one after the other.
 
-A step's first message brings the request. Each message is answered by one, and the last answer says that the step is
-over (see ``steps``). A lookup of rows is one message and its answers.
+A step's first message contains the request. Each message gets one answer, and the last answer marks the end of the step
+(see ``steps``). A lookup of rows is one message with its answers.
 
-The thread of the stream's handler serves the conversation. If the trainer's steps are small and come by a line, the
-handler lends the conversation to the loop that serves all such lines (``line_loop``), and only does what the loop hands
-back.
+The stream's handler thread serves the conversation. If the trainer's steps are small and arrive on a line, the handler
+lends the conversation to the loop that serves all such lines (``line_loop``), and only does what the loop hands back.
 """
 
 from __future__ import annotations
@@ -38,49 +37,50 @@ from flightedl.wire.rows import OutgoingBlocks
 
 _step_decoder = decoder_of(PushHeader)
 _UNDECODABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
-#: Limit of a step's values for the loop: it is not to be held up by copies and optimizers.
+#: Largest steps that the loop serves, in bytes of values. Copies and optimizer runs of larger steps would delay it.
 SMALL_STEP_BYTES = LITTLE_BYTES
-#: Seconds between two looks of a handler at its stream, while the loop has the conversation.
+#: Seconds between two checks of a stream by its handler, while the loop has the conversation.
 _LOOK_S = 0.1
 
 
 class _Word(Enum):
-    """A word of the loop to the handler."""
+    """A signal from the loop to the handler."""
 
-    BY_STREAM = "the next request comes by the stream"
+    BY_STREAM = "the next request arrives on the stream"
 
 
 class Answers(Protocol):
-    """The service of a pserver, as conversations ask it."""
+    """A pserver's service, as conversations use it."""
 
     meter: Meter
 
     def shard(self, plan_hash: str) -> Shard:
-        """Return the blocks; raises FencedError if the plan is another one."""
+        """Return the blocks. Raises FencedError if the plan is different."""
         ...
 
     def require_lease(self) -> None:
-        """Raise FencedError if the pserver's lease is over."""
+        """Raise FencedError if the pserver's lease has expired."""
         ...
 
 
 @dataclass(slots=True)
 class _Begun:
-    """A step of which everything has come, and whose answers have not all left."""
+    """A step that was received completely, but not answered completely."""
 
     session: StepSession
     checksums: bool
-    #: Answers to be sent with the next message.
+    #: Answers to send with the next message.
     pieces: list[OutgoingBlocks]
     began: float
     deadline: float
-    #: The count of changes at the newest look at what is waited for.
+    #: Count of changes when the awaited values were last checked.
     seen: int = -1
-    #: Instant at which the outcomes leave without values.
+    #: Time at which the outcomes are sent even without values.
     moment: float = 0.0
 
 
-#: What the loop hands back: a request, a step to go on with, a word, an error, or None if the trainer wants no more.
+#: Hand-over from the loop: a request, a step to finish, a signal, an error, or None if the trainer has ended the
+#: stream.
 Handed = Received | _Begun | _Word | BaseException | None
 
 
@@ -89,10 +89,10 @@ class Conversation:
 
     Args:
         stream: The pserver's end of the stream.
-        service: Gives the blocks.
-        clock: For waits.
-        call: Of the stream.
-        lines: Serves small steps.
+        service: The pserver's service.
+        clock: Clock for waits.
+        call: The stream's call.
+        lines: Loop that serves small steps.
     """
 
     def __init__(self, stream: StepStream, service: Answers, clock: Clock, call: Call, lines: LineLoop) -> None:
@@ -103,31 +103,32 @@ class Conversation:
         self._lines = lines
         #: True if the newest step was small.
         self._is_small = False
-        #: A step that waits for a round, in the loop, and the instant at which it has to be looked at.
+        #: A step in the loop that waits for a round.
         self._parked: _Begun | None = None
+        #: Time at which the loop must check the parked step.
         self.due_at: float | None = None
         #: The stream's line, once it has one.
         self._line = stream.line
         self._handed: queue.SimpleQueue[Handed] = queue.SimpleQueue()
 
     def serve(self) -> None:
-        """Serve the stream until the trainer wants no more. For the handler's thread."""
+        """Serve the stream until the trainer ends it. Called by the handler's thread."""
         self._lines.enter()
         try:
-            while self.take_one():
+            while self.serve_one():
                 pass
         finally:
             self._lines.leave()
 
-    def take_one(self) -> bool:
-        """Serve one request. False if the trainer wants no more."""
+    def serve_one(self) -> bool:
+        """Serve one request. Return False if the trainer has ended the stream."""
         self._line = self._stream.line
         if not self._is_small or self._line is None:
-            return self.take(self._stream.request())
-        return self.take(self._lent())
+            return self.handle(self._stream.request())
+        return self.handle(self._lent())
 
-    def take(self, handed: Handed) -> bool:
-        """Serve a request, or do what the loop hands back. False if the trainer wants no more."""
+    def handle(self, handed: Handed) -> bool:
+        """Serve a request, or do what the loop hands back. Return False if the trainer has ended the stream."""
         if isinstance(handed, _Word):
             handed = self._stream.request_by_stream()
         if isinstance(handed, BaseException):
@@ -135,7 +136,7 @@ class Conversation:
         if handed is None:
             return False
         if isinstance(handed, _Begun):
-            self._go_on(handed)
+            self._finish(handed)
         else:
             self._answer(*handed)
         return True
@@ -160,7 +161,7 @@ class Conversation:
             self._call.is_resting = False
 
     def _rest(self) -> _Begun | None:
-        """Return the parked step, or None, if the stream ends."""
+        """Return and forget the parked step. If there is none, the stream ends normally."""
         parked, self._parked, self.due_at = self._parked, None, None
         if parked is None:
             self._stream.end_at_rest()
@@ -179,10 +180,10 @@ class Conversation:
         if header.member != self._stream.member:
             self._stream.serves(header.member)
         with tracing.serves("pserver", "step", header.traceparent):
-            self._take_step(StepSession(shard, header), parts, header)
+            self._serve_step(StepSession(shard, header), parts, header)
         shard.meter.step(self._clock.now() - began)
 
-    def _take_step(self, session: StepSession, parts: list[ReceivedBlocks], header: PushHeader) -> None:
+    def _serve_step(self, session: StepSession, parts: list[ReceivedBlocks], header: PushHeader) -> None:
         stream, checksums = self._stream, header.checksums
         while True:
             self._service.require_lease()
@@ -191,8 +192,8 @@ class Conversation:
                 stream.write(pieces, STEP_END, checksums=checksums)
                 return
             stream.write(pieces, checksums=checksums)
-            # The next message is to come into this one's memory, while that is in the processor's cache. And of values
-            # that somebody holds, others' gradients make a copy first.
+            # Free this message's memory, so that the next one reuses it while it is in the processor's cache, and drop
+            # the values, since updates first copy values that are still referenced.
             del parts, pieces
             if session.has_all:
                 break
@@ -202,13 +203,13 @@ class Conversation:
     def _drain(self, session: StepSession, deadline: float, *, checksums: bool) -> None:
         """Send the values of rounds that close before the deadline."""
         for pieces in while_wanted(session.drain(self._clock, deadline), self._call):
-            # A word of its own costs as much as the message before it.
+            # A separate end message would cost as much as the message before it.
             end = STEP_END if session.is_over else b""
             self._stream.write(pieces, end, checksums=checksums, may_wait=True)
         if not session.is_over:
             self._stream.write_word(STEP_END)
 
-    def _go_on(self, begun: _Begun) -> None:
+    def _finish(self, begun: _Begun) -> None:
         """Finish a step that the loop has begun."""
         session = begun.session
         if session.is_over:
@@ -220,10 +221,10 @@ class Conversation:
         self._service.meter.step(self._clock.now() - begun.began)
 
     def _lookup(self, header: LookupHeader, parts: Sequence[ReceivedBlocks]) -> None:
-        """Answer with rows of tables: those that are there leave with the word that this is all."""
+        """Answer with rows of tables. The last message also marks the end."""
         shard, stream = self._service.shard(header.plan_hash), self._stream
         if len(parts) != 1:
-            raise MessageError(f"a lookup is about the buckets of a pserver, and has {len(parts)} parts")
+            raise MessageError(f"a lookup must have exactly one part, not {len(parts)}")
         pieces, rest = shard.read(shard.lookup(parts[0]), header.member)
         if pieces or not rest:
             stream.write(pieces, b"" if rest else STEP_END, checksums=header.checksums)
@@ -242,7 +243,7 @@ class Conversation:
             raise MessageError(session.missing)
         parts, attached = received
         if attached:
-            raise MessageError(f"a step begins before the one before it ended: {session.missing}")
+            raise MessageError(f"a step begins before the previous one has ended: {session.missing}")
         return parts
 
     # the loop's thread
@@ -250,17 +251,17 @@ class Conversation:
     @property
     def fileno(self) -> int:
         """See ``line_loop.Lent``."""
-        assert self._line is not None, "it is lent for its line"
+        assert self._line is not None, "a conversation is only lent if it has a line"
         return self._line.fileno
 
     def fail(self, error: BaseException) -> None:
         """See ``line_loop.Lent``."""
         self._handed.put(error)
 
-    def take_turn(self) -> bool:
+    def receive(self) -> bool:
         """See ``line_loop.Lent``."""
         stream, call, line = self._stream, self._call, self._line
-        assert line is not None, "it is lent for its line"
+        assert line is not None, "a conversation is only lent if it has a line"
         try:
             message = line.receive()
         except BlockingIOError:
@@ -297,11 +298,11 @@ class Conversation:
         return True
 
     def _hand_back(self, message: LineMessage | None) -> bool:
-        """Hand the conversation back because of a message that begins no step here, or because the line has ended."""
+        """Hand the conversation back because the message begins no small step, or the line has ended."""
         if message is None or self._call.is_late:
             self._handed.put(self._rest())
         elif self._parked is not None:
-            raise MessageError(f"a step begins before the one before it ended: {self._parked.session.missing}")
+            raise MessageError(f"a step begins before the previous one has ended: {self._parked.session.missing}")
         else:
             self._handed.put(_Word.BY_STREAM)
         return False
@@ -309,8 +310,8 @@ class Conversation:
     def look(self, now: float) -> bool:
         """See ``line_loop.Lent``."""
         parked, due_at = self._parked, self.due_at
-        assert parked is not None, "the loop looks at parked steps"
-        assert due_at is not None, "the loop looks at parked steps"
+        assert parked is not None, "no step is parked"
+        assert due_at is not None, "no step is parked"
         session, count = parked.session, parked.session.changes
         if count == parked.seen and now < due_at:
             return True
@@ -333,7 +334,7 @@ class Conversation:
 
 
 def _is_small(shard: Shard, header: PushHeader, parts: Sequence[ReceivedBlocks]) -> bool:
-    """Return True if the loop may take a step that begins so: one small message of blocks that all have values."""
+    """Return True if the loop may serve the step: it is one small message of blocks that all have values."""
     size_bytes, rows, first_bucket = 0, header.rows, shard.first_bucket
     for part in parts:
         blocks, data = part.blocks, part.data
@@ -345,19 +346,19 @@ def _is_small(shard: Shard, header: PushHeader, parts: Sequence[ReceivedBlocks])
 
 
 def _opened(request: bytes) -> PushHeader | LookupHeader:
-    """Decode a request. It is nearly always a step: to look at the verb first costs as much again."""
+    """Decode a request. Nearly all are steps, so it is first decoded as a step, without decoding the verb."""
     try:
         header = _step_decoder.decode(request)
     except _UNDECODABLE:
         if decode(request, Opening).verb == "lookup":
             return decode(request, LookupHeader)
-        # Says what is wrong.
+        # Raises with an explanation.
         header = decode(request, PushHeader)
     return header if header.verb != "lookup" else decode(request, LookupHeader)
 
 
 def while_wanted(found: Iterator[list[OutgoingBlocks]], call: Call) -> Iterator[list[OutgoingBlocks]]:
-    """Yield messages that have something in them, as long as somebody waits for them."""
+    """Yield the messages that are not empty. Raises if the client no longer waits."""
     for pieces in found:
         if pieces:
             yield pieces

@@ -1,7 +1,7 @@
-"""One cut of a shard while its blocks are copied, and the memory that the copies lie in.
+"""The copies of one cut of a shard, and their memory.
 
-The memory is kept for the next cut and touched before the first one: to get it from the kernel page by page takes
-several times as long as to copy.
+The memory is touched before the first cut and kept for later ones, because faulting it in page by page takes several
+times as long as the copy.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from flightedl.pserver.rows.stored import CutRows
 if TYPE_CHECKING:
     from flightedl.pserver.rows.span import RowSpan
 
-#: The thread leaves this many blocks to a push that it runs ahead of, so as not to wait for it.
+#: Number of blocks by which the copying thread stays ahead of a push, so that it does not wait for the push's locks.
 _LEAD = 4
 Array = npt.NDArray[np.generic]
 
 
 class CopyMemory:
-    """Where the copies of blocks lie, from one snapshot to the next: one array for each array of a block."""
+    """Memory of the copies, reused for each snapshot: one array for each array of a block."""
 
     def __init__(self) -> None:
         self._arrays: dict[tuple[int, int], Array] = {}
 
     def copy(self, number: int, arrays: Sequence[Array]) -> list[Array]:
-        """Copies of a block's arrays; the lock of its span is held."""
+        """Return copies of a block's arrays. The caller holds the lock of its span."""
         return [self._copied(number, place, array) for place, array in enumerate(arrays)]
 
     def reserve(self, number: int, place: int, size: int, dtype: np.dtype[np.generic]) -> None:
-        """Make and touch what the copy of one array of a block will need, unless it is there."""
+        """Allocate and touch the memory for the copy of one array of a block, unless this was done before."""
         if (number, place) not in self._arrays:
             array = np.empty(size, dtype)
             np.copyto(array, 0)
@@ -54,14 +54,14 @@ class CopyMemory:
 
 
 class SnapshotCopier:
-    """One snapshot while its blocks are copied. Thread-safe.
+    """The copies of one snapshot, while they are being made. Thread-safe.
 
     Args:
-        numbers: Of the shard's blocks and buckets.
-        memory: Where the copies lie.
-        command: That it is for.
-        after: The file that it is an increment on; empty: none.
-        replaces: Copies in the same memory, which are dropped when these begin; None: there are none.
+        numbers: Numbers of the shard's blocks and buckets.
+        memory: Memory of the copies.
+        command: The master's order.
+        after: The file on which the snapshot is an increment; empty if it is not an increment.
+        replaces: Copies in the same memory, which are dropped when these begin; None if there are none.
     """
 
     def __init__(
@@ -72,44 +72,44 @@ class SnapshotCopier:
         after: str = "",
         replaces: SnapshotCopier | None = None,
     ) -> None:
-        #: Number of the cut, which the protocol of the blocks knows; set when they begin.
+        #: Number of the cut in the block protocol; set when the copies begin.
         self.cut = 0
         self.at_round = command.round
         self.after = after
         self.replaces = replaces
         self._command = command
         self._memory = memory
-        #: By number.
+        #: Copied blocks, by number.
         self._blocks: dict[int, StoredBlock] = {}
         self._rows: list[CutRows] = []
         self._are_rows_dropped = False
         self._left = len(numbers)
         self._changed = threading.Condition()
-        #: By number, 1: due and not copied.
+        #: 1 for each block that is due and not copied yet, by number.
         self._due = bytearray(max(numbers, default=-1) + 1)
-        #: Where the thread goes on.
+        #: Block at which the copying thread continues its search.
         self._next = 0
-        #: Why they are not going to be complete.
+        #: Reason why the copies will never be complete; empty if there is none.
         self._given_up = ""
         self.is_complete = threading.Event()
         if not numbers:
             self.is_complete.set()
 
     def note_due(self, numbers: Iterable[int]) -> None:
-        """These blocks may be copied from now on; the lock of their span is held."""
+        """Record that blocks may be copied from now on. The caller holds the lock of their span."""
         with self._changed:
             for number in numbers:
                 self._due[number] = 1
             self._changed.notify_all()
 
     def copy(self, place: Block, copy: CopyBlocks, arrays: Sequence[Array], lead: int | None = None) -> None:
-        """Copy a block as the protocol says; the lock of its span is held.
+        """Copy a block as the protocol has decided. The caller holds the lock of its span.
 
         Args:
-            place: Of the block in its parameter.
-            copy: The decision.
-            arrays: Values and slots as they are now.
-            lead: Blocks behind this one that are left to a push which is coming to them; None: the usual number.
+            place: The block's position in its parameter.
+            copy: The protocol's decision.
+            arrays: Current values and slots.
+            lead: Number of following blocks that are left to an approaching push; None for the default.
         """
         lead = _LEAD if lead is None else lead
         number = place.number
@@ -126,10 +126,10 @@ class SnapshotCopier:
                 self._changed.notify_all()
 
     def copy_rows(self, span: RowSpan, version: int, updates: int) -> None:
-        """Cut the rows of a span, as the protocol says: they are copied behind it. The span's lock is held."""
+        """Begin the cut of a span's rows, which are copied in the background. The caller holds the span's lock."""
         rows = CutRows(span, version, updates, self._command, is_base=not self.after)
         if rows.is_base and self.after:
-            self.give_up("rows do not know any more what has changed in them")
+            self.give_up("the changes of rows since the last file are no longer known")
         with self._changed:
             self._rows.append(rows)
             if self._are_rows_dropped:
@@ -142,23 +142,23 @@ class SnapshotCopier:
                 self._changed.notify_all()
 
     def next_due(self) -> int | None:
-        """The block that should be copied next: one that a push will come to soon."""
+        """Return the due block that should be copied next, because a push will reach it soon; None if none is due."""
         with self._changed:
             found = self._due.find(1, self._next)
             found = self._due.find(1) if found < 0 else found
         return None if found < 0 else found
 
     def give_up(self, reason: str) -> None:
-        """A block that is about to change cannot be copied."""
+        """Record that the copies will never be complete, and why."""
         with self._changed:
             self._given_up = reason
             self._changed.notify_all()
 
     def wait(self, timeout_s: float) -> bool:
-        """Return when a block is due, or all are copied, or the time is over; whether all are copied.
+        """Wait until a block is due, all blocks are copied, or the time is over. Return True if all are copied.
 
         Raises:
-            UnavailableError: they were given up.
+            UnavailableError: The copies were given up.
         """
         with self._changed:
             self._changed.wait_for(lambda: self.is_complete.is_set() or self._given_up or 1 in self._due, timeout_s)
@@ -168,11 +168,11 @@ class SnapshotCopier:
 
     @property
     def rows(self) -> Sequence[CutRows]:
-        """What was cut of tables."""
+        """Cuts of tables, in the order of their spans."""
         return sorted(self._rows, key=lambda rows: rows.span.first)
 
     def drop_rows(self) -> None:
-        """Give up what was cut of tables, and what a push is just cutting."""
+        """Drop all cuts of tables, including those that pushes are just beginning."""
         with self._changed:
             self._are_rows_dropped = True
             dropped = list(self._rows)
@@ -180,6 +180,6 @@ class SnapshotCopier:
             rows.drop()
 
     def take_blocks(self) -> list[StoredBlock]:
-        """The copies, once."""
+        """Return the copies of the blocks in ascending order, and forget them."""
         blocks, self._blocks = self._blocks, {}
         return [blocks[number] for number in sorted(blocks)]

@@ -1,6 +1,6 @@
-"""Copies of a shard's blocks for cuts: made when the protocol says so, each block under the lock of its span.
+"""Copies of a shard's blocks for cuts. The protocol decides when a block is copied, under the lock of its span.
 
-Several cuts may be under way. Each has a ``SnapshotCopier``, which brings the memory of its copies.
+Several cuts may be in progress. Each has a ``SnapshotCopier`` with the memory of its copies.
 """
 
 from __future__ import annotations
@@ -16,21 +16,24 @@ from flightedl.pserver.held import Held
 
 
 class Copying:
-    """The cuts under way of one pserver. Thread-safe.
+    """The cuts in progress of one pserver. Thread-safe.
 
     Args:
         held: The blocks.
-        plan_hash: Of their plan.
+        plan_hash: Hash of the shard plan.
     """
 
     def __init__(self, held: Held, plan_hash: str) -> None:
         self.plan_hash = plan_hash
         self.held = held
-        #: By number of the cut.
+        #: Cuts in progress, by number.
         self.under_way: dict[int, SnapshotCopier] = {}
 
     def begin(self, begin: Callable[[Mapping[int, int], int], SnapshotCopier | None]) -> None:
-        """Let ``begin`` decide, under all locks, whether blocks are to be copied from now on."""
+        """Begin a cut if ``begin``, which is called under all locks, returns a copier.
+
+        ``begin`` is called with the versions of the blocks and the highest open round.
+        """
         held = self.held
         with held.all_locked():
             copies = begin(held.protocol.versions(), held.protocol.highest_open_round())
@@ -44,8 +47,8 @@ class Copying:
                 copies.note_due(due)
 
     def carry_out(self, span: Any, effect: CopyBlocks | BlocksDue) -> None:
-        """Do what the protocol decided about a span for a cut; the span's lock is held."""
-        # The copies may be complete, and dropped by the thread that writes them, at any moment.
+        """Carry out the protocol's decision about a span for a cut. The caller holds the span's lock."""
+        # The writing thread may complete or drop the copies at any moment.
         copies = self.under_way.get(effect.cut)
         if copies is None:
             return
@@ -55,19 +58,19 @@ class Copying:
         try:
             span.cut(copies, effect)
         except (MemoryError, UnavailableError) as error:
-            # Training goes on without them.
+            # Training continues without the checkpoint.
             self.drop(copies)
-            copies.give_up(str(error) or "there is no memory for the copies of its blocks and rows")
+            copies.give_up(str(error) or "not enough memory for the copies of blocks and rows")
 
     def copy_due(self, copies: SnapshotCopier) -> None:
-        """Copy every block that is due now, unless these copies were dropped."""
+        """Copy all due blocks, unless the copies were dropped."""
         self.held.soundness.require()
         while (number := copies.next_due()) is not None:
             if not self.copy_one(copies, number):
                 return
 
     def copy_one(self, copies: SnapshotCopier, number: int) -> bool:
-        """Copy a block unless it was copied since; False if these copies were dropped."""
+        """Copy a block unless a push has already copied it. Return False if the copies were dropped."""
         held = self.held
         with held.locked(number) as span:
             with held.deciding:
@@ -77,13 +80,13 @@ class Copying:
             return self.under_way.get(copies.cut) is copies
 
     def end(self, copies: SnapshotCopier) -> AppliedBatches | None:
-        """Return what is applied to complete copies; None if they were dropped."""
+        """Return the batches that the complete copies contain; None if the copies were dropped."""
         with self.held.deciding:
             self.under_way.pop(copies.cut, None)
             return None if self.held.soundness.is_lost else self.held.protocol.end_cut(copies.cut)
 
     def drop(self, copies: SnapshotCopier) -> None:
-        """Copy nothing more for these."""
+        """Stop copying blocks for these copies."""
         with self.held.deciding:
             self._drop(copies)
 

@@ -1,7 +1,7 @@
-"""The pserver's verbs: decode, call the service, encode.
+"""Handlers of the pserver's Flight verbs. They decode requests, call the service and encode replies.
 
-``step`` (DoExchange) is push and pull in one stream (see ``conversation``).
-``push`` (DoPut) and ``pull`` (DoGet) are the same apart, for any Flight client.
+``step`` (DoExchange) pushes and pulls in one stream (see ``conversation``). ``push`` (DoPut) and ``pull`` (DoGet) do so
+separately, for any Flight client.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class PserverFlight:
     """Routes of one pserver.
 
     Args:
-        service: Answers.
-        clock: For waits.
-        shares_memory: Whether trainers of the same host may have memory in common with it.
+        service: The service that answers requests.
+        clock: Clock for waits.
+        shares_memory: True if trainers on the same host may use shared memory.
     """
 
     def __init__(self, service: PserverService, clock: Clock, *, shares_memory: bool = True) -> None:
@@ -60,7 +60,7 @@ class PserverFlight:
         self._lines = LineLoop(clock.now)
 
     def routes(self) -> Routes:
-        """All verbs."""
+        """Return the handlers of all verbs."""
         return Routes(
             actions={
                 "view": self._view,
@@ -78,7 +78,7 @@ class PserverFlight:
         )
 
     def _view(self, body: bytes, _: Call) -> bytes:
-        return encode(self._service.take_view(decode(body, ViewRequest)))
+        return encode(self._service.apply_view(decode(body, ViewRequest)))
 
     def _reload(self, body: bytes, _: Call) -> bytes:
         self._service.reload(decode(body, ReloadRequest))
@@ -102,8 +102,8 @@ class PserverFlight:
                     shard.initialize(header.election, row)
                 count += 1
         if count != header.rows:
-            raise MessageError(f"{header.rows} rows were announced, {count} came")
-        initialized, blocks = self._service.first_values_came(header.election)
+            raise MessageError(f"received {count} rows, but {header.rows} were announced")
+        initialized, blocks = self._service.first_values_received(header.election)
         return encode(InitReply(initialized=initialized, blocks=blocks))
 
     def _push(self, descriptor: bytes, incoming: Incoming, _: Call) -> bytes:
@@ -152,7 +152,7 @@ class PserverFlight:
         return Outgoing(VALUES_SCHEMA, ((encode_pieces(pieces), None) for pieces in while_wanted(found, call)))
 
     def _table(self, ticket: bytes, _: Call) -> Outgoing:
-        # Few jobs need it, and what knows Parquet files takes a while to import.
+        # Imported lazily: few jobs need Parquet, and its import is slow.
         from flightedl.formats.table_files import batches_of, schema_of
 
         request = decode(ticket, TableTicket)

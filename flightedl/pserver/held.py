@@ -1,7 +1,7 @@
-"""What the parts of a shard have in common: its stores, the protocol that decides about them, and their locks.
+"""The stores of a shard with their protocol and locks.
 
-Lock order: the lock for all spans, then spans by rising number, then ``deciding``, which is held while the protocol
-decides about what all spans share, then the changes. No lock is held while waiting or sending.
+Lock order: the lock for all spans, then spans in ascending order, then ``deciding``, which is held while the protocol
+decides about state that all spans share, then the changes. No lock is held while waiting or sending.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class Held:
     """The stores of one pserver under their locks. Thread-safe.
 
     Args:
-        dense: Of parameters.
-        rows: Of tables.
-        first_bucket: Numbers from this one on are of buckets.
-        mode: That the blocks begin in.
-        soundness: Of all that is held.
-        recorder: Records what happens to the blocks; None: nothing does.
+        dense: Store of parameters.
+        rows: Store of tables.
+        first_bucket: Smallest number of a bucket; smaller numbers are blocks of parameters.
+        mode: Initial mode of the blocks.
+        soundness: Guard of the stores and the protocol.
+        recorder: Recorder of the protocol's calls; None to record nothing.
         pserver: (index, generation) of the process, for recordings.
     """
 
@@ -50,7 +50,8 @@ class Held:
         self.first_bucket = first_bucket
         self.soundness = soundness
         self.deciding = threading.Lock()
-        #: Held with the locks of all spans. Spans come and go only then; the parts of one that is split share its lock.
+        #: Held together with the locks of all spans. Spans are added and removed only then. The parts of a split span
+        #: share its lock.
         self._all = threading.Lock()
         extents = [
             *(Extent(span.numbers) for span in distinct(dense.spans)),
@@ -64,21 +65,21 @@ class Held:
         return self.rows if number >= self.first_bucket else self.dense
 
     def spans(self) -> list[Any]:
-        """Return all spans as they are now, by position."""
+        """Return all current spans in ascending order."""
         return [*distinct(self.dense.spans), *distinct(self.rows.spans)]
 
     def span(self, number: int) -> Any:
-        """Return the span of a block, which may be split at any moment. MessageError: the block does not lie here."""
+        """Return the span of a block; it may be split at any moment. Raises MessageError if there is no such block."""
         return self.rows.spans.get(number) or self.dense.span(number)
 
     @contextlib.contextmanager
     def locked(self, number: int) -> Iterator[Any]:
-        """Hold the lock of a block's span, and give the span. MessageError: the block does not lie here."""
+        """Hold the lock of a block's span, and yield the span. Raises MessageError if there is no such block."""
         while True:
             span = self.span(number)
             with span.lock:
                 self.soundness.require()
-                # It may have been split, or have left and come back, before the lock was taken.
+                # The span may have been split or released before the lock was acquired.
                 if not span.is_split:
                     yield span
                     return

@@ -1,11 +1,11 @@
-"""The one thread that serves small steps which come by lines: it reads, decides and answers, and waits for nobody.
+"""The single thread that serves the small steps from all lines. It reads, decides and answers without blocking.
 
-One thread per stream would hand the interpreter's lock around for each message, which costs more than the message.
-The thread of a stream's handler therefore lends its conversation to this loop while its steps are small, and waits for
-what the loop hands back: a message or an answer that is not small, an error, the end of the line. A small step that
-waits for its round to close is parked, and the loop answers it when blocks have changed.
+With one thread per stream, passing the interpreter's lock between threads would cost more than the messages. The
+handler thread of a stream therefore lends its conversation to this loop while its steps are small, and waits until the
+loop hands back a large message, a large answer, an error, or the end of the line. A small step that waits for its round
+to close is parked; the loop answers it when blocks have changed.
 
-The loop runs while any stream of steps is open.
+The loop runs while any step stream is open.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ _LONG_S = 3600.0
 
 
 class Lent(Protocol):
-    """A conversation, while the loop has it. The loop's thread calls it, one method at a time."""
+    """A conversation that is lent to the loop, whose thread calls it, one method at a time."""
 
     @property
     def fileno(self) -> int:
-        """The descriptor of its line."""
+        """File descriptor of the conversation's line."""
         ...
 
-    #: Instant at which a parked step has to be looked at, whatever happens; None if no step is parked.
+    #: Time at which a parked step must be checked at the latest; None if no step is parked.
     due_at: float | None
 
-    def take_turn(self) -> bool:
-        """Take the message that has come by the line. False if the conversation is handed back."""
+    def receive(self) -> bool:
+        """Receive and serve a message from the line. Return False if the conversation was handed back."""
         ...
 
     def look(self, now: float) -> bool:
-        """Answer the parked step as far as possible. False if the conversation is handed back."""
+        """Answer the parked step as far as possible. Return False if the conversation was handed back."""
         ...
 
     def fail(self, error: BaseException) -> None:
@@ -46,7 +46,7 @@ class Lent(Protocol):
 
 
 class LineLoop:
-    """Serves lent conversations. Thread-safe.
+    """Loop that serves lent conversations. Thread-safe.
 
     Args:
         now: The process's clock.
@@ -60,20 +60,20 @@ class LineLoop:
         self._lock = threading.Lock()
         self._lent: dict[int, Lent] = {}
         self._parked: set[Lent] = set()
-        #: True while parked steps are about to be looked at anyway.
+        #: True while the loop is going to check parked steps anyway.
         self._is_awake = False
 
     def enter(self) -> None:
-        """Note that a stream of steps has begun."""
+        """Count a new step stream."""
         with self._lock:
             self._streams += 1
 
     def leave(self) -> None:
-        """Note that a stream has ended, whose conversation is not lent. The last one ends the thread."""
+        """Count the end of a stream whose conversation is not lent. The end of the last stream ends the thread."""
         with self._lock:
             self._streams -= 1
             if not self._streams and self._thread is not None:
-                # Not joined: gRPC's threads are no threads to Python, and joining would make them such.
+                # Not joined: joining would register gRPC's foreign thread with Python's threading module.
                 self._thread = None
                 os.eventfd_write(self._event, 1)
 
@@ -91,7 +91,7 @@ class LineLoop:
             self._let_go(conversation)
 
     def wake(self) -> None:
-        """Look at parked steps, because blocks may have changed."""
+        """Check parked steps, because blocks may have changed."""
         if self._parked and not self._is_awake:
             os.eventfd_write(self._event, 1)
 
@@ -114,7 +114,7 @@ class LineLoop:
                 for descriptor, _ in ready:
                     conversation = self._lent.get(descriptor)
                     if conversation is not None:
-                        if self._serve(conversation, conversation.take_turn) and conversation.due_at is not None:
+                        if self._serve(conversation, conversation.receive) and conversation.due_at is not None:
                             self._parked.add(conversation)
                     elif descriptor == event:
                         os.eventfd_read(event)
@@ -124,7 +124,7 @@ class LineLoop:
         os.close(event)
 
     def _look(self) -> float:
-        """Look at all parked steps; returns the seconds until one of them is due."""
+        """Check all parked steps. Return the seconds until the next one is due."""
         now = self._now()
         for conversation in list(self._parked):
             if self._serve(conversation, conversation.look, now) and conversation.due_at is None:
@@ -133,7 +133,7 @@ class LineLoop:
         return max(0.0, min(due) - now) if due else _LONG_S
 
     def _serve(self, conversation: Lent, method: Callable[..., bool], *args: float) -> bool:
-        """Call a method of a conversation. False if it handed the conversation back, or failed."""
+        """Call a method of a conversation. Return False if it handed the conversation back or failed."""
         try:
             is_lent = method(*args)
         except BaseException as error:  # noqa: BLE001 - the handler raises it

@@ -1,10 +1,10 @@
-"""One pserver process: wiring, taking an index, serving, ending.
+"""One pserver process: wiring, acquiring an index, serving, ending.
 
-Order: bind the server (it answers "not ready"), read ``ps_desired``, take the first free ``ps/<index>`` (or wait for
-one: a spare), publish address and generation with it, build the shard when the model is declared, load what its
-predecessor had, serve. Its lease lives longer until the shard is built. It ends when told to (exit code 0), when its
-lease is lost (75: start me again), or when the job cannot go on (3). What etcd says of the job counts only from the
-moment when the index was taken.
+In this order, the process binds its server (which answers "not ready"), reads ``ps_desired``, acquires the first free
+``ps/<index>`` and publishes its address and generation there, builds the shard when the model is declared, loads its
+predecessor's values, and serves. A process that finds no free index waits as a spare. Until the shard is built, the
+lease has a longer TTL. The process ends on request (exit code 0), when it has lost its lease (75, start again), or when
+the job cannot continue (3). State in etcd is only used if it is at least as new as the acquired index.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from flightedl.rpc.identity import ServerIdentity
 _log = logging.getLogger(__name__)
 
 _POLL_S = 0.5
-#: How much longer a lease lives while its pserver is made ready: on a starved machine that has taken a minute and more,
-#: in which it could not renew for seconds. ``flightedl run`` ends the lease of one that dies meanwhile; elsewhere its
-#: successor waits for so long.
+#: Factor for the lease's TTL while the pserver is starting. On an overloaded machine, starts have taken more than a
+#: minute, with no renewal for seconds. If a pserver dies while it is starting, ``flightedl run`` ends its lease;
+#: elsewhere its successor waits for the longer TTL.
 _STARTING_FACTOR = 4
 _DRAIN_POLL_S = 0.05
 
 
 class PserverProcess(ServerProcess[PserverSettings]):
-    """Everything one pserver process is made of."""
+    """A pserver process."""
 
     role = "pserver"
 
@@ -63,7 +63,7 @@ class PserverProcess(ServerProcess[PserverSettings]):
         service.refusals = lambda: server.refusals
         held = None
         try:
-            held = self._take_index(coordinator, directory, server.port, service)
+            held = self._acquire_index(coordinator, directory, server.port, service)
             if held is None:
                 return self._exit_code
             index = self._keys.pserver_index(held.key)
@@ -71,7 +71,7 @@ class PserverProcess(ServerProcess[PserverSettings]):
             while not self._stop.is_set() and not _has_seen(directory, held):
                 directory.wait_until(functools.partial(_has_moved, directory.revision), _POLL_S)
             service.meter.instruments = self._instruments(index, MEASURES)
-            service.take_index(index, held.generation, lambda: held.is_held)
+            service.acquire_index(index, held.generation, lambda: held.is_held)
             server.start_serving(ServerIdentity(self._settings.job, "pserver", index, held.generation))
             _log.info("pserver ready index=%d generation=%d port=%d", index, held.generation, server.port)
             directory.subscribe(lambda: self._look(service))
@@ -98,7 +98,7 @@ class PserverProcess(ServerProcess[PserverSettings]):
                 held.release()
 
     def _drain(self, service: PserverService) -> None:
-        """Told to end: wait a little for a checkpoint that has everything that was pushed until now."""
+        """Wait up to ``drain_s`` seconds for a checkpoint that contains everything pushed until now."""
         if self._exit_code or not self._settings.checkpoint or not service.is_serving:
             return
         service.drain()
@@ -112,10 +112,10 @@ class PserverProcess(ServerProcess[PserverSettings]):
         except FlightedlError as error:
             self.end(EXIT_JOB_FAILED, str(error))
 
-    def _take_index(
+    def _acquire_index(
         self, coordinator: Coordinator, directory: Directory, port: int, service: PserverService
     ) -> HeldKey | None:
-        """The first free index, waiting for one; None when told to end before."""
+        """Wait for a free index and acquire it. None if the process must end first."""
         said = ""
         while not self._stop.is_set():
             desired = directory.ps_desired()
@@ -124,9 +124,9 @@ class PserverProcess(ServerProcess[PserverSettings]):
             for index in free:
                 if (held := self._claim(coordinator, index, port)) is not None:
                     return held
-            reason = "a master to say how many pservers there are" if desired is None else "a free index"
-            # A spare is one only while nothing is free.
-            self._health.beat(f"it waits for {reason}", is_ready=desired is not None and not free)
+            reason = "a master to set the number of pservers" if desired is None else "a free index"
+            # The process counts as a ready spare only while no index is free.
+            self._health.beat(f"it is waiting for {reason}", is_ready=desired is not None and not free)
             if reason != said:
                 _log.info("waiting for %s", reason)
                 said = reason
@@ -143,12 +143,12 @@ class PserverProcess(ServerProcess[PserverSettings]):
             self._keys.pserver(index),
             self._record(port),
             self._settings.lease_ttl_s * _STARTING_FACTOR,
-            on_lost=lambda reason: self.lost(f"its lease is lost: {reason}"),
+            on_lost=lambda reason: self.lost(f"its lease was lost: {reason}"),
         )
 
 
 def _has_seen(directory: Directory, held: HeldKey) -> bool:
-    """Whether the directory knows everything that was there when the key was taken."""
+    """Return True if the directory is at least as new as the acquired key, or the key is lost."""
     return directory.revision >= held.generation or not held.is_held
 
 
@@ -157,6 +157,6 @@ def _has_moved(seen: int, directory: Directory) -> bool | None:
 
 
 def run(chosen: PserverSettings) -> int:
-    """Run a pserver in this process; returns the exit code."""
+    """Run a pserver in this process and return its exit code."""
     avoid_preemption()
     return run_server(PserverProcess, chosen)

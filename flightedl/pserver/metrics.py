@@ -1,11 +1,11 @@
-"""What a pserver's Prometheus page shows beside what ``meter`` measures."""
+"""Figures of a pserver's Prometheus page, in addition to the histograms of ``meter``."""
 
 from __future__ import annotations
 
 from flightedl.messages.status import PserverStatusReply
 from flightedl.process.metrics_page import Figure, Figures
 
-#: Figure of tables -> (help, field of ``TableCounts``). Their label has as many values as the model has tables.
+#: Figure of tables -> (help, field of ``TableCounts``). The label is the table's name.
 _TABLES = {
     "table_rows": ("Rows that exist.", "rows"),
     "table_size_bytes": ("Bytes of rows, slots and index.", "size_bytes"),
@@ -26,26 +26,26 @@ def _of_tables(status: PserverStatusReply) -> Figures:
 
 
 def figures(status: PserverStatusReply) -> Figures:
-    """Name -> figure."""
+    """Return the figures by name."""
     waits_s = status.waits_s if status.waits_for else 0.0
     return {
-        "serving": Figure("1: it has values and serves them.", float(status.state == "serving")),
-        "blocks": Figure("Blocks that it holds.", status.blocks),
+        "serving": Figure("1 if the pserver has values and serves them.", float(status.state == "serving")),
+        "blocks": Figure("Blocks that the pserver holds.", status.blocks),
         "size_bytes": Figure("Bytes of values, slots and accumulators.", status.size_bytes),
         "lowest_version": Figure("Lowest version of a block.", status.lowest_version),
         "highest_version": Figure("Highest version of a block.", status.highest_version),
         "members": Figure("Trainers that rounds wait for.", len(status.members)),
-        "waited_for_members": Figure("Members for whom others wait now.", len(status.waits_for)),
-        "waits_seconds": Figure("Since when others wait for the same members.", waits_s),
-        "messages_total": Figure("Messages of pushes and steps, since its start.", status.pushes),
-        "rows_total": Figure("Blocks that were pushed, by what became of them.", status.rows, "outcome"),
-        "received_bytes_total": Figure("Bytes of gradients that came.", status.received_bytes),
-        "sent_bytes_total": Figure("Bytes of values that were sent.", status.sent_bytes),
-        "streams": Figure("Streams of trainers that are open.", status.streams),
-        "shared_streams": Figure("Those whose values lie in memory that both sides map.", status.shared_streams),
-        "refused_calls_total": Figure("Calls that ended with an error, by its code.", status.refused_calls, "code"),
+        "waited_for_members": Figure("Members that other trainers are waiting for.", len(status.waits_for)),
+        "waits_seconds": Figure("Seconds for which trainers have been waiting for the same members.", waits_s),
+        "messages_total": Figure("Messages of pushes and steps since the start.", status.pushes),
+        "rows_total": Figure("Pushed blocks, by outcome.", status.rows, "outcome"),
+        "received_bytes_total": Figure("Bytes of gradients received.", status.received_bytes),
+        "sent_bytes_total": Figure("Bytes of values sent.", status.sent_bytes),
+        "streams": Figure("Open streams of trainers.", status.streams),
+        "shared_streams": Figure("Open streams with values in shared memory.", status.shared_streams),
+        "refused_calls_total": Figure("Calls that ended with an error, by code.", status.refused_calls, "code"),
         **_of_tables(status),
-        "snapshot_copy_seconds": Figure("To copy the blocks for the newest checkpoint.", status.copied_s),
-        "snapshot_write_seconds": Figure("To write them.", status.written_s),
-        "snapshot_bytes": Figure("Size of the file that it wrote.", status.written_bytes),
+        "snapshot_copy_seconds": Figure("Seconds spent copying blocks for the newest checkpoint.", status.copied_s),
+        "snapshot_write_seconds": Figure("Seconds spent writing the newest checkpoint's file.", status.written_s),
+        "snapshot_bytes": Figure("Bytes of the newest checkpoint's file.", status.written_bytes),
     }

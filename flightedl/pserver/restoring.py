@@ -1,6 +1,6 @@
-"""How a pserver gets its blocks back: from the newest checkpoint that can be loaded (``domain.pserver.search``).
+"""Loading of a pserver's blocks from the newest readable checkpoint, which ``domain.pserver.search`` finds.
 
-Blocks are read straight into their arrays, which nobody sees before all of them are verified.
+Blocks are read directly into their arrays, which remain invisible to clients until all of them are verified.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What was loaded. ``number`` None: no checkpoint can be loaded."""
+    """Result of a search. ``number`` and ``applied`` are None if no checkpoint could be loaded."""
 
     number: int | None
     applied: AppliedBatches | None
@@ -48,26 +48,26 @@ def load_newest(
     loadable: range | None = None,
     rejected: Container[int] = (),
 ) -> Restored:
-    """Load the blocks of one pserver.
+    """Load the blocks of one pserver from the newest readable checkpoint.
 
     Args:
-        storage: Where the checkpoints lie.
+        storage: Storage of the checkpoints.
         job: The job's name.
-        parameters: As declared.
-        plan: Where every block lies now.
-        index: Of the pserver.
-        shard: Takes the blocks; nobody uses it yet.
-        loadable: The numbers that etcd allows; None: all.
-        rejected: Those of them that some pserver could not load.
+        parameters: The declared parameters.
+        plan: The current shard plan.
+        index: Index of the pserver.
+        shard: Destination of the blocks; not in use yet.
+        loadable: Numbers of the checkpoints that etcd allows; None allows all.
+        rejected: Numbers of checkpoints that some pserver failed to load.
 
     Raises:
-        UnavailableError: the storage cannot be read at the moment; ask again.
+        UnavailableError: The storage cannot be read at the moment; retry.
     """
     search = CheckpointSearch(job, loadable, rejected)
     step = search.begin()
     applied: AppliedBatches | None = None
     while True:
-        #: Of the checkpoint, the file that is being read.
+        #: The checkpoint's files read so far; the last one is being read.
         files: list[str] = [""]
         try:
             match step:

@@ -1,10 +1,9 @@
-"""One pserver behind its verbs: carries what happens to ``domain.pserver.life``, and out what follows from it.
+"""Event loop of a pserver's lifecycle: passes events to ``domain.pserver.life`` and carries out the effects.
 
-Theory of operation. The life decides, under one lock that is held for little else: no block is touched and nothing is
-waited for under it. What the directory says is read and told under it, so that nothing older is told later. Effects
-that take long (to build, to load, to wait, to ask etcd) are done one after the other by a thread of their own;
-meanwhile everybody is answered "not ready". What is pushed and pulled goes to the ``Shard`` directly, once the
-life lets it.
+Theory of operation. The lifecycle decides under one lock. Nothing accesses blocks or waits while holding it. The
+directory is also read under this lock, so that the lifecycle never sees an older state after a newer one. Slow effects
+(building, loading, waiting, reading etcd) are carried out one at a time by a separate thread; until they are done,
+requests are answered with "not ready". Pushes and pulls go directly to the ``Shard`` once the lifecycle allows them.
 """
 
 from __future__ import annotations
@@ -67,25 +66,25 @@ from flightedl.recording.writer import Recorder
 _log = logging.getLogger(__name__)
 
 _PAUSE_S = 0.5
-#: A kernel takes some seconds of a processor.
+#: Longest wait for another process to compile a kernel, which takes some seconds of processor time.
 _COMPILING_PATIENCE_S = 60.0
 _CATCH_UP_S = 5.0
 _SETTLED = (happens.State.NO_MODEL, happens.State.WAITING, happens.State.SERVING)
 
 
 class PserverService:
-    """One pserver's state beside its blocks. Thread-safe.
+    """Lifecycle of one pserver, and the requests that depend on it. Thread-safe.
 
     Args:
-        directory: Tells the job's declaration and the election.
+        directory: Copy of the job's state in etcd.
         keys: The job's keys.
-        fail: Ends the process because the job cannot go on.
-        start_again: Ends it because its values are of no use any more; a successor can load them.
-        storage: Where the checkpoints lie; None: there are none.
-        clock: Measures, and paces what is tried again.
-        recorder: Records what happens; None: nothing does.
-        row_bytes: Memory that rows of tables may have; 0: what is there.
-        shares_memory: Whether values lie in memory that trainers of the same host map.
+        fail: Called to end the process because the job cannot continue.
+        start_again: Called to end the process so that a successor starts without its values.
+        storage: Storage of the checkpoints; None if there is none.
+        clock: Clock for measurements and retries.
+        recorder: Recorder of the decisions; None to record nothing.
+        row_bytes: Limit of the memory for rows of tables; 0 for no limit but the available memory.
+        shares_memory: True to place values in memory that trainers on the same host can map.
     """
 
     def __init__(
@@ -104,12 +103,11 @@ class PserverService:
         self._shares_memory = shares_memory
         self._row_bytes = row_bytes
         self._is_held: Callable[[], bool] = lambda: False
-        #: What the server counts, set once there is one.
+        #: Returns the server's number of failed calls by error code; set when the server exists.
         self.refusals: Callable[[], dict[str, int]] = dict
-        #: What happens to the blocks, in figures.
         self.meter = Meter(now=clock.now)
         self._storage = storage
-        #: True if rows are read for checkpoints only, which no other reader may disturb.
+        #: True if only checkpoints may read all rows of tables.
         self.keeps_checkpoints = storage is not None
         self._clock = clock
         self._directory = directory
@@ -119,9 +117,9 @@ class PserverService:
         self._lock = threading.Lock()
         self._recorder = recorder
         self._life = recorded(recorder, {}, PserverLife, None if storage is None else storage.url)
-        #: What the thread has to do; None: to end.
+        #: Slow effects for the builder thread; None ends it.
         self._work: queue.SimpleQueue[happens.Effect | None] = queue.SimpleQueue()
-        #: Makes the blocks, which compiles kernels, and loads a checkpoint; there is only ever one.
+        #: The only thread that compiles kernels, allocates blocks and loads checkpoints.
         self._builder: threading.Thread | None = None
         self._is_closing = threading.Event()
         self._turns = Turns(self._is_closing)
@@ -130,16 +128,16 @@ class PserverService:
         self._shard: Shard | None = None
         self._snapshots: Snapshots | None = None
         self._is_prepared = False
-        #: Held while kernels are loaded, which the builder and the thread of ``prepare`` do.
+        #: Held by the builder or the thread of ``prepare`` while it loads kernels.
         self._kernels_lock = threading.Lock()
         self._has_compiled = False
-        #: How far that is, for people.
+        #: Progress of loading the kernels, for messages.
         self._kernels_loaded = ""
         self._files: Files = PatientFiles(FsspecFiles(), Persistence(BRIEF, clock, self._is_closing))
-        #: Whether tables have the rows that they are declared to begin with; held while these are read.
+        #: True once the tables have their declared first rows; guarded by ``_loading``.
         self._has_first_rows = False
         self._loading = threading.Lock()
-        #: Why the store could not be read, as it was logged last.
+        #: The newest logged reason why the storage could not be read.
         self._said = ""
 
     def _apply(self, event: happens.Event) -> None:
@@ -151,14 +149,14 @@ class PserverService:
             effects = self._life.apply(event)
         self._carry_out(effects)
 
-    def _tell_facts(self, event: type[happens.Seen | happens.CaughtUp]) -> None:
+    def _apply_facts(self, event: type[happens.Seen | happens.CaughtUp]) -> None:
         self._find_lease_over()
         with self._lock:
             effects = self._life.apply(event(self._facts()))
         self._carry_out(effects)
 
     def _find_lease_over(self) -> None:
-        """A process that was frozen finds out here, before what it saw earlier has consequences for the job."""
+        """Notice an expired lease, so that a process that was frozen does not act on an outdated state."""
         if self._life.index >= 0 and not self._is_held():
             self._decide(happens.LeaseOver())
 
@@ -171,7 +169,7 @@ class PserverService:
             case happens.Serve(election):
                 self._serve(election)
             case happens.Lack():
-                _log.warning("there is no checkpoint of the values that were here")
+                _log.warning("the predecessor's values are lost: there is no checkpoint")
             case happens.Fail(why):
                 self._fail(why)
             case happens.StartAgain(why):
@@ -182,14 +180,14 @@ class PserverService:
                     self._builder = threading.Thread(target=self._run, name="flightedl-builder", daemon=True)
                     self._builder.start()
 
-    def take_index(self, index: int, generation: int, is_held: Callable[[], bool]) -> None:
-        """This pserver holds ``index`` from now on, as long as ``is_held`` says so."""
+    def acquire_index(self, index: int, generation: int, is_held: Callable[[], bool]) -> None:
+        """Record that this pserver holds ``index`` while ``is_held`` returns True."""
         self._is_held = is_held
-        self._apply(happens.IndexTaken(index, generation))
+        self._apply(happens.IndexAcquired(index, generation))
 
     def look(self) -> None:
-        """The directory may have changed."""
-        self._tell_facts(happens.Seen)
+        """Process changes of the directory."""
+        self._apply_facts(happens.Seen)
 
     def _facts(self) -> happens.Facts:
         job = self._directory.entry(self._keys.job)
@@ -206,24 +204,24 @@ class PserverService:
         )
 
     def require_lease(self) -> None:
-        """Nothing is written once the lease is over: a process that was frozen finds out here, before it does harm.
+        """Check the lease before a write. A process that was frozen notices here that its lease has expired.
 
         Raises:
-            ReplacedError: it is over.
-            NotReadyError: the process ends for another reason.
+            ReplacedError: The lease has expired.
+            NotReadyError: The process is ending for another reason.
         """
         self._find_lease_over()
         self._life.require_lease()
 
     def close(self) -> None:
-        """Give up what is being built."""
+        """Stop the builder thread."""
         self._is_closing.set()
         self._work.put(None)
         if self._builder is not None:
             self._builder.join(1.0)
 
     def prepare(self) -> None:
-        """Load the kernels of the declared model on a thread, while there is no free index."""
+        """Load the kernels of the declared model in the background, while this spare waits for a free index."""
         model = self._facts().model
         if self._is_prepared or model is None or model.is_former:
             return
@@ -231,7 +229,7 @@ class PserverService:
         threading.Thread(target=self._load_kernels, args=(model,), name="flightedl-kernels", daemon=True).start()
 
     def _load_kernels(self, model: DeclaredModel) -> None:
-        """Compile what the model needs and numba's cache lacks; one process of a machine at a time does that."""
+        """Load the model's kernels. One process per machine at a time compiles those that numba's cache lacks."""
         declared = model.declaration
         kernels = kernels_of(
             parameters_of(declared), tables_of(declared), Optimizer.from_json(declared.optimizer), declared.wire
@@ -245,7 +243,7 @@ class PserverService:
             compiling_begins.set(lambda: None)
 
     def _compiling_began(self, number: int, count: int, turn: contextlib.ExitStack) -> None:
-        """Wait while another process of the job compiles this kernel, which is then in the cache."""
+        """Wait while another process on this machine compiles this kernel, which is then in the cache."""
         if not self._has_compiled:
             self._has_compiled = True
             _log.info("compiling up to %d kernels, once on this machine", count)
@@ -255,32 +253,32 @@ class PserverService:
 
     @property
     def is_built(self) -> bool:
-        """Whether the blocks are made, and restored where there was something: the rest takes little."""
+        """True if the blocks are allocated, and restored from a checkpoint if there was one."""
         return self._life.is_visible
 
     @property
     def is_serving(self) -> bool:
-        """Whether it has values."""
+        """True if the blocks have values."""
         return self._life.is_serving
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing is left to do before it can serve: it has values, or trainers are to bring some."""
+        """True if this process has no work left before it can serve: it has values, or waits for trainers."""
         return self._life.state in _SETTLED
 
     @property
     def doing(self) -> str:
-        """Its state in words, without names or places."""
+        """The state in words, without names or paths."""
         return self._life.state.value
 
     def drain(self) -> None:
-        """This pserver is going to end: tell the master, which then wants a checkpoint."""
+        """Announce that this pserver is about to end, so that the master orders a checkpoint."""
         progress = None if self._snapshots is None else self._snapshots.progress
         self._apply(happens.DrainAsked(None if progress is None else progress.order))
 
     @property
     def is_drained(self) -> bool:
-        """Whether all that was pushed before ``drain`` is in a checkpoint."""
+        """True if a checkpoint contains everything that was pushed before ``drain``."""
         return self._life.is_drained(None if self._snapshots is None else self._snapshots.progress)
 
     # the thread
@@ -297,7 +295,7 @@ class PserverService:
                 raise
 
     def _do(self, effect: happens.Effect) -> None:
-        """Do what takes long, and tell what came of it."""
+        """Carry out a slow effect and pass its result to the lifecycle."""
         match effect:
             case happens.Build(model):
                 self._specs = parameters_of(model.declaration)
@@ -308,7 +306,7 @@ class PserverService:
             case happens.Restore():
                 self._apply(self._restore(effect))
             case happens.CatchUp() if self._has_caught_up():
-                self._tell_facts(happens.CaughtUp)
+                self._apply_facts(happens.CaughtUp)
             case happens.CatchUp():
                 self._apply(happens.CaughtUp(None))
             case _:
@@ -349,7 +347,7 @@ class PserverService:
         shard, plan, storage = self._shard, self._plan, self._storage
         assert shard is not None
         assert plan is not None
-        assert storage is not None, "the life knows that there is no store"
+        assert storage is not None, "a restore needs a storage"
         began = self._clock.now()
         try:
             with self._turns.turn(), tracing.span("recovery", pserver=self._life.index):
@@ -383,50 +381,50 @@ class PserverService:
         try:
             return self._directory.catch_up(self._keys.checkpoint_latest, _CATCH_UP_S)
         except UnavailableError as error:
-            _log.warning("waiting for etcd to say which checkpoints there are: %s", error)
+            _log.warning("waiting for etcd, to read which checkpoints exist: %s", error)
             return False
 
     def _serve(self, election: int) -> None:
         snapshots = self._snapshots
         assert snapshots is not None, "there are values without blocks"
         threading.Thread(target=snapshots.prepare, name="flightedl-snapshot-memory", daemon=True).start()
-        # The compiler leaves a heap behind that would be searched for garbage again and again, between two pushes.
+        # Exclude the compiler's large heap from later garbage collections, which would delay pushes.
         gc.collect()
         gc.freeze()
         _log.info("serving election=%d", election)
 
-    # what trainers ask
+    # requests of trainers
 
     def shard(self, plan_hash: str) -> Shard:
-        """The shard, to push to and pull from."""
+        """Return the shard for pushes and pulls. Raises as ``PserverLife.require_values``."""
         if not self._life.serves(plan_hash):
             self.look()
             self._life.require_values(plan_hash)
         return self._blocks()
 
     def shard_for_init(self, plan_hash: str, election: int) -> Shard | None:
-        """The shard, to give it first values; None: it has values already, so those that come are not taken."""
+        """Return the shard for first values, or None if it has values already and the new ones are ignored."""
         if not self._life.is_visible:
             self.look()
         self._life.require_blocks(plan_hash)
         self._apply(happens.FirstValuesBegin(election))
         self._life.require_blocks(plan_hash)
-        return self._blocks() if self._life.takes_first_values else None
+        return self._blocks() if self._life.accepts_first_values else None
 
-    def first_values_came(self, election: int) -> tuple[int, int]:
-        """First values were sent; how many blocks have this election's now, and how many there are."""
+    def first_values_received(self, election: int) -> tuple[int, int]:
+        """Record that first values were received. Return the number of blocks that have them, and of all blocks."""
         shard = self._blocks()
         count = shard.initialized_count(election)
-        if self._life.takes_first_values and count == shard.block_count:
+        if self._life.accepts_first_values and count == shard.block_count:
             self._load_first_rows(shard)
-        self._apply(happens.FirstValuesCame(election, count))
+        self._apply(happens.FirstValuesReceived(election, count))
         return self._life.first_value_count(election, count), shard.block_count
 
     def _load_first_rows(self, shard: Shard) -> None:
-        """Once: who sends first values again waits for it."""
+        """Load the declared first rows of tables, once. A concurrent sender of first values waits."""
         if not any(table.first_rows for table in shard.rows.tables):
             return
-        # Few jobs begin with rows, and what reads Parquet takes a while to import.
+        # Imported lazily: few jobs declare first rows, and the import of Parquet is slow.
         from flightedl.pserver.rows.first import load_first_rows
 
         with self._loading:
@@ -442,10 +440,10 @@ class PserverService:
             self._has_first_rows = True
 
     def _blocks(self) -> Shard:
-        assert self._shard is not None, "the life knows of blocks that are not there"
+        assert self._shard is not None, "the blocks are not allocated"
         return self._shard
 
-    # what the master asks
+    # requests of the master
 
     def _check(self, request: OfPlan) -> None:
         found = self._directory.master()
@@ -453,12 +451,12 @@ class PserverService:
             self._life.hear_of_master(0 if found is None else found.generation)
             self._life.check_request(request)
 
-    def take_view(self, view: ViewRequest) -> ViewReply:
-        """Adopt a newer view; joins are refused for rounds that have already gone by.
+    def apply_view(self, view: ViewRequest) -> ViewReply:
+        """Apply a newer view. Members that would join at a round in the past are rejected.
 
         Raises:
-            FencedError: the view is of another shard plan.
-            NotReadyError: there are no blocks yet.
+            FencedError: The view belongs to a different shard plan.
+            NotReadyError: The blocks are not allocated yet.
         """
         self._check(view)
         self._life.require_visible()
@@ -468,11 +466,11 @@ class PserverService:
         return reply
 
     def snapshot(self, request: SnapshotRequest) -> SnapshotReply:
-        """Carry out an order, or say how far the newest one is.
+        """Accept an order for a checkpoint, and return the progress of the newest order.
 
         Raises:
-            FencedError: the order is of another shard plan.
-            NotReadyError: there are no values yet.
+            FencedError: The order belongs to a different shard plan.
+            NotReadyError: There are no values yet.
         """
         self._check(request)
         self._life.require_snapshots()
@@ -481,44 +479,44 @@ class PserverService:
         return replace(snapshots.order(request), copied_s=snapshots.copied_s, written_s=snapshots.written_s)
 
     def applied(self, request: AppliedRequest) -> AppliedReply:
-        """What all blocks have, for the master to compare with what it takes for done.
+        """Return the batches that all blocks have applied, which the master compares with its completed tasks.
 
         Raises:
-            FencedError: another shard plan is asked about.
-            NotReadyError: there are no values yet.
+            FencedError: The request belongs to a different shard plan.
+            NotReadyError: There are no values yet.
         """
         self._check(request)
         return self._life.applied(lambda: AppliedSummary.of(self._blocks().applied()))
 
     def seal(self, request: SealRequest) -> None:
-        """Epochs are over: what is applied of them takes no more memory once all of it is.
+        """Fix the number of tasks of epochs. The record of an epoch then needs no memory once all tasks are applied.
 
         Raises:
-            FencedError: the epochs are of another shard plan, or a deposed master tells of them.
-            NotReadyError: there are no values yet.
+            FencedError: The request belongs to a different shard plan, or comes from a deposed master.
+            NotReadyError: There are no values yet.
         """
         self._check(request)
         self._life.require_snapshots()
         self._blocks().seal(request.epochs)
 
     def reload(self, request: ReloadRequest) -> None:
-        """End, and let a successor look what there is to begin with.
+        """End the process, so that a successor restores the values or waits for first values.
 
         Raises:
-            FencedError: another shard plan is meant, or a deposed master says so.
-            NotReadyError: the model is not known here yet.
+            FencedError: The request belongs to a different shard plan, or comes from a deposed master.
+            NotReadyError: This pserver does not know the model yet.
         """
         self._check(request)
         self._apply(happens.ReloadAsked())
 
     @property
     def store(self) -> SharedMemory | None:
-        """Memory in which the values lie and that trainers may map; None: there is none."""
+        """Shared memory of the values, which trainers may map; None if the values are not shared."""
         shard = self._shard
         return None if shard is None else shard.memory
 
     def status(self) -> PserverStatusReply:
-        """What this pserver says of itself."""
+        """Return the status of this pserver."""
         life = self._life
         shard = self._shard if life.is_visible else None
         meter, versions = self.meter, (0, 0) if shard is None else shard.version_range()

@@ -321,7 +321,7 @@ class Shard:
                     return None
                 self._carry_out(span, decided.effects, received, has_checksum=header.pull and header.checksums)
             except BaseException as error:
-                self._soundness.broke_off(error)
+                self._soundness.interrupted(error)
                 raise
             self.changes.has_news |= decided.is_news
             if decided.effects and first == self._lowest:
@@ -432,7 +432,7 @@ class Shard:
         """Take over a view, in all blocks at once."""
         with self._held.all_locked(), self._soundness:
             with self._deciding:
-                taken = self._protocol.take_view(request)
+                taken = self._protocol.apply_view(request)
             for first, effects in taken.effects:
                 self._carry_out(self._held.span(first), effects)
             self.changes.has_news = True

@@ -1,20 +1,20 @@
-"""Copies of a pserver's blocks, and the files that they become.
+"""Checkpoint orders of a pserver: copies of its blocks, and the thread that writes them to files.
 
-Theory of operation. An order makes a ``SnapshotCopier``. A thread copies the blocks that are due, one at a time under
-the lock of its span, then writes the file. A push that is about to change a block that is due and not copied yet copies
-it first; so training waits for such blocks, and for nothing else. The thread goes on a few blocks behind the one that a
-push had to copy: so it runs ahead of this push, on another processor, and is mostly faster. When a block is due, and
-what the file says is applied to it, is decided by the protocol of the blocks.
+Theory of operation. An order creates a ``SnapshotCopier``. A thread copies the due blocks, one at a time under the lock
+of their span, and then writes the file. A push that is about to change a due block copies it first if the thread has
+not done so yet. Training waits only for these copies. After such a push, the thread continues a few blocks behind the
+block that the push had to copy. It thus runs ahead of the push on another processor, and is usually faster. The block
+protocol decides when a block is due, and which applied batches the file lists.
 
-The memory of the copies is kept for the next ones and touched before the first ones (``prepare``): to get it from the
-kernel page by page takes several times as long as to copy. So a pserver that makes checkpoints takes twice the memory
-of its blocks. An order that replaces another takes over its memory, while that one's file may still be being written:
-such a file is never reported, and is given up at its next block.
+The copies' memory is touched before the first checkpoint (``prepare``) and reused, because faulting it in page by page
+takes several times as long as the copy. A pserver that makes checkpoints therefore needs twice the memory of its
+blocks. A newer order takes over the memory of the previous one, whose file may still be in progress. Such a file is
+never reported, and its writing stops at the next block.
 
-Lock order: blocks, then the applied batches. Nothing is written under a lock.
+Lock order: blocks, then the applied batches. No lock is held while writing.
 
-Not guaranteed: that an order is carried out; a newer one replaces it at any point, and a store that fails ends it. The
-master is told (``progress``) and orders anew.
+Not guaranteed: an order may never complete, because a newer order replaces it or the storage fails. The master sees
+this in ``progress`` and sends a new order.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ _Stored = TypeVar("_Stored")
 
 
 class Snapshots:
-    """Carries out a master's orders for one shard. Thread-safe.
+    """Checkpoint orders of one shard. Thread-safe.
 
     Args:
-        copying: Makes the copies of the blocks.
-        storage: Where files go; None: this pserver was given none.
+        copying: The shard's copies of blocks.
+        storage: Storage of the files; None if this pserver was started without one.
         job: The job's name.
-        index: Of this pserver.
-        pserver_count: Of the job.
-        clock: Measures.
-        recorder: Records what is decided; None: nothing does.
+        index: Index of this pserver.
+        pserver_count: Number of the job's pservers.
+        clock: Clock for measurements.
+        recorder: Recorder of the decisions; None to record nothing.
     """
 
     def __init__(
@@ -77,10 +77,11 @@ class Snapshots:
         self._lock = threading.Lock()
         self._state = recorded(recorder, {}, PserverSnapshots)
         self._memory = CopyMemory()
-        #: Those of the newest order that began any; changed under all locks of the blocks.
+        #: Copies of the newest order that has begun any; changed under all locks of the blocks.
         self._newest: SnapshotCopier | None = None
-        #: Of the newest snapshot: how long the copies took, and the writing.
+        #: Seconds that copying took for the newest snapshot.
         self.copied_s = 0.0
+        #: Seconds that writing took for the newest snapshot.
         self.written_s = 0.0
 
     def prepare(self) -> None:
@@ -120,14 +121,14 @@ class Snapshots:
 
     @property
     def progress(self) -> SnapshotReply | None:
-        """How far the newest order is."""
+        """Progress of the newest order."""
         with self._lock:
             return self._state.progress
 
     # the thread
 
     def _carry_out(self, order: SnapshotRequest, copies: SnapshotCopier) -> WrittenFile | None:
-        """Return the file, or None if nobody wants it any more."""
+        """Copy the blocks and write the file. Returns None if a newer order has replaced this one."""
         with tracing.span("checkpoint.copy", pserver=self._index):
             applied = self._copy(order, copies)
         if applied is None:
@@ -148,10 +149,10 @@ class Snapshots:
                 self._state.written(order, outcome)
 
     def _copy(self, order: SnapshotRequest, copies: SnapshotCopier) -> AppliedBatches | None:
-        """What is applied to the copies, when all are made; None: nobody wants them any more."""
+        """Make all copies and return the batches they contain. None if a newer order has replaced this one."""
         began = self._clock.now()
         while not copies.wait(_WAIT_SLICE_S):
-            if not self._is_wanted(order.order):
+            if not self._is_current(order.order):
                 return None
             self._copying.copy_due(copies)
         self.copied_s = self._clock.now() - began
@@ -159,20 +160,20 @@ class Snapshots:
         with self._lock:
             return applied if applied is not None and self._state.taken(order.order) else None
 
-    def _while_wanted(self, order: OrderNumber, blocks: Iterable[_Stored]) -> Iterator[_Stored]:
+    def _while_current(self, order: OrderNumber, blocks: Iterable[_Stored]) -> Iterator[_Stored]:
         for block in blocks:
-            if not self._is_wanted(order):
-                raise FlightedlError("a newer checkpoint was ordered meanwhile")
+            if not self._is_current(order):
+                raise FlightedlError("a newer checkpoint order has replaced this one")
             yield block
 
-    def _is_wanted(self, order: OrderNumber) -> bool:
+    def _is_current(self, order: OrderNumber) -> bool:
         with self._lock:
             return self._state.is_current(order)
 
     def _write(self, order: SnapshotRequest, copies: SnapshotCopier, applied: AppliedBatches) -> WrittenFile:
         blocks, rows = copies.take_blocks(), copies.rows
         if self._storage is None:
-            raise FlightedlError("this pserver was started without --checkpoint: give it the same URL as the master")
+            raise FlightedlError("this pserver was started without --checkpoint: pass it the same URL as the master")
         began = self._clock.now()
         header = ShardHeader(
             job=self._job,
@@ -184,16 +185,16 @@ class Snapshots:
             rows=[each.span for each in rows],
         )
         versions = [*(block.version for block in blocks), *(each.span.version for each in rows)]
-        wanted = self._while_wanted(order.order, blocks)
-        wanted_rows = self._while_wanted(order.order, chain.from_iterable(each.stored() for each in rows))
+        current = self._while_current(order.order, blocks)
+        current_rows = self._while_current(order.order, chain.from_iterable(each.stored() for each in rows))
         written = write_shard(
             self._storage,
             order.name,
             header,
             applied.encode(),
-            wanted,
+            current,
             self._copying.held.dense.slot_count,
-            wanted_rows,
+            current_rows,
         )
         self.written_s = self._clock.now() - began
         _log.info(

@@ -1,9 +1,9 @@
-"""Whether what a pserver holds still belongs together: values, slots, versions, and the batches marked as applied.
+"""Detection of interrupted changes, which leave values, slots, versions and applied batches inconsistent.
 
-A batch is marked first, then its gradient is taken, then rounds are closed. What may be refused is refused before the
-mark, memory that is lacking, too. An exception that comes later has left a mark without its gradient, or some blocks a
-round behind the others; there is no way back from that but the checkpoint. So the process has to end, for its successor
-to load one, and until it has ended nobody reads, pushes or saves any of it.
+A push first marks its batch as applied, then uses the gradient, then closes rounds. Everything that can be rejected,
+including for lack of memory, is rejected before the batch is marked. A later exception therefore leaves a mark without
+its gradient, or some blocks a round behind the others. Only a checkpoint can repair this. The process must end, so that
+its successor loads one; until then, blocks can no longer be read, pushed to or saved.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ _log = logging.getLogger(__name__)
 
 
 class Soundness:
-    """``with soundness:`` around whatever changes blocks, under their locks. Entering it again inside is harmless.
+    """Context manager around each change of blocks, used under their locks. It may be nested.
 
     Args:
-        on_lost: Called once, with the reason, when it is lost: ends the process. Must be quick.
+        on_lost: Called once with the reason when a change was interrupted. It ends the process and must return quickly.
     """
 
     __slots__ = ("lost_because", "on_lost")
 
     def __init__(self, on_lost: Callable[[str], None]) -> None:
         self.on_lost = on_lost
-        #: Empty while it is sound.
+        #: Reason why the blocks are inconsistent; empty while they are consistent.
         self.lost_because = ""
 
     def require(self) -> None:
-        """Raise NotReadyError once it is lost: the successor is to be asked."""
+        """Raise NotReadyError if the blocks are inconsistent."""
         if self.lost_because:
-            raise NotReadyError(f"this pserver ends, ask its successor: {self.lost_because}")
+            raise NotReadyError(f"this pserver is ending, ask its successor: {self.lost_because}")
 
     @property
     def is_lost(self) -> bool:
-        """Once True, True for ever."""
+        """True from the first interrupted change on."""
         return bool(self.lost_because)
 
     def __enter__(self) -> None:
@@ -49,12 +49,12 @@ class Soundness:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            self.broke_off(error)
+            self.interrupted(error)
 
-    def broke_off(self, error: BaseException) -> None:
-        """Note that a change of blocks ended with ``error``; a MessageError refused it before anything was changed."""
+    def interrupted(self, error: BaseException) -> None:
+        """Record that ``error`` ended a change of blocks. A MessageError is ignored: it precedes any change."""
         if self.lost_because or isinstance(error, MessageError):
             return
-        _log.error("a change of blocks broke off", exc_info=error)
-        self.lost_because = f"a change of its blocks broke off midway ({type(error).__name__}: {str(error)[:200]})"
+        _log.error("a change of blocks was interrupted", exc_info=error)
+        self.lost_because = f"a change of its blocks was interrupted ({type(error).__name__}: {str(error)[:200]})"
         self.on_lost(self.lost_because)

@@ -1,16 +1,15 @@
-"""Runs of blocks that are updated as one: what makes a thousand tiny parameters as cheap as a big one.
+"""Spans: arrays of adjacent blocks that are updated together, which makes many tiny parameters as cheap as a large one.
 
-A *span* holds neighbouring blocks of one pserver that have had the same history so far: the same version, the same open
-round, the same batches applied. While every message covers a span wholly, as training does, the span is checked,
-updated and sent in one go. What covers only some of its blocks splits it, for good, into spans that it covers and spans
-that it does not; nothing is lost by that but speed.
+The blocks of a *span* have the same history: the same version, the same open round, the same applied batches. While
+every message covers whole spans, as in normal training, a span is checked, updated and sent at once. A message that
+covers only some of its blocks splits the span permanently, which costs only speed.
 
-**Values leave without a copy.** A reader borrows a view of the span's own memory (``borrow``), and the memory does not
-change while a view is alive: ``detach_for_write`` first moves the values elsewhere if somebody still reads. So what is
-borrowed is one version, however long its sending takes. Views die when the transport has let go of them, so that mostly
-nothing has to be moved: in training everybody has read a version before the next one comes.
+**Values are sent without a copy.** A reader borrows a view of the span's memory (``borrow``), which does not change
+while the view is alive: ``detach_for_write`` first moves the values elsewhere if they still have readers. A borrowed
+view therefore contains one version, however long its sending takes. Views die when the transport releases them. Moves
+are rare, because in training all readers have read a version before the next one.
 
-Everything here belongs to the thread that holds ``lock``. The spans that came from one share its lock.
+All of a span's state may only be used by the thread that holds ``lock``. The parts of a split span share its lock.
 """
 
 from __future__ import annotations
@@ -52,18 +51,18 @@ class BlockArrays:
 
 
 class ArraySpan(SpanPlace):
-    """Blocks ``numbers`` of the plan, their arrays and state; everything under ``lock``.
+    """Arrays and state of adjacent blocks, guarded by ``lock``.
 
     Args:
-        numbers: Block numbers, neighbours.
-        places: Of the blocks in their parameters.
-        values: (n,) values of all blocks, one after the other.
-        slots: The optimizer's arrays, likewise.
+        numbers: Block numbers of the plan.
+        places: The blocks' positions in their parameters.
+        values: (n,) concatenated values of all blocks.
+        slots: (n,) arrays of the optimizer.
         update: The optimizer's kernel.
-        kernels: Those of the dtype.
-        arena: Where memory comes from.
-        lock: Held around everything.
-        wire: "bfloat16" or "float16" where float32 elements travel as such.
+        kernels: Kernels of the dtype.
+        arena: Memory allocator.
+        lock: Lock of the span.
+        wire: "bfloat16" or "float16" if float32 elements are shortened to it on the wire, otherwise "".
     """
 
     __slots__ = (
@@ -98,11 +97,11 @@ class ArraySpan(SpanPlace):
     ) -> None:
         super().__init__(numbers)
         self.places = places
-        #: Where each block starts, in elements, and the last one ends.
+        #: Start of each block, and end of the last block, in elements.
         self.bounds: list[int] = [0, *accumulate(place.size for place in places)]
         self.wire = wire if values.dtype == np.float32 else ""
         element_bytes = item_bytes(wire, values.dtype.name)
-        #: The same in bytes of the wire.
+        #: The same bounds in bytes on the wire.
         self.offsets = [bound * element_bytes for bound in self.bounds]
         self.values = values
         self.slots = slots
@@ -110,15 +109,15 @@ class ArraySpan(SpanPlace):
         self.kernels = kernels
         self._arena = arena
         self.lock = lock
-        #: Sum of the open round's gradients; made with the first one.
+        #: Sum of the open round's gradients; allocated with the first gradient.
         self.accumulator: Array | None = None
-        #: The open round's gradients with their weights, where their order counts.
+        #: (batch, weight, gradient) of the open round in deterministic mode.
         self.contributions: list[tuple[Batch, float, Array]] = []
-        #: Views that readers may still have.
+        #: Views that readers may still hold.
         self._lent: list[weakref.ref[Array]] = []
-        #: The present values as they are sent, where they are kept for others.
+        #: The current values as sent, if they are kept for further readers.
         self._sent: Array | None = None
-        #: Of the present values as they are sent, once they are known.
+        #: Cached checksums of the current values as sent.
         self._checksums = Checksums()
 
     def blocks(self, rounds: BlockRounds, updates: int) -> list[BlockArrays]:
@@ -130,12 +129,12 @@ class ArraySpan(SpanPlace):
         ]
 
     def part(self, number: int) -> slice:
-        """Where a block lies in the arrays."""
+        """Return a block's position in the arrays."""
         place = number - self.numbers.start
         return slice(self.bounds[place], self.bounds[place + 1])
 
     def offsets_of(self, numbers: range) -> list[int]:
-        """In bytes: where neighbouring blocks start, from the first of them, and where the last one ends."""
+        """Return the start of each of some adjacent blocks, relative to the first, and the last one's end, in bytes."""
         if numbers == self.numbers:
             return self.offsets
         first = numbers.start - self.numbers.start
@@ -143,7 +142,7 @@ class ArraySpan(SpanPlace):
         return [offset - start for offset in self.offsets[first : first + len(numbers) + 1]]
 
     def borrow(self, numbers: range) -> Array:
-        """Return the values of neighbouring blocks, (n,), which stay as they are while the result is alive."""
+        """Return the (n,) values of adjacent blocks, which do not change while the result is alive."""
         first = self.numbers.start
         view = self.values[self.bounds[numbers.start - first] : self.bounds[numbers.stop - first]]
         view.flags.writeable = False
@@ -161,7 +160,7 @@ class ArraySpan(SpanPlace):
             if self.wire:
                 values = self._outgoing(numbers)
             else:
-                # As ``borrow``, without a call: each small push comes here.
+                # ``borrow``, inlined because each small push executes this.
                 values = self.values[:]
                 values.flags.writeable = False
                 self._lent.append(weakref.ref(values))
@@ -170,7 +169,7 @@ class ArraySpan(SpanPlace):
         return OutgoingBlocks(numbers, version, outcome, values, self.offsets, self._checksums)
 
     def _outgoing(self, numbers: range) -> Array:
-        """Return the values of neighbouring blocks as they are sent: lent, or shortened to 16 bits."""
+        """Return the values of adjacent blocks as sent: borrowed, or shortened to 16 bits."""
         lent = self.borrow(numbers)
         if not self.wire:
             return lent
@@ -179,7 +178,7 @@ class ArraySpan(SpanPlace):
         return bits
 
     def incoming(self, data: memoryview) -> Array:
-        """The elements that were sent, (n,) of the values' dtype."""
+        """Decode received elements to an (n,) array of the values' dtype."""
         if not self.wire:
             return np.frombuffer(data, self.values.dtype)
         wide = np.empty(len(data) // 2, np.float32)
@@ -187,7 +186,7 @@ class ArraySpan(SpanPlace):
         return wide
 
     def detach_for_write(self) -> Array:
-        """Return the values where they may be changed: nobody reads this memory any more."""
+        """Return the values for modification, after moving them if their memory still has readers."""
         self._sent, self._checksums = None, Checksums()
         for lent in self._lent:
             if lent() is not None:
@@ -197,7 +196,7 @@ class ArraySpan(SpanPlace):
         return self.values
 
     def parts(self, into: Sequence[range], _version: int = 0) -> list[ArraySpan]:
-        """A span for each stretch of blocks, with its part of the arrays."""
+        """Return a span for each range of blocks, with its part of the arrays."""
         parts = []
         for numbers in into:
             first, stop = numbers.start - self.numbers.start, numbers.stop - self.numbers.start
@@ -222,13 +221,13 @@ class ArraySpan(SpanPlace):
         return parts
 
     def release(self) -> None:
-        """Give the memory back: the blocks have left."""
+        """Return the memory of the released blocks to the arena."""
         self.is_split = True
         others = [*self.slots, *([] if self.accumulator is None else [self.accumulator])]
         self._arena.release(self.values, self._lent, others)
 
     def have_accumulator(self) -> Array:
-        """The accumulator, made if there is none."""
+        """Return the accumulator; allocate it first if necessary."""
         if self.accumulator is None:
             self.accumulator = self._arena.allocate(self.values.size, self.values.dtype)
         return self.accumulator
@@ -248,7 +247,7 @@ class ArraySpan(SpanPlace):
 
     def carry_out(self, effect: AddGradient | Update, gradient: Array | None, *, has_checksum: bool = False) -> None:
         if isinstance(effect, AddGradient):
-            assert gradient is not None, "what has no gradient is not added"
+            assert gradient is not None, "there is no gradient to add"
             if effect.is_ordered:
                 self.contributions.append((effect.batch, effect.weight, gradient))
             else:
@@ -269,13 +268,12 @@ class ArraySpan(SpanPlace):
             update(values, gradient, self.slots, effect.number, effect.scale, effect.rate_factor)
 
     def _add_kept(self) -> None:
-        """Add up what was kept."""
         for number, (_batch, weight, gradient) in enumerate(sorted(self.contributions, key=_batch_of)):
             self.accumulate(gradient, weight, is_first=number == 0)
         self.contributions.clear()
 
     def within(self, _numbers: range, wanted: TableRows) -> TableRows:
-        """Blocks have no rows."""
+        """Return ``wanted``, because blocks have no rows."""
         return wanted
 
     def cut(self, copies: SnapshotCopier, copy: CopyBlocks, lead: int | None = None) -> None:

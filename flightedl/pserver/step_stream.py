@@ -1,15 +1,16 @@
-"""The pserver's end of a trainer's stream of steps (``rpc.channel``).
+"""The pserver's end of a trainer's step stream (``rpc.channel``).
 
-What a message means is not known here (``steps``, ``flight``). A trainer on the same host asks for shared memory before
-its first step (``rpc.same_host``). By TCP a trainer may write small messages whole in their metadata, and is then
-answered so.
+This module transports messages; ``conversation`` and ``steps`` interpret them. A trainer on the same host requests
+shared memory before its first step (``rpc.same_host``). A trainer that uses TCP may send a small message entirely in
+the metadata, and is then answered in the same way.
 
-Values that come by memory are copied before anybody looks at them: the trainer could change them between the check and
-the use. The same pass says whether they are finite.
-Values that leave are lent where they lie (``spans``) until the trainer has taken them: whatever changes them before
-moves them first. A trainer that does not take its values has a few MiB of them, and gets copies of the rest. A stream
-that ends, for example because its trainer was silent for too long, ends what it has lent. Before any of it changes, the
-memory says so, and a trainer that still reads there finds out and asks again.
+Received values in shared memory are copied before they are checked, because the trainer could change them between check
+and use. The same pass checks that they are finite.
+
+Sent values are lent in place (``spans``) until the trainer has read them; an update of lent values moves them first. A
+trainer that does not acknowledge its values holds at most a few MiB of them, and gets copies of the rest. When a stream
+ends, for example because its trainer was silent for too long, its loans end. The shared memory is marked before any of
+these values change, so that a trainer that is still reading notices and retries.
 """
 
 from __future__ import annotations
@@ -36,25 +37,25 @@ from flightedl.wire.shared_values import CopyingInbox, Outbox
 
 _log = logging.getLogger(__name__)
 
-#: How long values that nobody asked for just now wait for room in the memory, before they are sent.
+#: Seconds for which awaited values wait for free shared memory before they are sent by copy.
 _PATIENCE_S = 0.1
 _POLL_S = 0.00005
-#: Limits of an answer that is sent without waiting: its values, and its parts, so that its header is small.
+#: Limits of an answer that is sent without waiting. The number of parts is limited to keep the header small.
 _AT_ONCE_BYTES, _AT_ONCE_PARTS = SMALL_BYTES - (4 << 10), 64
-#: The word of a line that the next message comes by the stream.
+#: Message on a line which announces that the next message will arrive on the stream.
 BY_STREAM: LineMessage = (None, b"")
 
 
 class StepStream(Channel):
-    """Both directions of one stream; end it when its handler returns.
+    """Both directions of one stream. Its handler must call ``end`` when it returns.
 
     Args:
-        exchange: The stream.
-        call: Of the stream.
-        clock: For waits.
-        meter: Counts streams.
-        store: Gives the memory in which the values lie, if they lie in one.
-        shares_memory: Whether values may lie in memory that the trainer maps.
+        exchange: The Flight stream.
+        call: The stream's call.
+        clock: Clock for waits.
+        meter: Counters of streams.
+        store: Returns the shared memory of the values, or None if they are not shared.
+        shares_memory: True if trainers on the same host may map the values' memory.
     """
 
     __slots__ = (
@@ -88,19 +89,19 @@ class StepStream(Channel):
         self._meter = meter
         self._shares_memory = shares_memory
         self._has_asked = False
-        #: The member whose stream it is, as its newest step says.
+        #: The trainer's membership, according to its newest step; 0 if unknown.
         self.member = 0
         self._pair: SharedPair | None = None
-        #: Messages of the outbox that the trainer said to have taken.
+        #: Number of outbox messages that the trainer has acknowledged.
         self._taken = 0
 
     def begin(self) -> None:
-        """Announce what the answers look like."""
+        """Send the schema of the answers."""
         self._stream.begin(STEP_SCHEMA)
         self._meter.stream(1)
 
     def end(self) -> None:
-        """Let go of the memory."""
+        """Release the shared memory and end all loans."""
         self.serves(0)
         self._meter.stream(-1, shared=0 if self._pair is None else -1)
         if self._pair is not None and self._outbox is not None:
@@ -109,17 +110,17 @@ class StepStream(Channel):
         self._pair = self._inbox = self._outbox = self._line = None
 
     def serves(self, member: int) -> None:
-        """Note that steps of this member begin; 0 if of nobody."""
+        """Record that the stream's steps are from this member; 0 if from none."""
         is_shared = self._pair is not None
         self._meter.stream_of(self.member, -1, is_shared=is_shared)
         self._meter.stream_of(member, 1, is_shared=is_shared)
         self.member = member
 
     def request(self) -> Received | None:
-        """The message that begins the next step, and what is attached to it; None: the trainer wants no more of them.
+        """Receive the first message of the next step, with its request. None if the trainer has ended the stream.
 
         Raises:
-            FlightedlError: it is unsound or damaged.
+            FlightedlError: The message is invalid or damaged.
         """
         while True:
             message = self._stream.at_rest(self._in_time)
@@ -129,12 +130,12 @@ class StepStream(Channel):
             if batch is not None or place_of(packed) is not Place.BATCH:
                 return self.decoded(batch, packed)
             if self._has_asked or packed is None or not is_share_request(packed):
-                raise MessageError("a step begins with a message that has values and a header")
+                raise MessageError("the first message of a step must have values and a header")
             self._has_asked = True
             self._share_if_possible(packed)
 
     def read(self) -> Received | None:
-        """The next message of a step; None: none comes."""
+        """Receive the next message of a step. None if there is none."""
         message = self._in_time()
         if message is None or (message[0] is None and place_of(message[1]) is Place.BATCH):
             return None
@@ -145,7 +146,7 @@ class StepStream(Channel):
     ) -> None:
         """Send an answer; see ``encode_message``.
 
-        ``may_wait``: wait until the trainer, which reads and sends nothing, has taken earlier values.
+        With ``may_wait``, first wait briefly until the trainer, which only reads now, has read earlier values.
         """
         if self._outbox is not None:
             if self._outbox.untaken:
@@ -157,7 +158,7 @@ class StepStream(Channel):
 
     @property
     def line(self) -> Line | None:
-        """The line by which small messages come, if there is one."""
+        """The line that carries small messages, if there is one."""
         return self._line
 
     def request_by_stream(self) -> Received | None:
@@ -166,15 +167,15 @@ class StepStream(Channel):
         return None if message is None else self.decoded(*message)
 
     def end_at_rest(self) -> None:
-        """Note that the trainer is gone while nothing was under way, which is no failure."""
+        """Record that the trainer has disconnected between two steps, which is not a failure."""
         self._stream.is_complete = True
 
     def write_at_once(self, pieces: Sequence[OutgoingBlocks], attached: bytes, *, checksums: bool) -> bool:
-        """Send an answer by the line, without waiting. False if it is not small, and has to be sent by ``write``.
+        """Send an answer on the line without waiting. Return False if the answer is too large; then use ``write``.
 
         Raises:
-            MessageError: the trainer has left many answers unread, which no step needs.
-            UnavailableError: the trainer is gone.
+            MessageError: The line is full of unread answers, which never happens with a correct trainer.
+            UnavailableError: The trainer has disconnected.
         """
         line, size_bytes = self._line, 0
         for piece in pieces:
@@ -192,7 +193,7 @@ class StepStream(Channel):
         return True
 
     def write_word(self, word: bytes) -> None:
-        """Send a word without values."""
+        """Send a signal without values."""
         self._post(None, word, 0)
 
     def _in_time(self) -> ValuesMessage | None:
@@ -202,7 +203,8 @@ class StepStream(Channel):
         return message
 
     def decoded(self, batch: pa.RecordBatch | memoryview | None, packed: bytes | None) -> Received:
-        # This message mostly changes what earlier answers lent: in place, if nobody reads it any more.
+        # This message usually updates the values that earlier answers lent. Free those that the trainer has read, so
+        # that they are updated in place.
         if self._outbox is not None and self._outbox.untaken:
             self._note_taken()
         if batch is None and self._line is None and not self._is_inline:
@@ -216,7 +218,7 @@ class StepStream(Channel):
         try:
             pair = share(self._stream, request, self._clock, self._store())
         except NotSharedError as error:
-            _log.debug("values of a trainer travel by TCP: %s", error)
+            _log.debug("a trainer's values are sent by TCP: %s", error)
             return
         self._pair = pair
         store = None if pair.store is None else pair.store.values
@@ -231,10 +233,10 @@ class StepStream(Channel):
     def _line_ended(self) -> NoReturn:
         if self._call.is_late:
             raise self._too_late()
-        raise BrokenOffError("the client has ended the line beside the stream")
+        raise BrokenOffError("the client has closed the stream's line")
 
     def _too_late(self) -> DeadlineError:
-        return DeadlineError(f"{self._call.verb}: the time for this stream is over")
+        return DeadlineError(f"{self._call.verb}: the stream's deadline has passed")
 
     def _have_room(self, size_bytes: int) -> None:
         assert self._outbox is not None
@@ -246,7 +248,7 @@ class StepStream(Channel):
     def _note_taken(self) -> None:
         if self._pair is None or self._outbox is None or not self._outbox.untaken:
             return
-        # Whatever a trainer writes there, it only loses what it says to have taken already.
+        # A wrong acknowledgment harms only its sender, which loses values that it has acknowledged but not read.
         news = min(self._pair.other.taken - self._taken, self._outbox.untaken)
         if news > 0:
             self._taken += news

@@ -1,9 +1,10 @@
-"""A trainer's step on the side of the pserver, and values that somebody waits for, whatever they travel by.
+"""The pserver's side of a step, independent of the transport, and delivery of values when their rounds close.
 
-A step brings parts in one message after the other. Each message is answered with what became of its parts, and with
-about as many values as it brought, of those that can leave already. When all have come, the values of blocks whose
-rounds close in time follow. So both sides are busy all the time, and neither has to hold more than a few messages. Of a
-little step the last outcomes wait for these values for a moment: all of it is one message and its answer then.
+The trainer sends the parts of a step in several messages. Each answer contains the outcomes of the message's parts, and
+about as many bytes of available values as the message had. After the last message, the values of blocks whose rounds
+close before the deadline follow. Both sides are thus busy all the time, and neither buffers more than a few messages.
+In a small step the last outcomes wait a short time for these values, so that the whole step is one message and one
+answer.
 """
 
 from __future__ import annotations
@@ -20,21 +21,23 @@ from flightedl.wire.parts import ReceivedBlocks
 from flightedl.wire.rows import TARGET_BYTES, OutgoingBlocks
 
 SLICE_S = 0.25
-#: Blocks whose values are not there yet, after which no others are looked for.
+#: Number of unavailable reads after which a search for available values stops.
 _LOOK_AHEAD = 4
-#: Of a step so small that what it costs is its messages: for so long its outcomes wait for the values.
+#: Seconds for which the outcomes of a small step wait for the values, to save a message.
 MOMENT_S = 0.002
+#: Largest small step, in bytes of values.
 LITTLE_BYTES = 64 << 10
+#: Largest number of reads that a small step waits for.
 _FEW = 4
 
 
 class StepSession:
-    """One step: ``feed`` it what comes until it ``has_all``, then ``drain`` it unless it ``is_over``.
+    """One step: call ``feed`` for each message until ``has_all``, then ``drain`` unless ``is_over``.
 
     Args:
         shard: The blocks.
-        header: What the trainer asks for.
-        waiting: Values that the trainer wants, if its messages were pushed already.
+        header: The trainer's request.
+        waiting: Requested values, if the step's messages were already pushed; None if they were not.
     """
 
     def __init__(self, shard: Shard, header: PushHeader, waiting: Iterable[Wanted] | None = None) -> None:
@@ -42,45 +45,45 @@ class StepSession:
         self._header = header
         self._left = header.rows if waiting is None else 0
         self._received_bytes = 0
-        #: Values that the trainer wants and that have not left, in the order in which their rows came.
+        #: Requested values that were not sent yet, in the order in which their rows arrived.
         self._waiting: deque[Wanted] = deque(waiting or ())
 
     @property
     def has_all(self) -> bool:
-        """Whether everything that was announced has come."""
+        """True if all announced rows have arrived."""
         return not self._left
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is to come from either side."""
+        """True if neither side will send more."""
         return not self._left and not self._waiting
 
     @property
     def missing(self) -> str:
-        """What has not come, for people."""
-        return f"{self._header.rows} rows were announced, {self._left} of them did not come"
+        """Description of the missing rows, for messages."""
+        return f"{self._left} of {self._header.rows} announced rows are missing"
 
     @property
     def changes(self) -> int:
-        """The blocks' count of changes: if it is another one, ``ready`` may find something."""
+        """Count of the blocks' changes. After it has changed, ``ready`` may find more values."""
         return self._shard.changes.count
 
     def feed(self, parts: Sequence[ReceivedBlocks]) -> list[OutgoingBlocks]:
-        """Push what one message carries.
+        """Push the parts of one message.
 
         Returns:
-            The outcomes, and values of some blocks. The last message's outcomes wait a moment for values that follow
-            soon, because a message of their own costs time.
+            The outcomes, and values of some blocks. The outcomes of the last message wait a short time for values, to
+            save a separate message.
 
         Raises:
-            FlightedlError: as ``Shard.push``; MessageError: more came than was announced.
+            FlightedlError: As ``Shard.push``. A MessageError if there are more rows than announced.
         """
         shard, left, received_bytes = self._shard, self._left, 0
         for part in parts:
             left -= len(part.blocks)
             received_bytes += len(part.data)
         if left < 0:
-            raise MessageError(f"{self._header.rows} rows were announced, {-left} more came")
+            raise MessageError(f"received {-left} more rows than the announced {self._header.rows}")
         self._left = left
         self._received_bytes += received_bytes
         pieces, wanted = pushed(shard, self._header, parts)
@@ -92,10 +95,11 @@ class StepSession:
         return pieces
 
     def _ready(self, budget_bytes: int) -> list[OutgoingBlocks]:
-        """About so much of the values that are there by now."""
+        """Return about ``budget_bytes`` of the available values."""
         found: list[OutgoingBlocks] = []
         while self._waiting and budget_bytes > 0:
-            # Rounds close in about the order in which their rows come: what is not there yet stops the search.
+            # Rounds close in about the order in which their rows arrive, so the first unavailable value ends the
+            # search.
             ready, rest = self._shard.read(self._waiting.popleft(), self._header.member)
             found += ready
             ready_bytes = sum(piece.size_bytes for piece in ready)
@@ -107,7 +111,7 @@ class StepSession:
         return found
 
     def _soon(self) -> list[OutgoingBlocks]:
-        """Values whose rounds close in a moment. The trainer has sent everything and waits for them."""
+        """Return the values of a small step whose rounds close within ``MOMENT_S``."""
         if len(self._waiting) > _FEW or self._received_bytes > LITTLE_BYTES:
             return []
         seen = self._shard.changes.count
@@ -117,7 +121,7 @@ class StepSession:
         return found
 
     def ready(self) -> list[OutgoingBlocks]:
-        """Return the values that are there by now; the others are still waited for."""
+        """Return all values that are available now, and keep waiting for the others."""
         found: list[OutgoingBlocks] = []
         missing: list[Wanted] = []
         while self._waiting:
@@ -129,14 +133,14 @@ class StepSession:
         return found
 
     def drain(self, clock: Clock, deadline: float) -> Iterator[list[OutgoingBlocks]]:
-        """The values that are still wanted, see ``awaited_values``."""
+        """Yield the remaining values, see ``awaited_values``."""
         return awaited_values(self._shard, self._header.member, self._waiting, clock, deadline)
 
 
 def pushed(
     shard: Shard, header: PushHeader, parts: Sequence[ReceivedBlocks]
 ) -> tuple[list[OutgoingBlocks], list[Wanted]]:
-    """Push what one message carries; return the outcomes, and the values that are still to follow."""
+    """Push the parts of one message. Return the outcomes, and the reads of values that must follow."""
     pieces: list[OutgoingBlocks] = []
     waiting: list[Wanted] = []
     for each in shard.push(header, parts):
@@ -149,23 +153,24 @@ def pushed(
 def awaited_values(
     shard: Shard, member: int, waiting: deque[Wanted], clock: Clock, deadline: float
 ) -> Iterator[list[OutgoingBlocks]]:
-    """Values as their versions are reached, a message's worth at a time, until the deadline.
+    """Yield values as their versions are reached, one message at a time, until the deadline.
 
     Args:
         shard: The blocks.
-        member: Who wants them.
-        waiting: What is wanted; what has been found is taken out of it. It is empty when what is yielded is the last.
-        clock: Of the deadline.
-        deadline: When to give up what is not there.
+        member: The client's membership; 0 for read-only clients.
+        waiting: Requested values. Found values are removed; it is empty when the last message is yielded.
+        clock: Clock of the deadline.
+        deadline: Time at which to give up on unavailable values.
 
     Yields:
-        What can leave now. Nothing: there was no change for a while; time to see whether anybody still waits.
+        Values to send now. An empty list after a while without changes, so that the caller can check whether the client
+        is still waiting.
     """
     seen = -1
     while waiting:
         known, seen = seen, shard.changes.wait(seen, min(SLICE_S, deadline - clock.now()))
-        # Rounds close in about the order in which their rows came: a few that are not there yet stop the search.
-        # When nothing has changed for a while there is time to look at all.
+        # Rounds close in about the order in which their rows arrived, so a few unavailable values end the search. If
+        # nothing has changed for a while, there is time to check all values.
         patience = len(waiting) if known in {-1, seen} else _LOOK_AHEAD
         pieces: list[OutgoingBlocks] = []
         missing: list[Wanted] = []

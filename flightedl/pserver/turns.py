@@ -1,8 +1,9 @@
-"""The pservers of one machine are made ready by turns: as many at a time as there are processors.
+"""Limit on the number of pservers that start simultaneously on one machine: one per processor.
 
-Otherwise each would take as long as all together, and could not renew its lease in time. A turn is a name in Linux's
-abstract namespace of sockets: one process has it, and it ends with its process. A process that has waited for
-``patience_s`` goes on without a turn, because a holder may be frozen. Where there are no such names, nobody waits.
+If all started at once, each would take as long as all together, and could not renew its lease in time. A turn is a name
+in Linux's abstract socket namespace, which one process holds until it ends. A process that has waited for
+``patience_s`` continues without a turn, because a holder may be frozen. On systems without abstract names, processes do
+not wait.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ _LOOK_S = 0.1
 
 
 class Turns:
-    """The turns of one user's processes on this machine.
+    """Machine-wide semaphore of one user's processes.
 
     Args:
-        stop: Set when nobody wants one any more.
-        at_once: How many may have one at a time; None: as many as there are processors.
-        patience_s: How long to wait for one.
-        purpose: Turns for another purpose are other ones.
+        stop: Set to stop waiting for turns.
+        at_once: Number of simultaneous turns; None for the number of processors.
+        patience_s: Longest wait for a turn, in seconds.
+        purpose: Name of the semaphore. Turns with different purposes are independent.
     """
 
     def __init__(
@@ -43,19 +44,19 @@ class Turns:
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[bool]:
-        """Wait for a turn and have it for the ``with`` block; whether it is one."""
-        held = self._taken()
+        """Hold a turn for the ``with`` block. Yield False if the block runs without one."""
+        held = self._acquire()
         try:
             yield held is not None
         finally:
             if held is not None:
                 held.close()
 
-    def _taken(self) -> socket.socket | None:
+    def _acquire(self) -> socket.socket | None:
         for _ in range(int(self._patience_s / _LOOK_S)):
             try:
                 for name in self._names:
-                    if (held := _held(name)) is not None:
+                    if (held := _bind(name)) is not None:
                         return held
             except OSError:
                 return None
@@ -64,14 +65,14 @@ class Turns:
         return None
 
 
-def _held(name: str) -> socket.socket | None:
-    """What holds the name; None: another process has it.
+def _bind(name: str) -> socket.socket | None:
+    """Return a socket that holds the name, or None if another process holds it.
 
     Raises:
-        OSError: this system has no abstract names.
+        OSError: This system has no abstract names.
     """
     if not hasattr(socket, "AF_UNIX"):
-        raise OSError("there are no abstract names of sockets")
+        raise OSError("this system has no abstract socket names")
     held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         held.bind(name)

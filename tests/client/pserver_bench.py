@@ -50,7 +50,7 @@ class OneShard:
     def shard_for_init(self, plan_hash: str, election: int) -> Shard:
         return self.shard(plan_hash)
 
-    def first_values_came(self, election: int) -> tuple[int, int]:
+    def first_values_received(self, election: int) -> tuple[int, int]:
         return self.state.initialized_count(election), self.state.block_count
 
     @property

@@ -120,9 +120,9 @@ class _Target:
         """Take what has come, as the pserver's handler or its loop does; False: the stream is over."""
         if not by_loop:
             self.conversation._is_small = False
-            return self.conversation.take_one()
+            return self.conversation.serve_one()
         self.conversation._line = self.line
-        return self.conversation.take_turn() or self.conversation.take(self.conversation._handed.get_nowait())
+        return self.conversation.receive() or self.conversation.handle(self.conversation._handed.get_nowait())
 
     def check(self) -> None:
         for block in self.shard.blocks():

@@ -103,17 +103,17 @@ def test_the_service_asks_its_key_each_time() -> None:
         service = PserverService(directory, JobKeys("demo"), pytest.fail, ends.append, None, CLOCK)
         with pytest.raises(FencedError):
             service.require_lease()
-        service.take_index(0, 1, lambda: held)
+        service.acquire_index(0, 1, lambda: held)
         service.require_lease()
         held = False
         for _ in range(2):
-            with pytest.raises(FencedError, match="pserver 0 is over"):
+            with pytest.raises(FencedError, match="pserver 0 has expired"):
                 service.require_lease()
         assert len(ends) == 1, "the process is told to end, once"
 
 
 @pytest.mark.parametrize(
-    ("is_held_later", "expected"), [(True, ("fail", "another shard plan")), (False, ("start again", "lease"))]
+    ("is_held_later", "expected"), [(True, ("fail", "different shard plan")), (False, ("start again", "lease"))]
 )
 def test_what_it_finds_wrong_with_the_job_counts_only_while_it_has_its_place(
     is_held_later: bool, expected: tuple[str, str]
@@ -140,7 +140,7 @@ def test_what_it_finds_wrong_with_the_job_counts_only_while_it_has_its_place(
         )
         # It is asked first when it begins to build, then when it has found out.
         is_held = iter([True])
-        service.take_index(0, 1, lambda: next(is_held, is_held_later))
+        service.acquire_index(0, 1, lambda: next(is_held, is_held_later))
         service.look()
         what, why = said.get(timeout=10.0)
         service.close()

@@ -145,7 +145,7 @@ def test_what_fails_after_the_mark_ends_the_pserver_and_nothing_of_it_is_served_
         shard.applied,
     ]
     for use in uses:
-        with pytest.raises(NotReadyError, match="ends"):
+        with pytest.raises(NotReadyError, match="is ending"):
             use()
     assert len(pserver.lost) == 1
 

@@ -72,7 +72,7 @@ class Served:
         )
         self.service.refusals = lambda: self.server.refusals
         identity = ServerIdentity("demo", "pserver", 0, 1)
-        self.service.take_index(0, 1, lambda: True)
+        self.service.acquire_index(0, 1, lambda: True)
         self.server.start_serving(identity)
         self.connection = Connection(self.server.address, expected=identity)
 
@@ -120,7 +120,7 @@ def served(declared: MemoryCoordinator) -> Iterator[Served]:
 
 def test_orders_of_another_plan_are_refused_counted_and_change_nothing(served: Served) -> None:
     for verb, message in orders("0" * 32).items():
-        with pytest.raises(FencedError, match="another shard plan"):
+        with pytest.raises(FencedError, match="different shard plan"):
             served.send(verb, message)
     status = served.service.status()
     assert status.refused_calls == {"fenced": 5}
@@ -138,7 +138,7 @@ def test_orders_of_the_plan_are_looked_at(served: Served) -> None:
     served.send("reload", right["reload"])
     served.send("reload", right["reload"])
     assert ["newest checkpoint" in why for why in served.ends] == [True]
-    with pytest.raises(NotReadyError, match="ends"):
+    with pytest.raises(NotReadyError, match="is ending"):
         served.send("view", right["view"])
 
 
@@ -180,7 +180,7 @@ def test_a_push_that_breaks_off_midway_ends_the_process(served: Served, monkeypa
     with pytest.raises(ZeroDivisionError):
         shard.push_rows(header, rows)
     assert ["ZeroDivisionError" in why for why in served.ends] == [True]
-    with pytest.raises(NotReadyError, match="ends"):
+    with pytest.raises(NotReadyError, match="is ending"):
         served.send("view", orders(PLAN.hash)["view"])
 
 
@@ -227,7 +227,7 @@ def test_before_the_model_is_declared_a_master_has_to_ask_again() -> None:
         served = Served(directory)
         try:
             for verb, message in orders(PLAN.hash).items():
-                with pytest.raises(NotReadyError, match="waits for the model"):
+                with pytest.raises(NotReadyError, match="is waiting for the model"):
                     served.send(verb, message)
         finally:
             served.close()

@@ -268,7 +268,7 @@ class TestChangesOfTheMode:
             rows=1,
         )
         array = np.full(SIZE, -1, np.float32)
-        with pytest.raises(MessageError, match="takes no sums"):
+        with pytest.raises(MessageError, match="accepts no sums"):
             bench.shard.push_rows(header, one_row(0, 0, memoryview(array).cast("B")))
         assert bench.change(Async(), 1, 2)
         header = msgspec.structs.replace(header, trainer="t2", generation=2, member=2)

@@ -133,8 +133,8 @@ def test_more_or_less_than_was_announced_is_told() -> None:
     bench = Bench(Async(), 1)
     session = bench.step(1, 0, rows=2)
     session.feed([part(0)])
-    assert session.missing == "2 rows were announced, 1 of them did not come"
-    with pytest.raises(MessageError, match="1 more came"):
+    assert session.missing == "1 of 2 announced rows are missing"
+    with pytest.raises(MessageError, match="received 1 more rows"):
         session.feed([part(1, 2)])
     assert bench.shard.version_range() == (0, 1), "nothing of it was taken"
 

@@ -1,8 +1,13 @@
-"""What a pserver decides, without its arrays, threads and sockets; the real process and the simulated one run it.
+"""Decisions of a pserver as pure state machines, which the real and the simulated process both run.
 
-* ``life``: from an index to the end: what it builds, loads, waits for and serves; ``life_values`` are its states, what
-  happens to it and what follows.
-* ``blocks``: what pushes, pulls, views, snapshots and first values do to its blocks; ``block_values`` are what comes to
-  them, what they answer, and what follows for their values.
-* ``first_values``: which first values each block has. ``search``: which checkpoint is loaded.
+* ``life``: state machine of the lifecycle, from acquiring an index to the end of the process
+* ``life_values``: its states, events and effects
+* ``blocks``: protocol of the blocks for pushes, pulls, views, first values, snapshots and moves
+* ``block_values``: the protocol's inputs, answers and effects
+* ``search``: search for the newest checkpoint that can be loaded
+
+A pserver acquires an index, and ``life`` waits until the model is declared. The process then allocates the blocks, and
+``life`` decides how they get values: from trainers, or from the checkpoint that ``search`` finds. Once it serves, each
+push goes to ``blocks``: it checks the sender, marks the batch as applied, and returns the effects (copy, accumulate,
+update), which the process carries out on its arrays.
 """

@@ -1,7 +1,7 @@
-"""What comes to a pserver's blocks, what they answer, and what that does to their values; ``blocks`` decides.
+"""Inputs, answers and effects of the block protocol in ``blocks``.
 
-Effects are complete in themselves: whoever carries them out, in their order and before anything else happens to these
-blocks, needs to look at no state of the protocol, which is ahead of them.
+Effects are self-contained. The caller carries them out in order, before its next call about the same blocks, and never
+reads the protocol's state for this: that state is already ahead of the values.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from flightedl.domain.exactly_once.batches import Batch
 from flightedl.messages.control import ViewReply
 from flightedl.messages.parameters import Outcome, PushHeader
 
-#: The blocks have the batch.
+#: Outcomes after which the blocks contain the batch.
 ANSWERED = frozenset({Outcome.ACCEPTED, Outcome.ALREADY_APPLIED})
 #: Batches of a push, each with the number of batches of its task.
 Batches = Sequence[tuple[Batch, int]]
 
 
 class Extent(NamedTuple):
-    """Neighbouring blocks that begin as one span."""
+    """Adjacent blocks that start as one span."""
 
     numbers: range
-    #: A cut copies all of its blocks in one moment: to split it while it is trained would take long.
+    #: A cut copies all blocks of the span at once, because splitting the span during training would take long.
     is_copied_whole: bool = False
 
 
 class SpanPlace:
-    """The place of a span in the plan: a store derives its arrays from it, the protocol its state.
+    """A span's place in the plan. Base class of the stores' spans (arrays) and of the protocol's (state).
 
     Args:
         numbers: Block numbers of the plan.
@@ -42,26 +42,26 @@ class SpanPlace:
 
     def __init__(self, numbers: range) -> None:
         self.numbers = numbers
-        #: Other spans have taken its blocks over.
+        #: True once other spans have replaced this span.
         self.is_split = False
 
 
 class Push(msgspec.Struct, frozen=True):
-    """Who pushes what."""
+    """Sender and batches of a push."""
 
     trainer: str
     generation: int
     member: int
-    #: One, or those of a sum.
+    #: One batch, or the batches whose gradients were summed.
     batches: Batches
-    #: Of the gradient in the mean of its round.
+    #: Weight of the gradient in its round's mean.
     weight: float = 1.0
-    #: How many batches the trainer has begun since it was admitted.
+    #: Number of batches that the trainer has begun since it was admitted.
     step: int = 0
 
     @classmethod
     def of(cls, header: PushHeader) -> Push:
-        """What a trainer's message says."""
+        """Return the push that a trainer's message describes."""
         one = header.identity
         batches = [(Batch(one.epoch, one.task, one.batch), one.batch_count)]
         if header.further:
@@ -74,49 +74,51 @@ class CopyBlocks(NamedTuple):
 
     cut: int
     numbers: Sequence[int]
-    #: That the copies have in the file.
+    #: Version to store with the copies.
     version: int
+    #: Number of updates to store with the copies.
     updates: int
 
 
 class BlocksDue(NamedTuple):
-    """A cut may copy these blocks from now on, and has to before they change."""
+    """A cut may copy these blocks from now on, and must copy them before they change."""
 
     cut: int
     numbers: Sequence[int]
 
 
 class AddGradient(msgspec.Struct, frozen=True):
-    """Add the gradient that was pushed, times its weight, to the sum of the open round."""
+    """Add the pushed gradient, multiplied by its weight, to the sum of the open round."""
 
     batch: Batch
     weight: float
-    #: Overwrite the sum: what is in it is of an older round.
+    #: Overwrite the sum, which is left from an older round.
     is_first: bool
-    #: Keep the gradient by itself instead, to be added in the order of the batches when the round closes.
+    #: Keep the gradient separately instead, and add it in the order of the batches when the round closes.
     is_ordered: bool
 
 
 class Update(msgspec.Struct, frozen=True):
-    """Run the optimizer once, on the gradient that was pushed or on the sum of a round."""
+    """Run the optimizer once, on the pushed gradient or on the sum of a round."""
 
     from_version: int
     to_version: int
-    #: Updates before this one.
+    #: Number of updates before this one.
     number: int
-    #: That are in the values from now on.
+    #: Batches that the values contain after this update.
     batches: Batches
+    #: True to use the round's sum, False to use the pushed gradient.
     is_of_round: bool
-    #: What the gradient, or the sum, is multiplied by.
+    #: Factor for the gradient or the sum.
     scale: float = 1.0
-    #: What the learning rate is multiplied by.
+    #: Factor for the learning rate.
     rate_factor: float = 1.0
-    #: The sum of a round is divided by its weight: ``scale`` is 1 / that.
+    #: True if ``scale`` is 1 / the total weight of the round.
     is_mean: bool = False
 
 
 class EmptyRound(msgspec.Struct, frozen=True):
-    """A round was closed that has no gradient: only the version has changed."""
+    """A round without gradients was closed: only the version has changed."""
 
     from_version: int
     to_version: int
@@ -126,85 +128,86 @@ Effect = CopyBlocks | BlocksDue | AddGradient | Update | EmptyRound
 
 
 class Needs(NamedTuple):
-    """What has to be done, and what memory has to be there, before a push is taken: then it cannot fail any more."""
+    """Copies to make and memory to allocate before a push, so that the push itself cannot fail."""
 
     copies: Sequence[CopyBlocks] = ()
-    #: The values may change.
+    #: True if the push may update the values.
     has_update: bool = False
-    #: The gradient is added to the sum of a round.
+    #: True if the gradient is added to the sum of a round.
     has_sum: bool = False
-    #: The gradient is kept by itself until its round closes.
+    #: True if the gradient is kept separately until its round closes.
     is_kept: bool = False
 
 
 class Pushed(msgspec.Struct, frozen=True):
-    """What became of a push to the blocks of a span."""
+    """Result of a push to the blocks of a span."""
 
     outcome: Outcome
-    #: Of the blocks, after the effects.
+    #: Version of the blocks after the effects.
     version: int
     effects: Sequence[Effect] = ()
-    #: Which batches of a sum the blocks have that did not take it, see ``accumulation.having_bits``.
+    #: If a sum was rejected, the batches of it that the blocks already have, as in ``accumulation.having_bits``.
     having: bytes = b""
-    #: The version that the sender waits for; None: it gets no values.
+    #: Version that the sender waits for; None if it gets no values.
     follows: int | None = None
-    #: Whether it is there.
+    #: True if the blocks have reached the version ``follows``.
     is_ready: bool = False
-    #: Whether somebody else may wait for what has changed.
+    #: True if other clients may be waiting for this change.
     is_news: bool = False
 
 
 class Split(NamedTuple):
-    """Other spans have taken the place of one; the arrays are split in the same way before anything else happens."""
+    """Several spans have replaced one. The caller splits the arrays in the same way before it does anything else."""
 
-    #: First block of the span.
+    #: First block of the former span.
     span: int
-    #: Block numbers of each of those that take its place, rising.
+    #: Block numbers of each new span, ascending.
     into: Sequence[range]
 
 
 class CutBegun(NamedTuple):
-    """A new cut: its number, and the numbers of the blocks that are due at once."""
+    """A new cut: its number, and the numbers of the blocks that may be copied immediately."""
 
     cut: int
     due: Sequence[int]
 
 
-class ViewTaken(NamedTuple):
-    """What became of a view."""
+class ViewApplied(NamedTuple):
+    """Result of applying a view."""
 
     verdict: ViewVerdict
     reply: ViewReply
-    #: First block of each span, and what follows for it; all of it is carried out before the locks are given back.
+    #: First block of each span, with the span's effects. The caller carries out all effects before it releases the
+    #: locks.
     effects: Sequence[tuple[int, Sequence[Effect]]]
 
 
 class ReleasedBlocks(NamedTuple):
-    """The state of neighbouring blocks that leave a pserver, without their values."""
+    """State of adjacent blocks that leave a pserver, without their values."""
 
     numbers: range
     version: int
     updates: int
     #: Output of ``AppliedBatches.release``.
     applied: bytes
-    #: Number of the newest view: the other pserver has to know the same one.
+    #: Number of the newest view. The adopting pserver must have the same view.
     view: tuple[int, int]
     #: Member -> first round.
     members: Mapping[int, int]
     #: Member -> clock, see ``BlockRounds``.
     clocks: Mapping[int, int]
-    #: Block -> the election whose first values it has; no later one's are taken once it was restored.
+    #: Block -> the election that gave the block its first values; restored blocks accept no first values.
     elections: Mapping[int, int]
     is_copied_whole: bool
 
 
 class Unmovable(enum.StrEnum):
-    """The reason why blocks cannot leave a pserver, or come to it, at the moment."""
+    """Reason why a pserver cannot release or adopt blocks at the moment."""
 
     COPIED = "a cut is copying the blocks of this pserver"
     IN_ROUND = "a round of the blocks has begun"
     VIEW = "the two pservers know different views"
 
 
-#: Block number -> (version, updates), of blocks from a checkpoint.
+#: (version, updates) of blocks from a checkpoint, by block number.
 Restored = Mapping[int, tuple[int, int]]

@@ -1,35 +1,36 @@
-"""The protocol of a pserver's blocks: what pushes, pulls, views and snapshots do to them.
+"""The protocol of a pserver's blocks: pushes, pulls, views, snapshots and moves.
 
-The blocks lie in *spans*, neighbours with the same history. While every push covers a span wholly, as training does, it
-is decided once for all of its blocks. A push that covers only some of them, or finds that they differ, splits the span,
-for good, into spans whose blocks are alike; nothing is lost by that but speed.
+The blocks are grouped into *spans*: adjacent blocks with the same history. A push that covers a whole span, as pushes
+do in normal training, is decided once for all of the span's blocks. A push that covers only some of them, or finds that
+they differ, splits the span permanently into spans of identical blocks. This costs only speed.
 
-Values go in and values come out: a span is named by its first block, a cut by its number. The arrays lie with the
-caller, in the same spans: it carries out each ``Split`` before it asks anything else about these blocks.
+A span is identified by its first block, a cut by its number. The caller holds the arrays, divided into the same spans,
+and carries out each ``Split`` before its next call about these blocks.
 
-**A push** of one span:
+**A push** to one span has three steps:
 
-1. ``prepare`` returns what has to be done before: blocks that a cut still has to copy are copied before they change,
-   and all memory is got. What may fail fails here, and nothing has happened. Unless the mode is
-   synchronous or a cut is under way, a push needs nothing but what an update takes.
-2. ``push`` decides. A stranger is refused. The batches are marked as applied if the blocks have none of them; if the
-   blocks have all, their sender only arrives; if they have some of a sum's, nothing is taken. The rounds say what
-   becomes of a batch that is new; where they refuse it, its marks are taken back. What is full closes.
-3. The caller carries out its effects, in their order.
+1. ``prepare`` returns what the caller must do first: copy blocks that a cut still needs before they change, and
+   allocate memory. Whatever can fail fails here, while the push has had no effect. In asynchronous modes, while no cut
+   is in progress, only an update's memory is needed.
+2. ``push`` decides. It rejects senders that are not members. If the blocks have none of the batches, it marks all of
+   them as applied. If they have all of them, the sender only arrives at the round. If they have some batches of a sum,
+   it rejects the sum. The rounds decide what happens to a new batch; if they reject it, its marks are removed. Full
+   rounds close.
+3. The caller carries out the effects in order.
 
-All of it happens under one hold of the span's lock: values, versions and applied batches always belong together.
+The span's lock is held during all three steps, so values, versions and applied batches are always consistent.
 
-**A cut** copies each block once, as it was when its turn came: at once, or when the round of the checkpoint opens. A
-block whose turn has come may be copied at any time until it changes, and is copied then at the latest. Several cuts may
-be under way; none knows of the others, and a block that is about to change is copied for each that still lacks it.
+**A cut** copies each block once, as it was when it became due: immediately, or when the checkpoint's round opens. A due
+block may be copied at any time until it changes, and is copied at the latest just before that. Several independent cuts
+may be in progress; a block that is about to change is copied for each cut that still needs it.
 
-**Blocks move** between pservers at the edge of a round, while no cut is under way: ``release`` takes them out with all
-that the protocol knows of them, and ``adopt`` puts them in where the same view is known.
+**Blocks move** between pservers at the edge of a round, while no cut is in progress. ``release`` removes them with
+their protocol state, and ``adopt`` inserts them into a pserver that has the same view.
 
-**Locks** are the caller's. It holds the lock of a span around each call about it *and* around its effects; the locks of
-all spans around ``take_view``, ``begin_cut``, ``release`` and ``adopt``. Calls that change something also need one lock
-that all spans share, only while they decide: ``prepare``, ``push``, ``split``, ``initialize``, the views, the cuts, the
-moves, the applied batches.
+**The caller does the locking.** It holds a span's lock during each call about the span *and* while it carries out the
+effects. It holds the locks of all spans during ``apply_view``, ``begin_cut``, ``release`` and ``adopt``. Calls that
+change state also need one lock that all spans share, but only during the call: ``prepare``, ``push``, ``split``,
+``initialize``, the views, the cuts, the moves, the applied batches.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ from flightedl.domain.pserver.block_values import (
     Split,
     Unmovable,
     Update,
-    ViewTaken,
+    ViewApplied,
 )
 from flightedl.errors import CorruptError, MessageError
 from flightedl.messages.control import ViewRequest
@@ -89,14 +90,14 @@ _OUTCOMES: Mapping[type[Arrival], Outcome] = {
     NotMember: Outcome.NOT_MEMBER,
 }
 _NOTHING_NEEDED = Needs()
-#: Election of blocks that were restored before they moved: newer than any.
+#: Stands for the election of moved blocks that had been restored; newer than every real election.
 _RESTORED = (1 << 63) - 1
-#: Without and with an update.
+#: Needs of pushes without a gradient: without and with an update.
 _NEEDS_OF_ARRIVALS = (_NOTHING_NEEDED, Needs(has_update=True))
 
 
 class BlockSpan(SpanPlace):
-    """The state of neighbouring blocks with the same history: one version, one open round, the same batches."""
+    """State of adjacent blocks with the same history: one version, one open round, the same batches."""
 
     __slots__ = ("is_copied_whole", "rounds", "updates")
 
@@ -104,20 +105,20 @@ class BlockSpan(SpanPlace):
         super().__init__(numbers)
         self.rounds = rounds
         self.is_copied_whole = is_copied_whole
-        #: How often their values were updated.
+        #: Number of updates of their values.
         self.updates = 0
 
 
 class BlockProtocol:
-    """The blocks of one pserver.
+    """State machine of the blocks of one pserver.
 
     Args:
-        extents: Of all spans, by rising number.
-        mode: That they begin in.
+        extents: Extents of all spans, in ascending order.
+        mode: Initial mode.
     """
 
     def __init__(self, extents: Sequence[Extent], mode: Mode) -> None:
-        #: By rising number; replaced, never changed, when one is split.
+        #: In ascending order. The sequence is replaced, never changed, when a span is split.
         self.spans: Sequence[BlockSpan] = [
             BlockSpan(numbers, BlockRounds(mode), is_copied_whole=is_copied_whole)
             for numbers, is_copied_whole in extents
@@ -125,12 +126,12 @@ class BlockProtocol:
         self._span_of = {number: span for span in self.spans for number in span.numbers}
         self._applied = AppliedBatches(self._span_of)
         self._view = PserverView(mode)
-        #: (member, trainer, generation) of everybody in the view.
+        #: (member, trainer, generation) of each member of the view.
         self._senders: frozenset[tuple[int, str, int]] = frozenset()
-        #: Block number -> the election (its create_revision) whose first values it has.
+        #: Block number -> the election (its create_revision) that gave the block its first values.
         self._elections: dict[int, int] = {}
         self._is_restored = False
-        #: By number, the cuts whose blocks are being copied.
+        #: Cuts in progress, by number.
         self._cuts: dict[int, SnapshotCut] = {}
         self._next_cut = 0
         self._set_mode(mode)
@@ -138,19 +139,19 @@ class BlockProtocol:
     def _set_mode(self, mode: Mode) -> None:
         self.mode = mode
         self.is_synchronous = isinstance(mode, Sync)
-        #: No pull waits for anything.
+        #: True if pulls never wait.
         self._is_free = isinstance(mode, Async)
         self._is_mean = isinstance(mode, Sync) and mode.reduce == "mean"
         self._is_deterministic = isinstance(mode, Sync) and mode.deterministic
         self._scales_by_staleness = isinstance(mode, Async) and mode.staleness_scaled
-        #: Of some batches that were pushed together; where rounds keep gradients apart, they are those of one batch.
-        self._takes_sums = isinstance(mode, Async) or (isinstance(mode, Sync) and mode.push_every > 1)
-        #: Of gradients, without and with an update: made once, since they are wanted for each message.
+        #: True if one push may contain the summed gradients of several batches.
+        self._accepts_sums = isinstance(mode, Async) or (isinstance(mode, Sync) and mode.push_every > 1)
+        #: Needs of pushes with a gradient: without and with an update. Built once, because every message needs them.
         self._needs = tuple(
             Needs((), has_update, self.is_synchronous, self._is_deterministic) for has_update in (False, True)
         )
 
-    # what there is
+    # state
 
     @property
     def block_count(self) -> int:
@@ -159,36 +160,36 @@ class BlockProtocol:
 
     @property
     def members(self) -> list[int]:
-        """Whom the blocks know."""
+        """Members of the current view."""
         return [member.member for member in self._view.members]
 
     def span(self, number: int) -> BlockSpan:
-        """The state of the span that has a block, to be read under its lock."""
+        """Return the span that contains a block. Its lock must be held while it is read."""
         return self._span_of[number]
 
     def version(self, number: int) -> int:
-        """Of the span that has a block."""
+        """Return the version of a block."""
         return self._span_of[number].rounds.version
 
     def versions(self) -> dict[int, int]:
-        """Return the version of each block, by rising number."""
+        """Return the version of each block, in ascending order of their numbers."""
         return {number: span.rounds.version for span in self.spans for number in span.numbers}
 
     def version_range(self) -> tuple[int, int]:
-        """Lowest and highest version."""
+        """Return the lowest and the highest version."""
         versions = [span.rounds.version for span in self.spans]
         return (min(versions), max(versions)) if versions else (0, 0)
 
     def highest_open_round(self) -> int:
-        """What a member that joins now has to start at, or later."""
+        """Return the earliest round at which a member that joins now can start."""
         return max((span.rounds.position for span in self.spans), default=0)
 
     def split(self, first: int, into: Sequence[range]) -> Split:
-        """Let other spans take a span's place.
+        """Replace a span with several spans.
 
         Args:
-            first: Its first block.
-            into: The block numbers of each of them, rising; together they are those of the span.
+            first: First block of the span.
+            into: Block numbers of each new span, ascending. Together they are the numbers of the replaced span.
         """
         span = self._span_of[first]
         assert [number for part in into for number in part] == list(span.numbers), "a split loses or doubles blocks"
@@ -206,10 +207,11 @@ class BlockProtocol:
     # first values
 
     def initialize(self, number: int, election: int) -> bool:
-        """Return True if a block takes first values of this election now; the caller has them ready, and writes them.
+        """Accept first values of an election for a block. The caller writes them if this returns True.
 
-        An elected trainer may die on the way: a newer election's values replace an older one's, block by block, and
-        never the other way round. They count when all blocks have those of one election that is done.
+        An elected trainer may die before it has sent all values. Values of a newer election therefore replace those of
+        an older one block by block, and never the reverse. They are valid once all blocks have the values of one
+        completed election.
         """
         if self._span_of[number].updates or self._is_restored or election < self._elections.get(number, 0):
             return False
@@ -217,13 +219,13 @@ class BlockProtocol:
         return True
 
     def initialized_count(self, election: int) -> int:
-        """Blocks that have the first values of this election."""
+        """Return the number of blocks that have the first values of this election."""
         return sum(known == election for known in self._elections.values())
 
     # pushes
 
     def prepare(self, first: int, push: Push, base_version: int, *, has_gradient: bool) -> Needs:
-        """Return what has to be done before ``push``; nothing is taken yet."""
+        """Return the copies and memory that ``push`` will need. Changes no state but that of the cuts."""
         if (push.member, push.trainer, push.generation) not in self._senders:
             return _NOTHING_NEEDED
         span = self._span_of[first]
@@ -236,20 +238,21 @@ class BlockProtocol:
     def push(self, first: int, push: Push, base_version: int, *, has_gradient: bool) -> Pushed | Split:
         """Push to all blocks of a span.
 
+        A repeated push is answered, but not applied again.
+
         Returns:
-            The answer; the same again is answered, never applied again. ``Split`` if the blocks differ: push to each
-            part.
+            The result, or ``Split`` if the blocks differ. In that case the caller pushes to each new span.
 
         Raises:
-            MessageError: a base version from the future; a sum of several batches in a mode that has none; a batch
-                that cannot be. Nothing was done.
+            MessageError: The base version is in the future, the mode allows no sums of several batches, or a batch is
+                invalid. The state is unchanged.
         """
         span = self._span_of[first]
         rounds, batches = span.rounds, push.batches
         if (push.member, push.trainer, push.generation) not in self._senders:
             return Pushed(Outcome.NOT_MEMBER, rounds.version)
-        if len(batches) > 1 and not self._takes_sums:
-            raise MessageError("the mode takes no sums of several batches: push each batch for itself")
+        if len(batches) > 1 and not self._accepts_sums:
+            raise MessageError("the mode accepts no sums of several batches: push each batch separately")
         having = self._applied.mark_together(span.numbers, batches)
         is_new = not any(having)
         if not is_new:
@@ -262,7 +265,7 @@ class BlockProtocol:
         weight = (push.weight if self._is_mean else 1.0) if has_gradient else 0.0
         arrival = self._arrive(span, push, base_version, weight, is_new=is_new)
         effects: list[Effect] = []
-        self._take(span, push, arrival, weight, effects)
+        self._use_gradient(span, push, arrival, weight, effects)
         is_news = not self.is_synchronous or self._close_rounds(span, effects)
         outcome = _OUTCOMES[type(arrival)]
         if not is_new and outcome is Outcome.ACCEPTED:
@@ -276,11 +279,11 @@ class BlockProtocol:
         return Pushed(outcome, rounds.version, effects, b"", follows, is_ready, is_news)
 
     def _refuse_sum(self, span: BlockSpan, push: Push, base_version: int, having: bytes) -> Pushed:
-        """Take nothing of a sum of which the blocks have some batches.
+        """Reject a sum because the blocks already have some of its batches.
 
-        In synchronous mode its sender arrives all the same. Other blocks may have taken the sum, and theirs is the next
-        round: where its sender had not arrived, it would be in two rounds at once, and two such trainers could wait for
-        each other for ever.
+        In synchronous mode the sender still arrives at the round. Other blocks may have accepted the sum and moved on
+        to the next round. If the sender did not arrive here, it would be in two rounds at once, and two such trainers
+        could wait for each other forever.
         """
         if not self.is_synchronous:
             return Pushed(Outcome.PARTLY_APPLIED, span.rounds.version, (), having)
@@ -290,17 +293,16 @@ class BlockProtocol:
         return Pushed(Outcome.PARTLY_APPLIED, span.rounds.version, effects, having, is_news=is_news)
 
     def _alike(self, span: BlockSpan) -> list[range]:
-        """The blocks of a span in neighbours that have the same batches."""
+        """Return the span's blocks as ranges of blocks with the same batches."""
         return self._applied.alike(span.numbers)
 
     def _unmark(self, span: BlockSpan, batches: Batches) -> None:
-        """Take marks back that were made just now."""
         for batch, batch_count in batches:
             self._applied.unmark(span.numbers, batch, batch_count)
 
     def _arrive(self, span: BlockSpan, push: Push, base_version: int, weight: float, *, is_new: bool) -> Arrival:
-        """Let the marked batches arrive, or take their marks back."""
-        (batch, batch_count), *further = push.batches
+        """Let the marked batches arrive at the round. Remove their marks if the round rejects them."""
+        (batch, batch_count), *others = push.batches
         keep = False
         try:
             arrival = span.rounds.arrive(
@@ -311,7 +313,7 @@ class BlockProtocol:
                 batch=batch,
                 batch_count=batch_count,
                 step=push.step,
-                further=further,
+                further=others,
             )
             keep = not isinstance(arrival, Stale | NotMember)
         finally:
@@ -319,8 +321,10 @@ class BlockProtocol:
                 self._unmark(span, push.batches)
         return arrival
 
-    def _take(self, span: BlockSpan, push: Push, arrival: Arrival, weight: float, effects: list[Effect]) -> None:
-        """Add what an arrival does with its gradient to ``effects``."""
+    def _use_gradient(
+        self, span: BlockSpan, push: Push, arrival: Arrival, weight: float, effects: list[Effect]
+    ) -> None:
+        """Append the effect of an arrival's gradient to ``effects``."""
         if isinstance(arrival, Apply):
             version = span.rounds.version
             rate_factor = 1.0 / (1.0 + arrival.staleness) if self._scales_by_staleness else 1.0
@@ -336,7 +340,7 @@ class BlockProtocol:
     # rounds
 
     def _close_rounds(self, span: BlockSpan, effects: list[Effect]) -> bool:
-        """Close what is full; whether anything was."""
+        """Close all full rounds. Return False if there was none."""
         rounds = span.rounds
         if not rounds.closable():
             return False
@@ -358,17 +362,17 @@ class BlockProtocol:
     # pulls
 
     def pull(self, number: int, member: int, min_version: int) -> Pull:
-        """Whether the values of a block's span may be read now; ``member`` 0 is anybody who only reads."""
+        """Return READY if a block's values may be read now. ``member`` is 0 for read-only clients."""
         return self._span_of[number].rounds.pull(member, min_version)
 
     # views
 
-    def take_view(self, request: ViewRequest) -> ViewTaken:
-        """Take over a view, in all blocks at once.
+    def apply_view(self, request: ViewRequest) -> ViewApplied:
+        """Apply a view to all blocks at once.
 
         Raises:
-            UsageError: its mode is none of ours.
-            MessageError: it contradicts the one before; nothing was done.
+            UsageError: The mode is unknown.
+            MessageError: The view contradicts the previous one. The state is unchanged.
         """
         if (first_mode := self._view.begins_in(request)) is not None:
             self._begin_in(first_mode)
@@ -390,12 +394,12 @@ class BlockProtocol:
         if verdict.switch is not None:
             self._set_mode(verdict.switch)
         self._senders = frozenset((m.member, m.trainer, m.generation) for m in self._view.members)
-        # A mode begins at a round that no block has reached, whoever is a member.
+        # A mode starts at a round that no block has reached yet, independent of the members.
         highest = self.version_range()[1] if verdict.refuses_mode else self.highest_open_round()
-        return ViewTaken(verdict, verdict.reply(request.serial, highest), effects)
+        return ViewApplied(verdict, verdict.reply(request.serial, highest), effects)
 
     def _begin_in(self, mode: Mode) -> None:
-        """Nobody has been a member here: the blocks begin in this mode."""
+        """Set the initial mode. There have been no members yet."""
         self._set_mode(mode)
         for span in self.spans:
             span.rounds = BlockRounds(mode, span.rounds.version)
@@ -403,13 +407,13 @@ class BlockProtocol:
     def _change_members(
         self, span: BlockSpan, admit: Mapping[int, int], remove: Sequence[int], effects: list[Effect]
     ) -> None:
-        """Wait for others, and close what waited for those that go."""
+        """Admit and remove members, and close the rounds that waited only for removed members."""
         span.rounds.change(admit, remove)
         self._close_rounds(span, effects)
 
     def _switch(self, span: BlockSpan, verdict: ViewVerdict, effects: list[Effect]) -> None:
-        """Close under the old mode what is open, then begin at the round of the view under the new one."""
-        assert verdict.switch is not None, "the mode stays"
+        """Close the open rounds in the old mode, then start the new mode at the view's round."""
+        assert verdict.switch is not None, "the view does not change the mode"
         self._change_members(span, {}, verdict.remove, effects)
         span.rounds.switch(verdict.switch, verdict.switch_round)
         self._close_rounds(span, effects)
@@ -418,7 +422,7 @@ class BlockProtocol:
     # cuts
 
     def begin_cut(self, at_round: int | None) -> CutBegun:
-        """Copy each block once from now on: at once, or when this round of it opens."""
+        """Begin a cut, which copies each block once: immediately if ``at_round`` is None, or when that round opens."""
         versions = self.versions()
         cut = SnapshotCut(versions, at_round)
         self._next_cut += 1
@@ -426,28 +430,27 @@ class BlockProtocol:
         return CutBegun(self._next_cut, [number for number, version in versions.items() if cut.is_due(number, version)])
 
     def copy(self, cut: int, number: int) -> CopyBlocks | None:
-        """Copy a block now, if it is due, with its span where that is copied whole; None: not due, or copied before."""
+        """Copy a block now, or its whole span if the span is copied at once. None if not due, or copied already."""
         known, span = self._cuts.get(cut), self._span_of[number]
         if known is None or not known.is_due(number, span.rounds.version):
             return None
         return self._copied(span, cut, span.numbers if span.is_copied_whole else (number,))
 
     def end_cut(self, cut: int) -> AppliedBatches | None:
-        """What is applied to complete copies; None: the cut was dropped."""
+        """End a complete cut and return the batches that its copies contain. None if the cut was dropped."""
         known = self._cuts.pop(cut, None)
         return None if known is None else known.applied(self._applied)
 
     def drop_cut(self, cut: int) -> None:
-        """Copy nothing more for this cut."""
+        """Abandon a cut, so that no more blocks are copied for it."""
         self._cuts.pop(cut, None)
 
     def _copies_due(self, span: BlockSpan) -> list[CopyBlocks]:
-        """Copy the blocks that are due, because they are about to change."""
+        """Copy all due blocks of a span that is about to change."""
         return [self._copied(span, cut, due) for cut, known in self._cuts.items() if (due := self._due(span, known))]
 
     @staticmethod
     def _due(span: BlockSpan, cut: SnapshotCut) -> Sequence[int]:
-        """Return the numbers of the blocks that are due."""
         version = span.rounds.version
         if span.is_copied_whole:
             return span.numbers if cut.is_due(span.numbers.start, version) else ()
@@ -458,20 +461,20 @@ class BlockProtocol:
         return CopyBlocks(cut, numbers, kept, span.updates)
 
     def _note_due(self, span: BlockSpan, effects: list[Effect]) -> None:
-        """The version has changed: blocks may be due from now on."""
+        """Append the blocks that have become due because the version has changed."""
         effects += [BlocksDue(cut, due) for cut, known in self._cuts.items() if (due := self._due(span, known))]
 
     # blocks that move to another pserver
 
     def release(self, numbers: range) -> ReleasedBlocks | Split | Unmovable:
-        """Remove adjacent blocks, and return them. Returns ``Split`` if their span has others; call again after it.
+        """Remove adjacent blocks and return their state. Returns ``Split`` if their span has other blocks; call again.
 
         Raises:
-            MessageError: the blocks are not in one span of this pserver.
+            MessageError: The blocks are not in one span of this pserver.
         """
         span = self._span_of.get(numbers.start)
         if span is None or numbers.stop > span.numbers.stop:
-            raise MessageError(f"the blocks {numbers} do not lie together on this pserver")
+            raise MessageError(f"the blocks {numbers} are not in one span of this pserver")
         if self._cuts:
             return Unmovable.COPIED
         rounds = span.rounds
@@ -498,10 +501,10 @@ class BlockProtocol:
         )
 
     def adopt(self, released: ReleasedBlocks) -> Unmovable | None:
-        """Put blocks in that another pserver has released; ``Unmovable``: nothing was done.
+        """Insert blocks that another pserver has released. Returns ``Unmovable`` if nothing was changed.
 
         Raises:
-            CorruptError, MessageError: as ``AppliedBatches.adopt``.
+            CorruptError, MessageError: As ``AppliedBatches.adopt``.
         """
         if self._cuts:
             return Unmovable.COPIED
@@ -517,36 +520,36 @@ class BlockProtocol:
         self._elections.update(released.elections)
         return None
 
-    # what is applied
+    # applied batches
 
     def applied(self) -> AppliedBatches:
-        """What is applied now: a copy."""
+        """Return a copy of the applied batches."""
         return self._applied.copy()
 
     def seal(self, epochs: Sequence[tuple[int, int]]) -> None:
-        """(epoch, tasks) of epochs that get no more tasks, see ``AppliedBatches.seal``.
+        """Fix the number of tasks of epochs, given as (epoch, tasks), see ``AppliedBatches.seal``.
 
         Raises:
-            MessageError: the epoch has more tasks than that.
+            MessageError: An epoch has more tasks.
         """
         for epoch, task_count in epochs:
             self._applied.seal(epoch, task_count)
 
     def restore(self, applied: AppliedBatches, blocks: Restored) -> Sequence[Split]:
-        """All blocks were taken over from a checkpoint, before anybody has seen them.
+        """Restore the state of all blocks from a checkpoint, before any client has seen them.
 
         Args:
-            applied: What is applied to them.
-            blocks: Their versions and updates.
+            applied: Batches that the blocks contain.
+            blocks: Versions and updates of the blocks.
 
         Returns:
-            The spans whose blocks have different histories.
+            The splits of spans whose blocks have different histories.
 
         Raises:
-            CorruptError: they are not all blocks.
+            CorruptError: Blocks are missing or unknown.
         """
         if not applied.numbers == sorted(blocks) == sorted(self._span_of):
-            raise CorruptError(f"{len(blocks)} blocks were restored, and not the {self.block_count} of this pserver")
+            raise CorruptError(f"restored {len(blocks)} blocks, which are not the {self.block_count} of this pserver")
         splits = [self.split(span.numbers.start, _neighbours_with_same(blocks, span.numbers)) for span in self.spans]
         self._applied = applied
         splits += [self.split(span.numbers.start, self._alike(span)) for span in self.spans if span.is_copied_whole]
@@ -560,23 +563,23 @@ class BlockProtocol:
         """Assert every invariant."""
         self._applied.check()
         numbers = [number for span in self.spans for number in span.numbers]
-        assert numbers == self._applied.numbers == sorted(self._span_of), "a block lies in no span, or in several"
+        assert numbers == self._applied.numbers == sorted(self._span_of), "a block is in no span, or in several"
         for span in self.spans:
             span.rounds.check()
-            assert all(self._span_of[number] is span for number in span.numbers), "a block is looked for elsewhere"
-            assert span.rounds.mode == self.mode, "a block has another mode than the others"
+            assert all(self._span_of[number] is span for number in span.numbers), "a block is mapped to another span"
+            assert span.rounds.mode == self.mode, "a block's mode differs from the others"
             for batch, _ in span.rounds.held:
                 having = self._applied.count_having(span.numbers, batch)
-                assert having == len(span.numbers), "a gradient waits in a round, and its batch is not marked"
+                assert having == len(span.numbers), "a round holds a gradient whose batch is not marked"
 
 
-def around(whole: range, part: range) -> list[range]:
-    """``part`` of a stretch of blocks, with what lies before and behind it."""
-    stretches = (range(whole.start, part.start), part, range(part.stop, whole.stop))
-    return [stretch for stretch in stretches if stretch]
+def around(blocks: range, part: range) -> list[range]:
+    """Split a range of blocks into the blocks before ``part``, ``part``, and the blocks after it; omit empty ranges."""
+    ranges = (range(blocks.start, part.start), part, range(part.stop, blocks.stop))
+    return [numbers for numbers in ranges if numbers]
 
 
 def _neighbours_with_same(restored: Restored, numbers: range) -> list[range]:
-    """Stretches of blocks that have the same version and as many updates."""
+    """Split a range into ranges of blocks with the same version and number of updates."""
     bounds = [number for number in numbers[1:] if restored[number] != restored[number - 1]]
     return [range(start, stop) for start, stop in pairwise([numbers.start, *bounds, numbers.stop])]

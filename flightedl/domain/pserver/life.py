@@ -1,25 +1,27 @@
-"""A pserver's life as a state machine: what it builds, loads, waits for and serves, and what it answers meanwhile.
+"""State machine of a pserver's lifecycle, and its answers to requests in each state.
 
-In order: it takes an index; waits for the model to be declared; makes its blocks; gets values; serves; ends. The model
-of a job that was resumed is waited for until a trainer has declared it again: its optimizer may then have other
-settings, and nothing is ever done by the former ones.
+In the usual order, a pserver acquires an index, waits for the model's declaration, allocates its blocks, gets values,
+serves, and ends. In a resumed job it waits until a trainer has declared the model again, because the optimizer may have
+new settings, and the old settings must never be used.
 
-**Values.** When the blocks are made, etcd says which of three it is:
+**Values.** When the blocks are allocated, the job's state in etcd determines how they get values:
 
-* No election is done: the model has no first values yet. The pserver *waits* for them, and its members can join.
-* One is done, and there are checkpoints: it is a replacement, which *restores* the newest one that can be loaded.
-  Nobody sees its blocks before, also no view does, because blocks that are at no version yet cannot say from which
-  round on they can wait for a member. Where none can be loaded, the job has failed; but only if etcd itself, asked
-  after the store was, still names the same ones: a copy of etcd may lag behind, and retention may have deleted what it
-  names. A store that cannot be reached is asked again for ever: to begin without the values would be worse.
-* One is done, and there was never a checkpoint: its values are gone with its predecessor. It *lacks* them, and says so
-  to the master, which lets the model begin again (``domain.recovery.reinitialization``).
+* No election is completed. The model has no first values yet, so the pserver *waits* for them, and members can join.
+* An election is completed, and there are checkpoints. The pserver is a replacement and *restores* the newest readable
+  checkpoint. Until then nothing sees its blocks, including views, because blocks without a version cannot determine the
+  round from which they can wait for a member. If no checkpoint is readable, the job has failed, but only if etcd
+  itself, read after the store, still names the same checkpoints: a cached copy of etcd may lag, and retention may have
+  deleted the checkpoints that it names. The pserver retries an unreachable store forever, since starting without the
+  values would be worse.
+* An election is completed, and there never was a checkpoint. The values were lost with the predecessor. The pserver
+  *lacks* them and reports this to the master, which has the model initialized again
+  (``domain.recovery.reinitialization``).
 
-Values belong to an election: first values of it, or what grew from them. So a pserver whose values are of another
-election than the one that etcd names as done ends, and its successor looks again. So does one whose blocks could have
-been seen already and whose values turn out to be in a checkpoint.
+Values belong to an election: they are its first values or descend from them. A pserver whose values belong to a
+different election than the completed one in etcd therefore ends, and its successor starts over. So does a pserver whose
+blocks may have been seen and whose values turn out to be in a checkpoint.
 
-**The end.** An ended machine stays as it is and answers nobody: the process ends as soon as it can.
+**The end.** An ended machine never changes again and answers no requests. The process exits as soon as it can.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ from flightedl.domain.pserver.life_values import (
     Facts,
     Fail,
     FirstValuesBegin,
-    FirstValuesCame,
-    IndexTaken,
+    FirstValuesReceived,
+    IndexAcquired,
     Lack,
     LeaseOver,
     MakeBlocks,
@@ -67,23 +69,23 @@ from flightedl.messages.control import AppliedReply, OfMaster, OrderNumber, Snap
 from flightedl.messages.declarations import DeclaredModel
 
 _SERVING = (State.SERVING, State.DRAINING)
-#: States in which the blocks can be seen: they have values, or wait for first ones.
+#: States in which clients can see the blocks: they have values, or wait for first values.
 _VISIBLE = (State.WAITING, *_SERVING)
 _MADE = (State.RESTORING, State.LACKING, *_VISIBLE)
 _WAITING_FOR = {
     State.NO_INDEX: "the model to be declared",
     State.NO_MODEL: "the model to be declared",
     State.BUILDING: "its blocks to be allocated",
-    State.LACKING: "first values again: its predecessor's are gone, and there is no checkpoint",
+    State.LACKING: "new first values, because its predecessor's values are lost and there is no checkpoint",
     State.WAITING: "the first values of the model",
 }
 
 
 class PserverLife:
-    """Where a pserver is in its life.
+    """Lifecycle of a pserver: its states and transitions.
 
     Args:
-        storage: Where checkpoints lie, for people; None: this process was not told.
+        storage: URL of the checkpoints, for messages; None if the process was started without it.
     """
 
     def __init__(self, storage: str | None) -> None:
@@ -92,39 +94,40 @@ class PserverLife:
         self.index = -1
         self.generation = 0
         self._facts = Facts()
-        #: The highest generation of a master that was heard of.
+        #: Highest known generation of a master.
         self.newest_master = 0
-        #: Of the declared model, once this process has computed the same.
+        #: Hash of the declared model's plan, once this process has computed the same plan.
         self._plan_hash: str | None = None
-        #: That the blocks are made of.
+        #: The model whose blocks this pserver holds.
         self._model: DeclaredModel | None = None
         self._block_count = 0
         self._is_compiling = False
-        #: Whether somebody may have seen the blocks, before they had values.
+        #: True if clients may have seen the blocks before they had values.
         self._was_visible = False
-        #: The newest election whose first values began to come, and whether all blocks have them.
+        #: The newest election that has begun to send first values.
         self._given = 0
+        #: True if all blocks have the first values of that election.
         self._is_given = False
-        #: While a checkpoint is loaded: for which election, and from which ones.
+        #: The election and the checkpoints of the restore in progress.
         self._wanted: tuple[int, Restore] | None = None
-        #: Those that the last search could not load; None: it is not over.
+        #: Checkpoints that the last search failed to load; None while it is running.
         self._found_none: tuple[Skipped, ...] | None = None
-        #: Why the checkpoints cannot be read at the moment.
+        #: Reason why the checkpoints cannot be read at the moment.
         self._trouble = ""
-        #: The election whose values it has, or should have.
+        #: The election whose values the blocks have, or should have.
         self.election: int | None = None
         self.checkpoint: int | None = None
         self.skipped: tuple[Skipped, ...] = ()
         self._is_lease_over = False
-        #: The newest order when it was asked to end.
+        #: The newest order at the time when the pserver was asked to end.
         self._before_drain: OrderNumber | None = None
         self._why_ended = ""
         self._handlers: dict[type[Event], Callable[..., Effects]] = {
-            IndexTaken: self._take_index,
+            IndexAcquired: self._acquire_index,
             Seen: self._see,
-            PlanMade: self._take_plan,
+            PlanMade: self._check_plan,
             CompilingBegan: self._compile,
-            BlocksMade: self._take_blocks,
+            BlocksMade: self._accept_blocks,
             BuildFailed: lambda event: self._fail(event.why),
             Restored: self._restored,
             NothingLoadable: self._found_nothing,
@@ -132,20 +135,20 @@ class PserverLife:
             CaughtUp: self._caught_up,
             PauseOver: lambda _: self._seek_values() if self.state is State.RESTORING else (),
             FirstValuesBegin: self._begin_first_values,
-            FirstValuesCame: self._take_first_values,
+            FirstValuesReceived: self._accept_first_values,
             DrainAsked: self._drain,
-            ReloadAsked: lambda _: self._end("it goes back to the newest checkpoint, or to first values, as all do"),
+            ReloadAsked: lambda _: self._end("all pservers return to the newest checkpoint or to first values"),
             LeaseOver: self._lose_lease,
             BlocksLost: lambda event: self._end(event.why),
         }
 
     def apply(self, event: Event) -> Effects:
-        """Something has happened; what follows."""
+        """Apply an event and return its effects."""
         return () if self.state is State.ENDED else self._handlers[type(event)](event)
 
-    # what etcd says
+    # the job's state in etcd
 
-    def _take_index(self, event: IndexTaken) -> Effects:
+    def _acquire_index(self, event: IndexAcquired) -> Effects:
         self.index, self.generation = event.index, event.generation
         self.state = State.NO_MODEL
         return self._look()
@@ -156,15 +159,15 @@ class PserverLife:
         return self._look()
 
     def _look(self) -> Effects:
-        """What follows from the facts in the present state."""
+        """Return the effects of the known facts in the current state."""
         election = self._facts.election
         if self.state is State.NO_MODEL:
             return self._begin_to_build()
         if self.state in {State.LACKING, State.WAITING}:
             return self._seek_values()
         if self.state in _SERVING and election not in {None, self.election}:
-            return self._end("the model was given first values again")
-        # A search goes on until it is over: then the facts of that moment count.
+            return self._end("the model was initialized again")
+        # A search in progress is completed first; afterwards the facts of that time are used.
         return ()
 
     def _begin_to_build(self) -> Effects:
@@ -174,11 +177,11 @@ class PserverLife:
         self.state, self._model = State.BUILDING, model
         return (Build(model),)
 
-    def _take_plan(self, event: PlanMade) -> Effects:
+    def _check_plan(self, event: PlanMade) -> Effects:
         model = self._model
-        assert model is not None, "no model was to be built"
+        assert model is not None, "no plan was requested"
         if event.plan_hash != model.plan_hash:
-            return self._fail("this pserver computes another shard plan: run the same flightedl version everywhere")
+            return self._fail("this pserver computes a different shard plan: run the same flightedl version everywhere")
         self._plan_hash = event.plan_hash
         return (MakeBlocks(model),)
 
@@ -186,24 +189,24 @@ class PserverLife:
         self._is_compiling = self.state is State.BUILDING
         return ()
 
-    def _take_blocks(self, event: BlocksMade) -> Effects:
+    def _accept_blocks(self, event: BlocksMade) -> Effects:
         self._block_count = event.block_count
         return self._seek_values()
 
     # values
 
     def _seek_values(self) -> Effects:
-        """The blocks have no values: wait for them, load them, or lack them."""
+        """Wait for values, load them from a checkpoint, or report that they are lost."""
         election, loadable = self._facts.election, self._facts.loadable
         if self._wanted is not None and (election is None or loadable is None):
-            return self._end("its blocks have a part of a checkpoint, and the model is to get first values")
+            return self._end("its blocks contain part of a checkpoint, but the model needs first values")
         if election is None:
             self.state, self.election, self._was_visible = State.WAITING, None, True
             return ()
         if self._was_visible and self._is_given and self._given == election:
             return self._serve(election, None)
         if loadable is not None and self._was_visible:
-            return self._end("its values are in a checkpoint, which only a process that nobody has seen can load")
+            return self._end("its values are in a checkpoint, which only a fresh process can load")
         if loadable is not None:
             return self._restore(election, Restore(loadable, self._facts.rejected))
         if self.state is State.LACKING and self.election == election:
@@ -217,12 +220,12 @@ class PserverLife:
 
     def _begin_first_values(self, event: FirstValuesBegin) -> Effects:
         if self.state in _SERVING and self.election is not None and event.election > self.election:
-            return self._end("a trainer sends first values of a newer election")
+            return self._end("a trainer is sending first values of a newer election")
         if self.state is State.WAITING and event.election > self._given:
             self._given, self._is_given = event.election, False
         return ()
 
-    def _take_first_values(self, event: FirstValuesCame) -> Effects:
+    def _accept_first_values(self, event: FirstValuesReceived) -> Effects:
         if self.state is not State.WAITING or event.election < self._given:
             return ()
         self._given, self._is_given = event.election, event.block_count == self._block_count
@@ -235,18 +238,18 @@ class PserverLife:
         self._wanted, self._found_none = (election, restore), None
         if self._storage is None:
             return self._fail(
-                self._gone("this pserver was started without --checkpoint: give it the URL that the master has")
+                self._lost("this pserver was started without --checkpoint: pass it the same URL as the master")
             )
         return (restore,)
 
-    def _gone(self, why: str) -> str:
-        return f"the values of pserver {self.index} are gone with its predecessor, and {why}"
+    def _lost(self, why: str) -> str:
+        return f"the values of pserver {self.index} were lost with its predecessor, and {why}"
 
     def _restored(self, event: Restored) -> Effects:
-        assert self._wanted is not None, "nothing was to be restored"
+        assert self._wanted is not None, "no restore was requested"
         election, _ = self._wanted
         if self._facts.election != election:
-            return self._end("the model was given first values again while a checkpoint was loaded")
+            return self._end("the model was initialized again while a checkpoint was being loaded")
         self.skipped, self._trouble = event.skipped, ""
         return self._serve(election, event.number)
 
@@ -257,14 +260,14 @@ class PserverLife:
     def _caught_up(self, event: CaughtUp) -> Effects:
         if event.facts is None:
             return (Pause(),)
-        assert self._wanted is not None, "nothing was to be restored"
+        assert self._wanted is not None, "no restore was requested"
         self._facts = facts = event.facts
         election, restore = self._wanted
         is_the_same = (facts.election, facts.loadable, facts.rejected) == (election, restore.loadable, restore.rejected)
         if self._found_none is not None and is_the_same:
             tried = "; ".join(f"checkpoint {each.number}: {each.reason}" for each in self._found_none[:3])
             return self._fail(
-                self._gone(f"no checkpoint at {self._storage} can be loaded ({tried or 'none is there'})")
+                self._lost(f"no checkpoint at {self._storage} can be loaded ({tried or 'there is none'})")
             )
         return self._seek_values()
 
@@ -285,7 +288,7 @@ class PserverLife:
         return None if self._facts.loadable is None else self._facts.loadable[-1]
 
     def is_drained(self, progress: SnapshotReply | None) -> bool:
-        """Whether a checkpoint that was ordered since it was to end is complete, this pserver's part included."""
+        """True if a checkpoint ordered after the request to end is complete, including this pserver's part."""
         newest = self._newest_checkpoint
         return (
             self.state is State.DRAINING
@@ -310,26 +313,26 @@ class PserverLife:
         self.state, self._why_ended = State.ENDED, why
         return (StartAgain(why),)
 
-    # what it answers
+    # answers
 
     @property
     def is_serving(self) -> bool:
-        """Whether it has values."""
+        """True if the blocks have values."""
         return self.state in _SERVING
 
     @property
     def is_visible(self) -> bool:
-        """Whether the blocks are made, and have values or wait for first ones: the rest takes little."""
+        """True if the blocks are allocated, and have values or wait for first values."""
         return self.state in _VISIBLE
 
     @property
     def is_compiling(self) -> bool:
-        """True if the blocks cannot be made before kernels are compiled."""
+        """True if kernels must be compiled before the blocks can be allocated."""
         return self.state is State.BUILDING and self._is_compiling
 
     @property
     def waiting_for(self) -> str:
-        """For people; empty: nothing."""
+        """What the pserver is waiting for, for messages; empty if it is not waiting."""
         if self.state is State.RESTORING:
             return f"the checkpoints: {self._trouble}" if self._trouble else "the checkpoint to be loaded"
         if self.is_compiling:
@@ -337,90 +340,90 @@ class PserverLife:
         return _WAITING_FOR.get(self.state, "")
 
     def require_lease(self) -> None:
-        """Raise ReplacedError if there is no lease any more, or not yet, and NotReadyError if the process ends."""
+        """Raise ReplacedError if the lease is not held, and NotReadyError if the process is ending."""
         if self.state in _SERVING and not self._is_lease_over:
             return
         if self._is_lease_over or self.state is State.NO_INDEX:
-            raise ReplacedError(f"the lease of pserver {self.index} is over: look its successor up")
+            raise ReplacedError(f"the lease of pserver {self.index} has expired: look up its successor")
         if self.state is State.ENDED:
             raise self._not_ready("")
 
     def require_blocks(self, plan_hash: str) -> None:
-        """Raise NotReadyError if the blocks are not allocated, and FencedError if the trainer means another plan."""
+        """Raise NotReadyError if the blocks are not allocated, and FencedError if the trainer has another plan."""
         if self.state not in _VISIBLE:
             if self.state in {State.NO_INDEX, State.NO_MODEL}:
-                # The trainer that asks has just declared the model itself.
+                # The requesting trainer has declared the model just now.
                 raise self._not_ready("has not read the model's declaration yet")
-            raise self._not_ready(f"waits for {self.waiting_for}")
+            raise self._not_ready(f"is waiting for {self.waiting_for}")
         assert self._plan_hash is not None, "there are no blocks without a plan"
         if plan_hash != self._plan_hash and not name_same_cut(plan_hash, self._plan_hash):
-            raise FencedError("the shard plan is another one: read the job's declaration again")
+            raise FencedError("the trainer has a different shard plan: read the job's declaration again")
 
     def serves(self, plan_hash: str) -> bool:
         """True if a trainer with this plan may push and pull."""
         return self.state in _SERVING and plan_hash == self._plan_hash
 
     def require_values(self, plan_hash: str) -> None:
-        """Whether a trainer may push and pull. Raises as ``require_blocks``, also while it waits for first values."""
+        """Raise as ``require_blocks``, and NotReadyError while the blocks wait for first values."""
         self.require_blocks(plan_hash)
         if self.state not in _SERVING:
-            raise self._not_ready(f"waits for {self.waiting_for}")
+            raise self._not_ready(f"is waiting for {self.waiting_for}")
 
     @property
-    def takes_first_values(self) -> bool:
-        """Whether first values are taken; one that serves has them already."""
+    def accepts_first_values(self) -> bool:
+        """True if the pserver accepts first values. Once it is serving, it has them already."""
         return self.state is State.WAITING
 
     def first_value_count(self, election: int, block_count: int) -> int:
-        """How many blocks have the values of an election, where so many were sent them."""
+        """Return the number of blocks with an election's values, given the number that received its first values."""
         return self._block_count if self.is_serving and election == self.election else block_count
 
     def check_request(self, request: OfPlan) -> None:
-        """Whether what a master wants may be looked at: it means this shard plan, and is not deposed.
+        """Check that a master's request is for this shard plan, and that the master is not deposed.
 
         Raises:
-            FencedError: it does not, or it is.
-            NotReadyError: the model is not known here yet.
+            FencedError: The plan is different, or the master is deposed.
+            NotReadyError: This pserver does not know the model yet.
         """
         if self._plan_hash is None:
-            raise self._not_ready("waits for the model to be declared")
+            raise self._not_ready("is waiting for the model to be declared")
         if request.plan_hash != self._plan_hash:
-            raise FencedError("the master means another shard plan: read the job's declaration again")
+            raise FencedError("the master has a different shard plan: read the job's declaration again")
         if isinstance(request, OfMaster):
             if request.master_generation < self.newest_master:
                 raise FencedError(f"master {request.master_generation} is deposed: {self.newest_master} leads")
             self.hear_of_master(request.master_generation)
-        # These have numbers of their own.
+        # Stale views and orders are recognized by their own numbers.
         elif isinstance(request, ViewRequest):
             self.hear_of_master(request.master_generation)
         elif isinstance(request, SnapshotRequest):
             self.hear_of_master(request.order.master_generation)
 
     def hear_of_master(self, generation: int) -> None:
-        """A master of this generation leads, or led."""
+        """Record that a master of this generation exists or existed."""
         self.newest_master = max(self.newest_master, generation)
 
     def require_visible(self) -> None:
-        """Whether a view can be taken. NotReadyError: no."""
+        """Raise NotReadyError if the blocks cannot accept a view."""
         if self.state not in _VISIBLE:
-            raise self._not_ready(f"waits for {self.waiting_for}")
+            raise self._not_ready(f"is waiting for {self.waiting_for}")
 
     def require_snapshots(self) -> None:
-        """Whether there are values to copy, and to tell of. NotReadyError: no."""
+        """Raise NotReadyError if the blocks have no values to copy or report."""
         if self.state not in _SERVING:
             raise self._not_ready("has no values yet")
 
     def _not_ready(self, text: str) -> NotReadyError:
-        return NotReadyError(f"pserver {self.index} {f'ends: {self._why_ended}' if self._why_ended else text}")
+        return NotReadyError(f"pserver {self.index} {f'is ending: {self._why_ended}' if self._why_ended else text}")
 
     def applied(self, summary: Callable[[], AppliedSummary]) -> AppliedReply:
-        """What all blocks have, for the master to compare with what it takes for done.
+        """Return the batches that all blocks have applied, which the master compares with its completed tasks.
 
         Args:
-            summary: Of what is applied; asked for only when there are values.
+            summary: Returns the summary of the applied batches; called only if there are values.
 
         Raises:
-            NotReadyError: there are none yet.
+            NotReadyError: There are no values yet.
         """
         if self.state is State.LACKING:
             return AppliedReply(summary=AppliedSummary().encode(), lacks_election=self.election)
@@ -435,7 +438,7 @@ class PserverLife:
     def check(self) -> None:
         """Assert every invariant."""
         state = self.state
-        assert (self.index >= 0) == (state is not State.NO_INDEX) or state is State.ENDED, "an index comes first"
+        assert (self.index >= 0) == (state is not State.NO_INDEX) or state is State.ENDED, "a state needs an index"
         assert self._plan_hash is not None or state not in _MADE, "there are no blocks without a plan"
         assert (self.election is not None) == (state in {State.RESTORING, State.LACKING, *_SERVING}) or (
             state is State.ENDED
@@ -443,4 +446,4 @@ class PserverLife:
         assert state is not State.RESTORING or not self._was_visible, "blocks that were seen are never overwritten"
         assert state not in _SERVING or self.checkpoint is not None or self._is_given, "there are no values"
         assert bool(self._why_ended) == (state is State.ENDED), "an end has a reason"
-        assert not self._is_lease_over or state is State.ENDED, "it goes on without a lease"
+        assert not self._is_lease_over or state is State.ENDED, "it continues without a lease"

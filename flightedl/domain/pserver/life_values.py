@@ -1,4 +1,4 @@
-"""The states of a pserver's life, what happens to it (events), and what follows (effects)."""
+"""States, events and effects of a pserver's lifecycle."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from flightedl.messages.declarations import DeclaredModel
 
 
 class State(enum.Enum):
-    """What a pserver is doing, in the order of a life."""
+    """States of a pserver, in the usual order."""
 
     NO_INDEX = "it has no index"
     NO_MODEL = "the job has no model"
-    BUILDING = "its blocks are made"
-    RESTORING = "a checkpoint is loaded"
-    #: The model has first values, and no checkpoint has those of these blocks.
+    BUILDING = "its blocks are being allocated"
+    RESTORING = "it is loading a checkpoint"
+    #: The model has first values, but those of this pserver's blocks are lost and in no checkpoint.
     LACKING = "its values are lost"
-    WAITING = "first values are to come"
+    WAITING = "it is waiting for first values"
     SERVING = "it has values"
-    #: As SERVING, until a checkpoint has all that was pushed.
+    #: As SERVING, until a checkpoint contains everything that was pushed.
     DRAINING = "it is about to end"
-    ENDED = "the process ends"
+    ENDED = "the process is ending"
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What etcd says of the job, as far as it is known here."""
+    """State of the job in etcd, as far as this process has read it."""
 
-    #: As declared; also of a former run.
+    #: The declared model, which may be from an earlier run; None if none was read.
     model: DeclaredModel | None = None
-    #: The election (its create_revision) that gave the model its first values; None: it has none.
+    #: The election (its create_revision) that gave the model its first values; None if it has no first values.
     election: int | None = None
-    #: The checkpoints that may be loaded; None: there are none.
+    #: Checkpoints that may be loaded; None if there are none.
     loadable: range | None = None
-    #: Those of them that some pserver could not load.
+    #: Loadable checkpoints that some pserver failed to load.
     rejected: frozenset[int] = frozenset()
-    #: Generation of the active master; 0: there is none.
+    #: Generation of the active master; 0 if there is none.
     master: int = 0
 
 
@@ -46,8 +46,8 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class IndexTaken:
-    """This process holds an index from now on."""
+class IndexAcquired:
+    """This process has acquired an index."""
 
     index: int
     generation: int
@@ -55,40 +55,40 @@ class IndexTaken:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The directory was looked at."""
+    """The job's state in etcd was read."""
 
     facts: Facts
 
 
 @dataclass(frozen=True, slots=True)
 class PlanMade:
-    """Answers ``Build``: the shard plan that this process computes from the model."""
+    """Answer to ``Build``: this process has computed the shard plan of the model."""
 
     plan_hash: str
 
 
 @dataclass(frozen=True, slots=True)
 class CompilingBegan:
-    """Kernels that the blocks need are not in the cache, so they are being compiled, which may take minutes."""
+    """Kernels that the blocks need are not in the cache and are being compiled, which may take minutes."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlocksMade:
-    """Answers ``MakeBlocks``: they are there, without values."""
+    """Answer to ``MakeBlocks``: the blocks are allocated and have no values yet."""
 
     block_count: int
 
 
 @dataclass(frozen=True, slots=True)
 class BuildFailed:
-    """Something that nobody has foreseen keeps the blocks from being made or filled."""
+    """An unexpected error prevents the blocks from being allocated or filled."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """Answers ``Restore``: all blocks have the values of a checkpoint."""
+    """Answer to ``Restore``: all blocks have the values of a checkpoint."""
 
     number: int
     skipped: tuple[Skipped, ...] = ()
@@ -96,40 +96,40 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class NothingLoadable:
-    """Answers ``Restore``: none of those that may be loaded can be."""
+    """Answer to ``Restore``: none of the given checkpoints can be loaded."""
 
     skipped: tuple[Skipped, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class StoreUnreachable:
-    """Answers ``Restore``: the store cannot be read at the moment."""
+    """Answer to ``Restore``: the store cannot be read at the moment."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class CaughtUp:
-    """Answers ``CatchUp``: what etcd said after that was asked for. None: it could not be reached."""
+    """Answer to ``CatchUp``: the current state in etcd, or None if etcd could not be reached."""
 
     facts: Facts | None
 
 
 @dataclass(frozen=True, slots=True)
 class PauseOver:
-    """Answers ``Pause``."""
+    """Answer to ``Pause``."""
 
 
 @dataclass(frozen=True, slots=True)
 class FirstValuesBegin:
-    """A trainer that was elected is about to send first values."""
+    """An elected trainer is about to send first values."""
 
     election: int
 
 
 @dataclass(frozen=True, slots=True)
-class FirstValuesCame:
-    """So many blocks have the first values of an election now."""
+class FirstValuesReceived:
+    """First values of an election were received; ``block_count`` blocks have them now."""
 
     election: int
     block_count: int
@@ -137,31 +137,31 @@ class FirstValuesCame:
 
 @dataclass(frozen=True, slots=True)
 class DrainAsked:
-    """The process is told to end, and may take a moment for a last checkpoint."""
+    """The process was asked to end and has a short time for a last checkpoint."""
 
-    #: The newest order that it has heard of.
+    #: The newest order that the process knows.
     order: OrderNumber | None
 
 
 @dataclass(frozen=True, slots=True)
 class ReloadAsked:
-    """The master wants all pservers back at one checkpoint, or without values."""
+    """The master wants all pservers to return to one checkpoint, or to have no values."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseOver:
-    """Another process may have the index by now."""
+    """The lease has expired, so another process may hold the index."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlocksLost:
-    """The blocks do not belong together any more."""
+    """Values and protocol state of the blocks are no longer consistent."""
 
     why: str
 
 
 Event = (
-    IndexTaken
+    IndexAcquired
     | Seen
     | PlanMade
     | CompilingBegan
@@ -173,7 +173,7 @@ Event = (
     | CaughtUp
     | PauseOver
     | FirstValuesBegin
-    | FirstValuesCame
+    | FirstValuesReceived
     | DrainAsked
     | ReloadAsked
     | LeaseOver
@@ -186,21 +186,21 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """Compute the shard plan of the model; then tell ``PlanMade``."""
+    """Compute the shard plan of the model, then report ``PlanMade``."""
 
     model: DeclaredModel
 
 
 @dataclass(frozen=True, slots=True)
 class MakeBlocks:
-    """Make the blocks of the plan; then tell ``BlocksMade``."""
+    """Allocate the blocks of the plan, then report ``BlocksMade``."""
 
     model: DeclaredModel
 
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Load the newest of these checkpoints that can be loaded; then tell how it went."""
+    """Load the newest readable checkpoint of these, then report the result."""
 
     loadable: range
     rejected: frozenset[int] = frozenset()
@@ -208,40 +208,40 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Wait a little, because something could not be reached; then tell ``PauseOver``."""
+    """Wait a short time because etcd or the store is unreachable, then report ``PauseOver``."""
 
 
 @dataclass(frozen=True, slots=True)
 class CatchUp:
-    """Ask etcd itself, not a copy of it; then tell ``CaughtUp``."""
+    """Read etcd itself instead of a cached copy, then report ``CaughtUp``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """The values of this election are lost here: the master should hear of it."""
+    """Report to the master that this pserver's values of the election are lost."""
 
     election: int
 
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """The blocks have values that grow from those of this election: pushes and pulls may come."""
+    """Accept pushes and pulls: the blocks have values that descend from this election's first values."""
 
     election: int
-    #: None: the first values.
+    #: The checkpoint that was loaded; None if the values are the first values.
     checkpoint: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """The job cannot go on: end, and nobody needs to start again."""
+    """End the process without a successor, because the job cannot continue."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class StartAgain:
-    """End, so that a successor begins without what this process has."""
+    """End the process, so that a successor starts without this process's values."""
 
     why: str
 

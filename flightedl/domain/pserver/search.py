@@ -1,14 +1,16 @@
-"""Which checkpoint a pserver loads: the newest of those that may be loaded, and can be.
+"""Search for the checkpoint that a pserver loads: the newest one that is allowed and readable.
 
-Every checkpoint of the model will do, because what it says is applied belongs to its values: an older one only means
-more batches to be done again. So one that is torn, truncated or changed is skipped and reported, and the one before it
-is tried. Newer ones than etcd names a deposed master may have left, and ones before the first that it named may be of a
-model that was given first values again; neither is looked at. Nor is one that any pserver could not load: where all
-go back to one checkpoint, they would else never agree on it, and retention does not count on it either. Where a file is
-damaged, all checkpoints that are increments on it are passed over without reading what they have.
+Any checkpoint of the model is correct, because it stores the applied batches together with the values; an older one
+only means that more batches are repeated. A torn, truncated or modified checkpoint is therefore skipped and reported,
+and the one before it is tried.
 
-The search asks for one thing at a time (a ``Step``), and is told what came of it. Where all that was listed could not
-be loaded, the store is listed once more: retention may have deleted it while it was read.
+Only checkpoints that etcd names are allowed. A deposed master may have left newer ones, and older ones may belong to a
+model that has since been initialized a second time. Checkpoints that any pserver failed to load are not allowed either:
+otherwise pservers that all return to one checkpoint would never agree on it. Retention does not count them either. If a
+file is damaged, all checkpoints whose increments depend on it are skipped unread.
+
+The search requests one action at a time (a ``Step``) and is called with the result. If no listed checkpoint could be
+loaded, it lists the store once more, because retention may have deleted files while they were being read.
 """
 
 from __future__ import annotations
@@ -21,26 +23,26 @@ from flightedl.domain.checkpoint.manifest import Manifest, Skipped, candidates, 
 
 @dataclass(frozen=True, slots=True)
 class ListFiles:
-    """List the store; then tell ``listed``."""
+    """List the store, then call ``listed``."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadManifest:
-    """Read the manifest of a checkpoint; then tell ``manifest_read``, or ``unusable`` where there is none."""
+    """Read the manifest of a checkpoint, then call ``manifest_read``, or ``unusable`` if there is none."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class LoadBlocks:
-    """Load this pserver's blocks from the files of a checkpoint; then tell ``loaded`` or ``unusable``."""
+    """Load this pserver's blocks from the files of a checkpoint, then call ``loaded`` or ``unusable``."""
 
     manifest: Manifest
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The blocks are those of this checkpoint; newer ones were skipped."""
+    """The blocks of this checkpoint are loaded. Newer checkpoints in ``skipped`` were not usable."""
 
     number: int
     skipped: tuple[Skipped, ...]
@@ -57,12 +59,12 @@ Step = ListFiles | ReadManifest | LoadBlocks | Found | NothingFound
 
 
 class CheckpointSearch:
-    """One search. A store that cannot be reached ends it: begin another one.
+    """State machine of one search. If the store is unreachable, start a new search later.
 
     Args:
         job: The job's name.
-        loadable: The numbers that may be loaded; None: all.
-        rejected: Those of them that some pserver could not load.
+        loadable: Numbers of the checkpoints that may be loaded; None allows all.
+        rejected: Numbers of checkpoints that some pserver failed to load.
     """
 
     def __init__(self, job: str, loadable: range | None, rejected: Container[int] = ()) -> None:
@@ -70,20 +72,20 @@ class CheckpointSearch:
         self._loadable = loadable
         self._rejected = rejected
         self._sizes: dict[str, int] = {}
-        #: Newest first, as listed last.
+        #: Checkpoints in the newest listing, newest first.
         self._listed: tuple[int, ...] = ()
-        #: Those that were not tried yet.
+        #: Listed checkpoints that have not been tried yet.
         self._left: tuple[int, ...] = ()
         self._skipped: list[Skipped] = []
         #: Files that could not be read.
         self._damaged: set[str] = set()
 
     def begin(self) -> Step:
-        """The first step."""
+        """Return the first step."""
         return ListFiles()
 
     def listed(self, sizes: Mapping[str, int]) -> Step:
-        """All files of the store, name -> size in bytes."""
+        """Accept a listing of all files of the store: name -> size in bytes."""
         self._sizes = {name: size for name, size in sizes.items() if self._may_load(number_of(name))}
         found = candidates(self._sizes)
         if found == self._listed:
@@ -104,16 +106,16 @@ class CheckpointSearch:
         return ReadManifest(self._left[0])
 
     def manifest_read(self, data: bytes) -> Step:
-        """The bytes of the manifest that was asked for."""
+        """Accept the bytes of the requested manifest."""
         found = examine(self._left[0], data, self._sizes, self._job)
         if isinstance(found, Skipped):
             return self._skip(found)
         needed = (file.name for shard in found.shards for file in shard.chain)
         damaged = next((name for name in needed if name in self._damaged), None)
-        return LoadBlocks(found) if damaged is None else self.unusable(f"it needs {damaged}, too")
+        return LoadBlocks(found) if damaged is None else self.unusable(f"it also needs {damaged}")
 
     def unusable(self, reason: str, file: str = "") -> Step:
-        """What was asked for of this checkpoint is not there, or is not what it was; ``file``: which one, if one is."""
+        """Skip this checkpoint, because what was requested is missing or damaged; ``file`` names the damaged file."""
         if file:
             self._damaged.add(file)
         return self._skip(Skipped(self._left[0], reason))
@@ -124,5 +126,5 @@ class CheckpointSearch:
         return self._next()
 
     def loaded(self) -> Step:
-        """All blocks are there."""
+        """End the search: all blocks are loaded."""
         return Found(self._left[0], tuple(self._skipped))

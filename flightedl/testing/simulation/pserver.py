@@ -188,7 +188,7 @@ class Pserver(Process):
                 return
             if generation := claimed(result, key, self):
                 self.world.note("{} holds index {}, generation {}", self.name, index, generation)
-                self._apply(happens.IndexTaken(index, generation))
+                self._apply(happens.IndexAcquired(index, generation))
                 self._look()
             else:
                 self._claim()
@@ -250,11 +250,11 @@ class Pserver(Process):
         breaks = self.world.are_faults_on and self.world.random.random() < self.cluster.break_rate
         count = self.world.random.randrange(len(self.ordered) + 1) if breaks else len(self.ordered)
         for block in self.ordered[:count]:
-            if self.life.takes_first_values:
+            if self.life.accepts_first_values:
                 self._blocks().initialize(block, election, (self.cluster.life, election))
         if not breaks:
             given = self._blocks().protocol.initialized_count(election)
-            self._apply(happens.FirstValuesCame(election, given))
+            self._apply(happens.FirstValuesReceived(election, given))
             reply(("given", self.life.first_value_count(election, given), len(self.ordered)))
 
     # loading
@@ -364,7 +364,7 @@ class Pserver(Process):
         match request:
             case ViewRequest():
                 self.life.require_visible()
-                return self._blocks().take_view(request)
+                return self._blocks().apply_view(request)
             case SnapshotRequest():
                 self.life.require_snapshots()
                 return self._blocks().take_order(request)

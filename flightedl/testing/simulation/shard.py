@@ -152,10 +152,11 @@ class Shard:
             span.require_sound(self._process.name)
 
     # decisions
-    def take_view(self, request: ViewRequest) -> ViewReply:
+
+    def apply_view(self, request: ViewRequest) -> ViewReply:
         """Accept a master's view."""
         mode = self.protocol.mode
-        taken = self.protocol.take_view(request)
+        taken = self.protocol.apply_view(request)
         for member in taken.verdict.remove:
             self._first_rounds.pop(member, None)
         self._first_rounds.update((member.member, member.first_round) for member in taken.verdict.admit)

@@ -118,7 +118,7 @@ class Bench:
             mode=None if mode is None else mode.to_json(),
             switch_round=switch_round,
         )
-        taken = self.protocol.take_view(request)
+        taken = self.protocol.apply_view(request)
         for first, effects in taken.effects:
             self.carry_out(self.spans[first], effects, ())
         return taken.reply
@@ -443,7 +443,7 @@ def test_a_snapshot_leaves_out_every_batch_of_a_sum_that_waits():
 
 def test_a_mode_without_sums_takes_none_and_nobody_outside_hears_of_that():
     bench = Bench(Sync(), 1)
-    with pytest.raises(MessageError, match="takes no sums"):
+    with pytest.raises(MessageError, match="accepts no sums"):
         bench.push(1, 0, 1)
     stranger = bench.push(2, 0, 1)
     assert stranger is not None
@@ -625,7 +625,7 @@ def test_the_same_view_again_does_nothing():
     bench.view(1)
     member = ViewMember(trainer="t1", generation=1, member=1, first_round=0)
     request = ViewRequest(plan_hash="p", master_generation=1, serial=bench.serial, members=[member])
-    taken = bench.protocol.take_view(request)
+    taken = bench.protocol.apply_view(request)
     assert (list(taken.effects), taken.reply.refused) == ([], [])
 
 
@@ -845,7 +845,7 @@ def test_blocks_do_not_move_while_they_are_copied_nor_between_views():
 def test_a_stretch_that_is_not_here_is_not_released():
     bench = Bench(Async(), 1)
     for numbers in (range(12, 14), range(9, 11), range(10, 21)):
-        with pytest.raises(MessageError, match="do not lie together"):
+        with pytest.raises(MessageError, match="are not in one span"):
             bench.protocol.release(numbers)
     found = bench.release(range(10, 11))
     assert not isinstance(found, Unmovable)

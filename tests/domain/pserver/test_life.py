@@ -27,8 +27,8 @@ from flightedl.domain.pserver.life_values import (
     Facts,
     Fail,
     FirstValuesBegin,
-    FirstValuesCame,
-    IndexTaken,
+    FirstValuesReceived,
+    IndexAcquired,
     Lack,
     LeaseOver,
     MakeBlocks,
@@ -93,13 +93,13 @@ class Lived:
 
     def build(self) -> Effects:
         """Up to the blocks."""
-        self.apply(IndexTaken(0, 7), Seen(self.facts()), PlanMade(HASH))
+        self.apply(IndexAcquired(0, 7), Seen(self.facts()), PlanMade(HASH))
         return self.apply(BlocksMade(BLOCKS))
 
     def serve(self) -> None:
         """With the first values of election 5."""
         self.build()
-        self.apply(FirstValuesBegin(5), FirstValuesCame(5, BLOCKS))
+        self.apply(FirstValuesBegin(5), FirstValuesReceived(5, BLOCKS))
         self.see(5)
         assert self.life.state is State.SERVING
 
@@ -124,12 +124,12 @@ def ends(effects: Effects) -> bool:
 def test_nothing_is_built_before_there_is_an_index(lived: Lived):
     assert lived.apply(Seen(lived.facts())) == ()
     assert lived.life.state is State.NO_INDEX
-    assert lived.apply(IndexTaken(2, 9)) == (Build(MODEL),)
+    assert lived.apply(IndexAcquired(2, 9)) == (Build(MODEL),)
     assert (lived.life.index, lived.life.generation) == (2, 9)
 
 
 def test_the_model_of_a_former_run_is_not_built(lived: Lived):
-    lived.apply(IndexTaken(0, 7))
+    lived.apply(IndexAcquired(0, 7))
     assert lived.apply(Seen(Facts())) == ()
     assert lived.apply(Seen(Facts(FORMER))) == ()
     assert lived.life.state is State.NO_MODEL
@@ -138,17 +138,17 @@ def test_the_model_of_a_former_run_is_not_built(lived: Lived):
 
 
 def test_another_plan_than_the_declared_one_fails_the_job(lived: Lived):
-    (effect,) = lived.apply(IndexTaken(0, 7), Seen(lived.facts()), PlanMade("b" * 32))
+    (effect,) = lived.apply(IndexAcquired(0, 7), Seen(lived.facts()), PlanMade("b" * 32))
     assert isinstance(effect, Fail)
     assert "flightedl version" in effect.why
 
 
 def test_blocks_are_made_by_the_declared_plan(lived: Lived):
-    assert lived.apply(IndexTaken(0, 7), Seen(lived.facts()), PlanMade(HASH)) == (MakeBlocks(MODEL),)
+    assert lived.apply(IndexAcquired(0, 7), Seen(lived.facts()), PlanMade(HASH)) == (MakeBlocks(MODEL),)
 
 
 def test_what_cannot_be_built_fails_the_job(lived: Lived):
-    assert lived.apply(IndexTaken(0, 7), Seen(lived.facts()), BuildFailed("no memory")) == (Fail("no memory"),)
+    assert lived.apply(IndexAcquired(0, 7), Seen(lived.facts()), BuildFailed("no memory")) == (Fail("no memory"),)
 
 
 # first values
@@ -157,8 +157,8 @@ def test_what_cannot_be_built_fails_the_job(lived: Lived):
 def test_a_new_job_waits_for_first_values_and_serves_when_all_are_there_and_the_election_is_done(lived: Lived):
     assert lived.build() == ()
     assert lived.life.state is State.WAITING
-    assert lived.apply(FirstValuesBegin(5), FirstValuesCame(5, BLOCKS - 1)) == ()
-    assert lived.apply(FirstValuesCame(5, BLOCKS)) == ()
+    assert lived.apply(FirstValuesBegin(5), FirstValuesReceived(5, BLOCKS - 1)) == ()
+    assert lived.apply(FirstValuesReceived(5, BLOCKS)) == ()
     assert lived.see(5) == (Serve(5),)
     assert lived.life.is_serving
     assert lived.see(5) == ()
@@ -169,39 +169,39 @@ def test_values_that_come_after_their_election_is_known_to_be_done_are_served(li
     lived.see(5)
     assert lived.life.state is State.LACKING
     lived.see(None)
-    lived.apply(FirstValuesBegin(6), FirstValuesCame(6, BLOCKS))
+    lived.apply(FirstValuesBegin(6), FirstValuesReceived(6, BLOCKS))
     assert lived.see(6) == (Serve(6),)
 
 
 @pytest.mark.parametrize("given", [4, 6])
 def test_values_of_another_election_are_not_served(lived: Lived, given: int):
     lived.build()
-    lived.apply(FirstValuesBegin(given), FirstValuesCame(given, BLOCKS))
+    lived.apply(FirstValuesBegin(given), FirstValuesReceived(given, BLOCKS))
     assert lived.see(5) == (Lack(5),)
 
 
 def test_values_that_another_trainer_has_begun_to_replace_do_not_count(lived: Lived):
     lived.build()
-    lived.apply(FirstValuesBegin(5), FirstValuesCame(5, BLOCKS), FirstValuesBegin(6))
+    lived.apply(FirstValuesBegin(5), FirstValuesReceived(5, BLOCKS), FirstValuesBegin(6))
     assert lived.see(5) == (Lack(5),)
 
 
 def test_values_that_their_trainer_sends_again_are_still_there(lived: Lived):
     lived.build()
-    lived.apply(FirstValuesBegin(5), FirstValuesCame(5, BLOCKS), FirstValuesBegin(5))
+    lived.apply(FirstValuesBegin(5), FirstValuesReceived(5, BLOCKS), FirstValuesBegin(5))
     assert lived.see(5) == (Serve(5),)
 
 
 def test_late_values_of_an_older_election_change_nothing(lived: Lived):
     lived.build()
-    lived.apply(FirstValuesBegin(5), FirstValuesCame(5, BLOCKS), FirstValuesBegin(4), FirstValuesCame(4, 0))
+    lived.apply(FirstValuesBegin(5), FirstValuesReceived(5, BLOCKS), FirstValuesBegin(4), FirstValuesReceived(4, 0))
     assert lived.see(5) == (Serve(5),)
 
 
 def test_first_values_again_are_counted_and_not_taken(lived: Lived):
     lived.serve()
     assert lived.apply(FirstValuesBegin(5)) == ()
-    assert not lived.life.takes_first_values
+    assert not lived.life.accepts_first_values
     assert lived.life.first_value_count(5, 0) == BLOCKS
     assert lived.life.first_value_count(4, 0) == 0
 
@@ -238,7 +238,7 @@ def test_one_that_lacks_its_values_waits_for_new_ones_when_the_election_is_delet
     lived.build()
     assert lived.see(None) == ()
     assert lived.life.state is State.WAITING
-    lived.apply(FirstValuesBegin(6), FirstValuesCame(6, BLOCKS))
+    lived.apply(FirstValuesBegin(6), FirstValuesReceived(6, BLOCKS))
     assert lived.see(6) == (Serve(6),)
 
 
@@ -411,7 +411,7 @@ def test_before_it_has_an_index_it_has_no_lease_to_lose(lived: Lived):
     with pytest.raises(ReplacedError):
         lived.life.require_lease()
     assert lived.apply(LeaseOver()) == ()
-    assert lived.apply(IndexTaken(0, 7)) == ()
+    assert lived.apply(IndexAcquired(0, 7)) == ()
     lived.life.require_lease()
 
 
@@ -423,9 +423,9 @@ def at_each_state() -> Iterator[tuple[State, Lived]]:
     for state in State:
         lived = Lived()
         if state is State.NO_MODEL:
-            lived.apply(IndexTaken(0, 7))
+            lived.apply(IndexAcquired(0, 7))
         elif state is State.BUILDING:
-            lived.apply(IndexTaken(0, 7), Seen(lived.facts()), PlanMade(HASH))
+            lived.apply(IndexAcquired(0, 7), Seen(lived.facts()), PlanMade(HASH))
         elif state is State.RESTORING:
             lived.restore()
         elif state is State.LACKING:
@@ -465,7 +465,7 @@ def test_who_may_be_asked_what_and_when():
     assert allowed(lambda life: life.applied(AppliedSummary)) == {State.LACKING, *SERVING}
     knows_the_plan = set(State) - {State.NO_INDEX, State.NO_MODEL, State.ENDED}
     assert allowed(lambda life: life.check_request(AppliedRequest(plan_hash=HASH))) == knows_the_plan
-    assert {state for state, lived in at_each_state() if lived.life.takes_first_values} == {State.WAITING}
+    assert {state for state, lived in at_each_state() if lived.life.accepts_first_values} == {State.WAITING}
     assert {state for state, lived in at_each_state() if lived.life.is_visible} == {State.WAITING, *SERVING}
 
 
@@ -475,14 +475,14 @@ def test_people_are_told_what_is_waited_for():
     assert texts[State.NO_MODEL] == "the model to be declared"
     assert texts[State.BUILDING] == "its blocks to be allocated"
     assert texts[State.RESTORING] == "the checkpoint to be loaded"
-    assert texts[State.LACKING].startswith("first values again")
+    assert texts[State.LACKING].startswith("new first values")
     assert texts[State.WAITING] == "the first values of the model"
 
 
 def test_people_are_told_that_kernels_are_compiled(lived: Lived):
     assert lived.apply(CompilingBegan()) == ()
     assert not lived.life.is_compiling, "a spare compiles, and nobody waits for it"
-    lived.apply(IndexTaken(0, 1), Seen(Facts(MODEL, None, None)))
+    lived.apply(IndexAcquired(0, 1), Seen(Facts(MODEL, None, None)))
     assert lived.apply(CompilingBegan()) == ()
     assert lived.life.waiting_for == "its kernels to be compiled"
     lived.apply(PlanMade(HASH), BlocksMade(BLOCKS))
@@ -494,7 +494,7 @@ def test_another_plan_is_refused(lived: Lived):
     for ask in (lived.life.require_blocks, lived.life.require_values):
         with pytest.raises(FencedError):
             ask("b" * 32)
-    with pytest.raises(FencedError, match="another shard plan"):
+    with pytest.raises(FencedError, match="different shard plan"):
         lived.life.check_request(AppliedRequest(plan_hash="b" * 32))
 
 

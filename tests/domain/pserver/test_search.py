@@ -100,7 +100,7 @@ def test_all_that_is_built_on_a_damaged_file_is_passed_over_unread():
     assert loaded == [5, 2]
     assert isinstance(step, Found)
     assert [each.number for each in step.skipped] == [5, 4, 3]
-    assert step.skipped[1].reason == f"it needs {damaged}, too"
+    assert step.skipped[1].reason == f"it also needs {damaged}"
 
 
 def test_a_listing_shows_what_is_torn_before_it_is_read():
