@@ -1,13 +1,20 @@
-"""Recorded runs: the inputs of a process's cores and their results, written down, and run again.
+"""Recording of the calls of a process's cores, replay, and stories about what happened.
 
-* ``writer`` writes one file for each process; ``reader`` reads it. ``values`` writes values as JSON and reads them.
-  ``redaction`` leaves out texts that a recording should not tell; ``texts`` are the texts in their place.
-* ``recorded`` makes a core, recorded or not. ``cores`` lists the inputs of each kind of core; ``calls`` records these
-  inputs and runs them again.
-* ``replay`` runs a recording again, and compares.
-* ``moments`` says what a call means to people; ``master_moments``, ``pserver_moments`` and ``trainer_moments`` find it.
-  ``story`` tells the moments of one batch, task, block, trainer or evaluation.
+* ``recorded``: construction of a core, recorded or not
+* ``cores``: the inputs of each kind of core
+* ``calls``: recording and replaying of a core's inputs
+* ``values``: conversion of arguments, events and effects to JSON and back
+* ``redaction``: removal of private texts, such as passwords and paths
+* ``texts``: the texts that replace them
+* ``writer``: one file for each process, written in the background
+* ``reader``: reading of these files
+* ``replay``: comparison of recorded effects with those of this version
+* ``moments``: human-readable events of a recorded run
+* ``master_moments``, ``pserver_moments``, ``trainer_moments``: conversion of recorded calls to such events
+* ``story``: the events of one batch, task, block, trainer or evaluation
 
-A core is pure, so the same inputs have the same results: a run that went wrong can be run again elsewhere, and looked
-at as long as it takes.
+A call's path: a process makes its core with ``recorded``. Each input of the core passes through ``calls``, which runs
+it, and gives its arguments and effects to ``writer`` as one line of JSON. Later ``reader`` reads the file, and
+``replay`` makes the same calls to a new core and compares the effects. Cores are pure, so they must be equal; a run
+that failed can thus be investigated on another machine.
 """

@@ -1,12 +1,12 @@
-"""Records the inputs of any core, and runs them again.
+"""Recording and replaying of the inputs of any core.
 
-A recorded core is a subclass that is made once for each class of ``cores``. Each of its inputs calls the plain method,
-then writes the call: the name of the method, its arguments by name, and the result. The first call of a core is
-``Begun``, with the arguments that made it. A parameter ``now`` is the time of the record. A method that another input
-calls is a part of that call.
+A recorded core is an instance of a subclass, which is created once for each class in ``cores``. Each of its inputs
+calls the plain method and then writes the call: the name of the method, its arguments by name, and the result. The
+first record of a core is ``Begun``, with its constructor's arguments. A parameter ``now`` becomes the time of the
+record. If an input calls another input, only the outer call is recorded.
 
-A player makes the plain core from the recorded arguments, and calls the same methods; the annotations of a method say
-as which classes its arguments are read.
+A player makes the plain core from the recorded arguments and calls the same methods. A method's annotations determine
+the classes of its arguments.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ def _parameters(method: Callable[..., Any]) -> tuple[str, ...]:
 
 
 class _Calls:
-    """Writes the calls of one core.
+    """Recorder of the calls of one core.
 
     Args:
-        recorder: The core's.
-        kind: The core's.
+        recorder: Writer of the core's records.
+        kind: Kind of the core.
     """
 
     def __init__(self, recorder: CoreRecorder, kind: Kind) -> None:
@@ -49,18 +49,18 @@ class _Calls:
         self._kind = kind
         self._lock = threading.RLock()
         self._is_inside = False
-        #: Method -> its written arguments of the last call.
+        #: Method -> JSON of the arguments of its last call.
         self._last: dict[str, object] = {}
 
     def begun(self, about: Mapping[str, object], arguments: dict[str, Any]) -> None:
-        """The core was made."""
+        """Record the construction of the core."""
         at = arguments.pop("now", self._recorder.now())
         fields = {name: self._argument(BEGUN, name, value) for name, value in arguments.items()}
         self._recorder.keep_hidden()
         self._recorder.record(at, {BEGUN: {"about": dict(about)} | fields})
 
     def call(self, core: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Let the plain method run, and write the call."""
+        """Run the plain method and record the call."""
         kind = self._kind
         method = getattr(kind.core, name)
         with self._lock:
@@ -93,7 +93,7 @@ class _Calls:
         self._recorder.record(at, event, _effects(self._kind, core, given, result))
 
     def _event(self, name: str, given: dict[str, Any]) -> tuple[float, object, tuple[str, Any]]:
-        """(time, event, (name that it is known by, its fields))."""
+        """Return (time, event, (name of the event, its fields))."""
         at = given.pop("now") if "now" in given else self._recorder.now()
         if name == APPLY:
             (happened,) = given.values()
@@ -101,7 +101,7 @@ class _Calls:
             return at, event, next(iter(event.items()))
         fields = given
         for key, value in given.items():
-            # Most arguments are numbers.
+            # Fast path: most arguments are numbers.
             if type(value) not in _NUMBERS:
                 fields[key] = self._argument(name, key, value)
         return at, {name: fields}, (name, fields)
@@ -115,9 +115,9 @@ class _Calls:
 
 
 def _effects(kind: Kind, core: Any, given: Mapping[str, Any], result: Any) -> list[object]:
-    """The result of a call, and the state that its kind tells."""
+    """Return the effects of a call, followed by the state that its kind records."""
     found = effects_of(result)
-    return found if kind.tells is None else found + [written(each) for each in kind.tells(core, given, result)]
+    return found if kind.state is None else found + [written(each) for each in kind.state(core, given, result)]
 
 
 @functools.cache
@@ -135,22 +135,22 @@ def _recorded_class(core: type) -> type:
 def recorded_core(
     recorder: Recorder, about: Mapping[str, object], core: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> object:
-    """As ``recorded.recorded``."""
+    """Make a recorded core, see ``recorded.recorded``."""
     kind = BY_CLASS[core]
     given = dict(zip(_parameters(core), args, strict=False)) | kwargs
     made: Any = _recorded_class(core)
     found: object = made(*args, **kwargs)
-    # An input is never called by the core's own constructor.
+    # Set after construction, because no core's constructor calls one of its inputs.
     calls = vars(found)["_calls"] = _Calls(recorder.core(kind.name), kind)
     calls.begun(about, given)
     return found
 
 
 class CorePlayer:
-    """A core to which recorded calls happen.
+    """A core that repeats recorded calls.
 
     Args:
-        kind: Its kind, a key of ``CORES``.
+        kind: Kind of the core, a key of ``CORES``.
     """
 
     def __init__(self, kind: str) -> None:
@@ -158,13 +158,17 @@ class CorePlayer:
         self._core: Any = None
 
     def play(self, at: float, name: str, event: msgspec.Raw) -> Sequence[object]:
-        """Let it happen; the effects."""
+        """Repeat a recorded call and return its effects.
+
+        Raises:
+            CorruptError: The core has no such input, or was not begun.
+        """
         kind = self._kind
         if name == BEGUN:
             self._core = kind.core(**self._arguments(kind.core.__init__, event, at))
             return ()
         if self._core is None or name not in {*kind.methods, *_events(kind.core)} or name == APPLY:
-            raise CorruptError(f"no event of a {kind.name} that has begun: {name}")
+            raise CorruptError(f"not an event of a {kind.name} core, or the core was not begun: {name}")
         if name in _events(kind.core):
             name, given = APPLY, self._event(name, event, at)
         else:
@@ -189,7 +193,7 @@ class CorePlayer:
 
 @functools.cache
 def _events(core: Any) -> Mapping[str, type]:
-    """The events of a core with ``apply``, by their names."""
+    """Return the event classes of a core with ``apply``, by name."""
     if not hasattr(core, APPLY):
         return {}
     hints = typing.get_type_hints(core.apply)

@@ -1,4 +1,4 @@
-"""The kinds of cores that are recorded: their inputs, and what each of them leaves out or adds."""
+"""The recorded kinds of cores: their inputs, and the exceptions to the rules of recording."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from flightedl.domain.trainer.readings import BatchLoop
 from flightedl.domain.trainer.steps import Steps
 from flightedl.messages.tasks import TasksReply
 
-#: An input of this name takes an event, which is written under its own name, and returns effects.
+#: Name of an input that accepts an event, which is recorded under the name of its class, and returns effects.
 APPLY = "apply"
 
 
@@ -33,16 +33,17 @@ class Kind:
     """A kind of core.
 
     Args:
-        name: Of the kind.
-        core: Its class.
-        queries: Public methods that are not recorded, because they change nothing; all others are the core's inputs.
-        inputs: The methods that are recorded, if few of the public ones are.
-        skips: Decides from (core, method, result) that a call is not written.
-        repeated: Methods and events that come again and again -> the parameter by which calls are the same; empty: all
-            of them. A call that is the same as the one before is not written; an event refers to the one before.
-        gists: (method, parameter) -> the part of the argument that is looked at.
-        tells: From (core, arguments, result), the state after a call that is written, and compared, with the result.
-        is_checked: A replay asserts the invariants of the core after each call.
+        name: Name of the kind.
+        core: Class of the core.
+        queries: Public methods that are not recorded, because they change nothing. All others are the core's inputs.
+        inputs: Names of the recorded methods, if only a few public methods are inputs; overrides ``queries``.
+        skips: Returns True for (core, method, result) if the call is not recorded.
+        repeated: Frequently repeated methods and events -> the parameter that is compared with the previous call, or
+            "" to compare all. A repeated call is not recorded; a repeated event refers to the previous one.
+        gists: (method, parameter) -> function that returns the part of the argument that the core uses.
+        state: Returns the state after a call, from (core, arguments, result). It is recorded and compared in addition
+            to the result.
+        is_checked: True if a replay asserts the core's invariants after each call.
     """
 
     name: str
@@ -52,19 +53,19 @@ class Kind:
     skips: Callable[[Any, str, Any], bool] = lambda *_: False
     repeated: Mapping[str, str] = field(default_factory=dict)
     gists: Mapping[tuple[str, str], Callable[[Any], Any]] = field(default_factory=dict)
-    tells: Callable[[Any, Mapping[str, Any], Any], list[object]] | None = None
+    state: Callable[[Any, Mapping[str, Any], Any], list[object]] | None = None
     is_checked: bool = True
 
     @cached_property
     def methods(self) -> tuple[str, ...]:
-        """The core's inputs."""
+        """Names of the core's inputs."""
         found = (name for name, member in vars(self.core).items() if isinstance(member, FunctionType))
         skipped = {"check", *self.queries}
         return self.inputs or tuple(name for name in found if not name.startswith("_") and name not in skipped)
 
 
 class MasterKnown(msgspec.Struct, frozen=True):
-    """The newest master that a pserver has heard of."""
+    """The newest master that a pserver knows."""
 
     generation: int
 
@@ -77,19 +78,18 @@ class MemberNow(msgspec.Struct, frozen=True):
 
 
 def _end_of(reply: TasksReply) -> TasksReply:
-    """The part of an answer that a job's end looks at."""
+    """Return the part of a reply that ``JobEnd`` uses."""
     outcome = reply.outcome if reply.outcome == "epochs_done" else "none_now"
     return TasksReply(assignments=[], outcome=outcome, pservers=reply.pservers, is_ending=reply.is_ending)
 
 
 def _without_chunks(reply: TasksReply) -> TasksReply:
-    """An answer without the places of records: a feed does not look at them."""
+    """Return a reply without the locations of records, which a feed does not use."""
     given = [replace(each, chunks=[]) for each in reply.assignments]
     return replace(reply, assignments=given, ahead=[replace(each, chunks=[]) for each in reply.ahead])
 
 
 def _changes_no_block(_: BlockProtocol, name: str, result: Any) -> bool:
-    """Decide that a call changed nothing."""
     match name:
         case "prepare":
             return not result.copies
@@ -108,7 +108,7 @@ _KINDS = (
         PserverLife,
         inputs=(APPLY, "hear_of_master", "check_request"),
         repeated={"Seen": "", "hear_of_master": "", "check_request": ""},
-        tells=lambda core, *_: [MasterKnown(core.newest_master)],
+        state=lambda core, *_: [MasterKnown(core.newest_master)],
     ),
     Kind(
         "blocks",
@@ -116,17 +116,17 @@ _KINDS = (
         {"span", "version", "versions", "version_range", "highest_open_round", "initialized_count", "pull", "applied"},
         skips=_changes_no_block,
         gists={("restore", "applied"): lambda applied: (applied.encode(), applied.numbers)},
-        # Marks of all blocks are compared there, which would take longer with each batch.
+        # The check compares the marks of all blocks, which would take longer with each batch.
         is_checked=False,
     ),
     Kind(
         "snapshots",
         PserverSnapshots,
         {"is_current"},
-        # The same order comes again and again, while versions change.
+        # The master repeats an order while versions change.
         repeated={"take": "snapshot"},
         gists={("failed", "reason"): lambda reason: reason[:REASON_LIMIT]},
-        tells=lambda core, *_: [core.progress],
+        state=lambda core, *_: [core.progress],
     ),
     Kind(
         "feed",
@@ -142,13 +142,13 @@ _KINDS = (
         "membership",
         TrainerMembership,
         gists={("tasks_answered", "reply"): lambda reply: TasksReply(assignments=[], outcome="", member=reply.member)},
-        tells=lambda core, *_: [MemberNow(core.member, core.epoch)],
+        state=lambda core, *_: [MemberNow(core.member, core.epoch)],
     ),
     Kind("loop", BatchLoop),
     Kind("acknowledged", AcknowledgedLoop),
     Kind("steps", Steps, skips=lambda _, name, result: name == "drop" and not result),
     Kind("election", ElectionOfFirstValues),
-    # It is written where the model is another one, which raises.
+    # Recorded only if the model has changed, because the call then raises an error.
     Kind("election-followed", FollowedElection, skips=lambda *_: True),
     Kind(
         "end",

@@ -1,26 +1,36 @@
-"""What a master's recorded events mean to people."""
+"""Moments of a master's recorded events."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from flightedl.recording.moments import JOB, Core, Known, Moment, Teller, task_of
+from flightedl.recording.moments import (
+    BEGUN,
+    JOB,
+    CoreMoments,
+    Effects,
+    Known,
+    Moment,
+    RecordedProcess,
+    Subject,
+    task_of,
+)
 
 
-class MasterMoments(Core):
-    """Of all that it decides."""
+class MasterMoments(CoreMoments):
+    """Moments of a master's decisions."""
 
-    def __init__(self, process: Teller, known: Known) -> None:
+    def __init__(self, process: RecordedProcess, known: Known) -> None:
         super().__init__(process, known)
-        #: Call -> who asks, and at which evaluation; empty: at the training data.
+        #: Call -> (trainer, evaluation); the evaluation is empty for the training data.
         self._callers: dict[int, tuple[str, str]] = {}
         self._seen: dict[str, dict[str, int]] = {"trainers": {}, "pservers": {}}
 
-    def tell(self, name: str, event: Any, effects: Sequence[Mapping[str, Any]]) -> Iterator[Moment]:
-        if name == "Begun":
+    def moments(self, name: str, event: Any, effects: Effects) -> Iterator[Moment]:
+        if name == BEGUN:
             self.process.name = f"master {event['settings']['CoreSettings']['generation']}"
-            yield self.moment("leads", JOB)
+            yield self.moment("becomes the leader", JOB)
         elif name == "LeasesSeen":
             yield from self._leases(event)
         elif name == "Asked":
@@ -42,22 +52,24 @@ class MasterMoments(Core):
                     continue
                 subject = ("trainer", name) if kind == "trainers" else JOB
                 if name in seen:
-                    yield self.moment(f"sees that {one} {name} is gone, generation {seen[name]}", subject)
+                    yield self.moment(f"detects the loss of {one} {name} (generation {seen[name]})", subject)
                 if name in now:
-                    yield self.moment(f"sees {one} {name}, generation {now[name]}", subject)
+                    yield self.moment(f"detects {one} {name} (generation {now[name]})", subject)
             self._seen[kind] = now
 
     def _reported(self, call: int, ticket: Any) -> Iterator[Moment]:
         trainer, evaluation = self._callers[call] = ticket["trainer"], ticket["evaluation"]
-        for kind, word in (("finished", "finished"), ("failed", "failed"), ("returned", "handed back")):
+        for kind in ("finished", "failed", "returned"):
             for report in ticket[kind]:
                 attempt = report["attempt"]
                 at = f", at batch {report['batch']}" if report.get("batch") is not None else ""
                 by = f", acknowledged by generations {report['pservers']}" if report.get("pservers") else ""
-                whole = [("evaluation", evaluation)] if evaluation else self.known.task_of(attempt)
-                of = f" at evaluation {evaluation}" if evaluation else ""
-                text = f"hears of {trainer} that attempt {attempt}{of} is {word}{at}{by}"
-                yield self.moment(text, ("trainer", trainer), *whole)
+                of = f" of evaluation {evaluation}" if evaluation else ""
+                text = f"receives from {trainer}: attempt {attempt}{of} {kind}{at}{by}"
+                yield self.moment(text, ("trainer", trainer), *self._work_of(evaluation, attempt))
+
+    def _work_of(self, evaluation: str, attempt: int) -> list[Subject]:
+        return [("evaluation", evaluation)] if evaluation else self.known.task_of(attempt)
 
     def _effect(self, kind: str, effect: Any) -> Iterator[Moment]:
         if kind == "Answer":
@@ -66,15 +78,15 @@ class MasterMoments(Core):
             if trainer and reply_kind == "TasksReply":
                 yield from self._answered(trainer, evaluation, reply)
             elif trainer and reply_kind == "JoinReply" and reply["member"]:
-                yield self.moment(f"tells {trainer} that it is member {reply['member']}", ("trainer", trainer))
+                yield self.moment(f"admits {trainer} as member {reply['member']}", ("trainer", trainer))
             elif trainer and reply_kind == "error":
-                yield self.moment(f"refuses {trainer}: {reply}", ("trainer", trainer))
-        elif kind == "Note" and not effect["text"].startswith(_TOLD_BY_LEASES):
+                yield self.moment(f"rejects a request of {trainer}: {reply}", ("trainer", trainer))
+        elif kind == "Note" and not effect["text"].startswith(_NOTES_OF_LEASES):
             yield self.moment(_text(effect), JOB)
         elif kind == "QueueNews":
             yield from self._news(effect["evaluation"], effect["effect"])
         elif kind == "DeleteElection":
-            yield self.moment("lets the model get first values again", JOB)
+            yield self.moment("requests new first values for the model", JOB)
 
     def _answered(self, trainer: str, evaluation: str, reply: Any) -> Iterator[Moment]:
         for given in reply["assignments"]:
@@ -83,32 +95,32 @@ class MasterMoments(Core):
                 self.known.attempts[attempt] = place
             task, name = task_of(evaluation, place)
             batches = f"batches {given['first_batch']} to {given['end_batch'] - 1} of {name}"
-            yield self.moment(f"gives {trainer} attempt {attempt}: {batches}", ("trainer", trainer), task)
+            yield self.moment(f"assigns attempt {attempt} to {trainer}: {batches}", ("trainer", trainer), task)
         for lost in reply["lost"]:
             attempt = lost["attempt"]
-            whole = [("evaluation", evaluation)] if evaluation else self.known.task_of(attempt)
-            yield self.moment(f"tells {trainer} to drop attempt {attempt}", ("trainer", trainer), *whole)
+            work = self._work_of(evaluation, attempt)
+            yield self.moment(f"tells {trainer} to drop attempt {attempt}", ("trainer", trainer), *work)
 
     def _news(self, evaluation: str, news: Any) -> Iterator[Moment]:
         ((kind, found),) = news.items()
         if kind == "EpochFinished":
             if evaluation:
-                yield self.moment(f"finds that evaluation {evaluation} is done", ("evaluation", evaluation))
+                yield self.moment(f"completes evaluation {evaluation}", ("evaluation", evaluation))
             else:
-                yield self.moment(f"finds that epoch {found['epoch'] + 1} is done", JOB)
+                yield self.moment(f"completes epoch {found['epoch'] + 1}", JOB)
         elif kind == "Expired":
             given, trainer = found["assignment"], found["trainer"]
             task, name = task_of(evaluation, (given["epoch"] + 1, given["task"]))
-            yield self.moment(f"takes back what {trainer} holds: {name} took too long", task, ("trainer", trainer))
+            yield self.moment(f"revokes {name} from {trainer}, which took too long", task, ("trainer", trainer))
         elif kind == "Quarantined":
             piece = found["piece"]
             task, name = task_of(evaluation, (piece["epoch"] + 1, piece["task"]))
             batches = f"batches {piece['first_batch']} to {piece['end_batch'] - 1} of {name}"
-            yield self.moment(f"gives up {batches}: {piece['error']}", task)
+            yield self.moment(f"quarantines {batches}: {piece['error']}", task)
 
 
-#: Notes of the log that say what ``_leases`` tells already.
-_TOLD_BY_LEASES = ("pserver is there", "pserver is gone", "trainer is there", "trainer is gone")
+#: Notes of the log that repeat the moments of ``_leases``.
+_NOTES_OF_LEASES = ("pserver is there", "pserver is gone", "trainer is there", "trainer is gone")
 
 
 def _text(note: Any) -> str:

@@ -1,6 +1,6 @@
-"""What a recorded run tells people: moments, and what cores tell them from (``master_moments`` and its like).
+"""Moments: human-readable events of a recorded run, and the base class of their sources (such as ``master_moments``).
 
-Epochs are counted from 1, as everywhere where people read them; tasks, batches and blocks from 0.
+Epochs are numbered from 1, as in all output for users; tasks, batches and blocks from 0.
 """
 
 from __future__ import annotations
@@ -10,25 +10,27 @@ from dataclasses import dataclass, field
 from typing import Any
 
 #: (kind, identity): ("batch", 3, 17, 2), ("task", 3, 17), ("block", 5), ("trainer", "a"), ("evaluation", "e").
-#: What concerns everything is ("job",).
 Subject = tuple[Any, ...]
+#: Subject of moments that concern the whole job.
 JOB: Subject = ("job",)
-#: With a moment that is of no interest but to a trainer, or to blocks: values are read.
+#: Subject of reads of values, which only concern a trainer and blocks.
 VALUES: Subject = ("values",)
 #: Name of the first record of a core.
 BEGUN = "Begun"
+#: Effects of an event, each as {class: fields}.
+Effects = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Something that happened, for people.
+    """A human-readable event.
 
     Args:
         at: Seconds since 1970.
-        process: Where.
-        text: What; "{blocks}" stands for the blocks.
-        subjects: Of whom it tells.
-        blocks: That it is about, as ranges.
+        process: Name of the process.
+        text: Description of the event, with the placeholder "{blocks}" for the blocks.
+        subjects: Subjects of the event.
+        blocks: Blocks of the event, as ranges (start, end).
     """
 
     at: float
@@ -40,30 +42,30 @@ class Moment:
 
 @dataclass(slots=True)
 class Known:
-    """What the moments of a run have told so far."""
+    """Facts known from the previous moments of a run."""
 
-    #: Attempt at the training data -> epoch and task.
+    #: Attempt at a task of the training data -> (epoch, task).
     attempts: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def task_of(self, attempt: int) -> list[Subject]:
-        """The task that an attempt is at, if that is known."""
+        """Return the attempt's task, or an empty list if it is unknown."""
         return [("task", *self.attempts[attempt])] if attempt in self.attempts else []
 
 
 @dataclass(slots=True)
-class Teller:
-    """A recorded process, as people know it; its cores find that out.
+class RecordedProcess:
+    """Names of a recorded process, which its cores' records reveal.
 
     Args:
-        name: Of the process.
+        name: Name of the process, for output.
     """
 
     name: str
-    #: Of a process that is one.
+    #: The process as a subject, if it is a trainer.
     trainer: Subject = ("trainer", "")
 
     def begun(self, event: Any) -> None:
-        """A core of the process begins, and may name it."""
+        """Update the names from the first record of a core."""
         about = event["about"]
         if trainer := about.get("trainer", event.get("trainer")):
             self.name, self.trainer = f"trainer {trainer}", ("trainer", trainer)
@@ -71,36 +73,36 @@ class Teller:
             self.name = f"pserver {about['pserver']} ({about['generation']})"
 
 
-class Core:
-    """Tells the moments of one core; nothing, where others tell the same.
+class CoreMoments:
+    """Moments of one core. This base class yields none.
 
     Args:
-        process: Whose it is.
-        known: What was told before.
+        process: Process of the core.
+        known: Facts known from previous moments.
     """
 
-    def __init__(self, process: Teller, known: Known) -> None:
+    def __init__(self, process: RecordedProcess, known: Known) -> None:
         self.process = process
         self.known = known
-        #: Of the event at hand, in seconds since 1970.
+        #: Time of the current event, in seconds since 1970.
         self.at = 0.0
 
     def moment(self, text: str, *subjects: Subject, blocks: Iterable[tuple[int, int]] = ()) -> Moment:
-        """Now, in this process."""
+        """Return a moment of this process at the time of the current event."""
         return Moment(self.at, self.process.name, text, frozenset(subjects), tuple(blocks))
 
-    def tell(self, name: str, event: Any, effects: Sequence[Mapping[str, Any]]) -> Iterator[Moment]:  # noqa: ARG002
-        """What an event and its effects mean."""
+    def moments(self, name: str, event: Any, effects: Effects) -> Iterator[Moment]:  # noqa: ARG002
+        """Yield the moments of an event with its effects."""
         return iter(())
 
 
 def of_blocks(place: tuple[int, int]) -> list[Subject]:
-    """These blocks, from begin to end."""
+    """Return the blocks of a range (start, end) as subjects."""
     return [("block", number) for number in range(*place)]
 
 
 def ranges(numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """Numbers as ranges of neighbours, rising."""
+    """Return numbers as ascending ranges (start, end)."""
     found: list[tuple[int, int]] = []
     for number in sorted(numbers):
         if found and found[-1][1] == number:
@@ -111,7 +113,7 @@ def ranges(numbers: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def task_of(evaluation: str, place: tuple[int, int]) -> tuple[Subject, str]:
-    """A task (epoch, number) of the training data or of an evaluation, and its name."""
+    """Return the subject and the name of a task (epoch, number) of the training data or of an evaluation."""
     if evaluation:
         return ("evaluation", evaluation), f"task {place[1]} of evaluation {evaluation}"
     return ("task", *place), f"task {place[0]}/{place[1]}"

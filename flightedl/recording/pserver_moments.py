@@ -1,64 +1,74 @@
-"""What a pserver's recorded events mean to people: of its life, its blocks and its snapshots."""
+"""Moments of a pserver's recorded events: its lifecycle, its blocks and its snapshots."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from flightedl.messages.parameters import Outcome
-from flightedl.recording.moments import BEGUN, JOB, Core, Known, Moment, Subject, Teller, of_blocks
+from flightedl.recording.moments import (
+    BEGUN,
+    JOB,
+    CoreMoments,
+    Effects,
+    Known,
+    Moment,
+    RecordedProcess,
+    Subject,
+    of_blocks,
+)
 
 
-class LifeMoments(Core):
-    """Of what it has and does, from its index to its end."""
+class LifeMoments(CoreMoments):
+    """Moments of the lifecycle."""
 
-    def tell(self, name: str, event: Any, effects: Sequence[Mapping[str, Any]]) -> Iterator[Moment]:
-        if name == "IndexTaken":
+    def moments(self, name: str, event: Any, effects: Effects) -> Iterator[Moment]:
+        if name == "IndexAcquired":
             self.process.name = f"pserver {event['index']} ({event['generation']})"
-            yield self.moment("takes its index", JOB)
+            yield self.moment("acquires its index", JOB)
         for each in effects:
             ((kind, effect),) = each.items()
             if kind == "Serve":
                 origin = "first values" if effect["checkpoint"] is None else f"checkpoint {effect['checkpoint']}"
-                yield self.moment(f"serves, from {origin}", JOB)
+                yield self.moment(f"begins to serve, from {origin}", JOB)
             elif kind == "Lack":
-                yield self.moment("has lost its values, and there is no checkpoint of them", JOB)
+                yield self.moment("lacks its predecessor's values, of which there is no checkpoint", JOB)
             elif kind in {"Fail", "StartAgain"}:
                 yield self.moment(f"ends: {effect['why']}", JOB)
 
 
-class BlockMoments(Core):
-    """Of what is pushed to its blocks, and what they come to."""
+class BlockMoments(CoreMoments):
+    """Moments of pushes, views and updates of the blocks."""
 
-    def __init__(self, process: Teller, known: Known) -> None:
+    def __init__(self, process: RecordedProcess, known: Known) -> None:
         super().__init__(process, known)
-        #: First block of a span -> its blocks, begin and end.
+        #: First block of a span -> the span's blocks (start, end).
         self._spans: dict[int, tuple[int, int]] = {}
 
-    def tell(self, name: str, event: Any, effects: Sequence[Mapping[str, Any]]) -> Iterator[Moment]:
+    def moments(self, name: str, event: Any, effects: Effects) -> Iterator[Moment]:
         if name == BEGUN:
             self._spans = {begin: (begin, end) for (begin, end), _ in event["extents"]}
         elif name == "push":
             yield from self._pushed(event, effects)
         elif name == "split":
             self._split(effects)
-        elif name == "take_view":
+        elif name == "apply_view":
             yield from self._viewed(event["request"]["ViewRequest"], effects)
         elif name == "restore":
             self._split(effects)
-            yield self.moment("takes {blocks} over from a checkpoint", *self._all(), blocks=self._spans.values())
+            yield self.moment("restores {blocks} from a checkpoint", *self._all(), blocks=self._spans.values())
         elif name == "initialize":
             place = (event["number"], event["number"] + 1)
-            yield self.moment("takes first values of {blocks}", *of_blocks(place), blocks=[place])
+            yield self.moment("accepts first values of {blocks}", *of_blocks(place), blocks=[place])
 
     def _all(self) -> list[Subject]:
         return [JOB, *(subject for place in self._spans.values() for subject in of_blocks(place))]
 
-    def _split(self, effects: Sequence[Mapping[str, Any]]) -> None:
+    def _split(self, effects: Effects) -> None:
         for each in effects:
             self._spans |= {begin: (begin, end) for begin, end in each["Split"]["into"]}
 
-    def _pushed(self, event: Any, effects: Sequence[Mapping[str, Any]]) -> Iterator[Moment]:
+    def _pushed(self, event: Any, effects: Effects) -> Iterator[Moment]:
         place, push = self._spans[event["first"]], event["push"]["Push"]
         if "Split" in effects[0]:
             self._split(effects)
@@ -68,16 +78,17 @@ class BlockMoments(Core):
         kind = "a gradient" if event["has_gradient"] else "an arrival"
         batches, names = _batches(push["batches"])
         text = (
-            f"{outcome} {kind} of {push['trainer']} for {names} at {{blocks}}, base {event['base_version']}, "
+            f"{outcome} {kind} from {push['trainer']} for {names} at {{blocks}}, base {event['base_version']}, "
             f"member {push['member']}"
         )
         yield self.moment(text, *batches, ("trainer", push["trainer"]), *of_blocks(place), blocks=[place])
         yield from self._changed(place, effects[1:])
 
-    def _viewed(self, request: Any, effects: Sequence[Mapping[str, Any]]) -> Iterator[Moment]:
+    def _viewed(self, request: Any, effects: Effects) -> Iterator[Moment]:
         members = ", ".join(f"{each['trainer']} from round {each['first_round']}" for each in request["members"])
         trainers = [("trainer", each["trainer"]) for each in request["members"]]
-        yield self.moment(f"is told to wait for {members or 'nobody'}", *trainers, *self._all()[1:])
+        text = f"receives a view of {members}" if members else "receives a view without members"
+        yield self.moment(text, *trainers, *self._all()[1:])
         place = (0, 0)
         for each in effects[1:]:
             if "returned" in each:
@@ -85,25 +96,25 @@ class BlockMoments(Core):
             else:
                 yield from self._changed(place, [each])
 
-    def _changed(self, place: tuple[int, int], effects: Iterable[Mapping[str, Any]]) -> Iterator[Moment]:
+    def _changed(self, place: tuple[int, int], effects: Effects) -> Iterator[Moment]:
         for each in effects:
             ((kind, effect),) = each.items()
             if kind not in {"Update", "EmptyRound"}:
                 continue
             batches, names = _batches(effect.get("batches", ()))
             versions = f"from version {effect['from_version']} to {effect['to_version']}"
-            text = (
-                f"takes {{blocks}} {versions}, with {names}" if names else f"takes {{blocks}} {versions}, without any"
+            with_what = f"with {names}" if names else "without a gradient"
+            yield self.moment(
+                f"updates {{blocks}} {versions}, {with_what}", *batches, *of_blocks(place), blocks=[place]
             )
-            yield self.moment(text, *batches, *of_blocks(place), blocks=[place])
 
 
 _OUTCOMES = {
     Outcome.ACCEPTED: "accepts",
-    Outcome.ALREADY_APPLIED: "has already, and acknowledges,",
-    Outcome.STALE: "refuses as too late",
-    Outcome.NOT_MEMBER: "refuses, as not of a member,",
-    Outcome.PARTLY_APPLIED: "refuses, for it has some of them already,",
+    Outcome.ALREADY_APPLIED: "acknowledges, as already applied,",
+    Outcome.STALE: "rejects, as stale,",
+    Outcome.NOT_MEMBER: "rejects, as not from a member,",
+    Outcome.PARTLY_APPLIED: "rejects, as partly applied,",
 }
 
 
@@ -113,10 +124,10 @@ def _batches(named: Iterable[Any]) -> tuple[list[Subject], str]:
     return subjects, ", ".join(f"{epoch}/{task}/{batch}" for epoch, task, batch in found)
 
 
-class SnapshotMoments(Core):
-    """Of checkpoints that it could not be a part of."""
+class SnapshotMoments(CoreMoments):
+    """Moments of failed snapshots."""
 
-    def tell(self, name: str, event: Any, effects: Sequence[Mapping[str, Any]]) -> Iterator[Moment]:  # noqa: ARG002
+    def moments(self, name: str, event: Any, effects: Effects) -> Iterator[Moment]:  # noqa: ARG002
         if name == "failed":
             yield self.moment(
                 f"cannot write checkpoint {event['order']['OrderNumber']['number']}: {event['reason']}", JOB

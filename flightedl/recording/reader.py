@@ -1,4 +1,4 @@
-"""Reads recordings: one file for each process."""
+"""Reader of recordings, which are one file for each process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flightedl.recording.writer import FORMAT, SUFFIX, Header
 
 
 class ReadRecord(msgspec.Struct, frozen=True):
-    """As ``writer.Record``; what happened, and what came of it, are JSON under the name of a class."""
+    """A ``writer.Record`` whose event and effects are still JSON."""
 
     at: float
     core: str
@@ -24,22 +24,22 @@ class ReadRecord(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """Of what happened."""
+        """Name of the event."""
         return next(iter(self.event))
 
     @property
     def fields(self) -> msgspec.Raw:
-        """Of what happened."""
+        """Fields of the event."""
         return self.event[self.name]
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """One process's file.
+    """The file of one process.
 
     Args:
-        path: Of it.
-        header: Its first line.
+        path: Path of the file.
+        header: First line of the file.
     """
 
     path: Path
@@ -47,14 +47,14 @@ class Recording:
 
     @property
     def name(self) -> str:
-        """The process, for people."""
+        """Name of the process, for output."""
         return f"{self.header.process} {self.header.name}"
 
     def records(self) -> Iterator[tuple[int, ReadRecord]]:
-        """(number of the event, from 1; the event), up to the last one that is whole.
+        """Yield (number of the event, from 1; the event), up to the last complete event.
 
         Raises:
-            CorruptError: a line in the middle is damaged.
+            CorruptError: A line before the last one is damaged.
         """
         damaged: CorruptError | None = None
         last: dict[tuple[str, str], msgspec.Raw] = {}
@@ -68,18 +68,18 @@ class Recording:
                 try:
                     record = decode(line, ReadRecord)
                 except CorruptError:
-                    # The last line may be cut by a crash of the machine.
+                    # A crash of the machine may have truncated the last line.
                     damaged = CorruptError(f"{self.path.name}: event {number} is damaged")
                 else:
                     yield number, _with_fields(record, last)
 
 
 def recordings_in(directory: Path) -> list[Recording]:
-    """All recordings of a directory, in the order in which their processes began.
+    """Return all recordings of a directory, in the order in which their processes started.
 
     Raises:
-        NotFoundError: there are none.
-        CorruptError: one is of another format.
+        NotFoundError: There are no recordings.
+        CorruptError: A recording has a different format.
     """
     found = [each for path in sorted(directory.glob(f"*{SUFFIX}")) if (each := _opened(path)) is not None]
     if not found:
@@ -88,19 +88,19 @@ def recordings_in(directory: Path) -> list[Recording]:
 
 
 def _opened(path: Path) -> Recording | None:
-    """None: the process died before it had written anything."""
+    """Open a recording. None if the process died before it had written anything."""
     with path.open("rb") as lines:
         first = lines.readline()
     if not first.endswith(b"\n"):
         return None
     header = decode(first, Header)
     if header.format != FORMAT:
-        raise CorruptError(f"{path.name} is of format {header.format}, this flightedl reads format {FORMAT}")
+        raise CorruptError(f"{path.name} has format {header.format}, but this flightedl reads format {FORMAT}")
     return Recording(path, header)
 
 
 def _with_fields(record: ReadRecord, last: dict[tuple[str, str], msgspec.Raw]) -> ReadRecord:
-    """The record, with the fields of the core's last event of this name where it refers to that."""
+    """Replace a reference to the core's last event of the same name with that event's fields."""
     key = record.core, record.name
     if bytes(record.fields) == encode(AGAIN):
         return msgspec.structs.replace(record, event={record.name: last.get(key, record.fields)})

@@ -1,4 +1,4 @@
-"""Makes a core, recorded if there is a recorder. Without one, nothing of the recording is imported or done."""
+"""Construction of a core, recorded if there is a recorder. Without a recorder, recording costs nothing."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def recorded(
     """Make a core whose inputs are recorded; ``cores`` lists the kinds.
 
     Args:
-        recorder: The process's; None makes the plain core.
-        about: Names of the core's owner, for stories: ``trainer``, ``evaluation``.
-        core: The core's class.
-        args: Its arguments.
-        kwargs: Likewise.
+        recorder: Recorder of the process; None to make a plain core.
+        about: Names for stories, such as ``trainer`` and ``evaluation``.
+        core: Class of the core.
+        args: Positional arguments of its constructor.
+        kwargs: Keyword arguments of its constructor.
     """
     if recorder is None:
         return core(*args, **kwargs)
@@ -40,7 +40,7 @@ def recorded(
 
 
 def recording_trainer(directory: str, job: str, clock: Clock) -> contextlib.AbstractContextManager[Recorder | None]:
-    """As ``writer.recording_process``, of a trainer."""
+    """Record a trainer, see ``writer.recording_process``."""
     if not directory:
         return contextlib.nullcontext()
     from flightedl.recording.writer import recording_process

@@ -1,8 +1,7 @@
-"""The texts that a recording leaves out: passwords in URLs, and texts of errors, because they may quote records.
+"""Removal of private texts from recordings: passwords in URLs, and texts of errors, which may quote records.
 
-One rule: fields of these names are replaced, wherever they are in an event, an argument or an effect. Each is replaced
-by something that is the same for the same text, so that what was equal stays equal. A text that is replaced already
-stays as it is.
+Fields with certain names are replaced wherever they occur in an event, an argument or an effect. The replacement
+depends only on the text, so that equal texts remain equal. Texts that were replaced before do not change.
 """
 
 from __future__ import annotations
@@ -20,23 +19,23 @@ from flightedl.messages.declarations import JobDeclaration
 from flightedl.messages.decoding import builtins_from_json, made_alone
 from flightedl.recording.texts import text_without, url_without, value_without
 
-#: Replaces a text that may name places, here and in what the core says from now on.
+#: Function that replaces a text that may contain paths, here and in all later output of the core.
 Hide = Callable[[str], str]
 
 
-#: Field -> what is written in its place.
+#: Field -> function that returns its replacement.
 _REPLACED: Mapping[str, Callable[[Any], Any]] = {
     "urls": lambda urls: [url_without(url) for url in urls],
     "error": text_without,
     "place": text_without,
     "filter": lambda given: [[column, how, value_without(value)] for column, how, value in given],
 }
-#: Fields of what a core is told that are hidden; what it says of them is told to people.
+#: Input fields that are hidden with ``Hide``, because the core may repeat their texts in its output.
 HIDDEN = frozenset({"reason", "why", "storage"})
 
 
 def field_without(tree: Any, hide: Hide | None, name: str = "") -> Any:
-    """The content of a field, as dicts, lists and texts, without what is left out; ``hide`` as of ``written``."""
+    """Return the content of a field, as dicts, lists and texts, without private texts; ``hide`` as in ``written``."""
     if tree and name in _REPLACED and isinstance(tree, str | list | tuple):
         return _REPLACED[name](tree)
     if hide is not None and name in HIDDEN and isinstance(tree, str):
@@ -48,7 +47,7 @@ def field_without(tree: Any, hide: Hide | None, name: str = "") -> Any:
 
 @cache
 def is_private(kind: Any, *, is_input: bool) -> bool:
-    """True if values of a class, or values within these, may have a field that is left out."""
+    """Return True if values of a class, or values nested in them, may have a private field."""
     names = _REPLACED.keys() | (HIDDEN if is_input else ())
     pending, seen = [kind], set[Any]()
     while pending:
@@ -69,7 +68,7 @@ def _is_error(hint: Any) -> bool:
 
 
 def stored_without(stored: StoredState) -> StoredState:
-    """What a predecessor left, likewise; documents that tell nothing stay as they are."""
+    """Return a master's stored state without private texts."""
     tree = field_without(msgspec.to_builtins(stored.declaration), text_without)
     declaration = made_alone(lambda: msgspec.convert(tree, JobDeclaration))
     return dataclasses.replace(

@@ -1,4 +1,4 @@
-"""Runs recorded events through the cores of this version, and finds the first effect that is another one."""
+"""Replay of recorded events with the cores of this version, up to the first effect that differs."""
 
 from __future__ import annotations
 
@@ -17,26 +17,28 @@ from flightedl.recording.values import encode
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first effect of a process that is another one than was recorded."""
+    """The first effect of a process that differs from the recorded effect."""
 
     process: str
     #: Number of the event in the file of the process, from 1.
     number: int
     at: float
     core: str
-    #: What happened, and what came of it then and now, as JSON; None: nothing more did.
+    #: The event, as JSON.
     event: Any
-    #: Number among the effects of this event, from 1.
+    #: Number of the effect among those of the event, from 1.
     effect: int
+    #: The recorded effect, as JSON; None if there was none.
     expected: Any
+    #: The replayed effect, as JSON; None if there was none.
     actual: Any
-    #: Where an error came from that was not recorded.
+    #: Traceback of an error that was not recorded.
     trace: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """A process's events were replayed, up to the first difference."""
+    """Result of the replay of one process: the number of replayed events, and the first difference."""
 
     process: str
     events: int
@@ -44,10 +46,10 @@ class Replayed:
 
 
 def replay(recording: Recording) -> Replayed:
-    """Run the events of a process through new cores, up to the first difference.
+    """Apply the events of a process to new cores, up to the first difference.
 
     Raises:
-        CorruptError: the file is damaged, or has events that this version does not know.
+        CorruptError: The file is damaged, or has events that this version does not know.
     """
     players: dict[str, CorePlayer] = {}
     count = 0
@@ -55,7 +57,7 @@ def replay(recording: Recording) -> Replayed:
         kind = record.core.rpartition("-")[0]
         if record.core not in players:
             if kind not in CORES:
-                raise CorruptError(f"{recording.path.name}: this flightedl has no core that is a {kind}")
+                raise CorruptError(f"{recording.path.name}: this flightedl has no core of the kind {kind!r}")
             players[record.core] = CorePlayer(kind)
         try:
             found = _play(players[record.core], record)
@@ -74,12 +76,12 @@ def replay(recording: Recording) -> Replayed:
 
 
 def _play(player: CorePlayer, record: ReadRecord) -> tuple[int, Any, Any, str] | None:
-    """(number of the effect, expected, actual, trace) of the first difference."""
+    """Replay an event. Return (number of the effect, expected, actual, trace) of the first difference, or None."""
     try:
         effects = player.play(record.at, record.name, record.fields)
     except CorruptError:
         raise
-    except Exception as error:  # noqa: BLE001 - whatever a core raises is what it does
+    except Exception as error:  # noqa: BLE001 - any error of a core is a result to compare
         raised = type(error).__name__
         if raised == record.raised:
             return None
@@ -100,7 +102,7 @@ def _first_of(record: ReadRecord) -> Any:
 
 
 def first_difference(expected: Sequence[Any], actual: Sequence[Any]) -> tuple[int, Any, Any, str] | None:
-    """As of ``_play``; None: they are the same."""
+    """Return the first difference as ``_play`` does, or None if the effects are equal."""
     for number in range(max(len(expected), len(actual))):
         then = expected[number] if number < len(expected) else None
         now = actual[number] if number < len(actual) else None

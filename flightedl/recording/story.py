@@ -1,4 +1,4 @@
-"""The story of one batch, task, block, trainer or evaluation, over all processes of a run, in the order of time."""
+"""The story of one batch, task, block, trainer or evaluation: its moments in all processes, ordered by time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from flightedl.errors import UsageError
 from flightedl.messages.decoding import builtins_from_json
 from flightedl.recording.master_moments import MasterMoments
-from flightedl.recording.moments import BEGUN, JOB, Core, Known, Moment, Subject, Teller, ranges
+from flightedl.recording.moments import BEGUN, JOB, CoreMoments, Known, Moment, RecordedProcess, Subject, ranges
 from flightedl.recording.pserver_moments import BlockMoments, LifeMoments, SnapshotMoments
 from flightedl.recording.reader import Recording
 from flightedl.recording.trainer_moments import (
@@ -20,33 +20,33 @@ from flightedl.recording.trainer_moments import (
     StepMoments,
 )
 
-#: Of each kind, how many numbers are in its identity; a trainer is told by its id, an evaluation by its name.
+#: Kind of subject -> number of integers in its identity, for subjects that are identified by integers.
 _KINDS = {"batch": 3, "task": 2, "block": 1}
-#: Moments of one process that are the same but for the blocks, so close to each other, are told as one.
+#: Greatest distance in seconds at which moments that differ only in their blocks are merged.
 _TOGETHER_S = 1.0
 
 
 def subject_of(kind: str, identity: str) -> Subject:
-    """Of whom a story is told; epochs count from 1.
+    """Parse the subject of a story; epochs are numbered from 1.
 
-    It is ``batch 3/17/2``, ``task 3/17``, ``block 5``, ``trainer ID`` or ``evaluation NAME``.
+    A subject is ``batch 3/17/2``, ``task 3/17``, ``block 5``, ``trainer ID`` or ``evaluation NAME``.
 
     Raises:
-        UsageError: it is none of these.
+        UsageError: The subject is none of these.
     """
     if kind in {"trainer", "evaluation"}:
         return (kind, identity)
     numbers = identity.split("/")
     if kind not in _KINDS or len(numbers) != _KINDS[kind] or not all(number.isdecimal() for number in numbers):
         raise UsageError(
-            f"--story {kind} {identity}: a story is of batch EPOCH/TASK/BATCH, task EPOCH/TASK, block NUMBER, "
-            "trainer ID or evaluation NAME, where epochs count from 1"
+            f"--story {kind} {identity}: use batch EPOCH/TASK/BATCH, task EPOCH/TASK, block NUMBER, trainer ID or "
+            "evaluation NAME; epochs are numbered from 1"
         )
     return (kind, *map(int, numbers))
 
 
-#: Kind of a core -> what tells of one.
-TELLERS: Mapping[str, Callable[[Teller, Known], Core]] = {
+#: Kind of a core -> constructor of the source of its moments.
+SOURCES: Mapping[str, Callable[[RecordedProcess, Known], CoreMoments]] = {
     "master": MasterMoments,
     "life": LifeMoments,
     "blocks": BlockMoments,
@@ -55,8 +55,8 @@ TELLERS: Mapping[str, Callable[[Teller, Known], Core]] = {
     "loop": LoopMoments,
     "acknowledged": LoopMoments,
     "steps": StepMoments,
-    # What it decides is told by the master and the pservers.
-    "membership": Core,
+    # The master's and the pservers' moments cover its decisions.
+    "membership": CoreMoments,
     "election": ElectionMoments,
     "election-followed": FollowedMoments,
     "end": EndMoments,
@@ -64,48 +64,45 @@ TELLERS: Mapping[str, Callable[[Teller, Known], Core]] = {
 
 
 def moments_of(recording: Recording, known: Known) -> Iterator[Moment]:
-    """What a process's recording tells.
+    """Yield the moments of a process's recording.
 
     Raises:
-        CorruptError: the file is damaged.
+        CorruptError: The file is damaged.
     """
     header = recording.header
-    process = Teller(recording.name)
-    cores: dict[str, Core] = {}
+    process = RecordedProcess(recording.name)
+    cores: dict[str, CoreMoments] = {}
     for _, record in recording.records():
         if record.core not in cores:
-            cores[record.core] = TELLERS[record.core.rpartition("-")[0]](process, known)
+            cores[record.core] = SOURCES[record.core.rpartition("-")[0]](process, known)
         core = cores[record.core]
         core.at = header.wall_s + record.at - header.clock_s
         event, effects = builtins_from_json(record.fields), builtins_from_json(record.effects)
         if record.name == BEGUN:
             process.begun(event)
-        yield from core.tell(record.name, event, effects)
+        yield from core.moments(record.name, event, effects)
 
 
 def story(recordings: Iterable[Recording], subject: Subject) -> list[Moment]:
-    """What the recordings of a run tell of a subject, and what befell the job and those who took part meanwhile.
+    """Return the moments of a subject, and the moments of the job and of the involved trainers in that time.
 
     Raises:
-        CorruptError: a file is damaged.
+        CorruptError: A file is damaged.
     """
     known = Known()
-    # Masters first: they tell which task an attempt is at.
+    # Masters first, because their records map attempts to tasks.
     ordered = sorted(recordings, key=lambda each: each.header.process != "master")
-    told = sorted((m for each in ordered for m in moments_of(each, known)), key=lambda moment: moment.at)
-    own = [moment for moment in told if _is_of(moment, subject)]
+    moments = sorted((m for each in ordered for m in moments_of(each, known)), key=lambda moment: moment.at)
+    own = [moment for moment in moments if _is_of(moment, subject)]
     if not own:
         return []
     first, last = own[0].at, own[-1].at
-    beside: set[Subject] = {JOB}
+    context: set[Subject] = {JOB}
     if subject[0] in {"batch", "task", "evaluation"}:
-        # Who had it, and whether they lived.
-        beside |= {each for moment in own for each in moment.subjects if each[0] == "trainer"}
+        # Include the starts and deaths of trainers that held it.
+        context |= {each for moment in own for each in moment.subjects if each[0] == "trainer"}
     mine = set(map(id, own))
-    found = [
-        moment for moment in told if id(moment) in mine or (first <= moment.at <= last and _befell(moment, beside))
-    ]
-    return _joined(found)
+    return _merged([m for m in moments if id(m) in mine or (first <= m.at <= last and _is_only_about(m, context))])
 
 
 def _is_of(moment: Moment, subject: Subject) -> bool:
@@ -116,12 +113,12 @@ def _is_of(moment: Moment, subject: Subject) -> bool:
     return subject[0] == "task" and any(each[0] == "batch" and each[1:3] == subject[1:] for each in moment.subjects)
 
 
-def _befell(moment: Moment, beside: set[Subject]) -> bool:
-    """Whether a moment is of the job as a whole, or of the life of one of these trainers."""
-    return bool(moment.subjects & beside) and all(each in beside or each[0] == "block" for each in moment.subjects)
+def _is_only_about(moment: Moment, context: set[Subject]) -> bool:
+    """Return True if a moment has subjects of the context, and no others except blocks."""
+    return bool(moment.subjects & context) and all(each in context or each[0] == "block" for each in moment.subjects)
 
 
-def _joined(moments: Sequence[Moment]) -> list[Moment]:
+def _merged(moments: Sequence[Moment]) -> list[Moment]:
     found: list[Moment] = []
     for moment in moments:
         same = next(
@@ -143,7 +140,7 @@ def _joined(moments: Sequence[Moment]) -> list[Moment]:
 
 
 def text_of(moment: Moment) -> str:
-    """What happened, with the blocks."""
+    """Return the text of a moment, with its blocks."""
     return moment.text.replace("{blocks}", _blocks(moment.blocks))
 
 

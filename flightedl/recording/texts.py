@@ -1,4 +1,4 @@
-"""Texts that stand for others: the same for the same text, and the same when they are replaced again."""
+"""Replacements of private texts. They are deterministic and idempotent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _KIND = re.compile(r"(\w+): ")
 
 
 def text_without(text: str) -> str:
-    """An error's text: the class that it begins with, if it does, and a digest."""
+    """Return a digest of an error's text, preceded by the name of a class if the text begins with one."""
     if not text or _DIGEST.fullmatch(text):
         return text
     kind = _KIND.match(text)
@@ -20,7 +20,7 @@ def text_without(text: str) -> str:
 
 
 def url_without(url: str) -> str:
-    """A URL without user, password and query."""
+    """Return a URL without user, password and query."""
     parts = urlsplit(url)
     if "://" not in url or not (parts.query or "@" in parts.netloc) or _REMOVED.fullmatch(parts.query):
         return url
@@ -32,5 +32,5 @@ def _digest(text: str) -> str:
 
 
 def value_without(value: object) -> str:
-    """The text for a value of a record."""
+    """Return a digest of a value from a data record."""
     return value if isinstance(value, str) and _DIGEST.fullmatch(value) else text_without(repr(value))

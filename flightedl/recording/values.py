@@ -1,12 +1,12 @@
-"""The values that cores take and give, as JSON, and again from it.
+"""Conversion of the arguments, events and effects of cores to JSON and back.
 
-A value is written under the name of its class, ``{"Asked": {...}}``, and so is a value within it wherever the field may
-hold values of several classes. Arguments and events are read by their classes; effects are never read: those of a
-replay are written the same way, and compared.
+A value is written under the name of its class, ``{"Asked": {...}}``. So is a nested value if its field may hold values
+of several classes. Arguments and events are read as their classes. Effects are never read: those of a replay are
+written in the same way and compared.
 
-* Of an error the class is written, and of one that a core is given also a digest of its text and if it is transient.
-* The batches of tasks are a function; it is written as runs of equal counts.
-* Texts that may tell more than a recording should are replaced, see ``redaction``.
+* An error is written as its class. An error in an argument also has a digest of its text, and whether it is transient.
+* The function that returns a task's number of batches is written as runs of equal counts.
+* Private texts are replaced, see ``redaction``.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from flightedl.recording.redaction import Hide, field_without, is_private, store
 
 Value = TypeVar("Value")
 
-#: Stands for the fields of the core's last event of the same name.
+#: Placeholder for the fields of the core's last event of the same name.
 AGAIN = "again"
-#: Classes whose values are written as they are.
+#: Classes whose values are written unchanged.
 PLAIN = frozenset({dict, list, tuple, str, bytes, int, float, bool, type(None)})
 _Fields = dict[str, msgspec.Raw]
 
 
 class BatchCounts:
-    """How many batches each task has, as runs of tasks with equal counts.
+    """Number of batches of each task, as runs of tasks with equal numbers.
 
     Args:
-        runs: (batches of a task, how many tasks in a row have so many), in the order of the tasks.
+        runs: (number of batches, number of consecutive tasks with it), in the order of the tasks.
     """
 
     __slots__ = ("_ends", "runs")
@@ -60,7 +60,7 @@ class BatchCounts:
 
     @classmethod
     def of(cls, batch_counts: Callable[[int], int], task_count: int) -> BatchCounts:
-        """Of the first tasks, as a function says."""
+        """Return the batch counts of the first ``task_count`` tasks, as computed by a function."""
         if isinstance(batch_counts, BatchCounts):
             return batch_counts
         runs: list[tuple[int, int]] = []
@@ -77,7 +77,7 @@ class BatchCounts:
 
 
 def with_counts(value: Value) -> Value:
-    """The same event or settings, with batch counts that can be written."""
+    """Return an event or settings with batch counts that can be written."""
     known: Any = value
     if (counts := getattr(known, "batch_counts", None)) is not None:
         known = dataclasses.replace(known, batch_counts=BatchCounts.of(counts, known.task_count))
@@ -91,14 +91,14 @@ def with_counts(value: Value) -> Value:
 
 
 def written(value: Any, hide: Hide | None = None) -> Any:
-    """Convert a value for JSON: its fields under the name of its class.
+    """Convert a value to its fields under the name of its class, ready for JSON.
 
     Args:
         value: An argument, an event or an effect.
-        hide: Replaces a text that may name places; None: the value is an effect, whose texts come from what was hidden.
+        hide: Replaces texts that may contain paths. None for effects, whose texts were already replaced in the input.
     """
     kind: Any = type(value)
-    name = _name_of_whole(kind, is_input=hide is not None)
+    name = _name_of_plain(kind, is_input=hide is not None)
     if name is not None:
         return {name: value} if name else value
     if isinstance(value, set | frozenset):
@@ -111,7 +111,7 @@ def written(value: Any, hide: Hide | None = None) -> Any:
     if isinstance(value, Mode):
         return value.to_json()
     if kind is AppliedBatches:
-        # As a result; a protocol that is restored gets all of it, by the gist.
+        # In a result. As an argument of ``restore``, the gist contains all of it.
         return {"AppliedBatches": {"blocks": len(value.numbers)}}
     if kind is StoredState:
         value = stored_without(value)
@@ -119,16 +119,16 @@ def written(value: Any, hide: Hide | None = None) -> Any:
 
 
 @functools.cache
-def _name_of_whole(kind: Any, *, is_input: bool) -> str | None:
-    """The name under which all values of a class are written as they are; empty: under none; None: they are not."""
+def _name_of_plain(kind: Any, *, is_input: bool) -> str | None:
+    """Return the name under which values of a class are written unchanged; "" for no name, None if they are changed."""
     if kind in PLAIN:
         return ""
     if issubclass(kind, set | frozenset | BaseException | Mode) or kind in {AppliedBatches, StoredState}:
         return None
     if not has_fields(kind):
         return ""
-    is_whole = not (fields_of(kind)[1] or _has_counts(kind) or is_private(kind, is_input=is_input))
-    return str(kind.__name__) if is_whole else None
+    is_plain = not (fields_of(kind)[1] or _has_counts(kind) or is_private(kind, is_input=is_input))
+    return str(kind.__name__) if is_plain else None
 
 
 def _written(value: Any, kind: Any, hide: Hide | None) -> Any:
@@ -147,13 +147,13 @@ def _has_counts(kind: Any) -> bool:
 
 
 def has_fields(kind: Any) -> bool:
-    """True for the class of a dataclass or a message."""
+    """Return True for dataclasses and messages."""
     return hasattr(kind, "__struct_fields__") or hasattr(kind, "__dataclass_fields__")
 
 
 @functools.cache
 def fields_of(kind: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(fields that are written as they are, fields that may hold sets or values of several classes)."""
+    """Return (fields that are written unchanged, fields that may hold sets or values of several classes)."""
     hints = typing.get_type_hints(kind)
     names = kind.__struct_fields__ if issubclass(kind, msgspec.Struct) else [f.name for f in dataclasses.fields(kind)]
     is_open = {
@@ -163,7 +163,7 @@ def fields_of(kind: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _classes(hint: Any) -> set[Any]:
-    """The classes with fields among those that a field may hold; a base class stands for many."""
+    """Return the classes with fields that a field may hold. A common base class counts as several classes."""
     members = typing.get_args(hint) if typing.get_origin(hint) is not None else (hint,)
     found: set[Any] = set()
     for member in members:
@@ -191,17 +191,17 @@ _encoder = msgspec.json.Encoder(enc_hook=_encodable)
 
 
 def encode(value: object) -> bytes:
-    """One line of JSON. TypeError: it cannot be written."""
+    """Encode a value as one line of JSON. Raises TypeError if this is impossible."""
     return _encoder.encode(value)
 
 
 def builtins(value: object) -> Any:
-    """As dicts, lists and texts, which are written as the value is."""
+    """Convert a value to dicts, lists and texts with the same JSON."""
     return msgspec.to_builtins(value, enc_hook=_encodable, str_keys=True)
 
 
 def effects_of(result: Any) -> list[object]:
-    """The results of a call, one after the other; ``effects`` of a result follow it."""
+    """Return the results of a call as a flat list. A result is followed by its ``effects``."""
     found: list[object] = []
     _add_effects(result, found)
     return found
@@ -212,9 +212,9 @@ def _add_effects(result: Any, found: list[object]) -> None:
     names: Sequence[str] = result._fields if is_tuple else getattr(result, "__struct_fields__", ())
     if is_tuple or "effects" in names:
         fields = {name: getattr(result, name) for name in names}
-        further = fields.pop("effects", ())
+        effects = fields.pop("effects", ())
         found.append({type(result).__name__: fields})
-        for each in further:
+        for each in effects:
             _add_effects(each, found)
     elif isinstance(result, list | tuple):
         for each in result:
@@ -227,7 +227,7 @@ def _add_effects(result: Any, found: list[object]) -> None:
 
 
 def _error(known: Mapping[str, Any]) -> BaseException:
-    """An error of the same class, or one that is as transient."""
+    """Return an error of the same class if it is flightedl's, otherwise one that is transient in the same way."""
     name, text = known["error"], known.get("text", "")
     kind = KeyboardInterrupt if name == KeyboardInterrupt.__name__ else getattr(errors, name, None)
     if isinstance(kind, type) and issubclass(kind, FlightedlError | KeyboardInterrupt):
@@ -254,10 +254,10 @@ def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
 
 
 def decode(data: bytes | msgspec.Raw, kind: type[Value]) -> Value:
-    """The value of a class.
+    """Decode a value of a class.
 
     Raises:
-        CorruptError: it is another one.
+        CorruptError: The data are no value of this class.
     """
     try:
         known: Any = kind
@@ -269,10 +269,10 @@ def decode(data: bytes | msgspec.Raw, kind: type[Value]) -> Value:
 
 
 def read(hint: Any, raw: msgspec.Raw) -> Any:
-    """Read an argument of a parameter, or the value of a field, that is annotated so.
+    """Read an argument or a field that has the annotation ``hint``.
 
     Raises:
-        CorruptError: it is none.
+        CorruptError: The value does not match the annotation.
     """
     if bytes(raw) == b"null":
         return None
@@ -284,7 +284,7 @@ def read(hint: Any, raw: msgspec.Raw) -> Any:
         return decode(raw, hint)
     ((name, fields),) = decode(raw, _Fields).items()
     if name not in known:
-        raise CorruptError(f"no {' or '.join(known)}: {name}")
+        raise CorruptError(f"expected {' or '.join(known)}, not {name}")
     return read_value(known[name], fields)
 
 
@@ -309,7 +309,7 @@ def assignment_of(
     batch_count: int = 0,
     position: int = 0,
 ) -> Assignment:
-    """Return an assignment with the fields that cores look at."""
+    """Return an assignment with the fields that cores use."""
     return Assignment(
         epoch=epoch,
         position=position,
@@ -323,5 +323,5 @@ def assignment_of(
 
 
 def by_name(classes: Iterable[type]) -> Mapping[str, type]:
-    """Classes by the names under which their values are written."""
+    """Return classes by the names under which their values are written."""
     return {kind.__name__: kind for kind in classes}

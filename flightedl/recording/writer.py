@@ -1,12 +1,12 @@
-"""Writes the events of one process, and their effects, as lines of JSON.
+"""Writer of one process's events and effects as lines of JSON.
 
-The first line says what process it is (``Header``), each other one what happened to one of its cores (``Record``).
-Nobody waits for the disk: lines are kept in memory, and a thread writes them a few times a second. What kills the
-process costs what was not written by then.
+The first line describes the process (``Header``). Each other line is an event of one of its cores (``Record``).
+Recording never waits for the disk: lines are buffered, and a thread writes them several times per second. If the
+process is killed, the lines that were not written yet are lost.
 
-Training goes on whatever happens to a recording. It *stops*, with one warning, when the disk is full or cannot be
-written, when the disk is so slow that too much is kept in memory, when the file has reached its limit, and when a value
-cannot be written. What was recorded before can be replayed.
+Training continues whatever happens to a recording. Recording *stops*, with one warning, when the disk is full or not
+writable, when it is so slow that the buffer reaches its limit, when the file reaches its limit, and when a value cannot
+be encoded. Events that were recorded before can be replayed.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ _log = logging.getLogger(__name__)
 
 FORMAT = 2
 SUFFIX = ".recording.jsonl"
-#: Of one process.
+#: Limit of a process's file.
 LIMIT_BYTES = 4 << 30
-#: What is kept in memory at most.
+#: Limit of the buffer.
 _KEPT_BYTES = 64 << 20
 _EVERY_S = 0.2
-#: Shorter texts name nothing; a core remembers so many.
+#: Shortest text that is hidden, in characters.
 _HIDDEN_FROM = 8
+#: Number of hidden texts that a core remembers.
 _HIDDEN_COUNT = 64
 _CLOSE_S = 10.0
 
@@ -46,28 +47,29 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     """The first line of a recording."""
 
     format: int
-    #: Of flightedl.
+    #: Version of flightedl.
     version: str
-    #: master, pserver or trainer.
+    #: Kind of the process: master, pserver or trainer.
     process: str
-    #: Tells one process from another of its kind.
+    #: Name of the process, unique within its kind.
     name: str
     job: str
-    #: Seconds since 1970 and of the process's own clock, at the same instant.
+    #: Start of the recording in seconds since 1970.
     wall_s: float
+    #: The same time on the process's own clock.
     clock_s: float
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Something that happened to a core of the process."""
+    """An event of one core of the process."""
 
-    #: On the process's own clock, in seconds.
+    #: Time on the process's own clock, in seconds.
     at: float
     #: Kind and number of the core, such as "feed-2".
     core: str
     event: Any
     effects: Sequence[Any] = ()
-    #: The class of the error that it raised.
+    #: Class of the error that the event raised; empty if it raised none.
     raised: str = ""
 
 
@@ -76,15 +78,15 @@ def _in_json(text: str) -> bytes:
 
 
 def _warn(why: str) -> None:
-    _log.warning("recording has stopped, and training goes on: %s", why)
+    _log.warning("recording has stopped, training continues: %s", why)
 
 
 class BackgroundFile:
-    """A file that a thread writes. Thread-safe.
+    """A file that a background thread writes. Thread-safe.
 
     Args:
-        path: Is made.
-        limit_bytes: The file gets no larger.
+        path: Path of the file, which must not exist.
+        limit_bytes: Largest size of the file.
     """
 
     def __init__(self, path: Path, limit_bytes: int = LIMIT_BYTES) -> None:
@@ -99,7 +101,7 @@ class BackgroundFile:
         self._thread.start()
 
     def write(self, line: bytes) -> bool:
-        """Write this after all before it; does not wait. False: nothing is written any more."""
+        """Append a line to the buffer, without waiting. Return False if writing has stopped."""
         with self._lock:
             if self._is_stopped:
                 return False
@@ -112,7 +114,7 @@ class BackgroundFile:
         return not is_too_slow
 
     def close(self) -> None:
-        """Write what is kept, and no more."""
+        """Write the buffer and end the thread."""
         self._closing.set()
         self._thread.join(_CLOSE_S)
         with self._lock:
@@ -149,22 +151,23 @@ class BackgroundFile:
 
 
 class CoreRecorder:
-    """Records one core.
+    """Recorder of one core.
 
     Args:
-        recorder: Of the process.
-        name: Of the core within it.
+        recorder: Recorder of the process.
+        name: Name of the core within the process.
     """
 
     def __init__(self, recorder: Recorder, name: str) -> None:
         self._recorder = recorder
         self.name = name
-        #: Texts, as JSON, and what is written in their place; and those of them that are never forgotten.
+        #: Hidden texts -> replacements, as JSON. The oldest is dropped when there are too many.
         self._hidden: dict[bytes, bytes] = {}
+        #: Hidden texts -> replacements that are never dropped.
         self._kept: dict[bytes, bytes] = {}
 
     def hidden(self, text: str) -> str:
-        """Return the text that stands for one that may name places, here and in what this core says from now on."""
+        """Return the replacement of a text that may contain paths. Later records of this core use it, too."""
         if len(text) < _HIDDEN_FROM:
             return text
         shown = text_without(text)
@@ -175,40 +178,40 @@ class CoreRecorder:
         return shown
 
     def keep_hidden(self) -> None:
-        """Never forget the texts that are hidden by now."""
+        """Keep all current replacements permanently."""
         self._kept, self._hidden = self._hidden, {}
 
     def without_hidden(self, line: bytes) -> bytes:
-        """Return a line with the texts that stand for hidden ones."""
-        # A text that is kept may be a part of another one, which has to go first.
+        """Return a line with all hidden texts replaced."""
+        # First ``_hidden``, whose texts may contain texts of ``_kept``.
         for hidden in (self._hidden, self._kept):
             for text, shown in hidden.items():
                 line = line.replace(text, shown)
         return line
 
     def now(self) -> float:
-        """As of ``Recorder``."""
+        """Return the current time of the process's clock."""
         return self._recorder.now()
 
     def record(self, at: float, event: object, effects: Sequence[object] = ()) -> None:
-        """An event, and what came of it."""
+        """Record an event with its effects."""
         self._recorder.write(at, self, event, effects, "")
 
     def raised(self, at: float, event: object, error: BaseException) -> None:
-        """An event that raised, and changed nothing."""
+        """Record an event that raised an error and changed nothing."""
         self._recorder.write(at, self, event, (), type(error).__name__)
 
 
 class Recorder:
-    """Records the cores of one process. Thread-safe; the events of one core come one after the other.
+    """Recorder of one process. Thread-safe, except that the events of one core must not be concurrent.
 
     Args:
-        process: master, pserver or trainer.
-        name: Tells it from others of its kind.
+        process: Kind of the process: master, pserver or trainer.
+        name: Name of the process, unique within its kind.
         job: The job's name.
-        clock: The one that the cores are told.
-        write: Takes lines; False: it takes no more.
-        is_strict: Whether a value that cannot be written is an error, and not the end of the recording.
+        clock: The clock that the cores use.
+        write: Writes a line; returns False if it accepts no more lines.
+        is_strict: True to raise an error if a value cannot be encoded, False to stop recording.
     """
 
     def __init__(
@@ -221,7 +224,7 @@ class Recorder:
         *,
         is_strict: bool = False,
     ) -> None:
-        # Imported lazily: it knows the values of all processes, and most processes record nothing.
+        # Imported lazily: processes that record nothing should not import the values of all processes.
         from flightedl.recording.values import encode, written
 
         self._encode, self._written = encode, written
@@ -243,16 +246,16 @@ class Recorder:
         write(encode(header) + b"\n")
 
     def now(self) -> float:
-        """The instant, for cores that are not told it."""
+        """Return the current time, for inputs without a parameter ``now``."""
         return self._clock.now()
 
     def core(self, kind: str) -> CoreRecorder:
-        """Record one more core of a kind."""
+        """Return a recorder for another core of a kind."""
         self._numbers[kind] += 1
         return CoreRecorder(self, f"{kind}-{self._numbers[kind]}")
 
     def write(self, at: float, core: CoreRecorder, event: object, effects: Sequence[object], raised: str) -> None:
-        """A line; see ``CoreRecorder``."""
+        """Write a record, see ``CoreRecorder``."""
         if not self._is_on:
             return
         try:
@@ -276,16 +279,16 @@ class Recorder:
 
 @contextlib.contextmanager
 def recording_process(directory: str, process: str, job: str, clock: Clock) -> Iterator[Recorder | None]:
-    """Records a real process while this lasts; None: it is not to be recorded.
+    """Record the current process during the ``with`` block. Yields None if it is not recorded.
 
     Args:
-        directory: Where the file goes, which is made; empty: nothing is recorded.
-        process: master, pserver or trainer.
+        directory: Directory of the file, which is created; empty to record nothing.
+        process: Kind of the process: master, pserver or trainer.
         job: The job's name.
-        clock: The one that the cores are told.
+        clock: The clock that the cores use.
 
     Raises:
-        UsageError: the file cannot be made.
+        UsageError: The file cannot be created.
     """
     if not directory:
         yield None
@@ -296,6 +299,6 @@ def recording_process(directory: str, process: str, job: str, clock: Clock) -> I
         path = Path(directory) / f"{process}-{name}{SUFFIX}"
         file = BackgroundFile(path)
     except OSError as error:
-        raise UsageError(f"nothing can be recorded in {directory}: {os.strerror(error.errno or 0)}") from None
+        raise UsageError(f"cannot write a recording to {directory}: {os.strerror(error.errno or 0)}") from None
     with contextlib.closing(file):
         yield Recorder(process, name, job, clock, file.write)

@@ -91,7 +91,7 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_is_told_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with (
-        pytest.raises(UsageError, match="nothing can be recorded"),
+        pytest.raises(UsageError, match="cannot write a recording"),
         recording_process(str(tmp_path / "file"), "master", "demo", SystemClock()),
     ):
         pass
@@ -120,7 +120,7 @@ def test_training_goes_on_when_the_disk_is_full(tmp_path: Path, caplog: pytest.L
         for _ in range(3):
             core.record(0.0, events.TimePassed())
         file.close()
-    assert caplog.text.count("recording has stopped, and training goes on") == 1
+    assert caplog.text.count("recording has stopped, training continues") == 1
     assert "No space left" in caplog.text
 
 

@@ -129,5 +129,5 @@ def test_an_event_of_another_version_is_told(tmp_path: Path) -> None:
     path.write_bytes(
         path.read_bytes().replace(b'"TimePassed"', b'"TimePasses"').replace(b'"next_step"', b'"next_move"')
     )
-    with pytest.raises(CorruptError, match=r"event \d+: no event of"):
+    with pytest.raises(CorruptError, match=r"event \d+: not an event of"):
         differences(tmp_path)

@@ -116,7 +116,7 @@ class TestBatchesThatAreSaidToBeDone:
     def test_goes_the_same_way_again(self, tmp_path: Path) -> None:
         assert differences(tmp_path) == []
         told = [text_of(each) for each in story(recordings_in(tmp_path), subject_of("batch", "1/1/0"))]
-        assert told == ["hands 1/1/0 to the script", "is told that 1/1/0 is done"]
+        assert told == ["hands 1/1/0 to the script", "receives the script's acknowledgment of 1/1/0"]
 
     @pytest.mark.usefixtures("said")
     def test_shows_what_is_not_done(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +179,7 @@ class TestWhatNamesPlaces:
         life = recorded(recorder("pserver"), {}, PserverLife, "s3://private-bucket/c")
         declared = ModelDeclaration(parameters=[], optimizer={}, mode={})
         facts = happens.Facts(DeclaredModel(declaration=declared, pservers=1, plan_hash="p"), 5, range(1, 3))
-        life.apply(happens.IndexTaken(0, 7))
+        life.apply(happens.IndexAcquired(0, 7))
         life.apply(happens.Seen(facts))
         life.apply(happens.PlanMade("p"))
         life.apply(happens.BlocksMade(1))

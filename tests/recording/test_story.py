@@ -30,7 +30,7 @@ from flightedl.recording.cores import CORES
 from flightedl.recording.reader import recordings_in
 from flightedl.recording.recorded import recorded
 from flightedl.recording.replay import replay
-from flightedl.recording.story import TELLERS, story, subject_of, text_of
+from flightedl.recording.story import SOURCES, story, subject_of, text_of
 from flightedl.recording.values import assignment_of
 from flightedl.recording.writer import SUFFIX, Recorder
 
@@ -92,7 +92,7 @@ class Pserver:
 
     def view(self, serial: int, *members: tuple[str, int, int]) -> None:
         named = [ViewMember(trainer=t, generation=1, member=m, first_round=r) for t, m, r in members]
-        self.protocol.take_view(
+        self.protocol.apply_view(
             ViewRequest(plan_hash="p", master_generation=5, serial=serial, members=named, mode=None, switch_round=0)
         )
 
@@ -168,22 +168,22 @@ def test_a_task_whose_trainer_dies_is_done_by_another_one(tmp_path: Path) -> Non
     master(events.Asked(3, ticket("b", want=0, finished=[done])))
     run.check()
     name = f"1/{given.task}"
-    told = run.told("batch", f"{name}/0")
+    told, acknowledged = run.told("batch", f"{name}/0"), "acknowledges, as already applied,"
     assert told == [
-        f"1 master 5: gives a attempt {given.attempt}: batches 0 to 0 of task {name}",
-        "1 pserver 0 (7): is told to wait for a from round 0, b from round 0",
-        f"2 pserver 0 (7): accepts a gradient of a for {name}/0 at blocks 2-4, base 0, member 1",
-        f"2 pserver 0 (7): takes blocks 2-4 from version 0 to 1, with {name}/0",
-        "3 master 5: sees that trainer a is gone, generation 1",
-        f"3.5 master 5: gives b attempt {attempt}: batches 0 to 0 of task {name}",
+        f"1 master 5: assigns attempt {given.attempt} to a: batches 0 to 0 of task {name}",
+        "1 pserver 0 (7): receives a view of a from round 0, b from round 0",
+        f"2 pserver 0 (7): accepts a gradient from a for {name}/0 at blocks 2-4, base 0, member 1",
+        f"2 pserver 0 (7): updates blocks 2-4 from version 0 to 1, with {name}/0",
+        "3 master 5: detects the loss of trainer a (generation 1)",
+        f"3.5 master 5: assigns attempt {attempt} to b: batches 0 to 0 of task {name}",
         f"4 trainer b: begins to read task {name}, attempt {attempt}",
-        f"5 pserver 0 (7): has already, and acknowledges, a gradient of b for {name}/0 at blocks 2-4, base 0, member 2",
-        f"6 trainer b: has the answer of every block for task {name}",
-        f"7 master 5: hears of b that attempt {attempt} is finished, acknowledged by generations [7]",
+        f"5 pserver 0 (7): {acknowledged} a gradient from b for {name}/0 at blocks 2-4, base 0, member 2",
+        f"6 trainer b: completes task {name}",
+        f"7 master 5: receives from b: attempt {attempt} finished, acknowledged by generations [7]",
     ]
     assert run.told("task", name) == told
     assert not any("trainer c" in line for line in told), "what befell others is not of this task"
-    assert [line for line in run.told("trainer", "a") if "gone" in line] == [told[4]]
+    assert [line for line in run.told("trainer", "a") if "loss" in line] == [told[4]]
 
 
 def test_a_round_is_told_in_its_blocks(tmp_path: Path) -> None:
@@ -199,12 +199,12 @@ def test_a_round_is_told_in_its_blocks(tmp_path: Path) -> None:
     pserver.view(2, ("a", 1, 0))
     run.check()
     assert run.told("block", "3")[-4:] == [
-        "1 pserver 0 (7): refuses, as not of a member, a gradient of c for 2/3/0 at blocks 2-3, base 0, member 9",
-        "2 pserver 0 (7): accepts a gradient of b for 2/1/0 at blocks 2-3, base 0, member 2",
-        "2 pserver 0 (7): takes blocks 2-3 from version 0 to 1, with 2/0/0, 2/1/0",
-        "3 pserver 0 (7): is told to wait for a from round 0",
+        "1 pserver 0 (7): rejects, as not from a member, a gradient from c for 2/3/0 at blocks 2-3, base 0, member 9",
+        "2 pserver 0 (7): accepts a gradient from b for 2/1/0 at blocks 2-3, base 0, member 2",
+        "2 pserver 0 (7): updates blocks 2-3 from version 0 to 1, with 2/0/0, 2/1/0",
+        "3 pserver 0 (7): receives a view of a from round 0",
     ]
-    assert run.told("batch", "2/0/0")[-1].startswith("2 pserver 0 (7): takes blocks 2-4")
+    assert run.told("batch", "2/0/0")[-1].startswith("2 pserver 0 (7): updates blocks 2-4")
     assert run.told("batch", "9/9/9") == []
 
 
@@ -234,14 +234,14 @@ def test_what_is_handed_back_is_told(tmp_path: Path) -> None:
     given = reply.assignments[0]
     back = ReturnedTask(epoch=0, position=given.position, attempt=given.attempt)
     master(events.Asked(2, ticket("a", want=0, returned=[back])))
-    assert f"hears of a that attempt {given.attempt} is handed back" in run.told("task", f"1/{given.task}")[-1]
+    assert f"receives from a: attempt {given.attempt} returned" in run.told("task", f"1/{given.task}")[-1]
 
 
 @pytest.mark.parametrize(
     ("kind", "identity"), [("batch", "3/17"), ("task", "3"), ("block", "a"), ("pserver", "1"), ("task", "3/-1")]
 )
 def test_a_story_is_of_something(kind: str, identity: str) -> None:
-    with pytest.raises(UsageError, match="a story is of"):
+    with pytest.raises(UsageError, match="use batch"):
         subject_of(kind, identity)
 
 
@@ -294,24 +294,24 @@ def test_what_a_trainer_computes_pushes_and_is_answered_is_told(tmp_path: Path) 
     told = run.told("batch", "1/1/0")
     assert told == [
         "1 trainer a: has a gradient of 1/1/0",
-        "1 trainer a: finds no pserver 0: NotReadyError",
-        "1 trainer a: pushes 1/1/0 to blocks 0-1 of pserver 0 (20), at version 0: they take it",
-        "1 trainer a: gets blocks 0-1 of pserver 0 (20) at version 1",
-        "1 trainer a: finds no pserver 1: NotReadyError",
-        "1 trainer a: pushes 1/1/0 to blocks 2-3 of pserver 1 (21), at version 0: it is too late",
-        "1 trainer a: has to compute 1/1/0 again",
+        "1 trainer a: cannot find pserver 0: NotReadyError",
+        "1 trainer a: pushes 1/1/0 to blocks 0-1 of pserver 0 (20), at version 0: accepted",
+        "1 trainer a: receives blocks 0-1 from pserver 0 (20) at version 1",
+        "1 trainer a: cannot find pserver 1: NotReadyError",
+        "1 trainer a: pushes 1/1/0 to blocks 2-3 of pserver 1 (21), at version 0: rejected as stale",
+        "1 trainer a: must compute 1/1/0 again",
         "2 trainer a: has a gradient of 1/1/0",
-        "2 trainer a: finds no pserver 0: NotReadyError",
-        "2 trainer a: pushes 1/1/0 to blocks 0-1 of pserver 0 (20), at version 0: they have it already",
-        "2 trainer a: gets blocks 0-1 of pserver 0 (20) at version 1",
-        "2 trainer a: finds no pserver 1: NotReadyError",
-        "2 trainer a: pushes 1/1/0 to blocks 2-3 of pserver 1 (21), at version 0: they take it",
-        "2 trainer a: gets blocks 2-3 of pserver 1 (21) at version 1",
-        "2 trainer a: has 1/1/0 settled",
+        "2 trainer a: cannot find pserver 0: NotReadyError",
+        "2 trainer a: pushes 1/1/0 to blocks 0-1 of pserver 0 (20), at version 0: already applied",
+        "2 trainer a: receives blocks 0-1 from pserver 0 (20) at version 1",
+        "2 trainer a: cannot find pserver 1: NotReadyError",
+        "2 trainer a: pushes 1/1/0 to blocks 2-3 of pserver 1 (21), at version 0: accepted",
+        "2 trainer a: receives blocks 2-3 from pserver 1 (21) at version 1",
+        "2 trainer a: settles 1/1/0",
     ]
     of_block = run.told("block", "3")
     assert of_block == [line for line in run.told("trainer", "a") if "2-3" in line]
-    assert "2 trainer a: gets blocks 2-3 of pserver 1 (21) at version 0" in of_block, "as it joins"
+    assert "2 trainer a: receives blocks 2-3 from pserver 1 (21) at version 0" in of_block, "as it joins"
 
 
 def test_a_sum_is_told_with_its_batches(tmp_path: Path) -> None:
@@ -323,15 +323,15 @@ def test_a_sum_is_told_with_its_batches(tmp_path: Path) -> None:
         script.carry_out(script.steps.step(), Outcome.ACCEPTED, Outcome.PARTLY_APPLIED, having=b"\x01")
         script.carry_out(script.steps.close_batch())
     run.check()
-    told = [line for line in run.told("batch", "1/1/0") if "gets" not in line and "finds" not in line]
+    told = [line for line in run.told("batch", "1/1/0") if "receives" not in line and "cannot find" not in line]
     assert told == [
-        "0 trainer a: has a gradient of 1/1/0, and adds it up",
+        "0 trainer a: has a gradient of 1/1/0 and accumulates it",
         "0 trainer a: pushes the sum of 1/1/0, 1/1/1",
-        "0 trainer a: pushes 1/1/0, 1/1/1 to blocks 0-1 of pserver 0 (20), at version 0: they take it",
-        "0 trainer a: pushes 1/1/0, 1/1/1 to blocks 2-3 of pserver 1 (21), at version 0: they have some of them",
-        "0 trainer a: has 1/1/0 settled",
+        "0 trainer a: pushes 1/1/0, 1/1/1 to blocks 0-1 of pserver 0 (20), at version 0: accepted",
+        "0 trainer a: pushes 1/1/0, 1/1/1 to blocks 2-3 of pserver 1 (21), at version 0: rejected, partly applied",
+        "0 trainer a: settles 1/1/0",
     ]
-    assert "0 trainer a: has to compute 1/1/1 again" in run.told("task", "1/1")
+    assert "0 trainer a: must compute 1/1/1 again" in run.told("task", "1/1")
 
 
 def test_an_evaluation_is_told(tmp_path: Path) -> None:
@@ -344,9 +344,9 @@ def test_an_evaluation_is_told(tmp_path: Path) -> None:
     feed.finished(task, [], run.clocks[-1].now(), {"loss": (1.0, 2.0)})
     run.check()
     assert run.told("evaluation", "late") == [
-        "0 trainer a: begins its part in evaluation late",
-        "0 trainer a: begins to measure task 3 of evaluation late, attempt 1",
-        "0 trainer a: has measured task 3 of evaluation late",
+        "0 trainer a: begins its part of evaluation late",
+        "0 trainer a: begins to evaluate task 3 of evaluation late, attempt 1",
+        "0 trainer a: completes task 3 of evaluation late",
     ]
     assert run.told("task", "1/3") == []
 
@@ -370,10 +370,10 @@ def test_whose_first_values_the_model_gets_is_told(tmp_path: Path) -> None:
         "0 trainer a: stands for the election of first values",
         "0 trainer a: sends first values to pserver 0, election 9",
         "0 trainer a: sends first values to pserver 1, election 9",
-        "0 trainer a: says that the model has its first values, of election 9",
-        "0 trainer a: works for the model of election 9",
+        "0 trainer a: confirms that the model has the first values of election 9",
+        "0 trainer a: uses the model of election 9",
     ]
 
 
-def test_every_core_that_is_replayed_can_tell() -> None:
-    assert TELLERS.keys() == CORES.keys()
+def test_every_recorded_kind_of_core_has_moments() -> None:
+    assert SOURCES.keys() == CORES.keys()

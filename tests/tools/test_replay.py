@@ -66,4 +66,4 @@ def test_a_story_of_nothing(recorded: str, capsys: pytest.CaptureFixture[str]) -
     assert run_command_line(["replay", recorded, "--story", "task", "1/99"]) == 2
     assert "has no record of" in capsys.readouterr().err
     assert run_command_line(["replay", recorded, "--story", "task", "x"]) == 2
-    assert "epochs count from 1" in capsys.readouterr().err
+    assert "epochs are numbered from 1" in capsys.readouterr().err
