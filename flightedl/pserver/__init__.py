@@ -1,21 +1,13 @@
 """Parameter server: holds one shard of the model and runs the optimizer on it.
 
-The process:
-
 * ``main``: wiring of one process, which acquires an index, serves and ends
 * ``service``: event loop of the lifecycle in ``domain.pserver.life``
 * ``turns``: limit on the number of pservers that start simultaneously on one machine
-
-Requests:
-
 * ``flight``: handlers of the Flight verbs
 * ``conversation``: one trainer's stream of steps and row lookups
 * ``steps``: one step, and delivery of values when their rounds close
 * ``step_stream``: transport of a conversation's messages by TCP, shared memory and Unix socket
 * ``line_loop``: thread that serves the small steps from all Unix sockets
-
-Blocks:
-
 * ``shard``: operations on blocks (push, read, copy, move), as decided by ``domain.pserver.blocks``
 * ``held``: the stores with their protocol and locks
 * ``soundness``: detection of interrupted changes, after which values and protocol no longer match
@@ -24,15 +16,10 @@ Blocks:
 * ``spans``: arrays of adjacent blocks, which are updated together
 * ``building``: allocation of the spans of a shard plan
 * ``arena``: memory allocator of the arrays
-
-Checkpoints and figures:
-
-* ``copying``: copies of blocks for cuts, made under the spans' locks
-* ``copier``: the copies of one cut, and their memory
+* ``copying``: copies of blocks for cuts, each with a ``copier``
 * ``snapshots``: checkpoint orders, and the thread that writes the copies to files
 * ``restoring``: loading of the newest readable checkpoint
-* ``meter``: counters of pushes, steps and rounds
-* ``metrics``: figures for Prometheus
+* ``meter``: counters of pushes, steps and rounds; ``metrics`` are the figures for Prometheus
 
 A gradient's path: ``conversation`` receives a message, and ``wire.parts`` verifies its checksum. ``shard.push`` has the
 store check the sizes and that all numbers are finite. Under the span's lock, the protocol decides whether the block

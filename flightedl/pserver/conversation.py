@@ -44,8 +44,6 @@ _LOOK_S = 0.1
 
 
 class _Word(Enum):
-    """A signal from the loop to the handler."""
-
     BY_STREAM = "the next request arrives on the stream"
 
 
@@ -144,7 +142,6 @@ class Conversation:
     # the handler's thread
 
     def _lent(self) -> Handed:
-        """Lend the conversation to the loop, and return what the loop hands back."""
         self._call.is_resting = True
         try:
             self._lines.lend(self)
@@ -201,7 +198,6 @@ class Conversation:
         self._drain(session, min(self._clock.now() + header.wait_s, self._call.deadline), checksums=checksums)
 
     def _drain(self, session: StepSession, deadline: float, *, checksums: bool) -> None:
-        """Send the values of rounds that close before the deadline."""
         for pieces in while_wanted(session.drain(self._clock, deadline), self._call):
             # A separate end message would cost as much as the message before it.
             end = STEP_END if session.is_over else b""
@@ -210,7 +206,6 @@ class Conversation:
             self._stream.write_word(STEP_END)
 
     def _finish(self, begun: _Begun) -> None:
-        """Finish a step that the loop has begun."""
         session = begun.session
         if session.is_over:
             self._stream.write(begun.pieces, STEP_END, checksums=begun.checksums)
@@ -298,7 +293,6 @@ class Conversation:
         return True
 
     def _hand_back(self, message: LineMessage | None) -> bool:
-        """Hand the conversation back because the message begins no small step, or the line has ended."""
         if message is None or self._call.is_late:
             self._handed.put(self._rest())
         elif self._parked is not None:

@@ -30,10 +30,7 @@ class Copying:
         self.under_way: dict[int, SnapshotCopier] = {}
 
     def begin(self, begin: Callable[[Mapping[int, int], int], SnapshotCopier | None]) -> None:
-        """Begin a cut if ``begin``, which is called under all locks, returns a copier.
-
-        ``begin`` is called with the versions of the blocks and the highest open round.
-        """
+        """Begin a cut if ``begin(versions, highest open round)``, called under all locks, returns a copier."""
         held = self.held
         with held.all_locked():
             copies = begin(held.protocol.versions(), held.protocol.highest_open_round())

@@ -124,7 +124,6 @@ class LineLoop:
         os.close(event)
 
     def _look(self) -> float:
-        """Check all parked steps. Return the seconds until the next one is due."""
         now = self._now()
         for conversation in list(self._parked):
             if self._serve(conversation, conversation.look, now) and conversation.due_at is None:

@@ -115,7 +115,6 @@ class PserverProcess(ServerProcess[PserverSettings]):
     def _acquire_index(
         self, coordinator: Coordinator, directory: Directory, port: int, service: PserverService
     ) -> HeldKey | None:
-        """Wait for a free index and acquire it. None if the process must end first."""
         said = ""
         while not self._stop.is_set():
             desired = directory.ps_desired()

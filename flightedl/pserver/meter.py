@@ -18,9 +18,7 @@ PUSH_SECONDS = Measure("push_seconds", "Time to process one message of a step.",
 STEP_SECONDS = Measure("step_seconds", "Time from a step's first message to its last answer, with waits.", _TIMES_S)
 ROUND_SECONDS = Measure("round_seconds", "Time between the ends of two rounds.", _TIMES_S)
 STALENESS = Measure(
-    "staleness_updates",
-    "Updates missing from the values on which a gradient is based.",
-    (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0),
+    "staleness_updates", "Updates that a gradient missed.", (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 )
 MEASURES = (PUSH_SECONDS, STEP_SECONDS, ROUND_SECONDS, STALENESS)
 #: Weight of the newest gradient in its sender's mean staleness.

@@ -295,7 +295,6 @@ class PserverService:
                 raise
 
     def _do(self, effect: happens.Effect) -> None:
-        """Carry out a slow effect and pass its result to the lifecycle."""
         match effect:
             case happens.Build(model):
                 self._specs = parameters_of(model.declaration)

@@ -272,7 +272,6 @@ class Shard:
                 number, data = numbers.stop, data[size_bytes:]
 
     def _split_around(self, span: ArraySpan, numbers: range) -> None:
-        """Give some blocks of a span one of their own."""
         with span.lock, self._soundness:
             if not span.is_split:
                 with self._deciding:

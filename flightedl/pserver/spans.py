@@ -169,7 +169,6 @@ class ArraySpan(SpanPlace):
         return OutgoingBlocks(numbers, version, outcome, values, self.offsets, self._checksums)
 
     def _outgoing(self, numbers: range) -> Array:
-        """Return the values of adjacent blocks as sent: borrowed, or shortened to 16 bits."""
         lent = self.borrow(numbers)
         if not self.wire:
             return lent

@@ -95,7 +95,6 @@ class StepSession:
         return pieces
 
     def _ready(self, budget_bytes: int) -> list[OutgoingBlocks]:
-        """Return about ``budget_bytes`` of the available values."""
         found: list[OutgoingBlocks] = []
         while self._waiting and budget_bytes > 0:
             # Rounds close in about the order in which their rows arrive, so the first unavailable value ends the

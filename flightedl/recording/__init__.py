@@ -1,16 +1,13 @@
 """Recording of the calls of a process's cores, replay, and stories about what happened.
 
 * ``recorded``: construction of a core, recorded or not
-* ``cores``: the inputs of each kind of core
-* ``calls``: recording and replaying of a core's inputs
+* ``cores``: the inputs of each kind of core; ``calls`` records and replays them
 * ``values``: conversion of arguments, events and effects to JSON and back
-* ``redaction``: removal of private texts, such as passwords and paths
-* ``texts``: the texts that replace them
-* ``writer``: one file for each process, written in the background
-* ``reader``: reading of these files
+* ``redaction``: removal of private texts, such as passwords and paths; ``texts`` are the replacements
+* ``writer`` and ``reader``: one file for each process
 * ``replay``: comparison of recorded effects with those of this version
-* ``moments``: human-readable events of a recorded run
-* ``master_moments``, ``pserver_moments``, ``trainer_moments``: conversion of recorded calls to such events
+* ``moments``: human-readable events of a recorded run, which ``master_moments``, ``pserver_moments`` and
+  ``trainer_moments`` find
 * ``story``: the events of one batch, task, block, trainer or evaluation
 
 A call's path: a process makes its core with ``recorded``. Each input of the core passes through ``calls``, which runs

@@ -37,13 +37,6 @@ def _parameters(method: Callable[..., Any]) -> tuple[str, ...]:
 
 
 class _Calls:
-    """Recorder of the calls of one core.
-
-    Args:
-        recorder: Writer of the core's records.
-        kind: Kind of the core.
-    """
-
     def __init__(self, recorder: CoreRecorder, kind: Kind) -> None:
         self._recorder = recorder
         self._kind = kind
@@ -93,7 +86,6 @@ class _Calls:
         self._recorder.record(at, event, _effects(self._kind, core, given, result))
 
     def _event(self, name: str, given: dict[str, Any]) -> tuple[float, object, tuple[str, Any]]:
-        """Return (time, event, (name of the event, its fields))."""
         at = given.pop("now") if "now" in given else self._recorder.now()
         if name == APPLY:
             (happened,) = given.values()
@@ -115,7 +107,6 @@ class _Calls:
 
 
 def _effects(kind: Kind, core: Any, given: Mapping[str, Any], result: Any) -> list[object]:
-    """Return the effects of a call, followed by the state that its kind records."""
     found = effects_of(result)
     return found if kind.state is None else found + [written(each) for each in kind.state(core, given, result)]
 

@@ -78,13 +78,11 @@ class MemberNow(msgspec.Struct, frozen=True):
 
 
 def _end_of(reply: TasksReply) -> TasksReply:
-    """Return the part of a reply that ``JobEnd`` uses."""
     outcome = reply.outcome if reply.outcome == "epochs_done" else "none_now"
     return TasksReply(assignments=[], outcome=outcome, pservers=reply.pservers, is_ending=reply.is_ending)
 
 
 def _without_chunks(reply: TasksReply) -> TasksReply:
-    """Return a reply without the locations of records, which a feed does not use."""
     given = [replace(each, chunks=[]) for each in reply.assignments]
     return replace(reply, assignments=given, ahead=[replace(each, chunks=[]) for each in reply.ahead])
 

@@ -5,23 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from flightedl.recording.moments import (
-    BEGUN,
-    JOB,
-    CoreMoments,
-    Effects,
-    Known,
-    Moment,
-    RecordedProcess,
-    Subject,
-    task_of,
-)
+from flightedl.recording.moments import BEGUN, JOB, CoreMoments, Effects, Known, Moment, Process, task_of
 
 
 class MasterMoments(CoreMoments):
     """Moments of a master's decisions."""
 
-    def __init__(self, process: RecordedProcess, known: Known) -> None:
+    def __init__(self, process: Process, known: Known) -> None:
         super().__init__(process, known)
         #: Call -> (trainer, evaluation); the evaluation is empty for the training data.
         self._callers: dict[int, tuple[str, str]] = {}
@@ -66,10 +56,7 @@ class MasterMoments(CoreMoments):
                 by = f", acknowledged by generations {report['pservers']}" if report.get("pservers") else ""
                 of = f" of evaluation {evaluation}" if evaluation else ""
                 text = f"receives from {trainer}: attempt {attempt}{of} {kind}{at}{by}"
-                yield self.moment(text, ("trainer", trainer), *self._work_of(evaluation, attempt))
-
-    def _work_of(self, evaluation: str, attempt: int) -> list[Subject]:
-        return [("evaluation", evaluation)] if evaluation else self.known.task_of(attempt)
+                yield self.moment(text, ("trainer", trainer), *self.known.work_of(evaluation, attempt))
 
     def _effect(self, kind: str, effect: Any) -> Iterator[Moment]:
         if kind == "Answer":
@@ -98,7 +85,7 @@ class MasterMoments(CoreMoments):
             yield self.moment(f"assigns attempt {attempt} to {trainer}: {batches}", ("trainer", trainer), task)
         for lost in reply["lost"]:
             attempt = lost["attempt"]
-            work = self._work_of(evaluation, attempt)
+            work = self.known.work_of(evaluation, attempt)
             yield self.moment(f"tells {trainer} to drop attempt {attempt}", ("trainer", trainer), *work)
 
     def _news(self, evaluation: str, news: Any) -> Iterator[Moment]:

@@ -47,13 +47,15 @@ class Known:
     #: Attempt at a task of the training data -> (epoch, task).
     attempts: dict[int, tuple[int, int]] = field(default_factory=dict)
 
-    def task_of(self, attempt: int) -> list[Subject]:
-        """Return the attempt's task, or an empty list if it is unknown."""
+    def work_of(self, evaluation: str, attempt: int) -> list[Subject]:
+        """Return the evaluation, or the attempt's task of the training data; empty if the task is unknown."""
+        if evaluation:
+            return [("evaluation", evaluation)]
         return [("task", *self.attempts[attempt])] if attempt in self.attempts else []
 
 
 @dataclass(slots=True)
-class RecordedProcess:
+class Process:
     """Names of a recorded process, which its cores' records reveal.
 
     Args:
@@ -81,7 +83,7 @@ class CoreMoments:
         known: Facts known from previous moments.
     """
 
-    def __init__(self, process: RecordedProcess, known: Known) -> None:
+    def __init__(self, process: Process, known: Known) -> None:
         self.process = process
         self.known = known
         #: Time of the current event, in seconds since 1970.

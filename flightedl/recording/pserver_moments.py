@@ -6,17 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from flightedl.messages.parameters import Outcome
-from flightedl.recording.moments import (
-    BEGUN,
-    JOB,
-    CoreMoments,
-    Effects,
-    Known,
-    Moment,
-    RecordedProcess,
-    Subject,
-    of_blocks,
-)
+from flightedl.recording.moments import BEGUN, JOB, CoreMoments, Effects, Known, Moment, Process, Subject, of_blocks
 
 
 class LifeMoments(CoreMoments):
@@ -40,7 +30,7 @@ class LifeMoments(CoreMoments):
 class BlockMoments(CoreMoments):
     """Moments of pushes, views and updates of the blocks."""
 
-    def __init__(self, process: RecordedProcess, known: Known) -> None:
+    def __init__(self, process: Process, known: Known) -> None:
         super().__init__(process, known)
         #: First block of a span -> the span's blocks (start, end).
         self._spans: dict[int, tuple[int, int]] = {}

@@ -88,7 +88,6 @@ def recordings_in(directory: Path) -> list[Recording]:
 
 
 def _opened(path: Path) -> Recording | None:
-    """Open a recording. None if the process died before it had written anything."""
     with path.open("rb") as lines:
         first = lines.readline()
     if not first.endswith(b"\n"):

@@ -76,7 +76,6 @@ def replay(recording: Recording) -> Replayed:
 
 
 def _play(player: CorePlayer, record: ReadRecord) -> tuple[int, Any, Any, str] | None:
-    """Replay an event. Return (number of the effect, expected, actual, trace) of the first difference, or None."""
     try:
         effects = player.play(record.at, record.name, record.fields)
     except CorruptError:

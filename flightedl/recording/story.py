@@ -8,7 +8,7 @@ from dataclasses import replace
 from flightedl.errors import UsageError
 from flightedl.messages.decoding import builtins_from_json
 from flightedl.recording.master_moments import MasterMoments
-from flightedl.recording.moments import BEGUN, JOB, CoreMoments, Known, Moment, RecordedProcess, Subject, ranges
+from flightedl.recording.moments import BEGUN, JOB, CoreMoments, Known, Moment, Process, Subject, ranges
 from flightedl.recording.pserver_moments import BlockMoments, LifeMoments, SnapshotMoments
 from flightedl.recording.reader import Recording
 from flightedl.recording.trainer_moments import (
@@ -46,7 +46,7 @@ def subject_of(kind: str, identity: str) -> Subject:
 
 
 #: Kind of a core -> constructor of the source of its moments.
-SOURCES: Mapping[str, Callable[[RecordedProcess, Known], CoreMoments]] = {
+SOURCES: Mapping[str, Callable[[Process, Known], CoreMoments]] = {
     "master": MasterMoments,
     "life": LifeMoments,
     "blocks": BlockMoments,
@@ -70,7 +70,7 @@ def moments_of(recording: Recording, known: Known) -> Iterator[Moment]:
         CorruptError: The file is damaged.
     """
     header = recording.header
-    process = RecordedProcess(recording.name)
+    process = Process(recording.name)
     cores: dict[str, CoreMoments] = {}
     for _, record in recording.records():
         if record.core not in cores:
@@ -114,7 +114,6 @@ def _is_of(moment: Moment, subject: Subject) -> bool:
 
 
 def _is_only_about(moment: Moment, context: set[Subject]) -> bool:
-    """Return True if a moment has subjects of the context, and no others except blocks."""
     return bool(moment.subjects & context) and all(each in context or each[0] == "block" for each in moment.subjects)
 
 

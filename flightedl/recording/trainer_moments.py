@@ -13,7 +13,7 @@ from flightedl.recording.moments import (
     Effects,
     Known,
     Moment,
-    RecordedProcess,
+    Process,
     Subject,
     of_blocks,
     ranges,
@@ -24,7 +24,7 @@ from flightedl.recording.moments import (
 class FeedMoments(CoreMoments):
     """Moments of the tasks of the training data or of an evaluation."""
 
-    def __init__(self, process: RecordedProcess, known: Known) -> None:
+    def __init__(self, process: Process, known: Known) -> None:
         super().__init__(process, known)
         self._evaluation = ""
         self._tasks: dict[int, tuple[Subject, str]] = {}
@@ -87,7 +87,7 @@ def _batch_of(batch: Any) -> tuple[int, int, int]:
 class StepMoments(CoreMoments):
     """Moments of gradients: when they are computed, pushed to blocks, answered and settled."""
 
-    def __init__(self, process: RecordedProcess, known: Known) -> None:
+    def __init__(self, process: Process, known: Known) -> None:
         super().__init__(process, known)
         #: Epoch and task of the script's current or last batch.
         self._task = (0, 0)
@@ -137,7 +137,6 @@ class StepMoments(CoreMoments):
         return [self.process.trainer, *(("batch", *self._task, number) for number in numbers)]
 
     def _now(self, state: Any) -> Iterator[Moment]:
-        """Yield the moment of a batch's new state, if it is settled or must be repeated."""
         name, subjects = self._name(state["number"]), self._batches([state["number"]])
         if state.get("must_repeat"):
             again = state.get("again")
@@ -195,7 +194,6 @@ class StepMoments(CoreMoments):
 
 
 def _numbers(pushed: Any) -> list[int]:
-    """Return the numbers of the batches in one push."""
     return [each["batch"] for each in (pushed["identity"], *pushed["further"])]
 
 
@@ -210,7 +208,6 @@ _ANSWERS = {
 
 
 def _without(places: Iterable[tuple[int, int]], removed: tuple[int, int]) -> list[tuple[int, int]]:
-    """Return ranges (start, end) without the numbers of the removed range."""
     found = []
     for begin, end in places:
         found += [(begin, min(end, removed[0])), (max(begin, removed[1]), end)]
@@ -220,7 +217,7 @@ def _without(places: Iterable[tuple[int, int]], removed: tuple[int, int]) -> lis
 class ElectionMoments(CoreMoments):
     """Moments of the election of the trainer that provides the model's first values."""
 
-    def __init__(self, process: RecordedProcess, known: Known) -> None:
+    def __init__(self, process: Process, known: Known) -> None:
         super().__init__(process, known)
         self._said = ""
 

@@ -227,7 +227,6 @@ def _add_effects(result: Any, found: list[object]) -> None:
 
 
 def _error(known: Mapping[str, Any]) -> BaseException:
-    """Return an error of the same class if it is flightedl's, otherwise one that is transient in the same way."""
     name, text = known["error"], known.get("text", "")
     kind = KeyboardInterrupt if name == KeyboardInterrupt.__name__ else getattr(errors, name, None)
     if isinstance(kind, type) and issubclass(kind, FlightedlError | KeyboardInterrupt):

@@ -74,9 +74,8 @@ class CopyBlocks(NamedTuple):
 
     cut: int
     numbers: Sequence[int]
-    #: Version to store with the copies.
+    #: Version and number of updates to store with the copies.
     version: int
-    #: Number of updates to store with the copies.
     updates: int
 
 
@@ -131,9 +130,7 @@ class Needs(NamedTuple):
     """Copies to make and memory to allocate before a push, so that the push itself cannot fail."""
 
     copies: Sequence[CopyBlocks] = ()
-    #: True if the push may update the values.
     has_update: bool = False
-    #: True if the gradient is added to the sum of a round.
     has_sum: bool = False
     #: True if the gradient is kept separately until its round closes.
     is_kept: bool = False

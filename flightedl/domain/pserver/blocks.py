@@ -1,8 +1,8 @@
 """The protocol of a pserver's blocks: pushes, pulls, views, snapshots and moves.
 
-The blocks are grouped into *spans*: adjacent blocks with the same history. A push that covers a whole span, as pushes
-do in normal training, is decided once for all of the span's blocks. A push that covers only some of them, or finds that
-they differ, splits the span permanently into spans of identical blocks. This costs only speed.
+The blocks are grouped into *spans*: adjacent blocks with the same history. A push that covers whole spans, as in normal
+training, is decided once per span. A push that covers only some blocks of a span, or finds that they differ, splits the
+span permanently into spans of identical blocks. This costs only speed.
 
 A span is identified by its first block, a cut by its number. The caller holds the arrays, divided into the same spans,
 and carries out each ``Split`` before its next call about these blocks.
@@ -265,7 +265,7 @@ class BlockProtocol:
         weight = (push.weight if self._is_mean else 1.0) if has_gradient else 0.0
         arrival = self._arrive(span, push, base_version, weight, is_new=is_new)
         effects: list[Effect] = []
-        self._use_gradient(span, push, arrival, weight, effects)
+        self._apply(span, push, arrival, weight, effects)
         is_news = not self.is_synchronous or self._close_rounds(span, effects)
         outcome = _OUTCOMES[type(arrival)]
         if not is_new and outcome is Outcome.ACCEPTED:
@@ -293,7 +293,6 @@ class BlockProtocol:
         return Pushed(Outcome.PARTLY_APPLIED, span.rounds.version, effects, having, is_news=is_news)
 
     def _alike(self, span: BlockSpan) -> list[range]:
-        """Return the span's blocks as ranges of blocks with the same batches."""
         return self._applied.alike(span.numbers)
 
     def _unmark(self, span: BlockSpan, batches: Batches) -> None:
@@ -301,7 +300,6 @@ class BlockProtocol:
             self._applied.unmark(span.numbers, batch, batch_count)
 
     def _arrive(self, span: BlockSpan, push: Push, base_version: int, weight: float, *, is_new: bool) -> Arrival:
-        """Let the marked batches arrive at the round. Remove their marks if the round rejects them."""
         (batch, batch_count), *others = push.batches
         keep = False
         try:
@@ -321,10 +319,7 @@ class BlockProtocol:
                 self._unmark(span, push.batches)
         return arrival
 
-    def _use_gradient(
-        self, span: BlockSpan, push: Push, arrival: Arrival, weight: float, effects: list[Effect]
-    ) -> None:
-        """Append the effect of an arrival's gradient to ``effects``."""
+    def _apply(self, span: BlockSpan, push: Push, arrival: Arrival, weight: float, effects: list[Effect]) -> None:
         if isinstance(arrival, Apply):
             version = span.rounds.version
             rate_factor = 1.0 / (1.0 + arrival.staleness) if self._scales_by_staleness else 1.0
@@ -340,7 +335,6 @@ class BlockProtocol:
     # rounds
 
     def _close_rounds(self, span: BlockSpan, effects: list[Effect]) -> bool:
-        """Close all full rounds. Return False if there was none."""
         rounds = span.rounds
         if not rounds.closable():
             return False
@@ -399,7 +393,6 @@ class BlockProtocol:
         return ViewApplied(verdict, verdict.reply(request.serial, highest), effects)
 
     def _begin_in(self, mode: Mode) -> None:
-        """Set the initial mode. There have been no members yet."""
         self._set_mode(mode)
         for span in self.spans:
             span.rounds = BlockRounds(mode, span.rounds.version)
@@ -407,12 +400,10 @@ class BlockProtocol:
     def _change_members(
         self, span: BlockSpan, admit: Mapping[int, int], remove: Sequence[int], effects: list[Effect]
     ) -> None:
-        """Admit and remove members, and close the rounds that waited only for removed members."""
         span.rounds.change(admit, remove)
         self._close_rounds(span, effects)
 
     def _switch(self, span: BlockSpan, verdict: ViewVerdict, effects: list[Effect]) -> None:
-        """Close the open rounds in the old mode, then start the new mode at the view's round."""
         assert verdict.switch is not None, "the view does not change the mode"
         self._change_members(span, {}, verdict.remove, effects)
         span.rounds.switch(verdict.switch, verdict.switch_round)
@@ -446,7 +437,6 @@ class BlockProtocol:
         self._cuts.pop(cut, None)
 
     def _copies_due(self, span: BlockSpan) -> list[CopyBlocks]:
-        """Copy all due blocks of a span that is about to change."""
         return [self._copied(span, cut, due) for cut, known in self._cuts.items() if (due := self._due(span, known))]
 
     @staticmethod
@@ -461,7 +451,6 @@ class BlockProtocol:
         return CopyBlocks(cut, numbers, kept, span.updates)
 
     def _note_due(self, span: BlockSpan, effects: list[Effect]) -> None:
-        """Append the blocks that have become due because the version has changed."""
         effects += [BlocksDue(cut, due) for cut, known in self._cuts.items() if (due := self._due(span, known))]
 
     # blocks that move to another pserver
@@ -580,6 +569,5 @@ def around(blocks: range, part: range) -> list[range]:
 
 
 def _neighbours_with_same(restored: Restored, numbers: range) -> list[range]:
-    """Split a range into ranges of blocks with the same version and number of updates."""
     bounds = [number for number in numbers[1:] if restored[number] != restored[number - 1]]
     return [range(start, stop) for start, stop in pairwise([numbers.start, *bounds, numbers.stop])]

@@ -159,7 +159,6 @@ class PserverLife:
         return self._look()
 
     def _look(self) -> Effects:
-        """Return the effects of the known facts in the current state."""
         election = self._facts.election
         if self.state is State.NO_MODEL:
             return self._begin_to_build()
@@ -196,7 +195,6 @@ class PserverLife:
     # values
 
     def _seek_values(self) -> Effects:
-        """Wait for values, load them from a checkpoint, or report that they are lost."""
         election, loadable = self._facts.election, self._facts.loadable
         if self._wanted is not None and (election is None or loadable is None):
             return self._end("its blocks contain part of a checkpoint, but the model needs first values")

@@ -223,9 +223,7 @@ PSERVER_BUGS: dict[str, Planted] = {
     ),
     "added without its weight": bug(
         "a gradient is added without its weight, but divided by it",
-        swaps(
-            f"{_BLOCKS}_use_gradient", "AddGradient(push.batches[0][0], weight,", "AddGradient(push.batches[0][0], 1.0,"
-        ),
+        swaps(f"{_BLOCKS}_apply", "AddGradient(push.batches[0][0], weight,", "AddGradient(push.batches[0][0], 1.0,"),
     ),
     "the mean of the first mode": bug(
         "after a change of mode, gradients are still summed or averaged as before",

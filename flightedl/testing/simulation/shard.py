@@ -152,7 +152,6 @@ class Shard:
             span.require_sound(self._process.name)
 
     # decisions
-
     def apply_view(self, request: ViewRequest) -> ViewReply:
         """Accept a master's view."""
         mode = self.protocol.mode
