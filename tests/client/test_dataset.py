@@ -351,7 +351,10 @@ def test_a_batch_whose_transform_fails_fails_only_its_task(
     assert {number for _, task, number in listener.done if task == 1} == set(range(10))
     assert (0, 0, 7) not in listener.done
     errors = capsys.readouterr().err
-    assert "the task goes back: transform=broken_at_seven failed at batch 7: ValueError: no sevens, please" in errors
+    assert (
+        "the task returns to the queue: transform=broken_at_seven failed at batch 7: ValueError: no sevens, please"
+        in errors
+    )
 
 
 def test_a_transform_that_readers_cannot_import_ends_the_loop(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

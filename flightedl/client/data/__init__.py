@@ -1,11 +1,16 @@
-"""A trainer's data: work from the master, read into batches.
+"""A trainer's data: tasks from the master, read into batches.
 
-* ``job_data`` is what a session has of it: the training data, and evaluations.
-* ``feed`` fetches work and reports it in the background. ``dataset`` turns it into batches, which ``reading`` reads in
-  the thread of ``read_ahead``, and ``read_queue`` keeps until they are handed out.
-* ``transforms`` has the user's function for batches, ``readers`` the processes that run it (``transform_process``).
-* ``group_dataset`` gives batches to the ranks of a group in rounds. ``ranks`` finds out which rank this process is,
-  ``pieces`` reads its records, and ``attendance`` is its part in the start of the group, which ``start_name`` names.
-* ``numbered_dataset`` gives the batches whose numbers a script asks for.
-* ``evaluation`` does this trainer's part of ``job.evaluate``.
+* ``job_data``: training data and evaluations of one session; ``options``: its options for reading
+* ``dataset``: the loop over this trainer's batches; ``feed``: tasks from the master, and reports to it
+* ``read_ahead``, ``reading``, ``read_queue``: the reader thread, reading of tasks, and the queue of batches
+* ``transforms``, ``readers``, ``transform_process``: the user's function for batches, and processes that run it
+* ``elements``: batches from a function that returns elements by index
+* ``group_dataset``: the loop over a rank's rounds; ``pieces``: reading of its records
+* ``ranks``, ``start_name``, ``attendance``: this process's rank, the name of its group's start, and its part in it
+* ``numbered_dataset``: batches by number
+* ``evaluation``: this trainer's part of ``job.evaluate``
+* ``snapshots``: files of Delta and Iceberg tables
+
+The feed receives a task, ``read_ahead`` reads its batches and puts them into the queue, and the loop hands them out and
+reports the task when all of them are done.
 """

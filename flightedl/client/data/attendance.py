@@ -1,9 +1,9 @@
 """This rank's part in the current start of its group: it joins, reports its rounds, and leaves.
 
-A rank takes rounds only while its lease lives by its own clock, and until the master says that its start is over. It
-needs no master in between, but one that stood still for seconds asks the master before it takes another round. A thread
-reports the newest round a few times a second. After a start that a rank's death has ended, ranks report each round
-before they take it, until they are past the records of that death: so the master knows at which records a rank dies.
+A rank takes rounds only while its lease is alive by its own clock, and until the master says that its start is over.
+Rounds need no master, but a rank that was frozen for seconds asks the master before it takes another round. A thread
+reports the newest round a few times a second. If the previous start ended with a rank's death, ranks report each round
+before they take it, until they are past the records of that death. The master thus knows where a rank dies.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from flightedl.messages.groups import (
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 _REPORT_S = 0.5
-#: Part of the time between reports that is between those of watched rounds.
+#: Time between reports of watched rounds, as a part of the usual time.
 _WATCHED_PART = 0.1
-#: Rounds are watched for so long after the records of the last death: the report of its round may have been older.
+#: Seconds for which rounds are watched after the records of the last death, because its last report may be older.
 _WATCHED_S = 2.0
-#: Least time to live of a rank's lease, because scripts that load a model keep other threads from running for seconds.
-#: Nobody waits for the end of a dead rank's lease: the next start of its group ends the one before it.
+#: Minimum time to live of a rank's lease, because a script that loads a model may block other threads for seconds.
+#: A long lease delays nothing: the next start of a group ends the previous one without waiting for leases.
 _LEASE_S = 30.0
-#: Times between two reports after which a rank without a reply asks the master before it takes a round.
+#: Number of report intervals without a reply after which a rank asks the master before it takes a round.
 _UNCONFIRMED_PART = 4
 _CONFIRM_S = 0.5
-#: Time for the last word of a rank whose script has raised.
+#: Time limit for the last report of a rank whose script has raised.
 _RAISED_S = 2.0
-#: Errors that another rank's end causes.
+#: Errors caused by the end of another rank.
 _OF_OTHERS = re.compile(r"gloo|nccl|closed by peer|reset by peer|broken pipe|TCPStore", re.IGNORECASE)
 
 
 def is_own_failure(error: BaseException) -> bool:
-    """True if a rank's script raised this error by itself: no other rank's end and no signal has caused it."""
+    """True if the error comes from the rank's script itself, not from the end of another rank or from a signal."""
     if not isinstance(error, Exception) or isinstance(error, FlightedlError):
         return False
     kinds = {kind.__name__ for kind in type(error).__mro__}
@@ -65,7 +65,7 @@ class GroupAttendance:
         process: This process.
         rank: Rank of this process among all processes that are started together.
         size: Number of these processes.
-        plan: All that decides which records a rank gets, for people; it must be the same on every rank.
+        plan: The settings that decide which records a rank gets, for people; equal on every rank.
     """
 
     def __init__(self, process: TrainerProcess, rank: int, size: int, plan: str) -> None:
@@ -76,14 +76,14 @@ class GroupAttendance:
         self._held = process.registration.held
         self._held.hold_for(max(self._held.ttl_s, _LEASE_S))
         self._incarnation = 0
-        #: Records that no rank gets, because they have killed their ranks.
+        #: Records that no rank gets, because they killed ranks.
         self._left_out: list[Piece] = []
         self._watched_until = 0
         self._watched_since: float | None = None
         self._has_finished = False
-        #: The newest round, until it is reported.
+        #: The newest round, for the next report.
         self._place: GroupPlaceRequest | None = None
-        #: Seconds between two reports, and when the last one was sent to which a master has replied.
+        #: Seconds between two reports, and time of the last report that a master has answered.
         self._every_s, self._confirmed_at = _REPORT_S, 0.0
         #: Reason why this rank may take no more rounds; empty if there is none.
         self._over = ""
@@ -135,7 +135,7 @@ class GroupAttendance:
         return own | {"rank": self._rank}
 
     def _ask(self, verb: str, request: msgspec.Struct, kind: type[Answer]) -> Answer:
-        """Repeat a request until a master has answered it. Errors as of the request; FencedError without a lease."""
+        """Repeat a request until a master answers. Raises the request's errors, and FencedError without a lease."""
 
         def attempt() -> Answer:
             self._require_lease()
@@ -174,7 +174,7 @@ class GroupAttendance:
             if not self._ask("group_at", place, GroupPlaceReply).is_current:
                 self._over = OVER_TEXT
         elif now - self._confirmed_at > _UNCONFIRMED_PART * self._every_s:
-            # This process stood still, or there is no master.
+            # This process was frozen, or there is no master.
             self._confirm(place, _CONFIRM_S)
             self._confirmed_at = max(self._confirmed_at, now)
         self._require_lease()
@@ -195,7 +195,7 @@ class GroupAttendance:
                 self._confirm(self._place, _RAISED_S)
 
     def _confirm(self, place: GroupPlaceRequest, timeout_s: float) -> None:
-        """Ask the master if the start is current. Without a master the rank goes on for as long as its lease lives."""
+        """Ask the master if the start is current. Without a master, the rank continues while its lease is alive."""
         sent_at = self._process.clock.now()
         try:
             reply = self._once("group_at", place, GroupPlaceReply, timeout_s)
@@ -212,7 +212,7 @@ class GroupAttendance:
         self._has_finished = True
 
     def leave(self, error: BaseException | None) -> None:
-        """Leave the group, before the lease ends. The master has stored it when this returns without an error.
+        """Leave the group before the lease ends. The master has stored this when the call returns.
 
         Args:
             error: The exception that ends the session, if one does.
@@ -239,5 +239,5 @@ class GroupAttendance:
                 self._once("group_at", self._place, GroupPlaceReply, _RAISED_S)
             self._once("group_leave", request, Reply, _RAISED_S)
         except FlightedlError:
-            # The end of the lease says the same, later.
+            # The master learns it later, from the end of the lease.
             return

@@ -1,22 +1,19 @@
 """The user's ``for batch in data``: tasks become batches, finished tasks become reports.
 
-A reader thread stays ahead by the next chunk (``read_ahead``), so that reading overlaps with computing, also across the
-ends of epochs: it reads what this trainer will probably be given, and passes it on when it is (``reading``). The
-iterator opens each batch (this trainer is a member, its values are fresh), hands it out, and closes it when the next
-one is asked for.
-Which one is next, which is handed out again (the loop body simply runs once more with fresh values), and when a task is
-done is decided by ``domain.trainer.readings``.
+A reader thread reads the next chunk in advance (``read_ahead``), so reading overlaps with computing, also across the
+ends of epochs: it reads tasks that the master has promised, and passes them on once they are assigned (``reading``).
+The iterator opens each batch (this trainer is a member, its values are fresh), hands it out, and closes it when the
+script asks for the next batch. ``domain.trainer.readings`` decides which batch is next, which batch is handed out again
+(the loop body then runs once more with fresh values), and when a task is done.
 
-When all is done, the loop ends with the model's final values, which are the same in every trainer. A loop that is left
-early keeps the values that it had.
+After the last epoch, the loop ends with the model's final values, which are the same in every trainer. If the script
+leaves the loop early, the model keeps its values, and batches whose gradients are not pushed return to the queue with
+their task.
 
-A loop that is left gives up the sum that is not pushed: its batches go back with their task.
+Without a model, the script may acknowledge batches itself (``domain.trainer.acknowledged``). Such a loop ends early if
+no batch arrives while some are not acknowledged, because the next batch may depend on them. A new loop continues.
 
-Where there is no model, a batch may also count as done when the user says so (``domain.trainer.acknowledged``). Then a
-loop ends early where nothing comes and batches are not done, for what comes next may wait for just these; another one
-goes on from there.
-
-What is not guaranteed: that the loop body runs exactly once for a batch. That its gradient counts exactly once is.
+Each batch's gradient counts exactly once. The loop body may run more than once for a batch.
 """
 
 from __future__ import annotations
@@ -67,23 +64,23 @@ from flightedl.formats.record_places import described, record_ranges
 from flightedl.messages.declarations import DeclaredDataset
 
 _SLICE_S = 0.5
-#: Nothing comes, while batches are not done.
+#: Returned instead of a batch if none arrives while some are not acknowledged.
 _STARVED = object()
 
 
-#: Makes what decides about a loop.
+#: Returns the state machine of a new loop.
 LoopOf = Callable[[], BatchLoop]
 AcknowledgedOf = Callable[[], AcknowledgedLoop]
-#: Told which columns have ids of tables, and how to see the next batch.
+#: Receives the columns with ids of tables, and a function that returns the next batch if it is known.
 LookAhead = Callable[[Mapping[Table, Column], Callable[[], pa.RecordBatch | None]], None]
-#: None: nothing comes, while batches are not done.
+#: Yields None in place of ``_STARVED``.
 Loop = Generator[pa.RecordBatch | None, None, None]
 
 
 class Dataset:
-    """An elastic pass over the data: ``for batch in dataset`` gives this trainer's share, until all epochs are done.
+    """This trainer's share of the data: ``for batch in dataset`` yields batches until all epochs are done.
 
-    Iterate once; a loop that was left may be begun again, and goes on with what is left. Batches are
+    One loop goes through all epochs. After ``break``, a new loop continues with the remaining batches. Batches are
     ``pyarrow.RecordBatch`` of at most ``batch_size`` records.
     """
 
@@ -119,47 +116,47 @@ class Dataset:
         self._look_ahead = look_ahead
         self._trouble_of_files = trouble_of_files
         self._require_lease = require_lease
-        #: The user says which batches are done.
+        #: True if the script acknowledges batches with ``done``.
         self.explicit_done = explicit_done
-        #: Of the loop that is under way, if so.
+        #: State of the current loop if ``explicit_done``.
         self._acknowledged: AcknowledgedLoop | None = None
         self._is_finished = False
-        #: The loop over the data, from its beginning. Only whoever goes through it keeps it: when they leave it, by
-        #: ``break`` or by an exception, it ends there and then, and nobody waits for this trainer.
+        #: The current loop. Only the script holds a strong reference: when the script leaves the loop, by ``break`` or
+        #: by an exception, the loop ends at once, and no other trainer waits for this one.
         self._loop: weakref.ref[Loop] | None = None
-        #: One that may be left and gone on with.
+        #: A loop that continues after ``break``.
         self._resumable: Loop | None = None
         self._feed: TaskFeed | None = None
         self._transforming = transforming or Transforming()
         self._reading_of = partial(ReadAhead, read, self._transforming, self._place, read_ahead_bytes)
         self._reading = self._reading_of()
-        #: (reading, number) -> the records of a batch that may be handed out again, or that is not done.
+        #: (reading, number) -> records of a batch that may be handed out again, or that is not acknowledged.
         self._records: dict[tuple[int, int], pa.RecordBatch] = {}
-        #: What the user's code is at.
+        #: Task of the current batch.
         self._at: AssignedTask | None = None
-        #: Of the batch within its task.
+        #: Number of the current batch within its task.
         self._number = 0
-        #: The present loop was given a batch.
+        #: True if the current loop has handed out a batch.
         self._has_batches = False
 
     @property
     def schema(self) -> pa.Schema:
-        """Arrow schema of the batches; with ``decode``, of the records that it is given."""
+        """Arrow schema of the batches before ``transform``; with ``decode``, of its input."""
         return batch_schema_of(self._declared)
 
     @property
     def record_count(self) -> int:
-        """Records of one epoch, over all trainers; of one that is followed, when it was declared."""
+        """Records of one epoch, over all trainers; with ``follow``, when the dataset was declared."""
         return self._declared.record_count
 
     @property
     def task_count(self) -> int:
-        """Tasks of one epoch, over all trainers; of one that is followed, when it was declared."""
+        """Tasks of one epoch, over all trainers; with ``follow``, when the dataset was declared."""
         return self._declared.task_count
 
     @property
     def epoch(self) -> int:
-        """The epoch of the batch that the loop has now, counted from 0.
+        """Epoch of the current batch, counted from 0.
 
         Raises:
             UsageError: no batch is current.
@@ -170,7 +167,7 @@ class Dataset:
 
     @property
     def step_of_batch(self) -> int:
-        """Of data declared with ``steps_per_batch``: which of its steps the current batch is for, counted from 0.
+        """Number of the current batch among its ``steps_per_batch`` repetitions, counted from 0.
 
         Raises:
             UsageError: no batch is current.
@@ -181,24 +178,26 @@ class Dataset:
 
     @property
     def is_over(self) -> bool:
-        """Whether a loop has seen that all batches of all epochs are done, by whichever trainer."""
+        """True if all batches of all epochs are done, and a loop of this trainer has ended because of that."""
         return self._is_finished
 
     def done(self, batch: pa.RecordBatch | None = None) -> Done:
-        """Say that a batch is done; for a dataset declared with ``explicit_done``.
+        """Acknowledge a batch; for a dataset declared with ``explicit_done``.
 
         Args:
-            batch: A batch that the loop gave; None: the oldest one that is not done.
+            batch: A batch that the loop yielded; None: the oldest batch that is not acknowledged.
 
         Returns:
-            ``Done.COUNTED``, or ``Done.TAKEN`` if the batch was taken from this trainer, which was frozen, cut off or
-            stuck: then another trainer does it, and it must not count here.
+            ``Done.COUNTED``, or ``Done.TAKEN`` if the master took the batch from this trainer because it was frozen,
+            cut off or stuck. Another trainer then processes the batch, so it must not count here.
 
         Raises:
-            UsageError: it was declared without ``explicit_done``, or there is no such batch.
+            UsageError: the dataset was declared without ``explicit_done``, or there is no such batch.
         """
         if not self.explicit_done:
-            raise UsageError("batches are done as the loop goes on: to say it yourself, declare explicit_done=True")
+            raise UsageError(
+                "a batch is done when the loop asks for the next one: to call done(), declare explicit_done=True"
+            )
         waiting = [] if self._acknowledged is None else self._acknowledged.not_done
         of = self._records
         found = next((e for e in waiting if batch is None or of.get((e.batch.reading, e.batch.number)) is batch), None)
@@ -216,30 +215,29 @@ class Dataset:
         return done.outcome
 
     def end(self) -> None:
-        """Of a dataset declared with ``follow``: no files are to come, so let the last epoch end with those there are.
+        """Let the last epoch of a dataset declared with ``follow`` end with the files that exist now.
 
-        Returns when these have joined. The same as putting a file ``_END`` beside them.
+        Returns when these files have joined. Creating a file ``_END`` beside them has the same effect.
 
         Raises:
-            UsageError: it was declared without ``follow``.
+            UsageError: the dataset was declared without ``follow``.
         """
         self._end_growth()
 
     def prefetching(self, columns: Mapping[Table, Column]) -> Self:
-        """From now on the rows of the next batch come with the step of the batch before it, as far as that is known.
+        """Fetch the rows of the next batch with each step, if that batch has been read by then.
 
-        A lookup of just these ids then costs no round trip. In synchronous mode what it returns is the same as without;
-        in other modes rows are as they were right after that step.
+        A lookup of exactly these ids then costs no round trip. In synchronous mode it returns the same rows as without
+        prefetching; in other modes it returns the rows as they were right after that step.
 
         Args:
-            columns: Table -> the column of the batches that has its ids, or a function that makes them of a batch, as
+            columns: Table -> the column of the batches with its ids, or a function that computes them from a batch, as
                 the loop does.
         """
         self._look_ahead(columns, self._peek)
         return self
 
     def _peek(self) -> pa.RecordBatch | None:
-        """The batch that was read behind the current one; None: that is not known."""
         item = self._reading.queue.first
         return None if item is None else item[1]
 
@@ -265,7 +263,7 @@ class Dataset:
             yield batch
 
     def _leave_loop(self, loop: Loop | None) -> None:
-        """The loop before was left in its midst, as by Ctrl-C in a notebook: what it held goes back."""
+        """Return the tasks of the previous loop, which the script left, as by Ctrl-C in a notebook."""
         if loop is not None:
             loop.close()
         self.close()
@@ -274,14 +272,13 @@ class Dataset:
 
     @contextmanager
     def _begun(self) -> Iterator[TaskFeed]:
-        """Fetch and read ahead inside the ``with`` block, which is left when the loop is."""
         self._feed = feed = self._feed_factory()
         self._reading.start(feed)
         self._has_batches = False
         try:
             yield feed
         except GeneratorExit:
-            # The loop was left at a batch: by ``break``, or by an exception, of which the session hears in a moment.
+            # The script left the loop at a batch: by ``break``, or by an exception, which the session reports soon.
             self._reading.stopping.set()
             feed.retire(self._at)
             raise
@@ -321,7 +318,7 @@ class Dataset:
                     if item is None:
                         break
                     read = self._kept(cast("Item", item))
-                    # Whether a batch's task is held is looked at when the batch is handed out.
+                    # For a batch this is checked when the batch is handed out.
                     is_taken = isinstance(read, ReadBatch) or feed.is_held(read.task)
                     step = loop.take(read) if is_taken else loop.next_step()
                 elif isinstance(step, PushSum):
@@ -333,7 +330,7 @@ class Dataset:
                     step = loop.next_step()
 
     def _acknowledged_batches(self) -> Loop:
-        """Yield batches where the user says which are done; None if nothing comes while some are not."""
+        """Yield the batches of a dataset with ``explicit_done``, and None in place of ``_STARVED``."""
         loop = self._acknowledged = self._acknowledged_of()
         with self._begun() as feed:
             step: LoopStep = loop.next_step()
@@ -367,7 +364,7 @@ class Dataset:
         return read
 
     def _open(self, feed: TaskFeed, task: AssignedTask, batch: Batch) -> bool:
-        """Get ready to hand a batch out; False if the work was taken away."""
+        """Prepare to hand out a batch. Return False if the master has revoked its task."""
         self._require_lease()
         if not feed.is_held(task) or not self._listener.open_batch(batch, partial(self._place, task, batch.number)):
             return False
@@ -376,7 +373,6 @@ class Dataset:
 
     @staticmethod
     def _report(feed: TaskFeed, step: LoopStep) -> None:
-        """Tell the feed."""
         match step:
             case Finished(task, pservers):
                 feed.finished(task, pservers)
@@ -388,7 +384,6 @@ class Dataset:
                 _report_unreadable(feed, failure)
 
     def _place(self, task: AssignedTask, number: int) -> str:
-        """Where the records of a batch lie."""
         declared, given = self._declared.declaration, task.assignment
         first = number // declared.steps_per_batch * declared.batch_size
         end = first + declared.batch_size
@@ -417,22 +412,22 @@ class Dataset:
 
     @property
     def _patience(self) -> str:
-        """What there is to wait for when the master has no work."""
+        """Events that end a wait for work from the master, for people."""
         more = f", or new files, or {MARKER} beside them" if self._declared.declaration.follow else ""
         return f"the other trainers to finish their tasks of this epoch{more}"
 
     def fail_current(self, current: CurrentBatch, error: str, place: str) -> None:
-        """The user's code raised at this batch, at this place of it: report it, so that a poisonous record is found."""
+        """Report that the script raised at this batch and place, so that the master can find a poisonous record."""
         if self._feed is not None and self._at is not None:
             self._feed.failed(self._at, error, current.number, place)
 
     def registered_again(self) -> None:
-        """This trainer has a new generation: what it held belongs to others now."""
+        """Drop all tasks, because this trainer has a new generation and others have received its tasks."""
         if self._feed is not None:
             self._feed.registered_again()
 
     def close(self) -> None:
-        """Hand back what is held and stop reading. Closing twice is fine."""
+        """Return the held tasks and stop reading. Does nothing if called again."""
         self._reading.stopping.set()
         if self._feed is not None:
             self._feed.close(self._grace_s)
@@ -441,7 +436,7 @@ class Dataset:
 
 
 def _report_unreadable(feed: TaskFeed, failure: ReadFailure) -> None:
-    """The task goes back; what no data can cause is raised."""
+    """Return the task to the master. Raise errors that the data cannot have caused."""
     error = failure.error
     if isinstance(error, ChangedFileError | UnusableTransformError):
         raise error
@@ -451,4 +446,4 @@ def _report_unreadable(feed: TaskFeed, failure: ReadFailure) -> None:
     feed.failed(failure.task, str(error) or type(error).__name__, failure.number, place)
     if not isinstance(error, (FlightedlError, pa.ArrowException, OSError)):
         raise error
-    sys.stderr.write(f"flightedl: {problem}, the task goes back: {error}\n")
+    sys.stderr.write(f"flightedl: {problem}, the task returns to the queue: {error}\n")

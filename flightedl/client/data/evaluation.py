@@ -1,6 +1,6 @@
-"""This trainer's part of an evaluation: fetch tasks, let the user's function measure their batches, report sums.
+"""This trainer's part of an evaluation: fetch tasks, measure their batches with the user's function, report sums.
 
-One thread reads and measures; the feed fetches the next task meanwhile. The master adds the sums up.
+One thread reads and measures, while the feed fetches the next task. The master adds up the sums.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from flightedl.client.waiting import Waiting
 from flightedl.domain.trainer.feed import AssignedTask
 from flightedl.messages.tasks import TasksReply
 
-#: Metrics of a batch; the mean is weighted by the batch's records.
+#: Returns metrics of a batch. Their means are weighted by records.
 Measure = Callable[[pa.RecordBatch], Mapping[str, SupportsFloat]]
 _Read = Callable[[AssignedTask], Iterator[pa.RecordBatch]]
 
@@ -31,10 +31,10 @@ def run(
     waiting: Waiting,
     advanced: Callable[[], None],
 ) -> None:
-    """Work until every task is done, by whichever trainer; call ``advanced`` after each batch.
+    """Measure tasks until the trainers have done all of them. Call ``advanced`` after each batch.
 
     Raises:
-        Exception: what ``measure`` raised; the task is reported as failed at that batch.
+        Exception: ``measure`` raised it; the task is reported as failed at that batch.
     """
     while True:
         task = feed.next(_SLICE_S)
@@ -70,7 +70,7 @@ def _do(feed: TaskFeed, task: AssignedTask, read: _Read, measure: Measure, advan
 
 
 def result(name: str, reply: TasksReply) -> dict[str, float]:
-    """The merged metrics; says so when they lack something."""
+    """Return the merged metrics. Write to stderr if failed tasks are missing from them."""
     if reply.failed:
         text = f"{reply.failed} tasks of the evaluation {name!r} failed and are not in its result"
         sys.stderr.write(f"flightedl: {text}\n")

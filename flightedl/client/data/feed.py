@@ -1,8 +1,7 @@
-"""Gets work from the master and reports it, in the background, so that the next task is there when this one ends.
+"""Background thread that fetches tasks from the master and reports them, so that the next task arrives in time.
 
-What is held, asked for and reported is decided by ``domain.trainer.feed``. Here is the thread that talks to the master:
-while tasks are short it asks again and again over one open stream, and lets go of it when it has had nothing to say for
-a second.
+``domain.trainer.feed`` decides which tasks to hold, request and report. The thread here talks to the master. While
+tasks are short, it sends all requests over one open stream. It closes the stream after a second without requests.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from flightedl.domain.trainer.feed import Ask, AssignedTask, Feed, LookAgain, Ov
 from flightedl.messages.tasks import Assignment, TasksReply
 from flightedl.ports import Clock
 
-#: Far below the least time after which a master calls a trainer stuck (``config.STUCK_FLOOR_S``).
+#: Far below the least time after which a master considers a trainer stuck (``config.STUCK_FLOOR_S``).
 _CONFIRM_AFTER_S = 2.0
 _CONFIRM_S = 5.0
 
-#: Asks the master.
+#: Sends a request to the master and returns its reply.
 Fetch = Callable[[Ask], TasksReply]
 
 
@@ -27,11 +26,11 @@ class TaskFeed:
     """The tasks of one trainer. Thread-safe.
 
     Args:
-        fetch: Talks to the master.
-        rest: Tells that there will be nothing to fetch for a while.
-        clock: Tells how long tasks take.
-        cover_s: How long the tasks held should last while no master answers.
-        feed: What decides; None: one with this ``cover_s``.
+        fetch: Sends a request to the master.
+        rest: Called when there will be no requests for a while.
+        clock: Measures how long tasks take.
+        cover_s: Seconds of work to hold in advance, in case no master answers.
+        feed: The state machine; None: a new one with this ``cover_s``.
     """
 
     def __init__(
@@ -48,21 +47,21 @@ class TaskFeed:
         self._changed = threading.Condition()
         #: Under the lock.
         self._feed = Feed(cover_s) if feed is None else feed
-        #: False when this task was taken away or handed back: drop what is left of it, also of its end. It needs no
-        #: lock, being one look into a dict.
+        #: False if the task was revoked or returned; the caller then drops its remaining batches and does not report
+        #: it as finished. Needs no lock, because it is a single dict lookup.
         self.is_held = self._feed.is_held
         self._thread = threading.Thread(target=self._run, name="flightedl-tasks", daemon=True)
         self._thread.start()
 
-    # what the reader asks
+    # for the reader
 
     def next(self, timeout_s: float) -> AssignedTask | None:
-        """The next task, or None after ``timeout_s``, or at once when there is none any more, or something to read.
+        """Return the next task. Return None after ``timeout_s``, or as soon as there are no more tasks or one to read.
 
-        While two that were given are not reported, there is no next one.
+        There is no next task while two tasks are not reported.
 
         Raises:
-            Exception: what ended the feed.
+            Exception: the error that ended the feed.
         """
         feed = self._feed
         with self._changed:
@@ -73,29 +72,29 @@ class TaskFeed:
             return task
 
     def next_ahead(self) -> Assignment | None:
-        """What to read while there is no next one, to have it when it comes."""
+        """Return a promised task to read while there is no next task, or None."""
         with self._changed:
             return self._feed.begin_ahead()
 
     @property
     def is_done(self) -> bool:
-        """True when all epochs are done everywhere."""
+        """True if all epochs are done, in all trainers."""
         with self._changed:
             return self._feed.is_done
 
     @property
     def trouble(self) -> str:
-        """Why the master cannot be asked; empty when it answers."""
+        """Reason why the master does not answer; empty if it does."""
         with self._changed:
             return self._feed.trouble
 
     @property
     def held(self) -> frozenset[int]:
-        """Numbers of the tasks that are held."""
+        """Numbers of the held tasks."""
         with self._changed:
             return frozenset(task.number for task in self._feed.held)
 
-    # what the trainer reports
+    # reports
 
     def finished(
         self,
@@ -103,20 +102,23 @@ class TaskFeed:
         pservers: Sequence[int],
         metrics: Mapping[str, tuple[float, float]] | None = None,
     ) -> None:
-        """Every batch of this task is acknowledged by all pservers, whose generations are given.
+        """Report a task whose batches all pservers have acknowledged.
 
-        ``metrics``: of an evaluation, name -> (weighted sum, weight).
+        Args:
+            task: The task.
+            pservers: Generations of the pservers.
+            metrics: Result of an evaluation, name -> (weighted sum, weight).
         """
         with self._changed:
             self._feed.finished(task, pservers, self._clock.now(), metrics)
             self._changed.notify_all()
 
     def batch_done(self, task: AssignedTask, number: int) -> None:
-        """A batch of this task is done, and no pserver is there to know it.
+        """Report a batch that is done in a job without pservers.
 
-        The master answers first if it was told of nothing for a while. It takes a task by time only from a trainer that
-        has told nothing for long, so afterwards ``is_held`` is true only if the batch counts. Returns without an answer
-        if the master cannot be asked now.
+        If the last report is more than ``_CONFIRM_AFTER_S`` old, wait for the master's answer. The master revokes a
+        task only from a trainer that has not reported for long, so afterwards ``is_held`` is true only if the batch
+        counts. Return without an answer if the master is unreachable.
         """
         feed, now = self._feed, self._clock.now()
         with self._changed:
@@ -128,31 +130,31 @@ class TaskFeed:
                 self._changed.wait_for(is_over, _CONFIRM_S)
 
     def failed(self, task: AssignedTask, error: str, batch: int | None, place: str = "") -> None:
-        """This task cannot be done by this trainer; ``place``: where the user's code raised, if it did."""
+        """Report that this trainer cannot do the task; ``place`` is where the script raised, if it did."""
         with self._changed:
             self._feed.failed(task, error, batch, self._clock.now(), place)
             self._changed.notify_all()
 
     def hand_back(self, task: AssignedTask) -> None:
-        """This trainer does not go on with this task, and did no harm to it."""
+        """Return a task that this trainer will not finish, although nothing is wrong with it."""
         with self._changed:
             self._feed.hand_back(task, self._clock.now())
             self._changed.notify_all()
 
     def registered_again(self) -> None:
-        """All that is held was given to a registration that is over; so is what it is told from now on."""
+        """Drop all tasks, because they were assigned to a registration that has ended."""
         with self._changed:
             self._feed.registered_again()
             self._changed.notify_all()
 
     def retire(self, kept: AssignedTask | None) -> None:
-        """Take no more work and hand back all but ``kept``, which goes back a moment later unless it is reported."""
+        """Take no more tasks, and return all but ``kept``, which is returned a moment later unless it is reported."""
         with self._changed:
             self._feed.retire(kept, self._clock.now())
             self._changed.notify_all()
 
     def close(self, timeout_s: float) -> None:
-        """Hand back what is held, send the last reports, stop the thread."""
+        """Return the held tasks, send the last reports, and stop the thread."""
         with self._changed:
             self._feed.close()
             self._changed.notify_all()
@@ -164,7 +166,7 @@ class TaskFeed:
         while (ask := self._next_ask()) is not None:
             try:
                 reply = self._fetch(ask)
-            except Exception as error:  # noqa: BLE001 - whatever ends this thread is for whoever waits for its work
+            except Exception as error:  # noqa: BLE001 - raised in the thread that waits for a task
                 with self._changed:
                     self._feed.ask_failed(error, self._clock.now())
                     self._changed.notify_all()
@@ -175,7 +177,7 @@ class TaskFeed:
         self._rest()
 
     def _next_ask(self) -> Ask | None:
-        """Wait until there is something to say; None: never again."""
+        """Wait for the next request. Return None after the last one."""
         while True:
             with self._changed:
                 now = self._clock.now()

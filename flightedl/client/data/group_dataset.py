@@ -1,11 +1,11 @@
 """Data of a group: ``for batch in data`` gives every rank one batch in each round, or ends on all ranks.
 
-Which records a rank gets is decided by ``domain.groups.plan``, the same on every rank without asking another one. A
-reader thread follows the plan a few rounds ahead. A second plan follows the rounds that count: those that were handed
-out or, with ``explicit_commit``, those that the user has committed. Its position is what ``state_dict`` returns.
+``domain.groups.plan`` decides which records a rank gets. Every rank computes the same plan without asking another rank.
+A reader thread follows the plan a few rounds ahead. A second plan follows the rounds that count: those that were handed
+out or, with ``explicit_commit``, those that the user has committed. ``state_dict`` returns its position.
 
-The position belongs to the model that was trained on it: saved in one checkpoint and loaded together, every record
-counts once in that model, whatever the ranks were given after the checkpoint.
+The position belongs to the model that was trained up to it. If both are saved in one checkpoint and loaded together,
+every record counts once in that model, no matter which batches the ranks received after the checkpoint.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from flightedl.messages.declarations import DeclaredDataset
 _log = logging.getLogger(__name__)
 
 _CLOSE_S = 2.0
-#: Batches that are not committed are kept.
+#: Maximum number of uncommitted batches, which are kept in memory.
 _UNCOMMITTED_LIMIT = 1000
 _KEY = "flightedl_data"
-#: Share of records decoded more than once that is worth a word.
+#: Share of records decoded more than once above which rank 0 logs a warning.
 _DECODED_TWICE = 0.05
 
 
@@ -77,13 +77,13 @@ class GroupDataset:
         rank: This rank.
         attendance: Knows the group's starts.
         batch_done: Called with the number of records of a batch when the next one is asked for.
-        turn: Called with what the loop does from now on: wait for data, or run the script.
+        turn: Called with the loop's next phase: ``DATA`` (waiting) or ``SCRIPT``.
         waiting: Begins a wait of the user's thread.
         trouble_of_files: Returns the cause of a wait for files, or "".
         explicit_commit: True if only rounds that ``commit`` names count for ``state_dict``.
         read_ahead_bytes: Limit of the ``ReadQueue``.
-        transforming: Gets all batches that were read.
-        place: Returns where the records of a round lie.
+        transforming: Receives all batches.
+        place: Returns the location of a round's records.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class GroupDataset:
         self._loaded: Token | None = None
         #: Follows the rounds that count.
         self._counted = plan_from(BEGINNING)
-        #: Rounds that were handed out and are not committed, the oldest first.
+        #: Uncommitted rounds, oldest first.
         self._uncommitted: deque[pa.RecordBatch] = deque()
         self._handed_out: Round | None = None
         self._row_count = 0
@@ -135,7 +135,7 @@ class GroupDataset:
 
     @property
     def schema(self) -> pa.Schema:
-        """Arrow schema of the batches; with ``decode``, of the records that it is given."""
+        """Arrow schema of the batches before ``transform``; with ``decode``, of its input."""
         return batch_schema_of(self._declared)
 
     @property
@@ -150,7 +150,7 @@ class GroupDataset:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the batch that the loop has now, counted from 0.
+        """Epoch of the current batch, counted from 0.
 
         Raises:
             UsageError: no batch is current.
@@ -161,7 +161,7 @@ class GroupDataset:
 
     @property
     def current(self) -> tuple[int, int] | None:
-        """Records and epoch of the batch that the loop has now; None if it has none."""
+        """Number of records and epoch of the current batch; None if there is none."""
         return None if self._handed_out is None else (self._row_count, self._handed_out.epoch)
 
     @property
@@ -171,7 +171,7 @@ class GroupDataset:
 
     @property
     def is_over(self) -> bool:
-        """True if a loop has had all rounds of all epochs."""
+        """True if a loop has yielded all rounds of all epochs."""
         return self._is_over
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
@@ -180,7 +180,7 @@ class GroupDataset:
     def rounds(self) -> Iterator[pa.RecordBatch]:
         """Yield one batch in each round until all epochs are over. Every rank gets the same number of batches.
 
-        A loop that was left goes on with the next round when it is begun again.
+        After ``break``, a new loop continues with the next round.
 
         Raises:
             UsageError: an earlier loop has had all rounds; or the ranks have loaded different positions.
@@ -220,15 +220,15 @@ class GroupDataset:
         self.close()
 
     def state_dict(self) -> dict[str, str]:
-        """Return the position behind the rounds that count, to be saved with the model; the same on every rank.
+        """Return the position after the rounds that count, to be saved with the model. It is the same on every rank.
 
-        These are all rounds that the loop was given, including the present one. With ``explicit_commit`` they are those
-        that ``commit`` has named.
+        All rounds that the loop has yielded count, including the current one; with ``explicit_commit``, those that
+        ``commit`` has counted.
         """
         return {_KEY: encode(Token(self._data, self._seed, self._counted.position()))}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a position that ``state_dict`` returned, with any number of ranks and any batch size.
+        """Continue from a position that ``state_dict`` returned, with any number of ranks and any batch size.
 
         Raises:
             UsageError: the position is damaged, belongs to other data or another seed, or the loop has begun.
@@ -246,10 +246,10 @@ class GroupDataset:
         """Count a round for ``state_dict``; for a dataset declared with ``explicit_commit``.
 
         Args:
-            batch: A batch of the loop, which is counted with all before it; None: the oldest one that is not counted.
+            batch: A batch of the loop, which counts together with all earlier ones; None: the oldest uncommitted one.
 
         Raises:
-            UsageError: it was declared without ``explicit_commit``, or there is no such batch.
+            UsageError: the dataset was declared without ``explicit_commit``, or there is no such batch.
         """
         if not self._explicit_commit:
             raise UsageError("rounds count as they are handed out: to commit them, declare explicit_commit=True")
@@ -265,7 +265,7 @@ class GroupDataset:
         """Stop reading ahead."""
         self._stopping.set()
         if self._reader is not None:
-            # A transform may take for ever, and ends with its reader.
+            # A transform in a reader may never return, so it is not waited for.
             self._reader.join(_CLOSE_S if self._transforming.has_readers else None)
         self._transforming.close()
 
@@ -298,7 +298,7 @@ class GroupDataset:
             try:
                 batch = self._read(self._attendance.kept(step))
                 transforming.put(batch, partial(self._place, step), partial(deliver, step))
-            except Exception as error:  # noqa: BLE001 - raised in the user's thread, at the round that it belongs to
+            except Exception as error:  # noqa: BLE001 - raised in the user's thread, at its round
                 in_order((step, error))
                 return
         in_order(None)

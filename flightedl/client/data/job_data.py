@@ -1,4 +1,4 @@
-"""What a trainer has of the job's data: its share of the training data, and of evaluations."""
+"""Training data and evaluations of one session."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ class JobData:
     """The data of one session.
 
     Args:
-        process: The trainer's.
-        participation: Knows which batch it works on, and asks the master for tasks.
-        require_open: Raises when the session is over.
-        begin_again: What to do who wants to train again what is done.
-        look_ahead: Told what the next batch looks up, see ``Dataset.prefetching``.
+        process: The trainer's process.
+        participation: Knows the current batch, and requests tasks from the master.
+        require_open: Raises UsageError if the session is over.
+        begin_again: Advice for a user who iterates over finished data again.
+        look_ahead: Receives the ids that the next batch looks up, see ``Dataset.prefetching``.
     """
 
     def __init__(
@@ -79,10 +79,10 @@ class JobData:
         self._closing = threading.Event()
         self._files = PatientFiles(FsspecFiles(), Persistence(PATIENT, process.clock, self._closing))
         self._dataset: Dataset | None = None
-        #: Instead of it in a process that is a rank of a group.
+        #: Data of a group, in place of ``_dataset``.
         self._group: GroupDataset | NumberedDataset | None = None
         self._attendance: GroupAttendance | None = None
-        #: Of the evaluation that is under way.
+        #: Feed of the current evaluation.
         self._evaluation: TaskFeed | None = None
 
     def declare(self, declaration: DatasetDeclaration, reading: Reading) -> Dataset:
@@ -194,18 +194,18 @@ class JobData:
 
     @property
     def explicit_done(self) -> bool:
-        """Whether the user says which batches are done."""
+        """True if the script acknowledges batches itself."""
         return self._dataset is not None and self._dataset.explicit_done
 
     def require_undeclared(self) -> None:
-        """UsageError: there is a dataset."""
+        """Raise UsageError if the session already has a dataset."""
         if self._dataset is not None or self._group is not None:
             raise UsageError("this job already has its dataset: declare it once, before the training loop")
 
     def evaluate(
         self, name: str, declaration: DatasetDeclaration, measure: Measure, decode: Decode | None
     ) -> dict[str, float]:
-        """Measure a part of other data. Errors as of ``Job.evaluate``."""
+        """Measure this trainer's part of other data. Errors as of ``Job.evaluate``."""
         read_as = self._reader(declaration, decode)
         chosen_name = arguments.name_of("the name of an evaluation", name)
         life = self._process.servers.life
@@ -229,7 +229,7 @@ class JobData:
         return evaluation.result(name, last)
 
     def _reader(self, declaration: DatasetDeclaration, decode: Decode | None) -> Callable[[DeclaredDataset], ReadTask]:
-        """What makes the reader of tasks of this data, once it is declared; what is skipped as corrupt is told."""
+        """Return a function from the declared data to the reader of its tasks, which reports skipped records."""
         spec = spec_of(declaration)
 
         def read_as(declared: DeclaredDataset) -> ReadTask:
@@ -249,14 +249,14 @@ class JobData:
         return self._process.task_feed(partial(self._participation.fetch, requests), requests)
 
     def registered_again(self) -> None:
-        """The trainer has another registration: what it held is somebody else's."""
+        """Drop all tasks, because the trainer has registered again and others have received them."""
         if self._dataset is not None:
             self._dataset.registered_again()
         if self._evaluation is not None:
             self._evaluation.registered_again()
 
     def raised(self, error: Exception) -> None:
-        """The script has raised, maybe at a batch."""
+        """Report an exception of the script, if it has a current batch."""
         current = self._participation.current
         if current is not None and self._dataset is not None:
             last = "".join(traceback.format_exception_only(error)).strip()
@@ -278,7 +278,7 @@ class JobData:
             self._attendance.leave(error)
 
     def close(self) -> None:
-        """Hand back what is held."""
+        """Return the held tasks and stop reading."""
         self._closing.set()
         if self._dataset is not None:
             self._dataset.close()

@@ -1,6 +1,6 @@
-"""Data by number, as ``domain.groups.numbered`` says: the script asks for the batches that its model needs next.
+"""Batches by number (``domain.groups.numbered``): the script asks for the batches that its model needs next.
 
-A thread reads ahead: after each batch it reads the one that is as far behind it as this one was behind the one before.
+A thread reads ahead: it assumes that the distance to the next number is the same as to the previous one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from flightedl.messages.declarations import DeclaredDataset
 
 
 class NumberedDataset:
-    """The data of a training that counts the batches that its model has, as with torchft.
+    """Data of a training that counts the batches in its model, as with torchft.
 
     Args:
         declared: The dataset.
@@ -49,7 +49,7 @@ class NumberedDataset:
         self._trouble_of_files = trouble_of_files
         #: One thread, because the reader is not thread-safe.
         self._reader = ThreadPoolExecutor(1, "flightedl-reader")
-        #: Number, records and batch that are read ahead.
+        #: Number and records of the batch that is read ahead, and its reading.
         self._ahead: tuple[int, Round, Future[pa.RecordBatch]] | None = None
         self._number: int | None = None
         self._step: Round | None = None
@@ -57,7 +57,7 @@ class NumberedDataset:
 
     @property
     def schema(self) -> pa.Schema:
-        """Arrow schema of the records, all columns; with ``decode``, of the records that it is given."""
+        """Arrow schema of the records, with all columns; with ``decode``, of its input."""
         return schema_of(self._declared)
 
     @property

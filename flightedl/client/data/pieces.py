@@ -1,4 +1,4 @@
-"""Reads a rank's records of a round: pieces of tasks become one batch."""
+"""Reading of a rank's records in a round: pieces of tasks are joined into one batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flightedl.formats.record_places import described, record_ranges
 from flightedl.messages.status import RecordRange
 from flightedl.ports import Files
 
-#: Tasks that stay open until they are read to their end: one that the rank took, and one of the epoch's tail.
+#: Maximum number of open tasks: one that the rank took, and one of the epoch's tail.
 _OPEN = 2
 
 
@@ -29,7 +29,7 @@ class PieceReader:
     Args:
         files: The dataset's files.
         layout: Its tasks.
-        spec: columns, filter and on_corrupt count.
+        spec: Columns, filter and policy for corrupt records; the other fields are ignored.
         seed: Shuffles the records within each task; None: stored order.
         decode: See ``formats.reader``.
         skipped: Called with the number of corrupt records that were skipped.
@@ -51,7 +51,7 @@ class PieceReader:
         self._decode = decode
         self._skipped = skipped
         self._counts = ReadCounts()
-        #: (epoch, task) -> its reader and the order of its records, the one used last at the end.
+        #: (epoch, task) -> its reader and the order of its records. The task used last is at the end.
         self._opened: OrderedDict[tuple[int, int], tuple[ChunkReader, npt.NDArray[np.int64] | None]] = OrderedDict()
 
     def read(self, step: Round) -> pa.RecordBatch:
@@ -68,7 +68,7 @@ class PieceReader:
         return batch
 
     def place(self, step: Round) -> str:
-        """Return where the records of a round lie."""
+        """Return the location of a round's records, for people."""
         ranges: list[RecordRange] = []
         for piece in step.pieces:
             chunks = tuple(self._layout.chunks_of(piece.task))

@@ -1,4 +1,4 @@
-"""This process's rank in the group of processes that share the data, and the number of ranks."""
+"""Rank of this process among those that share the data, and the number of ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from flightedl.errors import UsageError
 
-#: The launcher's name for a trainer that is not the only one.
+#: Names of independent trainers after the first.
 _ANOTHER_TRAINER = re.compile(r"trainer-[1-9]\d*")
 _WANTED = (
     'group is "auto", "torchft", (rank, number of ranks), or one dimension of a DeviceMesh such as mesh["dp"]; '
@@ -24,7 +24,7 @@ def rank_and_size(group: Any, name: str = "") -> tuple[int, int]:
     ``WORLD_SIZE``. A process that has none of them is a group of its own.
 
     Args:
-        group: As of ``job.dataset``.
+        group: As in ``job.dataset``.
         name: Name of this process, if a launcher gave it one.
 
     Raises:
@@ -70,7 +70,7 @@ def _of_torch() -> tuple[int, int] | None:
 
 
 def _of_jax() -> tuple[int, int] | None:
-    # Asking a JAX that has not joined a cluster for its processes would initialize it for this process alone.
+    # Without a cluster, asking JAX for its processes would initialize it for this process alone.
     jax = sys.modules.get("jax")
     is_initialized = getattr(getattr(jax, "distributed", None), "is_initialized", bool)
     return (jax.process_index(), jax.process_count()) if jax is not None and is_initialized() else None

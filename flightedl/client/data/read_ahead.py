@@ -1,4 +1,4 @@
-"""The reader thread of a loop over the data: reads tasks, has their batches transformed, and puts them in the queue."""
+"""Reader thread of a loop: reads tasks, passes their batches through the transform, and puts them into the queue."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from flightedl.domain.trainer import readings
 from flightedl.domain.trainer.feed import AssignedTask
 from flightedl.domain.trainer.readings import ReadBatch, ReadFailure, TaskEnd
 
-#: Batches of a task that are read before it is given.
+#: Batches of a task that are read before the task is assigned.
 _EARLY_BATCHES = 5
 
-#: What was read, with the records of a batch.
+#: A read batch with its records, or another event without records.
 Item = tuple[readings.Item, pa.RecordBatch | None]
 
 
@@ -28,9 +28,9 @@ class ReadAhead:
 
     Args:
         read: Reads a task.
-        transforming: Gets all batches that were read.
-        place: Returns where the records of a task's batch lie.
-        limit_bytes: Of the queue.
+        transforming: Receives all batches.
+        place: Returns the location of the records of a task's batch.
+        limit_bytes: Limit of the queue.
     """
 
     def __init__(
@@ -43,23 +43,23 @@ class ReadAhead:
         self._read = read
         self._transforming = transforming
         self._place = place
-        #: In the order of reading; None: there is no more.
+        #: Items in the order of reading, then None.
         self.queue: ReadQueue[Item | None] = ReadQueue(limit_bytes)
         self.stopping = threading.Event()
-        #: What ended the reading, apart from the data's end.
+        #: Error that ended reading; None at the end of the data.
         self.error: Exception | None = None
         self._kept = KeptBytes()
-        #: Number of the task whose last batch that was delivered has failed.
+        #: Number of the task whose last delivered batch has failed.
         self._failed: int | None = None
         self._thread: threading.Thread | None = None
 
     def start(self, feed: TaskFeed) -> None:
-        """Read what the feed gives."""
+        """Start reading the feed's tasks."""
         self._thread = threading.Thread(target=self._run, args=(feed,), name="flightedl-reader", daemon=True)
         self._thread.start()
 
     def join(self, timeout_s: float) -> None:
-        """Wait until the reading has stopped, if it was started; after ``stopping`` is set."""
+        """Wait for the thread to end, after ``stopping`` is set. Return at once if reading has not started."""
         if self._thread is not None:
             self._thread.join(timeout_s)
 
@@ -71,7 +71,7 @@ class ReadAhead:
                     self._read_task(task, early.batches)
                 elif (promised := feed.next_ahead()) is not None:
                     early.begin(promised)
-        except Exception as error:  # noqa: BLE001 - raised where the user's code waits for this thread
+        except Exception as error:  # noqa: BLE001 - raised in the user's thread
             self.error = error
         self._transforming.put(None, str, lambda _: self._put(None))
 
@@ -84,7 +84,7 @@ class ReadAhead:
                 if self.stopping.is_set():
                     return
                 number += 1
-        except Exception as error:  # noqa: BLE001 - raised or reported where the batch would have been handed out
+        except Exception as error:  # noqa: BLE001 - raised or reported in place of the batch
             end: readings.Item = ReadFailure(task, number, error)
         else:
             end = TaskEnd(task)

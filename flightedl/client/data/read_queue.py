@@ -1,10 +1,10 @@
-"""Queue of the batches that were read and not handed out yet, between the reader's thread and the user's.
+"""Queue of batches between the reader's thread and the user's.
 
-It is bounded by the memory that its batches keep. Batches that are cut from one chunk share the memory of that chunk,
-which counts once: so all batches of a chunk may wait, while the reader already has the next chunk, whatever its size.
+Its bound is the memory that its batches keep. Batches cut from one chunk share that chunk's memory, which counts once.
+All batches of a chunk may therefore wait while the reader reads the next chunk, whatever its size.
 
-A reader that has to wait goes on when an eighth of the memory is free, or when ``_REFILL_AT`` batches are left. To be
-woken for each batch would cost small steps more than the reading, and to be preempted with the interpreter, too.
+A waiting reader continues when an eighth of the memory is free, or when ``_REFILL_AT`` batches are left. Waking it for
+each batch would cost small steps more time than reading does.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from flightedl.client.waiting import Waiting
 
 Item = TypeVar("Item")
 
-#: Memory for the batches that are read ahead, by default.
+#: Default memory for batches read ahead.
 READ_AHEAD_MB = 64
-#: Seconds after which a thread that waits looks whether it should stop.
+#: Seconds between a waiting thread's checks whether to stop.
 SLICE_S = 0.5
 _REFILL_AT = 2
-#: Counts for a batch beside its values. More than it takes: steps would wait for thousands of small batches to be read.
+#: Bytes counted for each batch in addition to its values. Limits how many small batches are read before a step.
 _BATCH_BYTES = 512 << 10
 
 
@@ -34,21 +34,20 @@ class ReadQueue(Generic[Item]):
     """Items in their order. One thread puts, one gets.
 
     Args:
-        limit_bytes: Memory of the items, at most; but a piece of memory that is in the queue may be shared by more
-            items, and ``_REFILL_AT`` items are always allowed.
+        limit_bytes: Maximum memory of the items. Items that share memory with the newest one, and ``_REFILL_AT``
+            items in any case, may exceed it.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        #: For the thread that gets: it may look whether there are any. Each with the bytes that are free when it is
-        #: taken.
+        #: Items, each with the bytes that taking it frees. The thread that gets may check if there are any.
         self.items: deque[tuple[Item, int]] = deque()
         self._changed = threading.Condition()
-        #: Bytes of all items that were ever put and taken; each is written by one thread.
+        #: Bytes of all items ever put, and ever taken. One thread writes each.
         self._put_bytes = self._taken_bytes = 0
-        #: Of the values that the item put last keeps in memory.
+        #: Bytes of the memory that the newest item keeps.
         self._piece_bytes = 0
-        #: Memory has to fall to this before the reader goes on; None: the reader does not wait.
+        #: Bytes to which memory must fall before the reader continues; None if the reader is not waiting.
         self._wait_until: int | None = None
         #: True while the thread that gets waits.
         self._is_waited_for = False
@@ -67,17 +66,17 @@ class ReadQueue(Generic[Item]):
         """
         added = new_bytes + own_bytes
         with self._changed:
-            # To keep an item back that shares the memory of the one before it would save nothing.
+            # Holding back an item that shares the memory of the previous one would save nothing.
             shared = 0 if new_bytes else self._piece_bytes
             if self._wait_until is None and not self._has_room(self._limit_bytes + shared - added):
-                # The other thread takes items without the lock: it may have seen the queue before this mark.
+                # The other thread takes items without the lock, and may have read the queue before this mark.
                 self._wait_until = self._limit_bytes * 7 // 8 + shared
             if self._wait_until is not None:
                 if not self._changed.wait_for(lambda: self._has_room(self._wait_until or 0), timeout_s):
                     return False
                 self._wait_until = None
             self._put_bytes += added
-            # The memory of a piece is free when the first item of the next one is taken.
+            # Taking the first item of the next piece of memory frees this piece.
             released = self._piece_bytes if new_bytes else 0
             self._piece_bytes = new_bytes or self._piece_bytes
             self.items.append((item, released + own_bytes))
@@ -97,7 +96,7 @@ class ReadQueue(Generic[Item]):
         """Return the oldest item.
 
         Raises:
-            Empty: there was none in time.
+            Empty: no item arrived in time.
         """
         items = self.items
         if not items:
@@ -116,7 +115,7 @@ class ReadQueue(Generic[Item]):
 
     @property
     def first(self) -> Item | None:
-        """Return what ``get`` would return; None if there is nothing. For the thread that gets."""
+        """Oldest item, or None if the queue is empty. For the thread that gets."""
         return self.items[0][0] if self.items else None
 
 
@@ -144,11 +143,11 @@ def _place(batch: pa.RecordBatch) -> int | None:
 def read_in_time(
     get: Callable[[float], Item], not_yet: type[Exception], waiting: Waiting, trouble_of_files: Callable[[], str]
 ) -> Item:
-    """Return what a reader thread delivers, and tell the user for what the loop waits.
+    """Return the next item of a reader thread, and show the user the reason of a long wait.
 
     Args:
-        get: Returns it, or raises ``not_yet`` after so many seconds.
-        not_yet: The exception.
+        get: Returns the item, or raises ``not_yet`` after the given number of seconds.
+        not_yet: Exception that ``get`` raises.
         waiting: The user's wait. It is over afterwards.
         trouble_of_files: Returns the cause of a wait for files, or "".
     """

@@ -1,8 +1,8 @@
-"""Batches on their way through the user's transform: several at once, delivered in the order in which they came.
+"""Applying the user's transform to several batches at once, and delivering the results in order.
 
-Each reader is a process with a thread here, which keeps two batches under way: while one is transformed, the next one
-is already there. A reader that is killed is started again with the same batches; a batch that three readers in a row
-have died of is an error that names it.
+Each reader is a process with a thread here. The thread keeps two batches in flight, so that the next batch is ready
+when the process has transformed the previous one. A killed reader is restarted with the same batches. A batch that
+kills three readers in a row is reported as an error.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from flightedl.config import child_environment, thread_environment
 from flightedl.errors import DataError, UsageError
 from flightedl.process.shared_memory import host_mark
 
-#: Batches of all readers that are under way, wait for one, or for those before them, by the number of readers.
+#: Maximum number of undelivered batches per reader.
 _WAITING = 4
 _DEATHS_LIMIT = 3
 _CLOSE_S = 2.0
 
-#: A batch, the error of its transform, or None for what has no batch.
+#: A batch, the error of its transform, or None for an item without a batch.
 Result: TypeAlias = pa.RecordBatch | Exception | None
 
 
@@ -50,8 +50,8 @@ class Transforming:
     """Applies a transform to batches. One thread puts.
 
     Args:
-        transform: None: batches are delivered as they are.
-        readers: Number of processes; 0: the thread that puts transforms.
+        transform: The function; None delivers batches unchanged.
+        readers: Number of processes; 0 transforms in the thread that calls ``put``.
 
     Raises:
         UsageError: readers cannot find the transform.
@@ -72,16 +72,16 @@ class Transforming:
 
     @property
     def has_readers(self) -> bool:
-        """True if other processes transform."""
+        """True if other processes run the transform."""
         return self._function is not None
 
     def put(self, batch: pa.RecordBatch | None, place: Callable[[], str], deliver: Callable[[Result], object]) -> None:
-        """Have a batch delivered, maybe later and by another thread, but after those that were put before it.
+        """Deliver a transformed batch, possibly later and in another thread, but after all batches put before it.
 
         Args:
-            batch: None: what has no batch, and keeps its place in the order.
-            place: Returns where the records of the batch lie, for an error.
-            deliver: Takes the transformed batch, or the error.
+            batch: The batch; None for an item that only keeps its place in the order.
+            place: Returns the location of the batch's records, for an error.
+            deliver: Receives the transformed batch, or the error.
         """
         if batch is None and self._pool is None:
             deliver(batch)
@@ -112,7 +112,7 @@ class Transforming:
             raise transforms.failed(self._name, place(), transforms.told(error)) from error
 
     def close(self) -> None:
-        """End the readers. What is under way is not delivered; another ``put`` starts them again."""
+        """Stop the readers without delivering the remaining batches. Another ``put`` starts them again."""
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.close()
@@ -123,12 +123,12 @@ class _Pool:
         self._function = function
         self._readers = readers
         self._changed = threading.Condition()
-        #: Those to be delivered, in order; those that no reader has.
+        #: Undelivered jobs in order, and jobs that no reader has received.
         self._jobs: deque[_Job] = deque()
         self._waiting: deque[_Job] = deque()
         self._is_closing = False
         self._processes: list[_Process] = []
-        #: Held by the thread that delivers.
+        #: Held while delivering.
         self._delivering = threading.Lock()
         self._threads = [
             threading.Thread(target=self._serve, name=f"flightedl-reader-{number}", daemon=True)
@@ -225,7 +225,7 @@ class _Pool:
         under_way.clear()
 
     def _finish(self, job: _Job, result: Result) -> None:
-        """Note a result, and deliver those that wait for no other one."""
+        """Store a result, and deliver all jobs up to the first one without a result."""
         job.result, job.is_done = result, True
         with self._delivering:
             while True:
@@ -243,7 +243,7 @@ class _Process:
     def __init__(self) -> None:
         self._connection, theirs = socket.socketpair()
         self._channel = transforms.Channel(self._connection)
-        # Ctrl-C is for the trainer; its readers end when it closes the socket, or is gone.
+        # Ctrl-C is for the trainer. Its readers end when the socket closes.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
             with theirs:
@@ -257,10 +257,10 @@ class _Process:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def begin(self, function: NamedFunction) -> None:
-        """Return when the reader has the function.
+        """Wait until the reader has found the function.
 
         Raises:
-            UnusableTransformError: it cannot find it.
+            UnusableTransformError: it cannot find the function.
         """
         self._channel.send(msgspec.json.encode(function).decode())
         text, _ = self._channel.receive()
@@ -274,12 +274,12 @@ class _Process:
         return self._channel.receive()
 
     def hang_up(self) -> None:
-        """Let all calls end."""
+        """Shut the socket down, which ends all calls that wait for it."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> str:
-        """End the process, and return how it has ended if that was no orderly end."""
+        """Stop the process. Return its signal or exit code, for people, unless it ended normally."""
         self.hang_up()
         self._connection.close()
         try:

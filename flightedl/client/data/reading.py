@@ -1,11 +1,11 @@
-"""Reading of tasks: batches of one task, its first batches before the task is given, and reports of what went wrong.
+"""Reading of tasks: all batches of a task, its first batches before it is assigned, and locations of errors.
 
 The master decides the order of records, because it depends on the epoch: this trainer's own declaration may name a seed
-that does not count yet.
+that takes effect in a later epoch.
 
-Tasks of the next epoch are promised before they are given, and read early. Nothing of that reaches the user's code
-before the task is given, so early reading changes nothing but the time. What cannot be read early is read again, and
-reported, when the task is given.
+The master promises tasks of the next epoch before it assigns them, and the trainer reads promised tasks early. The
+script receives no batch of a task before the task is assigned, so early reading affects nothing but time. A task that
+cannot be read early is read again when it is assigned, and the error is reported then.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ReadTask = Callable[[AssignedTask], Iterator[pa.RecordBatch]]
 
 
 def batches_of(files: Files, task: AssignedTask, spec: DatasetSpec, **more: Any) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of a task in their order; ``more`` as of ``read_task``."""
+    """Yield the batches of a task in order; ``more`` as in ``read_task``."""
     a = task.assignment
     chunks = chunks_from_rows(a.chunks)
     return read_task(files, chunks, spec, a.seed, a.epoch, a.task, a.first_batch, a.end_batch, **more)
@@ -45,7 +45,7 @@ def batches_of(files: Files, task: AssignedTask, spec: DatasetSpec, **more: Any)
 def telling(
     read: Callable[[ReadCounts], Iterator[pa.RecordBatch]], tell: Callable[[int], None]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of ``read``, which skips corrupt records; log each, and ``tell`` their number as they come."""
+    """Yield the batches of ``read``, and log and ``tell`` the corrupt records that it skips."""
     counts = ReadCounts()
     for batch in read(counts):
         tell_skipped(counts, tell)
@@ -53,7 +53,7 @@ def telling(
 
 
 def tell_skipped(counts: ReadCounts, tell: Callable[[int], None]) -> None:
-    """Log the corrupt records that were skipped since the last call, and ``tell`` their number, if there are any."""
+    """Log the corrupt records skipped since the last call, and ``tell`` their number if it is not 0."""
     if counts.corrupt_records:
         tell(counts.corrupt_records)
         for sentence in counts.sentences:
@@ -77,17 +77,17 @@ class EarlyReads:
         self._begun: list[tuple[Assignment, list[pa.RecordBatch], Iterator[pa.RecordBatch]]] = []
 
     def begin(self, promised: Assignment) -> None:
-        """Read the first batches of a task that will probably be given."""
+        """Read the first batches of a promised task."""
         self._begun = [each for each in self._begun if each[0].epoch == promised.epoch]
         batches = self._read(AssignedTask(promised))
         try:
             first = list(islice(batches, self._limit))
-        except Exception:  # noqa: BLE001 - whatever it is, it comes again and is reported when the task is given
+        except Exception:  # noqa: BLE001 - raised again, and reported, when the task is assigned
             return
         self._begun.append((promised, first, batches))
 
     def batches(self, task: AssignedTask) -> Iterator[pa.RecordBatch]:
-        """Yield all batches of a task that was given."""
+        """Yield all batches of an assigned task."""
         given = replace(task.assignment, attempt=0)
         found = next((each for each in self._begun if each[0] == given), None)
         self._begun = [each for each in self._begun if each is not found and each[0].epoch >= given.epoch]
@@ -95,9 +95,9 @@ class EarlyReads:
 
 
 def place_of(error: BaseException) -> str:
-    """Return where the user's code raised, so that errors at different batches can be told to be the same one.
+    """Return the place where the script raised, to recognize the same error at different batches.
 
-    The place names the error's class and the lines that led to it, innermost last, by files' names without their
+    The place names the error's class and the lines that led to it, innermost last, with file names but without
     directories. It leaves out the error's text, which may name the record.
     """
     frames = traceback.extract_tb(error.__traceback__)

@@ -1,8 +1,8 @@
-"""Name of a group's start, which its ranks share and ranks of another start do not.
+"""Name of a group's start. All ranks of a start have the same name, and ranks of another start a different one.
 
-The launcher gives it (``FLIGHTEDL_START``), or rank 0 publishes its generation through the group's own store: that of
-an initialized process group of PyTorch, that of torchrun's agent, or JAX's coordinator. Without any of these the name
-is empty, and the master alone brings the ranks together.
+The launcher sets it (``FLIGHTEDL_START``). Otherwise rank 0 publishes its generation through the group's own store:
+that of PyTorch's initialized process group, that of torchrun's agent, or JAX's coordinator. Without a store the name
+is empty, and only the master brings the ranks together.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _AGENT_S = 30.0
 
 
 def start_name(job: str, given: str, rank: int, generation: int) -> LookUp:
-    """Return the way to look the name up; rank 0 publishes it.
+    """Return a function that looks up the name. On rank 0, publish it first.
 
     Args:
         job: The job's name.
-        given: The launcher's name for the start; empty if it has none.
+        given: Name set by the launcher, or empty.
         rank: Rank of this process.
         generation: Generation of this process.
     """
@@ -80,7 +80,7 @@ def _of_jax() -> _JaxStore | None:
 
 
 def _of_agent() -> _TorchStore | None:
-    """The store of torchrun's agent, which outlives a start. A stale name in it belongs to a start that is over."""
+    """Return the store of torchrun's agent. It outlives a start, so keys have the restart count as a prefix."""
     names = os.environ  # noqa: TID251 - torchrun sets them
     if names.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or "MASTER_PORT" not in names:
         return None

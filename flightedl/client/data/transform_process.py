@@ -1,4 +1,4 @@
-"""Process that runs the user's transform on the batches that come over a socket, in order, until the socket ends."""
+"""Reader process: applies the user's transform to batches from a socket, in order, until the socket closes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from flightedl.messages.base import decode
 
 
 def main(descriptor: int) -> None:
-    """Serve until the trainer closes its end, or is gone."""
+    """Serve until the trainer closes its end or dies."""
     transforms.mark_reader()
-    # The trainer has as many readers as there should be threads.
+    # The number of readers already determines the number of threads.
     pa.set_cpu_count(1)
     with socket.socket(fileno=descriptor) as connection:
         channel = transforms.Channel(connection)
@@ -43,7 +43,7 @@ def main(descriptor: int) -> None:
 
 
 def _end_with(connection: socket.socket) -> None:
-    """End this process, in the midst of a batch, as soon as the trainer closes its end or is gone."""
+    """End this process, even in the middle of a batch, as soon as the trainer closes its end or dies."""
     poll = select.poll()
     poll.register(connection, select.POLLRDHUP)
     poll.poll()

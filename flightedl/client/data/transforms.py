@@ -1,7 +1,7 @@
-"""The user's ``transform``: a function that makes one batch of another, in this process or in ``readers`` of their own.
+"""The user's ``transform``: a function from batch to batch, which runs in this process or in reader processes.
 
-Readers get the function by its name, because no code crosses a socket: they import its module, or run the script that
-has it under a name other than ``__main__``. Batches go there and come back in memory that both processes map.
+Readers find the function by its name, because no code is sent over a socket: they import its module, or run its script
+under a name other than ``__main__``. Batches travel in shared memory, in both directions.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from flightedl.process.shared_memory import NONCE_BYTES, SharedMemory
 
 Transform = Callable[[pa.RecordBatch], pa.RecordBatch | pa.Table]
 
-#: Batches that a reader may have.
+#: Batches that a reader holds at most.
 UNDER_WAY = 2
-#: Bytes of text, bytes of the batch or 0, and whether its memory is new.
+#: Size of the text, size of the batch or 0, and True if its memory is new.
 _HEAD = struct.Struct("<IQ?")
 _LEAST_BYTES = 1 << 20
 _SCRIPT = "__flightedl_reader__"
@@ -39,7 +39,7 @@ _SHOWN_LINES = 3
 
 
 class UnusableTransformError(UsageError):
-    """Readers cannot import the transform: no batch can be transformed."""
+    """Readers cannot import the transform, so no batch can be transformed."""
 
 
 class ElementForm(msgspec.Struct, frozen=True):
@@ -55,7 +55,7 @@ class NamedFunction(msgspec.Struct, frozen=True):
 
     module: str
     name: str
-    #: Script that has it; empty: a module has it.
+    #: Script that defines it; empty if a module does.
     file: str
     path: list[str]
     #: None if the function itself is the transform.
@@ -114,7 +114,7 @@ def mark_reader() -> None:
 
 
 def require_no_reader() -> None:
-    """Raise UsageError in a reader, which has run a script that trains as soon as it is run."""
+    """Raise UsageError in a reader. It has run a script that joins the job at its top level."""
     if _ThisProcess.is_reader:
         raise UsageError(
             "the script that has transform= joins the job when a reader runs it: "
@@ -123,11 +123,11 @@ def require_no_reader() -> None:
 
 
 def apply(transform: Transform, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return what the transform makes of a batch.
+    """Return the transformed batch.
 
     Raises:
-        DataError: it is no batch.
-        Exception: what the transform raises.
+        DataError: the result is not a batch.
+        Exception: the transform raised it.
     """
     found = transform(batch)
     if isinstance(found, pa.Table):
@@ -157,10 +157,10 @@ def failed(name: str, place: str, text: str) -> DataError:
 
 
 class Channel:
-    """One end of a socket with text and batches, which travel in shared memory. Not thread-safe.
+    """One end of a socket for text and for batches in shared memory. Not thread-safe.
 
-    Each end has as many pieces of memory as batches may be under way, and uses them in turns: mapping new memory for
-    every batch would take longer than copying it. A batch that was received is a copy, so its piece is free.
+    Each end has one piece of memory for each of the ``UNDER_WAY`` batches, and uses the pieces in turn, because mapping
+    new memory for every batch would take longer than copying it. A received batch is a copy, so its piece is free.
 
     Args:
         connection: The socket.
@@ -173,7 +173,7 @@ class Channel:
         self._sent = self._received = 0
 
     def send(self, text: str, batch: pa.RecordBatch | None = None) -> None:
-        """Send text, and maybe a batch. The other end must have received all batches but ``UNDER_WAY`` - 1."""
+        """Send text and optionally a batch. The other end must have received all but ``UNDER_WAY`` - 1 batches."""
         body = text.encode()
         size, new = 0, None
         if batch is not None:
@@ -193,7 +193,7 @@ class Channel:
         self._connection.sendall(body)
 
     def receive(self) -> tuple[str, pa.RecordBatch | None]:
-        """Return what was sent.
+        """Return the text and the batch of the next message.
 
         Raises:
             EOFError: the other process has ended.
