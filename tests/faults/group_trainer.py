@@ -9,61 +9,138 @@ import os
 import signal
 import sys
 import time
+import zlib
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 import flightedl as fe
 
-RECORDS, EPOCHS = 600, 2
+RECORDS = 600
+
+
+class Counts:
+    """The weights: one for each record and epoch. A step adds one to those of its records."""
+
+    def __init__(self, kind: str, epochs: int) -> None:
+        self.size = dist.get_world_size()
+        self.net: Any = torch.nn.Linear(epochs * RECORDS, 1, bias=False)
+        torch.nn.init.zeros_(self.net.weight)
+        if kind == "fsdp":
+            fully_shard(self.net, mesh=init_device_mesh("cpu", (self.size,), mesh_dim_names=("dp",)))
+        self.weight = self.net.weight
+        self.trained = DistributedDataParallel(self.net) if kind == "ddp" else self.net
+        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=1.0)
+
+    def step(self, epoch: int, ids: list[int]) -> None:
+        self.optimizer.zero_grad()
+        numbers = torch.tensor(ids, dtype=torch.int64) + epoch * RECORDS
+        features = torch.nn.functional.one_hot(numbers, self.net.in_features).float()
+        # Ranks' gradients are averaged.
+        (-self.trained(features).sum() * self.size).backward()
+        self.optimizer.step()
+
+
+class WholeFile:
+    """A checkpoint that rank 0 writes, and all ranks read."""
+
+    def __init__(self, output: Path, counts: Counts, data: Any) -> None:
+        self._path, self._counts, self._data = output / "model.pt", counts, data
+
+    def load(self) -> None:
+        if self._path.exists():
+            state = torch.load(self._path)
+            self._counts.net.load_state_dict(state["net"])
+            self._data.load_state_dict(state["data"])
+
+    def save(self) -> None:
+        if dist.get_rank() == 0:
+            new = self._path.with_name("new.pt")
+            torch.save({"net": self._counts.net.state_dict(), "data": self._data.state_dict()}, new)
+            new.replace(self._path)
+
+    def finish(self) -> None:
+        self.save()
+        # Nobody leaves before the last save is there.
+        dist.barrier()
+
+
+class Distributed:
+    """Checkpoints of which each rank writes a part. ``last`` names the newest complete one."""
+
+    def __init__(self, output: Path, counts: Counts, data: Any) -> None:
+        self._output, self._counts, self._data = output, counts, data
+        self._state = {"net": counts.net, "data": data}
+
+    def load(self) -> None:
+        if (last := self._output / "last").exists():
+            dcp.load(self._state, checkpoint_id=self._output / last.read_text())
+
+    def save(self) -> None:
+        # The ranks are at one position, and never again at that of the newest complete checkpoint.
+        name = f"at-{self._counts.size}-{zlib.crc32(repr(self._data.state_dict()).encode())}"
+        dcp.save(self._state, checkpoint_id=self._output / name)
+        dist.barrier()
+        if dist.get_rank() == 0:
+            new = self._output / "new"
+            new.write_text(name)
+            new.replace(self._output / "last")
+
+    def finish(self) -> None:
+        self.save()
+        whole = self._counts.weight.full_tensor()
+        if dist.get_rank() == 0:
+            torch.save({"net": {"weight": whole}}, self._output / "model.pt")
+        dist.barrier()
 
 
 def main(
-    path: str, output: Path, *, pause: float = 0.0, batch: float = 10, poison: float = -1, dies_saving: float = 0
+    path: str,
+    output: Path,
+    *,
+    kind: str = "ddp",
+    epochs: int = 2,
+    pause: float = 0.0,
+    batch: int = 10,
+    poison: int = -1,
+    dies_saving: int = 0,
 ) -> None:
     """Train to the end of the data.
 
     Args:
         path: The records: a column ``id`` of numbers below ``RECORDS``.
-        output: Directory of the checkpoint, ``model.pt``.
+        output: Directory of the checkpoints; at the end ``model.pt`` has the weights.
+        kind: "ddp" or "fsdp".
+        epochs: Passes over the data.
         pause: Seconds of a step.
         batch: Records of a batch.
         poison: A record that kills its rank in the first epoch.
         dies_saving: 1: rank 0 kills itself in its first last save.
     """
     _join_group()
-    rank, saved = dist.get_rank(), output / "model.pt"
-    counts = torch.zeros(EPOCHS, RECORDS)
-
-    def save() -> None:
-        if rank == 0:
-            torch.save({"counts": counts, "data": data.state_dict()}, output / "new.pt")
-            (output / "new.pt").replace(saved)
-
+    counts = Counts(kind, epochs)
     with fe.connect() as job:
-        data = job.dataset(path, batch_size=int(batch), epochs=EPOCHS, shuffle=True, seed=7, group="auto")
-        if saved.exists():
-            state = torch.load(saved)
-            counts.copy_(state["counts"])
-            data.load_state_dict(state["data"])
+        data = job.dataset(path, batch_size=batch, epochs=epochs, shuffle=True, seed=7, group="auto")
+        checkpoint = (Distributed if kind == "fsdp" else WholeFile)(output, counts, data)
+        checkpoint.load()
         for step, records in enumerate(data, 1):
-            ids = records["id"].to_numpy()
+            ids = records["id"].to_pylist()
             if poison in ids and data.epoch == 0:
                 os.kill(os.getpid(), signal.SIGSEGV)
-            gradient = torch.zeros(EPOCHS, RECORDS)
-            gradient[data.epoch, ids.tolist()] += 1
-            dist.all_reduce(gradient)
-            counts += gradient
+            counts.step(data.epoch, ids)
             time.sleep(pause)
             if step % 5 == 0:
-                save()
-        if dies_saving and rank == 0 and not (output / "died").exists():
+                checkpoint.save()
+        if dies_saving and dist.get_rank() == 0 and not (output / "died").exists():
             (output / "died").touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        save()
-        # Nobody leaves before the last save is there.
-        dist.barrier()
+        checkpoint.finish()
 
 
 def _join_group() -> None:
@@ -82,5 +159,6 @@ def _join_group() -> None:
 
 
 if __name__ == "__main__":
-    given = dict(each.split("=") for each in sys.argv[3:])
-    main(sys.argv[1], Path(sys.argv[2]), **{name: float(value) for name, value in given.items()})
+    given: dict[str, Any] = dict(each.split("=") for each in sys.argv[3:])
+    kinds: dict[str, Any] = {"kind": str, "pause": float}
+    main(sys.argv[1], Path(sys.argv[2]), **{name: kinds.get(name, int)(value) for name, value in given.items()})
