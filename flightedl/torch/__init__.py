@@ -1,4 +1,4 @@
-"""PyTorch on a job: the servers' optimizer as a ``torch.optim.Optimizer``, and the job's data as tensors.
+"""PyTorch adapter: the servers' optimizer as a ``torch.optim.Optimizer``, and the job's data as tensors.
 
 ::
 
@@ -8,14 +8,21 @@
         criterion(net(x), y).backward()
         optimizer.step()
 
-* ``module`` knows what of a module the job has, and under which names; ``tensors`` turns tensors into arrays and back.
-* ``groups`` turns parameter groups into settings of the servers; ``optimizer`` pushes, pulls, and keeps module and
-  job the same.
-* ``embedding`` has modules whose rows lie in tables; ``rows`` makes parameters of the rows that a batch uses.
-* ``batches`` makes tensors of Arrow's batches, ``ahead`` finds out who asks for them too early; ``files`` loads a saved
-  model into a plain module.
+* ``batches``: a dataset's Arrow batches as tensors
+* ``ahead``: detection of loaders that request batches before the step
+* ``module``: names of the parameters and buffers that are declared
+* ``tensors``: conversion between tensors and arrays
+* ``groups``: parameter groups as settings of the servers' optimizer
+* ``embedding``: embedding modules on tables
+* ``rows``: looked-up rows as parameters of the current batch
+* ``optimizer``: pushes gradients, pulls values, and keeps the module equal to the job
+* ``files``: loads a saved model into a plain module
 
-Imported only when asked for: ``import flightedl`` needs no PyTorch.
+``batches`` yields a batch as tensors; ``forward`` looks up its rows of tables, which become parameters; ``backward``
+computes gradients. ``Optimizer.step`` copies the gradients to arrays, pushes them, and waits until the servers' new
+values have arrived in the module's own memory.
+
+``import flightedl`` does not import PyTorch; this package is imported on first use of ``fe.torch``.
 """
 
 from __future__ import annotations
@@ -23,7 +30,7 @@ from __future__ import annotations
 from flightedl.process.importing import install_command
 
 try:
-    import torch as _torch  # noqa: F401 - whether it is there
+    import torch as _torch  # noqa: F401 - fails here if PyTorch is missing
 except ImportError as error:
     raise ImportError(f"fe.torch needs PyTorch: {install_command('torch')} ({error})") from None
 

@@ -1,14 +1,14 @@
-"""Whoever asks for a batch ahead of the step is found out: the step's gradient would count for the wrong batch.
+"""Detection of batches that are requested before the step: the step's gradient would count for the wrong batch.
 
-A batch is current from the moment it is handed out until the next one is asked for. Wrappers that prefetch break that:
+A batch is current from the moment it is handed out until the next one is requested. Wrappers that prefetch break this:
 
-* those that read in a thread of their own are seen by it;
-* those of accelerate and Lightning are known by where they ask from;
-* any other one is seen at its first step: before it a batch was handed out without any gradient being computed, and its
-  tensors are still used.
+* those that read in another thread are recognized by the thread;
+* those of accelerate and Lightning are recognized by their stack frames;
+* any other wrapper is recognized at its first step, if an earlier batch was handed out, no gradient was computed for
+  it, and its tensors are still in use.
 
-What is not seen: a wrapper of one's own that asks ahead and keeps only copies, on another device for example. Its last
-step fails, because no batch is current any more.
+Not detected: a custom wrapper that prefetches and keeps only copies, for example on another device. Its last step
+fails, because no batch is current any more.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ import torch
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.errors import UsageError
 
-_WRONG_BATCH = "the gradient of a step would count for the batch behind the one that it is of"
+_WRONG_BATCH = "the gradient of a step would count for the batch after the right one"
 
 
 class _Newest(threading.local):
-    """Of each thread: the tensors of the batch that it got last."""
+    """Tensors of the batch that each thread received last."""
 
     def __init__(self) -> None:
         self.tensors: list[weakref.ref[torch.Tensor]] = []
@@ -40,12 +40,12 @@ _newest = _Newest()
 
 
 def handed_out(tensors: Any) -> None:
-    """These are the tensors of the batch that this thread gets now."""
+    """Note the tensors of the batch that this thread receives now."""
     _newest.tensors = [weakref.ref(tensor) for tensor in tensors_in(tensors)]
 
 
 def tensors_in(found: Any) -> Iterator[torch.Tensor]:
-    """All in dicts, lists and tuples."""
+    """Yield all tensors in nested dicts, lists and tuples."""
     if isinstance(found, torch.Tensor):
         yield found
     elif isinstance(found, dict):
@@ -57,7 +57,7 @@ def tensors_in(found: Any) -> Iterator[torch.Tensor]:
 
 
 class Seen:
-    """The gradients that were pushed last, or that were there before: until they are computed anew or changed."""
+    """Gradients that were pushed last or existed before; a gradient that was recomputed or changed is not contained."""
 
     def __init__(self, gradients: Iterable[torch.Tensor]) -> None:
         self._found = {id(each): (weakref.ref(each), each._version) for each in gradients}
@@ -72,25 +72,25 @@ class Seen:
 
 
 class OneByOne:
-    """Sees that each batch is through before the next one is asked for. Made in the thread that steps."""
+    """Checks that each batch is finished before the next one is requested. Made in the thread that steps."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
-        #: What is wrong with who asks; empty: nothing.
+        #: What the caller does wrong; empty if nothing was found.
         self._wrong = ""
-        #: The batch that had no step, if the one before the current one had none, and its tensors.
+        #: The batch before the current one and its tensors, if that batch had no step.
         self._left_out = ""
         self._tensors: list[weakref.ref[torch.Tensor]] = []
 
     def batch_ends(self, current: CurrentBatch, *, was_used: bool) -> None:
-        """The next batch is asked for, by this thread.
+        """Record that this thread requests the next batch.
 
         Args:
-            current: The batch before it.
-            was_used: Gradients were computed while it was current, whatever became of them.
+            current: The batch before the next one.
+            was_used: True if gradients were computed for ``current``, even if they were not pushed.
 
         Raises:
-            UsageError: by a loader that asks ahead.
+            UsageError: a loader requests batches ahead of the step.
         """
         self._left_out = "" if was_used else str(current)
         self._tensors = [] if was_used else _newest.tensors
@@ -101,28 +101,28 @@ class OneByOne:
     def _found_wrong(self, *, was_used: bool) -> str:
         if threading.get_ident() != self._thread:
             return (
-                f"another thread asks for batches than the one that trains, as a loader that reads ahead does: "
-                f"{_WRONG_BATCH}; loop over the batches themselves, for the dataset reads ahead by itself"
+                f"batches are requested by another thread than the one that trains, as by a loader that prefetches: "
+                f"{_WRONG_BATCH}; loop over the batches directly, because the dataset itself reads ahead"
             )
         return "" if was_used else _known_wrapper()
 
-    def require_is_through(self) -> None:
-        """A step is about to be made.
+    def require_in_order(self) -> None:
+        """Check before a step that its gradients belong to the current batch.
 
         Raises:
-            UsageError: it might be of another batch than the current one.
+            UsageError: they may belong to another batch.
         """
         if self._wrong:
             raise UsageError(self._wrong)
         if not self._is_used():
             return
-        # What only waits for the garbage collector is used by nobody.
+        # Tensors that only await garbage collection are not in use.
         gc.collect()
         if self._is_used():
             raise UsageError(
                 f"{self._left_out} was handed out and had no gradient, and its tensors are still in use: if batches "
-                f"are asked for ahead of the step (by a wrapper that prefetches, or into a list), {_WRONG_BATCH}; "
-                "take them one by one, and of a batch that you leave out keep clones"
+                f"are requested ahead of the step (by a wrapper that prefetches, or into a list), {_WRONG_BATCH}; "
+                "request them one by one, and keep only clones of a batch that you skip"
             )
 
     def _is_used(self) -> bool:
@@ -130,19 +130,19 @@ class OneByOne:
 
 
 def _known_wrapper() -> str:
-    """What is wrong with a loader that asks right now, and is known to ask for a batch ahead; empty: there is none."""
+    """Return the error message for a known loader that prefetches and is now on the stack; empty if there is none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
         if module == "accelerate.data_loader":
             return (
-                f"accelerate's prepared loaders ask for a batch ahead, so that {_WRONG_BATCH}: give "
-                "accelerator.prepare the module and the optimizer alone, and loop over the batches themselves"
+                f"accelerate's prepared loaders request a batch ahead, so that {_WRONG_BATCH}: pass only the module "
+                "and the optimizer to accelerator.prepare, and loop over the batches directly"
             )
         if module.endswith("pytorch.loops.fetchers") and _asks_ahead(frame.f_locals.get("self")):
             return (
-                f"Lightning asks for a batch ahead, so that {_WRONG_BATCH}: let training_step(self, dataloader_iter) "
-                "take its batch with next(dataloader_iter)"
+                f"Lightning requests a batch ahead, so that {_WRONG_BATCH}: use training_step(self, dataloader_iter) "
+                "and get its batch with next(dataloader_iter)"
             )
         frame = frame.f_back
     return ""

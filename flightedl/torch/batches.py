@@ -1,12 +1,12 @@
-"""The job's data as tensors: Arrow's batches, where Arrow allows it without a copy.
+"""The job's batches as tensors, without a copy where Arrow allows it.
 
-A tensor of a column of numbers without nulls is the column's own memory. It may be written to only as a copy
-(``copy=True``): a batch whose gradient came too late is handed out again, and has to be what it was. Writes are noticed
-and refused.
+The tensor of a numeric column without nulls shares the column's memory. It is read-only unless it is a copy
+(``copy=True``), because a batch whose gradient came too late is handed out again and must not have changed. Writes are
+detected and raise an error.
 
-A batch is *current* from the moment it is handed out until the next one is asked for, and its identity goes with that.
-So batches must not be asked for ahead of the step (``ahead``): worker processes of a ``DataLoader`` are refused, and
-the dataset reads ahead by itself.
+A batch is *current* from the moment it is handed out until the next one is requested; a step pushes under its identity.
+So batches must not be requested ahead of the step (``ahead``). Worker processes of a ``DataLoader`` are rejected; the
+dataset itself reads ahead.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Tensors = Any
 
 
 class Batches(Protocol):
-    """What ``job.dataset`` returns."""
+    """Interface of a dataset, as returned by ``job.dataset``."""
 
     def __iter__(self) -> Iterator[pa.RecordBatch]: ...
 
@@ -39,26 +39,26 @@ def batches(
     pin_memory: bool = False,
     device: str | torch.device | None = None,
 ) -> Iterator[Tensors]:
-    """This trainer's batches, as tensors.
+    """Yield this trainer's batches as tensors.
 
     Args:
-        dataset: What ``job.dataset`` returned.
-        columns: Of which to make tensors: one gives a tensor, several a tuple. None given: a dict of all columns.
-        transform: Makes tensors, in whatever shape, of a ``pyarrow.RecordBatch``; instead of ``columns``.
-        copy: Give tensors of their own memory, which may be written to.
-        pin_memory: Copy to pinned memory, from where an accelerator reads faster.
+        dataset: The result of ``job.dataset``.
+        columns: Columns to convert: one name gives a tensor, several give a tuple, none gives a dict of all columns.
+        transform: Makes tensors, in any structure, from a ``pyarrow.RecordBatch``; replaces ``columns``.
+        copy: Copy the data, so that the tensors may be written to.
+        pin_memory: Copy to pinned memory, which accelerators read faster.
         device: Copy to this device.
 
     Yields:
-        Tensors of (records, ...): numbers of their column's type, lists of equal length as further dimensions.
+        Tensors of (records, ...) with the type of their column; lists of equal length become further dimensions.
 
     Raises:
-        UsageError: a column is not of numbers, or a tensor was written to.
+        UsageError: a column is not numeric, or a tensor was written to.
     """
     if transform is not None and (columns or not callable(transform)):
         raise UsageError("give either the names of columns, or a transform, which must be a function")
     for wrong in (name for name in columns if not isinstance(name, str)):
-        raise UsageError(f"a column is {wrong!r:.80}, but must be named, as in batches(data, 'pixels', 'label')")
+        raise UsageError(f"a column is {wrong!r:.80}, but must be a name, as in batches(data, 'pixels', 'label')")
     return _batches(dataset, columns, transform, copy, _Move(pin_memory, device))
 
 
@@ -73,7 +73,7 @@ def _batches(
         made, shared = _tensors_of(batch, columns, transform, copy, move)
         handed_out(made)
         yield made
-        # What is kept here would look as if it were still in use.
+        # ``ahead`` would consider tensors that are referenced here in use.
         del made
         _require_unwritten(shared)
 
@@ -85,7 +85,7 @@ def _tensors_of(
     copy: bool,
     move: _Move,
 ) -> tuple[Tensors, dict[str, tuple[torch.Tensor, int]]]:
-    """What the user gets, and which of its columns must not be written to, with their counters of writes."""
+    """Return the user's tensors, and the read-only tensors by column, each with its write counter."""
     if transform is not None:
         return move.all_of(transform(batch)), {}
     _require_columns(columns, batch.schema)
@@ -107,8 +107,8 @@ def _require_unwritten(shared: dict[str, tuple[torch.Tensor, int]]) -> None:
     for name, (tensor, version) in shared.items():
         if tensor._version != version:
             raise UsageError(
-                f"the tensor of column {name!r} was written to, but is the dataset's own memory: give copy=True, "
-                "or write to a copy"
+                f"the tensor of column {name!r} was written to, but shares the dataset's memory: use copy=True, or "
+                "write to a copy"
             )
     shared.clear()
 
@@ -116,11 +116,11 @@ def _require_unwritten(shared: dict[str, tuple[torch.Tensor, int]]) -> None:
 class IterableDataset(torch_data.IterableDataset[Tensors]):
     """The same batches for a ``DataLoader``: ``DataLoader(IterableDataset(data, "x", "y"), batch_size=None)``.
 
-    The loader has to run in this process (``num_workers=0``), where the session is. It may pin memory.
+    Only for loaders in the process of the session (``num_workers=0``). Such a loader may pin memory.
 
     Args:
-        dataset: What ``job.dataset`` returned.
-        columns: As of ``batches``.
+        dataset: The result of ``job.dataset``.
+        columns: As for ``batches``.
         more: Other arguments of ``batches``.
     """
 
@@ -137,14 +137,14 @@ class IterableDataset(torch_data.IterableDataset[Tensors]):
 
 
 _WORKERS = (
-    "a DataLoader's worker processes cannot read a job's data, because the session is in the process that trains (a "
-    "fork would hang in its connections): use num_workers=0; the dataset reads ahead by itself, and where preparing "
-    "batches takes too long, more trainers help"
+    "worker processes of a DataLoader cannot read a job's data, because the session belongs to the process that trains "
+    "and its connections do not survive a fork: use num_workers=0; the dataset itself reads ahead, and if preparing "
+    "batches takes too long, start more trainers"
 )
 
 
 class _Move:
-    """Where tensors go."""
+    """Moves tensors to pinned memory or to a device."""
 
     def __init__(self, pin_memory: bool, device: str | torch.device | None) -> None:
         self._pin = pin_memory
@@ -156,7 +156,7 @@ class _Move:
         return tensor if self._device is None else tensor.to(self._device, non_blocking=self._pin)
 
     def all_of(self, found: Tensors) -> Tensors:
-        """Of whatever a transform has made."""
+        """Move all tensors in a transform's result."""
         if isinstance(found, torch.Tensor):
             return self.one(found)
         if isinstance(found, dict):
@@ -175,10 +175,10 @@ def _require_columns(columns: Iterable[str], schema: pa.Schema) -> None:
 
 
 def tensor_of_column(name: str, column: pa.Array) -> torch.Tensor:
-    """A tensor of (records, ...) of the column's memory; of booleans, which Arrow packs, a copy.
+    """Return a tensor of (records, ...) that shares the column's memory, or a copy for booleans, which Arrow packs.
 
     Raises:
-        UsageError: it has nulls, lists of different lengths, or something else than numbers.
+        UsageError: the column has nulls, lists of different lengths, or elements that are not numbers.
     """
     kind = column.type
     shape: list[int] = [len(column)]
@@ -197,8 +197,7 @@ def tensor_of_column(name: str, column: pa.Array) -> torch.Tensor:
         flat = torch.from_dlpack(column)
     else:
         raise UsageError(
-            f"column {name!r} is of {kind}, and tensors are of numbers: leave it out, or make tensors of it with "
-            "transform="
+            f"column {name!r} has type {kind}, which is not numeric: omit it, or convert it with transform="
         )
     return flat.reshape(shape)
 
@@ -211,8 +210,8 @@ def _flat(name: str, column: pa.Array) -> pa.Array:
 def _require_no_nulls(name: str, column: pa.Array) -> None:
     if column.null_count:
         raise UsageError(
-            f"column {name!r} has {column.null_count} nulls in this batch, and tensors have none: leave such records "
-            "out with filter= of job.dataset, or fill them with transform="
+            f"column {name!r} has {column.null_count} nulls in this batch, and tensors cannot have any: exclude such "
+            "records with filter= of job.dataset, or fill the nulls with transform="
         )
 
 

@@ -1,4 +1,4 @@
-"""Embeddings whose rows lie in tables on the servers: in a module as PyTorch's own are.
+"""Embeddings with rows in tables on the servers; modules use them like PyTorch's own.
 
 ::
 
@@ -6,9 +6,9 @@
     net = nn.Sequential(fe.torch.Embedding(users), nn.Linear(16, 1))
     optimizer = fe.torch.Optimizer(net, job, fe.Adam(lr=1e-3))
 
-``forward`` looks rows up, ``backward`` gives them gradients, and ``optimizer.step()`` pushes these with the step,
-under the identity of the batch (``rows`` tells how). Ids are whole numbers of up to 64 bits in a tensor, or what
-``Table.pull`` takes: texts, or an Arrow column. What is done with the rows is done by PyTorch's own functions.
+``forward`` looks up rows, ``backward`` computes their gradients, and ``optimizer.step()`` pushes these with the step,
+under the batch's identity (see ``rows``). Ids are integers of up to 64 bits in a tensor, or anything that
+``Table.pull`` accepts, such as strings or an Arrow column. PyTorch's own functions do all computation on the rows.
 """
 
 from __future__ import annotations
@@ -28,38 +28,39 @@ Combination = Literal["sum", "mean", "max"]
 
 
 class Embedding(OnTable):
-    """Rows by id, as ``torch.nn.Embedding``, of a table that has no size.
+    """Rows by id, like ``torch.nn.Embedding``, but from a table without a fixed size.
 
     Args:
-        table: What ``job.table`` returned.
-        padding_idx: An id that stands for nothing: its row is zeros, and gets no gradient.
-        nulls: "padding": nulls in an Arrow column stand for nothing, too; else they are refused.
-        max_norm: Rows whose norm is greater are scaled to it, as they are read; what the table has stays, and the
-            gradient is that of the scaled row.
+        table: The result of ``job.table``.
+        padding_idx: Id of the padding: its row is zeros and gets no gradient.
+        nulls: "padding" treats nulls in an Arrow column as padding; "error" rejects them.
+        max_norm: Rows whose norm is greater are scaled to it when they are read. The table keeps the original row, and
+            the gradient is that of the scaled row.
         norm_type: The p of that norm.
-        scale_grad_by_freq: Divide the gradient of an id by how often it is there.
+        scale_grad_by_freq: Divide the gradient of an id by its number of occurrences.
     """
 
     def forward(self, ids: Any) -> torch.Tensor:
-        """Rows of ids of any shape: (*shape, dim).
+        """Return the rows of ids of any shape, (*shape, dim).
 
         Raises:
-            UsageError: these are no ids, or one has no row where that is an error, or nobody trains this module.
-            UnavailableError: as of ``Table.pull``.
+            UsageError: the ids are invalid, an id has no row and the table requires one, or no optimizer trains this
+                module.
+            UnavailableError: as for ``Table.pull``.
         """
         wanted = self.wanted(ids)
         (found,) = look_up([wanted])
         return self.of(wanted, found)
 
     def wanted(self, ids: Any) -> Wanted:
-        """What is to be looked up. Errors as of ``forward``."""
+        """Return the rows to look up. Raises as ``forward``."""
         asked = self.asked(ids)
         if asked.found.offsets is not None:
-            raise UsageError(f"ids of table {self.table.name!r} are lists, which are bags: use fe.torch.EmbeddingBag")
+            raise UsageError(f"ids of table {self.table.name!r} are lists, that is, bags: use fe.torch.EmbeddingBag")
         return Wanted(self, asked)
 
     def of(self, wanted: Wanted, found: Found) -> torch.Tensor:
-        """What ``forward`` gives, of rows that were found."""
+        """Return the result of ``forward``, given the rows."""
         rows = functional.embedding(
             found.places.reshape(wanted.asked.found.shape),
             found.weight,
@@ -70,17 +71,17 @@ class Embedding(OnTable):
 
 
 class EmbeddingBag(OnTable):
-    """Several rows put together as one, as ``torch.nn.EmbeddingBag``.
+    """Bags of rows, each combined into one row, like ``torch.nn.EmbeddingBag``.
 
     Args:
-        table: What ``job.table`` returned.
-        mode: "sum", "mean" or "max" of a bag.
+        table: The result of ``job.table``.
+        mode: Combine a bag by "sum", "mean" or "max".
         include_last_offset: The last offset is the end of the last bag.
-        padding_idx: An id that stands for nothing: it is no part of its bag.
-        nulls: As of ``Embedding``.
-        max_norm: Likewise.
-        norm_type: Likewise.
-        scale_grad_by_freq: Likewise.
+        padding_idx: Id of the padding, which is not part of its bag.
+        nulls: As for ``Embedding``.
+        max_norm: As for ``Embedding``.
+        norm_type: As for ``Embedding``.
+        scale_grad_by_freq: As for ``Embedding``.
     """
 
     def __init__(
@@ -110,29 +111,29 @@ class EmbeddingBag(OnTable):
         self.mode, self.include_last_offset = mode, include_last_offset
 
     def forward(self, ids: Any, offsets: Any = None, per_sample_weights: torch.Tensor | None = None) -> torch.Tensor:
-        """One row for each bag: (bags, dim); zeros for an empty one.
+        """Return one row per bag, (bags, dim); zeros for an empty bag.
 
         Args:
             ids: (bags, n), or (n,) with ``offsets``, or an Arrow column of lists.
-            offsets: (bags,): where each bag begins.
-            per_sample_weights: Of the shape of ``ids``: what each counts in a sum.
+            offsets: (bags,) start of each bag.
+            per_sample_weights: Weight of each id in a sum, of the same shape as ``ids``.
 
         Raises:
-            UsageError: as of ``Embedding``, or these are no bags.
-            UnavailableError: as of ``Table.pull``.
+            UsageError: as for ``Embedding``, or the bags are invalid.
+            UnavailableError: as for ``Table.pull``.
         """
         wanted = self.wanted(ids)
         (found,) = look_up([wanted])
         return self.of(wanted, found, offsets, per_sample_weights)
 
     def wanted(self, ids: Any) -> Wanted:
-        """What is to be looked up. Errors as of ``forward``."""
+        """Return the rows to look up. Raises as ``forward``."""
         return Wanted(self, self.asked(ids))
 
     def of(
         self, wanted: Wanted, found: Found, offsets: Any = None, per_sample_weights: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """What ``forward`` gives, of rows that were found."""
+        """Return the result of ``forward``, given the rows."""
         ids, device = wanted.asked.found, found.places.device
         places = found.places
         if ids.offsets is not None:
@@ -155,12 +156,12 @@ class EmbeddingBag(OnTable):
             )
         except (ValueError, RuntimeError, NotImplementedError, AttributeError) as error:
             reason = (str(error).splitlines() or [""])[0]
-            raise UsageError(f"the bags of table {self.table.name!r} make no sense: {reason:.200}") from None
+            raise UsageError(f"the bags of table {self.table.name!r} are invalid: {reason:.200}") from None
         return rows.to(self.rows.dtype)
 
 
 class EmbeddingCollection(nn.Module):
-    """Several embeddings whose rows come in one round trip; those on the same table share its rows.
+    """Several embeddings that are looked up in one round trip; embeddings on the same table share its rows.
 
     ::
 
@@ -170,25 +171,25 @@ class EmbeddingCollection(nn.Module):
         rows = embeddings({"user": user_ids, "liked": (liked_ids, offsets)})
 
     Args:
-        embeddings: By the name of what they are of.
+        embeddings: Embeddings by name.
     """
 
     def __init__(self, embeddings: Mapping[str, Embedding | EmbeddingBag]) -> None:
         super().__init__()
         if not embeddings or not all(isinstance(each, OnTable) for each in embeddings.values()):
-            raise UsageError("a collection is of one or more fe.torch.Embedding and fe.torch.EmbeddingBag by name")
+            raise UsageError("a collection needs at least one fe.torch.Embedding or fe.torch.EmbeddingBag, by name")
         self.embeddings = nn.ModuleDict(embeddings)
         leave_uncompiled(type(self))
 
     def forward(self, ids: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        """Rows by name.
+        """Return rows by name.
 
         Args:
-            ids: By name, of some or all: what the embedding's ``forward`` takes, a tuple where that is several.
+            ids: Name of some or all embeddings -> the argument of its ``forward``, or a tuple of its arguments.
 
         Raises:
-            UsageError: as of the embeddings, or there is no such name.
-            UnavailableError: as of ``Table.pull``.
+            UsageError: as for the embeddings, or there is no embedding of that name.
+            UnavailableError: as for ``Table.pull``.
         """
         if not ids:
             return {}

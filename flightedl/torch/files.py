@@ -1,4 +1,4 @@
-"""A saved model in a plain module: no job, no servers."""
+"""Loading a saved model into a plain module, without a job or servers."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ def load_into(
     module: nn.Module,
     url: str | Path,
     *,
-    format: str = "",  # noqa: A002 - as ``load``
+    format: str = "",  # noqa: A002 - same name as in ``load``
     job: str = "",
     rows: Mapping[str, str | Path] = _NO_ROWS,
 ) -> None:
-    """Give a module the values that ``job.save_model`` wrote, or those of a job's newest checkpoint.
+    """Load the values that ``job.save_model`` wrote, or those of a job's newest checkpoint, into a module.
 
     Args:
-        module: Has parameters of the same names and shapes; its buffers that the file does not have stay as they are.
-        url: As of ``fe.load``.
-        format: Likewise.
-        job: Likewise.
-        rows: Of each ``torch.nn.Embedding`` or ``EmbeddingBag`` that stands for one on a table: its name, and the file
-            that ``table.export`` wrote. An id is the number of its row; rows that the file does not have become zeros.
+        module: Module with parameters of the same names and shapes. Buffers that are not in the file do not change.
+        url: As for ``fe.load``.
+        format: As for ``fe.load``.
+        job: As for ``fe.load``.
+        rows: Name of each ``torch.nn.Embedding`` or ``EmbeddingBag`` that replaces an embedding on a table -> the file
+            that ``table.export`` wrote. Ids are row numbers; rows that are not in the file become zeros.
 
     Raises:
-        DataError: there is nothing, or it is of another module.
-        UsageError: ``rows`` names no such embedding.
+        DataError: the file does not exist, or does not match the module.
+        UsageError: ``rows`` names something that is not an embedding of the module.
     """
     values = load(url, format=format, job=job)
     parameters = parameters_of(module)
@@ -57,7 +57,7 @@ def load_into(
             shape = tuple(place.tensor.shape)
             raise DataError(f"{name!r:.80} has shape {array.shape} in the file and {shape} in the module")
     if missing := sorted(parameters.keys() - {known.get(name, name) for name in [*values, *tables]}):
-        raise DataError(f"the module has {missing[0]!r:.80}, but the file has not")
+        raise DataError(f"the module has {missing[0]!r:.80}, but the file does not")
     with torch.no_grad():
         for name, array in values.items():
             places[known.get(name, name)].tensor.copy_(tensor_of(array.copy()))
@@ -73,15 +73,15 @@ def _embedding(module: nn.Module, name: str) -> nn.Embedding | nn.EmbeddingBag:
 
 
 def _rows_of(name: str, weight: torch.Tensor, url: str) -> torch.Tensor:
-    """(ids, dim) of a file."""
+    """Read the rows of a file as (ids, dim)."""
     count, dim = weight.shape
     found = torch.zeros(count, dim)
     for rows in read_table_file(FsspecFiles(), url, TableSpec(name, dim, SGD(lr=1.0))):
         outside = rows.ids[rows.ids >= np.uint64(count)]
         if len(outside):
             raise DataError(
-                f"{without_credentials(url)} has id {outside[:1].view(np.int64)[0]}, and {name!r} has {count} rows, "
-                "whose numbers are the ids: make it larger, or number your ids and make a file with these numbers"
+                f"{without_credentials(url)} has id {outside[:1].view(np.int64)[0]}, but {name!r} has {count} "
+                "rows, and ids are used as row numbers: make it larger, or renumber the ids in the file"
             )
         found[torch.from_numpy(rows.ids.view(np.int64))] = torch.from_numpy(rows.values)
     return found

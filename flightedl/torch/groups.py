@@ -1,8 +1,8 @@
-"""Parameter groups as PyTorch has them, and the settings that the servers have.
+"""Conversion of PyTorch's parameter groups to settings of the servers' optimizer.
 
-A group's settings are those of the job's optimizer: ``lr``, ``weight_decay``, ``momentum``. PyTorch's ``betas`` are
-``beta1`` and ``beta2``. They become ``overrides`` of the declared optimizer, by the parameters' names, and count for
-the whole job: whoever changes them in a trainer is refused, because the others would not follow.
+A group may set whatever the job's optimizer has: ``lr``, ``weight_decay``, ``momentum``; PyTorch's ``betas`` become
+``beta1`` and ``beta2``. A group's settings become ``overrides`` of the declared optimizer for its parameters and apply
+to the whole job. Changing them in one trainer is an error, because the other trainers would not follow.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ _NOT_OF_GROUPS = ("clip_norm", "overrides")
 
 
 def chosen(optimizer: Any) -> Optimizer:
-    """What the user gives as the rule.
+    """Return the given optimizer as a servers' optimizer.
 
     Raises:
-        UsageError: it is nothing that servers can run.
+        UsageError: servers cannot run it.
     """
     given = optimizer if isinstance(optimizer, type) else type(optimizer)
     if issubclass(given, torch.optim.LBFGS):
         raise UsageError(
-            "LBFGS evaluates the loss many times for one step, which servers cannot: use fe.Adam or fe.Momentum, or "
-            "run it in the trainers and push what it changed, with fe.Delta()"
+            "LBFGS evaluates the loss many times per step, which servers cannot do: use fe.Adam or fe.Momentum, or run "
+            "LBFGS in the trainers and push the changes of the values with fe.Delta()"
         )
     if issubclass(given, torch.optim.Optimizer):
         raise UsageError(
-            f"the servers run the optimizer: give fe.{given.__name__}(lr=...) or another of fe's instead of "
+            f"the servers run the optimizer: pass fe.{given.__name__}(lr=...) or another optimizer of fe instead of "
             f"torch.optim.{given.__name__}"
         )
     return Optimizer.chosen(optimizer)
 
 
 def settings_in(group: Mapping[str, Any], kind: type[Optimizer]) -> dict[str, Any]:
-    """The settings that a group gives.
+    """Return the settings of a group.
 
     Raises:
-        UsageError: it gives one that the servers' optimizer has not.
+        UsageError: the servers' optimizer does not have one of them.
     """
     allowed = [name for name in fields_of(kind) if name not in _NOT_OF_GROUPS]
     found: dict[str, Any] = {}
@@ -57,7 +57,7 @@ def settings_in(group: Mapping[str, Any], kind: type[Optimizer]) -> dict[str, An
         elif name in allowed:
             found[name] = _number(value)
         else:
-            raise UsageError(f"a group gives {name!r:.80}, but {kind.__name__} has {', '.join(allowed)}")
+            raise UsageError(f"a group sets {name!r:.80}, but {kind.__name__} only has {', '.join(allowed)}")
     return found
 
 
@@ -66,7 +66,7 @@ def _number(value: Any) -> Any:
 
 
 def with_groups(optimizer: Optimizer, groups: Iterable[tuple[Mapping[str, Any], Iterable[str]]]) -> Optimizer:
-    """The optimizer that gives each group's parameters the group's settings."""
+    """Return the optimizer with each group's settings as overrides for the group's parameters."""
     overrides = dict(optimizer.overrides)
     for settings, names in groups:
         for name in names if settings else ():
@@ -76,7 +76,7 @@ def with_groups(optimizer: Optimizer, groups: Iterable[tuple[Mapping[str, Any], 
 
 
 def shown(rule: Optimizer, version: int = 0) -> dict[str, Any]:
-    """The settings of a group as ``param_groups`` shows them; ``lr`` is that of the next update."""
+    """Return a rule's settings as ``param_groups`` shows them; ``lr`` is the rate of the next update."""
     found = {name: getattr(rule, name) for name in fields_of(type(rule)) if name not in _NOT_OF_GROUPS}
     if "lr" in found:
         found["lr"] = rate_at(found["lr"], version)
@@ -84,46 +84,51 @@ def shown(rule: Optimizer, version: int = 0) -> dict[str, Any]:
 
 
 class ShownSettings:
-    """What each parameter group of an optimizer shows of the servers' settings, and whether somebody has changed it."""
+    """Settings that an optimizer's parameter groups show; detects changes to them."""
 
     def __init__(self) -> None:
         self._rules: list[Optimizer] = []
-        self._told: list[dict[str, Any]] = []
+        self._expected: list[dict[str, Any]] = []
 
-    def add(self, rule: Optimizer, told: dict[str, Any]) -> None:
-        """The next group has this rule, and shows this."""
+    def add(self, rule: Optimizer, settings: dict[str, Any]) -> None:
+        """Add a group that shows these settings of a rule."""
         self._rules.append(rule)
-        self._told.append(told)
+        self._expected.append(settings)
 
     def require_unchanged(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """UsageError when somebody changed what a group shows."""
-        for number, (group, told, rule) in enumerate(zip(groups, self._told, self._rules, strict=True)):
-            for name, value in told.items():
+        """Raise UsageError if the settings of a group were changed."""
+        for number, (group, expected, rule) in enumerate(zip(groups, self._expected, self._rules, strict=True)):
+            for name, value in expected.items():
                 now = group[name]
                 if now is value or now == value:
                     continue
                 raise UsageError(
-                    f"{name} of group {number} was set to {now!r:.40}, but the servers have {value!r} for the whole "
-                    "job: a PyTorch scheduler would start from 0 in a trainer that joins late; declare a schedule, as "
-                    f"in fe.{type(rule).__name__}(lr=fe.StepDecay(0.1, 0.5, every=100)), which the servers follow"
+                    f"{name} of group {number} was set to {now!r:.40}, but the servers use {value!r} for the whole "
+                    "job: a PyTorch scheduler would start from 0 in a trainer that joins late; declare a schedule "
+                    f"instead, for example fe.{type(rule).__name__}(lr=fe.StepDecay(0.1, 0.5, every=100))"
                 )
 
-    def tell(self, groups: Sequence[dict[str, Any]], version_of: Callable[[int], int | None]) -> None:
-        """Show the rate of the next update: that at the version of each group, by its number; None: not known."""
-        for number, (group, told, rule) in enumerate(zip(groups, self._told, self._rules, strict=True)):
-            if "lr" not in told or isinstance(getattr(rule, "lr", 0.0), float):
+    def update_rates(self, groups: Sequence[dict[str, Any]], version_of: Callable[[int], int | None]) -> None:
+        """Show the rate of the next update.
+
+        Args:
+            groups: All groups of the optimizer.
+            version_of: Returns the version of a group's parameters, given the group's number; None if unknown.
+        """
+        for number, (group, expected, rule) in enumerate(zip(groups, self._expected, self._rules, strict=True)):
+            if "lr" not in expected or isinstance(getattr(rule, "lr", 0.0), float):
                 continue
             if (version := version_of(number)) is None:
                 continue
             rate = rule.rate_at(version)
-            if group["lr"] == told["lr"]:
+            if group["lr"] == expected["lr"]:
                 group["lr"] = rate
-            told["lr"] = rate
+            expected["lr"] = rate
 
-    def are_of(self, groups: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether these groups show the same, as far as it does not change while the job runs."""
-        return len(groups) == len(self._told) and all(
+    def match(self, groups: Sequence[Mapping[str, Any]]) -> bool:
+        """True if these groups have the expected settings, apart from settings that follow a schedule."""
+        return len(groups) == len(self._expected) and all(
             group.get(name, value) == value or isinstance(getattr(rule, name), Schedule)
-            for group, told, rule in zip(groups, self._told, self._rules, strict=True)
-            for name, value in told.items()
+            for group, expected, rule in zip(groups, self._expected, self._rules, strict=True)
+            for name, value in expected.items()
         )

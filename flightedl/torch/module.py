@@ -1,12 +1,12 @@
-"""What of a module the job has: its parameters and the buffers that training changes, by name.
+"""Declared tensors of a module: its parameters, and the buffers that training changes, by name.
 
-* Names are those of the module as it was written: wrappers (``torch.compile``, ``DistributedDataParallel``) add
-  prefixes, which are left out. A parameter that is used twice has the first of its names.
-* All floating-point parameters are declared, frozen ones too: they may be thawed while the job runs.
-* Rows of tables are no parameters: see ``rows``.
-* Of buffers, floating-point ones that a ``state_dict`` has are declared, and integers of one element, which count:
-  the servers keep these as float64, which is exact up to 2**53. Other buffers, such as masks and positions, and
-  those that are not finite, stay what the module made them.
+* Names are those of the original module. The prefixes that wrappers add (``torch.compile``,
+  ``DistributedDataParallel``) are removed. A shared parameter has the first of its names.
+* All floating-point parameters are declared, including frozen ones, which may be unfrozen while the job runs.
+* Rows of tables are not declared as parameters; see ``rows``.
+* Declared buffers are persistent floating-point ones (those in ``state_dict``), and integer counters of one element,
+  which the servers keep as float64 (exact up to 2**53). All other buffers, such as masks and positions, and buffers
+  that are not finite keep the module's own values.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ _COMPILED = "_orig_mod"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a module has a tensor."""
+    """The attribute of a module that holds a tensor."""
 
     owner: nn.Module
     attribute: str
     tensor: torch.Tensor
 
     @property
-    def is_still_there(self) -> bool:
-        """Whether nobody has put another tensor into its place."""
+    def is_current(self) -> bool:
+        """True unless the attribute has been assigned another tensor."""
         found = self.owner._parameters.get(self.attribute, self.owner._buffers.get(self.attribute))
         return found is self.tensor
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """The module itself, without what was put around it."""
+    """Return the module without its wrappers."""
     while True:
         if isinstance(module, _WRAPPERS):
             module = module.module
@@ -51,13 +51,13 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def parameters_of(module: nn.Module) -> dict[str, Place]:
-    """Name -> parameter, of all that can be trained.
+    """Return name -> parameter for all trainable parameters.
 
     Raises:
-        UsageError: it is nothing that can be trained on servers.
+        UsageError: the module cannot be trained on servers.
     """
     if not isinstance(module, nn.Module):
-        raise UsageError(f"the first argument is {module!r:.80}, but must be the module to train, as in Optimizer(net)")
+        raise UsageError(f"the first argument is {module!r:.80}, but must be the module to train: Optimizer(net, ...)")
     found: dict[str, Place] = {}
     for name, place in _walk(module, "_parameters"):
         if isinstance(place.owner, OnTable):
@@ -66,18 +66,18 @@ def parameters_of(module: nn.Module) -> dict[str, Place]:
         if place.tensor.is_floating_point() and place.tensor.numel():
             found[name] = place
     if not found and not embeddings_of(module):
-        raise UsageError("this module has no floating-point parameters: there is nothing to train")
+        raise UsageError("this module has no floating-point parameters, so there is nothing to train")
     return found
 
 
 def embeddings_of(module: nn.Module) -> dict[str, OnTable]:
-    """Name -> what lies in tables."""
+    """Return name -> module for embeddings on tables."""
     found = {prefix.removesuffix("."): owner for prefix, owner in _modules(module, once=True)}
     return {name: owner for name, owner in found.items() if isinstance(owner, OnTable)}
 
 
 def buffers_of(module: nn.Module) -> dict[str, Place]:
-    """Name -> buffer, of those that training changes."""
+    """Return name -> buffer for the buffers that training changes."""
     found: dict[str, Place] = {}
     for name, place in _walk(module, "_buffers"):
         tensor = place.tensor
@@ -92,7 +92,7 @@ def buffers_of(module: nn.Module) -> dict[str, Place]:
 
 
 def names_of(module: nn.Module) -> dict[str, str]:
-    """Every name of a parameter -> the one that it is declared with: tied ones have several."""
+    """Map every name of a parameter to its declared name; tied parameters have several names."""
     first: dict[int, str] = {}
     names: dict[str, str] = {}
     for prefix, owner in _modules(module, once=False):
@@ -113,7 +113,7 @@ def _walk(module: nn.Module, kind: str) -> Iterator[tuple[str, Place]]:
 
 
 def _modules(module: nn.Module, *, once: bool) -> Iterator[tuple[str, nn.Module]]:
-    """Each module with the prefix of what is in it, as ``named_modules`` but without the prefixes of wrappers."""
+    """Yield modules with the prefix of their members, like ``named_modules`` but without prefixes of wrappers."""
     for name, owner in unwrapped(module).named_modules(remove_duplicate=once):
         parts = [part for part in name.split(".") if part and part != _COMPILED]
         yield "".join(f"{part}." for part in parts), owner
@@ -123,15 +123,15 @@ def _require_plain(name: str, place: Place) -> None:
     tensor, kind = place.tensor, type(place.tensor).__name__
     if isinstance(place.owner, nn.Embedding | nn.EmbeddingBag) and place.owner.max_norm is not None:
         raise UsageError(
-            f"the embedding of {name!r} has max_norm, and so writes to its rows in each trainer by itself: put it into "
-            "a table, fe.torch.Embedding(job.table(...), max_norm=...), or leave max_norm out"
+            f"the embedding of {name!r} has max_norm, so each trainer would change its rows on its own: use a table, "
+            "fe.torch.Embedding(job.table(...), max_norm=...), or omit max_norm"
         )
     if kind in ("DTensor", "FlatParameter") or hasattr(tensor, "_local_tensor"):
         raise UsageError(
             f"parameter {name!r} is sharded over processes ({kind}): FSDP and tensor parallelism cannot be combined "
-            "with parameter servers, which shard the model themselves; give the plain module"
+            "with parameter servers, which shard the model themselves; pass the unsharded module"
         )
     if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
-        raise UsageError(f"parameter {name!r} has no shape yet: run the module on one batch before it is declared")
+        raise UsageError(f"parameter {name!r} has no shape yet: run the module on one batch before declaring it")
     if tensor.device.type == "meta":
         raise UsageError(f"parameter {name!r} has no values (it is on the meta device): initialize it first")

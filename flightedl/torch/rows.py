@@ -1,14 +1,14 @@
-"""Rows of tables as parameters that a batch has: looked up by modules, pushed by the optimizer.
+"""Rows of tables as parameters of the current batch: modules look them up, the optimizer pushes their gradients.
 
-What a module looks up in training becomes a parameter of it, and of the optimizer's groups, until the step: one of
-(distinct ids, dim) with the rows as they came. So whatever PyTorch and others do with parameters and their gradients
-works with rows, too: autograd adds up the gradients of an id that is there twice, ``zero_grad`` clears them,
-``clip_grad_norm_`` counts them, a ``GradScaler`` scales them back and finds what overflowed.
+Rows that a module looks up in training become a parameter of the module and of the optimizer's groups until the step:
+a leaf of (distinct ids, dim). So everything that works with parameters and gradients works with rows: autograd adds up
+the gradients of repeated ids, ``zero_grad`` clears them, ``clip_grad_norm_`` includes them, and a ``GradScaler``
+unscales them and detects overflows.
 
-* Beside these a module has one parameter without elements, ``rows``, which is always there: by its device rows are
-  given out, by its type, and with its ``requires_grad`` they are frozen. No ``state_dict`` has any of them: rows are
-  the servers'.
-* Rows that are only read (in ``eval()``, under ``no_grad``, frozen, or without a current batch) are no parameters.
+* Each module also has one permanent parameter without elements, ``rows``. Its device and dtype are those of the rows
+  that ``forward`` returns, and its ``requires_grad`` freezes them. A ``state_dict`` contains none of these parameters:
+  the servers have the rows.
+* Rows that are only read (in ``eval()``, under ``no_grad``, frozen, or without a current batch) are not parameters.
 """
 
 from __future__ import annotations
@@ -36,40 +36,40 @@ class InUse(NamedTuple):
     """Rows that a module looked up for the current batch."""
 
     ids: Ids
-    #: 1 where the first row stands for padding, else 0.
+    #: 1 if row 0 of ``leaf`` is padding, else 0.
     first: int
     #: (first + ids, dim).
     leaf: nn.Parameter
 
     def gradients(self, array: Floats) -> Floats:
-        """(ids, dim) of the leaf's gradient, an array that stays as it is."""
-        # What came from an accelerator lies in memory that the next step uses again, and a sum keeps its gradients.
+        """Return the leaf's gradient, (ids, dim), in memory that later steps do not overwrite."""
+        # The memory of accelerators' copies is reused by the next step, and a sum of batches keeps its gradients.
         is_kept = self.leaf.device.type == "cpu"
         return np.array(array[self.first :], np.float32, order="C", copy=None if is_kept else True)
 
 
-class Taker(Protocol):
-    """Who pushes the gradients of rows."""
+class RowListener(Protocol):
+    """Receiver of a module's rows in use, whose gradients it pushes."""
 
-    def rows_came(self, module: OnTable, leaf: nn.Parameter) -> None:
-        """A module has looked up rows."""
+    def rows_added(self, module: OnTable, leaf: nn.Parameter) -> None:
+        """Add rows that a module looked up for the current batch."""
         ...
 
-    def rows_gone(self, module: OnTable) -> None:
-        """They belong to a batch that is over."""
+    def rows_dropped(self, module: OnTable) -> None:
+        """Drop a module's rows, because their batch is over."""
         ...
 
 
 class OnTable(nn.Module):
-    """A module whose rows lie in a table.
+    """A module whose rows are in a table.
 
     Args:
-        table: What ``job.table`` returned.
-        padding_idx: As of ``Table.pull``.
-        nulls: Likewise.
+        table: The result of ``job.table``.
+        padding_idx: As for ``Table.pull``.
+        nulls: As for ``Table.pull``.
         max_norm: Rows whose norm is greater are scaled to it, as they are read.
         norm_type: The p of that norm.
-        scale_grad_by_freq: Divide the gradient of an id by how often it is there.
+        scale_grad_by_freq: Divide the gradient of an id by its number of occurrences.
     """
 
     def __init__(
@@ -84,9 +84,9 @@ class OnTable(nn.Module):
     ) -> None:
         super().__init__()
         if not isinstance(table, Table):
-            raise UsageError(f"{table!r:.80} is no table: give what job.table(name, dim, ...) returned")
+            raise UsageError(f"{table!r:.80} is not a table: pass the result of job.table(name, dim, ...)")
         if max_norm is not None and not max_norm > 0:
-            raise UsageError(f"table {table.name!r}: max_norm is {max_norm!r:.40}, but must be greater than 0")
+            raise UsageError(f"table {table.name!r}: max_norm is {max_norm!r:.40}; it must be greater than 0")
         self.table = table
         self.padding_idx = padding_idx
         self.nulls = nulls
@@ -94,111 +94,110 @@ class OnTable(nn.Module):
         self.scale_grad_by_freq = scale_grad_by_freq
         self.rows = nn.Parameter(torch.empty(0, table.dim))
         self._in_use: list[InUse] = []
-        #: The batch that these are of.
+        #: The batch that ``_in_use`` belongs to.
         self._batch: object = None
-        #: None: no optimizer has this module.
-        self.taker: Taker | None = None
+        #: None unless an optimizer has this module.
+        self.listener: RowListener | None = None
         leave_uncompiled(type(self))
 
     @property
     def in_use(self) -> Sequence[InUse]:
-        """What the current batch has looked up here, in order."""
+        """Rows that this module has looked up for the current batch, in order."""
         return self._in_use
 
     def asked(self, ids: Any) -> Asked:
-        """Which rows are meant by ids, a tensor or what ``Table.pull`` takes."""
+        """Return the lookup for ids: a tensor, or anything that ``Table.pull`` accepts."""
         given = ids.detach().cpu().numpy() if isinstance(ids, torch.Tensor) else ids
         return self.table.asked(given, padding_idx=self.padding_idx, nulls=self.nulls)
 
     def is_training(self, batch: object) -> bool:
-        """Whether rows that are looked up now for a batch are trained.
+        """True if rows that are now looked up for a batch are trained.
 
         Raises:
-            UsageError: nobody would push their gradients.
+            UsageError: the module is in training, but no optimizer would push its gradients.
         """
-        if self.training and self.taker is None:
+        if self.training and self.listener is None:
             raise UsageError(
-                f"an embedding on table {self.table.name!r} is in no module that an fe.torch.Optimizer has, so it "
-                "would not be trained: make the optimizer of the whole module before the first batch, or call eval() "
-                "to read"
+                f"an embedding on table {self.table.name!r} would not be trained, because no fe.torch.Optimizer has "
+                "it: make the optimizer of the complete module before the first batch, or call eval() to only read"
             )
         return self.training and batch is not None and self.rows.requires_grad and torch.is_grad_enabled()
 
     def keep(self, batch: object, used: InUse) -> None:
-        """Have rows as a parameter until the batch's step."""
+        """Register rows as a parameter until the batch's step."""
         if self._batch is not batch:
             self.drop()
             self._batch = batch
         self._in_use.append(used)
         self.register_parameter(f"{_EMPTY}_{len(self._in_use)}", used.leaf)
-        if self.taker is not None:
-            self.taker.rows_came(self, used.leaf)
+        if self.listener is not None:
+            self.listener.rows_added(self, used.leaf)
 
     def drop(self) -> None:
-        """What is in use belongs to a batch that is over."""
+        """Drop the rows in use, because their batch is over."""
         self._in_use.clear()
         for name in [name for name in self._parameters if name != _EMPTY]:
             del self._parameters[name]
-        if self.taker is not None:
-            self.taker.rows_gone(self)
+        if self.listener is not None:
+            self.listener.rows_dropped(self)
 
     def extra_repr(self) -> str:
         more = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         return f"{self.table.name!r}, {self.table.dim}{more}"
 
-    # what PyTorch does with modules
+    # overrides of nn.Module
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        """Rows are the servers'."""
+        """Save nothing: the servers have the rows."""
 
     def _load_from_state_dict(self, *_: Any, **__: Any) -> None:
-        """Likewise."""
+        """Load nothing: the servers have the rows."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Of the same table; a copy reads, and no optimizer has it."""
+        """Return a module on the same table that belongs to no optimizer."""
         made = type(self).__new__(type(self))
         nn.Module.__init__(made)
         for name, value in self.__dict__.items():
             if not isinstance(value, dict):
                 made.__dict__[name] = value
-        made._in_use, made._batch, made.taker = [], None, None
+        made._in_use, made._batch, made.listener = [], None, None
         made.rows = nn.Parameter(torch.empty_like(self.rows), self.rows.requires_grad)
         memo[id(self)] = made
         return made
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise UsageError(
-            f"an embedding on table {self.table.name!r} cannot be pickled, for its rows are the servers': keep "
-            "net.state_dict() and the job's checkpoints, which have the rows"
+            f"an embedding on table {self.table.name!r} cannot be pickled, because the servers have its rows: save "
+            "net.state_dict(), and use the job's checkpoints for the rows"
         )
 
 
 def leave_uncompiled(kind: type[nn.Module]) -> None:
-    """Compiled code is broken up around the ``forward`` of modules of this class: it talks to servers."""
+    """Exclude ``forward`` of this class from compilation, because it communicates with servers."""
     if not getattr(kind.forward, "_torchdynamo_disable", False):
         kind.forward = torch.compiler.disable(kind.forward)
 
 
 class Wanted(NamedTuple):
-    """What a module looks up."""
+    """Rows that a module looks up."""
 
     module: OnTable
     asked: Asked
 
 
 class Found(NamedTuple):
-    """Where the rows are that were wanted."""
+    """Rows that were looked up for a module."""
 
     #: (rows, dim).
     weight: torch.Tensor
-    #: (n,) of each id, its row.
+    #: (n,) row of each id.
     places: torch.Tensor
-    #: The row of what stands for nothing; None: there is none.
+    #: Index of the padding row; None if there is none.
     padding: int | None
 
 
 def look_up(wanted: Sequence[Wanted]) -> list[Found]:
-    """Rows for several modules, in one round trip."""
+    """Look up rows for several modules in one round trip."""
     by_table: dict[Table, list[int]] = {}
     for number, (module, _) in enumerate(wanted):
         module.is_training(None)
@@ -206,7 +205,7 @@ def look_up(wanted: Sequence[Wanted]) -> list[Found]:
     declared = {table: table.declared for table in by_table}
     first, *others = [traffic for _, traffic in declared.values()]
     if any(other is not first for other in others):
-        raise UsageError("tables of different jobs are looked up together: make all of them with the same job")
+        raise UsageError("the tables of one lookup belong to different jobs: make all of them with the same job")
     distinct = {table: _together([wanted[number].asked for number in numbers]) for table, numbers in by_table.items()}
     lookup = first.look_up({declared[table][0]: ids for table, ids in distinct.items()})
     found: dict[int, Found] = {}
@@ -228,7 +227,7 @@ def _together(asked: Sequence[Asked]) -> DistinctIds:
 def _found_in(
     distinct: DistinctIds, rows: Floats, wanted: Mapping[int, Wanted], batch: object
 ) -> Iterator[tuple[int, Found]]:
-    """One table's rows for all that want some of them."""
+    """Yield one table's rows for each module on it."""
     needs_padding = not len(rows) or any(asked.kept is not None for _, asked in wanted.values())
     matrix = np.concatenate([np.zeros((1, rows.shape[1]), np.float32), rows]) if needs_padding else rows
     owner = next((module for module, _ in wanted.values() if module.is_training(batch)), None)
@@ -252,19 +251,19 @@ def _found_in(
 
 
 def _within(rows: torch.Tensor, max_norm: float | None, p: float) -> torch.Tensor:
-    """Rows scaled down to a norm."""
+    """Return rows, scaled down to ``max_norm`` if their norm is greater."""
     if max_norm is None:
         return rows
     norms = torch.linalg.vector_norm(rows, p, dim=1, keepdim=True)
-    # As PyTorch's own, which adds this to a norm that it divides by.
+    # PyTorch also adds this constant to the norm that it divides by.
     return torch.where(norms > max_norm, rows * (max_norm / (norms + 1e-7)), rows)
 
 
 class RowGroups:
-    """The groups of an optimizer whose parameters are rows of tables: one for each module.
+    """The optimizer's parameter groups of rows: one group per module on a table.
 
     Args:
-        modules: By name.
+        modules: Modules by name.
     """
 
     def __init__(self, modules: Mapping[str, OnTable]) -> None:
@@ -273,32 +272,32 @@ class RowGroups:
 
     @property
     def modules(self) -> Mapping[str, OnTable]:
-        """By name."""
+        """Modules by name."""
         return self._modules
 
     def owns(self, tensor: torch.Tensor) -> bool:
-        """Whether it is a parameter of a module on a table."""
+        """True if the tensor is a parameter of a module on a table."""
         return any(tensor is each for module in self._modules.values() for each in module.parameters())
 
     def rules(self) -> Iterator[tuple[OnTable, Rule]]:
-        """Of each module, how its rows are updated."""
+        """Yield each module with the update rule of its rows."""
         for module in self._modules.values():
             yield module, module.table.spec.optimizer
 
-    def has(self, module: OnTable, group: dict[str, Any]) -> None:
-        """A module's rows are in this group from now on."""
+    def add_group(self, module: OnTable, group: dict[str, Any]) -> None:
+        """Add the group of a module's rows."""
         self._groups[id(module)] = group
         module.drop()
-        module.taker = self
+        module.listener = self
 
-    def rows_came(self, module: OnTable, leaf: nn.Parameter) -> None:
+    def rows_added(self, module: OnTable, leaf: nn.Parameter) -> None:
         self._groups[id(module)]["params"].append(leaf)
 
-    def rows_gone(self, module: OnTable) -> None:
+    def rows_dropped(self, module: OnTable) -> None:
         del self._groups[id(module)]["params"][1:]
 
     def gradients(self) -> dict[str, tuple[Table, InUse]]:
-        """What got a gradient, by names as of parameters."""
+        """Return name -> table and rows, for rows that have a gradient. Names are like those of parameters."""
         return {
             f"{name}.{_EMPTY}_{number}": (module.table, used)
             for name, module in self._modules.items()
@@ -307,6 +306,6 @@ class RowGroups:
         }
 
     def drop(self) -> None:
-        """The batch is over."""
+        """Drop the rows of all modules, because the batch is over."""
         for module in self._modules.values():
             module.drop()

@@ -1,7 +1,7 @@
-"""Tensors as NumPy arrays and back, where possible without a copy.
+"""Conversion between tensors and NumPy arrays, without a copy where possible.
 
-NumPy has no bfloat16 of its own: such tensors pass as their bits. What lies on an accelerator is copied to pinned
-memory on a stream of its own, all of it at once, and waited for once.
+NumPy has no bfloat16, so such tensors are passed as their bits. Tensors on an accelerator are copied to pinned memory
+on a separate stream, all at once, with a single wait.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BITS = {torch.bfloat16: torch.int16}
 
 
 def array_of(tensor: torch.Tensor) -> Array:
-    """The elements of a tensor of the main memory, as (shape of the tensor), without a copy where it is dense."""
+    """Return the elements of a CPU tensor as an array of the same shape, without a copy if the tensor is dense."""
     plain = tensor.detach()
     if plain.layout != torch.strided:
         plain = plain.coalesce().to_dense() if plain.layout == torch.sparse_coo else plain.to_dense()
@@ -36,9 +36,9 @@ def array_of(tensor: torch.Tensor) -> Array:
 
 
 def tensor_of(array: Array) -> torch.Tensor:
-    """A tensor of the same memory; it must not be written to where the array is read-only."""
+    """Return a tensor that shares the array's memory. Do not write to it if the array is read-only."""
     with warnings.catch_warnings():
-        # PyTorch has no tensors that cannot be written to. Nothing here writes to one.
+        # PyTorch warns about read-only arrays because it has no read-only tensors. Nothing here writes to them.
         warnings.simplefilter("ignore", UserWarning)
         if array.dtype.name == "bfloat16":
             return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
@@ -46,30 +46,30 @@ def tensor_of(array: Array) -> torch.Tensor:
 
 
 def bind(tensor: torch.Tensor, values: torch.Tensor) -> None:
-    """Let a parameter lie in the memory of these values, where nobody can see a difference.
+    """Move a parameter into the memory of ``values``, unless the move could be observed.
 
-    A parameter stays where it is if it lies on a device, has other strides or another type, or if some other tensor or
-    array lies in its memory, too: that one would stay behind.
+    The parameter keeps its own memory if it is on a device, has other strides or another type, or shares its memory
+    with another tensor or array, which would not move with it.
     """
     if (
         tensor.device.type == "cpu"
         and (tensor.dtype, tensor.shape, tensor.stride()) == (values.dtype, values.shape, values.stride())
         and type(tensor.data) is torch.Tensor
         and not tensor.is_shared()
-        and _is_alone(tensor)
+        and _is_sole_owner(tensor)
     ):
         tensor.data = values
 
 
-def _is_alone(tensor: torch.Tensor) -> bool:
-    """Whether nothing else lies in a tensor's memory, as far as PyTorch can say."""
+def _is_sole_owner(tensor: torch.Tensor) -> bool:
+    """True if nothing else uses the tensor's memory, as far as PyTorch can tell."""
     count = getattr(torch._C, "_storage_Use_Count", None)
-    # The tensor has its storage, and so has this function.
+    # One reference is the tensor's, one is this function's.
     return count is not None and count(tensor.untyped_storage()._cdata) <= 2
 
 
 def is_bound(tensor: torch.Tensor, values: torch.Tensor) -> bool:
-    """Whether a parameter lies in the memory of these values: it does not after ``module.to(device)``, for example."""
+    """True if the parameter uses the memory of ``values``. ``module.to(device)``, for example, ends that."""
     return (
         tensor.layout == torch.strided
         and tensor.data_ptr() == values.data_ptr()
@@ -78,23 +78,23 @@ def is_bound(tensor: torch.Tensor, values: torch.Tensor) -> bool:
 
 
 def fingerprint(values: torch.Tensor) -> int:
-    """64 bits of contiguous values, which others share with a probability of 2**-64."""
+    """Return a 64-bit hash of contiguous values; different values collide with a probability of 2**-64."""
     return xxhash.xxh3_64_intdigest(array_of(values).reshape(-1).view(np.uint8).data)
 
 
 class Copies:
-    """Gradients in the main memory."""
+    """Copies gradients to main memory."""
 
     def __init__(self) -> None:
-        #: Pinned, by name.
+        #: Name -> pinned memory.
         self._kept: dict[str, torch.Tensor] = {}
         self._stream: Any = None
 
     def arrays(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Array]:
-        """Each tensor as an array; those of accelerators are valid until the next call.
+        """Return each tensor as an array; arrays from accelerators are valid until the next call.
 
         Raises:
-            UsageError: a device cannot be read, as after an error of its own.
+            UsageError: a device cannot be read, for example after a device error.
         """
         found = {name: tensor.detach() for name, tensor in tensors.items()}
         away = {name: tensor for name, tensor in found.items() if tensor.device.type != "cpu"}
@@ -102,13 +102,13 @@ class Copies:
             try:
                 found[name] = self._copied(name, tensor)
             except RuntimeError as error:
-                raise _gone(name, tensor, error) from None
+                raise _unreadable(name, tensor, error) from None
         if self._stream is not None:
             try:
                 self._stream.synchronize()
             except RuntimeError as error:
                 name = next(iter(away), "")
-                raise _gone(name, tensors[name], error) from None
+                raise _unreadable(name, tensors[name], error) from None
         return {name: array_of(tensor) for name, tensor in found.items()}
 
     def _copied(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -121,7 +121,7 @@ class Copies:
             if self._stream is not None:
                 self._stream.synchronize()
             self._stream = torch.cuda.Stream(tensor.device)
-        # What is to be copied has to be computed first.
+        # The copy must wait until the gradient has been computed.
         self._stream.wait_stream(torch.cuda.current_stream(tensor.device))
         with torch.cuda.stream(self._stream):
             kept.copy_(tensor, non_blocking=True)
@@ -129,9 +129,9 @@ class Copies:
         return kept
 
 
-def _gone(name: str, tensor: torch.Tensor, error: RuntimeError) -> UsageError:
+def _unreadable(name: str, tensor: torch.Tensor, error: RuntimeError) -> UsageError:
     reason = (str(error).splitlines() or [""])[0]
     return UsageError(
-        f"the gradient of {name!r} cannot be read from {tensor.device}: {reason:.160}; start this trainer again, the "
-        "others go on without it"
+        f"cannot read the gradient of {name!r} from {tensor.device}: {reason:.160}; restart this trainer, the others "
+        "continue without it"
     )

@@ -59,7 +59,7 @@ class Scope(Sender, Protocol):
 class Listener(Protocol):
     """Who keeps a copy of the values, such as the module of a deep-learning framework."""
 
-    def values_came(self, names: Collection[str]) -> None:
+    def values_arrived(self, names: Collection[str]) -> None:
         """These parameters have other values than before."""
         ...
 
@@ -607,7 +607,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         stored = self._values.stored
         if self._listener is not None and stored:
             self._values.stored = set()
-            self._listener.values_came([self._names[number] for number in sorted(stored)])
+            self._listener.values_arrived([self._names[number] for number in sorted(stored)])
 
 
 def _half_kernels(kind: str) -> HalfKernels:
