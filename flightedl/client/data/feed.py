@@ -122,11 +122,11 @@ class TaskFeed:
         """
         feed, now = self._feed, self._clock.now()
         with self._changed:
-            is_urgent = now - feed.told_at > _CONFIRM_AFTER_S
+            is_urgent = now - feed.reported_at > _CONFIRM_AFTER_S
             if feed.batch_done(task, number, is_urgent=is_urgent):
                 self._changed.notify_all()
             if is_urgent:
-                is_over = lambda: feed.told_at >= now or not feed.is_held(task) or feed.trouble or feed.error  # noqa: E731
+                is_over = lambda: feed.reported_at >= now or not feed.is_held(task) or feed.trouble or feed.error  # noqa: E731
                 self._changed.wait_for(is_over, _CONFIRM_S)
 
     def failed(self, task: AssignedTask, error: str, batch: int | None, place: str = "") -> None:

@@ -1,16 +1,20 @@
-"""What a trainer decides: its tasks, their batches, its membership. Pure, as all of the domain.
+"""Decisions of a trainer: its tasks, their batches, its membership. Pure, like all of the domain.
 
-* ``feed``: the tasks that it holds, when it asks the master for more, and its reports.
-* ``readings``: the batch that the user's code gets next, and when a task is done. ``acknowledged``: the same without a
-  model, where a batch is done when the user says so. ``batches``: a batch's identity, and its state until every block
-  has answered for it.
-* ``steps``: the messages of each call of the user's code, from a batch's opening to its settling. ``transfers``: one
-  push or pull under way, and the meaning of answers and failures. ``joined``: a pserver's answers for all its buckets
-  of rows as one.
-* ``sums``: the batches of the sum that is pushed next, and the outcome of each.
-* ``membership``: when it joins the view, and under which mode.
-* ``first_values``: the election of the trainer that gives the model its first values. ``ending``: the pservers whose
-  values are the result.
+* ``feed``: tasks that the trainer holds, requests to the master, and reports
+* ``readings``: the loop over batches, and when a task is finished
+* ``acknowledged``: the same loop without a model, where the user acknowledges batches
+* ``batches``: identity of a batch, and its state until every block has answered
+* ``steps``: the messages of each call of the user's code, from opening to settling a batch
+* ``transfers``: one push or pull in flight, and the meaning of answers and failures
+* ``joined``: a pserver's answers for all its buckets of rows, combined into one
+* ``sums``: the batches of the next sum to push, and their outcomes
+* ``membership``: joining the view, and the mode of a membership
+* ``first_values``: election of the trainer that provides the model's initial values
+* ``ending``: the pservers whose values are final
 
-The drivers are in ``client``, threads and connections around these; the simulated trainer drives the same ones.
+The feed requests a task in advance. A reader reads its batches and passes them to the loop, which hands each batch to
+the user's code as a member of the view. Each call of ``model.step`` becomes transfers to all pservers; when every block
+has answered, the batch is settled. When all batches of a task are settled, the feed reports the task.
+
+Threads and connections around these cores are in ``client``; the simulated trainer drives the same cores.
 """

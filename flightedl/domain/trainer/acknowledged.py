@@ -1,11 +1,10 @@
-"""Batches that count as done when the user says so: for trainers that share data and have no model on servers.
+"""Batches that are done when the user acknowledges them: for trainers that share data and have no model on servers.
 
-Batches are handed out as they come, however many of them are not done. A task is reported when all of its batches were
-handed out and are done; what is never done goes back with its task.
+Batches are handed out in order, regardless of how many are not done. A task is reported when all of its batches were
+handed out and are done. A task with a batch that is never acknowledged is eventually returned to the master.
 
-A task may be taken away while the user's code has batches of it. These batches stay in the user's order until the user
-says that they are done, so that ``done`` without a batch never names a later one. Such a ``done`` is answered
-``Done.TAKEN``.
+A task may be revoked while the user's code has batches of it. These batches stay in the user's order until they are
+acknowledged, so that ``done`` without an argument never means a later batch. Acknowledging them returns ``Done.TAKEN``.
 """
 
 from __future__ import annotations
@@ -33,38 +32,38 @@ NOT_GIVEN = "this batch is none of those that the loop gave and that are not don
 
 
 class Done(enum.Enum):
-    """Outcome of saying that a batch is done."""
+    """Outcome of acknowledging a batch."""
 
     #: The batch is done by this trainer.
     COUNTED = "counted"
-    #: The batch's task was taken from this trainer. Another trainer does the batch, so it must not count here.
+    #: The batch's task was revoked. Another trainer does the batch, so it must not count here.
     TAKEN = "taken"
 
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """A batch is done: with this outcome, and with the report of its task if it was the last one."""
+    """Outcome of a batch that is done, with the report of its task if it was the last one."""
 
     outcome: Done
     report: Finished | HandBack | None = None
 
 
 class AcknowledgedLoop:
-    """What the user's loop does next. ``held``: numbers of the tasks that the feed holds by now."""
+    """The user's loop. ``held`` is always the numbers of the tasks that the feed holds now."""
 
     def __init__(self) -> None:
-        #: Of tasks that are not reported, and of those taken away of which batches are not done, in the order in which
-        #: they were begun.
+        #: In the order in which they began: of tasks that are not reported, and of revoked tasks with batches that are
+        #: not done.
         self._readings: list[Reading] = []
         self._due: list[LoopStep] = []
 
     @property
     def not_done(self) -> list[HandOut]:
-        """Batches that were handed out, or are about to be, and are not done; the oldest first."""
+        """Batches that were handed out, or are about to be, and are not done; oldest first."""
         return [HandOut(reading.task, handed.batch) for reading in self._readings for handed in reading.handed]
 
     def take(self, item: Item, held: Collection[int]) -> LoopStep:
-        """An item has come, in the order of reading; return the next step."""
+        """Accept the next item in reading order; return the next step."""
         self._forget(held)
         if item.task.number in held:
             if not self._readings or item.task.number != self._readings[-1].task.number:
@@ -81,17 +80,16 @@ class AcknowledgedLoop:
         return self.next_step()
 
     def next_step(self) -> LoopStep:
-        """Return the next step."""
         return self._due.pop(0) if self._due else NeedItem()
 
     def denied(self, batch: Batch, held: Collection[int]) -> LoopStep:
-        """The work that this batch belongs to was taken away before the user's code had the batch."""
+        """Note that the batch's task was revoked before the user's code received the batch."""
         reading = self._without(batch)
         self._forget(set(held) - {batch.reading})
         return HandBack(reading.task)
 
     def done(self, batch: Batch, held: Collection[int]) -> Acknowledged:
-        """The user says that a batch is done, and the feed was told so.
+        """Acknowledge a batch, which the feed already knows to be done.
 
         Raises:
             UsageError: the batch is not among ``not_done``.
@@ -104,7 +102,7 @@ class AcknowledgedLoop:
         return Acknowledged(Done.COUNTED, self._end(reading))
 
     def _without(self, batch: Batch) -> Reading:
-        """Drop a batch, and return the reading that it was of."""
+        """Drop a batch and return its reading."""
         for reading in self._readings:
             for handed in reading.handed:
                 if handed.batch == batch:
@@ -119,7 +117,7 @@ class AcknowledgedLoop:
         return reading.end()
 
     def _forget(self, held: Collection[int]) -> None:
-        """Drop tasks that were taken away, once the user has said of all of their batches that they are done."""
+        """Drop revoked tasks whose batches are all acknowledged."""
         self._readings = [each for each in self._readings if each.handed or each.task.number in held]
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""The batch that the user's code is working on: its identity, its state, and the outcome that the loop is told."""
+"""The batch that the user's code is working on: its identity, its state, and its outcome."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from flightedl.messages.parameters import BatchIdentity
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """One batch of an attempt at a task, as it is handed to the user's code."""
+    """One batch of an attempt at a task, as handed to the user's code."""
 
     epoch: int
     task: int
     attempt: int
-    #: Number within its task.
+    #: Number within the task.
     number: int
     #: Batches of the whole task.
     batch_count: int
-    #: Its weight in a synchronous round.
+    #: Weight in a synchronous round.
     record_count: int
-    #: Number of the ``AssignedTask``: an attempt that is told twice is read twice.
+    #: Number of the ``AssignedTask``; an attempt that is assigned twice is read twice.
     reading: int = 0
-    #: The sum that it has to be pushed in, because some block may have, or lacks, just these batches of it.
+    #: The sum that this batch must be pushed in, because some block has, or lacks, exactly the batches of that sum.
     again: SumAgain | None = None
 
     def __str__(self) -> str:
@@ -33,35 +33,35 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 class Pushed(msgspec.Struct, frozen=True):
-    """The batch, or the sum of several, that a transfer pushes, or at whose rounds it pulls."""
+    """The batch, or sum of batches, that a transfer pushes or whose rounds it pulls."""
 
     identity: BatchIdentity
-    #: Records, as the weight in a synchronous round.
+    #: Number of records: the weight in a synchronous round.
     weight: int
-    #: How many batches the trainer has begun since it was admitted, this one included.
+    #: Number of batches that the trainer has begun since it became a member, including this one.
     step: int = 0
     #: The other batches of a sum.
     further: tuple[BatchIdentity, ...] = ()
 
 
 class BatchState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """State of a batch that the user's code is through with; the steps report it to the loop whenever it changes."""
+    """State of a batch that the user's code has finished; the steps report it to the loop when it changes."""
 
     reading: int
     number: int
-    #: Its gradients are in a sum that was not pushed yet.
+    #: Its gradients are in a sum that has not been pushed.
     waits: bool = False
-    #: It has to be handed out again, as a part of ``again`` if that is given.
+    #: The batch has to be handed out again, as part of ``again`` if that is given.
     must_repeat: bool = False
-    #: Pserver -> the oldest generation of it that answered a row of this batch.
+    #: Pserver -> its oldest generation that answered for this batch.
     generations: dict[int, int] = {}
     again: SumAgain | None = None
-    #: Error of its gradient, if the gradient was rejected.
+    #: Error of the gradient if it was rejected.
     rejection: Exception | None = None
 
     @classmethod
     def of(cls, current: CurrentBatch) -> BatchState:
-        """Return the state as the loop is told it."""
+        """Return the state to report to the loop."""
         return cls(
             current.batch.reading,
             current.batch.number,
@@ -74,34 +74,34 @@ class BatchState(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class CurrentBatch(msgspec.Struct, eq=False):
-    """State of one batch from the moment it is handed out until all blocks have answered; only ``Steps`` changes it.
+    """State of a batch from its hand-out until all blocks have answered; only ``Steps`` changes it.
 
-    ``place`` and ``has_gradient`` are notes of the driver; no decision depends on them.
+    ``place`` and ``has_gradient`` belong to the driver; no decision depends on them.
     """
 
     batch: Batch
     pushed: Pushed
-    #: The membership it is pushed under; also when a later answer says that it ended, so that pservers can tell.
+    #: The membership of its pushes. Kept when an answer says that the membership ended, so that pservers can tell.
     member: int = 0
-    #: Blocks that have an answer for this batch -> the version that its gradient was computed at.
+    #: Block that has answered for this batch -> the version that its gradient was computed at.
     answered: dict[int, int] = {}
-    #: The one version that all of its gradients count as computed at; None: each block's own.
+    #: The version that all of its gradients count as computed at; None: each block's own version.
     base_version: int | None = None
-    #: Pserver -> the oldest generation of it that answered a row of this batch.
+    #: Pserver -> its oldest generation that answered for this batch.
     generations: dict[int, int] = {}
-    #: Its gradient met a newer version or a lost membership: it has to be computed and pushed again.
+    #: The gradient met a newer version or a lost membership, and has to be computed and pushed again.
     must_repeat: bool = False
-    #: Its gradients are in a sum that was not pushed yet.
+    #: Its gradients are in a sum that has not been pushed.
     waits: bool = False
-    #: The sum that it has to be pushed in when it is handed out again.
+    #: The sum that it must be pushed in when it is handed out again.
     again: SumAgain | None = None
-    #: The error that ended its push half-way, if trying again cannot help.
+    #: The error that interrupted its push, if a retry cannot help.
     failure: BaseException | None = None
-    #: Error of the newest gradient, if the gradient was rejected before anything of it was sent.
+    #: Error of the newest gradient if it was rejected before anything was sent.
     rejection: Exception | None = None
-    #: Tells, for people, in which records of which files the batch lies.
+    #: Describes the batch's files and records for people.
     place: Callable[[], str] | None = None
-    #: The user's code gave a gradient for the batch.
+    #: The user's code has given a gradient for the batch.
     has_gradient: bool = False
 
     @classmethod
@@ -126,13 +126,13 @@ class CurrentBatch(msgspec.Struct, eq=False):
         return self.must_repeat or self.rejection is not None
 
     def note_sum(self, pushed: CurrentBatch) -> None:
-        """Every block has it, by the sum that its gradients are in or from before."""
+        """Note that every block has the batch, either from this pushed sum or from earlier."""
         self.waits = False
         for pserver, generation in pushed.generations.items():
             self.generations[pserver] = min(generation, self.generations.get(pserver, generation))
 
     def repeat(self, again: SumAgain | None) -> None:
-        """It has to be done again: in that sum, or (None) as if it had not been begun."""
+        """Do the batch again, in that sum; None: as if it had never begun."""
         self.waits = False
         self.must_repeat = True
         self.again = again
@@ -143,7 +143,7 @@ class CurrentBatch(msgspec.Struct, eq=False):
         self.rejection = error
 
     def push_failed(self, error: BaseException) -> None:
-        """Some blocks may have it and others not: it is done again, whatever the user's code makes of the error."""
+        """Do the batch again, because some blocks may have it and others not, even if the user handles the error."""
         self.must_repeat = True
         if not isinstance(error, UnavailableError | KeyboardInterrupt):
             self.failure = error

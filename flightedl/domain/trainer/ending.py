@@ -1,11 +1,11 @@
-"""What a trainer knows of the job's end, so that the model it reads then is the one that was trained.
+"""A trainer's knowledge of the job's end, to ensure that a model read after it is the final one.
 
-That all epochs are done is told together with the *final* processes of the pservers, which have all of it. One that
-takes the place of such a process may come from an older checkpoint: what it has is final only when the master says so
-again, after it has looked. Where something is missing it is done again, but not by a trainer whose loop is over: its
-program has to start again.
+With the message that all epochs are done, the master names the *final* processes of the pservers, which have applied
+everything. A process that replaces one of them may have loaded an older checkpoint. Its values are final only after the
+master has checked them and has named the new process. If batches are missing, they are repeated, but not by a trainer
+whose loop has ended: that trainer has to be restarted.
 
-While a job trains, values are read as they are.
+While a job trains, values are read without such a check.
 """
 
 from __future__ import annotations
@@ -15,39 +15,39 @@ from flightedl.messages.tasks import TasksReply
 
 
 class JobEnd:
-    """What the master said of the end. One thread at a time hears, any may ask."""
+    """The master's statements about the end. One thread at a time calls ``heard``; any thread may read."""
 
     def __init__(self) -> None:
-        #: The generation of each pserver that has everything; None: it is not known that all is done.
+        #: Generation of each pserver that has everything; None until all epochs are known to be done.
         self._final: tuple[int, ...] | None = None
 
     @property
     def is_known(self) -> bool:
-        """True once the master has said that all is done."""
+        """True once the master has said that all epochs are done."""
         return self._final is not None
 
     def heard(self, reply: TasksReply) -> None:
-        """An answer of the master about the training data."""
+        """Note an answer of the master about the training data."""
         if reply.outcome == "epochs_done":
             self._final = tuple(reply.pservers)
 
     def may_read(self, index: int, generation: int) -> bool:
-        """Whether this process of a pserver may be read; if not, ask the master how far the job is, and ``require``."""
+        """True if this process may be read; otherwise ask the master for the job's state, and call ``require``."""
         final = self._final
         return final is None or index >= len(final) or final[index] == generation
 
     def require(self, reply: TasksReply, index: int, generation: int) -> None:
-        """The master's answer, which was also given to ``heard``, has to say that this process has everything.
+        """Require that the master's newest answer, already passed to ``heard``, names this process as final.
 
         Raises:
-            NotReadyError: it is not known yet whether it has; look for the pserver again.
-            BegunAnewError: what it lacks is done again.
+            NotReadyError: not known yet; look up the pserver again.
+            BegunAnewError: the process lacks batches, which are being repeated.
         """
         if self.may_read(index, generation):
             return
         if reply.outcome != "epochs_done" and not reply.is_ending:
             raise BegunAnewError(
-                f"pserver {index} was replaced after the job's end, and lacks some of what was done, "
-                "which is done again: start this trainer again"
+                f"pserver {index} was replaced after the job's end and lacks some batches, which are being repeated: "
+                "restart this trainer"
             )
-        raise NotReadyError(f"pserver {index} was replaced after the job's end: the master looks what it has")
+        raise NotReadyError(f"pserver {index} was replaced after the job's end: the master is checking its values")

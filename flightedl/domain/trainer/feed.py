@@ -1,24 +1,24 @@
-"""The tasks of one trainer: what it holds, what it asks for and when, and what it has to report.
+"""The tasks of one trainer: which it holds, when it requests more, and what it reports.
 
-The feed holds as many tasks as last until there is a master again, should it die now: by the time that the tasks
-before took (``domain.queue.fair_share``). At least two, the one being trained and the next; near the end of an epoch no
-more, unless they are short. They are begun in the order in which they came, and none before all but one of those before
-it are reported: the master takes whatever else a dead trainer held for untouched.
+The feed holds enough tasks to last until a new master is available, should the master die now, estimated from its pace
+so far (``domain.queue.fair_share``). It holds at least two: the one being trained and the next. Near the end of an
+epoch it holds no more than that, unless tasks are short. Tasks are begun in the order of assignment. A task is begun
+only when at most one earlier task is unreported, because the master considers a dead trainer's other tasks untouched.
 
-A report goes out at once (others may wait for this trainer to leave), a request when there is room. Reports stay in
-the feed until the master has answered them, so a master's death loses none; the attempt number makes repeating them
-safe. Who holds nothing lets the master hold the call, so that it hears of work as soon as there is any: first for
-``MOMENT_S``, for which it may stay a member (``domain.master.training``), then for longer.
+A report is sent at once, because others may wait for this trainer to leave; a request is sent when there is room.
+Reports stay in the feed until the master has answered them, so a master's death loses none; attempt numbers make
+repetitions safe. A trainer without tasks lets the master hold its request, so that it learns of new work at once: first
+for ``MOMENT_S``, while it may stay a member (``domain.master.training``), then for longer.
 
-What this trainer gives up is *handed back* with the next report, never just forgotten: the master tells an attempt
-again that a request does not list, and would tell the same one. Should that happen all the same (an answer was lost),
-it comes as another :class:`AssignedTask`, and is another *reading*: whoever read a part of the first one has read
-nothing of the second. So everything here is about an ``AssignedTask``, not about its attempt.
+Tasks that this trainer gives up are *handed back* in the next report, never just forgotten, because the master repeats
+an assignment that a request does not list. If the master repeats one all the same (an answer was lost), it arrives as
+another :class:`AssignedTask` and is another *reading*, for which nothing has been read yet. So everything here refers
+to an ``AssignedTask``, not to its attempt.
 
-What the master says of the next epoch may be opened and read meanwhile (``begin_ahead``). It is nothing that the feed
-holds: what is begun is only what was given, when it was given, whether it was read before or not.
+Tasks that the master announces for the next epoch may be opened and read early (``begin_ahead``). The feed does not
+hold them: only an assignment begins a task, whether it was read early or not.
 
-The feed does not know whether a batch was pushed; ``finished`` is the caller's word that all of a task was.
+The feed does not know which batches were pushed; the caller of ``finished`` vouches for them.
 """
 
 from __future__ import annotations
@@ -44,29 +44,29 @@ from flightedl.messages.tasks import (
     TasksTicket,
 )
 
-#: Tasks that may be begun at once: one is trained, one is read ahead.
+#: Tasks that may be begun at once: one is trained while the next is read.
 BEGUN_COUNT = 2
-#: How many of the newest tasks make the pace.
+#: Number of newest tasks that determine the pace.
 _PACE_COUNT = 4
 _RETRY_S = 0.2
-#: How long the master may hold the request of a trainer that has nothing to do or report.
+#: How long the master may hold the request of a trainer that has no tasks and no reports.
 _IDLE_WAIT_S = 2.0
 #: A loop that was left by an exception reports its task within this time.
 _KEPT_S = 1.0
-#: The way to the master is kept open so long after something was said.
+#: The connection to the master is kept open for this long after a call.
 _OPEN_S = 1.0
-#: Longer texts of errors are cut.
+#: Error texts are cut to this length.
 ERROR_LENGTH = 1000
-#: The master hears at most this often which batches of tasks that are not finished are done. If it is slow, a pause is
-#: this many times as long as it took to answer, at most ``_TELL_CEILING_S``.
-_TELL_S = 0.2
-_TELL_PAUSES = 4
-_TELL_CEILING_S = 2.0
+#: The done batches of unfinished tasks are reported at most this often. If the master is slow, the pause is
+#: ``_DONE_PAUSES`` times its response time, at most ``_DONE_CEILING_S``.
+_DONE_S = 0.2
+_DONE_PAUSES = 4
+_DONE_CEILING_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """What has to be told to the master."""
+    """Reports that the master has not answered."""
 
     finished: tuple[FinishedTask, ...] = ()
     failed: tuple[FailedTask, ...] = ()
@@ -76,7 +76,7 @@ class Reports:
         return bool(self.finished or self.failed or self.returned)
 
     def without(self, sent: Reports) -> Reports:
-        """What is still to be told after ``sent`` was."""
+        """Return the reports that remain after ``sent`` were answered."""
         return Reports(
             tuple(report for report in self.finished if report not in sent.finished),
             tuple(report for report in self.failed if report not in sent.failed),
@@ -85,17 +85,17 @@ class Reports:
 
     @property
     def attempts(self) -> frozenset[int]:
-        """The attempts that they are about."""
-        told: list[FinishedTask | FailedTask | ReturnedTask] = [*self.finished, *self.failed, *self.returned]
-        return frozenset(report.attempt for report in told)
+        """Attempts that the reports are about."""
+        reports: list[FinishedTask | FailedTask | ReturnedTask] = [*self.finished, *self.failed, *self.returned]
+        return frozenset(report.attempt for report in reports)
 
 
 class AssignedTask:
-    """A piece of work as it was told once, and so one reading of it; known by ``number``.
+    """One assignment of work, and so one reading of it; identified by ``number``.
 
     Args:
-        assignment: As the master has told it.
-        number: Count of what the feed was told.
+        assignment: As received from the master.
+        number: Number of assignments that the feed had received, including this one.
     """
 
     __slots__ = ("assignment", "number")
@@ -113,23 +113,23 @@ class AssignedTask:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Report to the master, and ask it for work."""
+    """Send reports to the master, and request work."""
 
     reports: Reports
-    #: Attempts that are held beside those reported.
+    #: Attempts that are held, without the reported ones.
     holding: tuple[int, ...]
     want: int
     #: How long the master may hold the call.
     wait_s: float
-    #: Counts the registrations: an answer to an earlier one gives nothing.
+    #: Number of registrations so far; assignments in an answer to an earlier registration do not count.
     registration: int
-    #: (attempt, stretches of batches that are done): of tasks that are not finished.
+    #: (attempt, ranges of its done batches) of unfinished tasks.
     done: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = ()
 
     def ticket(
         self, trainer: str, generation: int, evaluation: str = "", round_: int = 0, life: int = 0
     ) -> TasksTicket:
-        """The message, under the registration that the trainer has by now; ``round_`` and ``life``: see there."""
+        """Return the message for the trainer's current registration. ``round_`` and ``life``: see ``TasksTicket``."""
         return TasksTicket(
             trainer=trainer,
             generation=generation,
@@ -148,117 +148,118 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """There will be nothing to say for a while: let go of the way to the master."""
+    """Close the connection to the master, because there will be nothing to send for a while."""
 
 
 @dataclass(frozen=True, slots=True)
 class LookAgain:
-    """Nothing to do until something happens, at most until ``at`` (infinite: however long that takes)."""
+    """Wait until something happens, at most until ``at``; infinite: no limit."""
 
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """There is nothing more to say, ever."""
+    """Nothing more will be sent."""
 
 
 NextStep = Ask | Rest | LookAgain | Over
 
 
 class Feed:
-    """Not thread-safe. ``now`` never goes back.
+    """State machine of one trainer's tasks. Not thread-safe. ``now`` never decreases.
 
     Args:
-        cover_s: How long the tasks held should last while no master answers.
+        cover_s: How long the held tasks should last while no master answers.
     """
 
     def __init__(self, cover_s: float = 0.0) -> None:
         self._cover_s = cover_s
         self._reports = Reports()
-        #: By attempt, what this trainer holds: given and not yet reported, oldest first.
+        #: Attempt -> task that is held, that is, assigned and not yet reported; oldest first.
         self._held: dict[int, AssignedTask] = {}
         self._registration = 0
-        self._told_count = 0
-        #: By attempt, the done batches of tasks that are held, or given up without an answer yet.
+        self._assignment_count = 0
+        #: Attempt -> done batches of tasks that are held, or were given up without an answer yet.
         self._done: dict[int, IntervalSet] = {}
-        #: Something of that was not told.
+        #: True if ``_done`` has unreported batches.
         self._is_done_news = False
-        #: When it may be told.
-        self._tell_at = -math.inf
-        #: When the newest message that told of done batches was sent, of those that the master has answered.
-        self.told_at = -math.inf
-        #: Those of them that nobody has begun.
+        #: When these may be reported.
+        self._report_done_at = -math.inf
+        #: When the newest answered message with done batches was sent.
+        self.reported_at = -math.inf
+        #: Held tasks that are not begun.
         self._ready: deque[AssignedTask] = deque()
-        #: What may be read before it is given, and nobody reads yet; and all of that since something else was told.
+        #: Announced tasks that are not being read, and the newest announcement.
         self._ahead: deque[Assignment] = deque()
-        self._told_ahead: list[Assignment] = []
+        self._announced: list[Assignment] = []
+        #: When the oldest held task became the oldest.
         #: Since when the oldest one held is the oldest.
         self._since_s = 0.0
-        #: From one finished task to the next, about; None: not known.
+        #: Estimated seconds per task; None if unknown.
         self._pace_s: float | None = None
         self._paced_count = 0
         self._is_done = False
         self._is_closing = False
         self._not_before = 0.0
         self._asked_at = 0.0
-        #: When the way to the master is let go of; infinite: it is not open.
+        #: When the connection to the master is closed; infinite if it is not open.
         self._rest_at = math.inf
-        #: When the last task of a loop that was left goes back.
+        #: When the last task of an abandoned loop is handed back.
         self._keep_until = 0.0
         self._error: Exception | None = None
         self._trouble = ""
 
-    # what the reader asks
+    # for the reader
 
     def begin(self) -> AssignedTask | None:
-        """The next task, which the caller begins now; None: there is none, or two are begun and not reported."""
+        """Begin and return the next task; None if there is none, or if two are begun and not reported."""
         return self._ready.popleft() if self._may_begin() else None
 
     def _may_begin(self) -> bool:
         return bool(self._ready) and len(self._held) - len(self._ready) < BEGUN_COUNT
 
     def begin_ahead(self) -> Assignment | None:
-        """What the caller may read now, to have it when it is given: never to be trained before. None: nothing."""
+        """Return an announced task that the caller may read, but not train, before it is assigned; None if none."""
         return self._ahead.popleft() if self._ahead and not self._may_begin() else None
 
     @property
     def has_news(self) -> bool:
-        """Whether a reader that waits has something to do: to begin a task, to read ahead, or to end."""
+        """True if a waiting reader has something to do: begin a task, read ahead, or end."""
         is_over = self._is_closing or (not self._ready and (self._is_done or self._error is not None))
         return is_over or bool(self._ahead) or self._may_begin()
 
     @property
     def error(self) -> Exception | None:
-        """What ended the feed, when everything that was given before is begun."""
+        """The error that ended the feed, once every held task is begun."""
         return None if self._ready else self._error
 
     @property
     def is_done(self) -> bool:
-        """True when all epochs are done everywhere."""
+        """True when all epochs are done in all trainers."""
         return self._is_done and not self._ready
 
     @property
     def trouble(self) -> str:
-        """Why the master cannot be asked; empty when it answers."""
+        """Why the master cannot be reached; empty if it answers."""
         return self._trouble
 
     @property
     def held(self) -> tuple[AssignedTask, ...]:
-        """All that is held, oldest first."""
+        """Held tasks, oldest first."""
         return tuple(self._held.values())
 
     @property
     def reports(self) -> Reports:
-        """What the master has not answered."""
+        """Reports that the master has not answered."""
         return self._reports
 
     def is_held(self, task: AssignedTask) -> bool:
-        """False when this task was taken away or handed back: drop what is left of it, also of its end."""
+        """False if the task was revoked or handed back; the caller then drops its remaining batches and its end."""
         held = self._held.get(task.assignment.attempt)
         return held is not None and held.number == task.number
 
-    # what the trainer reports
+    # reports of the trainer
 
     def finished(
         self,
@@ -267,9 +268,9 @@ class Feed:
         now: float,
         metrics: Mapping[str, tuple[float, float]] | None = None,
     ) -> None:
-        """Every batch of this task is acknowledged by all pservers, whose generations are given.
+        """Report a task of which all pservers have acknowledged every batch.
 
-        ``metrics``: of an evaluation, name -> (weighted sum, weight).
+        ``pservers`` are their generations; ``metrics`` are those of an evaluation: name -> (weighted sum, weight).
         """
         if not self.is_held(task):
             return
@@ -287,9 +288,9 @@ class Feed:
         self._reports = replace(self._reports, finished=(*self._reports.finished, report))
 
     def batch_done(self, task: AssignedTask, number: int, *, is_urgent: bool = False) -> bool:
-        """A batch of this task is done, and no pserver is there to know it: tell the master soon, or now if urgent.
+        """Note that a batch of this task is done, for tasks that no pserver knows of; report it soon, or now if urgent.
 
-        Returns True if the next step may be another one because of that.
+        Returns True if this may change the next step.
         """
         had_news = self._is_done_news
         if self.is_held(task):
@@ -297,11 +298,11 @@ class Feed:
                 done = self._done[task.assignment.attempt] = IntervalSet()
             self._is_done_news = done.add(number, number + 1) > 0 or had_news
         if is_urgent:
-            self._tell_at = -math.inf
+            self._report_done_at = -math.inf
         return self._is_done_news and (is_urgent or not had_news)
 
     def failed(self, task: AssignedTask, error: str, batch: int | None, now: float, place: str = "") -> None:
-        """This task cannot be done by this trainer; ``place``: where the user's code raised, if it did."""
+        """Report that this trainer cannot do this task; ``place`` is where the user's code raised, if it did."""
         if not self.is_held(task):
             return
         a = task.assignment
@@ -317,7 +318,7 @@ class Feed:
         self._reports = replace(self._reports, failed=(*self._reports.failed, report))
 
     def hand_back(self, task: AssignedTask, now: float) -> None:
-        """This trainer does not go on with this task, and did no harm to it."""
+        """Return this task to the master unharmed."""
         if self.is_held(task):
             self._drop(task, now)
             self._return([task.assignment])
@@ -333,25 +334,25 @@ class Feed:
         self._reports = replace(self._reports, returned=(*self._reports.returned, *returned))
 
     def _note_pace(self, now: float) -> None:
-        """The oldest task is finished."""
+        """Update the pace when the oldest task is finished."""
         self._paced_count = min(self._paced_count + 1, _PACE_COUNT)
         last_s = self._pace_s or 0.0
         self._pace_s = last_s + (now - self._since_s - last_s) / self._paced_count
 
     def registered_again(self) -> None:
-        """All that is held was given to a registration that is over; so is the answer that is under way."""
+        """Hand back everything, because it was assigned to an earlier registration, like any answer in flight."""
         self._registration += 1
         self._hand_back_all()
         self._done.clear()
 
     def retire(self, kept: AssignedTask | None, now: float) -> None:
-        """Take no more work and hand back all but ``kept``, which goes back a moment later unless it is reported."""
+        """Stop requesting work and hand back all but ``kept``, which is handed back after a moment if unreported."""
         self._is_closing = True
         self._hand_back_all(kept)
         self._keep_until = now + _KEPT_S
 
     def close(self) -> None:
-        """Hand back all that is held; the last reports are still to be sent."""
+        """Hand back all tasks; the last reports are still to be sent."""
         self._is_closing = True
         self._hand_back_all()
 
@@ -361,10 +362,10 @@ class Feed:
         self._held = {attempt: held for attempt, held in self._held.items() if held == kept}
         self._ready.clear()
 
-    # what is said to the master
+    # calls to the master
 
     def next_step(self, now: float) -> NextStep:
-        """What to do now; not to be asked while an ``Ask`` is under way."""
+        """Return the next step. Must not be called while an ``Ask`` is in flight."""
         if self._error is not None:
             return Over()
         if self._is_closing and not self._reports:
@@ -375,8 +376,8 @@ class Feed:
                 return Over()
         room = self._room()
         may_ask = now >= self._not_before
-        # A trainer that holds work must be able to report it at once: it does not let itself be held.
-        is_due = bool(self._reports) or (self._is_done_news and now >= self._tell_at)
+        # A trainer that holds work must be able to report it at once, so the master must not hold its request.
+        is_due = bool(self._reports) or (self._is_done_news and now >= self._report_done_at)
         if is_due and (may_ask or not self._trouble):
             return self._ask(room, MOMENT_S if room and not self._held else 0.0, now)
         if room and may_ask:
@@ -385,22 +386,24 @@ class Feed:
             self._rest_at = math.inf
             return Rest()
         ask_at = self._not_before if room or self._reports else math.inf
-        tell_at = max(self._tell_at, self._not_before if self._trouble else now) if self._is_done_news else math.inf
-        return LookAgain(min(ask_at, tell_at, self._rest_at))
+        report_at = math.inf
+        if self._is_done_news:
+            report_at = max(self._report_done_at, self._not_before if self._trouble else now)
+        return LookAgain(min(ask_at, report_at, self._rest_at))
 
     def _ask(self, want: int, wait_s: float, now: float) -> Ask:
-        self._asked_at, self._tell_at, self._is_done_news = now, now + _TELL_S, False
+        self._asked_at, self._report_done_at, self._is_done_news = now, now + _DONE_S, False
         done = tuple((attempt, tuple(done)[:STRETCHES_LIMIT]) for attempt, done in self._done.items())
         return Ask(self._reports, tuple(self._held), want, wait_s, self._registration, done)
 
     def _room(self) -> int:
-        """How many tasks to ask for."""
+        """Return the number of tasks to request."""
         if self._is_closing or self._is_done:
             return 0
         return count_to_ask_for(wanted_count(self._pace_s, self._cover_s), len(self._held))
 
     def answered(self, ask: Ask, reply: TasksReply, now: float) -> None:
-        """The master has answered."""
+        """Handle the master's answer."""
         self._trouble = ""
         self._rest_at = now + _OPEN_S
         self._not_before = now + self._pause_s(ask, reply, now)
@@ -409,8 +412,9 @@ class Feed:
         kept = self._held.keys() | self._reports.attempts
         self._done = {attempt: done for attempt, done in self._done.items() if attempt in kept}
         if ask.done:
-            self.told_at = self._asked_at
-            self._tell_at = max(self._tell_at, now + min(_TELL_PAUSES * (now - self._asked_at), _TELL_CEILING_S))
+            self.reported_at = self._asked_at
+            pause_s = min(_DONE_PAUSES * (now - self._asked_at), _DONE_CEILING_S)
+            self._report_done_at = max(self._report_done_at, now + pause_s)
         self._is_done = reply.outcome == "epochs_done"
         if self._is_done:
             self._held.clear()
@@ -418,28 +422,28 @@ class Feed:
         if self._is_closing or ask.registration != self._registration:
             self._return(reply.assignments)
             return
-        if reply.ahead and reply.ahead != self._told_ahead:
-            self._told_ahead = reply.ahead
+        if reply.ahead and reply.ahead != self._announced:
+            self._announced = reply.ahead
             self._ahead = deque(reply.ahead)
         if not self._held:
             self._since_s = now
         for assignment in reply.assignments:
-            # What is reported since the question was sent goes that way; a master that does not take the report tells
-            # the attempt again. Attempts are given a second time where etcd went back.
+            # Skip what was reported after the request was sent; a master that does not accept the report assigns the
+            # attempt again. Attempt numbers are reused if etcd was restored from an older state.
             if assignment.attempt not in self._reports.attempts:
-                self._told_count += 1
-                self._hold(AssignedTask(assignment, self._told_count))
+                self._assignment_count += 1
+                self._hold(AssignedTask(assignment, self._assignment_count))
 
     def _pause_s(self, ask: Ask, reply: TasksReply, now: float) -> float:
-        """After how long to ask again, unless there is something to report before."""
+        """Return the seconds until the next request, if there is nothing to report earlier."""
         if len(reply.assignments) >= ask.want:
             return 0.0
-        # A master that has held the call as long as it might knows no better time.
+        # If the master held the call for the full time, its ``retry_after_s`` is not more precise.
         has_waited = not reply.assignments and 0 < ask.wait_s <= now - self._asked_at
         return 0.0 if has_waited else reply.retry_after_s
 
     def _lose(self, attempts: set[int], now: float) -> None:
-        """The master took these away."""
+        """Drop tasks that the master revoked."""
         if not attempts:
             return
         oldest = next(iter(self._held), None)
@@ -451,13 +455,13 @@ class Feed:
     def _hold(self, task: AssignedTask) -> None:
         attempt = task.assignment.attempt
         if attempt in self._held:
-            # Told twice: whatever was read of the first telling counts for nothing.
+            # Assigned twice: batches that were read for the first assignment do not count.
             self._ready = deque(each for each in self._ready if each.assignment.attempt != attempt)
         self._held[attempt] = task
         self._ready.append(task)
 
     def ask_failed(self, error: Exception, now: float) -> None:
-        """The master could not be asked, or refused: ask again a little later, unless that cannot help."""
+        """Handle a failed or rejected call: retry a little later, unless a retry cannot help."""
         self._rest_at = now + _OPEN_S
         self._is_done_news = bool(self._done)
         if self._is_closing or not isinstance(error, FlightedlError) or not is_transient(error):
@@ -470,8 +474,8 @@ class Feed:
         """Assert the invariants."""
         for attempt, task in self._held.items():
             assert task.assignment.attempt == attempt
-        assert all(self.is_held(task) for task in self._ready), "what is ready is held"
-        assert len(set(self._ready)) == len(self._ready), "nothing is begun twice"
-        assert not self._held.keys() & self._reports.attempts, "what is reported is not held any more"
+        assert all(self.is_held(task) for task in self._ready), "a ready task is not held"
+        assert len(set(self._ready)) == len(self._ready), "a task is ready twice"
+        assert not self._held.keys() & self._reports.attempts, "a reported task is held"
         assert self._done.keys() <= self._held.keys() | self._reports.attempts
-        assert not (self._is_closing and self._ready), "a feed that closes begins nothing"
+        assert not (self._is_closing and self._ready), "a closing feed has a ready task"

@@ -1,15 +1,15 @@
-"""The election of first values: exactly one trainer's values become the model's first ones.
+"""Election of the trainer whose values become the model's initial values.
 
-The winner holds the election's key on its lease while it uploads to every pserver, then overwrites the key without a
-lease and with ``done``, in one transaction that names its election and the processes of the pservers that have its
-values. A winner that dies leaves no key, and another one wins; its upload, of a newer election, replaces whatever the
-first had sent. Losers wait for ``done``. A winner that was overtaken while it was frozen or cut off becomes a loser:
-its upload is over, and it looks at the election again.
+The winner holds the election's key on its lease while it uploads its values to every pserver. It then overwrites the
+key with ``done`` and without a lease, in one transaction that requires its election and the processes of the pservers
+that have its values. If a winner dies, its key disappears and another trainer wins; its upload, under a newer election,
+replaces the earlier one. Losers wait for ``done``. A winner that was overtaken while it was frozen or disconnected
+becomes a loser: it stops its upload and reads the election's key again.
 
-An election is known by the revision at which its key was created, so a newer one is above an older one.
+An election is identified by the revision at which its key was created, so newer elections have higher numbers.
 
-From then on a trainer works for the model of this election (:class:`FollowedElection`), and no other: where the model
-begins again from new first values, the trainer has to start again, too.
+A trainer then works for the model of this election only (:class:`FollowedElection`). If the model is initialized again,
+the trainer has to be restarted.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from flightedl.errors import BegunAnewError, FlightedlError
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """The election's key, as it was read."""
+    """The election's key, as read from etcd."""
 
     trainer: str
-    #: All pservers have its values.
+    #: True if all pservers have its values.
     is_done: bool
-    #: The revisions at which the key was created and changed last.
+    #: Revisions at which the key was created and last modified.
     created: int
     modified: int
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Read the election's key in etcd itself; then ``looked``."""
+    """Read the election's key from etcd, then call ``looked``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stand:
-    """Create the key on this trainer's lease, if there is none; then ``stood``."""
+    """Create the key on this trainer's lease if there is none, then call ``stood``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """Send the values of a pserver's blocks; then ``uploaded``."""
+    """Send the values of a pserver's blocks, then call ``uploaded``."""
 
     index: int
     election: int
@@ -52,33 +52,33 @@ class Upload:
 
 @dataclass(frozen=True, slots=True)
 class Confirm:
-    """Store that the election is done, if its key and these processes are still there; then ``confirmed``."""
+    """Store that the election is done if its key and these processes still exist, then call ``confirmed``."""
 
     election: int
-    #: By index: the generation of the process that has the values.
+    #: Generation of the process that has the values, by index.
     generations: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class WaitFor:
-    """Wait until the key is another one, or a while; then ask for the next step."""
+    """Wait until the key changes, or for a while; then request the next step."""
 
     candidate: Candidate
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Something did not succeed: wait a moment, then ask for the next step."""
+    """Wait a moment after a failure, then request the next step."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Elected:
-    """The model has its first values, of this election."""
+    """The model has its initial values, from this election."""
 
     election: int
-    #: The key has said so since this revision.
+    #: Revision at which the key was marked as done.
     since: int
 
 
@@ -87,11 +87,11 @@ _LOOK = Look()
 
 
 class ElectionOfFirstValues:
-    """One trainer's part. Ask for the ``next_step``, carry it out, and say what came of it, or that it ``failed``.
+    """One trainer's part of the election. Carry out ``next_step`` and report its outcome, or call ``failed``.
 
     Args:
-        trainer: Its id.
-        pserver_count: To so many the values are sent.
+        trainer: This trainer's id.
+        pserver_count: Number of pservers to upload to.
     """
 
     def __init__(self, trainer: str, pserver_count: int) -> None:
@@ -100,31 +100,31 @@ class ElectionOfFirstValues:
         self._step: Step = _LOOK
         self._pause = ""
         self._has_stood = False
-        #: Of the pservers that have the values of the present upload.
+        #: Generations of the pservers that have the values of the current upload.
         self._generations: list[int] = []
 
     def next_step(self, newest: int = 0) -> Step:
-        """What to do now.
+        """Return the next step.
 
         Args:
-            newest: The newest election that this trainer has heard of in whatever way.
+            newest: The newest election that this trainer has heard of from any source.
         """
         if self._pause:
             why, self._pause = self._pause, ""
             return Pause(why)
         step = self._step
         if isinstance(step, Upload) and newest > step.election:
-            self._look_again("another trainer gives the first values")
+            self._look_again("another trainer provides the initial values")
             return self.next_step()
         if isinstance(step, WaitFor):
             self._step = _LOOK
         return step
 
     def looked(self, found: Candidate | None) -> None:
-        """This is the key; None: there is none."""
+        """Handle the key that was read; None if there is none."""
         if found is None:
             if self._has_stood:
-                self._look_again("the trainer that stood for the election of the first values is gone already")
+                self._look_again("the trainer that stood for the election of the initial values is already gone")
             else:
                 self._step = Stand()
         elif found.is_done:
@@ -136,7 +136,7 @@ class ElectionOfFirstValues:
         self._has_stood = False
 
     def stood(self) -> None:
-        """There was a key already, or it was created, or this trainer's lease has ended."""
+        """Note that the key was created, or existed already, or that this trainer's lease has ended."""
         self._has_stood = True
         self._step = _LOOK
 
@@ -145,9 +145,9 @@ class ElectionOfFirstValues:
         self._step = Upload(0, election)
 
     def uploaded(self, generation: int, initialized: int, blocks: int) -> None:
-        """A pserver's process has taken the values; so many of its blocks have values of this election."""
+        """Note that a pserver accepted the values; ``initialized`` of its ``blocks`` have this election's values."""
         step = self._step
-        assert isinstance(step, Upload), "nothing was to be sent"
+        assert isinstance(step, Upload), "no upload was in progress"
         if initialized != blocks:
             self._look_again("a pserver has values of a newer election")
             return
@@ -158,20 +158,20 @@ class ElectionOfFirstValues:
             self._step = Confirm(step.election, tuple(self._generations))
 
     def confirmed(self, revision: int | None) -> None:
-        """It is stored, at this revision; None: the key or one of the processes was gone."""
+        """Handle the result: the revision at which ``done`` was stored, or None if the key or a process was gone."""
         step = self._step
-        assert isinstance(step, Confirm), "nothing was to be stored"
+        assert isinstance(step, Confirm), "no confirmation was in progress"
         if revision is None:
-            # A pserver that dies between its upload and the end takes its values along: then all is sent again.
-            self._look_again("a pserver was replaced while the first values were sent")
+            # A pserver that dies after its upload takes the values with it, so everything is sent again.
+            self._look_again("a pserver was replaced while the initial values were being sent")
         else:
             self._step = Elected(step.election, revision)
 
     def failed(self, error: FlightedlError) -> None:
-        """The step was not carried out, or it is not known whether it was.
+        """Handle a step that failed, or whose outcome is unknown.
 
         Raises:
-            FlightedlError: it, where trying again cannot help.
+            FlightedlError: ``error``, if a retry cannot help.
         """
         if not is_transient(error):
             raise error
@@ -187,7 +187,7 @@ class FollowedElection:
     """The election whose model a trainer works for.
 
     Args:
-        elected: How it ended.
+        elected: Its result.
     """
 
     def __init__(self, elected: Elected) -> None:
@@ -199,18 +199,19 @@ class FollowedElection:
         return self._elected.election
 
     def require_same(self, election: int | None, revision: int) -> None:
-        """Go on only while the model is that of this election.
+        """Require that the model is still that of this election.
 
         Args:
-            election: Of the key, as far as it is known here; None: there is no key.
-            revision: Up to which etcd's keys are known here.
+            election: Of the key, as far as known here; None if there is no key.
+            revision: Revision up to which etcd's keys are known here.
 
         Raises:
-            BegunAnewError: the model has other first values, or is about to get them.
+            BegunAnewError: the model has other initial values, or is about to get them.
         """
         if election is None and revision < self._elected.since:
             return
         if election is None or election > self._elected.election:
             raise BegunAnewError(
-                "the model begins anew, because a pserver died before there was a checkpoint: start this trainer again"
+                "the model is initialized again, because a pserver died before the first checkpoint: restart this "
+                "trainer"
             )

@@ -1,11 +1,11 @@
-"""The answers of one pserver for all its buckets as one answer: rows of tables are one block to the core of a trainer.
+"""A pserver's answers for all its buckets as one answer: to a trainer's core, all rows of a pserver are one block.
 
-A pserver answers for ranges of buckets: mostly for all at once, and for several where they have different histories.
-The block that stands for all of them has the number of the first. What it answers is
+A pserver answers for ranges of buckets: usually one range, or several if their histories differ. The block that
+represents all buckets has the number of the first one. Its answer is
 
-* "too late", or "no member", as soon as one range does;
-* which batches of a sum are there, of each range that refused the sum;
-* else that the batch is there, and the lowest of the versions, when all ranges have said so.
+* "too late" or "not a member" if any range answers so;
+* the batches that each range already has, if a range rejected a sum;
+* otherwise that the batch is applied, with the lowest version, once all ranges have answered.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _TOO_LATE = (Outcome.NOT_MEMBER, Outcome.STALE)
 
 
 def joined_answers(answers: Iterable[Answer], buckets: range) -> list[Answer]:
-    """Return the answers of one conversation, with one block for all buckets.
+    """Return the answers of one exchange, with one block in place of all buckets.
 
     Args:
-        answers: As they came.
-        buckets: All of the pserver, as positions of the plan.
+        answers: As received.
+        buckets: All buckets of the pserver, as positions of the plan.
     """
     found: list[Answer] = []
     of_buckets: list[Answer] = []

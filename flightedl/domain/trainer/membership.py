@@ -1,14 +1,13 @@
-"""A trainer's membership in the view: when it is asked for, when it is over, and the mode that it begins under.
+"""A trainer's membership in the view: when to request it, when it is over, and its mode.
 
 Rules:
 
-* A membership is taken between two batches only, and begins with values pulled as its member. What tells that it is
-  over (a push that was refused, an answer of the master, a lease that ended) makes the trainer forget it; the next
-  batch joins again.
-* The mode is the one that a membership begins under.
-* A trainer joins to work on one attempt. That it does not hold this one says nothing about its other work.
+* A membership begins between two batches only, with values pulled as its member. Any sign that it is over (a rejected
+  push, an answer of the master, a lost lease) makes the trainer forget it; the trainer joins again for the next batch.
+* A membership keeps the mode that it began with.
+* A trainer joins in order to work on one attempt. If it no longer holds this attempt, it may still hold others.
 
-One thread reads and another writes while calls are under way, so ``member`` is read once where it is used twice.
+One thread reads ``member`` and another writes it while calls are in flight, so methods read it only once.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _WAITING_FOR = "the pservers to agree on this trainer's first round"
 
 
 class Begun(msgspec.Struct, frozen=True):
-    """A batch is begun as this member (0: none), the ``step``-th one under the membership."""
+    """A batch is begun as this member (0: none); it is batch number ``step`` of the membership."""
 
     member: int
     step: int
@@ -35,7 +34,7 @@ class Begun(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """The trainer is a member: pull fresh values, under this mode from now on where it is another one."""
+    """The trainer is a member: pull current values, and use ``new_mode`` if it is given."""
 
     member: int
     new_mode: Mode | None
@@ -43,31 +42,31 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """The attempt is not this trainer's any more."""
+    """The trainer no longer holds the attempt."""
 
 
 @dataclass(frozen=True, slots=True)
 class NotYet:
-    """Ask again."""
+    """Request the membership again."""
 
     waiting_for: str
 
 
 class TrainerMembership:
-    """Thread-safe as far as is said above."""
+    """A trainer's membership. Thread-safe within the module's rules."""
 
     def __init__(self) -> None:
-        #: The membership in the view; 0: none.
+        #: The membership in the view; 0 if none.
         self.member = 0
-        #: Of the newest batch; above all others when all epochs are done.
+        #: Epoch of the newest batch; higher than all epochs when all are done.
         self.epoch = 0
-        #: None: there is nothing to push to, and so nobody to wait for this trainer.
+        #: None: there is no model, so no membership is needed.
         self._mode: Mode | None = None
-        #: Batches begun under the present membership.
+        #: Batches begun under the current membership.
         self._steps = 0
 
     def has_model(self, mode: Mode) -> None:
-        """The job has a model, so batches are begun as a member."""
+        """Begin batches as a member from now on, because the job has a model."""
         self._mode = mode
 
     def lost(self) -> None:
@@ -75,8 +74,8 @@ class TrainerMembership:
         self.member = 0
 
     def begin_batch(self, epoch: int) -> Begun | None:
-        """A batch of this epoch is about to be handed out; None: join first, and have fresh values."""
-        # Read once: an answer to another request may end the membership at any time.
+        """Begin a batch of this epoch; None if the trainer has to join and pull values first."""
+        # An answer to another request may end the membership at any time.
         member = self.member
         if member == 0 and self._mode is not None:
             return None
@@ -86,26 +85,26 @@ class TrainerMembership:
 
     @staticmethod
     def join_request(trainer: str, generation: int, attempt: int) -> JoinRequest:
-        """Return the request for a membership, to work on this attempt."""
+        """Return the request to join in order to work on this attempt."""
         return JoinRequest(trainer=trainer, generation=generation, attempt=attempt, wait_s=JOIN_WAIT_S)
 
     def join_answered(self, reply: JoinReply) -> Joined | Denied | NotYet:
-        """The master has answered."""
+        """Handle the master's answer to a request to join."""
         if not reply.member:
             return NotYet(reply.waiting_for or _WAITING_FOR) if reply.holds_work else Denied()
         self.member, self._steps = reply.member, 0
-        # A membership begins under the mode of now: between two batches is where it changes.
+        # The mode may have changed since the last membership.
         mode = self._mode if reply.mode is None else Mode.from_json(reply.mode)
         is_new = mode != self._mode
         self._mode = mode
         return Joined(reply.member, mode if is_new else None)
 
     def tasks_answered(self, member_then: int, reply: TasksReply) -> None:
-        """An answer to the feed, which was asked when the membership was ``member_then``."""
+        """Handle an answer to the feed's request, which was sent when the membership was ``member_then``."""
         if reply.member != member_then and self.member == member_then:
-            # A new membership begins with fresh values, so it is taken by joining, between two batches.
+            # A new membership requires current values, so it begins by joining between two batches.
             self.member = 0
 
     def all_done(self) -> None:
-        """All epochs are done: what is saved from now on is of none of them."""
+        """Note that all epochs are done: whatever is saved from now on belongs to none of them."""
         self.epoch = _AFTER_ALL

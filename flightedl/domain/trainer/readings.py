@@ -1,20 +1,19 @@
-"""What a trainer reads of a task, what of it is settled, and which batch the user's code gets next.
+"""The loop over the batches that a trainer reads: which batch comes next, and when a task is finished.
 
-A *reading* is one pass over the batches of one :class:`~flightedl.domain.trainer.feed.AssignedTask`. A reader runs
-ahead and passes on items, each with the task that it belongs to; :class:`BatchLoop` keeps a :class:`Reading` of the
-task that the user's code is at. A batch is *settled* when every block of every pserver has it, and a task may be
-reported as finished only when all of its batches were settled by the same reading: a reading that began in the midst,
-or left a batch out, does not count. Such a task is handed back, whatever the reason was; what is done already is
-answered "already applied".
+A *reading* is one pass over the batches of one :class:`~flightedl.domain.trainer.feed.AssignedTask`. A reader works
+ahead and passes on items, each with its task; :class:`BatchLoop` keeps the :class:`Reading` of the task that the user's
+code is working on. A batch is *settled* when every block of every pserver has it. A task may be reported as finished
+only if one reading settled all of its batches; a reading that began in the middle or skipped a batch does not count,
+and its task is handed back. Batches that were already applied are answered "already applied" next time.
 
-A batch whose gradient came too late (the round had moved on, or this trainer had lost its membership) is handed out
+A batch whose gradient came too late (the round was over, or this trainer had lost its membership) is handed out
 *again*, under the same identity. So is a batch whose gradient was rejected, up to ``REJECTION_LIMIT`` times; then its
 task is reported as failed at this batch.
 
-Where gradients of several batches are pushed as one sum, their batches are kept until the sum is pushed; those that a
-block could not take with the others are handed out again, sum by sum. A task is reported when its sums are pushed.
+If gradients of several batches are pushed as one sum, the batches are kept until the sum is pushed. Batches that a
+block could not accept together are handed out again, sum by sum. A task is reported when its sums are pushed.
 
-The driver asks the feed whether a task is held before it passes an item on, and before it hands a batch out again.
+Before passing on an item or handing a batch out again, the driver checks that the feed still holds the task.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from msgspec.structs import replace
 from flightedl.domain.trainer.batches import Batch, BatchState
 from flightedl.domain.trainer.feed import AssignedTask
 
-#: A reading hands a batch out this often, if its gradient is rejected each time.
+#: A reading hands a batch out this many times if its gradient is rejected each time.
 REJECTION_LIMIT = 3
 
 
@@ -35,25 +34,25 @@ class ReadBatch(msgspec.Struct, frozen=True):
     """A batch that was read."""
 
     task: AssignedTask
-    #: The batch as it is handed out first.
+    #: The batch as it is first handed out.
     batch: Batch
 
     @classmethod
     def of(cls, task: AssignedTask, number: int, record_count: int = 1) -> ReadBatch:
-        """Return the batch of a task that has this number within it."""
+        """Return the task's batch with this number."""
         given = task.assignment
         epoch, count = given.epoch, given.batch_count
         return cls(task, Batch(epoch, given.task, given.attempt, number, count, record_count, task.number))
 
 
 class TaskEnd(msgspec.Struct, frozen=True):
-    """All batches of a task were read."""
+    """All batches of a task have been read."""
 
     task: AssignedTask
 
 
 class ReadFailure(msgspec.Struct, frozen=True):
-    """The batch of this number cannot be read or trained, and none after it."""
+    """The batch of this number, and all after it, cannot be read or trained."""
 
     task: AssignedTask
     number: int
@@ -64,7 +63,7 @@ Item = ReadBatch | TaskEnd | ReadFailure
 
 
 class Handed(msgspec.Struct, eq=False):
-    """A batch that the user's code has or had, and its newest state."""
+    """A batch that was handed out, and its newest state."""
 
     batch: Batch
     state: BatchState
@@ -72,7 +71,7 @@ class Handed(msgspec.Struct, eq=False):
 
     @property
     def turn(self) -> tuple[int, int]:
-        """Batches that are done again come by this: those of one sum after each other."""
+        """Sort key of batches that are repeated; batches of one sum are neighbours."""
         again, number = self.state.again, self.batch.number
         return (number if again is None else again.first, number)
 
@@ -81,25 +80,25 @@ class Reading(msgspec.Struct, eq=False):
     """One pass over a task, as the user's code works on it."""
 
     task: AssignedTask
-    #: Batches handed out of which it is not known yet that every block has them.
+    #: Batches that were handed out and are not settled.
     handed: list[Handed] = []
-    #: The task was taken away, or is reported as failed.
+    #: The task was revoked, or reported as failed.
     is_lost: bool = False
-    #: All of its batches were read. Only ``AcknowledgedLoop`` uses it, which has several readings.
+    #: All of its batches were read. Used only by ``AcknowledgedLoop``, which has several readings.
     is_at_end: bool = False
-    #: Numbers of the batches of which that is known.
+    #: Numbers of the settled batches.
     _settled: set[int] = set()
-    #: Pserver -> the oldest generation of it that has a batch of the task.
+    #: Pserver -> its oldest generation that has a batch of the task.
     _generations: dict[int, int] = {}
 
     def settle(self, number: int, generations: Mapping[int, int]) -> None:
-        """Every block has this batch; ``generations``: of the pservers that said so, by index."""
+        """Note that every block has this batch; ``generations`` are those of the pservers that answered, by index."""
         self._settled.add(number)
         for index, generation in generations.items():
             self._generations[index] = min(generation, self._generations.get(index, generation))
 
     def hand_out(self, batch: Batch) -> HandOut:
-        """Return the step that hands a batch out, and wait for what becomes of the batch."""
+        """Return the step that hands out a batch, and expect its outcome."""
         self.handed.append(Handed(batch, BatchState(batch.reading, batch.number)))
         return HandOut(self.task, batch)
 
@@ -110,7 +109,7 @@ class Reading(msgspec.Struct, eq=False):
         return self._settled.issuperset(range(assignment.first_batch, assignment.end_batch))
 
     def end(self) -> Finished | HandBack:
-        """Return the report of this task, once every batch that was read has been handed out."""
+        """Return the report of this task; call when all batches that were read have been handed out."""
         if not self.is_settled:
             return HandBack(self.task)
         generations = self._generations
@@ -123,28 +122,28 @@ class Reading(msgspec.Struct, eq=False):
         assert all(number in numbers for number in self._settled), "a batch of another task is settled"
         kept = [handed.batch.number for handed in self.handed]
         assert len(set(kept)) == len(kept), "a batch is kept twice"
-        assert self._settled.isdisjoint(kept), "a batch that is settled is done again"
+        assert self._settled.isdisjoint(kept), "a settled batch is kept"
 
 
 class NeedItem(msgspec.Struct, frozen=True):
-    """Wait for what was read next, and ``take`` it."""
+    """Wait for the next item, and pass it to ``take``."""
 
 
 class HandOut(msgspec.Struct, frozen=True):
-    """Open this batch, give it to the user's code, and close it; ``denied`` if it cannot be opened."""
+    """Open this batch, hand it to the user's code, and close it; call ``denied`` if it cannot be opened."""
 
     task: AssignedTask
     batch: Batch
-    #: It was handed out before.
+    #: True if it was handed out before.
     is_again: bool = False
 
 
 class PushSum(msgspec.Struct, frozen=True):
-    """Push the sum of what was not pushed yet: no batch ``waits`` afterwards."""
+    """Push the sum of the unpushed batches; afterwards no batch ``waits``."""
 
 
 class GiveUpSum(msgspec.Struct, frozen=True):
-    """Forget the sum of what was not pushed yet: its batches are somebody else's now."""
+    """Forget the sum of the unpushed batches, because their task was revoked."""
 
 
 class Unreadable(msgspec.Struct, frozen=True):
@@ -157,7 +156,7 @@ class Finished(msgspec.Struct, frozen=True):
     """Report this task as finished."""
 
     task: AssignedTask
-    #: By index, the oldest generation that has a batch of the task; 0: the pserver was sent nothing.
+    #: Oldest generation that has a batch of the task, by index; 0 if nothing was sent to the pserver.
     pservers: Sequence[int]
 
 
@@ -168,7 +167,7 @@ class HandBack(msgspec.Struct, frozen=True):
 
 
 class BatchDone(msgspec.Struct, frozen=True):
-    """Tell the feed that this batch is done, because no pserver knows it."""
+    """Report this batch to the feed as done, because no pserver knows it."""
 
     task: AssignedTask
     number: int
@@ -179,22 +178,22 @@ _NEED_ITEM = NeedItem()
 
 
 class BatchLoop:
-    """What the user's loop does next. Ask for the ``next_step`` when the one before is carried out."""
+    """The user's loop. Call ``next_step`` when the previous step has been carried out."""
 
     def __init__(self) -> None:
         self._reading: Reading | None = None
-        #: What comes first, before anything is settled.
+        #: Steps to do before anything is settled.
         self._due: list[GiveUpSum | HandOut | Unreadable | BatchDone] = []
-        #: The reading has had all of its batches.
+        #: All batches of the reading have been handed out.
         self._is_at_end = False
 
     @property
     def reading(self) -> Reading | None:
-        """Of the task that the loop is at."""
+        """Reading of the current task."""
         return self._reading
 
     def take(self, item: Item) -> LoopStep:
-        """An item of a task that is held has come, in the order of reading; return the next step."""
+        """Accept the next item, in reading order, of a task that is held; return the next step."""
         if self._reading is None or item.task.number != self._reading.task.number:
             if self._reading is not None and self._reading.handed:
                 self._due.append(GiveUpSum())
@@ -208,7 +207,7 @@ class BatchLoop:
         return self._due.pop(0) if self._due else self.next_step()
 
     def next_step(self, states: Sequence[BatchState] = ()) -> LoopStep:
-        """Return the next step; ``states``: of batches that have changed since the last time."""
+        """Return the next step; ``states`` are those of batches that have changed since the last call."""
         if (reading := self._reading) is None:
             return _NEED_ITEM
         for state in states:
@@ -228,10 +227,10 @@ class BatchLoop:
         return reading.end()
 
     def denied(self, batch: Batch) -> LoopStep:
-        """The batch's task was taken away. Only this task is lost: what was fetched since belongs to another one."""
+        """Note that the batch's task was revoked. Only this task is lost: items read since belong to another one."""
         reading = self._reading
         assert reading is not None, "a batch was handed out"
-        assert reading.task.number == batch.reading, "the batch is of the task that the loop is at"
+        assert reading.task.number == batch.reading, "the batch does not belong to the current task"
         reading.is_lost = True
         for handed in reading.handed:
             if handed.batch.number == batch.number:
@@ -239,7 +238,7 @@ class BatchLoop:
         return HandBack(reading.task)
 
     def _settle(self, reading: Reading) -> HandOut | Unreadable | None:
-        """Settle the batches that do not wait any more, unless one of them has to be done again: return that."""
+        """Settle the batches that no longer wait. If one has to be repeated, return that step instead."""
         answered: list[Handed] = []
         again: Handed | None = None
         for handed in reading.handed:

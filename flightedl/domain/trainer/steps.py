@@ -1,24 +1,24 @@
-"""What a trainer sends and asks for, call by call of the user's code: a batch from its opening to its settling.
+"""A trainer's messages to the pservers for each call of the user's code, from opening a batch to settling it.
 
-A method of :class:`Steps` that has something to do with servers returns an effect. The driver carries it out, calls
-``answered`` (or ``failed``), and gets the next one, until there is :class:`Done`. One operation is under way at a time,
-and another one that begins takes its place.
+A method of :class:`Steps` that needs the servers returns an effect. The driver carries it out and calls ``answered`` or
+``failed``, which return the next effect, until the result is :class:`Done`. Only one operation is in progress at a
+time; beginning another one ends it.
 
 Rules:
 
-* Every batch gets an answer from every block: blocks that the user's code did not push to get the batch's *arrival*
-  (weight zero), because the others' rounds wait for it.
-* A push that fails may be in some blocks and not in others. Its batch never arrives without its gradient: it is done
-  again as a whole, whatever the user's code makes of the error. Where trying again cannot help, its task is undone: the
-  error is raised again when the batch is closed, which ends the loop over the data.
-* A batch whose gradient was rejected (``CurrentBatch.rejection``) is handed out again, unless a later ``step`` of the
-  same turn succeeds. If a sum of several batches is rejected, each of them is handed out again and pushed alone.
-* In synchronous mode, values that follow a batch are those of its round: a pull waits until each block has closed it.
-  With backup members all blocks are pushed with one base, the lowest version held (``domain.consistency.rounds``).
-* With ``push_every=n`` a batch waits in a sum, and is pushed with n - 1 others (``sums``); with ``Async(pull_every=m)``
-  only every m-th step pulls. What waits is done again when the membership or the mode it was computed under is over.
+* Every block answers for every batch. Blocks for which the user's code pushed no gradient receive the batch's *arrival*
+  (weight zero), because rounds wait for it.
+* A push that fails may have reached some blocks and not others. Its batch never arrives without its gradient: the whole
+  batch is repeated, even if the user's code handles the error. If a retry cannot help, the task is given up: the error
+  is raised again when the batch is closed, which ends the loop over the data.
+* A batch whose gradient was rejected (``CurrentBatch.rejection``) is handed out again, unless a later ``step`` for the
+  same hand-out succeeds. If a sum of several batches is rejected, each of them is handed out again and pushed alone.
+* In synchronous mode, the values after a batch are those of its round: a pull waits until each block has closed it.
+  With backup members, all blocks are pushed with one base, the lowest version held (``domain.consistency.rounds``).
+* With ``push_every=n``, n batches are pushed as one sum (``sums``); with ``Async(pull_every=m)`` only every m-th step
+  pulls. Batches in an unpushed sum are repeated if the membership or the mode that they were computed under ends.
 
-The gradients themselves are the driver's; of a sum it has them under the sum's ``identity``.
+The driver has the gradients; it keeps those of a sum under the sum's ``identity``.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from flightedl.errors import FlightedlError, GradientError
 
 
 class TakeSum(msgspec.Struct, frozen=True):
-    """Get ready to push what was added up: the gradients of the next transfer are those of the sum of this identity.
+    """Prepare the push of a sum: the next transfer sends the sum with this identity.
 
-    ``failed`` with a GradientError says that the sum cannot be pushed.
+    Report a sum that cannot be pushed by calling ``failed`` with a GradientError.
     """
 
     batch: Pushed
-    #: Parameter -> the divisor of its sum; empty: it is pushed as it is.
+    #: Parameter -> the divisor of its sum; empty: the sum is not divided.
     divisors: Mapping[str, int]
     identity: int
 
 
 class FindPlacement(msgspec.Struct, frozen=True):
-    """Look up who owns the blocks now, and tell the steps (``Steps.place``): a pserver lacks some that it was asked."""
+    """Look up the current owners of the blocks and call ``Steps.place``, because a pserver lacked requested blocks."""
 
     error: FlightedlError
 
@@ -61,16 +61,16 @@ Effect = Transfer | TakeSum | FindPlacement
 class Done(msgspec.Struct, frozen=True, omit_defaults=True):
     """The operation is over."""
 
-    #: The caller gets this error.
+    #: Error for the caller, if any.
     error: BaseException | None = None
-    #: The trainer has to join again before the next batch.
+    #: True if the trainer has to join again before the next batch.
     is_member_lost: bool = False
-    #: Batches that the user's code is through with and that have changed, for the loop.
+    #: Changed batches that the user's code has finished, for the loop.
     batches: tuple[BatchState, ...] = ()
 
 
 class Added(msgspec.Struct, frozen=True):
-    """Multiply the gradients by ``weight``, and add them to the sum of this identity."""
+    """Multiply the gradients by ``weight``, and add them to the sum with this identity."""
 
     weight: int
     identity: int
@@ -81,11 +81,11 @@ _DONE = Done()
 
 
 def carried_out(steps: Steps, step: Next, carry_out: Callable[[Effect], object]) -> Done:
-    """Do what an operation of ``steps`` says from ``step`` on, until it is over."""
+    """Carry out an operation of ``steps``, beginning with ``step``, until it is done."""
     while not isinstance(step, Done):
         try:
             carry_out(step)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the steps say what follows
+        except BaseException as error:  # noqa: BLE001 - the steps decide about any error
             step = steps.failed(error)
         else:
             step = steps.answered()
@@ -93,24 +93,24 @@ def carried_out(steps: Steps, step: Next, carry_out: Callable[[Effect], object])
 
 
 @dataclass(frozen=True, slots=True)
-class _Left:
-    """What an operation does after its present effect."""
+class _Continuation:
+    """A part of an operation that follows the current effect."""
 
-    what: Literal["settle", "close", "pulled", "pull"]
+    kind: Literal["settle", "close", "pulled", "pull"]
     current: CurrentBatch
-    #: Block -> the lowest version to be pulled.
+    #: Block -> the lowest version to pull.
     wanted: Mapping[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class _Taking:
-    """A sum is pushed: the driver gets it ready, then it is transferred."""
+class _SumPush:
+    """The push of a sum: the driver prepares it, then it is transferred."""
 
     sums: BatchSums
     together: CurrentBatch
     pull: bool
-    #: The user's code hears of a sum that cannot be pushed.
-    is_told: bool
+    #: True if the user's code gets the error of a sum that cannot be pushed.
+    raises: bool
 
 
 def _overlap(one: range, other: range) -> bool:
@@ -121,28 +121,28 @@ class Steps:
     """The steps of one trainer.
 
     Args:
-        shards: Of each pserver, its blocks.
-        mode: The job's.
-        buckets: Of each pserver, the buckets of tables that the block with the number of the first one stands for.
+        shards: Blocks of each pserver.
+        mode: The job's mode.
+        buckets: Of each pserver, the buckets of tables that are represented by the block with the first one's number.
     """
 
     def __init__(self, shards: Sequence[Collection[int]], mode: Mode, buckets: Sequence[range] = ()) -> None:
         self._own(shards, buckets)
-        #: Block -> version of the values that are held.
+        #: Block -> version of the values that this trainer has.
         self.versions: dict[int, int] = dict.fromkeys(sorted(self._blocks), 0)
-        #: The batch that is open.
+        #: The open batch.
         self.current: CurrentBatch | None = None
-        #: None where every batch is pushed for itself.
+        #: None if each batch is pushed alone.
         self.sums: BatchSums | None = None
         self._sum_identity = 0
-        #: The effect that is under way.
+        #: The effect in progress.
         self._transfer: TransferState | None = None
-        self._taking: _Taking | None = None
+        self._taking: _SumPush | None = None
         self._serial = 0
-        #: Of the operation that is under way, last first.
-        self._left: list[_Left] = []
+        #: Rest of the operation in progress, last part first.
+        self._left: list[_Continuation] = []
         self._is_member_lost = False
-        #: Batches that were closed and have changed since.
+        #: Closed batches that have changed since they were last reported.
         self._changed: dict[int, CurrentBatch] = {}
         self._set_mode(mode)
 
@@ -152,13 +152,13 @@ class Steps:
         self._blocks = frozenset[int]().union(*self._shards)
 
     def place(self, shards: Sequence[Collection[int]], buckets: Sequence[range] = ()) -> None:
-        """Let other pservers own the blocks, between two operations or as ``FindPlacement`` asks for.
+        """Set new owners of the blocks, between two operations or on ``FindPlacement``.
 
-        Rows are as old as the oldest that their owner had before. A batch is pushed again to pservers with other
-        buckets than before, which answer "already applied" where they have it.
+        Rows count as old as the oldest ones of their previous owners. A batch is pushed again to pservers with other
+        buckets than before; they answer "already applied" if they have it.
         """
         transfer = self._transfer
-        assert transfer is None or transfer.is_finding, "pservers are being asked"
+        assert transfer is None or transfer.is_finding, "a transfer is in progress"
         batches = [self.current, None if transfer is None else transfer.current]
         answered = [each.answered for each in batches if each is not None]
         old = {each: self.versions.pop(each.start) for each in self._buckets if each}
@@ -176,10 +176,10 @@ class Steps:
             transfer.place(self._shards, changed)
 
     def _set_mode(self, mode: Mode) -> None:
-        #: Of the job, as far as this trainer knows.
+        #: The job's mode, as far as this trainer knows.
         self.mode = mode
         self._is_synchronous = isinstance(mode, Sync)
-        #: What others get from a block may depend on this trainer's batch having come there.
+        #: True if a block's values for other trainers may depend on the arrival of this trainer's batch.
         self._others_wait = isinstance(mode, Sync | Bounded)
         self._has_one_base = isinstance(mode, Sync) and mode.backup > 0
         self._pull_every = mode.pull_every if isinstance(mode, Async) else 1
@@ -194,25 +194,25 @@ class Steps:
 
     @property
     def is_synchronous(self) -> bool:
-        """True if rounds close when everybody's gradient is in."""
+        """True if a round closes when all members have contributed."""
         return self._is_synchronous
 
     @property
     def round(self) -> int:
-        """The newest synchronous round of which values are held; 0: rounds are not synchronous."""
+        """The newest synchronous round whose values this trainer has; 0 if rounds are not synchronous."""
         return max(self.versions.values(), default=0) if self._is_synchronous else 0
 
     @property
     def pushing(self) -> CurrentBatch | None:
-        """The batch, or the sum of several, that the present transfer pushes."""
+        """The batch, or sum of batches, that the current transfer pushes."""
         return None if self._transfer is None else self._transfer.current
 
     def change_mode(self, mode: Mode) -> None:
-        """The job has another mode, from the next batch on; what was added up under the old one is done again."""
+        """Change the job's mode before the next batch; batches of a sum under the old mode are repeated."""
         self._give_up_sum()
         self._set_mode(mode)
 
-    # an operation under way
+    # an operation in progress
 
     def heard(
         self,
@@ -222,14 +222,14 @@ class Steps:
         answers: Sequence[Answer],
         error: BaseException | None = None,
     ) -> Verdict:
-        """A conversation with a pserver is over; return how the transfer goes on there.
+        """Handle a pserver's answers, and return how the transfer continues there.
 
         Args:
-            serial: Of the transfer.
-            index: Of the pserver.
-            generation: Of the process that was asked.
-            answers: That have come, for blocks and for buckets.
-            error: How the conversation ended; None: as it should.
+            serial: Number of the transfer.
+            index: Index of the pserver.
+            generation: Generation of the process that answered.
+            answers: Answers for blocks and buckets.
+            error: The error that ended the exchange, if any.
         """
         transfer = self._transfer
         if transfer is None or transfer.serial != serial:
@@ -239,17 +239,17 @@ class Steps:
         return transfer.heard(index, generation, answers, error)
 
     def give_up_transfer(self) -> None:
-        """Nobody waits for the present transfer any more: no pserver is asked again, and later answers do not count."""
+        """Stop the current transfer: no pserver is called again, and later answers are ignored."""
         if self._transfer is not None:
             self._transfer.is_given_up = True
 
     @property
     def is_misplaced(self) -> bool:
-        """True if the rest of the present transfer goes to other pservers."""
+        """True if the rest of the current transfer goes to other pservers."""
         return self._transfer is not None and self._transfer.misplaced is not None
 
     def answered(self) -> Next:
-        """The effect was carried out."""
+        """Continue after the effect was carried out."""
         transfer = self._transfer
         if transfer is not None and transfer.is_finding:
             transfer.is_finding = False
@@ -275,11 +275,11 @@ class Steps:
         return step or (self._go_on() if self._left or self._changed or self._is_member_lost else _DONE)
 
     def failed(self, error: BaseException) -> Next:
-        """The effect ended with this error."""
+        """Continue after the effect ended with this error."""
         return self._go_on() if self._end(error) else self._done(error)
 
     def drop(self) -> bool:
-        """Nobody waits for what is under way: it ends as if it was interrupted. False: nothing was under way."""
+        """End the effect in progress as if it was interrupted. False if there was none."""
         is_under_way = self._transfer is not None or self._taking is not None
         if is_under_way:
             self._end(KeyboardInterrupt())
@@ -291,7 +291,7 @@ class Steps:
             self.sums.check()
 
     def _end(self, error: BaseException) -> bool:
-        """End the effect that is under way with an error; True if the operation goes on all the same."""
+        """End the effect in progress with an error; True if the operation continues."""
         transfer, self._transfer = self._transfer, None
         taking, self._taking = self._taking, None
         if transfer is not None and transfer.current is not None:
@@ -303,16 +303,16 @@ class Steps:
         elif taking is not None and isinstance(error, GradientError):
             self._note(taking.sums.members)
             taking.sums.split(error)
-            if not taking.is_told:
+            if not taking.raises:
                 return True
         self._left.clear()
         return False
 
     def _go_on(self) -> Next:
-        """Return what follows from what is left."""
+        """Return the next step of the operation in progress."""
         while self._left:
             left, step = self._left.pop(), None
-            match left.what:
+            match left.kind:
                 case "settle":
                     step = self._catch_up(left.current)
                 case "close":
@@ -331,32 +331,32 @@ class Steps:
         return Done(error, is_lost, tuple(map(BatchState.of, changed.values())))
 
     def _note(self, batches: Iterable[CurrentBatch]) -> None:
-        """Batches of a sum change; the loop is told of those that are closed."""
+        """Note that batches of a sum changed, to report the closed ones to the loop."""
         self._changed.update({id(batch): batch for batch in batches if batch is not self.current})
 
-    # the batch
+    # opening and closing a batch
 
     def joined(self, member: int, mode: Mode | None = None) -> Next:
-        """The trainer is a member now, under this mode if it is another one: have values that a member may have."""
+        """Pull values as a new member, under this mode if it is given."""
         self.drop()
         if mode is not None:
             self.change_mode(mode)
         return self._refresh(member) or self._go_on()
 
     def open_batch(self, batch: Batch, member: int, step: int) -> Next:
-        """The user's code is about to get a batch, as a member that has begun so many batches."""
+        """Open a batch for the user's code: batch number ``step`` of membership ``member``."""
         if self._transfer is not None or self._taking is not None:
             self.drop()
         self.current = current = CurrentBatch.of(batch, member, step)
         if self.sums is not None and self.sums.is_of_others(current):
-            # The rest of a sum that is done again: its other batches were pushed for themselves, under another mode.
+            # The open sum is a repeated one; its other batches were pushed alone, under another mode.
             return self._push_sum(self.sums, pull=self._is_synchronous)
         return _DONE
 
     def close_batch(self) -> Next:
-        """The user's code is through with the batch: what it did not push arrives, and the values that follow come.
+        """Close the batch: push its arrival where no gradient was pushed, and pull the values that follow it.
 
-        It ends with the error that ended the batch's push, where doing it again cannot help.
+        Ends with the error that ended the batch's push if a retry cannot help.
         """
         if self._transfer is not None or self._taking is not None:
             self.drop()
@@ -366,14 +366,14 @@ class Steps:
         if current.rejection is not None and not current.must_repeat:
             current.reject(current.rejection)
             if not self._others_wait:
-                self._left.append(_Left("close", current))
+                self._left.append(_Continuation("close", current))
                 return self._refresh(current.member) or self._go_on()
         return self._close(current) or self._done()
 
     def _close(self, current: CurrentBatch) -> Next | None:
         sums = self.sums
         if current.must_repeat:
-            # Nothing that it has pushed so far may be in a sum.
+            # A sum must not contain a part of this batch's gradients.
             if sums is not None and sums.is_at(current):
                 self._give_up_sum()
             return None if current.failure is None else self._done(current.failure)
@@ -382,12 +382,12 @@ class Steps:
                 return self._complete(sums, current, pull=self._pull_every == 1)
             return None
         if rest := self._blocks.difference(current.answered):
-            self._left.append(_Left("settle", current))
+            self._left.append(_Continuation("settle", current))
             return self._begin(current, current.member, rest, {}, pull=self._pull_every == 1)
         return self._catch_up(current) if self._is_synchronous else None
 
     def _catch_up(self, current: CurrentBatch) -> Next | None:
-        """In synchronous mode, have the values of the batch's round."""
+        """In synchronous mode, pull the values of the batch's round."""
         if self._is_synchronous and not current.must_repeat:
             versions, answered = self.versions, current.answered
             after = {base: self.mode.version_after(base) for base in set(answered.values())}
@@ -397,7 +397,7 @@ class Steps:
         return None
 
     def abandon_batch(self) -> Done:
-        """The loop was left in the midst of a batch: the next one is opened under a membership of its own.
+        """Abandon the batch, because the user left the loop; the next batch is opened under a new membership.
 
         Some blocks may have the batch and others not, and some values may be newer than others.
         """
@@ -405,12 +405,12 @@ class Steps:
         self._is_member_lost = True
         return self.give_up_sum()
 
-    # what the user calls
+    # calls of the user
 
     def step(self) -> Next:
-        """Push the batch: gradients, or its arrival, to every block that has no answer yet. Then pull, if it is due.
+        """Push the batch, as gradients or arrival, to every block without an answer. Then pull if that is due.
 
-        It ends with a GradientError if the batch completed a sum that cannot be pushed.
+        Ends with a GradientError if the batch completed a sum that cannot be pushed.
         """
         if self._transfer is not None or self._taking is not None:
             self.drop()
@@ -422,20 +422,20 @@ class Steps:
         self._steps_since_pull += 1
         pull = self._steps_since_pull >= self._pull_every
         if pull and self._pull_every > 1:
-            self._left.append(_Left("pulled", current))
+            self._left.append(_Continuation("pulled", current))
         if self.sums is not None:
-            return self._complete(self.sums, current, pull=pull, is_told=True) or self._go_on()
+            return self._complete(self.sums, current, pull=pull, raises=True) or self._go_on()
         rest = self._blocks.difference(current.answered) if current.answered else self._blocks
         return self._begin(current, current.member, rest, {}, pull=pull) or self._go_on()
 
     def rejected(self, error: Exception) -> None:
-        """Note that a gradient was rejected before anything of it was sent; ignored for a batch that is complete."""
+        """Note that a gradient was rejected before anything was sent; ignored for a complete batch."""
         current = self.current
         if current is not None and not self._is_complete(current) and self._blocks - current.answered.keys():
             current.rejection = error
 
     def push(self, blocks: Collection[int]) -> Next:
-        """Push the batch's gradients to these blocks; others may follow. Not where gradients are added up."""
+        """Push the batch's gradients to these blocks; more may follow. Not for batches that are pushed in sums."""
         self.drop()
         current = self._at_hand()
         return (
@@ -443,22 +443,22 @@ class Steps:
         )
 
     def pull(self, blocks: Collection[int], min_version: int = 0, *, as_reader: bool = False) -> Next:
-        """Have values of these blocks, at or above a version; in synchronous mode of the batch's round.
+        """Pull values of these blocks, at or above a version; in synchronous mode at or above the batch's round.
 
-        A batch that was pushed in part arrives at the other blocks before: two trainers that wait for each other, each
-        where the other has not pushed, would wait for ever.
+        A batch that was pushed in part first arrives at the other blocks. Otherwise two trainers, each waiting for a
+        block that the other has not pushed, would deadlock.
 
         Args:
             blocks: Their numbers.
-            min_version: The lowest version wanted.
-            as_reader: Read values as if no batch was open.
+            min_version: The lowest acceptable version.
+            as_reader: Read values as if no batch were open.
         """
         self.drop()
         wanted, current = dict.fromkeys(blocks, min_version), self.current
         if current is None or as_reader:
             return self._begin(None, 0, (), wanted) or self._go_on()
         if self._others_wait and current.answered and not current.must_repeat:
-            self._left.append(_Left("pull", current, wanted))
+            self._left.append(_Continuation("pull", current, wanted))
             return self._begin(current, current.member, self._blocks.difference(current.answered), {}) or self._go_on()
         return self._pull(current, wanted) or self._go_on()
 
@@ -467,11 +467,11 @@ class Steps:
             bases, after = current.answered.items(), self.mode.version_after
             rounds = {block: max(after(base), wanted[block]) for block, base in bases if block in wanted}
             wanted = {**wanted, **rounds}
-        # A batch that waits in a sum is not done again for a membership that ended.
+        # A batch that waits in a sum must not be repeated because this pull meets an ended membership.
         return self._begin(None if current.waits else current, current.member, (), wanted)
 
     def refresh(self, member: int) -> Next:
-        """Pull all blocks: as a member at or above its first round, as a reader (0) at whatever version they are."""
+        """Pull all blocks: as a member at or above its first round, as a reader (0) at any version."""
         self.drop()
         return self._refresh(member) or self._go_on()
 
@@ -485,20 +485,20 @@ class Steps:
     # sums
 
     def add(self, names: Collection[str]) -> Added:
-        """Gradients of the batch are added up, see ``BatchSums.add``."""
-        assert self.sums is not None, "every batch is pushed for itself"
+        """Add up gradients of the batch; see ``BatchSums.add``."""
+        assert self.sums is not None, "batches are not pushed in sums"
         weight = self.sums.add(self._at_hand(), names)
         return Added(weight, self.sums.identity)
 
     def push_sum(self) -> Next:
-        """Push what was added up, of however many batches."""
+        """Push the current sum, whatever its number of batches."""
         self.drop()
         if self.sums is not None and self.sums.has_batches:
             return self._push_sum(self.sums, pull=self._is_synchronous)
         return self._done()
 
     def give_up_sum(self) -> Done:
-        """Forget what was added up: its batches are done again, here or by somebody else."""
+        """Forget the current sum; its batches are repeated, here or by another trainer."""
         self._give_up_sum()
         return self._done()
 
@@ -508,28 +508,28 @@ class Steps:
             self.sums.give_up()
 
     def _is_complete(self, current: CurrentBatch) -> bool:
-        """True if nothing more can be added to the batch's gradients."""
+        """True if no more gradients can be added to the batch."""
         return current.waits or (self.sums is not None and self.sums.is_pushed(current))
 
-    def _complete(self, sums: BatchSums, current: CurrentBatch, *, pull: bool, is_told: bool = False) -> Next | None:
-        """Note that the sum has all gradients of a batch, and push the sum if it is full."""
+    def _complete(self, sums: BatchSums, current: CurrentBatch, *, pull: bool, raises: bool = False) -> Next | None:
+        """Complete a batch of the sum, and push the sum if it is full."""
         sums.complete(current)
         if sums.is_full:
-            return self._push_sum(sums, pull=pull, is_told=is_told)
+            return self._push_sum(sums, pull=pull, raises=raises)
         if pull and not self._is_synchronous:
             return self._refresh(current.member)
         return None
 
-    def _push_sum(self, sums: BatchSums, *, pull: bool, is_told: bool = False) -> TakeSum:
-        """Make one push for several batches: each block takes all of them, or none.
+    def _push_sum(self, sums: BatchSums, *, pull: bool, raises: bool = False) -> TakeSum:
+        """Push several batches at once: each block applies all of them, or none.
 
         If the sum cannot be pushed, its batches are handed out again.
         """
         together, divisors = sums.take()
-        self._taking = _Taking(sums, together, pull, is_told)
+        self._taking = _SumPush(sums, together, pull, raises)
         return TakeSum(together.pushed, divisors, sums.identity)
 
-    # one batch to all pservers
+    # transfers to all pservers
 
     def _begin(
         self,
@@ -541,7 +541,7 @@ class Steps:
         pull: bool = False,
         left: TransferState | None = None,
     ) -> Transfer | None:
-        """Begin a transfer, or go on with what is left of one; None: there is nothing to be sent or asked."""
+        """Begin a transfer, or continue ``left``; None if there is nothing to send or request."""
         if left is None:
             if not (pushes or pulls):
                 return None

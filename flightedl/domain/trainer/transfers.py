@@ -1,21 +1,21 @@
-"""One push or pull, or both, to all pservers: the requests, the answers, and what each of them means for the batch.
+"""One push or pull, or both, to all pservers: the requests, the answers, and their meaning for the batch.
 
-Everything that a trainer sends is idempotent: a push is known by its batch. So whatever fails on the way is simply sent
-again, to whichever process holds the pserver's index by then, and only what was *answered* counts:
+Everything that a trainer sends is idempotent, because a push carries its batch's identity. After any failure the same
+request is sent again, to the process that then holds the pserver's index. Only *answers* count:
 
-* A block that has the batch (from this copy or an earlier one) is settled. Where fresh values are wanted, it is pulled,
-  unless they came with the answer.
-* A block at which the gradient came too late, or that does not know the sender as a member, has nothing of it. The
-  batch has to be computed again, under a new membership; nothing else of this transfer is of any use.
-* A block that has some batches of a sum takes none, and says which it has. The sum's owner pushes the others again; in
-  synchronous mode to the next round, since it has arrived in this one.
-* A pserver that lacks blocks is asked for nothing more. When the others have answered, the driver finds the placement,
-  and what is left goes to the owners of the blocks (``TransferState.place``).
-* No answer, an unknown outcome, an address of a process that is gone: the same request once more. Any other error is
-  final: the request would be refused for ever.
+* A block that has the batch (from this copy or an earlier one) is settled. If new values are needed, the block is
+  pulled, unless its values came with the answer.
+* A block at which the gradient came too late, or that does not know the sender as a member, has not applied it. The
+  batch has to be computed again, under a new membership; the rest of this transfer is useless.
+* A block that has some batches of a sum rejects the sum and says which ones it has. The trainer pushes the others
+  again. In synchronous mode they join the next round, because the trainer has arrived in this one.
+* A pserver that lacks blocks is not called again. When the others have answered, the driver looks up the placement, and
+  the rest of the transfer goes to the owners of the blocks (``TransferState.place``).
+* No answer, an unknown outcome, or the address of a process that is gone: the same request is repeated. Any other error
+  is final, because the request would be rejected again.
 
-The driver asks the pservers of a :class:`Transfer` one at a time or all at once. What is left of one of them is a
-:class:`ShardTransfer`, of which the others know nothing.
+The driver calls the pservers of a :class:`Transfer` one at a time or concurrently. The unanswered part at each of them
+is an independent :class:`ShardTransfer`.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from flightedl.messages.parameters import Outcome
 
 
 class Push(msgspec.Struct, frozen=True):
-    """Send the batch to blocks of a pserver."""
+    """Push the batch to blocks of a pserver."""
 
-    #: Rising.
+    #: Ascending.
     blocks: list[int]
-    #: Of these blocks: the version that the gradient was computed at.
+    #: Block -> version that its gradient was computed at.
     bases: dict[int, int]
 
 
 class Pull(msgspec.Struct, frozen=True):
-    """Ask a pserver for values."""
+    """Pull values from a pserver."""
 
-    #: Block -> the lowest version wanted.
+    #: Block -> the lowest acceptable version.
     wanted: dict[int, int]
 
 
@@ -52,30 +52,30 @@ Call = Push | Pull
 
 
 class Transfer(msgspec.Struct, frozen=True):
-    """Ask each pserver that has a call, until ``Steps.heard`` says that nothing more is asked of it."""
+    """Call each pserver that has a call, until ``Steps.heard`` returns :class:`Over` for it."""
 
-    #: Tells the transfer from those before it.
+    #: Distinguishes the transfer from earlier ones.
     serial: int
-    #: Under which membership; 0: as a reader.
+    #: Membership of the sender; 0 for a reader.
     member: int
-    #: None: values are only read.
+    #: None if values are only read.
     batch: Pushed | None
-    #: By pserver; None: it has no part in the transfer.
+    #: By pserver; None if the pserver has no part in the transfer.
     calls: tuple[Call | None, ...]
-    #: True if fresh values are wanted of blocks that have taken the batch.
+    #: True if new values are needed from blocks that accept the batch.
     pull_after_push: bool = False
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
-    """The answer of neighbouring blocks."""
+    """The answer of a range of blocks."""
 
     begin: int
     end: int
-    #: What became of the batch there; ``Outcome.NONE`` for a pull.
+    #: Outcome of the batch; ``Outcome.NONE`` for a pull.
     outcome: int
-    #: Version of the values that came with the answer, which are stored; None if none came.
+    #: Version of the values that came with the answer and are stored; None if none came.
     version: int | None = None
-    #: The batches of a refused sum that the blocks already have, see ``having_bits``.
+    #: The batches of a rejected sum that the blocks already have; see ``having_bits``.
     having: bytes = b""
 
 
@@ -84,20 +84,20 @@ class Over(msgspec.Struct, frozen=True):
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """Raise the error: asking again cannot help."""
+    """Raise the error, because a retry cannot help."""
 
     error: BaseException
 
 
 class AskAgain(msgspec.Struct, frozen=True):
-    """Ask the process that holds the index by then, because of this error."""
+    """Repeat the call, because of this error, to the process that then holds the index."""
 
     error: FlightedlError
     call: Call
 
 
 class KeepWaiting(msgspec.Struct, frozen=True):
-    """Ask once more: the pserver is fine."""
+    """Repeat the call; the pserver is healthy."""
 
     for_what: str
     call: Call
@@ -108,23 +108,23 @@ OVER = Over()
 
 
 class ShardTransfer(msgspec.Struct, eq=False):
-    """What is left of a transfer at one pserver."""
+    """The unanswered part of a transfer at one pserver."""
 
-    #: Blocks that have no answer for the batch yet.
+    #: Blocks that have not answered for the batch.
     pushes: set[int]
-    #: Block -> the lowest version wanted.
+    #: Block -> the lowest acceptable version.
     pulls: dict[int, int]
-    #: The gradient was too late, or the membership is gone.
+    #: The gradient was too late, or the membership is lost.
     must_repeat: bool = False
 
 
 class TransferState(msgspec.Struct, eq=False):
-    """A transfer that is under way."""
+    """A transfer in flight."""
 
     serial: int
-    #: The batch, or the sum of several; None: values are only read.
+    #: The batch, or sum of batches; None if values are only read.
     current: CurrentBatch | None
-    #: Block -> the version of the values that are held; kept up to date.
+    #: Block -> version of the values that the trainer has; updated in place.
     versions: dict[int, int]
     mode: Mode
     pull_after_push: bool
@@ -133,23 +133,23 @@ class TransferState(msgspec.Struct, eq=False):
     pushes: frozenset[int]
     #: The batch has to be computed again, under a new membership.
     must_repeat: bool = False
-    #: What blocks lack that did not take a sum: places of the sum's batches.
+    #: For each rejected sum, the positions of its batches that the block lacks.
     refusals: set[tuple[int, ...]] = set()
-    #: Nobody waits for it any more.
+    #: True if nobody waits for it any more.
     is_given_up: bool = False
-    #: The membership that it is under.
+    #: Membership of the sender.
     member: int = 0
-    #: A pserver's answer that it lacks blocks, until the placement is looked up.
+    #: The answer of a pserver that lacks blocks, until the placement is looked up.
     misplaced: StalePlacementError | None = None
-    #: The driver finds the placement.
+    #: The driver is looking up the placement.
     is_finding: bool = False
 
     def place(self, owners: Sequence[frozenset[int]], changed: Mapping[int, Sequence[int]]) -> None:
-        """Let what is left go to other owners.
+        """Send the unanswered part to other owners.
 
         Args:
-            owners: Of each pserver, its blocks.
-            changed: Block that stood for buckets -> those that stand for them now, also where they have the batch.
+            owners: Blocks of each pserver.
+            changed: Block that represented buckets -> blocks that now represent them, even if they have the batch.
         """
 
         def now(block: int) -> Sequence[int]:
@@ -165,7 +165,7 @@ class TransferState(msgspec.Struct, eq=False):
         ]
 
     def call(self, shard: ShardTransfer) -> Call | None:
-        """What is asked of a pserver now; None: nothing more."""
+        """Return the next call to a pserver; None if nothing is left."""
         if self.is_given_up or shard.must_repeat:
             return None
         if shard.pushes and (current := self.current) is not None:
@@ -174,13 +174,13 @@ class TransferState(msgspec.Struct, eq=False):
         return Pull(dict(shard.pulls)) if shard.pulls else None
 
     def _bases(self, current: CurrentBatch, blocks: Sequence[int]) -> dict[int, int]:
-        """Return the versions that the gradients of these blocks count as computed at."""
+        """Return the versions at which these blocks' gradients count as computed."""
         if current.base_version is not None:
             return dict.fromkeys(blocks, current.base_version)
         return dict(zip(blocks, map(self.versions.__getitem__, blocks), strict=True))
 
     def heard(self, index: int, generation: int, answers: Sequence[Answer], error: BaseException | None) -> Verdict:
-        """A conversation with a pserver is over; see ``Steps.heard``."""
+        """Handle a pserver's answers; see ``Steps.heard``."""
         shard = self.shards[index]
         if self.is_given_up:
             return OVER
@@ -194,13 +194,13 @@ class TransferState(msgspec.Struct, eq=False):
         if shard.must_repeat or not (shard.pushes or shard.pulls):
             return OVER
         call = self.call(shard)
-        assert call is not None, "something is left to be asked"
+        assert call is not None, "an unfinished transfer has no call"
         if error is None:
             return KeepWaiting(f"pserver {index}: the other trainers' gradients of this round", call)
         return AskAgain(error, call)
 
     def _take(self, shard: ShardTransfer, index: int, generation: int, answer: Answer) -> None:
-        """Blocks have answered. A pserver that was replaced meanwhile counts as what it was before."""
+        """Apply an answer. If the pserver was replaced between answers, its older generation is kept."""
         outcome, version, current = answer.outcome, answer.version, self.current
         blocks = range(answer.begin, answer.end)
         if outcome in _TOO_LATE:
@@ -211,7 +211,7 @@ class TransferState(msgspec.Struct, eq=False):
             bases = self._bases(current, blocks)
             if outcome == _PARTLY_APPLIED:
                 self.refusals.add(lacking_of(answer.having, 1 + len(current.pushed.further)))
-                # In a synchronous round the trainer has arrived, with nothing, and goes on with the next one.
+                # In a synchronous round the trainer has arrived with weight zero, and continues with the next round.
                 is_pulled = self.pull_after_push and isinstance(self.mode, Sync)
             else:
                 current.answered.update(bases)
@@ -226,5 +226,5 @@ class TransferState(msgspec.Struct, eq=False):
 
 
 _TOO_LATE = frozenset({Outcome.STALE, Outcome.NOT_MEMBER})
-#: Python 3.11 calls a Python function wherever a member of an enum is named.
+#: Python 3.11 runs a Python function for each access to an enum member.
 _NONE, _PARTLY_APPLIED = Outcome.NONE, Outcome.PARTLY_APPLIED

@@ -388,7 +388,7 @@ def test_batches_that_are_done_are_told_at_once_and_then_not_too_often() -> None
     assert not feed.batch_done(task, 1)
     feed.answered(ask, reply(retry_after_s=1.0), 1.01)
     assert feed.next_step(1.01) == LookAgain(1.2), "whenever it may ask for work"
-    assert feed.told_at == 1.0
+    assert feed.reported_at == 1.0
     assert asks(feed, 1.2).done == ((1, ((0, 2),)),)
     (ticket,) = Ask(Reports(), (), 0, 0.0, 0, ask.done).ticket("a", 1).done
     assert (ticket.attempt, ticket.stretches) == (1, [(0, 1)])
@@ -402,7 +402,7 @@ def test_what_the_master_has_not_heard_of_done_batches_is_told_again() -> None:
     feed.ask_failed(NotReadyError(""), 1.0)
     assert feed.next_step(1.1) == LookAgain(1.2)
     assert asks(feed, 1.2).done
-    assert feed.told_at == -math.inf
+    assert feed.reported_at == -math.inf
 
 
 def test_a_slow_master_hears_of_done_batches_more_seldom() -> None:
