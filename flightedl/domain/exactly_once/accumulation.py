@@ -1,28 +1,28 @@
-"""Batches whose gradients a trainer adds up, to push them as one: when they go, and what becomes of each.
+"""Batches whose gradients a trainer adds up and pushes as one sum: when to push, and the outcome of each batch.
 
 Rules:
 
-* A *sum* is pushed under the identities of all its batches. A block takes it only if it has none of them, and has all
-  of them from then on, in one step (``AppliedBatches.mark_together``); one that has all of them answers "already
-  applied". So nothing of a sum can count twice.
-* A block that has some of them, as when another trainer pushed them in other company, takes nothing, and says which it
-  has. The batches that such a block lacks are worked through *again*; blocks that have them answer "already applied".
-  So nothing of a sum can get lost.
-* What is done again is pushed as sums once more, because an optimizer makes one update of each push: batches that the
-  same blocks lack are one sum. Every block has all of such a sum or nothing of it, so it is refused only when somebody
-  else pushed a part of it meanwhile, and what is done again then is a part of it, too: this ends.
-* When the membership is lost, or the push fails on the way, it is not known which blocks took the sum: the whole sum is
-  done again, as one.
-* A mean that is done again in part is divided by the weight of the whole sum that it was first pushed in
-  (``SumAgain.divisors``). So a batch has the weight that it had there, also where a block takes it in smaller company,
-  and also where the job's mode has changed since.
-  In synchronous mode it is divided by its own: the round that it comes to weighs it by the records that it has now.
-* A batch counts as done when every block has answered for it, in whatever company.
+* A *sum* is pushed under the identities of all its batches. A block accepts it only if it has none of them, and then
+  has all of them, atomically (``AppliedBatches.mark_together``). A block that has all of them answers "already
+  applied". So no batch of a sum counts twice.
+* A block that has only some of them, because another trainer pushed these in another sum, rejects the sum and says
+  which ones it has. The batches that it lacks are *repeated*; other blocks answer "already applied" for them. So no
+  batch of a sum is lost.
+* Repeated batches are pushed as sums again, because an optimizer makes one update per push: batches that the same
+  blocks lack are one sum. Each block has all of such a sum or nothing of it. It can be rejected only if another trainer
+  pushed a part of it in between, and then only a part of it is repeated. So repetition ends.
+* If the membership is lost, or the push fails in transit, it is unknown which blocks applied the sum, and the whole sum
+  is repeated as one.
+* A part of a mean that is repeated is divided by the weight of the original sum (``SumAgain.divisors``). So a batch has
+  the same weight in every block, even if some blocks apply it in a smaller sum, and even if the job's mode has changed
+  since. In synchronous mode the part is divided by its own weight, because its round weighs it by its records.
+* A batch is done when every block has answered for it, in whatever sum.
 
-Nothing is kept of what a batch was: doing one again means that the user's code computes it again, at fresh values.
+Gradients are not kept: repeating a batch means that the user's code computes it again, at current values.
 
-Not guaranteed: that a block is updated as often as the others. Each block has each batch once, with its weight; where
-blocks took it in other company, an optimizer that looks at more than the gradient (steps, squares) saw other ones.
+Not guaranteed: that all blocks are updated equally often. Each block applies each batch once, with its weight. If
+blocks applied it in different sums, optimizers that use more than the gradient (step counts, squares) had different
+inputs.
 """
 
 from __future__ import annotations
@@ -36,36 +36,36 @@ Member = TypeVar("Member")
 
 @dataclass(frozen=True, slots=True)
 class Settled(Generic[Member]):
-    """What became of the batches of a sum."""
+    """Outcome of the batches of a sum."""
 
     done: tuple[Member, ...]
-    #: To be done again: the batches of one sum after the other.
+    #: Batches to repeat, grouped into sums.
     again: tuple[tuple[Member, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SumAgain:
-    """The sum that a batch which is done again has to be pushed in: of just these batches."""
+    """The sum that a repeated batch has to be pushed in: exactly these batches."""
 
-    #: The lowest number among them, which tells it from the others of its task: no two of these share a batch.
+    #: Its lowest batch number, which identifies it within the task because such sums are disjoint.
     first: int
     batch_count: int
-    #: Parameter -> what the sum of its gradients is divided by.
+    #: Parameter -> divisor of the sum of its gradients.
     divisors: Mapping[str, int]
 
 
 class BatchGroup(Generic[Member]):
-    """The batches of the present sum, in the order in which they came.
+    """The batches of the current sum, in order.
 
     Args:
-        limit: So many are pushed at once.
+        limit: Number of batches that are pushed at once.
     """
 
     __slots__ = ("_count", "_limit", "_members")
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        #: As many as the present sum is going to have.
+        #: Size that the current sum will have.
         self._count = limit
         self._members: list[Member] = []
 
@@ -81,37 +81,37 @@ class BatchGroup(Generic[Member]):
         return len(self._members) >= self._count
 
     def add(self, member: Member, count: int | None = None) -> None:
-        """A batch's gradients are in the sum, all that it has.
+        """Note that the sum has all gradients of a batch.
 
         Args:
             member: The batch.
-            count: How many batches the sum has that is done again; None: it is none of those.
+            count: Number of batches in the sum if it is repeated; None otherwise.
         """
         if not self._members:
             self._count = self._limit if count is None else count
-        assert not self.is_full, "the sum before was not pushed"
+        assert not self.is_full, "the previous sum was not pushed"
         self._members.append(member)
 
     def clear(self) -> tuple[Member, ...]:
-        """Give the sum up; the batches that were in it."""
+        """Drop the sum and return its batches."""
         members, self._members = self.members, []
         return members
 
     def settle(self, refusals: Iterable[Collection[int]], *, is_lost: bool) -> Settled[Member]:
-        """The push is through: every block has taken the sum, had it, or refused it.
+        """End the sum after its push: every block has applied it, had it, or rejected it.
 
         Args:
-            refusals: Of each block that refused: the places of the batches that it lacks, in the order of ``members``.
-            is_lost: The membership ended meanwhile.
+            refusals: Positions in ``members`` of the batches that a rejecting block lacks, for each such block.
+            is_lost: True if the membership ended.
 
         Returns:
-            What is done and what has to be done again; the next sum begins.
+            The batches that are done, and those to repeat. The next sum begins.
         """
         members = self.clear()
         if is_lost:
             return Settled((), (members,))
         refused = [frozenset(places) for places in refusals]
-        #: Which refusals lack a batch -> the batches of which that is so.
+        #: Set of refusals -> the batches that are missing in exactly these.
         lacked: dict[frozenset[int], list[Member]] = {}
         for place, member in enumerate(members):
             key = frozenset(number for number, places in enumerate(refused) if place in places)
@@ -121,12 +121,12 @@ class BatchGroup(Generic[Member]):
 
 
 def lacking_of(bits: bytes, count: int) -> tuple[int, ...]:
-    """Places of the batches, of ``count``, that a block lacks which answered with these bits."""
+    """Return the positions, below ``count``, of the batches that a block lacks, given the bits of its answer."""
     having = int.from_bytes(bits, "little")
     return tuple(place for place in range(count) if not having >> place & 1)
 
 
 def having_bits(having: Iterable[bool]) -> bytes:
-    """The bits that a block answers with: whether it has each batch."""
+    """Return the bits of a block's answer, one per batch: 1 if the block has it."""
     flags = list(having)
     return sum(1 << place for place, has in enumerate(flags) if has).to_bytes((len(flags) + 7) >> 3, "little")

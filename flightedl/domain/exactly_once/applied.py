@@ -1,21 +1,20 @@
-"""Which batches each block has taken in: the memory that makes a push happen once.
+"""The batches that each block has applied: the record that makes pushes idempotent.
 
 Rules:
 
-* A batch is known by ``Batch(epoch, task, batch)``; the number of batches of its task travels beside it. It is marked
-  on a block in the same critical section that adds its gradient to the block (or to the block's open round).
-* A block's set belongs to the block: it is copied, stored, and moved to another pserver with the block's values
-  (``release``, ``adopt``).
+* A batch is identified by ``Batch(epoch, task, batch)``; messages also carry its task's number of batches. A batch is
+  marked on a block in the same critical section that adds its gradient to the block (or to the block's open round).
+* A block's set belongs to the block: it is copied, stored, and moved to another pserver together with the block's
+  values (``release``, ``adopt``).
 
-Representation. Almost always all blocks of a pserver have the same batches. So blocks form *cohorts*, whose sets are
-kept together (``cohorts``). Memory is one bit per task of an unfinished epoch, plus the tasks in flight. A
-pserver starts with one cohort; blocks that come from other pservers bring their own, and cohorts that have become equal
-are merged.
+Representation. Almost always, all blocks of a pserver have the same batches. So blocks form *cohorts*, whose sets are
+stored together (``cohorts``). Memory is one bit per task of an unfinished epoch, plus the tasks in flight. A pserver
+starts with one cohort. Blocks from other pservers bring their own cohorts; cohorts that become equal are merged.
 
-Blocks are named by their numbers in the shard plan. Stored sets have them in rising order, without the numbers.
+Blocks are named by their numbers in the shard plan. Stored sets are in ascending order of these, without the numbers.
 
-Not guaranteed: an epoch collapses to its number only when its task count was told (``seal``), and never while a task of
-it is incomplete, as one that was given up for failed is.
+Not guaranteed: an epoch is reduced to its number only when its task count is known (``seal``), and never while one of
+its tasks is incomplete, for example because the task failed.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _FORMAT = 1
 
 class _Record(msgspec.Struct, array_like=True):
     format: int
-    #: Cohort of each block; its bit there is the number of earlier blocks of the same cohort.
+    #: Cohort of each block; the block's bit there is the number of earlier blocks of the same cohort.
     cohort_of: list[int]
     cohorts: list[CohortRecord]
 
@@ -46,7 +45,7 @@ class AppliedBatches:
     """The applied sets of the blocks of one pserver. Not thread-safe.
 
     Args:
-        numbers: Of the blocks, which have nothing yet.
+        numbers: Numbers of the blocks. Their sets are empty.
     """
 
     __slots__ = ("_cohorts", "_masks", "_places")
@@ -55,7 +54,7 @@ class AppliedBatches:
         self._cohorts: list[Cohort] = []
         #: Block number -> its cohort, and its bit in the cohort's masks.
         self._places: dict[int, tuple[Cohort, int]] = {}
-        #: Stretches of blocks that were asked for -> their masks.
+        #: Range of blocks that was requested -> its masks.
         self._masks: dict[range, list[tuple[Cohort, int]]] = {}
         if own := list(numbers):
             self._put(own, Cohort(len(own)))
@@ -68,15 +67,15 @@ class AppliedBatches:
 
     @property
     def numbers(self) -> list[int]:
-        """Numbers of the blocks, rising."""
+        """Numbers of the blocks, ascending."""
         return sorted(self._places)
 
     def mark(self, blocks: Iterable[int], batch: Batch, batch_count: int) -> int:
-        """Note that the blocks have taken in the batch; return how many did not have it.
+        """Mark a batch as applied on the blocks; return how many of them did not have it.
 
         Raises:
-            MessageError: the batch cannot be one of a task of ``batch_count`` batches, or the count was another before;
-                nothing was done.
+            MessageError: the batch cannot belong to a task of ``batch_count`` batches, or the task's known count is
+                different; nothing was marked.
         """
         masks = self._masks_of(blocks)
         for cohort, _ in masks:
@@ -84,21 +83,21 @@ class AppliedBatches:
         return sum(cohort.add(batch, batch_count, mask).bit_count() for cohort, mask in masks)
 
     def mark_together(self, blocks: Sequence[int], batches: Sequence[tuple[Batch, int]]) -> list[int]:
-        """Note that the blocks have taken in the sum of several batches, if none of them has any of it.
+        """Mark the batches of a sum as applied on the blocks, unless a block already has any of them.
 
         Args:
-            blocks: Which.
-            batches: Each with the number of batches of its task.
+            blocks: Numbers of the blocks.
+            batches: Each batch with the number of batches of its task.
 
         Returns:
-            How many of the blocks had each batch. All are marked when all of these are 0, else nothing is.
+            For each batch, the number of blocks that already had it. All are marked if all of these are 0, else none.
 
         Raises:
-            MessageError: as ``mark``, or a batch is named twice; nothing was done.
+            MessageError: as for ``mark``, or a batch is named twice; nothing was marked.
         """
         masks = (self._masks.get(blocks) if isinstance(blocks, range) else None) or self._masks_of(blocks)
         if len(batches) == len(masks) == 1:
-            # Nearly every push: one call does all of it.
+            # The fast path of nearly every push.
             ((cohort, mask),), ((batch, batch_count),) = masks, batches
             new = cohort.add(batch, batch_count, mask)
             if new and new != mask:
@@ -132,7 +131,7 @@ class AppliedBatches:
         return sum((cohort.mask(batch) & mask).bit_count() for cohort, mask in self._masks_of(blocks))
 
     def alike(self, blocks: range) -> list[range]:
-        """Neighbouring blocks in stretches whose blocks all have the same batches."""
+        """Divide the blocks into ranges of neighbours that have the same batches."""
         found: list[range] = []
         masks = {id(cohort): cohort.partial_masks() for cohort in self._cohorts}
         last: tuple[int, tuple[bool, ...]] | None = None
@@ -147,7 +146,7 @@ class AppliedBatches:
         return found
 
     def _masks_of(self, blocks: Iterable[int]) -> list[tuple[Cohort, int]]:
-        """The blocks' bits in each of their cohorts; of stretches they are kept: each push asks for the same ones."""
+        """Return the blocks' bits in each of their cohorts, cached for ranges because every push uses them."""
         known = self._masks.get(blocks) if isinstance(blocks, range) else None
         if known is not None:
             return known
@@ -161,7 +160,7 @@ class AppliedBatches:
         return found
 
     def unmark(self, blocks: Iterable[int], batch: Batch, batch_count: int) -> None:
-        """Take marks back: in a snapshot, of batches whose gradients wait in an open round that is not part of it."""
+        """Remove marks. A snapshot does so for batches whose gradients wait in an open round that it excludes."""
         for cohort, mask in self._masks_of(blocks):
             if having := cohort.mask(batch) & mask:
                 cohort.remove(batch, batch_count, having)
@@ -171,32 +170,32 @@ class AppliedBatches:
         return cohort.mask(batch) & bit != 0
 
     def seal(self, epoch: int, task_count: int) -> None:
-        """Tell how many tasks the epoch has; lets it collapse once all blocks have all of them.
+        """Set the number of tasks of an epoch, which lets the epoch collapse once all blocks have all of them.
 
         Raises:
-            MessageError: not a possible number of tasks.
+            MessageError: the number is impossible.
         """
         if not 0 < task_count <= MAX_TASKS:
             raise MessageError(f"an epoch cannot have {task_count} tasks; the limit is {MAX_TASKS}")
         _require_counts(self._cohorts, {epoch: task_count})
         for cohort in self._cohorts:
-            cohort.tell_task_count(epoch, task_count)
+            cohort.set_task_count(epoch, task_count)
 
     def done_tasks(self, epoch: int) -> list[int]:
-        """Tasks of which every block has every batch, ascending."""
+        """Return the tasks of which every block has every batch, ascending."""
         bitmap = np.unpackbits(np.frombuffer(self.done_bitmap(epoch), np.uint8), bitorder="little")
         return [int(task) for task in np.flatnonzero(bitmap)]
 
     def done_bitmap(self, epoch: int) -> bytes:
-        """``done_tasks`` as bits, lowest first; as long as needed."""
+        """Return ``done_tasks`` as bits, lowest first, without trailing zero bytes."""
         bits = reduce(and_, [cohort.done_bits(epoch) for cohort in self._cohorts] or [0])
         return bits.to_bytes((bits.bit_length() + 7) >> 3, "little")
 
-    def in_part(self, epoch: int) -> dict[int, bytes]:
-        """Tasks that some block has, but not every block wholly.
+    def incomplete_tasks(self, epoch: int) -> dict[int, bytes]:
+        """Return the tasks that some block has a part of, but not every block completely.
 
         Returns:
-            task -> the batches that every block has, as bits, lowest first; empty if blocks have different ones.
+            Task -> the batches that every block has, as bits, lowest first; empty if the blocks' batches differ.
         """
         tasks = {task for cohort in self._cohorts if epoch in cohort.epochs for task in cohort.epochs[epoch].tasks}
         tasks.update(differing([cohort.done_bits(epoch) for cohort in self._cohorts]))
@@ -207,16 +206,16 @@ class AppliedBatches:
         return found
 
     def epochs(self) -> list[int]:
-        """Epochs of which some block has something, ascending."""
+        """Return the epochs of which any block has anything, ascending."""
         return sorted({epoch for cohort in self._cohorts for epoch in (*cohort.finished, *cohort.epochs)})
 
     def through_task_count(self, epoch: int) -> int | None:
-        """How many tasks the epoch has, if every block has all of them and that was told (``seal``); else None."""
+        """Return the task count of an epoch that every block has completely; None for other epochs."""
         counts = {cohort.finished.get(epoch) for cohort in self._cohorts}
         return counts.pop() if len(counts) == 1 else None
 
     def release(self, blocks: Sequence[int]) -> bytes:
-        """Take blocks out; return their sets, for ``adopt``."""
+        """Remove blocks and return their sets, for ``adopt``."""
         released = AppliedBatches.rebuilt(dict.fromkeys(blocks, self)).encode()
         for block in blocks:
             cohort, bit = self._places.pop(block)
@@ -233,35 +232,35 @@ class AppliedBatches:
         return released
 
     def adopt(self, blocks: Sequence[int], released: bytes) -> None:
-        """Put in blocks that were released elsewhere. Each side gets the other's task counts of epochs.
+        """Add blocks that were released elsewhere. Both sides then know all task counts of epochs.
 
         Args:
-            blocks: Their numbers, rising.
+            blocks: Their numbers, ascending.
             released: Their sets.
 
         Raises:
-            CorruptError: damaged.
-            MessageError: a block is here, or an epoch here has another number of tasks; nothing was done.
+            CorruptError: the sets are damaged.
+            MessageError: a block is already here, or an epoch here has another number of tasks; nothing was done.
         """
         if not self._places.keys().isdisjoint(blocks):
-            raise MessageError(f"some of the blocks {blocks} are here already")
+            raise MessageError(f"some of the blocks {blocks} are already here")
         other = AppliedBatches.decode(released, blocks)
-        cohorts = other._cohorts  # noqa: SLF001 - of the same class
-        here, there = _told_counts(self._cohorts), _told_counts(cohorts)
+        cohorts = other._cohorts  # noqa: SLF001 - same class
+        here, there = _task_counts(self._cohorts), _task_counts(cohorts)
         _require_counts(self._cohorts, there)
         _require_counts(cohorts, here)
         if any(here.get(epoch, task_count) != task_count for epoch, task_count in there.items()):
-            raise MessageError(f"the blocks {blocks} come with other numbers of tasks than the epochs have here")
+            raise MessageError(f"the blocks {blocks} have other numbers of tasks for epochs than the blocks here")
         for cohort in (*self._cohorts, *cohorts):
             for epoch, task_count in (here | there).items():
-                cohort.tell_task_count(epoch, task_count)
+                cohort.set_task_count(epoch, task_count)
         self._cohorts += cohorts
         self._places.update(other._places)  # noqa: SLF001
         self._masks.clear()
         self.merge()
 
     def merge(self) -> None:
-        """Join cohorts whose blocks all have the same batches."""
+        """Merge cohorts whose blocks all have the same batches."""
         kept: list[tuple[CohortRecord | None, Cohort]] = []
         shifts: dict[int, tuple[Cohort, int]] = {}
         for cohort in self._cohorts:
@@ -287,10 +286,10 @@ class AppliedBatches:
 
     @classmethod
     def rebuilt(cls, sources: Mapping[int, AppliedBatches]) -> AppliedBatches:
-        """Return the sets of blocks that come from elsewhere: each block's from its source, which is not changed."""
+        """Return new sets with copies of each block's set from its source."""
         chosen: dict[int, tuple[Cohort, list[int], list[int]]] = {}
         for number, source in sources.items():
-            cohort, bit = source._places[number]  # noqa: SLF001 - of the same class
+            cohort, bit = source._places[number]  # noqa: SLF001 - same class
             _, numbers, bits = chosen.setdefault(id(cohort), (cohort, [], []))
             numbers.append(number)
             bits.append(bit.bit_length() - 1)
@@ -301,7 +300,7 @@ class AppliedBatches:
         return result
 
     def copy(self) -> AppliedBatches:
-        """An independent copy: what a snapshot takes under the lock."""
+        """Return an independent copy, for a snapshot under the lock."""
         other = AppliedBatches(())
         new = {id(cohort): cohort.copy() for cohort in self._cohorts}
         other._cohorts = list(new.values())
@@ -309,11 +308,11 @@ class AppliedBatches:
         return other
 
     def encode(self) -> bytes:
-        """Compact bytes; equal sets with equal histories give equal bytes."""
+        """Encode compactly; equal sets with equal histories give equal bytes."""
         self.merge()
         numbers = {id(cohort): i for i, cohort in enumerate(self._cohorts)}
         places = [self._places[number] for number in self.numbers]
-        # The bits are stored as ranks: a cohort's blocks are renumbered in the order of the blocks.
+        # Bits are stored as ranks: the blocks of a cohort are renumbered in ascending order.
         cohorts = []
         for cohort in self._cohorts:
             bits = [bit.bit_length() - 1 for of, bit in places if of is cohort]
@@ -323,10 +322,10 @@ class AppliedBatches:
 
     @classmethod
     def decode(cls, data: bytes, numbers: Iterable[int]) -> AppliedBatches:
-        """Decode the output of ``encode``; ``numbers`` are the blocks' numbers, rising.
+        """Decode the output of ``encode``; ``numbers`` are the blocks' numbers, ascending.
 
         Raises:
-            CorruptError: anything else, or sets of another number of blocks.
+            CorruptError: for anything else, or for sets of another number of blocks.
         """
         try:
             record = from_msgpack(data, _Record)
@@ -352,12 +351,12 @@ class AppliedBatches:
         assert len({id(cohort) for cohort, _ in self._places.values()}) == len(self._cohorts), "a cohort has no blocks"
 
 
-def _told_counts(cohorts: Iterable[Cohort]) -> dict[int, int]:
-    """Return the task counts of the epochs of which any cohort was told."""
-    return {epoch: count for cohort in cohorts for epoch, count in cohort.told_counts()}
+def _task_counts(cohorts: Iterable[Cohort]) -> dict[int, int]:
+    """Return the known task counts of epochs."""
+    return {epoch: count for cohort in cohorts for epoch, count in cohort.task_counts()}
 
 
-def _require_counts(cohorts: Sequence[Cohort], told: Mapping[int, int]) -> None:
-    for epoch, task_count in told.items():
+def _require_counts(cohorts: Sequence[Cohort], counts: Mapping[int, int]) -> None:
+    for epoch, task_count in counts.items():
         if any(cohort.known_task_count(epoch) > task_count for cohort in cohorts):
-            raise MessageError(f"epoch {epoch} cannot have {task_count} tasks: a later one has arrived")
+            raise MessageError(f"epoch {epoch} cannot have {task_count} tasks: a task with a higher number was applied")

@@ -1,16 +1,16 @@
-"""The identity of a batch: what makes a push happen once, whoever sends it and however often."""
+"""Identity of a batch."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-#: Sizes of bitmaps follow numbers that come over the wire, so these are limited.
+#: Limits of numbers that come over the wire, because bitmaps grow with them.
 MAX_TASKS = 1 << 28
 MAX_BATCHES_PER_TASK = 1 << 24
 
 
 class Batch(NamedTuple):
-    """The identity of a batch."""
+    """Identity of a batch, the same in every attempt and on every trainer."""
 
     epoch: int
     task: int

@@ -1,8 +1,8 @@
-"""Blocks that have almost always the same batches, and what they have, kept once for all of them.
+"""Blocks that usually have the same batches, with their sets stored together.
 
-A cohort keeps a bit per batch of a task in flight, a bit per finished task of an epoch, and of a finished epoch
-nothing but its number. Only for batches on their way it keeps a mask of the blocks that have them. Who belongs to which
-cohort is ``applied``'s.
+A cohort keeps one bit per batch of a task in flight, one bit per finished task of an epoch, and only the number of a
+finished epoch. For a batch that only some blocks have, it keeps a mask of these blocks. ``applied`` decides which
+blocks form a cohort.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from flightedl.errors import MessageError
 
 
 class Bitmap:
-    """A set of small numbers as bits, lowest first, that counts them."""
+    """A set of small numbers as bits, lowest first, with a count."""
 
     __slots__ = ("bits", "count")
 
@@ -29,7 +29,7 @@ class Bitmap:
 
     @classmethod
     def filled(cls, count: int) -> Bitmap:
-        """Return all numbers below ``count``."""
+        """Return a bitmap of all numbers below ``count``."""
         return cls(np.packbits(np.ones(count, np.uint8), bitorder="little").tobytes())
 
     def __contains__(self, number: int) -> bool:
@@ -37,7 +37,7 @@ class Bitmap:
         return place < len(self.bits) and bool(self.bits[place] & (1 << (number & 7)))
 
     def add(self, number: int) -> None:
-        """Put in a number that is not in; the bits grow as needed."""
+        """Add a number that is not in the set; the bitmap grows as needed."""
         place = number >> 3
         if place >= len(self.bits):
             self.bits.extend(bytes(max(place + 1 - len(self.bits), len(self.bits) >> 1)))
@@ -45,7 +45,7 @@ class Bitmap:
         self.count += 1
 
     def discard(self, number: int) -> None:
-        """Take out a number that may be in."""
+        """Remove a number if it is in the set."""
         if number in self:
             self.bits[number >> 3] ^= 1 << (number & 7)
             self.count -= 1
@@ -68,7 +68,7 @@ class _Task:
         self.batch_count = batch_count
         #: Batches that all blocks of the cohort have.
         self.complete = Bitmap(bytes((batch_count + 7) >> 3)) if complete is None else complete
-        #: batch -> mask of the blocks that have it; never empty, never full.
+        #: Batch -> mask of the blocks that have it; never empty, never full.
         self.partial: dict[int, int] = {} if partial is None else partial
 
     def copy(self) -> _Task:
@@ -83,9 +83,9 @@ class _Epoch:
     def __init__(self, done: Bitmap | None = None, task_count: int = 0) -> None:
         #: Tasks that all blocks have every batch of.
         self.done = Bitmap(b"") if done is None else done
-        #: Tasks of the whole epoch; 0: not told.
+        #: Number of tasks of the epoch; 0 if unknown.
         self.task_count = task_count
-        #: Tasks of which some block has some batch, and that are not in ``done``.
+        #: Tasks that are not in ``done``, and of which some block has some batch.
         self.tasks: dict[int, _Task] = {}
 
     def copy(self) -> _Epoch:
@@ -95,14 +95,14 @@ class _Epoch:
 
 
 class Cohort:
-    """Blocks (bits 0 to ``block_count`` - 1 of the masks) whose sets are kept together."""
+    """Blocks whose sets are stored together; they are bits 0 to ``block_count`` - 1 of the masks."""
 
     __slots__ = ("block_count", "epochs", "finished", "full")
 
     def __init__(self, block_count: int) -> None:
         self.block_count = block_count
         self.full = (1 << block_count) - 1
-        #: Epoch -> task count, of epochs that all blocks have wholly.
+        #: Epoch -> task count, of epochs that all blocks have completely.
         self.finished: dict[int, int] = {}
         self.epochs: dict[int, _Epoch] = {}
 
@@ -121,22 +121,22 @@ class Cohort:
         return self.full if position in flight.complete else flight.partial.get(position, 0)
 
     def require_possible(self, batch: Batch, batch_count: int) -> None:
-        """Raise MessageError unless this can be a batch of a task of ``batch_count`` batches."""
+        """Raise MessageError unless the batch can belong to a task of ``batch_count`` batches."""
         number, task, position = batch
         if not 0 <= position < batch_count <= MAX_BATCHES_PER_TASK or not 0 <= task < MAX_TASKS or number < 0:
             raise MessageError(f"{batch} cannot be one of {batch_count} batches of a task")
         epoch = self.epochs.get(number)
         task_count = self.finished.get(number, 0) if epoch is None else epoch.task_count
         if task_count and task >= task_count:
-            raise MessageError(f"{batch}: the epoch has {task_count} tasks only")
+            raise MessageError(f"{batch}: the epoch has only {task_count} tasks")
         if epoch is not None and (flight := epoch.tasks.get(task)) is not None and flight.batch_count != batch_count:
             raise MessageError(f"{batch}: the task has {flight.batch_count} batches, not {batch_count}")
 
     def add(self, batch: Batch, batch_count: int, blocks: int) -> int:
-        """Give the batch to the blocks of a mask; return the mask of those that did not have it.
+        """Add the batch to the blocks of a mask; return the mask of those that did not have it.
 
         Raises:
-            MessageError: as ``require_possible``; nothing was done.
+            MessageError: as for ``require_possible``; nothing was done.
         """
         number, task, position = batch
         epoch = self.epochs.get(number)
@@ -147,8 +147,8 @@ class Cohort:
                 return 0
             epoch = self.epochs.setdefault(number, _Epoch()) if epoch is None else epoch
             flight = epoch.tasks[task] = _Task(batch_count)
-        assert epoch is not None, "a task in flight is of an epoch"
-        # Every push comes here, so bits are looked at in place.
+        assert epoch is not None, "a task in flight has no epoch"
+        # Every push runs this, so it reads the bits directly.
         complete, place, bit = flight.complete, position >> 3, 1 << (position & 7)
         if complete.bits[place] & bit:
             return 0
@@ -190,14 +190,14 @@ class Cohort:
         elif not flight.complete.count and not flight.partial:
             del epoch.tasks[task]
 
-    def tell_task_count(self, number: int, task_count: int) -> None:
+    def set_task_count(self, number: int, task_count: int) -> None:
         if number not in self.finished:
             epoch = self.epochs.setdefault(number, _Epoch())
             epoch.task_count = task_count
             self._collapse(number, epoch)
 
     def known_task_count(self, number: int) -> int:
-        """Return one more than the highest task known of the epoch."""
+        """Return one more than the highest known task of the epoch."""
         if number in self.finished:
             return self.finished[number]
         epoch = self.epochs.get(number)
@@ -212,18 +212,18 @@ class Cohort:
         return other
 
     def restricted(self, positions: Sequence[int]) -> Cohort:
-        """The sets of some blocks; block ``positions[i]`` here is block i there."""
+        """Return a cohort of some of the blocks; block ``positions[i]`` becomes block i."""
         other = self.copy()
         other.renumber(len(positions), lambda mask: sum(1 << i for i, at in enumerate(positions) if mask >> at & 1))
         return other
 
     def drop(self, block: int) -> None:
-        """Take a block out, which is not the only one; the last block takes its place."""
+        """Remove a block, which must not be the only one; the last block gets its number."""
         last = self.block_count - 1
         self.renumber(last, lambda mask: (mask & ~(1 << block) | (mask >> last & 1) << block) & ((1 << last) - 1))
 
     def renumber(self, block_count: int, renumbered: Callable[[int], int]) -> None:
-        """Have other blocks, of which each mask is ``renumbered``."""
+        """Change to other blocks; ``renumbered`` translates a mask of the old blocks."""
         self.block_count, self.full = block_count, (1 << block_count) - 1
         for number, epoch in list(self.epochs.items()):
             for task, flight in list(epoch.tasks.items()):
@@ -234,28 +234,28 @@ class Cohort:
                 if not flight.complete.count and not flight.partial:
                     del epoch.tasks[task]
 
-    def told_counts(self) -> list[tuple[int, int]]:
-        """Return (epoch, tasks) of the epochs whose number of tasks was told."""
-        told = [(number, epoch.task_count) for number, epoch in self.epochs.items() if epoch.task_count]
-        return [*self.finished.items(), *told]
+    def task_counts(self) -> list[tuple[int, int]]:
+        """Return (epoch, number of tasks) of the epochs whose number of tasks is known."""
+        known = [(number, epoch.task_count) for number, epoch in self.epochs.items() if epoch.task_count]
+        return [*self.finished.items(), *known]
 
     def is_uniform(self) -> bool:
         return not any(task.partial for epoch in self.epochs.values() for task in epoch.tasks.values())
 
     def done_bits(self, number: int) -> int:
-        """A bit for each task of an epoch that all blocks have wholly, lowest first."""
+        """Return one bit for each task of an epoch, lowest first: 1 if all blocks have the task completely."""
         if number in self.finished:
             return (1 << self.finished[number]) - 1
         return epoch.done.as_int() if (epoch := self.epochs.get(number)) else 0
 
     def batches(self, number: int, task: int) -> bytes:
-        """Batches of a task in flight that all blocks have, as bits; empty if the blocks differ, or it is none."""
+        """Return the batches that all blocks have of a task in flight, as bits; empty if the blocks differ."""
         epoch = self.epochs.get(number)
         flight = None if epoch is None else epoch.tasks.get(task)
         return b"" if flight is None or flight.partial else bytes(flight.complete.bits)
 
     def partial_masks(self) -> list[int]:
-        """Of each batch that some blocks have and others lack: those that have it."""
+        """Return, for each batch that only some blocks have, the mask of those blocks."""
         flights = [flight for epoch in self.epochs.values() for flight in epoch.tasks.values()]
         return [mask for flight in flights for mask in flight.partial.values()]
 
@@ -332,7 +332,7 @@ class _EpochRecord(msgspec.Struct, array_like=True):
 
 
 class CohortRecord(msgspec.Struct, array_like=True):
-    """A cohort as it is stored."""
+    """A cohort in its stored form."""
 
     block_count: int
     finished: list[tuple[int, int]]

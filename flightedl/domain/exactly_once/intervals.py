@@ -30,7 +30,7 @@ class IntervalSet:
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, intervals: Iterable[tuple[int, int]] = ()) -> None:
-        """The union of half-open ``intervals``, in any order."""
+        """Make the union of half-open ``intervals``, in any order."""
         self._starts: list[int] = []
         self._ends: list[int] = []
         self._size = 0
@@ -57,7 +57,7 @@ class IntervalSet:
         return index >= 0 and value < self._ends[index]
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        """The intervals, rising. The set must not change meanwhile."""
+        """Iterate over the intervals, ascending. Do not change the set while iterating."""
         return zip(self._starts, self._ends, strict=True)
 
     def __eq__(self, other: object) -> bool:
@@ -70,13 +70,13 @@ class IntervalSet:
         return f"IntervalSet({shown}{', …' if len(self._starts) > 8 else ''})"
 
     def copy(self) -> IntervalSet:
-        """An independent set of the same integers."""
+        """Return an independent copy."""
         twin = IntervalSet()
         twin._starts, twin._ends, twin._size = self._starts.copy(), self._ends.copy(), self._size
         return twin
 
     def covers(self, start: int, end: int) -> bool:
-        """Whether all of [start, end) is in the set; true for an empty stretch."""
+        """True if all of [start, end) is in the set; true for an empty interval."""
         if start >= end:
             return True
         index = bisect_right(self._starts, start) - 1
@@ -87,7 +87,7 @@ class IntervalSet:
         return start < end and index < len(self._starts) and self._starts[index] < end
 
     def add(self, start: int, end: int) -> int:
-        """Put [start, end) in. Returns how many of them were new."""
+        """Add [start, end). Returns how many numbers were new."""
         if start < 0:
             raise ValueError(f"an interval set holds no negative numbers, not {start}")
         if start >= end:
@@ -111,7 +111,7 @@ class IntervalSet:
         return added
 
     def remove(self, start: int, end: int) -> int:
-        """Take [start, end) out. Returns how many of them were in."""
+        """Remove [start, end). Returns how many numbers were in the set."""
         low = bisect_right(self._ends, start)
         high = bisect_left(self._starts, end)
         if start >= end or low >= high:

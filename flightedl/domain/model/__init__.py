@@ -1,7 +1,12 @@
-"""The model: what is trained, how it is cut, and the settings that users choose.
+"""The model: its parameters, its division into blocks, and the settings that users choose.
 
-* ``parameters``: named float arrays, as declared. ``sharding``: blocks, and which pserver owns which.
-* ``declared``: what a job's declaration says of both, and of tables.
-* ``optimizers``, ``schedules`` and ``initial`` (first values of rows): settings. ``settings`` is what these, and the
-  modes, have in common. The arithmetic is in ``flightedl.kernels``.
+* ``parameters``: named float arrays, as declared
+* ``sharding``: blocks, and the pserver that owns each
+* ``declared``: parameters, tables and plan of a declaration
+* ``settings``: base of all settings that users give
+* ``optimizers``, ``schedules``: update rules and learning rates
+* ``initial``: initial values of table rows
+
+A declaration lists parameters, tables and settings. ``sharding`` cuts the parameters into blocks, the same way in every
+process, and the master assigns the blocks to pservers. The arithmetic of optimizers is in ``flightedl.kernels``.
 """

@@ -1,4 +1,4 @@
-"""From a declaration to what it declares: parameters, tables, and how both lie on the pservers."""
+"""Contents of a declaration: parameters, tables, and the shard plan."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""First values of embedding rows: pure functions of (seed, table, id, element).
+"""Initial values of embedding rows: pure functions of (seed, table, id, element).
 
-They are computed wherever they are wanted and need not be stored until they change. Each element has 64 bits of its
-own, from a counter-based generator (Salmon et al. 2011): the finalizer of splitmix64 over the row's stream and the
-element's number. Nothing depends on the order in which rows are made, or on who makes them.
+Any process can compute them, so they need not be stored until they change. Each element has 64 bits of its own from a
+counter-based generator (Salmon et al. 2011): the finalizer of splitmix64, applied to the row's stream and the element's
+number. The values do not depend on the order in which rows are created, or on the process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ GOLDEN = 0x9E3779B97F4A7C15
 
 
 def scrambled(bits: int) -> int:
-    """The finalizer of splitmix64 (Steele, Lea & Flood 2014): a bijection of 64 bits in which each bit counts."""
+    """Apply the finalizer of splitmix64 (Steele, Lea & Flood 2014): a bijection that mixes all 64 bits."""
     bits &= _MASK
     bits = ((bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -26,22 +26,22 @@ def scrambled(bits: int) -> int:
 
 
 def stream_key(seed: int, salt: int) -> int:
-    """What tells the rows of a table from those of other tables and seeds."""
+    """Return a key that differs between tables and between seeds."""
     return scrambled(scrambled(seed + GOLDEN) ^ salt)
 
 
 def element_bits(key: int, row: int, element: int) -> int:
-    """The 64 bits of one element; ``row`` is the id as 64 bits."""
+    """Return the 64 bits of one element; ``row`` is the id as 64 bits."""
     return scrambled(scrambled(key ^ row) + (element + 1) * GOLDEN)
 
 
 class Init(Setting):
-    """Base of the first values."""
+    """Base of all initial values."""
 
     __slots__ = ()
 
     def first_values(self, key: int, row: int, dim: int) -> list[float]:
-        """The ``dim`` elements of a row, in float64; they are rounded to the table's dtype where they are kept."""
+        """Return the ``dim`` elements of a row, in float64; the table rounds them to its dtype."""
         raise NotImplementedError
 
 

@@ -1,20 +1,21 @@
-"""Optimizers: what the user chooses and what each one keeps beside the values. The arithmetic is elsewhere.
+"""Optimizers: the settings that users choose, and the slots that each optimizer keeps. Arithmetic is in ``kernels``.
 
-Rules that hold for all of them:
+Rules for all of them:
 
-* One update of a block takes its values, one gradient and its *slots* (arrays like the values) from version v to v+1.
-* Order of an update: scale the gradient (the mean's divisor), clip each element to ``clip_value``, add
-  ``weight_decay * values`` (AdamW and LAMB decay apart from the gradient, as their papers say), apply the rule.
-* ``clip_norm`` is for the client: it knows the whole gradient, a pserver only its blocks. It is that of all gradients,
-  without the differences that other parameters' own :class:`Delta` adds: these are no gradients.
+* One update of a block uses its values, one gradient and its *slots* (arrays like the values), and raises its version
+  by 1.
+* Order of an update: divide the gradient (for a mean), clip each element to ``clip_value``, add ``weight_decay *
+  values`` (AdamW and LAMB decay separately from the gradient, as in their papers), apply the rule.
+* The client applies ``clip_norm``, because it has the whole gradient and a pserver only that of its blocks. The norm is
+  that of all gradients; differences that are pushed to parameters with their own :class:`Delta` are not gradients.
 * ``lr`` is a number or a :class:`~flightedl.domain.model.schedules.Schedule` of the block's version.
 * ``overrides`` give other settings to the parameters whose names match a pattern (``*`` any text, ``?`` any character,
-  nothing else is special): ``{"*.bias": {"lr": 0.1, "weight_decay": 0}}``. All matching patterns count, later ones win.
-  A pattern may also have another rule as a whole: ``{"*.running_mean": Delta()}``; then the settings of patterns that
-  match as well do not count. A pattern that matches no parameter is refused when the model is declared: it is a
-  misspelling.
+  nothing else is special): ``{"*.bias": {"lr": 0.1, "weight_decay": 0}}``. All matching patterns apply; later ones
+  win. A pattern may also select a different rule, as in ``{"*.running_mean": Delta()}``; then the settings of other
+  matching patterns do not apply. A pattern that matches no parameter is probably misspelled, so declaring the model
+  fails.
 
-The defaults are those of ``torch.optim`` where it has the rule.
+Defaults are those of ``torch.optim`` for rules that it has.
 """
 
 # ruff: noqa: RUF009 - number() makes a dataclass field, like field()
@@ -30,15 +31,15 @@ from flightedl.domain.model.schedules import Schedule, rate_at
 from flightedl.domain.model.settings import Setting, checked, family, fields_of, number
 from flightedl.errors import UsageError
 
-#: Settings of the whole model, which cannot differ by parameter.
+#: Settings of the whole model, which cannot be overridden for a parameter.
 _WHOLE_MODEL = ("clip_norm", "overrides")
 
 
 @dataclass(frozen=True, slots=True)
 class SlotSpec:
-    """One array that an optimizer keeps beside a block's values.
+    """One array that an optimizer keeps for each block.
 
-    ``initial`` fills it; ``per_element`` False would make it one number for the whole block (or table row).
+    ``initial`` fills it. If ``per_element`` is False, it is a single number per block or table row.
     """
 
     name: str
@@ -46,13 +47,13 @@ class SlotSpec:
     per_element: bool = True
 
     def width(self, dim: int) -> int:
-        """Numbers of it that a table row of ``dim`` values has."""
+        """Return how many of its numbers belong to a table row of ``dim`` values."""
         return dim if self.per_element else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimizer(Setting):
-    """Base of the optimizers: the settings that all of them have. See the module's rules."""
+    """Base of all optimizers, with their common settings. See the module's rules."""
 
     weight_decay: float = number(0.0, at_least=0)
     clip_value: float | None = number(None, above=0)
@@ -61,12 +62,12 @@ class Optimizer(Setting):
 
     @property
     def slots(self) -> tuple[SlotSpec, ...]:
-        """The slots, in the order in which the update rule takes them."""
+        """The slots, in the order of the update rule's arguments."""
         return ()
 
     def rate_at(self, version: int) -> float:
-        """The learning rate of the update at ``version``."""
-        rate: float | Schedule = getattr(self, "lr")  # noqa: B009 - every concrete optimizer has it, first
+        """Return the learning rate of the update at ``version``."""
+        rate: float | Schedule = getattr(self, "lr")  # noqa: B009 - a field of every concrete optimizer
         return rate_at(rate, version)
 
     def check(self) -> None:
@@ -90,7 +91,7 @@ class Optimizer(Setting):
         object.__setattr__(self, "overrides", copies)
 
     def for_parameter(self, name: str) -> Optimizer:
-        """The settings that count for one parameter: matching overrides applied, none left."""
+        """Return the settings of one parameter: this optimizer with all matching overrides applied."""
         rule: Optimizer | None = None
         changes: dict[str, Any] = {}
         for pattern, values in self.overrides.items():
@@ -103,13 +104,13 @@ class Optimizer(Setting):
         return replace(self, overrides={}, **changes) if rule is None else rule
 
     def unclipped(self, names: Iterable[str]) -> frozenset[str]:
-        """The parameters to which ``clip_norm`` does not apply."""
+        """Return the parameters to which ``clip_norm`` does not apply."""
         if not self.overrides or isinstance(self, Delta):
             return frozenset()
         return frozenset(name for name in names if isinstance(self.for_parameter(name), Delta))
 
     def check_names(self, names: Iterable[str]) -> None:
-        """Raises UsageError when a pattern of ``overrides`` matches none of the parameters."""
+        """Raise UsageError if a pattern of ``overrides`` matches none of the parameters."""
         known = list(names)
         for pattern in self.overrides:
             if not any(map(_pattern(pattern).fullmatch, known)):
@@ -135,18 +136,18 @@ class SGD(Optimizer):
 
 @dataclass(frozen=True, slots=True)
 class Delta(Optimizer):
-    """What is pushed is added as it is: ``values += gradient``, for trainers that run their own optimizer.
+    """Adds the pushed values: ``values += gradient``, for trainers that run their own optimizer.
 
-    They push by how much their values changed. In synchronous mode with ``reduce="mean"``, values are then those that
-    the trainers would have on average. There is nothing to decay towards, so ``weight_decay`` is refused.
+    Such trainers push the changes of their values. In synchronous mode with ``reduce="mean"``, the result is the mean
+    of the trainers' values. ``weight_decay`` is rejected, because the trainers' own optimizer is the one to decay.
     """
 
-    def rate_at(self, version: int) -> float:  # noqa: ARG002 - as every rule's
+    def rate_at(self, version: int) -> float:  # noqa: ARG002 - the protocol's argument
         return -1.0
 
     def check(self) -> None:
         if self.weight_decay:
-            raise UsageError("Delta: weight_decay belongs into the optimizer that makes the differences")
+            raise UsageError("Delta: weight_decay belongs to the optimizer that computes the differences")
         Optimizer.check(self)
 
 

@@ -1,8 +1,8 @@
-"""Parameters as they are declared: named float arrays.
+"""Parameters as declared: named float arrays.
 
-``dtype`` is the type that the user and the wire see, ``storage_dtype`` the one that a pserver keeps and updates. They
-are the same for float32 and float64. A pserver keeps float16 and bfloat16 as float32 (a *master copy*), so that small
-updates are not lost; what is pulled is rounded to nearest even, and what is checkpointed is the master copy.
+``dtype`` is the type that users and messages see; ``storage_dtype`` is the type that a pserver stores and updates. They
+are equal for float32 and float64. A pserver stores float16 and bfloat16 as float32 (a *master copy*), so that small
+updates are not lost. Pulled values are rounded to nearest even; checkpoints contain the master copy.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from flightedl.errors import UsageError
 
-#: dtype -> the dtype it is stored and updated in.
+#: dtype -> the dtype in which it is stored and updated.
 STORAGE_DTYPES = {"float32": "float32", "float64": "float64", "float16": "float32", "bfloat16": "float32"}
 ITEM_SIZES_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 NAME_LENGTH_LIMIT = 256
@@ -40,7 +40,7 @@ class ParameterSpec:
             raise UsageError(f"parameter {self.name!r}: shape {self.shape!r:.80} must be whole numbers")
         if any(side < 1 for side in self.shape):
             raise UsageError(
-                f"parameter {self.name!r} has shape {self.shape}: an array without elements can't be trained"
+                f"parameter {self.name!r} has shape {self.shape}: an array without elements cannot be trained"
             )
         if self.dtype not in STORAGE_DTYPES:
             known = ", ".join(STORAGE_DTYPES)
@@ -53,12 +53,12 @@ class ParameterSpec:
 
     @property
     def short_kind(self) -> str:
-        """Which 16-bit float it is, "float16" or "bfloat16"; empty: none."""
+        """The 16-bit type, "float16" or "bfloat16"; empty for other types."""
         return "" if self.dtype == self.storage_dtype else self.dtype
 
     @property
     def seen_item_bytes(self) -> int:
-        """Bytes of one element as the user sees it."""
+        """Bytes of one element of the declared dtype."""
         return ITEM_SIZES_BYTES[self.dtype]
 
     @property
@@ -77,12 +77,12 @@ class ParameterSpec:
         return self.size * self.item_size_bytes
 
     def to_json(self) -> dict[str, Any]:
-        """Name, shape and dtype as plain JSON values."""
+        """Return name, shape and dtype as plain JSON values."""
         return {"name": self.name, "shape": list(self.shape), "dtype": self.dtype}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ParameterSpec:
-        """What ``to_json`` wrote. Raises UsageError."""
+        """Return the parameter that ``to_json`` encoded. Raises UsageError for anything else."""
         if not isinstance(data, Mapping) or data.keys() != {"name", "shape", "dtype"}:
             raise UsageError(f"a parameter is an object of name, shape and dtype, got {data!r:.80}")
         if not isinstance(data["shape"], list | tuple):

@@ -1,11 +1,11 @@
 """Learning-rate schedules: pure functions of a block's version.
 
-``at(version)`` is the rate of the update that makes ``version`` into ``version + 1``; the first update is version 0.
-The server evaluates them, per block, so that all trainers and all pservers agree without talking. ``updates`` counts
-versions, in sync mode one per round, in async mode one per accepted push.
+``at(version)`` is the rate of the update from ``version`` to ``version + 1``; the first update is version 0. Pservers
+evaluate schedules for each block, so trainers and pservers need not communicate about rates. ``updates`` counts
+versions: one per round in sync mode, one per accepted push in async mode.
 
-Schedules compose: :class:`LinearWarmup` hands over to any other one, which then counts from zero. Rates are computed in
-float64; nothing here rounds to the parameter's type.
+Schedules can be combined: :class:`LinearWarmup` continues with any other schedule, which then counts from zero. Rates
+are computed in float64, and never rounded to the parameter's type.
 """
 
 # ruff: noqa: RUF009 - number() makes a dataclass field, like field()
@@ -27,7 +27,7 @@ class Schedule(Setting):
     __slots__ = ()
 
     def at(self, version: int) -> float:
-        """The learning rate of the update at ``version`` (>= 0)."""
+        """Return the learning rate of the update at ``version`` (>= 0)."""
         raise NotImplementedError
 
 
@@ -36,14 +36,14 @@ family(Schedule)
 
 @dataclass(frozen=True, slots=True)
 class Constant(Schedule, Init):
-    """Always the same: as a schedule each update's rate, as the first values of rows each element."""
+    """A constant: the rate of every update, or every element of a table's initial rows."""
 
     value: float = number()
 
     def at(self, version: int) -> float:  # noqa: ARG002 - the protocol's argument
         return self.value
 
-    def first_values(self, key: int, row: int, dim: int) -> list[float]:  # noqa: ARG002 - likewise
+    def first_values(self, key: int, row: int, dim: int) -> list[float]:  # noqa: ARG002 - the protocol's arguments
         return [self.value] * dim
 
     def check_within(self, name: str, limits: Limits) -> None:
@@ -101,7 +101,7 @@ class Cosine(Schedule):
 
 @dataclass(frozen=True, slots=True)
 class Polynomial(Schedule):
-    """``final + (initial - final) * (1 - version / updates) ** power``, then ``final``; ``power`` 1 is a line."""
+    """``final + (initial - final) * (1 - version / updates) ** power``, then ``final``; linear if ``power`` is 1."""
 
     initial: float = number(at_least=0)
     updates: int = number(at_least=1)
@@ -116,10 +116,10 @@ class Polynomial(Schedule):
 
 @dataclass(frozen=True, slots=True)
 class LinearWarmup(Schedule):
-    """A line from ``start`` at version 0 to the first rate of ``then`` at ``updates``; from there on ``then``.
+    """A line from ``start`` at version 0 to the first rate of ``then`` at ``updates``, followed by ``then``.
 
-    ``LinearWarmup(1000, Cosine(0.1, 50_000))`` lasts 51,000 updates. With ``start`` 0 the first update changes nothing
-    but the slots.
+    ``LinearWarmup(1000, Cosine(0.1, 50_000))`` lasts 51,000 updates. If ``start`` is 0, the first update changes only
+    the slots.
     """
 
     updates: int = number(at_least=1)
@@ -133,5 +133,5 @@ class LinearWarmup(Schedule):
 
 
 def rate_at(rate: float | Schedule, version: int) -> float:
-    """The rate at ``version`` of a schedule, or of a plain number."""
+    """Return the rate at ``version`` of a schedule or a constant number."""
     return rate.at(version) if isinstance(rate, Schedule) else rate

@@ -1,12 +1,11 @@
-"""Settings: frozen values that users give, that check themselves, and that travel as tagged JSON objects.
+"""Settings: immutable values that users give, that validate themselves, and that are sent as tagged JSON objects.
 
-A setting is a frozen dataclass derived from :class:`Setting`. Its constructor brings every field to its annotated type
-and checks the limits that the field was declared with (:func:`number`); a wrong value is a :class:`UsageError` that
-names the class and the field. ``to_json`` writes all fields beside ``kind``, the class's name; ``from_json`` accepts
-exactly that, so two equal settings have equal JSON, and what was not written by this library is refused by the same
-sentences as a wrong argument.
+A setting is a frozen dataclass derived from :class:`Setting`. Its constructor converts every field to its annotated
+type and checks the limits that the field was declared with (:func:`number`); a wrong value raises a :class:`UsageError`
+that names the class and the field. ``to_json`` encodes all fields and ``kind``, the class's name; ``from_json`` accepts
+exactly that. So equal settings have equal JSON, and foreign JSON is rejected with the same messages as wrong arguments.
 
-Only plain JSON values come out (dict, list, str, int, float, bool, None). Infinities and NaN are never valid.
+The JSON contains only plain values (dict, list, str, int, float, bool, None). Infinities and NaN are never valid.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from flightedl.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The range of a number; None: not limited on that side."""
+    """Range of a number; None if a side is unlimited."""
 
     at_least: float | None = None
     above: float | None = None
@@ -33,7 +32,7 @@ class Limits:
     below: float | None = None
 
     def allow(self, value: float) -> bool:
-        """Whether ``value`` is inside."""
+        """True if ``value`` is in the range."""
         return (
             (self.at_least is None or value >= self.at_least)
             and (self.above is None or value > self.above)
@@ -56,7 +55,7 @@ def number(
     below: float | None = None,
     kw_only: Any = MISSING,
 ) -> Any:
-    """A dataclass field that holds a limited number (or a tuple of them); without ``default`` it must be given."""
+    """Declare a dataclass field for a limited number, or a tuple of them; required unless ``default`` is given."""
     return field(default=default, kw_only=kw_only, metadata={"limits": Limits(at_least, above, at_most, below)})
 
 
@@ -65,11 +64,11 @@ class Setting:
 
     __slots__ = ()
 
-    #: Concrete settings by the name of their class, of all families.
+    #: Class name -> concrete setting, of all families.
     kinds: ClassVar[dict[str, type[Setting]]] = {}
 
     def __init_subclass__(cls) -> None:
-        # A dataclass with slots is created twice; the second one, which stays, overwrites the first.
+        # A dataclass with slots is created twice; the second class, which is the one in use, overwrites the first.
         Setting.kinds[cls.__name__] = cls
 
     def __post_init__(self) -> None:
@@ -78,25 +77,26 @@ class Setting:
         self.check()
 
     def check(self) -> None:
-        """Rules between fields; overridden where there are any. Raises UsageError."""
+        """Check rules between fields; overridden where there are any. Raises UsageError."""
 
     def check_within(self, name: str, limits: Limits) -> None:
-        """The setting stands where a number of these limits may stand; raises UsageError, which begins with ``name``.
+        """Check this setting where a number with these limits is expected.
 
-        Most settings' numbers have limits of their own.
+        Raises UsageError, whose message begins with ``name``. Does nothing for most settings, whose numbers have their own
+        limits.
         """
 
     def to_json(self) -> dict[str, Any]:
-        """The setting as a JSON object: ``kind`` and every field."""
+        """Return the setting as a JSON object: ``kind`` and every field."""
         rules = _rules(type(self))
         return {"kind": type(self).__name__} | {name: _plain(getattr(self, name)) for name in rules}
 
     @classmethod
     def chosen(cls, value: Any) -> Self:
-        """What users give for a setting of this family: one, or the name or class of one that has all defaults.
+        """Return the setting that a user means: an instance, or the name or class of a setting with only defaults.
 
         Raises:
-            UsageError: it is nothing of the kind, or a setting without a default is missing.
+            UsageError: it is not in this family, or a field without a default is missing.
         """
         if isinstance(value, cls):
             return value
@@ -115,7 +115,7 @@ class Setting:
 
     @classmethod
     def from_json(cls, data: Any) -> Self:
-        """The setting that ``to_json`` wrote.
+        """Return the setting that ``to_json`` encoded.
 
         Raises:
             UsageError: not an object, of an unknown ``kind``, or with an unknown, missing or wrong field.
@@ -140,25 +140,25 @@ class Setting:
 
 
 def _required(kind: type[Setting]) -> set[str]:
-    """The settings that have no default."""
+    """Return the names of the fields without a default."""
     return {f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING}  # type: ignore[arg-type]
 
 
-#: Abstract settings, which are no ``kind`` of their own.
+#: Abstract settings, which are not a ``kind`` themselves.
 _FAMILIES: set[type[Setting]] = set()
 
 
 def family(cls: type[Setting]) -> None:
-    """Declare ``cls`` the abstract base of a family: it is no kind of its own."""
+    """Declare ``cls`` the abstract base of a family, not a kind itself."""
     _FAMILIES.add(cls)
 
 
 def fields_of(kind: type[Setting]) -> dict[str, tuple[Any, Limits | None]]:
-    """Annotated type and limits of each field of a setting."""
+    """Return annotated type and limits of each field of a setting."""
     return _rules(kind)
 
 
-#: Annotated type and limits of each field of a setting, kept because resolving annotations is slow.
+#: Annotated type and limits of each field of a setting, cached because resolving annotations is slow.
 _FIELDS: dict[type[Setting], dict[str, tuple[Any, Limits | None]]] = {}
 
 
@@ -170,10 +170,10 @@ def _rules(kind: type[Setting]) -> dict[str, tuple[Any, Limits | None]]:
 
 
 def checked(name: str, value: Any, hint: Any, limits: Limits | None) -> Any:
-    """``value`` as the annotated type.
+    """Return ``value`` converted to the annotated type.
 
     Raises:
-        UsageError: it is not of that type or outside of the limits; the sentence starts with ``name``.
+        UsageError: it has another type or is outside the limits; the message begins with ``name``.
     """
     choices = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     for choice in choices:
@@ -244,7 +244,7 @@ def _plain(value: Any) -> Any:
 
 
 def decoded(value: Any) -> Any:
-    """A JSON value with every tagged object in it turned into its setting."""
+    """Return a JSON value with every tagged object replaced by its setting."""
     if isinstance(value, Mapping):
         if isinstance(value.get("kind"), str):
             return Setting.from_json(value)

@@ -1,32 +1,31 @@
 """Blocks and the shard plan: which pserver owns which slice of which parameter.
 
-A *block* is a contiguous slice of one parameter, flattened in C order. The *cut* into blocks is a pure function of the
-declared parameters and a number of pservers, so everybody computes it, and it never changes. The owners of the blocks
-are computed once, by the master, which stores them as a ``Placement`` with a version. The hash of the *plan*, cut and
-placement together, is carried in every message: it names the cut, and behind a dot the version of the placement. The
-cut of both sides has to be the same. A trainer's placement may be another one than the pserver's as long as the
-message is about blocks that are there; what the master asks has to be about the same placement. Block numbers count
-through the parameters in order.
+A *block* is a contiguous slice of one parameter, flattened in C order. Block numbers count through the parameters in
+order. The *cut* into blocks is a pure function of the declared parameters and a number of pservers, so every process
+computes it, and it never changes. The master computes the owners of the blocks once and stores them as a ``Placement``
+with a version. Cut and placement together are the *plan*. Every message contains the plan's hash: the hash of the cut,
+a dot, and the version of the placement. Both sides must have the same cut. A trainer's placement may differ from the
+pserver's if the pserver has the blocks of the message; the master's must be the same.
 
-A job that was declared by a version without placements has the computed one, which is part of its plan's hash.
+A job that was declared by a version without placements has the computed owners, which are part of its plan's hash.
 
 Derivation. Lay all T bytes of the model in one line, in declared order. With P pservers and R rounds the line is cut at
-``j * T / (P * R)``; stretch j belongs to pserver ``j % P``. Each pserver so gets R stretches of equal length, whatever
-the parameters look like: one giant, thousands of tiny ones, or both. R is the least that makes a stretch at most
-``STRETCH_BYTES``: short enough that any few layers lie on all pservers, long enough that neighbours (a small weight and
-its bias) mostly stay together, and are sent in one message.
+``j * T / (P * R)``; stretch j belongs to pserver ``j % P``. So each pserver gets R stretches of equal length, whatever
+the parameters look like: one giant, thousands of tiny ones, or both. R is the smallest number for which a stretch has
+at most ``STRETCH_BYTES``. This is short enough that any few layers are distributed over all pservers, and long enough
+that most neighbours (a small weight and its bias) stay together and share a message.
 
-A cut moves to the nearest end of the parameter it falls into when one side would be a piece shorter than a 64th of a
-stretch or ``MINIMUM_ELEMENTS``; inside a parameter it lies on a multiple of ``CUT_ELEMENTS``. Cuts are computed from
-the line's start, so their moves do not add up along it: a stretch is at most two moves longer or shorter than it should
-be. Pieces between cuts are then divided into the fewest equal blocks of at most ``block_limit`` bytes: a parameter
-never ends in a small rest.
+A cut inside a parameter moves to the nearest end of the parameter if a piece would otherwise be shorter than a 64th of
+a stretch or ``MINIMUM_ELEMENTS``; other cuts inside a parameter are at multiples of ``CUT_ELEMENTS``. Cuts are computed
+from the start of the line, so their moves do not add up: the length of a stretch changes by at most two moves. Pieces
+between cuts are then divided into the fewest equal blocks of at most ``block_limit`` bytes, so that no parameter ends
+in a small remainder.
 
-Embedding tables have their rows in ``BUCKETS`` *buckets*, all tables together (``tables.placement``). A bucket is a
-position of the plan like a block, so that pushes, rounds, checkpoints and recovery are those of blocks: the numbers of
-buckets go on behind those of all blocks, and each pserver has a range of them, which depends on nothing but P.
+The rows of all embedding tables together are in ``BUCKETS`` *buckets* (``tables.placement``). A bucket is a position of
+the plan like a block, so pushes, rounds, checkpoints and recovery treat it like a block. Bucket numbers follow those of
+all blocks. Each pserver has a range of buckets, which depends only on P.
 
-Not guaranteed: balance of models so small that a share is a few minimal blocks, and balance of work where optimizers
+Not guaranteed: balance of models so small that a share is a few minimal blocks, and balance of work if optimizers
 differ by parameter.
 """
 
@@ -47,18 +46,18 @@ from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import NotFoundError, UsageError
 from flightedl.messages.declarations import Placement
 
-#: The rules of this module; part of every plan's hash. A plan of another version is another plan.
+#: Version of this module's rules. Part of every plan's hash, so plans of different versions differ.
 PLAN_VERSION = 3
-#: The measured best size of a message where several trainers push: a smaller one costs more of the processor's time a
-#: byte, because it finds nothing of the program in the cache any more.
+#: The measured best size of a message if several trainers push. Smaller messages cost more processor time per byte,
+#: because the program is evicted from the cache between them.
 BLOCK_BYTES = 1 << 21
-#: Where a pserver would get fewer than ``_MESSAGES`` of them: both sides are to be at work on different ones.
+#: Used if a pserver would get fewer than ``_MESSAGES`` blocks, so that both sides can work on different ones.
 SMALL_BLOCK_BYTES = 1 << 20
 _MESSAGES = 4
 ELEMENTS_LIMIT = 1 << 20
-#: Splitting never makes a piece smaller than this.
+#: Splitting never makes a smaller piece than this.
 MINIMUM_ELEMENTS = 8192
-#: Pieces start at multiples of this: whole cache lines, in the parameter and in the pserver's arena.
+#: Pieces start at multiples of this: complete cache lines, in the parameter and in the pserver's arena.
 CUT_ELEMENTS = 16
 STRETCH_BYTES = 4 << 20
 ALIGNMENT_BYTES = 64
@@ -83,7 +82,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShardPlan:
-    """All blocks of a model. The four arrays have one entry per block, (n,) int64; ``hash``: see the module."""
+    """All blocks of a model. The four arrays have one entry per block, (n,) int64; see the module for ``hash``."""
 
     parameters: tuple[ParameterSpec, ...]
     pserver_count: int
@@ -100,7 +99,7 @@ class ShardPlan:
     hash: str = field(init=False)
     #: Parameter name -> its number.
     numbers_by_name: dict[str, int] = field(init=False, repr=False)
-    #: Pserver -> the position numbers of its buckets.
+    #: Pserver -> position numbers of its buckets.
     bucket_ranges: tuple[range, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -122,7 +121,7 @@ class ShardPlan:
         return (self.block_stops - self.block_starts) * items[self.block_parameters]
 
     def has_same_cut(self, other: ShardPlan) -> bool:
-        """True if both have the same blocks and tables, whoever owns them."""
+        """True if both plans have the same blocks and tables; the owners may differ."""
         return (
             self.parameters == other.parameters
             and self.block_count == other.block_count
@@ -132,7 +131,7 @@ class ShardPlan:
         )
 
     def block(self, number: int) -> Block:
-        """One block. NotFoundError: there is none of that number."""
+        """Return one block. Raises NotFoundError if no block has that number."""
         if not 0 <= number < self.block_count:
             raise NotFoundError(f"there is no block {number}; the plan has {self.block_count}")
         return Block(
@@ -149,7 +148,7 @@ class ShardPlan:
         return BUCKETS if self.tables else 0
 
     def buckets_of(self, pserver: int) -> range:
-        """Position numbers of a pserver's buckets. NotFoundError: there is no pserver of that index."""
+        """Return the position numbers of a pserver's buckets. Raises NotFoundError if there is no such pserver."""
         if not 0 <= pserver < self.pserver_count:
             raise NotFoundError(f"there is no pserver {pserver}; the plan has {self.pserver_count}")
         return self.bucket_ranges[pserver]
@@ -160,21 +159,21 @@ class ShardPlan:
         if self.bucket_pservers is not None:
             own = np.flatnonzero(self.bucket_pservers == pserver)
             found = range(int(own[0]), int(own[-1]) + 1) if own.size else range(0)
-            assert own.size == len(found), "the buckets of a pserver are neighbours"
+            assert own.size == len(found), "the buckets of a pserver are not neighbours"
         return range(first + found.start, first + found.stop)
 
     def positions_of(self, pserver: int) -> list[int]:
-        """Numbers of a pserver's blocks and buckets, rising."""
+        """Return the numbers of a pserver's blocks and buckets, ascending."""
         return [*self.blocks_of(pserver).tolist(), *self.buckets_of(pserver)]
 
     def blocks_of(self, pserver: int) -> Integers:
-        """Return the numbers of a pserver's blocks, (n,) int64, rising. NotFoundError: there is no such pserver."""
+        """Return a pserver's block numbers, (n,) int64, ascending. Raises NotFoundError if there is no such pserver."""
         if not 0 <= pserver < self.pserver_count:
             raise NotFoundError(f"there is no pserver {pserver}; the plan has {self.pserver_count}")
         return np.flatnonzero(self.block_pservers == pserver).astype(np.int64)
 
     def block_range(self, name: str) -> range:
-        """Numbers of a parameter's blocks, which are consecutive. NotFoundError: no such parameter."""
+        """Return the consecutive numbers of a parameter's blocks. Raises NotFoundError for an unknown parameter."""
         number = self.numbers_by_name.get(name)
         if number is None:
             raise NotFoundError(f"there is no parameter {name!r:.80}")
@@ -198,19 +197,19 @@ def placement_of_hash(plan_hash: str) -> int:
 
 
 def block_limit(parameters: Sequence[ParameterSpec], pserver_count: int) -> int:
-    """The most bytes of a block, and of a run, of a model on so many pservers."""
+    """Return the most bytes of a block, and of a run, of a model on ``pserver_count`` pservers."""
     share = sum(parameter.size_bytes for parameter in parameters) // pserver_count
     return min(BLOCK_BYTES, max(SMALL_BLOCK_BYTES, share // _MESSAGES))
 
 
 def runs_of(plan: ShardPlan, pserver: int) -> list[range]:
-    """A pserver's blocks in runs that travel in one message: neighbours of one dtype, at most ``block_limit`` bytes.
+    """Return a pserver's runs: neighbouring blocks of one dtype, at most ``block_limit`` bytes, sent in one message.
 
-    A run's blocks lie next to each other in the line of the model, so both sides can keep them in one array. Everybody
-    cuts runs alike, and however elements travel: it is the values at both ends that are to stay in the cache.
+    The blocks of a run are neighbours in the line of the model, so both sides can keep them in one array. All processes
+    cut the same runs, whatever the transport, because the limit keeps the values of both ends in the cache.
 
     Returns:
-        Ranges of block numbers, rising; every block of the pserver is in one.
+        Ranges of block numbers, ascending; every block of the pserver is in one of them.
     """
     numbers = plan.blocks_of(pserver)
     dtypes = [parameter.dtype for parameter in plan.parameters]
@@ -239,21 +238,21 @@ def plan_shards(
     tables: Sequence[TableSpec] = (),
     block_bytes: int | None = None,
 ) -> ShardPlan:
-    """Cut parameters into blocks and give each to a pserver; see the module for the rules.
+    """Cut parameters into blocks and assign each to a pserver; see the module for the rules.
 
     Args:
         parameters: In declared order, which the plan depends on.
         pserver_count: P >= 1.
-        tables: In declared order, likewise.
-        block_bytes: No block is bigger, unless a smaller one would have less than ``MINIMUM_ELEMENTS``; None:
+        tables: In declared order, which the plan depends on.
+        block_bytes: Limit of a block's size, unless a smaller block would have less than ``MINIMUM_ELEMENTS``; None:
             ``block_limit``.
 
     Raises:
-        UsageError: no pserver, neither parameters nor tables, or two of one name.
+        UsageError: there is no pserver, there are neither parameters nor tables, or two have the same name.
     """
     _require_pserver(pserver_count)
     if not parameters and not tables:
-        raise UsageError("a model needs at least 1 parameter, or a table")
+        raise UsageError("a model needs at least one parameter or table")
     _require_distinct("parameters", [parameter.name for parameter in parameters])
     _require_distinct("tables", [table.name for table in tables])
     if not parameters:
@@ -265,7 +264,7 @@ def plan_shards(
 
 def _require_pserver(count: int) -> None:
     if count < 1:
-        raise UsageError(f"this job has {count} pservers, and a model needs one: start it with --pservers 1 or more")
+        raise UsageError(f"this job has {count} pservers, but a model needs at least one: start it with --pservers 1")
 
 
 def _require_distinct(kind: str, names: Sequence[str]) -> None:
@@ -277,15 +276,15 @@ def _require_distinct(kind: str, names: Sequence[str]) -> None:
 
 
 def reassigned(plan: ShardPlan, pserver_count: int) -> ShardPlan:
-    """The same blocks on another number of pservers: what a job gets that was saved on fewer or more of them.
+    """Return the same blocks on another number of pservers, for a job that was saved on fewer or more of them.
 
-    A block stays what it is, with its version and its applied set, so nothing has to be cut or merged. Depends on the
-    blocks only, not on who owned them: however often a job is moved, the plan is that of its first cut and its present
-    number of pservers. Each block goes to the pserver that has the fewest bytes so far, the biggest blocks first
-    (Graham 1969), ties by lower number: no pserver has more than an equal share and one block.
+    Each block keeps its version and applied set, so nothing has to be cut or merged. The result depends only on the
+    blocks, not on their previous owners: however often a job is moved, its plan follows from its first cut and its
+    current number of pservers. Blocks are assigned in descending order of size to the pserver with the fewest bytes so
+    far (Graham 1969), ties by lower number, so no pserver has more than an equal share plus one block.
 
     Raises:
-        UsageError: no pserver.
+        UsageError: there is no pserver.
     """
     _require_pserver(pserver_count)
     sizes = plan.block_bytes
@@ -314,17 +313,17 @@ def plan_for(
     tables: Sequence[TableSpec] = (),
     placement: Placement | None = None,
 ) -> ShardPlan:
-    """Return the plan of a job whose parameters were cut for ``cut_for`` pservers (0: for as many as it has now).
+    """Return the plan of a job whose parameters were cut for ``cut_for`` pservers.
 
     Args:
         parameters: In declared order.
-        pserver_count: Of the job.
-        cut_for: Likewise.
+        pserver_count: Number of pservers that the job has now.
+        cut_for: Number of pservers that the job had first; 0: ``pserver_count``.
         tables: In declared order.
-        placement: As stored; None if the owners are to be computed.
+        placement: The stored placement; None if the owners are to be computed.
 
     Raises:
-        UsageError: as ``plan_shards``; or the placement is of other blocks.
+        UsageError: as for ``plan_shards``, or the placement belongs to other blocks.
     """
     plan = plan_shards(parameters, cut_for or pserver_count, tables=tables)
     if placement is not None:
@@ -333,7 +332,7 @@ def plan_for(
 
 
 def placement_of(plan: ShardPlan, version: int = 1) -> Placement:
-    """Return the owners of a plan as they are stored."""
+    """Return the owners of a plan in the form in which they are stored."""
     buckets = [pserver for pserver in range(plan.pserver_count) for _ in plan.buckets_of(pserver)]
     owners = (plan.block_pservers.tolist(), buckets)
     blocks, buckets_ = ([(owner, len(list(run))) for owner, run in groupby(each)] for each in owners)
@@ -341,14 +340,16 @@ def placement_of(plan: ShardPlan, version: int = 1) -> Placement:
 
 
 def placed(plan: ShardPlan, placement: Placement) -> ShardPlan:
-    """Return the blocks of a plan with the owners of a stored placement. UsageError: it is of other blocks."""
+    """Return the plan with the owners of a stored placement. Raises UsageError if it belongs to other blocks."""
     owners, buckets = (
         np.array([owner for owner, count in runs for _ in range(count)], np.int64)
         for runs in (placement.blocks, placement.buckets)
     )
     known = set(owners.tolist()) | set(buckets.tolist())
     if (owners.size, buckets.size) != (plan.block_count, plan.bucket_count) or known - {*range(placement.pservers)}:
-        raise UsageError(f"placement {placement.version} is of other blocks than the job's: run one version everywhere")
+        raise UsageError(
+            f"placement {placement.version} belongs to other blocks than the job's: run the same version everywhere"
+        )
     return replace(
         plan,
         pserver_count=placement.pservers,
@@ -359,11 +360,11 @@ def placed(plan: ShardPlan, placement: Placement) -> ShardPlan:
 
 
 def _cuts(parameters: Sequence[ParameterSpec], ends: Integers, stretch_count: int) -> list[int]:
-    """Where each stretch but the last one ends, in elements of the line; an empty stretch repeats a cut.
+    """Return the end of each stretch but the last, in elements of the line; an empty stretch repeats a cut.
 
     Args:
         parameters: In line order.
-        ends: Elements of the line up to and with each parameter, (parameters,).
+        ends: Cumulative number of elements at the end of each parameter, (parameters,).
         stretch_count: Number of stretches.
     """
     end_bytes = np.cumsum([parameter.size_bytes for parameter in parameters], dtype=np.int64)
@@ -395,14 +396,14 @@ def _divide(parameters: tuple[ParameterSpec, ...], pserver_count: int, block_byt
     ends = np.cumsum([parameter.size for parameter in parameters], dtype=np.int64)
     cuts = np.array(_cuts(parameters, ends, 1 if pserver_count == 1 else pserver_count * rounds), np.int64)
 
-    # Pieces: what lies between neighbouring cuts and parameter ends, in elements of the line. (pieces,)
+    # Pieces between neighbouring cuts and ends of parameters, in elements of the line. (pieces,)
     borders = np.union1d(np.union1d(0, ends), cuts)
     starts, sizes = borders[:-1], np.diff(borders)
     owners = np.searchsorted(cuts, starts, side="right") % pserver_count
     numbers = np.searchsorted(ends, starts, side="right")
     items = np.array([parameter.item_size_bytes for parameter in parameters], np.int64)[numbers]
 
-    # Each piece into equal blocks, whose bounds are multiples of CUT_ELEMENTS from the piece's start.
+    # Divide each piece into equal blocks, with bounds at multiples of CUT_ELEMENTS from the piece's start.
     limits = np.minimum(block_bytes // items, ELEMENTS_LIMIT) // CUT_ELEMENTS * CUT_ELEMENTS
     counts = np.minimum(-(-sizes // np.maximum(limits, 1)), np.maximum(sizes // MINIMUM_ELEMENTS, 1))
     piece = np.repeat(np.arange(len(sizes)), counts)

@@ -65,7 +65,7 @@ class AppliedSummary(msgspec.Struct, frozen=True, array_like=True):
             task_count = applied.through_task_count(epoch)
             if task_count is None:
                 done[epoch] = applied.done_bitmap(epoch)
-                parts[epoch] = applied.in_part(epoch)
+                parts[epoch] = applied.incomplete_tasks(epoch)
             elif through and through[-1][1:] == (epoch, task_count):
                 through[-1] = (through[-1][0], epoch + 1, task_count)
             else:

@@ -40,7 +40,7 @@ def assert_equal(applied: AppliedBatches, model: set) -> None:
             for task, count in enumerate(COUNTS)
         }
         assert applied.done_tasks(epoch) == [task for task in missing if not missing[task]]
-        assert applied.in_part(epoch) == in_part(model, blocks, epoch)
+        assert applied.incomplete_tasks(epoch) == in_part(model, blocks, epoch)
 
 
 def in_part(model: set, blocks: list[int], epoch: int) -> dict[int, bytes]:
