@@ -1,18 +1,21 @@
-"""What a trainer imports: a session with the job, its data, its parameters.
+"""A trainer's side of a job: the session that a script gets from ``fe.connect()``, its data and its parameters.
 
-``session`` is what the script has (``connect``, :class:`~flightedl.client.session.Job`), ``process`` what that is made
-of. What it has of the job's data is in ``data``, what it has of the model in ``model`` and ``tables``. Around them:
+* ``session``: ``connect`` and :class:`~flightedl.client.session.Job`, the script's interface
+* ``process``: the parts of a trainer process, opened and closed in order
+* ``data``, ``model``, ``tables``: the job's data, dense parameters, and embedding tables
+* ``registration``: the trainer's lease in etcd
+* ``participation``: membership in the view, and the current batch
+* ``connections``: calls to master and pservers, through their restarts
+* ``arguments``: validation of the script's arguments
+* ``waiting``: messages to the user about long waits
+* ``probe``: the time that the loop spends in each activity
+* ``progress``: reports to the master, to Prometheus, and to files
+* ``once``: names that only one trainer gets
 
-* ``registration`` keeps the trainer's lease, ``participation`` keeps it a member; ``connections`` finds and calls
-  master and pservers, riding through their restarts.
-* ``arguments`` checks what the script passes; ``waiting`` tells the user what is being waited for; ``probe`` notes
-  where a loop's time goes; ``progress`` reports to the master, to Prometheus, and to files of what the script logs.
-* ``once`` gives a name to one trainer.
+The decisions are in ``domain.trainer``; this package has the threads and connections around them.
 
-What is decided about all this is in ``domain.trainer``; here are the threads and connections around it.
-
-One batch is *current* at a time (``CurrentBatch``): the dataset opens it before the user's code sees it, the
-parameters push under its identity, and the dataset closes it when the next one is asked for. Closing makes the batch
-arrive, with weight zero, at every block it was not pushed to: a task is reported as finished only when every block of
-every pserver has an answer for every batch of it.
+One batch at a time is *current* (``CurrentBatch``). The dataset opens it before the user's code receives it, the
+parameters push under its identity, and the dataset closes it when the next batch is requested. Closing it makes the
+batch arrive, with weight zero, at every block to which it was not pushed, because a task is finished only when every
+block of every pserver has answered for each of its batches.
 """

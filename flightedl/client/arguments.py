@@ -1,8 +1,8 @@
-"""What the user's script passes to its session: checked, and turned into what is declared.
+"""Validation of the script's arguments, and their conversion to declarations.
 
-A wrong argument is a UsageError before anything is sent: one sentence that names the argument, shows what was given and
-says what to give. What can only be meant in one way is taken: NumPy's numbers, paths beside text, one name where a list
-of names is asked for, the name or the class of an optimizer or mode whose settings all have defaults.
+A wrong argument raises a UsageError before anything is sent: one sentence with the argument's name, the given value,
+and what to give instead. Unambiguous alternatives are accepted: NumPy's numbers, paths as well as strings, one name
+instead of a list of names, and the name or class of an optimizer or mode that has only defaults.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Array = npt.NDArray[np.generic]
 
 _AT_LEAST_ONE = Limits(at_least=1)
 _NOT_NEGATIVE = Limits(at_least=0)
-#: Seeds travel as JSON numbers, and other languages read those as 64 bits.
+#: Seeds are sent as JSON numbers, which other languages read as 64 bits.
 _SEED = Limits(at_least=-(2**63), at_most=2**63 - 1)
 _OF_MIXTURES = {"epochs", "columns", "filter", "format", "records_per_task", "on_corrupt", "steps_per_batch"}
 _NAMES = "a column's name, or a list of names"
@@ -48,17 +48,17 @@ def dataset_declaration(
     shuffle: Any = False,
     seed: Any = 0,
     columns: Any = None,
-    filter: Any = None,  # noqa: A002 - the word users know from Parquet readers
-    format: Any = "",  # noqa: A002 - likewise
+    filter: Any = None,  # noqa: A002 - name known from Parquet readers
+    format: Any = "",  # noqa: A002 - common name
     records_per_task: Any = 0,
     on_corrupt: Any = "fail",
     follow: Any = False,
     steps_per_batch: Any = 1,
 ) -> DatasetDeclaration:
-    """The arguments of ``job.dataset``, as they are declared.
+    """Return the declaration for the arguments of ``job.dataset``.
 
     Raises:
-        UsageError: one of them is of the wrong type or out of range.
+        UsageError: one of them has a wrong type or is out of range.
     """
     return DatasetDeclaration(
         urls=[absolute_url(url) for url in _texts("urls", urls, "a URL, path or pattern, or a list of them")],
@@ -79,10 +79,10 @@ def dataset_declaration(
 def mixture_declaration(
     sources: Any, stop: Any, batch_size: Any, seed: Any, more: Mapping[str, Any]
 ) -> DatasetDeclaration:
-    """The arguments of ``job.mixture``, as they are declared.
+    """Return the declaration for the arguments of ``job.mixture``.
 
     Raises:
-        UsageError: one of them is of the wrong type or out of range, or is none of the mixture's.
+        UsageError: one of them has a wrong type, is out of range, or is not an argument of mixtures.
     """
     wanted = 'weights by URL, such as {"web/*.parquet": 0.7, "books/*.parquet": 0.3}'
     if not isinstance(sources, Mapping) or len(sources) < 2:
@@ -93,7 +93,7 @@ def mixture_declaration(
     if stop not in STOPS:
         raise UsageError(f"stop is {stop!r:.80}, but must be one of {', '.join(STOPS)}")
     if unknown := sorted(more.keys() - _OF_MIXTURES):
-        raise UsageError(f"a mixture has no {unknown[0]}=: it takes {', '.join(sorted(_OF_MIXTURES))} besides its own")
+        raise UsageError(f"a mixture has no argument {unknown[0]}; it has {', '.join(sorted(_OF_MIXTURES))}")
     declared = dataset_declaration(urls=list(sources), batch_size=batch_size, shuffle=True, seed=seed, **more)
     return replace(declared, mixture=weights, stop=stop)
 
@@ -137,10 +137,10 @@ def indexed_declaration(
 
 
 def remainder_of(value: Any, declared: DatasetDeclaration, *, explicit_done: bool) -> Remainder:
-    """One of the remainders, for a dataset that can be taken in rounds.
+    """Return the value as a ``Remainder``, for a dataset that can be read in rounds.
 
     Raises:
-        UsageError: it is another value, or the dataset cannot be taken in rounds.
+        UsageError: the value is unknown, or the dataset cannot be read in rounds.
     """
     for name, is_given in (
         ("follow", declared.follow),
@@ -148,55 +148,55 @@ def remainder_of(value: Any, declared: DatasetDeclaration, *, explicit_done: boo
         ("explicit_done", explicit_done),
     ):
         if is_given:
-            raise UsageError(f"{name} is not for the ranks of a group: leave out {name}= or group=")
+            raise UsageError(f"{name} is not available for the ranks of a group: omit {name}= or group=")
     if value not in get_args(Remainder):
         raise UsageError(f"remainder is {value!r:.80}, but must be one of {', '.join(get_args(Remainder))}")
     return cast("Remainder", value)
 
 
 def url_of(name: str, value: Any) -> str:
-    """A path or URL, absolute."""
+    """Return a path or URL as an absolute URL."""
     return absolute_url(_texts(name, value, "a path or URL", just_one=True)[0])
 
 
 def name_of(what: str, value: Any) -> str:
-    """Text that is not empty."""
+    """Return the value if it is text that is not empty."""
     if not isinstance(value, str) or not value:
         raise UsageError(f"{what} is {value!r:.80}, but must be text that is not empty")
     return value
 
 
 def flag(name: str, value: Any) -> bool:
-    """True or False."""
+    """Return the value if it is True or False."""
     return bool(checked(name, value, bool, None))
 
 
 def positive(name: str, value: Any) -> int:
-    """A number above 0."""
+    """Return the value if it is a number above 0."""
     return int(checked(name, value, int, _AT_LEAST_ONE))
 
 
 def natural(name: str, value: Any) -> int:
-    """A number that is not negative."""
+    """Return the value if it is a number that is not negative."""
     return int(checked(name, value, int, _NOT_NEGATIVE))
 
 
 def function_of(what: str, value: Any) -> Any:
-    """Something that can be called."""
+    """Return the value if it can be called."""
     if not callable(value):
         raise UsageError(f"{what} is {value!r:.80}, but must be a function")
     return value
 
 
 def by_name(what: str, value: Any, example: str) -> Mapping[str, Any]:
-    """A mapping, such as of arrays by the names of parameters."""
+    """Return the value if it is a mapping, for example of parameter names to arrays."""
     if not isinstance(value, Mapping):
         raise UsageError(f"{what} must be given by name, such as {example}, not as {_kind(value)}")
     return value
 
 
 def metrics_of(values: Any, what: str = "metrics") -> dict[str, float]:
-    """Numbers by name; arrays and tensors of one element count as numbers."""
+    """Return numbers by name; arrays and tensors of one element count as numbers."""
     return {
         name_of("the name of a metric", name): _number(f"the metric {name!r:.80}", value)
         for name, value in by_name(what, values, '{"loss": 0.5}').items()
@@ -225,7 +225,7 @@ def _conditions(value: Any) -> list[tuple[str, str, Any]]:
 
 
 def _compared(value: Any) -> Any:
-    """The value of a condition, as JSON has it."""
+    """Return the value of a condition as plain JSON."""
     plain = value.tolist() if isinstance(value, np.generic | np.ndarray) else value
     if isinstance(plain, list | tuple | set | frozenset):
         return [_compared(part) for part in (plain if isinstance(plain, list | tuple) else sorted(plain, key=repr))]
@@ -233,7 +233,9 @@ def _compared(value: Any) -> Any:
         return plain.isoformat()
     if plain is None or (isinstance(plain, bool | int | str)) or (isinstance(plain, float) and math.isfinite(plain)):
         return plain
-    raise UsageError(f"filter compares with {value!r:.80}, but must with text, a finite number, a date, or None")
+    raise UsageError(
+        f"filter compares with {value!r:.80}, but can only compare with text, a finite number, a date or None"
+    )
 
 
 def _texts(name: str, value: Any, wanted: str, *, just_one: bool = False) -> list[str]:
@@ -261,11 +263,11 @@ def _kind(value: Any) -> str:
 def declared_arrays(
     initial: Mapping[str, npt.ArrayLike], dtypes: Mapping[str, str | type[np.generic]]
 ) -> dict[str, Array]:
-    """Return a model's first values, contiguous, each of the dtype that it is declared with.
+    """Return a model's initial values as contiguous arrays of the declared dtypes.
 
     Raises:
-        UsageError: they are not given by name, are no arrays, or a dtype is none of those that parameters can have, or
-            is given for a parameter that there is not.
+        UsageError: they are not given by name, are not arrays, or a dtype is unsupported or given for an unknown
+            parameter.
     """
     by_name("parameters", initial, '{"w": array}')
     by_name("dtypes", dtypes, '{"w": "float32"}')
@@ -276,7 +278,7 @@ def declared_arrays(
         try:
             array = np.asarray(value, order="C")
         except (TypeError, ValueError, RuntimeError) as error:
-            raise UsageError(f"parameter {name!r:.80} is no array: {error!s:.160}") from None
+            raise UsageError(f"parameter {name!r:.80} is not an array: {error!s:.160}") from None
         given = dtypes.get(name, array.dtype.name)
         wanted = np.dtype(given).name if isinstance(given, type) else given
         if wanted not in STORAGE_DTYPES:

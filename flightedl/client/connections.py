@@ -1,9 +1,9 @@
-"""Finding and calling the master and the pservers, through their restarts.
+"""Calls to the master and the pservers, through their restarts.
 
-A call names the generation of the server it is meant for; when a server was replaced, its address and generation come
-from the directory (a watch on etcd), and the call goes to the new one. A call that is under way to the old one ends
-then: it may be frozen, and would hold the call until its time is over. Only idempotent requests are sent here: every
-one carries its identity, so repeating it after an unknown outcome is safe.
+A call names the generation of the server that it is meant for. When a server is replaced, its new address and
+generation come from the directory (a watch on etcd), and calls go to the new process. A call in flight to the old one
+is aborted, because the old one may be frozen and would block the call until its deadline. All requests are idempotent:
+each carries its identity, so repeating it after an unknown outcome is safe.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from flightedl.rpc.identity import ServerIdentity
 
 Result = TypeVar("Result")
 
-#: No single call holds the user's thread for longer than this, so that Ctrl-C works.
+#: Longest time that a single call may block the user's thread, so that Ctrl-C works.
 SLICE_S = 4.0
 
 
 class Servers:
-    """Connections to the job's servers, one for each, replaced when the server is.
+    """One connection to each of the job's servers, replaced when the server is.
 
     Args:
         job: The job's name.
-        directory: Says where they are.
+        directory: Has the servers' addresses.
         connector: Opens the connections.
-        asks: Told which server the calling thread is about to ask.
+        asks: Called with the name of the server that the calling thread is about to call.
     """
 
     def __init__(
@@ -51,16 +51,16 @@ class Servers:
         self._asks = asks
         self._lock = threading.Lock()
         self._connections: dict[tuple[str, int], tuple[ServerRecord, Connection]] = {}
-        #: Index -> the directory's state, and what a step was given under it: most steps find it unchanged.
+        #: Index -> the directory's state, and the connection of that state; most steps find the state unchanged.
         self._pservers: dict[int, tuple[object, tuple[int, Connection]]] = {}
-        #: Connections to servers that are gone; another thread may still be inside a call.
+        #: Connections to servers that are gone; another thread may still be using them.
         self._retired: list[Connection] = []
-        #: Which first values the model has that this trainer works for, and the key that says so; None: not known yet.
+        #: Key of the election of the initial values, and its result, once known.
         self._election: tuple[str, FollowedElection] | None = None
         directory.subscribe(self._leave_replaced)
 
     def _leave_replaced(self) -> None:
-        """End the calls to servers that the directory does not name any more."""
+        """Abort the calls to servers that are no longer in the directory."""
         present = {("pserver", index): record for index, record in self._directory.pservers().items()}
         if (master := self._directory.master()) is not None:
             present["master", 0] = master
@@ -72,12 +72,12 @@ class Servers:
             connection.abort_calls()
 
     def follow(self, key: str, election: FollowedElection) -> None:
-        """From now on work for the model of this election, and no other; ``key``: the election's."""
+        """Work for the model of this election from now on, and no other; ``key`` is that of the election."""
         self._election = key, election
 
     @property
     def life(self) -> int:
-        """Number of the life of the model that this trainer works on; 0: it has none."""
+        """Number of the life of the model that this trainer works on; 0 if there is none."""
         return 0 if self._election is None else self._election[1].life
 
     def _require_same_model(self) -> None:
@@ -86,25 +86,23 @@ class Servers:
         if self._election is None:
             return
         key, followed = self._election
-        # Read before the key: what comes in between is seen by the next call.
+        # Read the revision before the key: the next call sees any change in between.
         revision = directory.revision
         now = directory.entry(key)
         followed.require_same(None if now is None else now.create_revision, revision)
 
     def master(self) -> Connection:
-        """The connection to the present master.
+        """Return the connection to the current master.
 
         Raises:
-            NotReadyError: none is known.
-            BegunAnewError: the model has other first values than this trainer knows.
-            RolledBackError: etcd has gone back.
+            NotReadyError: no master is known.
+            BegunAnewError: the model has been initialized again since this trainer joined.
+            RolledBackError: etcd was restored from an older state.
         """
         self._require_same_model()
         record = self._directory.master()
         if record is None:
-            raise NotReadyError(
-                "no master serves this job yet; where none is started for it, start one with `flightedl master`"
-            )
+            raise NotReadyError("no master serves this job yet; if none was started, start one with `flightedl master`")
         self._asks("the master")
         return self._connection("master", 0, record)
 
@@ -112,9 +110,9 @@ class Servers:
         """Return the generation of a pserver, and the connection to it.
 
         Raises:
-            NotReadyError: nobody holds the index.
-            BegunAnewError: the model has other first values than this trainer knows.
-            RolledBackError: etcd has gone back.
+            NotReadyError: no pserver holds the index.
+            BegunAnewError: the model has been initialized again since this trainer joined.
+            RolledBackError: etcd was restored from an older state.
         """
         state = self._directory.state
         known = self._pservers.get(index)
@@ -156,7 +154,7 @@ def persistently(waiting: Waiting, attempt: Callable[[], Result]) -> Result:
 
     Raises:
         UnavailableError: ``waiting`` gave up.
-        FlightedlError: the first error that repeating cannot cure.
+        FlightedlError: the first error that a retry cannot help.
     """
     try:
         while True:

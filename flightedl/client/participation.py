@@ -1,7 +1,7 @@
-"""This trainer's part in the job: its tasks, its membership in the view, and the batch that it works on.
+"""This trainer's participation in the job: its tasks, its membership in the view, and the current batch.
 
-What is sent and asked for is decided by ``domain.trainer``: here are the master's answers and the threads. Tasks are
-fetched on the feed's thread, while the user's thread works on a batch.
+``domain.trainer`` decides what is sent and requested; this module has the calls to the master. Tasks are fetched on the
+feed's thread, while the user's thread works on a batch.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from flightedl.rpc.request_stream import RequestStream
 
 
 class Participation:
-    """What the dataset and the parameters ask of the session (``Scope``), and the feed (``fetch``).
+    """The session as seen by the dataset and the parameters (``Scope``), and by the feed (``fetch``).
 
     Args:
-        registration: Who this trainer is.
-        servers: Finds the master.
+        registration: This trainer's registration.
+        servers: Connections to the servers.
         waiting: Begins a wait of the user's thread.
-        began_anew: The registration is another one: what was held under the old one is somebody else's.
-        batch_done: A batch of so many records was worked through; whether the model got nothing from it.
-        requests: Makes a way to ask the master for tasks.
-        membership: Decides about it; None: a new one.
-        end: Knows of the job's end; None: a new one.
+        reregistered: Called when the registration has changed: whatever was held under the old one is lost.
+        batch_done: Called with a finished batch's number of records, and True if the model got nothing from it.
+        requests: Returns a new connection for requesting tasks.
+        membership: Its state machine; None: a new one.
+        end: The knowledge of the job's end; None: a new one.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Participation:
         registration: Registration,
         servers: Servers,
         waiting: Callable[[], Waiting],
-        began_anew: Callable[[], None],
+        reregistered: Callable[[], None],
         batch_done: Callable[[int, bool], None],
         requests: Callable[[], RequestStream],
         membership: TrainerMembership | None = None,
@@ -55,7 +55,7 @@ class Participation:
         self._registration = registration
         self._servers = servers
         self._waiting = waiting
-        self._began_anew = began_anew
+        self._reregistered = reregistered
         self._batch_done = batch_done
         self._request_stream = requests
         self._end = JobEnd() if end is None else end
@@ -63,13 +63,13 @@ class Participation:
         #: Called before the first batch.
         self.before_batches: Callable[[], object] = lambda: None
         self._current: CurrentBatch | None = None
-        #: Where the time of the loop goes.
+        #: The time that the loop spends in each activity.
         self.probe = StepProbe(float)
-        #: In the view.
+        #: State machine of the membership in the view.
         self.membership = TrainerMembership() if membership is None else membership
 
-    def take(self, parameters: Parameters, mode: Mode) -> None:
-        """The job has parameters, to which batches are pushed from now on."""
+    def set_model(self, parameters: Parameters, mode: Mode) -> None:
+        """Push batches to these parameters from now on."""
         self._parameters = parameters
         self.membership.has_model(mode)
 
@@ -87,16 +87,16 @@ class Participation:
 
     @property
     def epoch(self) -> int:
-        """Of the newest batch; above all others when all epochs are done."""
+        """Epoch of the newest batch; higher than all epochs when all are done."""
         return self.membership.epoch
 
     @property
     def current(self) -> CurrentBatch | None:
-        """The batch that the user's code works on."""
+        """The batch that the user's code is working on."""
         return self._current
 
     def open_batch(self, batch: Batch, place: Callable[[], str]) -> bool:
-        """Be a member of the view and have values that a member may have; False: the work was taken away."""
+        """Become a member of the view if necessary, and open the batch; False if its task was revoked."""
         self.probe.turn(DATA)
         if self._parameters is None:
             self.before_batches()
@@ -115,8 +115,8 @@ class Participation:
         return True
 
     def _begun_after_joining(self, batch: Batch) -> Begun | None:
-        """None: the work was taken away."""
-        assert self._parameters is not None, "without a model there is nothing to join"
+        """Join, and begin the batch; None if its task was revoked."""
+        assert self._parameters is not None, "a trainer joins only for a model"
         begun: Begun | None = None
         waiting: Waiting | None = None
         try:
@@ -138,10 +138,10 @@ class Participation:
         return begun
 
     def close_batch(self) -> Sequence[BatchState]:
-        """Answer for the blocks that the user's code did not push to; return the batches that have changed."""
+        """Close the batch; return the batches whose state has changed."""
         self.probe.turn(DATA)
         parameters, current = self._parameters, self._current
-        assert current is not None, "a batch is open"
+        assert current is not None, "no batch is open"
         states: Sequence[BatchState] = ()
         if parameters is not None:
             parameters.batch_ends(current)
@@ -153,7 +153,7 @@ class Participation:
         return states
 
     def batch_done(self, batch: Batch, *, is_counted: bool) -> None:
-        """The user says that a batch of data without a model is done; False: another trainer does it."""
+        """Note that the user acknowledged a batch of data without a model; not counted if its task was revoked."""
         self.probe.turn(PUSH)
         self._current = None
         if is_counted:
@@ -161,22 +161,22 @@ class Participation:
         self.probe.turn(DATA)
 
     def abandon_batch(self) -> None:
-        """The loop was left in the midst of a batch."""
+        """Abandon the batch, because the user left the loop."""
         self.probe.turn("")
         self._current = None
         if self._parameters is not None:
             self._parameters.abandon_batch()
 
     def push_sum(self) -> Sequence[BatchState]:
-        """Push what the trainer has added up and not pushed yet; return the batches that have changed."""
+        """Push the sum of unpushed batches; return the batches whose state has changed."""
         return () if self._parameters is None else self._parameters.push_sum()
 
     def give_up_sum(self) -> Sequence[BatchState]:
-        """Forget what the trainer has added up and not pushed yet; return the batches that have changed."""
+        """Forget the sum of unpushed batches; return the batches whose state has changed."""
         return () if self._parameters is None else self._parameters.give_up_sum()
 
     def loop_over(self) -> None:
-        """Read the final values, for as long as a pserver may be away. Errors as of ``Parameters.pull``."""
+        """Pull the final values. Raises as ``Parameters.pull``."""
         self.probe.turn("")
         if self._parameters is not None:
             self._parameters.pull()
@@ -184,16 +184,16 @@ class Participation:
     # the membership
 
     def _ask_to_join(self, attempt: int) -> JoinReply:
-        """One try, under whatever registration there is now: the one before may have ended."""
+        """Try to join once, under the current registration."""
         self._renew_registration()
         request = self.membership.join_request(self.trainer, self.generation, attempt)
         return decode(self._servers.master().action("join", encode(request), timeout_s=SLICE_S), JoinReply)
 
     def require_lease(self) -> None:
-        """Register again if the lease has ended, where no pserver would refuse what this trainer does without one.
+        """Register again if the lease has ended, unless there is a model, whose pservers would reject this trainer.
 
         Raises:
-            UnavailableError: etcd was not reachable for too long.
+            UnavailableError: etcd was unreachable for too long.
         """
         if self._parameters is None and not self._registration.held.is_held:
             persistently(self._waiting(), self._renew_registration)
@@ -201,23 +201,23 @@ class Participation:
     def _renew_registration(self) -> None:
         if self._registration.renewed():
             self.membership.lost()
-            self._began_anew()
+            self._reregistered()
 
     # the tasks
 
     def require_final(self, index: int, generation: int) -> None:
-        """Let a pserver be read; after the job's end only one that has everything.
+        """Require that values read from this pserver after the job's end are final.
 
         Raises:
-            NotReadyError: it is not known yet whether it has; look for the pserver again.
-            BegunAnewError: what it lacks is done again.
+            NotReadyError: not known yet; look up the pserver again.
+            BegunAnewError: the pserver lacks batches, which are being repeated.
             FlightedlError: the master cannot be asked.
         """
         if not self._end.may_read(index, generation):
             self._end.require(self._ask_once(), index, generation)
 
     def ask(self, requests: RequestStream) -> TasksReply:
-        """How far the job is; reports nothing and takes no work."""
+        """Ask the master for the job's state, without reports or requests for tasks."""
         return self.fetch(requests, Ask(Reports(), (), 0, 0.0, 0))
 
     def _ask_once(self) -> TasksReply:
@@ -228,7 +228,7 @@ class Participation:
             requests.close_idle()
 
     def fetch(self, requests: RequestStream, ask: Ask, evaluation: str = "") -> TasksReply:
-        """Report to the master and ask it for work, on the thread whose stream it is."""
+        """Send reports and a request for tasks to the master. Called on the thread that owns ``requests``."""
         self._renew_registration()
         member = self.membership.member
         round_ = 0 if self._parameters is None else self._parameters.steps.round
@@ -241,7 +241,7 @@ class Participation:
             answer = requests.ask(master, encode(ticket), timeout_s=SLICE_S + ask.wait_s)
         reply = decode(answer, TasksReply)
         if not all(assignment.chunks for assignment in reply.assignments):
-            raise MessageError("the master does not say where a task's records are: update flightedl on all machines")
+            raise MessageError("the master sends no file positions for a task: update flightedl on all machines")
         if not evaluation:
             self._end.heard(reply)
             if reply.outcome == "epochs_done":

@@ -1,14 +1,14 @@
-"""Where the time of a trainer's loop goes: waiting for data, in the script, or with the parameter servers.
+"""The time that a trainer's loop spends waiting for data, in the script, and with the parameter servers.
 
 Time with the parameter servers has three phases. A gradient is *pushed* until each pserver has answered for all of it.
-The trainer then *waits* until values come, which in synchronous mode is when the other members of the round have
-pushed. From the first values on it *pulls*. Values that come with the answers to a push cost no time of their own: in
-asynchronous mode, and where a round of small values closes within two milliseconds.
+The trainer then *waits* until values arrive; in synchronous mode this is when the other members of the round have
+pushed. From the first values on it *pulls*. Values that arrive with the answers to a push take no time of their own: in
+asynchronous mode, and if a round of small values closes within two milliseconds.
 
-Each fact is noted once and read by all that report it. The user's thread turns from one activity to the next
-(:class:`StepProbe`); the thread that converses with a pserver notes the phases (:class:`Conversation`). The progress
-report and the metrics page take the sums, a tracer gets the phases, and ``waiting.Waits`` sees which pserver has not
-answered for a long time. An activity counts when it is over.
+Each fact is noted once, for all of its readers. The user's thread switches between activities (:class:`StepProbe`); the
+thread that talks to a pserver notes the phases (:class:`Conversation`). The progress report and the metrics page read
+the sums, a tracer gets the phases, and ``waiting.Waits`` detects a pserver that has not answered for a long time. An
+activity counts when it is over.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from flightedl.process import tracing
 if TYPE_CHECKING:
     from flightedl.client.waiting import Waiting
 
-#: Activities of the loop. "data": it waits for the next batch, or to be a member. "script": the user's code works.
+#: Activities of the loop. "data": waiting for the next batch or for membership. "script": running the user's code.
 DATA, SCRIPT = "data", "script"
 #: Activities with the parameter servers, and phases of a conversation with one of them.
 PUSH, WAIT, PULL = "push", "wait", "pull"
@@ -41,17 +41,17 @@ class Conversation:
     def __init__(self, index: int, now: Callable[[], float]) -> None:
         self._now = now
         self._since = 0.0
-        #: Name of the pserver, for people.
+        #: The pserver's name, for people.
         self.whom = f"pserver {index}"
         #: PUSH, WAIT or PULL; empty between conversations.
         self.phase = ""
         #: Seconds of each phase of the newest conversation.
         self.seconds: dict[str, float] = {}
-        #: When the conversation's first request began; None if it has ended, or none is under way.
+        #: When the conversation's first request began; None once it has ended.
         self.asked_at: float | None = None
-        #: The thread that converses.
+        #: The thread of the conversation.
         self.thread = 0
-        #: The wait that tells the user about the first request, if it takes long.
+        #: The wait that reports the first request to the user, if it takes long.
         self.waiting: Waiting | None = None
 
     def begin(self, phase: str) -> None:
@@ -62,7 +62,7 @@ class Conversation:
         self._since = self.asked_at = self._now()
 
     def turn(self, phase: str) -> None:
-        """Account the time since the last turn to the present phase, and begin another."""
+        """Add the time since the last turn to the current phase, and begin another."""
         now, before = self._now(), self.phase
         self.seconds[before] = self.seconds.get(before, 0.0) + now - self._since
         if tracing.tracer is not None:
@@ -71,7 +71,7 @@ class Conversation:
 
 
 class StepProbe:
-    """Seconds of each activity of one trainer's loop. The user's thread writes, and one other thread takes.
+    """Seconds of each activity of one trainer's loop. The user's thread writes; one other thread calls ``take``.
 
     Args:
         now: The process's clock, in seconds.
@@ -80,17 +80,17 @@ class StepProbe:
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._since = now()
-        #: The present activity; empty if it is none that counts.
+        #: The current activity; empty if it does not count.
         self.doing = ""
-        #: Seconds since the loop began. One thread writes them, so that no lock is needed.
+        #: Seconds since the loop began. Only one thread writes them, so no lock is needed.
         self._seconds: dict[str, float] = {}
         #: The conversations with the pservers, by index.
         self.conversations: list[Conversation] = []
-        #: Seconds that were taken.
+        #: Seconds that ``take`` has returned.
         self._taken: dict[str, float] = {}
 
     def turn(self, what: str) -> str:
-        """Account the time since the last turn to the present activity, and begin another; return the one before."""
+        """Add the time since the last turn to the current activity and begin another; return the previous one."""
         before = self.doing
         if before != what:
             now = self._now()
@@ -102,7 +102,7 @@ class StepProbe:
     def transferred(self, then: str) -> None:
         """End a PUSH activity, and begin ``then``.
 
-        Its waits and pulls are those of the conversation that took longest: the loop goes on when the last one is over.
+        Its waits and pulls are those of the longest conversation, because the loop continues when the last one is over.
         """
         all_of_them = self.conversations
         longest = all_of_them[0] if len(all_of_them) == 1 else max(all_of_them, key=_total_s)

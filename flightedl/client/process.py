@@ -1,7 +1,8 @@
-"""Everything that one trainer process is made of beside its data and its model: opened and closed here.
+"""The parts of one trainer process apart from its data and model, opened and closed in order.
 
-Order: the recording, etcd, the registration (a lease on this trainer's id), the directory that follows etcd, the
-connections to the servers. The registration ends first, so that the others learn at once that this trainer has left.
+They are opened in this order: the recording, etcd, the registration (a lease on this trainer's id), the directory that
+follows etcd, the connections to the servers. The registration ends first, so that the other processes know at once that
+this trainer has left.
 """
 
 from __future__ import annotations
@@ -37,21 +38,21 @@ from flightedl.rpc.request_stream import RequestStream
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
-#: How often somebody who waits for an event in etcd sees whether that is of any use.
+#: How often a thread that waits for a change in etcd checks whether the wait is still useful.
 _LOOK_S = 0.5
-#: So long after the end of its lease at most, a master is replaced.
+#: A dead master is replaced at most this long after the end of its lease.
 _TAKEOVER_S = 1.5
 
 
 class TrainerProcess:
-    """One trainer's way to its job.
+    """A trainer's connections to its job.
 
     Args:
         chosen: The settings.
-        job_over: Why the servers will never answer again; empty: they may.
+        job_over: Returns why the servers will never answer again; empty while they may.
 
     Raises:
-        UsageError: nothing can be recorded, or written for TensorBoard, where that is wanted.
+        UsageError: recording or TensorBoard is enabled in the settings, but impossible.
         UnavailableError: etcd cannot be reached.
     """
 
@@ -63,7 +64,7 @@ class TrainerProcess:
         self.start = chosen.start
         self._cover_s = chosen.lease_ttl_s + _TAKEOVER_S
         with contextlib.ExitStack() as stack:
-            #: None: nothing is recorded.
+            #: None if nothing is recorded.
             stack.enter_context(telemetry(chosen, "trainer", self.clock))
             self.recorder = stack.enter_context(recording_trainer(chosen.record, chosen.job, self.clock))
             etcd = EtcdCoordinator(EtcdAccess.of(chosen), clock=self.clock)
@@ -71,7 +72,7 @@ class TrainerProcess:
             self.registration = Registration(
                 self.coordinator, self.clock, self.keys, chosen.lease_ttl_s, chosen.process_name
             )
-            #: What the registration rests on.
+            #: Resources that the registration needs.
             self._base = stack.pop_all()
         self.directory = Directory(self.coordinator, self.keys, self.clock).start()
         self._waits = Waits(self.clock, chosen.say_after_s, chosen.give_up_s, self._waits_for, job_over)
@@ -79,7 +80,7 @@ class TrainerProcess:
             Caller("trainer", self.trainer), Role.TRAINER, chosen.tls_dir, chosen.integrity, chosen.same_host
         )
         self.servers = Servers(chosen.job, self.directory, connector, self._waits.asks)
-        #: Where the time of the script's loop goes.
+        #: The time that the script's loop spends in each activity.
         self.probe = StepProbe(self.clock.now)
         self._waits.watch(self.probe.conversations)
         logged = LoggedValues(chosen, self.trainer, self.clock)
@@ -114,13 +115,13 @@ class TrainerProcess:
     # the servers
 
     def ask_master(self, verb: str, body: bytes, kind: type[Answer]) -> Answer:
-        """What a master answers, however long it takes until there is one."""
+        """Ask the master, and retry until one answers."""
         return persistently(
             self.waiting(), lambda: decode(self.servers.master().action(verb, body, timeout_s=SLICE_S), kind)
         )
 
     def tell_master(self, verb: str, kind: type[SenderOfJob], **more: str) -> None:
-        """Repeat a request, under this trainer's present registration, until a master has carried it out."""
+        """Repeat a request, under this trainer's current registration, until a master has carried it out."""
 
         def attempt() -> None:
             generation = self.registration.under_lease(lambda held: held.generation)
@@ -154,18 +155,18 @@ class TrainerProcess:
     # tasks
 
     def request_stream(self) -> RequestStream:
-        """A way to ask the master for tasks."""
+        """Return a new connection for requesting tasks from the master."""
         return RequestStream("tasks", self.clock)
 
     def task_feed(self, fetch: Fetch, requests: RequestStream, evaluation: str = "") -> TaskFeed:
-        """A feed of tasks of the training data, or of an evaluation."""
+        """Return a feed of tasks of the training data, or of an evaluation."""
         feed = recorded(self.recorder, {"trainer": self.trainer, "evaluation": evaluation}, Feed, self._cover_s)
         return TaskFeed(fetch, requests.close_idle, self.clock, feed=feed)
 
     # the end
 
     def close(self) -> None:
-        """Leave the job, and let go of everything."""
+        """Leave the job and close everything."""
         self._page.close()
         self.progress.close()
         self.registration.close()

@@ -1,10 +1,10 @@
 """Reports of a trainer's progress: to the master, to the metrics page, and to files of the output directory.
 
-The user's thread counts batches and gathers what the script gives to ``job.log``, which costs a microsecond. Another
-thread reports twice a second if there is news, less often if the master asks for that, and every few seconds in any
-case: this tells a script that hangs from a process that stands still. The master may also ask where the trainer's
-threads stand. The same thread writes the files. A directory that cannot be written is reported once, and training goes
-on without the files.
+The user's thread counts batches and collects the values of ``job.log``, which takes a microsecond. Another thread
+reports twice a second if there is news, less often if the master requests that, and every few seconds in any case, so
+that a script that hangs can be told from a process that is stopped. The master may also request the stacks of the
+trainer's threads. The same thread writes the files. If the directory cannot be written, this is reported once, and
+training continues without the files.
 """
 
 from __future__ import annotations
@@ -37,34 +37,34 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: A report is sent so often, whether there is news or not.
+#: A report is sent at least this often, even without news.
 _SIGN_OF_LIFE_S = 5.0
 
 
 @dataclass(slots=True)
 class Totals:
-    """Counts since the trainer's process began. The user's thread counts batches, which needs no lock."""
+    """Counts since the trainer's process started. Only the user's thread counts batches, which needs no lock."""
 
     batches: int = 0
     idle_batches: int = 0
     records: int = 0
     skipped_records: int = 0
-    #: Seconds of each activity of the loop that the master knows of, see ``probe``.
+    #: Seconds of each activity of the loop that the master knows of; see ``probe``.
     profile: dict[str, float] = field(default_factory=dict)
-    #: The newest value of each name that was logged.
+    #: The newest logged value of each name.
     logged: dict[str, float] = field(default_factory=dict)
 
 
 class ProgressReporter:
-    """Reports the differences between two messages; a message that cannot be sent is in the next one's. Thread-safe.
+    """Sends changes since the last message; what could not be sent is included in the next message. Thread-safe.
 
     Args:
         send: Sends a message to the master, and returns its reply.
         sender: Returns this trainer's id and generation.
-        look: Called before each message: finds out what the trainer waits for.
+        look: Called before each message, to find out what the trainer is waiting for.
         now: The process's clock.
-        probe: Notes where the time of the loop goes; None if nobody does.
-        logged: Writes metrics to files; None if nobody does.
+        probe: Times of the loop's activities; None: none are reported.
+        logged: Writes metrics to files; None: none are written.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class ProgressReporter:
         self._now = now
         self._batch_at = now()
         self._sent_at = now()
-        #: True if the master wants to know where the threads stand.
+        #: True if the master has requested the threads' stacks.
         self._wants_stacks = False
         self._send = send
         self._look = look
@@ -91,11 +91,11 @@ class ProgressReporter:
         #: The totals that the master knows of.
         self._sent = Totals()
         self._lock = threading.Lock()
-        #: Under the lock: name -> sum of value times weight, sum of weights; since the last message.
+        #: Name -> sum of value times weight, sum of weights, since the last message. Guarded by the lock.
         self._metrics: dict[str, tuple[float, float]] = {}
         self._waiting_for = ""
         self._sent_waiting_for = ""
-        #: True if the script shares what it trains with other trainers.
+        #: Returns True if other trainers train the same model.
         self.shares_model: Callable[[], bool] = lambda: True
         self._sent_model = ""
         self._stopping = threading.Event()
@@ -103,7 +103,7 @@ class ProgressReporter:
         self._thread.start()
 
     def batch(self, records: int, is_idle: bool = False) -> None:
-        """Count a batch; ``is_idle``: the model got nothing from it."""
+        """Count a batch; ``is_idle`` if the model got nothing from it."""
         totals = self._totals
         totals.batches += 1
         totals.records += records
@@ -120,15 +120,15 @@ class ProgressReporter:
             self._totals.skipped_records += records
 
     def metrics(self, values: Mapping[str, SupportsFloat], weight: float, epoch: int | None = None) -> None:
-        """Add metrics of a batch of this weight, and its epoch from 0; None if they are of no batch.
+        """Add metrics of a batch with this weight and this epoch (from 0); None if they belong to no batch.
 
         Raises:
-            UsageError: there are too many different ones.
+            UsageError: there are too many different names.
         """
         totals, numbers = self._totals, {name: float(value) for name, value in values.items()}
         with self._lock:
             if len(self._metrics.keys() | numbers.keys()) > METRICS_LIMIT:
-                raise UsageError(f"job.log takes at most {METRICS_LIMIT} different names: log fewer of them")
+                raise UsageError(f"job.log accepts at most {METRICS_LIMIT} different names: log fewer of them")
             for name, value in numbers.items():
                 total, weights = self._metrics.get(name, (0.0, 0.0))
                 self._metrics[name] = (total + value * weight, weights + weight)
@@ -137,16 +137,16 @@ class ProgressReporter:
             self._logged.add(numbers, weight, epoch, totals.batches, totals.records)
 
     def waiting_for(self, reason: str) -> None:
-        """Set what the trainer waits for; empty if nothing."""
+        """Set what the trainer is waiting for; empty if nothing."""
         self._waiting_for = reason[:500]
 
     def figures(self, slack_s: float) -> Figures:
-        """Return figures for Prometheus; ``slack_s``: how long the lease is trusted without another renewal."""
+        """Return figures for Prometheus; ``slack_s`` is how long the lease is trusted without another renewal."""
         with self._lock:
             return figures(self._totals, slack_s)
 
     def close(self) -> None:
-        """Send the rest and stop."""
+        """Send the remaining changes and stop."""
         self._stopping.set()
         self._thread.join(2.0)
 
@@ -208,22 +208,22 @@ class ProgressReporter:
 
 
 def figures(totals: Totals, slack_s: float) -> Figures:
-    """Return the figures of the metrics page by name."""
+    """Return the figures of the metrics page, by name."""
     from flightedl.process.metrics_page import Figure
 
     return {
-        "loop_batches_total": Figure("Batches that this trainer worked through.", totals.batches),
-        "loop_idle_batches_total": Figure("Those of them that gave the model no gradient.", totals.idle_batches),
+        "loop_batches_total": Figure("Batches that this trainer finished.", totals.batches),
+        "loop_idle_batches_total": Figure("Finished batches without any gradient for the model.", totals.idle_batches),
         "loop_records_total": Figure("Records of its batches.", totals.records),
-        "loop_skipped_records_total": Figure("Corrupt records that it passed over.", totals.skipped_records),
-        "loop_seconds_total": Figure("Time of its loop, by what it did.", dict(totals.profile), "doing"),
+        "loop_skipped_records_total": Figure("Corrupt records that it skipped.", totals.skipped_records),
+        "loop_seconds_total": Figure("Seconds of its loop, by activity.", dict(totals.profile), "doing"),
         "logged": Figure("The newest value that its script logged.", dict(totals.logged), "name"),
         "lease_slack_seconds": Figure("How long its lease is trusted without another renewal.", slack_s),
     }
 
 
 def metrics_page(chosen: TrainerSettings, read: Callable[[], Figures]) -> contextlib.AbstractContextManager[object]:
-    """Serve the metrics page inside the ``with`` block, if the settings want one; else nothing listens.
+    """Serve the metrics page inside the ``with`` block if the settings enable it.
 
     Raises:
         UsageError: the certificates cannot be read.
@@ -243,15 +243,15 @@ def metrics_page(chosen: TrainerSettings, read: Callable[[], Figures]) -> contex
 
 
 def require_files(chosen: TrainerSettings) -> None:
-    """Check that the files that are wanted can be written, before anything is begun.
+    """Check that the requested files can be written, before anything else begins.
 
     Raises:
-        UsageError: a library is missing, or there is no place for them.
+        UsageError: a library is missing, or no directory is set.
     """
     if chosen.tensorboard:
         require_tensorboard()
         if not chosen.output_dir:
-            raise UsageError("files for TensorBoard need a place: set output_dir (FLIGHTEDL_OUTPUT_DIR), too")
+            raise UsageError("files for TensorBoard need a directory: also set output_dir (FLIGHTEDL_OUTPUT_DIR)")
 
 
 class LoggedValues:
@@ -260,7 +260,7 @@ class LoggedValues:
     Args:
         chosen: The settings.
         trainer: The trainer's id.
-        clock: The process's.
+        clock: The process's clock.
     """
 
     def __init__(self, chosen: TrainerSettings, trainer: str, clock: Clock) -> None:
@@ -269,12 +269,12 @@ class LoggedValues:
         self._gathering = Gathering(trainer, clock.now())
         self._epoch = 1
         directory = Path(chosen.output_dir)
-        #: None if nothing is written, or not any more.
+        #: None if nothing is written, or nothing any more.
         self._points = PointFile(directory, trainer) if chosen.output_dir else None
         self._events = EventFile(directory, trainer) if chosen.tensorboard else None
 
     def add(self, values: Mapping[str, float], weight: float, epoch: int | None, batches: int, records: int) -> None:
-        """Add values of a batch of this epoch, from 0, or None; ``batches``, ``records``: worked through by then."""
+        """Add values of a batch, and its epoch (from 0) or None; ``batches`` and ``records`` count what is finished."""
         if self._points is None:
             return
         with self._lock:
@@ -283,7 +283,7 @@ class LoggedValues:
             self._gathering.add(values, weight, self._epoch, now, wall_s, batches, records)
 
     def write(self, *, is_end: bool = False) -> None:
-        """Write the points that are due; at the end all of them."""
+        """Write the points that are due, or at the end all of them."""
         if self._points is None:
             return
         with self._lock:
@@ -296,5 +296,5 @@ class LoggedValues:
             if is_end and self._events is not None:
                 self._events.close()
         except OSError as error:
-            _log.warning("values of job.log are not written to files any more: %s", error)
+            _log.warning("values of job.log are no longer written to files: %s", error)
             self._points = None

@@ -1,8 +1,8 @@
-"""The trainer's lease: who this process is to the job, also after it lost its lease.
+"""The trainer's lease: its identity in the job, also after it has lost its lease.
 
-A trainer that was frozen or cut off for longer than its lease is gone for the job: its tasks were handed to others.
-When it wakes it registers anew under the same id with a new generation; whatever it still held is refused by its old
-generation and dropped.
+For the job, a trainer that was frozen or disconnected for longer than its lease is gone, and its tasks are assigned to
+others. When it continues, it registers again under the same id with a new generation. Whatever it still holds is
+rejected because of the old generation, and dropped.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Result = TypeVar("Result")
 
 
 class Registration:
-    """Keeps ``trainers/<id>`` alive and takes it anew when it was lost. Thread-safe.
+    """Keeps ``trainers/<id>`` alive, and creates it again after it was lost. Thread-safe.
 
-    ``name`` is what its launcher calls the trainer, for people.
+    ``name`` is the launcher's name for the trainer, for people.
     """
 
     def __init__(self, coordinator: Coordinator, clock: Clock, keys: JobKeys, ttl_s: float, name: str = "") -> None:
@@ -39,7 +39,7 @@ class Registration:
         self._ttl_s = ttl_s
         self._name = name
         self._lock = threading.Lock()
-        #: Nobody was told of the present generation by ``renewed``.
+        #: True if ``renewed`` has not reported the current generation yet.
         self._is_news = False
         self._held = self._claim()
 
@@ -60,20 +60,20 @@ class Registration:
 
     @property
     def held(self) -> HeldKey:
-        """The key as it is held now, also when it is lost."""
+        """The key as held now, even if it is lost."""
         with self._lock:
             return self._held
 
     @property
     def generation(self) -> int:
-        """The generation under which this trainer acts now."""
+        """This trainer's current generation."""
         return self._held.generation
 
     def renewed(self) -> bool:
-        """Register again if the lease was lost. True once for each new generation, whoever registered it.
+        """Register again if the lease was lost. True once for each new generation, regardless of the caller.
 
         Raises:
-            UnavailableError: etcd is not reachable, or the old key has not vanished yet; ask again.
+            UnavailableError: etcd is unreachable, or the old key still exists; call again.
         """
         with self._lock:
             self._renew()
@@ -81,10 +81,10 @@ class Registration:
             return is_news
 
     def under_lease(self, act: Callable[[HeldKey], Result]) -> Result:
-        """Do something that needs this trainer's lease; registers again first if it was lost.
+        """Call a function that needs this trainer's lease; registers again first if it was lost.
 
         Raises:
-            UnavailableError: as of ``renewed``, or the lease ended before ``act`` could use it: call again.
+            UnavailableError: as for ``renewed``, or the lease ended before ``act`` could use it; call again.
         """
         with self._lock:
             self._renew()
@@ -93,16 +93,16 @@ class Registration:
             return act(held)
         except LeaseLostError:
             held.has_lost()
-            raise NotReadyError(f"the lease of trainer {self.trainer} has ended: it registers again") from None
+            raise NotReadyError(f"the lease of trainer {self.trainer} has ended; it is registering again") from None
 
     def _renew(self) -> None:
-        """Locked."""
+        """Register again if the lease was lost. The caller holds the lock."""
         if not self._held.is_held:
             self._held.release()
             self._held = self._claim()
             self._is_news = True
 
     def close(self) -> None:
-        """End the lease: the others learn at once that this trainer left."""
+        """End the lease, so that the other processes know at once that this trainer has left."""
         with self._lock:
             self._held.release()

@@ -1,8 +1,8 @@
-"""A trainer's session with its job: everything the user's script gets from ``fe.connect()``.
+"""A trainer's session with its job: everything that a script gets from ``fe.connect()``.
 
-The session is a context manager: leaving it hands back what is held and ends the lease, so that the others learn at
-once; leaving it by an exception also reports the batch at which it happened. What it is made of is in ``process``, what
-it has of the job's data in ``data.job_data``, and of its model in ``model.job_model``.
+The session is a context manager. Leaving it hands back tasks and ends the lease, so that other processes know at once;
+leaving it by an exception also reports the batch at which it occurred. ``process`` has the session's parts,
+``data.job_data`` its access to the job's data, ``model.job_model`` that to the model.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from flightedl.messages.tasks import StopRequest
 from flightedl.process import tuning as process_tuning
 from flightedl.recording.recorded import recorded
 
-_CLOSED = "it was closed, as at the end of its `with` block"
+_CLOSED = "it was closed, for example at the end of its `with` block"
 _DONE_BY_STEPS = (
-    "with parameters, a batch is done when the servers have it: explicit_done is for jobs that have data alone"
+    "with parameters, a batch is done when the servers have it: explicit_done is for jobs without parameters"
 )
 
 
@@ -62,10 +62,11 @@ def connect(
     """Join a job as a trainer.
 
     Args:
-        etcd: ``host:port`` of etcd; else ``FLIGHTEDL_ETCD``.
-        job: The job's name; else ``FLIGHTEDL_JOB``.
-        job_over: Why the servers will never answer again, for who has started them; empty: they may.
-        begin_again: What to do who wants to train again what is done.
+        etcd: ``host:port`` of etcd; default ``FLIGHTEDL_ETCD``.
+        job: The job's name; default ``FLIGHTEDL_JOB``.
+        job_over: Returns why the servers will never answer again, known to the code that started them; empty while they
+            may.
+        begin_again: Advice for a user who wants to repeat a finished training.
         **more: Other fields of :class:`flightedl.config.TrainerSettings`.
 
     Raises:
@@ -79,7 +80,7 @@ def connect(
 
 
 class Job:
-    """One trainer's session. Use it as a context manager; its methods belong to the thread that made it."""
+    """One trainer's session. Use it as a context manager, and only on the thread that made it."""
 
     def __init__(
         self,
@@ -92,8 +93,8 @@ class Job:
 
         Args:
             chosen: The settings.
-            job_over: Why the servers will never answer again; empty: they may.
-            begin_again: What to do who wants to train again what is done.
+            job_over: Returns why the servers will never answer again; empty while they may.
+            begin_again: Advice for a user who wants to repeat a finished training.
         """
         self._settings = chosen
         self._process = TrainerProcess(chosen, job_over)
@@ -102,7 +103,7 @@ class Job:
             process.registration,
             process.servers,
             process.waiting,
-            self._began_anew,
+            self._registered_again,
             process.progress.batch,
             process.request_stream,
             recorded(process.recorder, {"trainer": process.trainer}, TrainerMembership),
@@ -113,10 +114,10 @@ class Job:
         self._data = JobData(process, self._participation, self._require_open, begin_again, self._model.look_ahead)
         self._once = OnceNames(process.coordinator, process.keys, process.registration, process.waiting, self._life)
         process.progress.shares_model = self._shares_model
-        #: Why this session is over; empty: it is not.
+        #: Why this session is over; empty while it is open.
         self._closed = ""
 
-    # what the user calls
+    # for the script
 
     @property
     def name(self) -> str:
@@ -125,7 +126,7 @@ class Job:
 
     @property
     def output_dir(self) -> Path:
-        """Where results belong: the launcher's output directory, else the current directory."""
+        """Directory for results: the launcher's output directory, otherwise the current directory."""
         return Path(self._settings.output_dir or ".")
 
     def dataset(
@@ -137,55 +138,56 @@ class Job:
         shuffle: bool = False,
         seed: int = 0,
         columns: str | Sequence[str] | None = None,
-        filter: Sequence[tuple[str, str, Any]] | None = None,  # noqa: A002 - the word users know from Parquet readers
-        format: str = "",  # noqa: A002 - likewise
+        filter: Sequence[tuple[str, str, Any]] | None = None,  # noqa: A002 - name known from Parquet readers
+        format: str = "",  # noqa: A002 - common name
         records_per_task: int = 0,
         on_corrupt: str = "fail",
         follow: bool = False,
         steps_per_batch: int = 1,
         **reading: Unpack[ReadingOptions],
     ) -> Any:
-        """Declare the job's training data: the same in every trainer, whose share of it comes by iterating.
+        """Declare the job's training data, with the same call in every trainer. Iterate to get this trainer's share.
 
         With ``group``, the trainers are the ranks of one training whose model is elsewhere, as with DDP or FSDP. They
-        take the data in rounds of one batch for each rank, all ranks get the same number of batches, and the position
-        in the data is saved with the model (``GroupDataset.state_dict``). Without it, each trainer takes what it can.
+        read the data in rounds of one batch per rank, all ranks get the same number of batches, and the position in the
+        data is saved with the model (``GroupDataset.state_dict``). Without it, each trainer gets as much as it can do.
 
-        With ``follow``, files that match later join as new tasks, for good and in the order in which they come. The
-        master looks every few seconds (``FLIGHTEDL_FOLLOW_EVERY_S``) and takes a file when two looks find it the same,
-        so one that is being written is left alone. Names that begin with ``_`` or ``.`` are left out. The last epoch
-        ends when a file ``_END`` lies in the directory of each pattern, or a trainer calls ``Dataset.end``; an earlier
-        one when all that is there is done. A file that cannot be used is left out, told by ``flightedl status`` and,
-        if it is still left out at the end, by exit code 4 of ``flightedl run``. ``flightedl status`` also tells of one
-        that is removed or changed after it was taken; whoever has to read it is refused.
+        With ``follow``, files that match later are added as new tasks, permanently and in order of arrival. The master
+        looks every few seconds (``FLIGHTEDL_FOLLOW_EVERY_S``) and adds a file that has not changed between two looks,
+        so a file that is being written is not added yet. Names that begin with ``_`` or ``.`` are ignored. The last
+        epoch ends when the directory of each pattern contains a file ``_END``, or a trainer calls ``Dataset.end``; an
+        earlier epoch ends when all present data is done. An unusable file is excluded and shown by ``flightedl
+        status``; if it is still excluded at the end, ``flightedl run`` exits with code 4. ``flightedl status`` also
+        shows files that were removed or changed after they were added; reading such a file fails.
 
         Args:
-            urls: One or more URLs or globs, on any fsspec file system; relative paths are the trainer's.
-            batch_size: Records of a batch, at most; a batch never spans two tasks.
+            urls: One or more URLs or globs, on any fsspec file system; relative paths are those of the trainer.
+            batch_size: Maximum number of records of a batch; a batch never spans two tasks.
             epochs: Passes over the data, for the whole job; None: endless.
-            shuffle: Dispatch tasks, and order the records within each, by ``seed`` and epoch.
-            seed: Of the shuffling. In a job that is resumed, both count from the first epoch that has not begun.
-            columns: Only these.
+            shuffle: Shuffle the tasks, and the records within each, by ``seed`` and epoch.
+            seed: Seed of the shuffling. In a resumed job, ``shuffle`` and ``seed`` apply from the first epoch that has
+                not begun.
+            columns: Columns to read; None: all.
             filter: (column, operator, value) conditions that records must meet.
             format: Name of the format; empty: by the files' names.
-            records_per_task: How many records make a task, about; 0: one chunk (row group, record batch) is one.
+            records_per_task: Approximate number of records of a task; 0: each chunk (row group, record batch) is one.
             on_corrupt: "fail" or "skip" corrupt chunks.
-            follow: More files are to come; see above.
-            steps_per_batch: Each batch is handed out so many times in a row, for a step each time:
-                ``Dataset.step_of_batch`` says which one it is. Each is done once, like batches of their own.
+            follow: More files will be added; see above.
+            steps_per_batch: Number of times that each batch is handed out in a row, for one step each time;
+                ``Dataset.step_of_batch`` is the number of the current one. Each counts like a separate batch.
             **reading: Options that each trainer may choose for itself, and those of groups:
 
-                decode: For RecordIO: makes columns of a record's bytes.
+                decode: For RecordIO: converts the bytes of a record to columns.
 
-                explicit_done: Batches count as done when ``Dataset.done`` says so, not when the next one is asked for;
-                for jobs without parameters.
+                explicit_done: A batch is done when ``Dataset.done`` says so, not when the next one is requested; for
+                jobs without parameters.
 
                 group: "auto" for the process group of torchrun, ``torch.distributed`` or JAX; (rank, number of ranks)
-                among which data is shared, or a dimension of a DeviceMesh, if some processes need equal batches;
-                "torchft" for batches by number.
+                that share the data, or a dimension of a DeviceMesh, if some processes need equal batches; "torchft" for
+                batches by number.
 
-                remainder: With ``group``: what becomes of records that fill no round of full batches. "split" spreads
-                them evenly, "drop" leaves them out, and "pad" repeats records of the epoch's beginning.
+                remainder: With ``group``: treatment of records that do not fill a round of full batches. "split"
+                spreads them evenly, "drop" leaves them out, and "pad" repeats records from the beginning of the epoch.
 
                 explicit_commit: With ``group``: rounds count for ``state_dict`` when ``commit`` names them.
 
@@ -194,14 +196,14 @@ class Job:
 
                 transform: Converts each batch before the loop receives it, concurrently with the loop.
 
-                readers: Processes of this trainer that run ``transform``; 0: a thread runs it. They import the module,
-                or run the script, that has it.
+                readers: Number of processes of this trainer that run ``transform``; 0: a thread runs it. They import
+                the module, or run the script, that defines it.
 
         Returns:
-            A ``Dataset``; with ``group``, a ``GroupDataset``, and with "torchft" a ``NumberedDataset``.
+            A ``Dataset``; with ``group``, a ``GroupDataset``; with "torchft", a ``NumberedDataset``.
 
         Raises:
-            DataError: a file is missing, unreadable, or of another schema than the others.
+            DataError: a file is missing, unreadable, or has another schema than the others.
             DeclarationError: the job already has a different dataset.
         """
         declaration = arguments.dataset_declaration(
@@ -228,16 +230,16 @@ class Job:
         Every task has records of all sources in proportion to their weights, shuffled by ``seed``, epoch and task.
 
         Args:
-            sources: URL or glob -> weight. Files that several match belong to the first one.
-            batch_size: Records of a batch, at most.
-            seed: Of the shuffling.
-            stop: When an epoch ends: "first": when the first source is used up, which leaves out records of the
-                others; "all": when every record was given once, and what remains at the end is not in proportion;
-                "repeat": when every record was given, those of the shorter sources repeatedly.
+            sources: URL or glob -> weight. A file that several of them match belongs to the first one.
+            batch_size: Maximum number of records of a batch.
+            seed: Seed of the shuffling.
+            stop: End of an epoch. "first": when the first source is exhausted, which leaves out records of the others;
+                "all": when every record was given once, so that the last tasks are not in proportion; "repeat": when
+                every record was given, those of shorter sources repeatedly.
             **more: Other arguments of ``dataset``, apart from ``shuffle`` and ``follow``.
 
         Raises:
-            DataError: as of ``dataset``; or a source has no records.
+            DataError: as for ``dataset``, or a source has no records.
             DeclarationError: the job already has a different dataset.
         """
         reading = {name: more.pop(name) for name in ReadingOptions.__annotations__.keys() & more.keys()}
@@ -314,7 +316,7 @@ class Job:
         if reading.group is None:
             return self._data.declare(declaration, reading)
         if self._model.is_declared:
-            raise UsageError("a group trains a model of its own: give either group= or job.parameters, not both")
+            raise UsageError("a group trains its own model: use either group= or job.parameters, not both")
         remainder = reading.remainder_for(declaration)
         if reading.is_numbered:
             return self._data.declare_numbered(declaration, reading)
@@ -332,26 +334,26 @@ class Job:
         error_feedback: bool = False,
         dtypes: Mapping[str, str | type[np.generic]] | None = None,
     ) -> Parameters:
-        """Declare the model: the same in every trainer. One trainer's values become the first ones.
+        """Declare the model, with the same call in every trainer. The initial values are those of one trainer.
 
         Args:
-            initial: name -> float array of any shape, or nested: dicts, lists, tuples and named tuples of arrays, and
-                with JAX all of its pytrees (``Parameters.tree`` gives them back). Its values count only where this
-                trainer is elected. Of float16 and bfloat16 (``ml_dtypes.bfloat16``) arrays the pservers keep a float32
-                master copy, which they update and checkpoint; gradients and values travel and are seen with 16 bits.
-            optimizer: What the pservers run, or the name of one whose settings all have defaults, such as "adam";
-                default plain SGD with a learning rate of 0.01.
-            mode: Consistency, or the name of a mode whose settings all have defaults; default ``Sync()``.
-            wire: "bfloat16" or "float16": gradients and values of float32 parameters travel with 16 bits, rounded to
-                nearest even; the pservers keep and update float32. A gradient beyond the range is a GradientError; a
-                value beyond it arrives as infinity.
-            error_feedback: With ``wire``: add what was rounded off a gradient to the next one. Costs this trainer
-                float32 memory of the model's size.
-            dtypes: name -> "float16", "bfloat16", "float32" or "float64": declare a parameter as that, whatever its
-                array is.
+            initial: Name -> float array of any shape; or nested: dicts, lists, tuples and named tuples of arrays, and
+                with JAX all of its pytrees (``Parameters.tree`` returns the values in this structure). Used only if
+                this trainer is elected. Pservers keep a float32 master copy of float16 and bfloat16
+                (``ml_dtypes.bfloat16``) arrays, which they update and checkpoint; gradients and values have 16 bits.
+            optimizer: The pservers' optimizer, or the name of one that has only defaults, such as "adam"; default:
+                plain SGD with a learning rate of 0.01.
+            mode: Consistency mode, or the name of one that has only defaults; default ``Sync()``.
+            wire: "bfloat16" or "float16" to send gradients and values of float32 parameters with 16 bits, rounded to
+                nearest even; the pservers store and update float32. A gradient out of range raises a GradientError; a
+                value out of range arrives as infinity.
+            error_feedback: With ``wire``: add the rounding error of a gradient to the next gradient. Needs float32
+                memory of the model's size in this trainer.
+            dtypes: Name -> "float16", "bfloat16", "float32" or "float64", to declare a parameter with another dtype
+                than its array has.
 
         Returns:
-            A mapping of arrays with the job's present values.
+            A mapping of names to arrays with the job's current values.
 
         Raises:
             UsageError: a parameter is not a float array, or not finite.
@@ -373,23 +375,23 @@ class Job:
         init: Init | None = None,
         **more: Any,
     ) -> Table:
-        """Declare an embedding table, before ``parameters``: the same in every trainer.
+        """Declare an embedding table, with the same call in every trainer, before ``parameters``.
 
-        Without a dense model ``parameters`` need not be called: then the first lookup or batch declares the tables, in
-        the default mode; ``job.parameters({}, mode=...)`` chooses another one.
+        A job without dense parameters need not call ``parameters``: the first lookup or batch declares the tables, in
+        the default mode; ``job.parameters({}, mode=...)`` chooses another mode.
 
         Args:
-            name: Of the table.
-            dim: Elements of a row.
-            optimizer: Of its rows: SGD, Momentum, Adagrad, RowAdagrad, Adam (rows without a gradient do not move),
-                RowAdam or Ftrl; or the name of one whose settings all have defaults.
-            init: What a row begins with: Uniform, Normal, Zeros or Constant; default zeros.
+            name: The table's name.
+            dim: Number of elements of a row.
+            optimizer: Optimizer of the rows: SGD, Momentum, Adagrad, RowAdagrad, Adam (rows without a gradient do not
+                move), RowAdam or Ftrl; or the name of one that has only defaults.
+            init: Initial values of rows: Uniform, Normal, Zeros or Constant; default zeros.
             **more: ``dtype``, ``rounding``, ``seed``, ``unknown``, ``admit_after``, ``admission``, ``sketch_bytes`` and
-                ``evict``, see ``domain.tables.spec``.
+                ``evict``; see ``domain.tables.spec``.
 
         Raises:
-            UsageError: a setting makes no sense, or ``parameters`` was called before.
-            DeclarationError: this session, or the job, has declared it otherwise.
+            UsageError: a setting is invalid, or ``parameters`` was called before.
+            DeclarationError: this session or the job has declared the table differently.
         """
         self._require_open()
         if init is not None:
@@ -397,27 +399,27 @@ class Job:
         return self._model.table(TableSpec(name, dim, Optimizer.chosen(optimizer), **more))
 
     def lookup(self, ids: Mapping[Table, Any]) -> dict[Table, npt.NDArray[np.float32]]:
-        """Rows of several tables, in one round trip for all of them.
+        """Look up rows of several tables, in one round trip.
 
         Args:
-            ids: Table -> what its ``pull`` takes as ids.
+            ids: Table -> ids, as for its ``pull``.
 
         Returns:
-            Table -> what its ``pull`` returns: (n, dim) float32.
+            Table -> rows, as from its ``pull``: (n, dim) float32.
 
         Raises:
-            UsageError: as of ``Table.pull``; nothing was sent.
-            UnavailableError: a pserver stayed away for longer than ``give_up_s``.
+            UsageError: as for ``Table.pull``; nothing was sent.
+            UnavailableError: a pserver was unavailable for longer than ``give_up_s``.
         """
         self._require_open()
         return self._model.look_up(ids)
 
     def step(self) -> None:
-        """Push what was pushed to tables for the current batch: what ``model.step`` does, without a dense model.
+        """Push what was pushed to tables for the current batch, like ``model.step`` but without a dense model.
 
         Raises:
             UsageError: no batch is current, or it was already pushed.
-            UnavailableError: a pserver stayed away for longer than ``give_up_s``.
+            UnavailableError: a pserver was unavailable for longer than ``give_up_s``.
         """
         self._require_open()
         self._model.require_declared().step_rows()
@@ -431,30 +433,30 @@ class Job:
         name: str = "evaluation",
         columns: str | Sequence[str] | None = None,
         filter: Sequence[tuple[str, str, Any]] | None = None,  # noqa: A002 - as in ``dataset``
-        format: str = "",  # noqa: A002 - likewise
+        format: str = "",  # noqa: A002 - as in ``dataset``
         decode: Decode | None = None,
     ) -> dict[str, float]:
-        """Measure other data, together with all trainers that call this; the training data is not touched.
+        """Measure other data, together with all trainers that call this. Training data is not affected.
 
-        Each trainer gets a part of the batches; a trainer that calls it alone gets all. It returns when every batch is
-        measured, by whoever, and gives all callers the same result. One that calls it later gets the result at once.
+        Each caller gets a part of the batches; a single caller gets all. The call returns when every batch has been
+        measured, with the same result for all callers. Later callers get the result at once.
 
         Args:
-            urls: URLs or globs of the data, as of ``dataset``.
-            measure: Makes metrics of a batch (``pyarrow.RecordBatch``); they are averaged, weighted by records.
-            batch_size: Records of a batch, at most.
-            name: Tells one evaluation from another: use another one for each moment, such as ``f"epoch-{n}"``.
-            columns: Only these.
+            urls: URLs or globs of the data, as for ``dataset``.
+            measure: Computes the metrics of a batch (``pyarrow.RecordBatch``); they are averaged, weighted by records.
+            batch_size: Maximum number of records of a batch.
+            name: Identifies the evaluation: use another name each time, such as ``f"epoch-{n}"``.
+            columns: Columns to read; None: all.
             filter: (column, operator, value) conditions that records must meet.
             format: Name of the format; empty: by the files' names.
-            decode: For RecordIO: makes columns of a record's bytes.
+            decode: For RecordIO: converts the bytes of a record to columns.
 
         Returns:
-            name -> mean over all records.
+            Name -> mean over all records.
 
         Raises:
-            DataError: a file is missing, unreadable, or of another schema than the others.
-            DeclarationError: the evaluation of this name has other data.
+            DataError: a file is missing, unreadable, or has another schema than the others.
+            DeclarationError: the evaluation with this name has other data.
         """
         self._require_open()
         arguments.function_of("measure", measure)
@@ -468,7 +470,7 @@ class Job:
     def log(self, **metrics: SupportsFloat) -> None:
         """Report metrics of the current batch; ``status`` and the progress bar show their mean over records.
 
-        With an output directory they are also written to files of it, see ``curves.files``.
+        With an output directory, they are also written to files there; see ``curves.files``.
         """
         current = self._participation.current
         values = arguments.metrics_of(metrics)
@@ -480,10 +482,10 @@ class Job:
             self._process.progress.metrics(values, 1)
 
     def wait_for_end(self) -> None:
-        """Return when every task of every epoch is done, by whichever trainer; a finished loop means the same.
+        """Wait until every task of every epoch is done, in all trainers. A loop that has ended means the same.
 
-        What ``model.pull`` brings from then on is what was trained. If a pserver dies that late and lost something, it
-        raises BegunAnewError: the lost part is done again, by trainers that are started again.
+        From then on, ``model.pull`` returns the final values. If a pserver dies that late and loses batches, it raises
+        BegunAnewError: trainers that are restarted repeat the batches.
         """
         self._require_open()
         waiting, requests = self._process.waiting(), self._process.request_stream()
@@ -502,17 +504,17 @@ class Job:
         waiting.over()
 
     def stop(self, reason: str = "its script called job.stop()") -> None:
-        """End the whole job before all epochs are done: an early stop, of one that trains long enough, say.
+        """End the whole job before all epochs are done, for example for early stopping.
 
-        The master hands out no new tasks. Each trainer's loop ends when the trainer has finished the tasks that it has
-        begun, at most two; a trainer may also leave its loop at once. Work that was lost with a pserver is trained
-        again first, so at least one trainer should stay in its loop: if none asks for work for 30 s, the job fails and
-        names the tasks. The rest of the data stays untrained. That is not an error, and ``--resume`` can go on with it
-        from the last checkpoint. Any trainer may call this, also twice.
+        The master assigns no new tasks. Each trainer's loop ends when the trainer has finished the tasks that it has
+        begun, at most two; a trainer may also leave its loop at once. Work that was lost with a pserver is repeated
+        first, so at least one trainer should stay in its loop: if none requests work for 30 s, the job fails and names
+        the tasks. The rest of the data remains untrained. This is not an error, and ``--resume`` can continue from the
+        last checkpoint. Any trainer may call this, more than once.
 
         Args:
-            reason: Shown by ``flightedl status`` and at the end of ``flightedl run``, beside this trainer's name; at
-                most 256 characters of it.
+            reason: Shown with this trainer's name by ``flightedl status`` and at the end of ``flightedl run``; cut to
+                256 characters.
 
         Raises:
             UsageError: the session is over, or the reason is empty.
@@ -525,49 +527,49 @@ class Job:
         self,
         url: str | Path,
         *,
-        format: str = "",  # noqa: A002 - users' word
+        format: str = "",  # noqa: A002 - common name
         server: bool = False,
         once: Once | None = None,
     ) -> bool:
-        """Write the model as one file for others to load; call it in all trainers, and one of them does it.
+        """Write the model as one file. Call this in all trainers; one of them writes the file.
 
         The n-th call for a URL within an epoch is the same request in all trainers. A later request for the same URL
         replaces the file.
 
         Args:
             url: Path or URL of the file, ending in .safetensors, .npz or .arrow.
-            format: Of the file, where its name does not say it.
-            server: Let the master take the values from a new checkpoint, instead of this trainer's copy of them.
-            once: What ``Job.once`` returned: write only if this trainer still has that name. Not needed for the file to
-                be written by one trainer.
+            format: The file's format, if its name has another ending.
+            server: Let the master write the values of a new checkpoint, instead of this trainer writing its copy.
+            once: Result of ``Job.once``: write only if this trainer still has that name. Not needed to ensure that only
+                one trainer writes the file.
 
         Returns:
-            True in the trainer that wrote it (or asked the master to), False in the others.
+            True in the trainer that wrote the file (or asked the master to), False in the others.
 
         Raises:
-            UsageError: there is no model, the session is over, the format is not known, or (``server``) the job keeps
+            UsageError: there is no model, the session is over, the format is unknown, or (with ``server``) the job has
                 no checkpoints.
             UnavailableError: the file could not be written.
-            FencedError: ``once`` is another trainer's by now; the file is as it was.
+            FencedError: another trainer now has the name of ``once``; the file did not change.
         """
         self._require_open()
         target = arguments.url_of("url", url)
         if not isinstance(once, Once | None):
-            raise UsageError(f"once is {once!r}: give what job.once returned")
+            raise UsageError(f"once is {once!r}: pass the result of job.once")
         return self._model.save(target, format, server=server, once=once)
 
     def once(self, name: str) -> Once:
-        """True in one trainer of the job: for what must be done once, such as writing the final report.
+        """Claim a name that only one trainer gets, for work to be done once, such as writing the final report.
 
         ::
 
             if won := job.once("report"):
                 won.publish(job.output_dir / "report.json", report)
 
-        A winner that dies, or is frozen or cut off for longer than its lease, before its session ends cleanly gives the
-        name back; another trainer may win it and do all of it again. A frozen one that wakes up does not notice:
-        ``won.require()`` raises FencedError then, and ``won.publish`` and ``save_model(once=won)`` leave the files of
-        its successor alone. Other effects of the block are not guarded, so let them bear a repetition.
+        A winner that dies, or is frozen or disconnected for longer than its lease, before its session ends cleanly
+        loses the name; another trainer may win it and repeat the work. A frozen winner that continues does not notice
+        this by itself: ``won.require()`` then raises FencedError, and ``won.publish`` and ``save_model(once=won)`` do
+        not replace its successor's files. Other effects of the block are not protected, so make them idempotent.
         """
         self._require_open()
         return self._once.claim(arguments.name_of("the name given to once", name))
@@ -590,11 +592,11 @@ class Job:
             raise UsageError(self._closed)
 
     def _shares_model(self) -> bool:
-        """True if the script may train one model together with other trainers, as far as can be seen."""
+        """True if the script may train one model together with other trainers, as far as is known."""
         is_known = self._model.is_declared or self._data.explicit_done or self._once.is_used
         return is_known or self._data.is_of_group or has_process_group()
 
-    def _began_anew(self) -> None:
+    def _registered_again(self) -> None:
         self._data.registered_again()
 
     # the end
@@ -614,24 +616,24 @@ class Job:
         try:
             self._end("its script has ended", getattr(sys, "last_value", None))
         except FlightedlError as error:
-            # An exception would leave the exit code as it is, and the launcher has to see that this rank failed.
+            # An exception would not change the exit code, and the launcher must see that this rank failed.
             sys.stdout.flush()
             sys.stderr.write(f"flightedl: {error}\n")
             sys.stderr.flush()
             os._exit(1)
 
     def close(self, why: str = _CLOSED) -> None:
-        """Hand back what is held and end the lease. Closing twice is fine.
+        """Hand back tasks and end the lease. Closing twice is allowed.
 
         Raises:
-            FencedError: this process is a rank of a group whose present start is over.
+            FencedError: this process is a rank of a group, and the group's current start is over.
         """
         self._end(why, None)
 
     def _end(self, why: str, error: BaseException | None) -> None:
         if self._closed:
             return
-        self._closed = f"this session is over: {why}; connect again to go on"
+        self._closed = f"this session is over: {why}; connect again to continue"
         atexit.unregister(self._leave_at_exit)
         try:
             self._data.leave_group(error)
@@ -645,5 +647,5 @@ class Job:
 def has_process_group() -> bool:
     """True if torch.distributed is initialized, or a launcher has given this process a rank."""
     is_initialized = getattr(sys.modules.get("torch.distributed"), "is_initialized", bool)
-    names = os.environ.keys()  # noqa: TID251 - other launchers set them, such as torchrun
+    names = os.environ.keys()  # noqa: TID251 - set by other launchers, such as torchrun
     return is_initialized() or not names.isdisjoint({"RANK", "WORLD_SIZE"})

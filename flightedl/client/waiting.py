@@ -1,8 +1,8 @@
-"""Tells the user what the program waits for, and ends the wait when it takes too long.
+"""Tells the user what the program is waiting for, and ends the wait when it takes too long.
 
-A thread that waits is often inside a call, to a server that is frozen or cut off. So another thread looks at all waits
-(``Waits.look``) and says whose answer is missing. It cannot end the call: that has a deadline of its own, of half a
-minute at most, and only then a wait is given up.
+A waiting thread is often inside a call to a server that is frozen or disconnected. So another thread checks all waits
+(``Waits.look``) and reports whose answer is missing. It cannot end the call, which has its own deadline of at most half
+a minute; a wait is given up only after that.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
 
 
 class Waiting:
-    """One wait of the user's thread: silent at first, then one line when its reason changes, then an error.
+    """One wait of the user's thread: silent at first, then one line whenever its reason changes, finally an error.
 
     Args:
         clock: The process's clock.
-        say_after_s: Silence until then.
-        give_up_s: After that, ``because`` raises UnavailableError with the last reason.
-        tell: Where the reason goes beside stderr ("" when the wait is over); the session reports it to the master.
-        ended: Called with this one when the wait is over.
-        job_over: Why what is waited for can never come; empty: it may.
+        say_after_s: Seconds of silence.
+        give_up_s: Seconds until ``because`` raises UnavailableError with the last reason.
+        report: Receives the reason in addition to stderr, and "" when the wait is over; the session sends it to the
+            master.
+        ended: Called with this wait when it is over.
+        job_over: Returns why the awaited event can never happen; empty while it may.
     """
 
     __slots__ = (
@@ -39,11 +40,11 @@ class Waiting:
         "_lock",
         "_pause_s",
         "_printed",
+        "_report",
         "_say_after_s",
         "_start",
-        "_tell",
         "_trouble_since",
-        "said",
+        "reported",
         "thread",
     )
 
@@ -52,39 +53,39 @@ class Waiting:
         clock: Clock,
         say_after_s: float,
         give_up_s: float,
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
         ended: Callable[[Waiting], None] = lambda _: None,
         job_over: Callable[[], str] = lambda: "",
     ) -> None:
         self._clock = clock
         self._say_after_s = say_after_s
         self._give_up_s = give_up_s
-        self._tell = tell
+        self._report = report
         #: The thread that waits.
         self.thread = threading.get_ident()
         self._pause_s = _FIRST_PAUSE_S
         self._start = clock.now()
         self._trouble_since: float | None = self._start
-        #: What is told now; empty if nothing is. And what was printed last.
-        self.said = self._printed = ""
+        #: The reason that is reported now, empty if none; and the last printed one.
+        self.reported = self._printed = ""
         self._ended = ended
         self._job_over = job_over
-        #: Whose answer the present attempt needs, and since when; None between attempts.
+        #: The server that the current attempt waits for, and since when; None between attempts.
         self._asked: tuple[str, float] | None = None
-        #: Over what is said: the thread that waits and the one that looks at it both say something.
+        #: Held while reporting, because the waiting thread and the checking thread both do.
         self._lock = threading.Lock()
 
     def since(self, began: float) -> Waiting:
-        """Set when the wait began, and return it: its first attempt was made before there was a reason to wait."""
+        """Set when the wait began, and return it, because the first attempt was made without a wait."""
         self._start = self._trouble_since = began
         return self
 
     def asks(self, whom: str, since: float | None = None) -> None:
-        """The attempt that begins needs an answer of ``whom``."""
+        """Note that the attempt needs an answer of ``whom``."""
         self._asked = whom, self._clock.now() if since is None else since
 
     def look(self) -> None:
-        """Say whose answer is missing, if it has been for too long. Called by another thread."""
+        """Report whose answer is missing, if it has been missing for too long. Called by another thread."""
         now = self._clock.now()
         with self._lock:
             asked = self._asked
@@ -92,15 +93,15 @@ class Waiting:
                 self._say(f"{asked[0]} to answer", now - self._start)
 
     def pause(self) -> None:
-        """Sleep between two attempts, each time a third longer: the wait lasts about a third too long at most."""
+        """Sleep between two attempts, each time a third longer, so the wait is at most about a third too long."""
         self._clock.sleep(self._pause_s)
         self._pause_s = min(self._pause_s * 4 / 3, _LONGEST_PAUSE_S)
 
     def because(self, reason: str | FlightedlError) -> None:
-        """The attempt just made did not succeed for this reason.
+        """Note why the last attempt failed.
 
         Raises:
-            JobFailedError: the job is over: what is waited for can never come.
+            JobFailedError: the job is over, so the awaited event can never happen.
             UnavailableError: the wait took longer than ``give_up_s``.
         """
         now = self._clock.now()
@@ -119,16 +120,16 @@ class Waiting:
     def _say(self, text: str, waited: float) -> None:
         if waited < self._say_after_s:
             return
-        if text != self.said:
-            self.said = text
-            self._tell(text)
+        if text != self.reported:
+            self.reported = text
+            self._report(text)
         if text != self._printed:
             self._printed = text
             sys.stderr.write(f"flightedl: waiting ({waited:.0f} s): {text}\n")
             sys.stderr.flush()
 
     def patiently(self, reason: str) -> None:
-        """Like ``because`` for a wait that is in order, such as for the others to finish: it never gives up."""
+        """Like ``because``, but never give up: for normal waits, such as for other trainers to finish."""
         self._asked = None
         with self._lock:
             self._say(reason, self._clock.now() - self._start)
@@ -136,26 +137,26 @@ class Waiting:
 
     def over(self) -> None:
         """End the wait. It may begin again."""
-        self.take_back()
+        self.withdraw()
         self._printed = ""
         self._ended(self)
 
-    def take_back(self) -> None:
-        """Take back what was told; the next reason tells it again."""
+    def withdraw(self) -> None:
+        """Withdraw the reported reason; the next reason is reported again."""
         with self._lock:
             self._asked = None
-            if self.said:
-                self.said = ""
-                self._tell("")
+            if self.reported:
+                self.reported = ""
+                self._report("")
 
 
 class Waits:
-    """The waits of all threads of a trainer, one of each at a time. Thread-safe.
+    """The waits of all threads of a trainer, at most one per thread. Thread-safe.
 
-    A thread that begins another wait does not wait for what it waited for before, even if that wait was never ended. An
-    outer wait is told again with its next reason. Of several threads, what the first one waits for is told.
+    A thread that begins a new wait no longer waits for the previous one, even if that was not ended. An outer wait is
+    reported again with its next reason. If several threads wait, the first one's reason is reported.
 
-    Args: as of :class:`Waiting`.
+    Args: as for :class:`Waiting`.
     """
 
     def __init__(
@@ -163,27 +164,27 @@ class Waits:
         clock: Clock,
         say_after_s: float,
         give_up_s: float,
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
         job_over: Callable[[], str] = lambda: "",
     ) -> None:
         self._clock = clock
         self._job_over = job_over
         self._say_after_s = say_after_s
         self._give_up_s = give_up_s
-        self._tell = tell
+        self._report = report
         #: Thread -> its newest wait.
         self._open: dict[int, Waiting] = {}
-        #: A conversation's first request is waited for without a ``Waiting``, unless ``look`` finds that it takes long.
+        #: The first request of a conversation has no ``Waiting`` until ``look`` finds that it takes long.
         self._conversations: Sequence[Conversation] = ()
 
     def watch(self, conversations: Sequence[Conversation]) -> None:
-        """Look at these conversations with the pservers, too."""
+        """Also check these conversations with pservers."""
         self._conversations = conversations
 
     def begin(self) -> Waiting:
-        """This thread begins to wait."""
+        """Begin a wait of this thread."""
         if (left := self._open.get(threading.get_ident())) is not None:
-            left.take_back()
+            left.withdraw()
         waiting = self._made()
         self._open[waiting.thread] = waiting
         return waiting
@@ -193,28 +194,28 @@ class Waits:
             self._clock,
             self._say_after_s,
             self._give_up_s,
-            lambda text: self._tell_of(waiting, text),
+            lambda text: self._report_of(waiting, text),
             self._end,
             self._job_over,
         )
         return waiting
 
-    def _tell_of(self, waiting: Waiting, text: str) -> None:
+    def _report_of(self, waiting: Waiting, text: str) -> None:
         if text:
             self._open[waiting.thread] = waiting
-        self._tell(next((each.said for each in list(self._open.values()) if each.said), ""))
+        self._report(next((each.reported for each in list(self._open.values()) if each.reported), ""))
 
     def _end(self, waiting: Waiting) -> None:
         if self._open.get(waiting.thread) is waiting:
             self._open.pop(waiting.thread, None)
 
     def asks(self, whom: str) -> None:
-        """This thread asks somebody for something."""
+        """Note that this thread calls a server."""
         if (waiting := self._open.get(threading.get_ident())) is not None:
             waiting.asks(whom)
 
     def look(self) -> None:
-        """Let all waits say whose answer is missing."""
+        """Let all waits report whose answer is missing."""
         for waiting in list(self._open.values()):
             waiting.look()
         for each in self._conversations:
@@ -227,5 +228,5 @@ class Waits:
             self._open[waiting.thread] = each.waiting = waiting
             waiting.look()
             if each.asked_at != asked_at:
-                # The answer came while the wait was told, and its thread may have seen no wait.
+                # The answer arrived while the wait was being reported, so its thread may not have seen the wait.
                 waiting.over()

@@ -79,7 +79,7 @@ class Trained:
             lambda: self.master,  # type: ignore[arg-type, return-value]
         )
         self.parameters = cluster.parameters(self.participation, give_up_s=0.5)
-        self.participation.take(self.parameters, cluster.mode)
+        self.participation.set_model(self.parameters, cluster.mode)
         cluster.trainers.append(self)  # type: ignore[arg-type]
 
     def hear(self, *answers: TasksReply | Callable[[], TasksReply]) -> None:

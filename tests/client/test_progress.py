@@ -109,7 +109,7 @@ def test_a_batch_without_a_gradient_is_idle(mode: Mode) -> None:
         participation = Participation(
             nobody, nobody, nobody, nobody, lambda _records, is_idle: done.append(is_idle), nobody
         )
-        participation.take(trainer.parameters, mode)
+        participation.set_model(trainer.parameters, mode)
         for batch in range(4):
             participation._current = trainer.begin(batch)
             if batch % 2:

@@ -14,7 +14,7 @@ from flightedl.testing.clock import FakeClock
 
 def test_a_wait_prints_its_reason_once_after_a_while(capsys: pytest.CaptureFixture[str]) -> None:
     clock, told = FakeClock(), list[str]()
-    waiting = Waiting(clock, say_after_s=5.0, give_up_s=100.0, tell=told.append)
+    waiting = Waiting(clock, say_after_s=5.0, give_up_s=100.0, report=told.append)
     waiting.because("a pserver")
     assert capsys.readouterr().err == ""
     clock.advance(6.0)
@@ -31,7 +31,7 @@ def test_a_wait_prints_its_reason_once_after_a_while(capsys: pytest.CaptureFixtu
 
 def test_a_hanging_call_is_reported_by_another_thread(capsys: pytest.CaptureFixture[str]) -> None:
     clock, told = FakeClock(), list[str]()
-    waits = Waits(clock, say_after_s=5.0, give_up_s=100.0, tell=told.append)
+    waits = Waits(clock, say_after_s=5.0, give_up_s=100.0, report=told.append)
     waits.asks("nobody, as nobody waits")
     waiting = waits.begin()
     waits.asks("pserver 0")
@@ -57,7 +57,7 @@ def test_a_hanging_call_is_reported_by_another_thread(capsys: pytest.CaptureFixt
 
 def test_a_hanging_conversation_is_reported_until_it_is_answered(capsys: pytest.CaptureFixture[str]) -> None:
     clock, told = FakeClock(), list[str]()
-    waits = Waits(clock, say_after_s=5.0, give_up_s=100.0, tell=told.append)
+    waits = Waits(clock, say_after_s=5.0, give_up_s=100.0, report=told.append)
     quick, slow = Conversation(0, clock.now), Conversation(1, clock.now)
     waits.watch([quick, slow])
     slow.begin(PUSH)
@@ -77,7 +77,7 @@ def test_a_hanging_conversation_is_reported_until_it_is_answered(capsys: pytest.
 
 def test_a_finished_attempt_no_longer_counts_as_a_wait() -> None:
     clock, told = FakeClock(), list[str]()
-    waits = Waits(clock, say_after_s=5.0, give_up_s=100.0, tell=told.append)
+    waits = Waits(clock, say_after_s=5.0, give_up_s=100.0, report=told.append)
     waiting = waits.begin()
     for _ in range(3):
         waits.asks("pserver 0")
@@ -92,7 +92,7 @@ def test_a_finished_attempt_no_longer_counts_as_a_wait() -> None:
 
 def test_each_thread_has_its_own_wait() -> None:
     clock, told = FakeClock(), list[str]()
-    waits = Waits(clock, say_after_s=5.0, give_up_s=100.0, tell=told.append)
+    waits = Waits(clock, say_after_s=5.0, give_up_s=100.0, report=told.append)
     first = waits.begin()
     waits.asks("the master")
     with ThreadPoolExecutor(1) as pool:
@@ -106,7 +106,7 @@ def test_each_thread_has_its_own_wait() -> None:
 
 def test_an_abandoned_wait_ends_when_its_thread_waits_again() -> None:
     clock, told = FakeClock(), list[str]()
-    waits = Waits(clock, say_after_s=5.0, give_up_s=100.0, tell=told.append)
+    waits = Waits(clock, say_after_s=5.0, give_up_s=100.0, report=told.append)
     left = waits.begin()
     clock.advance(6.0)
     left.because("pserver 0 waits for its blocks to be allocated")
@@ -119,7 +119,7 @@ def test_an_outer_wait_is_reported_again_after_an_inner_one_but_printed_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     clock, told = FakeClock(), list[str]()
-    waits = Waits(clock, say_after_s=5.0, give_up_s=100.0, tell=told.append)
+    waits = Waits(clock, say_after_s=5.0, give_up_s=100.0, report=told.append)
     outer = waits.begin()
     clock.advance(6.0)
     for _ in range(2):
@@ -134,7 +134,7 @@ def test_an_outer_wait_is_reported_again_after_an_inner_one_but_printed_once(
 
 def test_a_wait_gives_up_with_its_last_reason() -> None:
     clock = FakeClock()
-    waiting = Waiting(clock, say_after_s=500.0, give_up_s=10.0, tell=lambda _: None)
+    waiting = Waiting(clock, say_after_s=500.0, give_up_s=10.0, report=lambda _: None)
     waiting.because("one")
     clock.advance(10.0)
     with pytest.raises(UnavailableError, match=r"gave up after 10 s .*: two"):
@@ -143,7 +143,7 @@ def test_a_wait_gives_up_with_its_last_reason() -> None:
 
 def test_an_expected_wait_never_gives_up() -> None:
     clock = FakeClock()
-    waiting = Waiting(clock, say_after_s=500.0, give_up_s=10.0, tell=lambda _: None)
+    waiting = Waiting(clock, say_after_s=500.0, give_up_s=10.0, report=lambda _: None)
     for _ in range(10):
         clock.advance(9.0)
         waiting.patiently("the others")

@@ -268,7 +268,7 @@ class JobModel:
             probe=process.probe,
             newest_plan=lambda: self._declare(declared.declaration, plan.parameters)[1],
         )
-        self._participation.take(parameters, mode)
+        self._participation.set_model(parameters, mode)
         parameters.refresh()
         return parameters
 

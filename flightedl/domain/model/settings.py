@@ -82,8 +82,8 @@ class Setting:
     def check_within(self, name: str, limits: Limits) -> None:
         """Check this setting where a number with these limits is expected.
 
-        Raises UsageError, whose message begins with ``name``. Does nothing for most settings, whose numbers have their own
-        limits.
+        Raises UsageError, whose message begins with ``name``. Does nothing for most settings, whose numbers have their
+        own limits.
         """
 
     def to_json(self) -> dict[str, Any]:
