@@ -1,12 +1,19 @@
-"""A trainer's model: first values, pushes, pulls, and files with values.
+"""A trainer's model: initial values, pushes, pulls, and files with values.
 
-* ``job_model`` is what a session has of it, from its declaration to files of it.
-* ``trees`` takes nested models apart, by name, and puts them together again.
-* ``election`` chooses whose first values it gets.
-* ``parameters`` is what the user calls: ``step_plan`` checks gradients and lays them out as they travel,
-  ``kept`` adds up the gradients of several batches and keeps what 16 bits round off, ``values`` is where the model
-  lies, unless it is lent (``lending``). What a call sends and asks for is decided in
-  ``domain.trainer.steps``, and carried out with a ``shard_client`` for each pserver, over a ``step_channel``.
-  Everything that depends on the owners of blocks lies in a ``layout``, which is swapped as a whole.
-* ``loading`` reads values from a file or a checkpoint; ``saving`` has one trainer write them.
+* ``job_model``: the session's access to the model, from its declaration to its files
+* ``trees``: conversion of nested models to arrays by name, and back
+* ``election``: driver of the election of the trainer that provides the initial values
+* ``parameters``: the mapping of arrays that the user reads, pushes to and pulls
+* ``step_plan``: checks of gradients, and their layout in messages
+* ``kept``: sums of several batches' gradients, and rounding errors of 16-bit gradients
+* ``values``: memory of the model's values
+* ``lending``: values that are shown to the user instead of being stored
+* ``shard_client``: requests and answers of one pserver
+* ``step_channel``: the stream to one pserver, kept open from step to step
+* ``layout``: everything that depends on the owners of blocks, replaced as a whole
+* ``loading``, ``saving``: reading values from a file or checkpoint; writing them in one trainer
+
+``model.step(gradients)`` checks the gradients and lays them out by a ``StepPlan``. ``domain.trainer.steps`` decides
+what to send and what to request. A ``ShardClient`` per pserver carries this out over its ``StepChannel``; it copies
+received values into ``ModelValues``, where the user's arrays are.
 """

@@ -1,4 +1,4 @@
-"""Carries out the election of first values (``domain.trainer.first_values``): etcd, uploads, and waits."""
+"""Driver of the election of initial values (``domain.trainer.first_values``): etcd, uploads, and waits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from flightedl.recording.writer import Recorder
 
 _UPLOAD_S = 120.0
-#: Of a transaction.
+#: Limit of conditions in a transaction.
 _CONDITIONS_LIMIT = 127
 
 
@@ -54,7 +54,7 @@ def elect_and_initialize(
     waiting: Callable[[], Waiting],
     recorder: Recorder | None = None,
 ) -> Elected:
-    """Return when the model has its first values, from this trainer or another."""
+    """Return when the model has initial values, from this trainer or another."""
     driver = _Driver(plan, values, registration, coordinator, keys, directory, servers, recorder)
     wait = waiting()
     uploading: Upload | None = None
@@ -68,11 +68,11 @@ def elect_and_initialize(
                 wait.pause()
             case WaitFor(candidate):
                 driver.await_other(candidate)
-                wait.because(f"trainer {candidate.trainer} to send the first values")
+                wait.because(f"trainer {candidate.trainer} to send the initial values")
                 wait.pause()
             case step:
                 if isinstance(step, Upload) and step != uploading:
-                    # The one before has taken as long as it took.
+                    # Each upload has its own wait.
                     uploading, wait = step, waiting()
                 try:
                     driver.carry_out(step)
@@ -81,7 +81,7 @@ def elect_and_initialize(
 
 
 class _Driver:
-    """Carries out single steps. Arguments: as of ``elect_and_initialize``."""
+    """Carries out single steps. Arguments as for ``elect_and_initialize``."""
 
     def __init__(
         self,
@@ -104,12 +104,12 @@ class _Driver:
         self._servers = servers
 
     def newest(self) -> int:
-        """The newest election that the directory knows of; 0: none."""
+        """Return the newest election in the directory; 0 if there is none."""
         entry = self._directory.entry(self._keys.init_params)
         return 0 if entry is None else entry.create_revision
 
     def carry_out(self, step: Look | Stand | Upload | Confirm) -> None:
-        """Do it, and say what came of it."""
+        """Carry out a step, and report its outcome to the election."""
         match step:
             case Look():
                 entry = self._coordinator.get(self._keys.init_params)
@@ -126,7 +126,7 @@ class _Driver:
                 assert_never(step)
 
     def await_other(self, candidate: Candidate) -> None:
-        """Until the election is done, or not this candidate's any more; for a slice of time."""
+        """Wait, for a slice of time, until the election's key has changed."""
 
         def has_changed(directory: Directory) -> bool | None:
             entry = directory.entry(self._keys.init_params)
@@ -141,7 +141,7 @@ class _Driver:
         )
 
     def _upload(self, index: int, election: int) -> tuple[int, InitReply]:
-        """The blocks of one pserver; its generation, and what it has of this election then."""
+        """Upload the blocks of one pserver; return its generation and its reply."""
         plan = self._plan
         blocks = [plan.block(number) for number in plan.blocks_of(index).tolist()]
         slices = [
@@ -162,7 +162,7 @@ class _Driver:
         return generation, decode(connection.put(encode(header), PUSH_SCHEMA, batches, timeout_s=_UPLOAD_S), InitReply)
 
     def _confirm(self, election: int, generations: tuple[int, ...]) -> int | None:
-        """The revision at which it was stored; None: it was not."""
+        """Store that the election is done; return the revision, or None if a condition failed."""
         done = ElectionRecord(trainer=self._registration.trainer, done=True)
         received = [CreatedAt(self._keys.pserver(index), made) for index, made in enumerate(generations)]
         won = self._coordinator.transact(
@@ -178,5 +178,5 @@ def _candidate(entry: Entry) -> Candidate:
 
 
 def _sendable(array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-    """Return an array that Arrow takes: 16-bit floats are sent as their bits."""
+    """Return an array that Arrow accepts: 16-bit floats are sent as their bits."""
     return array.view(np.uint16) if array.dtype.itemsize == ITEM_BYTES else array

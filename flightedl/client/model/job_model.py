@@ -1,4 +1,4 @@
-"""What a trainer has of the job's model: its declaration, its first values, its parameters, and files of it."""
+"""The session's access to the job's model: its declaration, initial values, parameters, tables, and files."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ class JobModel:
     """The model of one session.
 
     Args:
-        process: The trainer's.
-        participation: Knows which batch it works on.
+        process: The trainer's process.
+        participation: Provides the current batch.
     """
 
     def __init__(self, process: TrainerProcess, participation: Participation) -> None:
         self._process = process
         self._participation = participation
         self._parameters: Parameters | None = None
-        #: By name, as the session declared them.
+        #: Tables of the session by name.
         self._tables: dict[str, Table] = {}
-        #: The same in the order of their numbers, once they are declared to the master.
+        #: Table -> its number, once the tables are declared to the master.
         self._numbers: dict[str, int] = {}
         self._saves = ModelSaves(process.coordinator, process.keys, process.registration, process.waiting, self._life)
 
@@ -75,18 +75,18 @@ class JobModel:
         error_feedback: bool,
         dtypes: Mapping[str, str | type[np.generic]] | None,
     ) -> Parameters:
-        """Declare the model, and have its values. Errors as of ``Job.parameters``."""
+        """Declare the model and get its values. Raises as ``Job.parameters``."""
         if self._parameters is not None:
             raise UsageError(
-                "this session already has its parameters: declare all of them in one call; for several modules and "
-                "optimizers of PyTorch make one nn.ModuleDict and one fe.torch.Optimizer, see steps_per_batch="
+                "this session already has its parameters: declare all of them in one call; with PyTorch, combine "
+                "several modules in one nn.ModuleDict with one fe.torch.Optimizer, and see steps_per_batch="
             )
         tree = tree_of(initial)
         check_kind(wire)
         chosen_mode = Sync() if mode is None else Mode.chosen(mode)
         chosen_optimizer = SGD(lr=0.01) if optimizer is None else Optimizer.chosen(optimizer)
         if error_feedback and not wire:
-            raise UsageError('error_feedback is about what wire="bfloat16" or "float16" rounds off: give a wire, too')
+            raise UsageError('error_feedback needs wire="bfloat16" or wire="float16", whose rounding it compensates')
         leaves = initial if tree is None else tree.leaves
         has_tables_only = bool(self._tables) and isinstance(leaves, Mapping) and not leaves
         values = {} if has_tables_only else declared_arrays(leaves, dtypes or {})
@@ -111,54 +111,54 @@ class JobModel:
     def _declare(
         self, declaration: ModelDeclaration, specs: Sequence[ParameterSpec]
     ) -> tuple[DeclaredModel, ShardPlan]:
-        """Declare the model to the master; return the answer, and who owns the blocks by it."""
+        """Declare the model to the master; return its answer and the resulting plan."""
         declared = self._process.ask_master("declare_model", encode(declaration), DeclaredModel)
         tables = [self._tables[name].spec for name in sorted(self._tables)]
         plan = plan_for(specs, declared.pservers, declared.cut_for, tables, declared.placement)
         if plan.hash != declared.plan_hash:
             raise DeclarationError(
-                "this trainer computes another shard plan: run the same flightedl version everywhere"
+                "this trainer computes a different shard plan: run the same flightedl version everywhere"
             )
         return declared, plan
 
     @property
     def is_declared(self) -> bool:
-        """Whether there is a model, or a table that will be one."""
+        """True if there is a model, or a table that will be part of one."""
         return self._parameters is not None or bool(self._tables)
 
     # tables
 
     def table(self, spec: TableSpec) -> Table:
-        """Declare a table. Errors as of ``Job.table``."""
+        """Declare a table. Raises as ``Job.table``."""
         if (known := self._tables.get(spec.name)) is not None:
             spec = replace(spec, first_rows=known.spec.first_rows)
             if known.spec != spec:
-                raise DeclarationError(f"table {spec.name!r} was declared before: {difference(known.spec, spec)}")
+                raise DeclarationError(f"table {spec.name!r} was declared differently: {difference(known.spec, spec)}")
             return known
         if self._parameters is not None:
             raise UsageError(f"declare table {spec.name!r} before job.parameters, which declares the whole model")
-        kernels()  # so that no step waits for them
+        kernels()  # compiled now, so that no step waits for it
         table = self._tables[spec.name] = Table(spec, self._declared, self.table_counts, self)
         self._participation.before_batches = self.require_declared
         return table
 
     def begin_with(self, name: str, url: str) -> None:
-        """Let a table begin with the rows of a file. Errors as of ``Table.load``."""
+        """Use the rows of a file as a table's initial rows. Raises as ``Table.load``."""
         table = self._tables[name]
         if table.spec.first_rows not in {"", url}:
             raise UsageError(
-                f"table {name!r} begins with the rows of {without_credentials(table.spec.first_rows)} already"
+                f"table {name!r} already begins with the rows of {without_credentials(table.spec.first_rows)}"
             )
         if self._parameters is not None and not table.spec.first_rows:
-            raise UsageError(f"load rows of table {name!r} before job.parameters, or its first pull: it is in use")
-        # Few jobs begin with rows, and reading Parquet takes a while to import.
+            raise UsageError(f"load the rows of table {name!r} before job.parameters and before its first pull")
+        # Imported lazily: few jobs load rows, and importing Parquet takes a while.
         from flightedl.formats.table_files import require_table_file
 
         require_table_file(FsspecFiles(), url, table.spec)
         table.spec = replace(table.spec, first_rows=url)
 
     def require_declared(self) -> Parameters:
-        """The model, declared with nothing but tables if nobody has declared it yet."""
+        """Return the model; declare one of tables only if none was declared yet."""
         if self._parameters is None:
             if not self._tables:
                 raise UsageError("there is no model: declare it with job.parameters or job.table first")
@@ -170,13 +170,13 @@ class JobModel:
         return self._numbers[name], parameters
 
     def own_table(self, table: object) -> Table:
-        """UsageError unless it is a table of this session."""
+        """Return the table; raise UsageError unless it belongs to this session."""
         if not isinstance(table, Table) or self._tables.get(table.name) is not table:
-            raise UsageError(f"{table!r:.80} is no table of this job: give what job.table returned")
+            raise UsageError(f"{table!r:.80} is not a table of this job: pass the result of job.table")
         return table
 
     def look_up(self, ids: Mapping[Table, Any]) -> dict[Table, npt.NDArray[np.float32]]:
-        """Rows of several tables. Errors as of ``Job.lookup``."""
+        """Look up rows of several tables. Raises as ``Job.lookup``."""
         for table in ids:
             self.own_table(table)
         asked = asked_of(ids)
@@ -191,17 +191,17 @@ class JobModel:
         }
 
     def look_ahead(self, columns: Mapping[Table, Column], peek: Callable[[], pa.RecordBatch | None]) -> None:
-        """Steps ask for the rows of the next batch, too.
+        """Prefetch rows: let each step also look up the rows of the next batch.
 
         Args:
-            columns: Table -> the column of the batches that has its ids, or what makes them of a batch.
-            peek: The next batch; None: it is not known.
+            columns: Table -> the column of the batches that has its ids, or a function that returns them for a batch.
+            peek: Returns the next batch, or None if it is unknown.
         """
         wanted = {self.own_table(table): column for table, column in columns.items()}
         self.require_declared().rows.next_ids = lambda: self._ahead(wanted, peek())
 
     def _ahead(self, columns: Mapping[Table, Column], records: pa.RecordBatch | None) -> dict[int, DistinctIds] | None:
-        """By table number, the ids that a batch is going to look up; None: they are not known."""
+        """Return the ids that a batch is going to look up, by table number; None if unknown."""
         if records is None:
             return None
         try:
@@ -212,7 +212,7 @@ class JobModel:
             asked = asked_of(wanted, nulls="padding")
             return {self._numbers[table.name]: found.distinct for table, found in asked.items()}
         except (UsageError, KeyError):
-            # What is wrong with the next batch is told when it is there; the one at hand is pushed.
+            # Errors of the next batch are reported when it is handed out; the current batch is pushed.
             return None
 
     def _status_of(self, index: int) -> PserverStatusReply:
@@ -220,7 +220,7 @@ class JobModel:
         return decode(connection.action("status", b"", timeout_s=SLICE_S), PserverStatusReply)
 
     def table_counts(self, name: str) -> TableCounts:
-        """Figures of a table over all pservers."""
+        """Return the figures of a table, summed over all pservers."""
         parameters = self.require_declared()
         found = TableCounts(name=name)
         for index in range(parameters.plan.pserver_count):
@@ -230,7 +230,7 @@ class JobModel:
         return found
 
     def _elect(self, plan: ShardPlan, values: Mapping[str, Array]) -> None:
-        """Return when the model has its first values; from then on only that model is worked for."""
+        """Return when the model has initial values; from then on the trainer works only for that model."""
         process = self._process
         elected = elect_and_initialize(
             plan,
@@ -248,7 +248,7 @@ class JobModel:
     def _connected(
         self, plan: ShardPlan, declared: DeclaredModel, tree: Tree | None, *, error_feedback: bool
     ) -> Parameters:
-        """The parameters, with the job's present values."""
+        """Return the parameters with the job's current values."""
         process = self._process
         mode = Mode.from_json(declared.present_mode)
         rule = Optimizer.from_json(declared.declaration.optimizer)
@@ -273,7 +273,7 @@ class JobModel:
         return parameters
 
     def save(self, target: str, form: str, *, server: bool, once: Once | None) -> bool:
-        """Write the model as one file, or see that another trainer does. Errors as of ``Job.save_model``."""
+        """Write the model as one file, or wait until another trainer has. Raises as ``Job.save_model``."""
         parameters = self._parameters
         if parameters is None:
             raise UsageError("there is no model to save: declare it with job.parameters first")
@@ -291,7 +291,7 @@ class JobModel:
                 return
             parameters.pull()
             specs = [ParameterSpec(key, value.shape, value.dtype.name) for key, value in parameters.items()]
-            # Few trainers write, and it knows all files of checkpoints.
+            # Imported lazily: few trainers write files, and this module imports all checkpoint formats.
             from flightedl.coordination.checkpoint_places import write_model
 
             def write_file() -> None:
@@ -302,7 +302,7 @@ class JobModel:
         return self._saves.save(target, self._participation.epoch, write)
 
     def save_table(self, name: str, target: str, *, has_slots: bool) -> bool:
-        """Have the rows of a table written as one file, by one of all trainers. Errors as of ``Table.export``."""
+        """Write the rows of a table as one file, in one of the trainers. Raises as ``Table.export``."""
         self.require_declared()
 
         def write(require_request: Callable[[], None]) -> None:
@@ -314,7 +314,7 @@ class JobModel:
         return self._saves.save(target, self._participation.epoch, write)
 
     def _export(self, name: str, target: str, has_slots: bool, require: Callable[[], None]) -> None:
-        """Write the rows of a table as the pservers have them now."""
+        """Write the current rows of a table."""
         from flightedl.coordination.checkpoint_places import write_file
         from flightedl.formats.table_files import file_of, schema_of
 
@@ -369,13 +369,13 @@ class JobModel:
         return self._process.servers.life
 
     def close(self, why: str) -> None:
-        """Nothing is pushed or pulled any more; ``why`` is told to whoever still asks."""
+        """Stop pushing and pulling; ``why`` is the error of later calls."""
         if self._parameters is not None:
             self._parameters.close(why)
 
 
 def difference(known: TableSpec, declared: TableSpec) -> str:
-    """In which settings two declarations of a table differ, for people."""
+    """Describe for people in which settings two declarations of a table differ."""
     one, other = known.to_json(), declared.to_json()
     return "; ".join(
         f"{name} is {one[name]!r:.60}, not {other[name]!r:.60}" for name in one if one[name] != other[name]

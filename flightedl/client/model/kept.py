@@ -1,23 +1,22 @@
-"""Gradients that a trainer keeps from one push to the next: sums of several batches, and rests of rounded gradients.
+"""Gradients that a trainer keeps between pushes: sums of several batches, and rounding errors.
 
-*Sums*, one array for each parameter that got a gradient, wait until they are pushed as one. Sums of float32 and float64
-are made in their own type, those of 16-bit floats as float32. ``domain.trainer.sums`` decides which batches a sum has,
-what their gradients are multiplied by, what the sum is divided by, and what becomes of each batch. The arrays belong to
-the sum of one identity, and are forgotten when another sum begins or is taken.
+*Sums*, one array per parameter that has a gradient, are kept until they are pushed at once. Sums of float32 and float64
+gradients have the same type, those of 16-bit floats are float32. ``domain.trainer.sums`` decides which batches belong
+to a sum, their weights, the divisor, and the outcome of each batch. The arrays belong to the sum of one identity, and
+are dropped when another sum begins or is taken.
 
-*Error feedback* (Seide et al. 2014) adds what rounding to 16 bits takes from a gradient to the next one. Rules:
+*Error feedback* (Seide et al. 2014) adds the error of rounding a gradient to 16 bits to the next gradient. Rules:
 
-* A push is encoded once, before anything of it is sent. Messages that are sent again have the same bytes: a block that
-  took the first copy answers "already applied" to the second.
-* A block's *residual* (the gradient that should have been pushed, less the one that was) changes when the block has
-  answered, once for each push. A gradient that came too late is computed again; its residual stays as it was.
-* Residuals are this trainer's own. If it dies they are lost: those gradients were rounded, nothing worse.
-* A batch that a block had already, because another trainer pushed it or because it is done again for other blocks,
-  cannot be told from a repeated copy. Its residual is taken over all the same: an error of one rounding, which does not
-  grow.
+* A push is encoded once, before anything is sent. Repeated messages have the same bytes, because a block that has
+  applied the first copy answers "already applied" to the second.
+* A block's *residual* (the exact gradient less the pushed one) changes when the block has answered, once per push. A
+  gradient that came too late is computed again, and its residual does not change.
+* Residuals belong to this trainer. If it dies they are lost, so the last gradients remain rounded, nothing worse.
+* A batch that a block already had, because another trainer pushed it or because it is repeated for other blocks, looks
+  like a repeated copy. Its residual is updated all the same: an error of one rounding, which does not grow.
 
-Residuals cost float32 memory of the model's size, and once more during a push. A gradient is rounded in pieces, each
-while it is in the processor's cache.
+Residuals need float32 memory of the model's size, and the same again during a push. A gradient is rounded in pieces,
+each while it is in the processor's cache.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from flightedl.kernels.half_precision import ITEM_BYTES, largest
 if TYPE_CHECKING:
     from flightedl.kernels.compiled import HalfKernels
 
-#: Elements that are rounded together: what is read and written of them fits into the cache.
+#: Elements that are rounded together; their inputs and outputs fit into the cache.
 _PIECE = 1 << 15
 
 Array = npt.NDArray[np.generic]
@@ -43,12 +42,12 @@ Floats = npt.NDArray[np.float32]
 
 
 class GradientSums:
-    """The present sum of one trainer."""
+    """The current sum of one trainer."""
 
     def __init__(self) -> None:
         self._identity: object = None
         self._sums: dict[str, npt.NDArray[Any]] = {}
-        #: Of the gradients.
+        #: Dtypes of the gradients.
         self._dtypes: dict[str, np.dtype[Any]] = {}
 
     def add(self, identity: object, gradients: Mapping[str, Array], weight: int) -> None:
@@ -66,25 +65,25 @@ class GradientSums:
             total += gradient if weight == 1 else np.multiply(gradient, weight, dtype=total.dtype)
 
     def take(self, identity: object, divisors: Mapping[str, int]) -> dict[str, Array]:
-        """What is to be pushed: the gradient of each parameter that has any, divided by what is given for it."""
+        """Return and drop the sum: the gradient of each parameter that has one, divided by its divisor, if any."""
         sums, self._sums = self._sums, {}
         if identity != self._identity:
             return {}
         gradients: dict[str, Array] = {}
         for name, total in sums.items():
             if name in divisors:
-                total /= divisors[name]  # noqa: PLW2901 - in place: it is pushed and forgotten
+                total /= divisors[name]  # noqa: PLW2901 - in place, because the sum is dropped
             with np.errstate(over="ignore"):
                 gradients[name] = total.astype(self._dtypes[name], copy=False)
         return gradients
 
 
 class ErrorFeedback:
-    """The residuals of one trainer, each parameter's in one line.
+    """The residuals of one trainer, as one flat array per parameter.
 
     Args:
-        halves: Converts to what the gradients travel as.
-        blocks_of: Where the blocks of a parameter lie.
+        halves: Converts to the 16-bit type of the wire.
+        blocks_of: Returns the blocks of a parameter.
     """
 
     def __init__(self, halves: HalfKernels, blocks_of: Callable[[str], Iterable[Block]]) -> None:
@@ -93,17 +92,17 @@ class ErrorFeedback:
         self._blocks_of = blocks_of
         #: By parameter.
         self._residuals: dict[str, Floats] = {}
-        #: Of the push on its way.
+        #: Residuals of the push in flight.
         self._pending: dict[str, Floats] = {}
 
     def encode(self, gradients: Mapping[str, Array]) -> dict[str, Array]:
-        """What to send: bits of float32 gradients with their residuals; others as they are.
+        """Return what to send: float32 gradients with their residuals as 16-bit values; others unchanged.
 
         Args:
             gradients: Parameter -> its (n,) gradient.
 
         Raises:
-            GradientError: a gradient with its residual is beyond what 16 bits can say. Nothing has changed.
+            GradientError: a gradient with its residual is out of range for 16 bits. Nothing has changed.
         """
         encoded = dict(gradients)
         pending: dict[str, Floats] = {}
@@ -114,7 +113,7 @@ class ErrorFeedback:
         return encoded
 
     def _rounded(self, parameter: str, gradient: Floats) -> tuple[Array, Floats]:
-        """The bits of a gradient with its residual, and what they do not say."""
+        """Return the rounded bits of a gradient with its residual, and the rounding error."""
         residual = self._residuals.get(parameter)
         bits, rest = np.empty(gradient.size, np.uint16), np.empty(gradient.size, np.float32)
         sent = np.empty(min(_PIECE, gradient.size), np.float32)
@@ -126,16 +125,16 @@ class ErrorFeedback:
             rounded = sent[: wanted.size]
             self._half.to_half(wanted, bits[part])
             self._half.to_float32(bits[part], rounded)
-            # What became infinite by rounding leaves an infinite rest.
+            # An overflow in rounding leaves an infinite error.
             if not np.isfinite(np.subtract(wanted, rounded, out=rest[part])).all():
                 raise GradientError(
-                    f"a gradient is beyond {largest(self._kind):g}, the largest that {self._kind} can say; "
+                    f"a gradient is beyond {largest(self._kind):g}, the largest value of {self._kind}; "
                     "nothing of it was pushed: scale the loss down"
                 )
         return bits, rest
 
     def settle(self, answered: Container[int], *, is_over: bool = True) -> None:
-        """Take over the rests of the blocks that have answered; ``is_over``: no other block is sent this push."""
+        """Update the residuals of the blocks that have answered; ``is_over`` if no other block is sent this push."""
         for name, rest in self._pending.items():
             residual = self._residuals.setdefault(name, np.zeros(rest.size, np.float32))
             for block in self._blocks_of(name):

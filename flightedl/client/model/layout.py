@@ -1,4 +1,4 @@
-"""The owners of a model's blocks, as a trainer knows them, and everything that follows from who owns which block."""
+"""The owners of a model's blocks, as known to a trainer, and everything that depends on them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from flightedl.domain.model.sharding import ShardPlan, runs_of
 class Owners(NamedTuple):
     """The blocks and buckets of each pserver."""
 
-    #: Blocks that travel in one message, see ``runs_of``.
+    #: Blocks that share a message; see ``runs_of``.
     runs: Sequence[Sequence[range]]
     buckets: Sequence[range]
 
     @classmethod
     def of(cls, plan: ShardPlan) -> Owners:
-        """Return the owners by a plan."""
+        """Return the owners of a plan."""
         pservers = range(plan.pserver_count)
         return cls([runs_of(plan, index) for index in pservers], list(map(plan.buckets_of, pservers)))
 
     @property
     def blocks(self) -> list[list[int]]:
-        """The blocks of each pserver as ``Steps`` knows them: its first bucket stands for all of them."""
+        """The blocks of each pserver as known to ``Steps``, where the first bucket represents all buckets."""
         return [
             [*(number for run in runs for number in run), *buckets[:1]]
             for runs, buckets in zip(self.runs, self.buckets, strict=True)
@@ -34,22 +34,22 @@ class Owners(NamedTuple):
 
 
 class ModelLayout(NamedTuple):
-    """One placement of the model's blocks. An operation uses one layout from its begin to its end.
+    """One placement of the model's blocks. An operation uses the same layout from begin to end.
 
-    It is replaced as a whole, in one assignment, and nothing of it is changed.
+    A layout is immutable, and is replaced by a single assignment.
     """
 
     plan: ShardPlan
     owners: Owners
-    #: The conversations with the pservers, by index.
+    #: Conversations with the pservers, by index.
     shards: Sequence[ShardClient]
-    #: The ways of the gradients to the owners.
+    #: Plans of pushes to the owners.
     plans: StepPlans
-    #: Has a thread for each pserver.
+    #: Has one thread per pserver.
     pool: ThreadPoolExecutor
 
     def close(self, after: ModelLayout | None = None) -> None:
-        """Let go of the streams, and of the threads, that the layout ``after`` does not use."""
+        """Close the streams and threads, except those that the layout ``after`` uses."""
         kept = [] if after is None else [shard.channel for shard in after.shards]
         for shard in self.shards:
             if shard.channel not in kept:

@@ -1,12 +1,12 @@
-"""Values shown to the user's function where they lie when they come: no copy of the model in this process.
+"""Values that are shown to the user's function in the memory in which they arrive, without a copy in this process.
 
-Who trains on a device has the model there, and needs no other one. Where trainer and pserver share memory, what is
-shown lies in the pserver's own; nothing is copied on the way then.
+A script that trains on a device has the model there and needs no other copy. If trainer and pserver share memory, the
+values shown are in the pserver's memory, and nothing is copied on the way.
 
-Rules. A piece is a part of one parameter. It may be shown again, as it is or newer, because a stream broke off; it may
-have changed while it was shown before, then. When the call that brought it returns, what was shown last was of one
-version, and counts. A piece is lent until the function returns. Whoever keeps it would see other values there later, so
-that is found out and refused; a copy may be kept.
+Rules. A piece is a part of one parameter. If a stream breaks, a piece may be shown again, unchanged or newer; it may
+then have changed while it was shown the first time. When the call that requested it returns, the piece shown last has
+one version, and counts. A piece is lent until the function returns. Keeping it is detected and is an error, because the
+memory will have other values later; a copy may be kept.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import numpy.typing as npt
 
 from flightedl.errors import UsageError
 
-#: Called with the parameter's name, the place of the first element in the flat parameter, and (n,) values, read-only.
+#: Called with the parameter's name, the index of the first element in the flat parameter, and (n,) values, read-only.
 Show = Callable[[str, int, npt.NDArray[Any]], object]
 
 
 class Lending:
-    """Shows pieces, one at a time, whatever thread they come on.
+    """Shows pieces, one at a time, from any thread.
 
     Args:
         show: The user's function.
@@ -38,7 +38,7 @@ class Lending:
         self._error: Exception | None = None
 
     def show(self, name: str, start: int, data: memoryview, dtype: np.dtype[Any]) -> None:
-        """Show what lies there. What goes wrong is kept for ``require``: the call goes on, so that others do, too."""
+        """Show values in place. Errors are kept for ``require``, so that the call can finish for all pservers."""
         with self._lock:
             if self._error is not None:
                 return
@@ -52,12 +52,12 @@ class Lending:
             del values
             if alive() is not None and self._error is None:
                 self._error = UsageError(
-                    f"values of {name!r} were kept that were only lent: copy them, and wait until that is done, "
+                    f"values of {name!r} were kept, but were only lent: copy them, and wait until the copy is done, "
                     "before the function of model.lend_to returns"
                 )
 
     def require(self) -> None:
-        """Raise what went wrong, once: not all values that came were shown."""
+        """Raise the error of ``show``, once; not all values were shown then."""
         error, self._error = self._error, None
         if error is not None:
             raise error

@@ -1,4 +1,4 @@
-"""Parameters from a file or a checkpoint, to begin another job with: ``job.parameters(fe.load(url))``."""
+"""Parameters from a file or a checkpoint, to start another job with: ``job.parameters(fe.load(url))``."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ Array = npt.NDArray[np.generic]
 _SUFFIXES = (".safetensors", ".npz", ".arrow", ".feather")
 
 
-def load(url: str | Path, *, format: str = "", job: str = "") -> dict[str, Array]:  # noqa: A002 - users' word
-    """Read a model: from a file, or from the newest checkpoint of a job.
+def load(url: str | Path, *, format: str = "", job: str = "") -> dict[str, Array]:  # noqa: A002 - common name
+    """Read a model from a file, or from the newest checkpoint of a job.
 
-    Only values are read, no optimizer's slots: what begins with them begins at its first step.
+    Reads values only. A job that starts with them starts with fresh optimizer state.
 
     Args:
         url: Path or URL of a .safetensors, .npz or .arrow file, or of the directory that ``--checkpoint`` named.
-        format: Of a file whose name does not say it: "safetensors", "npz" or "arrow".
-        job: Whose checkpoint; empty: the only one there is.
+        format: Format of a file whose name has another ending: "safetensors", "npz" or "arrow".
+        job: Name of the checkpoint's job; empty if there is only one.
 
     Returns:
-        name -> array, as they were declared; of an npz file bfloat16 comes as float32.
+        Name -> array, in the declared dtypes; bfloat16 in an npz file is returned as float32.
 
     Raises:
-        DataError: there is nothing, or it cannot be read.
-        UsageError: the arguments do not say what is meant.
+        DataError: there is no model, or it cannot be read.
+        UsageError: the arguments are ambiguous.
     """
     place = url_of("url", url)
     shown = without_credentials(place)
@@ -71,9 +71,7 @@ def _storage_of_job(place: str, shown: str, job: str) -> tuple[Storage, str]:
         return storage, place.rpartition("/")[2]
     jobs = sorted({name.partition("/")[0] for name in names if name.endswith("/manifest.json")})
     if not jobs:
-        raise DataError(f"{shown} has no checkpoint, and its name is not that of a .safetensors, .npz or .arrow file")
+        raise DataError(f"{shown} has no checkpoint, and its name does not end in .safetensors, .npz or .arrow")
     if len(jobs) > 1:
-        raise UsageError(
-            f"{shown} has checkpoints of {', '.join(jobs)}: say which job is meant, as in load(url, job=...)"
-        )
+        raise UsageError(f"{shown} has checkpoints of {', '.join(jobs)}: choose one, as in load(url, job={jobs[0]!r})")
     return open_storage(f"{place}/{jobs[0]}"), jobs[0]

@@ -1,8 +1,8 @@
-"""The model as trainers see it: a mapping of arrays, pushed to and pulled from the pservers.
+"""The model as trainers see it: a mapping of arrays that is pushed to and pulled from the pservers.
 
-What a call sends and asks for is decided by :class:`~flightedl.domain.trainer.steps.Steps`. Here are the arrays: they
-are checked before anything of them is sent, clipped, added up, encoded, and handed to the clients of the pservers, all
-of which work in parallel. Received rows are copied once, to the arrays that the user reads.
+:class:`~flightedl.domain.trainer.steps.Steps` decides what each call sends and requests. This module has the arrays: it
+checks them before anything is sent, clips, adds up and encodes them, and passes them to the clients of the pservers,
+which all work in parallel. Received values are copied once, into the arrays that the user reads.
 """
 
 from __future__ import annotations
@@ -50,24 +50,24 @@ _NO_GRADIENTS: Mapping[str, npt.ArrayLike] = MappingProxyType({})
 
 
 class Scope(Sender, Protocol):
-    """Under whose name the parameters push now."""
+    """The identity and membership under which the parameters push."""
 
     @property
     def membership(self) -> TrainerMembership: ...
 
 
 class Listener(Protocol):
-    """Who keeps a copy of the values, such as the module of a deep-learning framework."""
+    """Keeper of a copy of the values, such as the module of a deep-learning framework."""
 
     def values_arrived(self, names: Collection[str]) -> None:
-        """These parameters have other values than before."""
+        """Copy the new values of these parameters."""
         ...
 
     def batch_ends(self, current: CurrentBatch) -> None:
-        """The user's code is through with the batch, whatever it pushed of it; ``current.is_undone``: for now.
+        """Note that the user's code has finished the batch; ``current.is_undone`` if it will be handed out again.
 
         Raises:
-            UsageError: it has something for the batch that it did not push.
+            UsageError: there are gradients of the batch that were not pushed.
         """
         ...
 
@@ -76,20 +76,20 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
     """The model's parameters by name: read-only views that ``pull`` and ``step`` refresh in place.
 
     Args:
-        plan: Where every block lies.
-        mode: Whether a pull waits for the round of the push before it, and when a step pulls.
-        clip_norm: Gradients whose global norm is above it are scaled down to it; None: never.
-        wire: How float32 elements travel, see ``kernels.half_precision``.
-        error_feedback: Whether what ``wire`` rounds off a gradient is added to the next one, see ``feedback``.
+        plan: The shard plan.
+        mode: Consistency mode: whether a pull waits for the round of the previous push, and when a step pulls.
+        clip_norm: Gradients with a greater global norm are scaled down to it; None: never.
+        wire: Type in which float32 elements are sent; see ``kernels.half_precision``.
+        error_feedback: True to add the rounding error of ``wire`` to the next gradient; see ``kept``.
         servers: Connections to the pservers.
-        scope: Gives the present sender, member and batch.
-        waiting: Makes a wait that the user sees.
-        clock: For the time of streams.
-        steps: Makes what decides, see ``Steps``.
+        scope: Current sender and membership.
+        waiting: Begins a wait that is reported to the user.
+        clock: Clock for the deadlines of streams.
+        steps: Makes the state machine, see ``Steps``.
         unclipped: Parameters to which ``clip_norm`` does not apply.
         tree: The containers that the model was declared with; None: a mapping of arrays.
-        probe: Notes where the time of the loop goes; None: one of its own.
-        newest_plan: Looks up who owns the blocks now, when a pserver lacks some; None: nobody says.
+        probe: Times of the loop's activities; None: a new one.
+        newest_plan: Looks up the current owners of blocks when a pserver lacks some; None: impossible.
     """
 
     def __init__(
@@ -116,13 +116,13 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         halves = _half_kernels(wire) if wire else None
         self._feedback = ErrorFeedback(halves, self._places_of) if error_feedback and halves is not None else None
         self._blocks = {number: plan.block(number) for number in range(plan.block_count)}
-        #: Searching the plan costs as much as sending a small parameter does.
+        #: Block numbers by parameter. Searching the plan would take as long as sending a small parameter.
         self._ranges = {spec.name: plan.block_range(spec.name) for spec in plan.parameters}
-        #: What is pushed to tables, and looked up; of a job without tables, nothing ever.
+        #: Pushes to tables and lookups; unused without tables.
         self.rows = TableRows(plan)
         self._values = ModelValues(plan, self._blocks, halves)
         owners = Owners.of(plan)
-        #: What is pushed when, and what is pulled.
+        #: State machine of pushes and pulls.
         self.steps = steps(owners.blocks, mode, owners.buckets)
         shard = partial(ShardClient, values=self._values, servers=servers, sender=scope, waiting=waiting, clock=clock)
         self._shard_client = partial(shard, steps=self.steps)
@@ -136,19 +136,19 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         )
         self._waiting = waiting
         self._newest_plan = newest_plan
-        #: Placements that a pserver did not have yet, or not any more, in the present operation.
+        #: The wait of an operation for a placement that its pservers agree with.
         self._finding: Waiting | None = None
         self._layout = self._laid_out(plan, owners, None)
-        #: That the next operation uses.
+        #: The layout of the next operation.
         self._next_layout = self._layout
         self._swapping = threading.Lock()
         self._sums = GradientSums()
-        #: Batches that have changed since the loop was told of any.
+        #: Batches that have changed since they were last reported to the loop.
         self._changed: list[BatchState] = []
         self._listener: Listener | None = None
         self._probe = probe or StepProbe(clock.now)
         self._probe.conversations[:] = [shard.conversation for shard in self._layout.shards]
-        #: Why the session is over; empty: it is not.
+        #: Why the session is over; empty while it is open.
         self._closed = ""
 
     # the layout
@@ -161,18 +161,18 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
     def swap(self, plan: ShardPlan) -> None:
         """Use the placement of another plan from the next operation on. Any thread may call it.
 
-        An operation that is in progress keeps the owners that it started with.
+        An operation in progress keeps the owners that it started with.
 
         Args:
             plan: Plan with the same blocks and another placement.
 
         Raises:
-            UsageError: the plan has other blocks.
+            UsageError: the plan has different blocks.
         """
         with self._swapping:
             before = self._next_layout
             if not plan.has_same_cut(before.plan):
-                raise UsageError("the new placement is of other blocks: run the same flightedl version everywhere")
+                raise UsageError("the new placement belongs to other blocks: run the same flightedl version everywhere")
             self._next_layout = self._laid_out(plan, Owners.of(plan), before)
 
     def _laid_out(self, plan: ShardPlan, owners: Owners, before: ModelLayout | None) -> ModelLayout:
@@ -187,8 +187,8 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             pool = ThreadPoolExecutor(plan.pserver_count, "flightedl-parameters")
         return ModelLayout(plan, owners, shards, self._step_plans(plan, owners.runs, pool=pool), pool)
 
-    def _take_layout(self) -> None:
-        """Begin to use the newest layout; no operation is under way."""
+    def _adopt_layout(self) -> None:
+        """Switch to the newest layout, between two operations."""
         before, layout = self._layout, self._next_layout
         self._layout = layout
         self.steps.place(layout.owners.blocks, layout.owners.buckets)
@@ -197,7 +197,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         before.close(layout)
 
     def _find_placement(self, error: FlightedlError, outgoing: Outgoing | None) -> Outgoing | None:
-        """Learn who owns the blocks now; return the gradients on their way there."""
+        """Look up the current owners of the blocks, and return the gradients laid out for them."""
         if self._newest_plan is None:
             raise error
         if self._finding is None:
@@ -208,7 +208,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         if self._next_layout is self._layout:
             self._finding.pause()
             return outgoing
-        self._take_layout()
+        self._adopt_layout()
         return None if outgoing is None else self._layout.plans.placed(outgoing, self._layout.plan)
 
     # Mapping
@@ -238,7 +238,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
 
     @property
     def versions(self) -> dict[str, int]:
-        """Version of each parameter's values held here (of its oldest block)."""
+        """Version of each parameter's values in this trainer (that of its oldest block)."""
         oldest: dict[str, int] = {}
         for number in self._blocks:
             version = self.steps.versions[number]
@@ -248,26 +248,25 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
 
     def _require_kept(self) -> None:
         if self._values.is_lent:
-            raise UsageError("values are only shown when they come, as model.lend_to asked for: there are none here")
+            raise UsageError("model.lend_to only shows values when they arrive, so they cannot be read here")
 
-    # what the user calls
+    # for the user
 
     def step(self, gradients: Mapping[str, npt.ArrayLike]) -> None:
-        """Push the current batch's gradients, then pull: ``model[name]`` is fresh when this returns.
+        """Push the current batch's gradients, then pull: ``model[name]`` is up to date when this returns.
 
         With ``Async(push_every=n, pull_every=m)`` only every n-th step pushes, and only every m-th pulls. The
-        optimizer's ``clip_norm`` is that of all gradients of one push.
+        optimizer's ``clip_norm`` applies to all gradients of one push together.
 
         Args:
-            gradients: name -> array of the parameter's shape. Floats of another type are converted to the parameter's.
-                Parameters that are left out get no gradient. Or the containers that the model was declared with.
+            gradients: Name -> array of the parameter's shape, or the containers that the model was declared with. Other
+                float types are converted to the parameter's. Omitted parameters get no gradient.
 
         Raises:
-            GradientError: unknown name, wrong shape, no floats, or not finite; nothing was sent. A loop that goes on
-                gets this batch again, unless it calls ``step`` with other gradients before.
-            UsageError: no batch is current, or it was already pushed.
-            UnavailableError: a pserver stayed away for longer than ``give_up_s``. Others may have the gradients: a loop
-                that goes on all the same gets this batch again.
+            GradientError: unknown name, wrong shape, wrong type, or not finite; nothing was sent. If the loop
+                continues, it gets this batch again, unless it first calls ``step`` with other gradients. UsageError: no
+                batch is current, or it was already pushed. UnavailableError: a pserver was unavailable for longer than
+                ``give_up_s``. Other pservers may have the gradients. If the loop continues, it gets this batch again.
         """
         if tracing.tracer is None:
             self._push(gradients, is_complete=True)
@@ -276,27 +275,28 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
                 self._push(gradients, is_complete=True)
 
     def step_rows(self) -> None:
-        """``step`` of rows alone: the parameters get no gradient."""
+        """Push rows only, like ``step`` without gradients for parameters."""
         with tracing.span("step"):
             self._push(_NO_GRADIENTS, is_complete=True)
 
     def push(self, gradients: Mapping[str, npt.ArrayLike]) -> None:
-        """Push the current batch's gradients of some parameters. Errors as ``step``."""
+        """Push the current batch's gradients of some parameters. Raises as ``step``."""
         self._push(gradients, is_complete=False)
 
     def pull(self, names: Iterable[str] | None = None, *, min_version: int = 0) -> None:
-        """Refresh values. In synchronous mode after a push this waits for the round of the current batch.
+        """Refresh values. In synchronous mode after a push, wait for the round of the current batch.
 
-        Where others wait for this trainer (``Sync``, ``Bounded``), a batch that was pushed in part is complete with it.
+        In modes in which others wait for this trainer (``Sync``, ``Bounded``), this completes a batch that was pushed
+        in part.
 
         Args:
-            names: Of the parameters wanted; None: all.
-            min_version: Wait until each of their blocks has had so many updates (rounds, in synchronous mode).
+            names: Names of the parameters; None: all.
+            min_version: Wait until each of their blocks has had this many updates (rounds, in synchronous mode).
 
         Raises:
             UsageError: there is no such parameter.
-            UnavailableError: a pserver stayed away for longer than ``give_up_s``.
-            BegunAnewError: after the job's end: a pserver was lost with some of what was trained.
+            UnavailableError: a pserver was unavailable for longer than ``give_up_s``.
+            BegunAnewError: the job has ended, and a pserver was then lost with some batches.
         """
         self._require_open()
         checked("min_version", min_version, int, Limits(at_least=0))
@@ -304,24 +304,25 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         self.run(self.steps.pull(list(wanted), min_version))
 
     def lend_to(self, show: Show) -> None:
-        """Zero copy: have values shown where they lie, the present ones now, and others whenever some come.
+        """Show values without a copy, where they are in memory: the current ones now, others whenever they arrive.
 
-        For who has the model elsewhere, such as on a device. From then on it is not in this process's memory: there is
-        no ``model[name]``. Where trainer and pserver are on one host, what is shown lies in the pserver's own memory.
+        For scripts that have the model elsewhere, for example on a device. From then on, this process does not store
+        the model, and ``model[name]`` fails. If trainer and pserver are on one host, the values shown are in the
+        pserver's own memory.
 
         Args:
-            show: Called as ``show(name, start, values)`` with a part of a parameter: the place of its first element in
-                the flat parameter, and a read-only (n,) array, lent until ``show`` returns. It may come again, on any
-                thread, one call at a time; what came last counts when ``step`` or ``pull`` returns, and each of its
-                blocks is of one version then.
+            show: Called as ``show(name, start, values)`` with a part of a parameter: the index of its first element in
+                the flat parameter, and a read-only (n,) array that is lent until ``show`` returns. A part may be shown
+                again, from any thread, one call at a time. When ``step`` or ``pull`` returns, the part that was shown
+                last counts, and each of its blocks has one version.
 
         Raises:
-            UsageError: ``show`` kept what it was lent, or a module keeps these values. ``step`` and ``pull`` raise it,
-                too, and whatever ``show`` raises, when they are through: the batch counts then. ``pull`` again.
+            UsageError: ``show`` kept what it was lent, or a module keeps these values. ``step`` and ``pull`` raise this
+                too, and any error of ``show``, after the batch has counted; call ``pull`` again.
         """
         self._require_open()
         if self._listener is not None:
-            raise UsageError("an optimizer of fe.torch keeps this model's values: they cannot be lent as well")
+            raise UsageError("an optimizer of fe.torch keeps this model's values, so they cannot be lent as well")
         self._values.lend_to(show)
 
     def _blocks_of(self, names: Iterable[str]) -> list[int]:
@@ -333,26 +334,26 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
                 raise UsageError(self._layout.plans.unknown(name))
         return [number for name in chosen for number in self._ranges[name]]
 
-    # what whoever keeps a copy of the values calls
+    # for the keeper of a copy of the values
 
     def listen(self, listener: Listener) -> None:
-        """Tell this one, on the user's thread, whenever values came; it has the present ones."""
+        """Report new values to the listener, on the user's thread; it has the current ones."""
         self._require_kept()
         self._listener = listener
         self._values.stored = set()
 
-    # what the session calls
+    # for the session
 
     def batch_ends(self, current: CurrentBatch) -> None:
-        """The user's code is through with the batch, and nothing more will be pushed of it."""
+        """Note that the user's code has finished the batch, and will push no more for it."""
         if self._listener is not None:
             self._listener.batch_ends(current)
 
     def look_up(self, ids: Mapping[int, DistinctIds]) -> Lookup:
-        """Rows of tables, by table number: as they are for the current batch, or at whatever version without one.
+        """Look up rows of tables, by table number: of the current batch's round, or at any version without a batch.
 
         Raises:
-            UnavailableError: a pserver stayed away for longer than ``give_up_s``.
+            UnavailableError: a pserver was unavailable for longer than ``give_up_s``.
         """
         self._require_open()
         rows, steps = self.rows, self.steps
@@ -362,7 +363,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         if steps.current is not None and not steps.current.must_repeat:
             self._read_rows(lookup, as_reader=False)
         while lookup.missing():
-            # The membership ended: the batch is done again, and what is read is of no consequence.
+            # The membership ended. The batch will be repeated, so rows of any version will do.
             self._read_rows(lookup, as_reader=True)
         return lookup
 
@@ -372,19 +373,19 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             self.run(self.steps.pull(keys, as_reader=as_reader))
 
     def where(self) -> str:
-        """The current batch, for people."""
+        """Describe the current batch for people."""
         return f"{self.steps.current or 'no batch'}"
 
     @property
     def current_batch(self) -> CurrentBatch | None:
-        """What the user's code is at."""
+        """The batch that the user's code is working on."""
         return self.steps.current
 
     def push_rows(self, table: int, ids: Ids, gradients: npt.NDArray[np.float32]) -> None:
-        """Gradients of the rows of distinct ids, which leave with the current batch's step.
+        """Add gradients of the rows of distinct ids, to be pushed with the current batch's step.
 
         Raises:
-            UsageError: no batch is current, or its rows were pushed.
+            UsageError: no batch is current, or its rows were already pushed.
         """
         self._require_open()
         current = self._require_current()
@@ -395,23 +396,23 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         self.rows.pending.add(table, ids, gradients)
 
     def forget_rows(self) -> None:
-        """Nothing of what waits for the current batch's step is pushed."""
+        """Drop the row gradients that wait for the current batch's step."""
         self.rows.forget()
 
     def open_batch(self, batch: Batch, begun: Begun) -> None:
-        """The user's code is about to get a batch."""
+        """Open a batch for the user's code."""
         if self._next_layout is not self._layout:
-            self._take_layout()
+            self._adopt_layout()
         step = self.steps.open_batch(batch, begun.member, begun.step)
         if not isinstance(step, Done):
             self.run(step)
 
     def joined(self, member: int, mode: Mode | None) -> None:
-        """The trainer is a member now: have values that a member may have."""
+        """Pull values as a new member."""
         self.run(self.steps.joined(member, mode))
 
     def close_batch(self) -> Sequence[BatchState]:
-        """Answer for what the user's code did not push of the batch; return the batches that have changed."""
+        """Close the batch; return the batches whose state has changed."""
         try:
             if self.steps.sums is not None:
                 current = self._require_current()
@@ -421,38 +422,38 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         finally:
             if self._tables:
                 self.rows.forget()
-        return self._told()
+        return self._changed_batches()
 
     def push_sum(self) -> Sequence[BatchState]:
-        """Push what was added up and not pushed yet; return the batches that have changed."""
+        """Push the sum of unpushed batches; return the batches whose state has changed."""
         self.run(self.steps.push_sum())
-        return self._told()
+        return self._changed_batches()
 
     def give_up_sum(self) -> Sequence[BatchState]:
-        """Forget what was added up and not pushed yet; return the batches that have changed."""
+        """Forget the sum of unpushed batches; return the batches whose state has changed."""
         self.run(self.steps.give_up_sum())
-        return self._told()
+        return self._changed_batches()
 
     def abandon_batch(self) -> None:
-        """The loop was left at a batch: nothing of it goes on."""
+        """Abandon the current batch, because the user left the loop."""
         self.rows.forget()
         self.run(self.steps.abandon_batch())
-        # Another loop counts its readings anew.
+        # The next loop numbers its readings from the beginning.
         self._changed.clear()
 
     def refresh(self) -> None:
-        """Pull all blocks: as a member at or above its first round, else at whatever version they are."""
+        """Pull all blocks: as a member at or above its first round, otherwise at any version."""
         self.run(self.steps.refresh(self._scope.membership.member))
 
-    def _told(self) -> Sequence[BatchState]:
+    def _changed_batches(self) -> Sequence[BatchState]:
         changed, self._changed = self._changed, []
         return changed
 
     def run(self, step: Next, outgoing: Outgoing | None = None) -> None:
-        """Carry out an operation of the steps from ``step`` on; ``outgoing``: the gradients that it pushes.
+        """Carry out an operation of the steps from ``step`` on; ``outgoing`` is what it pushes.
 
         Raises:
-            BaseException: the operation ended with it.
+            BaseException: the error that ended the operation.
         """
 
         def carry_out(effect: Effect) -> None:
@@ -478,7 +479,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             self._values.lending.require()
 
     def close(self, why: str = "this session is over") -> None:
-        """Stop the threads, and let go of the streams; the values stay. ``why`` is told to whoever still asks."""
+        """Stop the threads and close the streams; the values remain. ``why`` is the error of later calls."""
         self._closed = why
         self._layout.close()
         if self._next_layout is not self._layout:
@@ -490,10 +491,10 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         if self._closed:
             raise UsageError(self._closed)
         if self._next_layout is not self._layout:
-            self._take_layout()
+            self._adopt_layout()
 
     def rejected(self, error: GradientError) -> None:
-        """Note that a gradient of the current batch was rejected: the batch is handed out again."""
+        """Note that a gradient of the current batch was rejected, so that the batch is handed out again."""
         self.steps.rejected(error)
 
     def _push(self, gradients: Mapping[str, npt.ArrayLike], *, is_complete: bool) -> None:
@@ -520,7 +521,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             raise
 
     def _add(self, outgoing: Outgoing, *, is_complete: bool) -> None:
-        """Add the batch's gradients to the sum that is pushed next."""
+        """Add the batch's gradients to the current sum."""
         names = outgoing.plan.names
         added = self._added(names)
         self._sums.add(added.identity, dict(zip(names, outgoing.arrays, strict=True)), added.weight)
@@ -535,13 +536,13 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         current = self.steps.current
         if current is None:
             raise UsageError(
-                "there is no current batch: push and step belong inside `for batch in job.dataset(...)`, before the "
-                "next one is asked for"
+                "there is no current batch: call push and step inside `for batch in job.dataset(...)`, before the next "
+                "batch is requested"
             )
         return current
 
     def _add_rows(self) -> None:
-        """The batch's rows go into the sum that is pushed next."""
+        """Add the batch's rows to the current sum."""
         pending = self.rows.pending
         if pending:
             added = self._added([self.rows.name_in_sums(table) for table in pending.tables])
@@ -549,13 +550,13 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             pending.clear()
 
     def _added(self, names: Collection[str]) -> Added:
-        """Errors as of ``Steps.add``."""
+        """Add to the current sum. Raises as ``Steps.add``."""
         if self.steps.sums is not None and (name := self.steps.sums.repeated(self._require_current(), names)):
             raise UsageError(f"the gradient of {name!r} was already pushed for this batch ({self.where()})")
         return self.steps.add(list(names))
 
     def _require_first(self, names: Iterable[str], current: CurrentBatch) -> None:
-        """UsageError if the batch has had a gradient for one of these parameters."""
+        """Raise UsageError if the batch already has a gradient for one of these parameters."""
         for name in names:
             if not current.answered.keys().isdisjoint(self._ranges[name]):
                 raise UsageError(
@@ -564,14 +565,14 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
                 )
 
     def _sum(self, taken: TakeSum) -> Outgoing:
-        """The gradients of a sum, ready to be sent."""
+        """Return the gradients of a sum, ready to be sent."""
         arrays = self._layout.plans.clipped(self._sums.take(taken.identity, taken.divisors))
         outgoing = self._layout.plans.sound(arrays, f"the sum of {1 + len(taken.batch.further)} batches")
         rows = self.rows.of_sum(taken.identity, taken.divisors)
         return replace(self._layout.plans.encoded(outgoing, is_clipped=True), rows=rows)
 
     def _transfer(self, transfer: Transfer, outgoing: Outgoing) -> None:
-        """Ask all pservers in parallel."""
+        """Carry out a transfer at all pservers in parallel."""
         before = self._probe.turn(PUSH)
         try:
             if self._tables and outgoing.rows is None:
@@ -585,7 +586,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             if self._feedback is not None and self.steps.pushing is not None:
                 self._feedback.settle(self.steps.pushing.answered, is_over=not self.steps.is_misplaced)
             if self._values.stored:
-                self._tell_values()
+                self._announce_values()
             self._probe.transferred(before)
 
     def _ask_all(self, transfer: Transfer, outgoing: Outgoing) -> None:
@@ -596,14 +597,14 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         try:
             errors = [error for future in futures if (error := future.exception()) is not None]
         except BaseException:
-            # Ctrl-C: what arrived later would be taken for values of the batch that comes next.
+            # Ctrl-C: later answers must not be taken for those of the next batch.
             self.steps.give_up_transfer()
             wait(futures)
             raise
         if errors:
             raise errors[0]
 
-    def _tell_values(self) -> None:
+    def _announce_values(self) -> None:
         stored = self._values.stored
         if self._listener is not None and stored:
             self._values.stored = set()
@@ -611,7 +612,7 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
 
 
 def _half_kernels(kind: str) -> HalfKernels:
-    """NumPy takes three times as long, longer than what 16 bits save. Others need no compiler, and do not load it."""
+    """Return compiled conversions. NumPy would take three times as long, which is more than 16 bits save."""
     from flightedl.kernels.compiled import half_kernels
 
     return half_kernels(kind)

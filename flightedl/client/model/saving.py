@@ -1,15 +1,15 @@
-"""Who writes the model, when the script of every trainer asks for it: one trainer for each request.
+"""Choice of the trainer that writes the model when the script of every trainer requests it.
 
-All trainers run the same script, so the n-th time that a trainer asks for a URL within an epoch is the same request as
-the n-th time of any other. One key for each URL holds the newest request that was taken: on the lease of the trainer
-that writes it, without a lease when it is written. Who asks for that one or an older one is told that it is taken; a
-newer one may be taken when the one before it is written, or its writer has died. A request of a later life of the model
-(``domain.recovery.lives``) is newer than all of a former life, and does not wait for them. A writer asks once more
-right before the file appears: if it was frozen or cut off for longer than its lease, it writes only if nobody has taken
-the request.
+All trainers run the same script, so the n-th request of a trainer for a URL within an epoch is the same request as the
+n-th one of any other trainer. One key per URL holds the newest claimed request: on the lease of the trainer that writes
+it, without a lease once it is written. A trainer that makes the same request, or an older one, learns that it is
+claimed. A newer request can be claimed when the previous one is written, or its writer has died. A request of a later
+life of the model (``domain.recovery.lives``) is newer than all of an earlier life, and does not wait for them. A writer
+checks once more just before the file appears: if it was frozen or disconnected for longer than its lease, it writes
+only if no other trainer has claimed the request.
 
-Not guaranteed: that a trainer which was started again within an epoch, and counts from the beginning, is not told of a
-request that it never heard of.
+Not guaranteed: a trainer that was restarted within an epoch counts its requests from the beginning, so it may be told
+that a request is claimed which it has not made before.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from flightedl.ports import Absent, Delete, ModifiedAt, Put
 
 
 class _TakenOverError(FencedError):
-    """Another trainer writes it, because this one's lease had ended."""
+    """Another trainer writes the file, because this trainer's lease had ended."""
 
 
 @dataclass(slots=True)
 class ModelSaves(TrainerNames):
-    """The requests of one trainer to save the model."""
+    """One trainer's requests to save the model."""
 
     _counts: Counter[tuple[str, int]] = field(init=False, default_factory=Counter)
 
     def save(self, url: str, epoch: int, write: Callable[[Callable[[], None]], None]) -> bool:
-        """Take this trainer's next request and carry it out; False: it is another trainer's.
+        """Claim this trainer's next request and carry it out. False if another trainer has claimed it.
 
         Args:
-            url: Where to.
-            epoch: Of the request.
-            write: Writes the file; calls what it is given right before the file appears, and lets its error through.
+            url: URL of the file.
+            epoch: Epoch of the request.
+            write: Writes the file; must call its argument just before the file appears, and not catch its error.
         """
-        request = self.take(url, epoch)
+        request = self.claim(url, epoch)
         if request is None:
             return False
 
@@ -61,29 +61,29 @@ class ModelSaves(TrainerNames):
             return False
         except BaseException:
             with contextlib.suppress(FlightedlError):
-                self.give_back(url, request)
+                self.release(url, request)
             raise
-        self.written(url, request)
+        self.mark_written(url, request)
         return True
 
-    def take(self, url: str, epoch: int) -> SaveRecord | None:
-        """Take this trainer's next request; None: another trainer has taken it."""
+    def claim(self, url: str, epoch: int) -> SaveRecord | None:
+        """Claim this trainer's next request; None if another trainer has claimed it."""
         trainer, number = self.registration.trainer, self._counts[url, epoch]
         request = SaveRecord(trainer=trainer, epoch=epoch, number=number, life=self.life())
         self._counts[url, epoch] += 1
         return request if self._has(url, request) else None
 
     def _has(self, url: str, request: SaveRecord) -> bool:
-        """True if the request is this trainer's: taken now, or from before."""
+        """True if this trainer has claimed the request, now or earlier."""
         wait = self.waiting()
-        while (taken := persistently(self.waiting(), lambda: self._try(url, request))) is None:
+        while (is_claimed := persistently(self.waiting(), lambda: self._try_claim(url, request))) is None:
             wait.patiently(f"another trainer to finish writing {url}")
             wait.pause()
         wait.over()
-        return taken
+        return is_claimed
 
-    def _try(self, url: str, request: SaveRecord) -> bool | None:
-        """Whether this trainer has it; None: ask again."""
+    def _try_claim(self, url: str, request: SaveRecord) -> bool | None:
+        """Try to claim the request. True if this trainer has it, None if the outcome is open (try again)."""
         key = self.keys.save(url)
         entry = self.coordinator.get(key)
         if entry is not None:
@@ -100,12 +100,12 @@ class ModelSaves(TrainerNames):
         )
         return True if result.committed else None
 
-    def written(self, url: str, request: SaveRecord) -> None:
-        """The request that was taken is done."""
+    def mark_written(self, url: str, request: SaveRecord) -> None:
+        """Record that a claimed request is done."""
         self._replace(url, request, msgspec.structs.replace(request, done=True))
 
-    def give_back(self, url: str, request: SaveRecord) -> None:
-        """It could not be done: somebody else may take it."""
+    def release(self, url: str, request: SaveRecord) -> None:
+        """Release a claimed request that failed, so that another trainer can claim it."""
         self._replace(url, request, None)
 
     def _replace(self, url: str, request: SaveRecord, by: SaveRecord | None) -> None:

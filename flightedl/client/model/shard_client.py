@@ -1,9 +1,9 @@
-"""Conversation with one pserver, through its restarts: the requests of a transfer, and the messages that carry them.
+"""Requests to one pserver, through its restarts: those of a transfer, and the messages that carry them.
 
 A step is a conversation in lock-step on a stream that stays open from step to step (``step_channel``). Values that have
-not come by the end of a step, because their round is open, are asked for again, in slices of time. The blocks of a run
-(``runs_of``) are next to each other in memory and travel in one message. The rows of tables travel in a message behind
-the blocks, or alone if they are looked up (``client.tables``).
+not arrived by the end of a step, because their round is open, are requested again, in slices of time. The blocks of a
+run (``runs_of``) are adjacent in memory and share a message. The rows of tables are sent in a message after the blocks,
+or alone if they are looked up (``client.tables``).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _NONE, _PARTLY_APPLIED = Outcome.NONE, Outcome.PARTLY_APPLIED
 
 
 class Sender(Protocol):
-    """Under whose name a trainer pushes and pulls now."""
+    """The identity under which a trainer pushes and pulls."""
 
     @property
     def trainer(self) -> str: ...
@@ -57,7 +57,7 @@ class Sender(Protocol):
     def generation(self) -> int: ...
 
     def require_final(self, index: int, generation: int) -> None:
-        """Outside of a batch: after the job's end, raise unless this process of a pserver has all that was trained."""
+        """Outside of a batch, after the job's end: raise unless this process of a pserver has the final values."""
         ...
 
 
@@ -65,16 +65,16 @@ class ShardClient:
     """The client's side of one pserver.
 
     Args:
-        index: Of the pserver.
-        runs: Its blocks that travel in one message, see ``runs_of``.
-        plan: The model's.
-        values: Where its values lie.
+        index: Index of the pserver.
+        runs: Its blocks, by message; see ``runs_of``.
+        plan: The model's shard plan.
+        values: The model's values in this trainer.
         servers: Finds the process that holds the index.
-        sender: In whose name.
-        waiting: Begins a wait that the user sees.
-        clock: For the time of streams.
-        steps: Hears the answers.
-        before: The same pserver's side in the layout before, whose stream is used on.
+        sender: Identity of this trainer.
+        waiting: Begins a wait that is reported to the user.
+        clock: Clock for the deadlines of streams.
+        steps: Receives the answers.
+        before: The client of the same pserver in the previous layout, whose stream is kept.
     """
 
     def __init__(
@@ -92,35 +92,35 @@ class ShardClient:
     ) -> None:
         self._index = index
         self._steps = steps
-        #: Block -> number of its run, by rising block.
+        #: Block -> number of its run, ascending.
         self._run_of = {number: run for run, blocks in enumerate(runs) for number in blocks}
         self._plan_hash = plan.hash
         self._placement = plan.placement
         self._values = values
-        #: All are one block to the core of the trainer, which knows them by the first.
+        #: To the trainer's core, all buckets are one block with the number of the first.
         self._buckets = plan.buckets_of(index)
         self._servers = servers
         self._sender = sender
         self._waiting = waiting
         sizes = [values.sent_bytes(run) for run in runs]
         largest = max(sizes, default=1)
-        #: Messages that may be unanswered.
+        #: Maximum number of unanswered messages.
         self.window = max(2, LOCK_STEP_LIMIT_BYTES // max(largest, 1))
-        #: Steps follow each other on it.
+        #: Carries one step after another.
         self.channel: StepChannel
         if before is not None and before.window <= self.window:
             self.window, self.channel = before.window, before.channel
         else:
             self.channel = StepChannel(index, clock, step_bytes=sum(sizes), ahead=self.window)
-        #: Where the time of the newest transfer went.
+        #: Times of the newest transfer.
         self.conversation: Conversation = Conversation(index, clock.now) if before is None else before.conversation
 
     def close(self) -> None:
-        """Let go of the stream."""
+        """Close the stream."""
         self.channel.close_idle()
 
     def carry_out(self, call: Call | None, transfer: Transfer, outgoing: Outgoing) -> None:
-        """Converse with the pserver until nothing more is asked of it, or until asking again cannot help."""
+        """Carry out a transfer at the pserver until it is complete there, or a retry cannot help."""
         times = self.conversation
         if call is None:
             times.seconds = {}
@@ -146,7 +146,7 @@ class ShardClient:
             times.turn("")
 
     def _attempt(self, call: Call, transfer: Transfer, outgoing: Outgoing) -> Verdict:
-        """Ask the process that holds the index now, once."""
+        """Call the process that now holds the index, once."""
         index, heard = self._index, self._steps.heard
         answers: list[Answer] = []
         generation = 0
@@ -158,14 +158,14 @@ class ShardClient:
                 self._push(call, answers, transfer, outgoing, connection)
             else:
                 self._read(call.wanted, answers, transfer, outgoing.rows, connection)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, what was answered before counts
+        except BaseException as error:  # noqa: BLE001 - earlier answers count whatever the error is
             return heard(transfer.serial, index, generation, answers, error)
         return heard(transfer.serial, index, generation, answers)
 
     def _persist(self, verdict: Verdict, transfer: Transfer, outgoing: Outgoing) -> None:
-        """Go on after a first attempt that was not enough."""
+        """Continue after a first attempt that was not enough."""
         times = self.conversation
-        # The first attempt may have taken so long that it was told as a wait.
+        # If the first attempt took long, it was already reported as a wait.
         waiting = times.waiting = times.waiting or self._waiting()
         if times.asked_at is not None:
             waiting.since(times.asked_at)
@@ -185,13 +185,13 @@ class ShardClient:
         finally:
             waiting.over()
 
-    # a push: blocks up, outcomes and values down
+    # a push: blocks go up; outcomes and values come down
 
     def _push(
         self, push: Push, answers: list[Answer], transfer: Transfer, outgoing: Outgoing, connection: Connection
     ) -> None:
         batch, blocks = transfer.batch, push.blocks
-        assert batch is not None, "a batch is pushed"
+        assert batch is not None, "a push needs a batch"
         if self.conversation.phase != PUSH:
             self.conversation.turn(PUSH)
         has_rows = blocks[-1] in self._buckets
@@ -215,7 +215,7 @@ class ShardClient:
         messages: Iterable[Sequence[OutgoingBlocks]]
         runs = outgoing.plan.pieces[self._index]
         if len(runs) == 1:
-            # Nearly always one message, and it is known to be one then.
+            # The usual case; the list shows ``_exchange`` that there is only one message.
             messages = self._messages_of(runs[0], push.bases, wanted, outgoing)
         else:
             messages = chain.from_iterable(self._messages_of(run, push.bases, wanted, outgoing) for run in runs)
@@ -229,7 +229,7 @@ class ShardClient:
     def _messages_of(
         self, run: Sequence[Piece], bases: Mapping[int, int], wanted: Collection[int] | None, outgoing: Outgoing
     ) -> list[list[OutgoingBlocks]]:
-        """Return the messages with the blocks of a run; only the ``wanted`` blocks unless that is None."""
+        """Return the messages with the blocks of a run, or only the ``wanted`` ones if that is not None."""
         pieces: list[OutgoingBlocks] = []
         values = self._values
         for blocks, number, elements in run:
@@ -256,7 +256,7 @@ class ShardClient:
         rows: RowMessages | None,
         connection: Connection,
     ) -> None:
-        """Send messages, the first of which brings the request, and take the answers."""
+        """Send messages, the first of them with the request, and receive the answers."""
         if rows is not None:
             rows.begin(self._index)
         checksums, times = connection.has_checksums, self.conversation
@@ -281,7 +281,7 @@ class ShardClient:
         self.channel.end(stream)
 
     def _receive(self, stream: StepStream, answers: list[Answer], rows: RowMessages | None) -> bytes:
-        """Take the next answer; return what is attached to it. Its values are dropped by then."""
+        """Receive the next answer, store its content, and return the bytes attached to it."""
         parts, said = stream.receive()
         self._take(parts, answers, stream, rows)
         return said
@@ -313,7 +313,7 @@ class ShardClient:
             self._exchange([message], encode(header), answers, rows, connection)
 
     def _take_rows(self, part: ReceivedBlocks, answers: list[Answer], rows: RowMessages | None) -> None:
-        """Some buckets have answered, maybe with rows."""
+        """Note the answers of buckets, and store their rows if there are any."""
         blocks, version, outcome, data = part.blocks, part.version, part.outcome, part.data
         if blocks.stop > self._buckets.stop:
             raise self._foreign(blocks)
@@ -332,7 +332,7 @@ class ShardClient:
         blocks = sorted(wanted)
         versions = [wanted[number] for number in blocks]
         has_one_version = len(set(versions)) == 1
-        # Once blocks have moved, a pserver may have others than this trainer knows of.
+        # After blocks have moved, a pserver may have blocks that this trainer does not know of.
         is_everything = has_one_version and len(blocks) == len(self._run_of) and self._placement <= 1
         ticket = PullTicket(
             plan_hash=self._plan_hash,
@@ -349,7 +349,7 @@ class ShardClient:
     # answers
 
     def _foreign(self, blocks: range) -> FlightedlError:
-        text = f"pserver {self._index} sent {blocks}, which are not its own"
+        text = f"pserver {self._index} sent {blocks}, which it does not own"
         return StalePlacementError(text) if self._placement else MessageError(text)
 
     def _take(
@@ -359,7 +359,7 @@ class ShardClient:
         stream: StepStream | None = None,
         rows: RowMessages | None = None,
     ) -> None:
-        """Store the values that came, and note the answers; ``stream``: that brought them."""
+        """Store received values, and note the answers; ``stream`` is the one that carried them."""
         for part in parts:
             blocks, version, outcome, data = part.blocks, part.version, part.outcome, part.data
             if blocks.start in self._buckets:

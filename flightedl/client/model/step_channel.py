@@ -1,11 +1,11 @@
 """Channel for the messages of steps to one pserver: a stream that stays open from step to step (``rpc.channel``).
 
-A stream to a pserver on the same host shares memory, and gets a line, before its first step (``rpc.same_host``). If
-memory cannot be shared, the reason is logged once and values travel by TCP.
+A stream to a pserver on the same host shares memory and gets a line (``rpc.same_host``) before its first step. If
+memory cannot be shared, the reason is logged once and values are sent by TCP.
 
-Messages go in lock-step, a few of them ahead of their answers: this keeps data in the processor's cache, and since the
-bytes of unanswered messages are limited, neither side can wait for the other for ever. A message above the limit
-travels alone. An answer frees the memory of its message; the next answer frees that of the one before.
+Messages are sent in lock-step, at most a few of them ahead of their answers. This keeps data in the processor's cache;
+and because the bytes of unanswered messages are limited, the two sides cannot deadlock. A message above the limit is
+sent alone. An answer frees the memory of its message; the next answer frees the memory of the previous answer.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ from flightedl.wire.shared_values import Inbox, Outbox
 
 _log = logging.getLogger(__name__)
 
-#: Limit of the unanswered messages' bytes on the stream. Windows of 8 MiB and more have been seen to stop both sides
-#: for ever, though not on every machine; windows up to 6 MiB never.
+#: Limit of the unanswered messages' bytes on the stream. Windows of 8 MiB and more have been seen to deadlock, though
+#: not on every machine; windows up to 6 MiB never.
 LOCK_STEP_LIMIT_BYTES = 4 << 20
-#: The kernel's share of a message that travels by a line.
+#: The kernel's overhead of a message on a line.
 _OVERHEAD_BYTES = 1 << 10
-#: Limit of the values of several messages that travel as one, if they are in memory: each message costs time.
+#: Limit of the values of several messages that are joined if they are in memory, because each message takes time.
 _JOINED_BYTES = 4 << 20
-#: Least number of messages of a step then, so that both sides work at the same time.
+#: Minimum number of messages of a step when messages are joined, so that both sides work at the same time.
 _MESSAGES = 2
 
 
 class StepChannel:
-    """The way to one pserver.
+    """The connection for steps to one pserver.
 
-    ``begin`` returns the open stream for one step, and ``close_idle`` lets go of it, see ``ReusableExchange``.
+    ``begin`` returns the open stream for one step, and ``close_idle`` closes it; see ``ReusableExchange``.
 
     Args:
-        index: Of the pserver, for people.
-        clock: For the time of streams.
+        index: Index of the pserver, for people.
+        clock: Clock for the deadlines of streams.
         step_bytes: Bytes of the values of a step.
         ahead: Maximum number of unanswered messages.
     """
@@ -66,13 +66,13 @@ class StepChannel:
         self._index = index
         self._clock = clock
         self._kept = ReusableExchange("step", STEP_SCHEMA, clock, self._opened)
-        #: The newest connection whose server shares no memory.
+        #: The newest connection whose server does not share memory.
         self._unshared: Connection | None = None
         self.begin = self._kept.begin
         self.close_idle = self._kept.close_idle
 
     def end(self, stream: StepStream, error: BaseException | None = None) -> None:
-        """Take back a stream whose step was answered completely, or end the stream of a step that failed."""
+        """Keep a stream whose step was answered completely, or end the stream of a step that failed."""
         if error is not None or stream.is_borrowing or not stream.is_answered:
             stream.rest(error)
         self._kept.end(stream, error)
@@ -84,20 +84,20 @@ class StepChannel:
                 stream.share(ask_to_share(exchange), self._joined_bytes)
             except NotSharedError as error:
                 self._unshared = connection
-                _log.debug("values from and to pserver %d travel by TCP: %s", self._index, error)
+                _log.debug("values from and to pserver %d are sent by TCP: %s", self._index, error)
         return stream
 
 
 class StepStream(Channel):
-    """The client's end of an open stream, which carries one step, answered completely, after the other.
+    """The client's end of an open stream, which carries one step after another.
 
     For each step: ``send`` its messages, ``receive`` answers while it ``is_full``, and then until the last one.
 
     Args:
-        connection: The pserver's.
+        connection: Connection to the pserver.
         exchange: The Flight stream.
-        old_at: Instant after which it takes no more steps.
-        ends_at: Instant at which the stream's time is over.
+        old_at: Time after which no more steps begin on it.
+        ends_at: Deadline of the stream.
         now: The process's clock.
         ahead: Maximum number of unanswered messages.
     """
@@ -141,21 +141,21 @@ class StepStream(Channel):
         #: For each unanswered message: its bytes on the line and on the stream, and True if its values are in memory.
         self._unanswered: deque[tuple[int, int, bool]] = deque()
         self._by_line = self._by_stream = 0
-        #: An encoded message that waits until others are answered.
+        #: An encoded message that must wait until others are answered.
         self._pending: tuple[EncodedMessage, int, int] | None = None
-        #: True if an answer has to be received before anything more can be sent.
+        #: True if an answer must be received before anything more can be sent.
         self.is_full = False
-        #: True if all messages that were sent are answered.
+        #: True if all sent messages are answered.
         self.is_answered = True
-        #: True if the newest answer's values lie in the pserver's memory.
+        #: True if the newest answer's values are in the pserver's memory.
         self.is_borrowing = False
 
     def share(self, pair: SharedPair, joined_bytes: int) -> None:
-        """Use memory of both sides from now on.
+        """Use shared memory from now on.
 
         Args:
-            pair: The memory, and the line.
-            joined_bytes: Limit of the values of several messages that travel as one.
+            pair: The memory of both sides, and the line.
+            joined_bytes: Limit of the values of several messages that are joined.
         """
         self._pair = pair
         self._joined_bytes = joined_bytes
@@ -164,11 +164,11 @@ class StepStream(Channel):
         self._share(pair.line, Outbox(pair.own.values), Inbox(pair.other.values, store))
 
     def send(self, pieces: Sequence[OutgoingBlocks], attached: bytes = b"", *, checksums: bool) -> None:
-        """Send a message, or keep it until the answers that are received make room for it.
+        """Send a message, or keep it until received answers make room for it.
 
         Args:
-            pieces: What it brings.
-            attached: The step's request, with its first message.
+            pieces: Its content.
+            attached: The step's request, with the first message.
             checksums: True if the values carry checksums.
         """
         line = self._line
@@ -189,7 +189,7 @@ class StepStream(Channel):
         self.is_full = len(self._unanswered) >= self._ahead
 
     def receive(self) -> Received:
-        """Return the next answer's parts, and what is attached to them. Drop the values of the one before it first.
+        """Drop the previous answer's values; return the next answer's parts, and the bytes attached to them.
 
         Raises:
             FlightedlError: the server's error.
@@ -199,7 +199,7 @@ class StepStream(Channel):
             self._give_back()
         message = self._next()
         if message is None:
-            # Raises the reason.
+            # Raises the server's error.
             self.exchange.answer()
             raise AssertionError("unreachable")
         if self._unanswered:
@@ -222,28 +222,28 @@ class StepStream(Channel):
         return decode_message(batch, packed, self.exchange.columns, self._inbox)
 
     def require_lent(self) -> None:
-        """Check values that were copied out of the pserver's memory, before they count.
+        """Check that values copied from the pserver's memory are valid.
 
         Raises:
-            UnavailableError: the pserver has ended the stream in the meantime, and may have changed them.
+            UnavailableError: the pserver ended the stream in the meantime, and may have changed them.
         """
         if self.is_borrowing and self._pair is not None and self._pair.other.is_over:
-            raise UnavailableError("the stream ended while values were read: they may be of two versions")
+            raise UnavailableError("the stream ended while values were read: they may be a mixture of two versions")
 
     def joined(self, messages: Iterable[Sequence[OutgoingBlocks]]) -> Iterable[Sequence[OutgoingBlocks]]:
-        """Join messages whose values travel by memory, where a message costs more than its bytes."""
+        """Join messages whose values are in memory, where a message costs more than its bytes."""
         return messages if self._pair is None else _joined(messages, self._joined_bytes)
 
     def rest(self, error: BaseException | None = None) -> None:
-        """End a step, which failed if there is an error."""
+        """End a step; it has failed if there is an error."""
         if error is not None:
-            # The error may be kept, and with it the frames that it went through and this: let go of the memory.
+            # The error may be kept, and its frames refer to this object: release the memory.
             self._pair = self._outbox = self._inbox = None
             self.is_borrowing = False
         elif self.is_borrowing:
             self._give_back()
         if self._unanswered:
-            # The server ended the step before it had heard all of it.
+            # The server ended the step before it had received all messages.
             self._unanswered.clear()
             self._pending, self._by_line, self._by_stream = None, 0, 0
             self.is_answered, self.is_full = True, False
@@ -259,7 +259,7 @@ class StepStream(Channel):
 
     def _give_back(self) -> None:
         self.is_borrowing = False
-        assert self._pair is not None, "values were read from its memory"
+        assert self._pair is not None, "no memory is borrowed"
         self._pair.own.taken += 1
 
     def is_over(self) -> bool:
@@ -267,9 +267,9 @@ class StepStream(Channel):
         return self._now() > self.ends_at
 
     def _line_ended(self) -> NoReturn:
-        # The server's error, or what became of the stream.
+        # Raises the server's error, or the reason why the stream ended.
         self.exchange.answer()
-        raise OutcomeUnknownError("the server has ended the line, and goes on with the stream")
+        raise OutcomeUnknownError("the server has ended the line, but not the stream")
 
 
 def _joined(messages: Iterable[Sequence[OutgoingBlocks]], limit_bytes: int) -> Iterator[Sequence[OutgoingBlocks]]:

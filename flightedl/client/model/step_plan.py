@@ -1,13 +1,13 @@
-"""Plans of pushes: where the gradients of certain parameters travel, and what is checked before anything is sent.
+"""Plans of pushes: how the gradients of given parameters are sent, and the checks before anything is sent.
 
-A loop pushes the same parameters step after step, so the names are looked at once: a :class:`StepPlan` knows the shapes
-and dtypes of their gradients, which of them travel together, and which blocks each message brings. With it a step takes
-one pass: gradients that are as declared are recognized without Python for each of them, those that travel together are
-put next to each other, and every line is checked for values that are not finite. Gradients that are not as declared are
-converted first, or rejected with an error that names the parameter. Nothing was sent by then.
+A loop pushes the same parameters step after step, so names are resolved once: a :class:`StepPlan` knows the shapes and
+dtypes of their gradients, which of them share a message, and the blocks of each message. With it, a step takes one
+pass: gradients that are as declared are recognized without Python code for each of them, those that share a message are
+copied next to each other, and every line is checked for values that are not finite. Gradients that are not as declared
+are first converted, or rejected with an error that names the parameter. Nothing has been sent by then.
 
-Big gradients are sent from the user's memory. Small ones travel many to a message; they are put together before the
-check, because a check of a thousand small arrays takes longer than sending them.
+Large gradients are sent from the user's memory. Many small ones share a message; they are joined before the check,
+because checking a thousand small arrays takes longer than sending them.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from flightedl.kernels.half_precision import ITEM_BYTES, is_finite, largest, too
 
 Array = npt.NDArray[np.generic]
 
-#: Arrays from here on are checked by two threads. Handing half over takes as long as reading 3 MB.
+#: Larger arrays are checked by two threads. Starting the second thread takes as long as reading 3 MB.
 _BIG_BYTES = 16 << 20
 _FEW_ELEMENTS = 4096
-#: Number of plans that are kept.
+#: Maximum number of plans that are kept.
 _PLANS_LIMIT = 1024
 _ARRAYS = {np.ndarray}
 _SHAPE, _DTYPE = attrgetter("shape"), attrgetter("dtype")
-#: Without the Python that the methods of arrays have.
+#: Faster than the methods of arrays, which run Python code.
 _all = np.logical_and.reduce
 _square: Any = np.vdot
 
@@ -51,7 +51,7 @@ class _Declared:
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    #: Kind of 16-bit floats in which the gradient is declared or travels; empty if neither.
+    #: Kind of 16-bit floats in which the gradient is declared or sent; empty if neither.
     kind: str
 
     @property
@@ -64,20 +64,20 @@ class _Stretch(NamedTuple):
 
     name: str
     blocks: range
-    #: Place of the blocks in the flat gradient.
+    #: Position of the blocks in the flat gradient.
     elements: slice
 
 
 class Line(NamedTuple):
-    """Gradients that lie next to each other while they travel."""
+    """Gradients that are adjacent in a message."""
 
-    #: Places of their names in the plan.
+    #: Range of their names in the plan.
     first: int
     stop: int
     kind: str
-    #: The least value that is too large to travel.
+    #: The smallest value that is too large to be sent.
     limit: float
-    #: Memory in which several gradients are put together; None for a single one, which stays where it is.
+    #: Memory in which several gradients are joined; None for a single one, which is not copied.
     memory: Array | None
 
 
@@ -87,12 +87,12 @@ class Piece(NamedTuple):
     blocks: range
     #: Number of the line; None if the blocks get no gradient, only the batch's arrival.
     line: int | None
-    #: The blocks' place in the line; None if they are the whole line.
+    #: The blocks' elements in the line; None if they are the complete line.
     elements: slice | None
 
 
 class StepPlan:
-    """The way of the gradients of certain parameters.
+    """How the gradients of given parameters are sent.
 
     Args:
         names: The parameters, in declared order.
@@ -125,7 +125,7 @@ class StepPlan:
                 size = self._declared[name].size
                 is_whole = elements.stop - elements.start == size
                 part = None if is_whole else elements
-                # A gradient of a few elements is copied sooner than it is looked at in another way.
+                # Copying a gradient of a few elements is faster than handling it separately.
                 is_whole = is_whole and (len(run) > 1 or size < _FEW_ELEMENTS)
                 line = self._joined_to(before, place) if is_joining and is_whole else self._line(name, place)
             if before is not None and before.line == line and (line is None or (is_joining and is_whole)):
@@ -144,7 +144,7 @@ class StepPlan:
         return number
 
     def _joined_to(self, before: Piece | None, place: int) -> int:
-        """Add the parameter of this place to the line of the piece before it."""
+        """Add a parameter to the line of the preceding piece."""
         assert before is not None
         assert before.line is not None
         line = self.lines[before.line]
@@ -154,9 +154,9 @@ class StepPlan:
         return before.line
 
     def laid_out(self, arrays: Sequence[Array]) -> list[Array]:
-        """Return the (n,) lines of gradients that are as declared; several together hold until the next call.
+        """Return the (n,) lines of gradients that are as declared; joined lines are valid until the next call.
 
-        16-bit floats are returned as their bits: Arrow knows the bits only of some.
+        16-bit floats are returned as their bits, because Arrow does not have all of their types.
         """
         found: list[Array] = []
         for first, stop, _, _, memory in self.lines:
@@ -172,14 +172,14 @@ class StepPlan:
 
 
 class Outgoing(msgspec.Struct, frozen=True):
-    """The gradients of one push. Encoded once: messages that are sent again have the same bytes."""
+    """The gradients of one push. They are encoded once, so that repeated messages have the same bytes."""
 
     plan: StepPlan
     #: The plan's lines.
     lines: Sequence[Array]
     #: Rows of tables, pushed and looked up.
     rows: RowMessages | None = None
-    #: The gradients in the order of the plan's names: as declared, or as they are sent once they are encoded.
+    #: The gradients in the order of the plan's names: as declared, or once encoded, as sent.
     arrays: Sequence[Array] = ()
 
 
@@ -187,14 +187,14 @@ class StepPlans:
     """Plans of one model's pushes, and the checks of its gradients.
 
     Args:
-        plan: Where every block lies.
-        runs: Runs of each pserver's blocks, see ``runs_of``.
+        plan: The shard plan.
+        runs: Runs of each pserver's blocks; see ``runs_of``.
         dtypes: Dtype of each parameter's array.
-        wire: How float32 elements travel, see ``kernels.half_precision``.
-        clip_norm: Gradients whose global norm is above it are scaled down to it; None: never.
-        pool: Lends a second thread.
+        wire: Type in which float32 elements are sent; see ``kernels.half_precision``.
+        clip_norm: Gradients with a greater global norm are scaled down to it; None: never.
+        pool: Provides a second thread.
         unclipped: Parameters to which ``clip_norm`` does not apply.
-        feedback: Encodes gradients together with the rests of earlier ones; None if there are no rests.
+        feedback: Encodes gradients together with earlier rounding errors; None: without them.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ class StepPlans:
         self._runs = [[list(_stretches(plan, run)) for run in shard_runs] for shard_runs in runs]
         self._plans: dict[frozenset[str], StepPlan] = {}
         self._newest = self._plan_of(())
-        #: Gradients are changed before they are sent.
+        #: True if gradients are changed before they are sent.
         self.encodes = clip_norm is not None or feedback is not None
         #: A push without gradients.
         self.nothing = Outgoing(self._newest, ())
@@ -237,14 +237,14 @@ class StepPlans:
         return plan
 
     def unknown(self, name: str) -> str:
-        """Return the error for a name that no parameter has."""
+        """Return the error message for an unknown parameter."""
         return f"there is no parameter {name!r:.80}; declared are {', '.join(sorted(self._declared))}"
 
     def encoded(self, outgoing: Outgoing, *, is_clipped: bool = False) -> Outgoing:
-        """Return the gradients as they are sent: clipped, unless they are already, and with the rests of earlier ones.
+        """Return the gradients as sent: clipped, unless they already are, and with earlier rounding errors.
 
         Raises:
-            GradientError: a gradient with its rest is beyond what 16 bits can say. Nothing was sent.
+            GradientError: a gradient with its rounding error is out of range for 16 bits. Nothing was sent.
         """
         plan, lines, arrays = outgoing.plan, outgoing.lines, outgoing.arrays
         gradients: Mapping[str, Array] = dict(zip(plan.names, arrays, strict=True))
@@ -260,13 +260,13 @@ class StepPlans:
         return Outgoing(plan, lines, outgoing.rows, arrays)
 
     def placed(self, outgoing: Outgoing, owners: ShardPlan) -> Outgoing:
-        """Return gradients that were ready to be sent to other owners, on their way to these."""
+        """Return the same gradients, laid out for other owners."""
         plan, rows = self._plan_of(outgoing.plan.names), outgoing.rows
         rows = None if rows is None else rows.placed(owners)
         return Outgoing(plan, plan.laid_out(outgoing.arrays), rows, outgoing.arrays)
 
     def clipped(self, gradients: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Return the gradients, scaled if their global norm is above ``clip_norm``; else the same object."""
+        """Return the gradients, scaled if their global norm exceeds ``clip_norm``; otherwise the same object."""
         if self._clip_norm is None:
             return gradients
         norms = {name: _square_sum(array) for name, array in gradients.items() if name not in self._unclipped}
@@ -280,15 +280,15 @@ class StepPlans:
         }
 
     def sound(self, gradients: Mapping[str, npt.ArrayLike], where: object) -> Outgoing:
-        """Return the gradients, ready to be sent as they are; ``encoded`` follows if ``encodes``.
+        """Return the gradients, checked and laid out; if ``encodes``, they still have to be encoded.
 
         Args:
-            gradients: Gradients by name, of the parameters' shapes.
+            gradients: Gradients by name, in the parameters' shapes.
             where: The batch, for people.
 
         Raises:
-            GradientError: not given by name, an unknown name, no array, of another shape, as of ``converted``, or not
-                finite, also as they travel.
+            GradientError: they are not given by name, or a name is unknown, or a gradient is not an array, has another
+                shape, cannot be converted (``converted``), or is not finite in the declared type or as sent.
         """
         plan = self._newest
         arrays: Sequence[Any] | None
@@ -306,7 +306,7 @@ class StepPlans:
         lines = plan.laid_out(arrays)
         for line, (first, stop, kind, limit, _) in zip(lines, plan.lines, strict=True):
             if line.size < _FEW_ELEMENTS and math.isinf(limit) and not kind:
-                # Setting the error state costs more than this pass, which does not look at it, as ``dot`` does.
+                # Changing the error state costs more than this pass; ``vdot`` does not depend on it.
                 if math.isfinite(_square(line, line)) or _all(np.isfinite(line)):
                     continue
             elif self._is_within(line, kind, limit):
@@ -315,7 +315,7 @@ class StepPlans:
         return Outgoing(plan, lines, None, arrays)
 
     def _as_declared(self, gradients: Mapping[str, npt.ArrayLike], where: object) -> tuple[StepPlan, list[Array]]:
-        """Return a plan for these names, and the gradients converted to the declared dtypes, in its order."""
+        """Return the plan for these names, and the gradients in its order, converted to the declared dtypes."""
         if not isinstance(gradients, Mapping):
             raise GradientError(
                 f"gradients must be given by name, such as {{{next(iter(self._declared))!r}: array}}, "
@@ -329,7 +329,7 @@ class StepPlans:
             try:
                 array = np.asarray(value)
             except (TypeError, ValueError, RuntimeError) as error:
-                raise GradientError(f"the gradient of {name!r} is no array: {error!s:.160}") from None
+                raise GradientError(f"the gradient of {name!r} is not an array: {error!s:.160}") from None
             if array.shape != declared.shape:
                 raise GradientError(f"the gradient of {name!r} has shape {array.shape}, the parameter {declared.shape}")
             found[name] = (
@@ -339,7 +339,7 @@ class StepPlans:
         return plan, [found[name] for name in plan.names]
 
     def _is_within(self, line: Array, kind: str, limit: float) -> bool:
-        """True if all elements can travel. Two threads read a big line: one core's way to memory limits the pass."""
+        """True if all elements can be sent. Two threads check a large line, as one core cannot use all bandwidth."""
         if line.dtype == np.uint16:
             return is_finite(line.view(np.uint16), kind)
         if line.nbytes < _BIG_BYTES:
@@ -350,17 +350,17 @@ class StepPlans:
 
 
 def at_one_version(blocks: range, bases: Mapping[int, int], wanted: Collection[int] | None) -> list[range]:
-    """Return stretches of neighbours with the same base version; only of the ``wanted`` blocks unless that is None."""
+    """Return ranges of neighbours with the same base version, of all or only of the ``wanted`` blocks."""
     numbers = [number for number in blocks if wanted is None or number in wanted]
     stretches = groupby(enumerate(numbers), lambda pair: (pair[1] - pair[0], bases[pair[1]]))
     return [range(found[0][1], found[-1][1] + 1) for _, neighbours in stretches if (found := list(neighbours))]
 
 
 def converted(array: Array, dtype: np.dtype[Any], what: str, where: object) -> Array:
-    """Return a gradient in another float type: exact in a wider type, rounded to nearest even in a narrower type.
+    """Return a gradient in another float type: exact in a wider type, rounded to nearest even in a narrower one.
 
     Raises:
-        GradientError: it is not of floats, or a finite element is beyond the range of ``dtype``.
+        GradientError: its type is not a float type, or a finite element is out of range for ``dtype``.
     """
     if array.dtype.name not in STORAGE_DTYPES:
         raise GradientError(
@@ -374,18 +374,18 @@ def converted(array: Array, dtype: np.dtype[Any], what: str, where: object) -> A
 
 
 def _unsound(names: Sequence[str], arrays: Sequence[Array], kind: str, where: object) -> GradientError:
-    """Return the error for the first of some gradients that cannot be sent."""
+    """Return the error for the first of these gradients that cannot be sent."""
     for name, array in zip(names, arrays, strict=True):
         if not np.isfinite(array).all():
             return GradientError(f"the gradient of {name!r} has NaN or infinity in {where}; nothing of it was pushed")
         if kind and array.dtype.itemsize != ITEM_BYTES and (np.abs(array) >= too_large(kind)).any():
             return _beyond(repr(name), kind, where)
-    raise AssertionError("one of them is not sound")
+    raise AssertionError("all gradients are sound")
 
 
 def _beyond(what: str, kind: str, where: object) -> GradientError:
     return GradientError(
-        f"the gradient of {what} is beyond {largest(kind):g} in {where}, the largest that {kind} can say; "
+        f"the gradient of {what} is beyond {largest(kind):g} in {where}, the largest value of {kind}; "
         "nothing of it was pushed: scale the loss down"
     )
 
@@ -402,12 +402,12 @@ def _square_sum(array: Array) -> float:
 
 
 def _wide(array: Array) -> npt.NDArray[Any]:
-    """Return 16-bit floats as float32, others as they are."""
+    """Return 16-bit floats as float32, and other arrays unchanged."""
     return array.astype(np.float32) if array.dtype.itemsize == ITEM_BYTES else array
 
 
 def _is_within(flat: Array, limit: float) -> bool:
-    """True if all elements are finite and below a limit: one fast pass, an exact one only where that is not enough."""
+    """True if all elements are finite and below a limit: a fast pass, and an exact one only if it is inconclusive."""
     with np.errstate(over="ignore", invalid="ignore"):
         squares = float(np.dot(flat, flat))
         return (math.isfinite(squares) and squares < limit * limit) or bool((np.abs(flat) < limit).all())

@@ -1,7 +1,7 @@
-"""Models that are nested: dicts, lists, tuples and named tuples of arrays, as JAX's users have them.
+"""Nested models: dicts, lists, tuples and named tuples of arrays, as JAX's users have them.
 
-An array's name is the way to it, such as ``layers.0.kernel``. Where JAX is loaded, it says what is a container, so that
-its users' own classes count as well; without it, the containers above do. None is an empty place. A list of numbers is
+An array's name is its path, such as ``layers.0.kernel``. If JAX is loaded, it decides what is a container, so that
+classes registered with it work too; otherwise the containers above do. None is an empty container. A list of numbers is
 an array, not a container.
 """
 
@@ -22,14 +22,14 @@ class Tree:
     """The containers of a model.
 
     Args:
-        tree: With its first values.
+        tree: The model with its initial values.
 
     Raises:
         UsageError: two of its arrays have the same name.
     """
 
     def __init__(self, tree: Any) -> None:
-        found, self._rebuild = _taken_apart(tree)
+        found, self._rebuild = _flattened(tree)
         self.leaves = dict(found)
         if len(self.leaves) != len(found):
             names = [name for name, _ in found]
@@ -37,23 +37,23 @@ class Tree:
             raise UsageError(f"two arrays of the model would both be called {twice!r:.80}: rename one of them")
 
     def flattened(self, gradients: Any) -> Any:
-        """Gradients of the same shape by name; what is by name already stays as it is."""
+        """Return gradients in the same containers as a mapping by name; such a mapping is returned unchanged."""
         if isinstance(gradients, Mapping) and gradients.keys() <= self.leaves.keys():
             return gradients
-        found, _ = _taken_apart(gradients)
+        found, _ = _flattened(gradients)
         for _, leaf in found:
-            # All copies from an accelerator begin before the first one is waited for.
+            # Start all copies from an accelerator before waiting for the first one.
             if begin := getattr(leaf, "copy_to_host_async", None):
                 begin()
         return dict(found)
 
     def restored(self, values: Mapping[str, Any]) -> Any:
-        """The containers, with these values."""
+        """Return the containers with these values."""
         return self._rebuild(values)
 
 
 def tree_of(initial: Any) -> Tree | None:
-    """The containers of a model that is nested; None: it is a mapping of arrays, or nothing of the kind."""
+    """Return the containers of a nested model; None if it is not nested."""
     if isinstance(initial, Mapping):
         is_nested = any(_is_container(value) for value in initial.values()) or not all(
             isinstance(name, str) for name in initial
@@ -72,8 +72,8 @@ def _is_container(value: Any) -> bool:
     return value is not None and jax is not None and not jax.tree_util.all_leaves([value])
 
 
-def _taken_apart(tree: Any) -> tuple[list[tuple[str, Any]], Rebuild]:
-    """The arrays with their names, and what puts values of these names back."""
+def _flattened(tree: Any) -> tuple[list[tuple[str, Any]], Rebuild]:
+    """Return the arrays with their names, and a function that rebuilds the tree from values by name."""
     jax = sys.modules.get("jax")
     if jax is None:
         found = list(_walk(tree, ()))
@@ -85,7 +85,7 @@ def _taken_apart(tree: Any) -> tuple[list[tuple[str, Any]], Rebuild]:
 
 
 def _step(key: Any) -> str:
-    """Of JAX's ways to a leaf."""
+    """Return the name of one step of JAX's path to a leaf."""
     return str(next(getattr(key, name) for name in ("key", "idx", "name") if hasattr(key, name)))
 
 
@@ -105,7 +105,7 @@ def _walk(node: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
 
 
 def _parts(node: Any) -> list[tuple[Any, Any]] | None:
-    """What a container has; None: it is an array."""
+    """Return the parts of a container; None for an array."""
     if isinstance(node, Mapping):
         return list(node.items())
     if isinstance(node, tuple) and hasattr(node, "_fields"):

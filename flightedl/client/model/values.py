@@ -1,6 +1,6 @@
-"""The model's values in a trainer's memory: one line for all parameters; what travels together lies together.
+"""The model's values in a trainer's memory: one contiguous line in which the blocks of a message are neighbours.
 
-Or they are nowhere here, but shown when they come (``lending``).
+With ``lending``, values are not stored here but shown as they arrive.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
     from flightedl.kernels.compiled import HalfKernels
 
 Array = npt.NDArray[np.generic]
-#: What is less is copied without making arrays of it, which takes longer than the copy.
+#: Fewer bytes are copied without arrays, which take longer to make than the copy itself.
 _FEW_BYTES = 16 << 10
 
 
 class ModelValues:
-    """Values of all blocks, and how their elements are converted on their way.
+    """Values of all blocks, and the conversion of their elements for sending.
 
     Args:
-        plan: Where every block lies.
-        blocks: All of the plan's, by number.
-        halves: Converts float32 elements that travel as 16-bit floats; None: they travel as they are.
+        plan: The shard plan.
+        blocks: All blocks of the plan, by number.
+        halves: Converts float32 elements that are sent as 16-bit floats; None: they are sent unchanged.
     """
 
     def __init__(self, plan: ShardPlan, blocks: Mapping[int, Block], halves: HalfKernels | None) -> None:
         self._half = halves
-        #: True if some elements travel as 16-bit floats though they are longer.
+        #: True if some elements are sent as 16-bit floats though they are longer.
         self.shortens = halves is not None
         self._line, starts = _line_of(plan)
         arrays = {
@@ -46,47 +46,47 @@ class ModelValues:
             .reshape(spec.shape)
             for spec, start in zip(plan.parameters, starts, strict=True)
         }
-        #: Of each parameter's array.
+        #: Dtype of each parameter's array.
         self.dtypes: dict[str, np.dtype[Any]] = {name: array.dtype for name, array in arrays.items()}
         #: Parameter -> its values, read-only.
         self.views = {name: _read_only(array) for name, array in arrays.items()}
         self._is_float32 = [self.dtypes[spec.name] == np.float32 for spec in plan.parameters]
         self._parameters = {number: block.parameter for number, block in blocks.items()}
         self._blocks, self._names = blocks, [spec.name for spec in plan.parameters]
-        #: Shows values in place of the line; None: the line has them.
+        #: Shows values instead of storing them; None: they are stored.
         self.lending: Lending | None = None
-        #: Numbers of the parameters that ``store`` changed; None: nobody wants to know.
+        #: Numbers of the parameters that ``store`` has changed; None: they are not recorded.
         self.stored: set[int] | None = None
-        #: block -> where it starts and ends in the line, in bytes.
+        #: Block -> its start and end in the line, in bytes.
         self._bounds: dict[int, tuple[int, int]] = {}
         for number, block in blocks.items():
             item_bytes, start = plan.parameters[block.parameter].seen_item_bytes, starts[block.parameter]
             self._bounds[number] = (start + block.start * item_bytes, start + block.stop * item_bytes)
 
     def nbytes(self, blocks: range) -> int:
-        """Bytes of the values of neighbouring blocks of one run."""
+        """Return the bytes of neighbouring blocks' values."""
         return self._bounds[blocks[-1]][1] - self._bounds[blocks[0]][0]
 
     def sent_bytes(self, blocks: range) -> int:
-        """The same as they are sent."""
+        """Return the bytes of neighbouring blocks' values as they are sent."""
         return self.nbytes(blocks) // 2 if self._halves_of(blocks) else self.nbytes(blocks)
 
     def _halves_of(self, blocks: range) -> HalfKernels | None:
-        """What converts the blocks of a run on their way; None: they travel as they are."""
+        """Return the converter of a run's blocks; None if they are sent unchanged."""
         return self._half if self._is_float32[self._parameters[blocks[0]]] else None
 
     def store(self, blocks: range, data: memoryview) -> None:
-        """Take over values of neighbouring blocks of one run, which lie next to each other here as in the message.
+        """Store the values of neighbouring blocks of one run, which are neighbours in the line as in the message.
 
         Raises:
-            MessageError: another number of bytes than theirs.
+            MessageError: the number of bytes is wrong.
         """
         start, end = self._bounds[blocks[0]][0], self._bounds[blocks[-1]][1]
         if self.stored is not None:
             self.stored.update(self._parameters[number] for number in blocks)
         halves = self._half and self._halves_of(blocks)
         if end - start != (2 * len(data) if halves else len(data)):
-            raise MessageError(f"{len(data)} bytes came for {blocks}")
+            raise MessageError(f"{len(data)} bytes arrived for {blocks}")
         if self.lending is not None:
             self._show(self.lending, blocks, _widened(data, halves))
             return
@@ -100,7 +100,7 @@ class ModelValues:
             copy_past_cache(target, np.frombuffer(data, np.uint8))
 
     def lend_to(self, show: Show) -> None:
-        """Show the present values, and from now on all that come; they are nowhere here then."""
+        """Show the current values, and all that arrive from now on, instead of storing them."""
         lending = Lending(show)
         if self.lending is None:
             for name, view in self.views.items():
@@ -111,11 +111,11 @@ class ModelValues:
 
     @property
     def is_lent(self) -> bool:
-        """Whether there are no values here."""
+        """True if values are shown instead of being stored."""
         return self.lending is not None
 
     def _show(self, lending: Lending, blocks: range, data: memoryview) -> None:
-        """Neighbouring blocks, those of one parameter at once."""
+        """Show neighbouring blocks, one piece per parameter."""
         first = place = self._bounds[blocks[0]][0]
         for parameter, numbers in groupby(blocks, self._parameters.__getitem__):
             mine = list(numbers)
@@ -125,7 +125,7 @@ class ModelValues:
             place = end
 
     def outgoing(self, gradient: Array, blocks: range, part: range) -> Array:
-        """Return the ``part`` of neighbouring blocks' (n,) gradient as it is sent."""
+        """Return the ``part`` of neighbouring blocks' (n,) gradient in the form in which it is sent."""
         if part != blocks:
             bounds, item_bytes = self._bounds, self.nbytes(blocks) // gradient.size
             first = bounds[blocks[0]][0]
@@ -139,7 +139,7 @@ class ModelValues:
 
 
 def _widened(data: memoryview, halves: HalfKernels | None) -> memoryview:
-    """Values as they were declared."""
+    """Return values in the declared dtype."""
     if halves is None:
         return data
     wide = np.empty(len(data) // 2, np.float32)
@@ -148,9 +148,9 @@ def _widened(data: memoryview, halves: HalfKernels | None) -> memoryview:
 
 
 def _line_of(plan: ShardPlan) -> tuple[npt.NDArray[np.uint8], list[int]]:
-    """Memory for all parameters in declared order, and where each one starts, in bytes.
+    """Return memory for all parameters in declared order, and the start of each in bytes.
 
-    Neighbours of one dtype touch, so that what travels together is one piece of memory.
+    Neighbours of one dtype are adjacent, so that the values of a message are contiguous.
     """
     starts: list[int] = []
     end = 0
