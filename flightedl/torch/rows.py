@@ -86,7 +86,7 @@ class OnTable(nn.Module):
         if not isinstance(table, Table):
             raise UsageError(f"{table!r:.80} is not a table: pass the result of job.table(name, dim, ...)")
         if max_norm is not None and not max_norm > 0:
-            raise UsageError(f"table {table.name!r}: max_norm is {max_norm!r:.40}; it must be greater than 0")
+            raise UsageError(f"table {table.name!r}: max_norm is {max_norm!r:.40}, but must be greater than 0")
         self.table = table
         self.padding_idx = padding_idx
         self.nulls = nulls

@@ -146,7 +146,7 @@ def test_a_trainer_does_not_wait_for_batches_that_it_must_repeat_itself() -> Non
         job.hear(done(1, 1))
         cluster.replace(1, generation=7)
         job.master.answers = [ENDING, REOPENED]
-        with pytest.raises(BegunAnewError, match=r"after the job's end.*start this trainer again"):
+        with pytest.raises(BegunAnewError, match=r"after the job's end.*restart this trainer"):
             job.pulled()
 
 

@@ -109,7 +109,7 @@ def test_array_likes_are_converted_to_numpy_arrays(plans: StepPlans) -> None:
         ("b", np.zeros(5, int), "gradient of 'b' is int64 in batch 0, but must be one of float32, float64, float16, b"),
         ("b", np.zeros(5, complex), "gradient of 'b' is complex128 in batch 0, but must be one of float32, float64"),
         ("b", np.zeros(5, bool), "gradient of 'b' is bool in batch 0, but must be one of float32, float64, float16"),
-        ("b", np.full(5, 1e39), r"'b' is beyond 3.40282e\+38 in batch 0, the largest that float32 can say; nothing of"),
+        ("b", np.full(5, 1e39), r"'b' is beyond 3.40282e\+38 in batch 0, the largest value of float32; nothing of"),
         ("b", np.full(5, np.inf), "gradient of 'b' has NaN or infinity in batch 0"),
         ("a", np.full((4, 3), np.nan, np.float32), "gradient of 'a' has NaN or infinity in batch 0"),
         ("a", "text", r"gradient of 'a' has shape \(\)"),
@@ -150,7 +150,7 @@ def test_a_narrower_type_rounds_to_nearest_even_and_a_wider_one_is_exact(dtype: 
 
 @pytest.mark.parametrize(("dtype", "value"), [("float16", 65520.0), ("bfloat16", 3.4e38), ("float32", -1e39)])
 def test_values_beyond_a_narrower_type_are_rejected(dtype: str, value: float) -> None:
-    with pytest.raises(GradientError, match=f"'b' is beyond .* the largest that {dtype} can say"):
+    with pytest.raises(GradientError, match=f"'b' is beyond .* the largest value of {dtype}"):
         converted(np.array([0.0, value]), array_dtype(dtype), "'b'", "batch 0")
 
 

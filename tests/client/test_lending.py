@@ -137,7 +137,7 @@ def test_a_function_that_keeps_lent_values_raises_and_the_batch_counts(kind: str
         trainer.parameters.lend_to(show)
         is_keeping = True
         trainer.begin(0)
-        with pytest.raises(UsageError, match="values of 'big' were kept that were only lent"):
+        with pytest.raises(UsageError, match="values of 'big' were kept, but were only lent"):
             trainer.parameters.step(_gradients(0))
         is_keeping = False
         kept.clear()

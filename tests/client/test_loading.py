@@ -63,12 +63,12 @@ def test_loading_executes_no_code_of_the_file(tmp_path: Path) -> None:
 def test_a_missing_file_raises_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"there is no file .*/m\.npz"):
         fe.load(tmp_path / "m.npz")
-    with pytest.raises(DataError, match="has no checkpoint, and its name is not that of"):
+    with pytest.raises(DataError, match="has no checkpoint, and its name does not end in"):
         fe.load(tmp_path)
     for job in ("a", "b"):
         (tmp_path / job / "c-1").mkdir(parents=True)
         (tmp_path / job / "c-1" / "manifest.json").write_text("{}")
-    with pytest.raises(UsageError, match=r"has checkpoints of a, b: say which job is meant"):
+    with pytest.raises(UsageError, match=r"has checkpoints of a, b: choose one, as in load"):
         fe.load(tmp_path)
     with pytest.raises(DataError, match="has no complete checkpoint of job a"):
         fe.load(tmp_path, job="a")

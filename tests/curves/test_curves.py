@@ -162,7 +162,7 @@ def test_a_trainer_writes_while_it_runs_and_continues_when_it_cannot_write(
     for _ in range(2):
         broken.add({"loss": 1.0}, 1, 0, 0, 0)
         broken.write(is_end=True)
-    assert caplog.text.count("not written to files any more") == 1
+    assert caplog.text.count("no longer written to files") == 1
 
 
 def test_tensorboard_shows_each_trainer_as_a_separate_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +184,7 @@ def test_tensorboard_shows_each_trainer_as_a_separate_run(tmp_path: Path, monkey
 
 
 def test_tensorboard_files_without_output_dir_or_package_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match="need a place: set output_dir"):
+    with pytest.raises(UsageError, match="need a directory: also set output_dir"):
         require_files(TrainerSettings(tensorboard=True))
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     with pytest.raises(UsageError, match=r"pip install 'tensorboardX"):

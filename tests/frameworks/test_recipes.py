@@ -69,8 +69,8 @@ trainer.fit(Lit(net, job), fe.torch.IterableDataset(job.dataset("data/*.parquet"
 @pytest.mark.parametrize(
     ("package", "text"),
     [
-        ("accelerate", r"accelerate's prepared loaders ask for a batch ahead.*give accelerator.prepare the module"),
-        ("lightning", r"Lightning asks for a batch ahead.*next\(dataloader_iter\)"),
+        ("accelerate", r"accelerate's prepared loaders request a batch ahead.*to accelerator.prepare"),
+        ("lightning", r"Lightning requests a batch ahead.*next\(dataloader_iter\)"),
     ],
 )
 def test_scripts_that_prefetch_are_rejected_before_the_first_push(

@@ -47,13 +47,13 @@ def test_options_that_a_group_cannot_have_are_rejected(etcd: EtcdServer, job_nam
     pq.write_table(pa.table({"id": range(RECORDS)}), path)
     with fe.local(pservers=0, job=job_name, etcd=etcd.address) as cluster, cluster.connect() as job:
         for more, sentence in (
-            ({"follow": True}, "follow is not for the ranks of a group"),
-            ({"steps_per_batch": 2}, "steps_per_batch is not for the ranks of a group"),
-            ({"explicit_done": True}, "explicit_done is not for the ranks of a group"),
+            ({"follow": True}, "follow is not available for the ranks of a group"),
+            ({"steps_per_batch": 2}, "steps_per_batch is not available for the ranks of a group"),
+            ({"explicit_done": True}, "explicit_done is not available for the ranks of a group"),
             ({"remainder": "keep"}, "remainder is 'keep', but must be one of split, drop, pad"),
             ({"group": None, "remainder": "pad"}, "remainder and explicit_commit are for the ranks of a group"),
             ({"group": "torch"}, "group is 'torch'"),
-            ({"group": "torchft", "remainder": "pad"}, "takes neither remainder, explicit_commit nor readers"),
+            ({"group": "torchft", "remainder": "pad"}, "accepts neither remainder, explicit_commit nor readers"),
             ({"group": (3, 2)}, "a rank is from 0"),
         ):
             with pytest.raises(UsageError, match=sentence):

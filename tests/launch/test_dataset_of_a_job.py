@@ -116,7 +116,7 @@ def test_failed_work_is_listed_and_retried_or_dropped(data: Path) -> None:
 def test_data_without_a_model_requires_no_pservers(data: Path) -> None:
     with fe.local(pservers=0, standby=True, checkpoint=str(data / "kept")) as cluster, cluster.connect() as job:
         batches = job.dataset(str(data / "data" / "*.parquet"), batch_size=5, epochs=2, explicit_done=True)
-        with pytest.raises(fe.errors.UsageError, match="explicit_done is for jobs that have data alone"):
+        with pytest.raises(fe.errors.UsageError, match="explicit_done is for jobs without parameters"):
             job.parameters({"w": [0.0]})
         seen = 0
         while not batches.is_over:

@@ -89,19 +89,19 @@ def train(job: JobOfOne, loop: Iterable[Any]) -> list[float]:
 @pytest.mark.parametrize("wrapper", [one_ahead, two_ahead])
 def test_a_wrapper_that_prefetches_is_detected_at_its_first_step(wrapper: Any, job: JobOfOne) -> None:
     with pytest.raises(
-        UsageError, match=r"epoch 1, task 0, batch \d was handed out and had no gradient, .*keep clones"
+        UsageError, match=r"epoch 1, task 0, batch \d was handed out and had no gradient, .*keep only clones"
     ):
         train(job, wrapper(batches(data_of(job), "x", "y")))
     assert job.trainer.parameters["bias"] == job.bias_at_first, "no gradient was pushed"
 
 
 def test_a_list_of_batches_is_detected_as_prefetching(job: JobOfOne) -> None:
-    with pytest.raises(UsageError, match=r"no current batch: .* before the next one is asked for"):
+    with pytest.raises(UsageError, match=r"no current batch: .* before the next batch is requested"):
         train(job, list(batches(data_of(job), "x", "y")))
 
 
 def test_a_loader_that_reads_in_a_thread_is_detected(job: JobOfOne) -> None:
-    with pytest.raises(UsageError, match=r"another thread asks for batches than the one that trains"):
+    with pytest.raises(UsageError, match=r"batches are requested by another thread than the one that trains"):
         train(job, in_a_thread(batches(data_of(job), "x", "y")))
 
 
@@ -166,7 +166,7 @@ def ask(loader):
         yield now
         now = then
 """,
-        r"accelerate's prepared loaders ask for a batch ahead.*give accelerator.prepare the module",
+        r"accelerate's prepared loaders request a batch ahead.*to accelerator.prepare",
     ),
     "lightning.pytorch.loops.fetchers": (
         """
@@ -179,7 +179,7 @@ class _PrefetchDataFetcher:
 
 ask = _PrefetchDataFetcher().ask
 """,
-        r"Lightning asks for a batch ahead.*next\(dataloader_iter\)",
+        r"Lightning requests a batch ahead.*next\(dataloader_iter\)",
     ),
 }
 

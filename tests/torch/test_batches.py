@@ -95,7 +95,7 @@ def test_tensors_go_to_a_device() -> None:
 @pytest.mark.parametrize(
     ("column", "text"),
     [
-        (["a", "b"], "column 'x' is of string, and tensors are of numbers: leave it out, or .*transform="),
+        (["a", "b"], "column 'x' has type string, which is not numeric: omit it, or .*transform="),
         ([1, None], "column 'x' has 1 nulls in this batch.*filter="),
         ([[1], [2, 3]], "lists of 1 to 2 elements: pad them"),
         (pa.array([[1], None], pa.list_(pa.int64(), 1)), "column 'x' has 1 nulls"),
@@ -113,7 +113,7 @@ def test_an_absent_column_is_rejected() -> None:
 
 @pytest.mark.parametrize(("arguments", "more"), [(("x",), {"transform": len}), ((3,), {}), ((), {"transform": "x"})])
 def test_wrong_arguments_are_rejected_at_once(arguments: Any, more: Any) -> None:
-    with pytest.raises(UsageError, match=r"names of columns, or a transform|must be named"):
+    with pytest.raises(UsageError, match=r"names of columns, or a transform|must be a name"):
         batches([], *arguments, **more)
 
 
@@ -154,10 +154,12 @@ def test_worker_processes_of_a_data_loader_are_rejected(start: str) -> None:
     dataset = IterableDataset(batch_of(x=[1.0]), "x")
     loader = DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context=start)
     if start == "spawn":
-        with pytest.raises(UsageError, match=r"worker processes cannot read.*num_workers=0"):
+        with pytest.raises(UsageError, match=r"worker processes of a DataLoader cannot read.*num_workers=0"):
             iter(loader)
         return
     workers = iter(loader)
-    with pytest.raises(UsageError, match=r"worker processes cannot read.*fork would hang.*num_workers=0"):
+    with pytest.raises(
+        UsageError, match=r"worker processes of a DataLoader cannot read.*do not survive a fork.*num_workers=0"
+    ):
         next(workers)
     workers._shutdown_workers()

@@ -530,7 +530,7 @@ def test_rows_in_groups_have_the_settings_of_their_table(bench: TorchBench) -> N
     assert [(len(group["params"]), group["lr"]) for group in optimizer.param_groups] == [(2, 0.25), (1, 1.0)]
     optimizer.param_groups[1]["lr"] = 0.1
     bench.job.begin(0)
-    with pytest.raises(UsageError, match=r"lr of group 1 was set to 0.1, but the servers have 1.0"):
+    with pytest.raises(UsageError, match=r"lr of group 1 was set to 0.1, but the servers use 1.0"):
         optimizer.step()
 
 
@@ -544,7 +544,7 @@ def test_a_copy_of_a_module_reads_the_same_table(bench: TorchBench) -> None:
     assert [name for name, _ in made.named_parameters()] == ["0.rows", "1.weight", "1.bias"]
     optimizer.step()
     bench.job.end()
-    with pytest.raises(UsageError, match="cannot be pickled, for its rows are the servers'"):
+    with pytest.raises(UsageError, match="cannot be pickled, because the servers have its rows"):
         pickle.dumps(net)
 
 
@@ -682,18 +682,18 @@ def test_a_table_of_another_job_is_rejected(bench: TorchBench) -> None:
         table = table_of(other.job)
         Optimizer(Embedding(table), other.job, fe.SGD(1.0))
         mine = table_of(bench.job, "items")
-        with pytest.raises(UsageError, match="table 'users' is of another job"):
+        with pytest.raises(UsageError, match="table 'users' belongs to another job"):
             Optimizer(nn.ModuleList([Embedding(mine), Embedding(table)]), bench.job, fe.SGD(1.0))
 
 
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda _: Embedding(5), r"5 is no table: give what job.table\(name, dim, ...\) returned"),
+        (lambda _: Embedding(5), r"5 is not a table: pass the result of job.table\(name, dim, ...\)"),
         (lambda table: Embedding(table, max_norm=-1.0), "max_norm is -1.0, but must be greater than 0"),
         (lambda table: EmbeddingBag(table, mode="first"), "mode is 'first', but must be one of sum, mean, max"),
-        (lambda _: EmbeddingCollection({}), "one or more fe.torch.Embedding"),
-        (lambda table: Embedding(table)([1]), "no module that an fe.torch.Optimizer has.*call eval"),
+        (lambda _: EmbeddingCollection({}), "at least one fe.torch.Embedding"),
+        (lambda table: Embedding(table)([1]), "no fe.torch.Optimizer has.*call eval"),
     ],
 )
 def test_invalid_arguments_of_an_embedding_are_rejected(
@@ -708,12 +708,12 @@ def test_invalid_arguments_of_an_embedding_are_rejected(
     [
         (lambda net: net["one"](torch.ones(2)), "ids of table 'users' are float32"),
         (lambda net: net["one"](pa.array([1, None])), "have 1 nulls: see nulls='padding'"),
-        (lambda net: net["one"](pa.array([[1], [2]])), "are lists, which are bags: use fe.torch.EmbeddingBag"),
-        (lambda net: net["bag"](torch.tensor([1, 2])), "the bags of table 'users' make no sense: offsets"),
-        (lambda net: net["bag"](torch.tensor([1, 2]), torch.tensor([1])), "the bags of table 'users' make no sense"),
+        (lambda net: net["one"](pa.array([[1], [2]])), "are lists, that is, bags: use fe.torch.EmbeddingBag"),
+        (lambda net: net["bag"](torch.tensor([1, 2])), "the bags of table 'users' are invalid: offsets"),
+        (lambda net: net["bag"](torch.tensor([1, 2]), torch.tensor([1])), "the bags of table 'users' are invalid"),
         (
             lambda net: net["bag"](torch.tensor([[1, 2]]), None, torch.ones(1, 2)),
-            "make no sense: .*per_sample_weights",
+            "are invalid: .*per_sample_weights",
         ),
         (lambda net: net["all"]({"z": [1]}), "there is no embedding 'z', only one"),
     ],
@@ -730,13 +730,13 @@ def test_invalid_ids_are_rejected(look: Callable[[Any], Any], text: str, bench: 
 def test_settings_that_apply_only_to_rows_are_rejected(bench: TorchBench) -> None:
     net = nn.Sequential(Embedding(table_of(bench.job)), nn.Linear(3, 1))
     groups = [{"params": net[0].parameters(), "lr": 0.1}, {"params": net[1].parameters()}]
-    with pytest.raises(UsageError, match=r"gives lr for nothing but embeddings on tables.*job.table"):
+    with pytest.raises(UsageError, match=r"sets lr, but contains only embeddings on tables.*job.table"):
         Optimizer(net, bench.job, fe.SGD(1.0), groups=groups)
     Optimizer(net, bench.job, fe.SGD(1.0), groups=[{"params": net[0].parameters()}, groups[1]])
 
 
 def test_a_torch_embedding_is_a_parameter_unless_it_rewrites_itself(bench: TorchBench) -> None:
-    with pytest.raises(UsageError, match=r"embedding of '0.weight' has max_norm, .* put it into a table"):
+    with pytest.raises(UsageError, match=r"embedding of '0.weight' has max_norm, .* use a table"):
         Optimizer(nn.Sequential(nn.Embedding(4, 2, max_norm=1.0)), bench.job, fe.SGD(1.0))
     Optimizer(nn.Sequential(nn.Embedding(4, 2, sparse=True)), bench.job, fe.SGD(1.0))
     assert list(bench.job.trainer.parameters) == ["0.weight"]

@@ -85,7 +85,7 @@ def test_parameters_missing_in_the_file_are_named(saved: tuple[Net, Path]) -> No
             super().__init__()
             self.more = nn.Linear(1, 1)
 
-    with pytest.raises(DataError, match=r"the module has 'more.bias', but the file has not"):
+    with pytest.raises(DataError, match=r"the module has 'more.bias', but the file does not"):
         load_into(More(), saved[1])
 
 
@@ -133,7 +133,7 @@ def test_a_plain_module_loads_rows_of_tables(served: tuple[Towers, torch.Tensor,
 @pytest.mark.parametrize(
     ("users", "rows", "text"),
     [
-        (nn.Embedding(5, 2), {}, "the module has 'users.weight', but the file has not"),
+        (nn.Embedding(5, 2), {}, "the module has 'users.weight', but the file does not"),
         (nn.Embedding(3, 2), {"users": "users.parquet"}, r"has id 3, and 'users.weight' has 3 rows.*make it larger"),
         (nn.Embedding(5, 4), {"users": "users.parquet"}, "has rows of 2 values, and table 'users.weight' has dim 4"),
         (nn.Embedding(5, 2), {"users": "model.npz"}, r"model.npz is corrupt, .*not a parquet file"),

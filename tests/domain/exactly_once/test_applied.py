@@ -180,7 +180,7 @@ def test_a_moved_block_s_epochs_collapse_wherever_their_size_was_told():
 
 @pytest.mark.parametrize(
     ("told", "marked_task", "text"),
-    [(2, None, "other numbers of tasks"), (0, 7, "a later one has arrived")],
+    [(2, None, "other numbers of tasks"), (0, 7, "a task with a higher number was applied")],
 )
 def test_a_block_whose_epochs_are_longer_is_refused_and_nothing_is_done(told, marked_task, text):
     source, target = AppliedBatches([0]), AppliedBatches([1])
@@ -312,7 +312,7 @@ def test_an_impossible_batch_is_refused_and_nothing_is_done(batch, batch_count):
 def test_an_epoch_cannot_be_shorter_than_what_arrived():
     applied = AppliedBatches(range(1))
     applied.mark([0], Batch(0, 4, 0), 1)
-    with pytest.raises(MessageError, match="a later one has arrived"):
+    with pytest.raises(MessageError, match="a task with a higher number was applied"):
         applied.seal(0, 4)
     with pytest.raises(MessageError, match="cannot have 0 tasks"):
         applied.seal(0, 0)

@@ -199,7 +199,7 @@ def test_a_setting_cannot_change() -> None:
         (lambda: SGD(0.1, overrides={"*": {"lr": -1}}), r"SGD: overrides\['\*'\]: lr is -1"),
         (lambda: SGD(0.1, overrides={"*": 3}), "must map name patterns to settings"),
         (lambda: SGD(0.1, overrides={"*": Adam(clip_norm=1)}), "must have neither clip_norm nor overrides"),
-        (lambda: Delta(weight_decay=0.1), "belongs into the optimizer that makes the differences"),
+        (lambda: Delta(weight_decay=0.1), "belongs to the optimizer that computes the differences"),
         (lambda: SGD(0.1, overrides=[]), "a mapping"),
         (lambda: Optimizer.from_json({"kind": "Sgd", "lr": 1}), "no optimizer 'Sgd'; choose one of Adadelta, Adagrad"),
         (lambda: Optimizer.from_json({"kind": "Cosine", "initial": 1, "updates": 3}), "no optimizer 'Cosine'"),

@@ -47,5 +47,5 @@ def test_a_placement_of_other_blocks_or_pservers_is_refused(change: dict[str, ob
     plan = plan_for(SPECS, 3, 3, TABLES)
     known = placement_of(plan)
     fields = {"version": 1, "pservers": 3, "blocks": known.blocks, "buckets": known.buckets} | change
-    with pytest.raises(UsageError, match="placement 1 is of other blocks"):
+    with pytest.raises(UsageError, match="placement 1 belongs to other blocks"):
         placed(plan, Placement(**fields))  # type: ignore[arg-type]

@@ -211,9 +211,9 @@ def test_what_cannot_be_planned_is_refused() -> None:
     parameter = ParameterSpec("w", (3,))
     with pytest.raises(UsageError, match="two parameters named 'w'"):
         plan_shards([parameter, parameter], 1)
-    with pytest.raises(UsageError, match="this job has 0 pservers, and a model needs one"):
+    with pytest.raises(UsageError, match="this job has 0 pservers, but a model needs at least one"):
         plan_shards([parameter], 0)
-    with pytest.raises(UsageError, match="at least 1 parameter"):
+    with pytest.raises(UsageError, match="at least one parameter"):
         plan_shards([], 1)
     plan = plan_shards([parameter], 2)
     for lookup in (

@@ -45,5 +45,5 @@ def test_one_that_took_over_is_read_when_the_master_says_so() -> None:
 def test_what_it_lacks_is_done_again_by_others() -> None:
     end = JobEnd()
     end.heard(done(3, 4))
-    with pytest.raises(BegunAnewError, match="start this trainer again"):
+    with pytest.raises(BegunAnewError, match="restart this trainer"):
         end.require(REOPENED, 1, 7)

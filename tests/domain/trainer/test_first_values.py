@@ -65,7 +65,7 @@ def test_a_winner_that_has_gone_again_lets_others_stand() -> None:
 def test_an_upload_ends_when_a_newer_election_is_known() -> None:
     election = standing()
     assert election.next_step(newest=5) == Upload(0, 5)
-    assert election.next_step(newest=6) == Pause("another trainer gives the first values")
+    assert election.next_step(newest=6) == Pause("another trainer provides the initial values")
     assert election.next_step(newest=6) == Look()
 
 
