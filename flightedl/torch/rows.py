@@ -297,7 +297,7 @@ class RowGroups:
         del self._groups[id(module)]["params"][1:]
 
     def gradients(self) -> dict[str, tuple[Table, InUse]]:
-        """Return name -> table and rows, for rows that have a gradient. Names are like those of parameters."""
+        """Return the rows that have a gradient: parameter name -> (table, rows)."""
         return {
             f"{name}.{_EMPTY}_{number}": (module.table, used)
             for name, module in self._modules.items()

@@ -11,7 +11,7 @@ are dropped when another sum begins or is taken.
   applied the first copy answers "already applied" to the second.
 * A block's *residual* (the exact gradient less the pushed one) changes when the block has answered, once per push. A
   gradient that came too late is computed again, and its residual does not change.
-* Residuals belong to this trainer. If it dies they are lost, so the last gradients remain rounded, nothing worse.
+* Residuals belong to this trainer. If it dies they are lost, and the last rounding errors are never corrected.
 * A batch that a block already had, because another trainer pushed it or because it is repeated for other blocks, looks
   like a repeated copy. Its residual is updated all the same: an error of one rounding, which does not grow.
 

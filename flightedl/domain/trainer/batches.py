@@ -132,7 +132,7 @@ class CurrentBatch(msgspec.Struct, eq=False):
             self.generations[pserver] = min(generation, self.generations.get(pserver, generation))
 
     def repeat(self, again: SumAgain | None) -> None:
-        """Do the batch again, in that sum; None: as if it had never begun."""
+        """Repeat the batch in that sum; None: as if it had never begun."""
         self.waits = False
         self.must_repeat = True
         self.again = again
@@ -143,7 +143,7 @@ class CurrentBatch(msgspec.Struct, eq=False):
         self.rejection = error
 
     def push_failed(self, error: BaseException) -> None:
-        """Do the batch again, because some blocks may have it and others not, even if the user handles the error."""
+        """Repeat the batch, even if the user handles the error, because some blocks may have it and others not."""
         self.must_repeat = True
         if not isinstance(error, UnavailableError | KeyboardInterrupt):
             self.failure = error
