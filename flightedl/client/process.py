@@ -45,7 +45,7 @@ _TAKEOVER_S = 1.5
 
 
 class TrainerProcess:
-    """A trainer's connections to its job.
+    """A trainer's registration, connections and reports.
 
     Args:
         chosen: The settings.

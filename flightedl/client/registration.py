@@ -1,4 +1,4 @@
-"""The trainer's lease: its identity in the job, also after it has lost its lease.
+"""The trainer's registration: its id, its lease, and a new lease when the old one is lost.
 
 For the job, a trainer that was frozen or disconnected for longer than its lease is gone, and its tasks are assigned to
 others. When it continues, it registers again under the same id with a new generation. Whatever it still holds is

@@ -1,4 +1,4 @@
-"""Requests to one pserver, through its restarts: those of a transfer, and the messages that carry them.
+"""Client of one pserver: sends the requests of transfers and receives the answers, through the pserver's restarts.
 
 A step is a conversation in lock-step on a stream that stays open from step to step (``step_channel``). Values that have
 not arrived by the end of a step, because their round is open, are requested again, in slices of time. The blocks of a

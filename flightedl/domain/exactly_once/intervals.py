@@ -8,7 +8,7 @@ Rules:
 * An empty interval (start >= end) is allowed as an argument and changes nothing; a negative number is a ValueError.
 
 The bytes of ``encode`` are a version byte and then, for each interval, the distance from the last end and the length
-less one, as LEB128 numbers. Contiguous runs so take two to six bytes each.
+minus one, as LEB128 numbers. So a contiguous run takes two to six bytes.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class IntervalSet:
     def add(self, start: int, end: int) -> int:
         """Add [start, end). Returns how many numbers were new."""
         if start < 0:
-            raise ValueError(f"an interval set holds no negative numbers, not {start}")
+            raise ValueError(f"an interval set cannot contain negative numbers such as {start}")
         if start >= end:
             return 0
         if not self._ends or start > self._ends[-1]:
@@ -161,7 +161,7 @@ class IntervalSet:
             self.remove(start, end)
 
     def intersection(self, other: IntervalSet) -> IntervalSet:
-        """What is in both sets; O(intervals of both)."""
+        """Return the numbers in both sets; O(intervals of both)."""
         found = IntervalSet()
         mine, theirs = 0, 0
         while mine < len(self._starts) and theirs < len(other._starts):
@@ -185,7 +185,7 @@ class IntervalSet:
         assert not self._starts or self._starts[0] >= 0
 
     def encode(self) -> bytes:
-        """The set as bytes: equal for equal sets."""
+        """Return the set as bytes, equal for equal sets."""
         data = bytearray((_VERSION,))
         last = 0
         for start, end in self:
@@ -196,13 +196,13 @@ class IntervalSet:
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """The set that ``encode`` wrote.
+        """Decode the output of ``encode``.
 
         Raises:
-            CorruptError: not written by ``encode``.
+            CorruptError: for anything else.
         """
         if not data or data[0] != _VERSION:
-            raise CorruptError("these bytes are no interval set of a known version")
+            raise CorruptError("these bytes are not an interval set of a known version")
         numbers = _numbers(data)
         if len(numbers) % 2:
             raise CorruptError("an interval set's bytes end inside an interval")
