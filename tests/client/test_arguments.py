@@ -113,7 +113,7 @@ def test_a_relative_path_starts_at_the_directory_of_the_script() -> None:
         (lambda: metrics_of(0.5, "the result of measure"), "the result of measure must be given by name"),
         (lambda: declared_arrays(np.zeros(3), {}), 'parameters must be given by name, such as {"w": array}'),  # type: ignore[arg-type]
         (lambda: declared_arrays(None, {}), "not as None"),  # type: ignore[arg-type]
-        (lambda: declared_arrays({"w": [[1.0], [1.0, 2.0]]}, {}), "parameter 'w' is no array: setting an array"),  # type: ignore[dict-item]
+        (lambda: declared_arrays({"w": [[1.0], [1.0, 2.0]]}, {}), "parameter 'w' is not an array: setting an array"),  # type: ignore[dict-item]
         (lambda: declared_arrays({"w": "x"}, {}), "parameter 'w' has dtype 'str"),  # type: ignore[dict-item]
         (lambda: declared_arrays({"w": [0.0]}, ["float32"]), "dtypes must be given by name"),  # type: ignore[arg-type]
     ],
@@ -137,7 +137,7 @@ def test_a_dtype_may_be_a_numpy_type() -> None:
     [
         (None, "gradients must be given by name, such as {'w': array}, not as NoneType"),
         (np.zeros(3), "not as ndarray"),
-        ({"w": [[1.0], [1.0, 2.0]]}, "the gradient of 'w' is no array: setting an array"),
+        ({"w": [[1.0], [1.0, 2.0]]}, "the gradient of 'w' is not an array: setting an array"),
         ({"w": None}, "the gradient of 'w' has shape (), the parameter (3,)"),
     ],
     ids=str,

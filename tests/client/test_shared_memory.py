@@ -289,7 +289,7 @@ def test_without_shared_memory_values_travel_by_tcp(
         _wait_for(lambda: _streams(cluster) == [(0, 0)])
     said = [record.getMessage() for record in caplog.records if "by TCP" in record.getMessage()]
     assert len(said) == 1, said
-    assert said[0].startswith("values from and to pserver 0 travel by TCP: ")
+    assert said[0].startswith("values from and to pserver 0 are sent by TCP: ")
 
 
 def test_a_stream_uses_no_memory_of_an_earlier_stream() -> None:

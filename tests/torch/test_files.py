@@ -134,7 +134,7 @@ def test_a_plain_module_loads_rows_of_tables(served: tuple[Towers, torch.Tensor,
     ("users", "rows", "text"),
     [
         (nn.Embedding(5, 2), {}, "the module has 'users.weight', but the file does not"),
-        (nn.Embedding(3, 2), {"users": "users.parquet"}, r"has id 3, and 'users.weight' has 3 rows.*make it larger"),
+        (nn.Embedding(3, 2), {"users": "users.parquet"}, r"has id 3, but 'users.weight' has 3 rows.*make it larger"),
         (nn.Embedding(5, 4), {"users": "users.parquet"}, "has rows of 2 values, and table 'users.weight' has dim 4"),
         (nn.Embedding(5, 2), {"users": "model.npz"}, r"model.npz is corrupt, .*not a parquet file"),
         (

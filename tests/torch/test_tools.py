@@ -127,5 +127,5 @@ def test_a_loader_set_to_prefetch_requires_workers_and_is_rejected(bench: TorchB
     with pytest.raises(ValueError, match="prefetch_factor option could only be specified in multiprocessing"):
         DataLoader(dataset, batch_size=None, prefetch_factor=2)
     loader = DataLoader(dataset, batch_size=None, num_workers=1, prefetch_factor=2, multiprocessing_context="spawn")
-    with pytest.raises(UsageError, match=r"worker processes cannot read.*num_workers=0"):
+    with pytest.raises(UsageError, match=r"worker processes of a DataLoader cannot read.*num_workers=0"):
         next(iter(loader))

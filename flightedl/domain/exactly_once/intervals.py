@@ -3,7 +3,7 @@
 Rules:
 
 * Intervals never touch: [0, 3) and [3, 5) are kept as [0, 5). So two equal sets have equal intervals and equal bytes.
-* Finding is O(log intervals); changing one stretch also moves the list behind it (a memory move, not Python work).
+* Finding is O(log intervals). A change also moves the rest of the list (a memory move, not Python work).
   Memory is two integers per interval, whatever the interval holds.
 * An empty interval (start >= end) is allowed as an argument and changes nothing; a negative number is a ValueError.
 

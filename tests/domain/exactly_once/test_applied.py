@@ -194,7 +194,7 @@ def test_a_block_whose_epochs_are_longer_is_refused_and_nothing_is_done(told, ma
     with pytest.raises(MessageError, match=text):
         target.adopt([0], released)
     assert (target.encode(), target.numbers) == (before, [1])
-    with pytest.raises(MessageError, match="here already"):
+    with pytest.raises(MessageError, match="are already here"):
         target.adopt([1], released)
     with pytest.raises(CorruptError):
         target.adopt([2], released[:-1])

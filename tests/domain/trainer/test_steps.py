@@ -172,7 +172,7 @@ class TestAPlacement:
 
     def test_nobody_moves_blocks_under_a_conversation(self, bench: Bench) -> None:
         bench.steps.step()
-        with pytest.raises(AssertionError, match="being asked"):
+        with pytest.raises(AssertionError, match="a transfer is in progress"):
             bench.steps.place([[], [0, 1, 2, 3]])
 
     def test_buckets_are_pushed_again_at_the_version_of_the_batch_where_a_pserver_has_other_ones(self) -> None:
