@@ -139,7 +139,6 @@ class Servers:
         return connection
 
     def close(self) -> None:
-        """Close all connections."""
         with self._lock:
             connections = [*self._retired, *(connection for _, connection in self._connections.values())]
             self._connections.clear()

@@ -75,12 +75,10 @@ class Participation:
 
     @property
     def trainer(self) -> str:
-        """This trainer's id."""
         return self._registration.trainer
 
     @property
     def generation(self) -> int:
-        """This trainer's generation."""
         return self._registration.generation
 
     # the batch

@@ -55,7 +55,6 @@ class Conversation:
         self.waiting: Waiting | None = None
 
     def begin(self, phase: str) -> None:
-        """Begin a conversation in ``phase``."""
         self.seconds = {}
         self.thread = get_ident()
         self.phase = phase

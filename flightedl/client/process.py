@@ -97,12 +97,10 @@ class TrainerProcess:
 
     @property
     def trainer(self) -> str:
-        """This trainer's id."""
         return self.registration.trainer
 
     @property
     def generation(self) -> int:
-        """This trainer's generation."""
         return self.registration.generation
 
     def waiting(self) -> Waiting:
@@ -134,7 +132,6 @@ class TrainerProcess:
         return self.servers.master().action("log", body, timeout_s=SLICE_S)
 
     def wait_for_pservers(self, count: int) -> None:
-        """Return when ``count`` pservers are registered."""
         waiting = self.waiting()
 
         def missing(directory: Directory) -> int:

@@ -115,7 +115,6 @@ class ProgressReporter:
         self._batch_at = self._now()
 
     def skipped(self, records: int) -> None:
-        """Count corrupt records that were skipped."""
         with self._lock:
             self._totals.skipped_records += records
 

@@ -66,7 +66,6 @@ class Registration:
 
     @property
     def generation(self) -> int:
-        """This trainer's current generation."""
         return self._held.generation
 
     def renewed(self) -> bool:

@@ -182,7 +182,6 @@ class Waits:
         self._conversations = conversations
 
     def begin(self) -> Waiting:
-        """Begin a wait of this thread."""
         if (left := self._open.get(threading.get_ident())) is not None:
             left.withdraw()
         waiting = self._made()

@@ -156,7 +156,6 @@ class _Move:
         return tensor if self._device is None else tensor.to(self._device, non_blocking=self._pin)
 
     def all_of(self, found: Tensors) -> Tensors:
-        """Move all tensors in a transform's result."""
         if isinstance(found, torch.Tensor):
             return self.one(found)
         if isinstance(found, dict):

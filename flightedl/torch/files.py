@@ -73,7 +73,6 @@ def _embedding(module: nn.Module, name: str) -> nn.Embedding | nn.EmbeddingBag:
 
 
 def _rows_of(name: str, weight: torch.Tensor, url: str) -> torch.Tensor:
-    """Read the rows of a file as (ids, dim)."""
     count, dim = weight.shape
     found = torch.zeros(count, dim)
     for rows in read_table_file(FsspecFiles(), url, TableSpec(name, dim, SGD(lr=1.0))):

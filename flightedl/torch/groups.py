@@ -91,7 +91,6 @@ class ShownSettings:
         self._expected: list[dict[str, Any]] = []
 
     def add(self, rule: Optimizer, settings: dict[str, Any]) -> None:
-        """Add a group that shows these settings of a rule."""
         self._rules.append(rule)
         self._expected.append(settings)
 

@@ -165,7 +165,6 @@ class Optimizer(torch.optim.Optimizer):
             self.state[module.rows] = {"version": torch.zeros(())}
 
     def _require_own_tables(self) -> None:
-        """Raise UsageError if a table belongs to another job."""
         for module, _ in self._rows.rules():
             if module.table.declared[1] is not self.model:
                 raise UsageError(f"table {module.table.name!r} belongs to another job: declare it with this one")
@@ -285,7 +284,6 @@ class Optimizer(torch.optim.Optimizer):
     # called by the job
 
     def values_arrived(self, names: Collection[str]) -> None:
-        """Put the job's new values into the module."""
         with torch.no_grad():
             for name in names:
                 tensor = (self._places.get(name) or self._buffers[name]).tensor
@@ -363,7 +361,6 @@ class Optimizer(torch.optim.Optimizer):
         return changes
 
     def _require_unchanged(self) -> None:
-        """Raise UsageError if a parameter was written to from outside."""
         for name, place in self._places.items():
             tensor, wanted = place.tensor, self._tensors[name]
             if not place.is_current or tensor.shape != wanted.shape:

@@ -251,7 +251,6 @@ def _found_in(
 
 
 def _within(rows: torch.Tensor, max_norm: float | None, p: float) -> torch.Tensor:
-    """Return rows, scaled down to ``max_norm`` if their norm is greater."""
     if max_norm is None:
         return rows
     norms = torch.linalg.vector_norm(rows, p, dim=1, keepdim=True)
@@ -272,20 +271,16 @@ class RowGroups:
 
     @property
     def modules(self) -> Mapping[str, OnTable]:
-        """Modules by name."""
         return self._modules
 
     def owns(self, tensor: torch.Tensor) -> bool:
-        """True if the tensor is a parameter of a module on a table."""
         return any(tensor is each for module in self._modules.values() for each in module.parameters())
 
     def rules(self) -> Iterator[tuple[OnTable, Rule]]:
-        """Yield each module with the update rule of its rows."""
         for module in self._modules.values():
             yield module, module.table.spec.optimizer
 
     def add_group(self, module: OnTable, group: dict[str, Any]) -> None:
-        """Add the group of a module's rows."""
         self._groups[id(module)] = group
         module.drop()
         module.listener = self

@@ -109,7 +109,6 @@ class _Driver:
         return 0 if entry is None else entry.create_revision
 
     def carry_out(self, step: Look | Stand | Upload | Confirm) -> None:
-        """Carry out a step, and report its outcome to the election."""
         match step:
             case Look():
                 entry = self._coordinator.get(self._keys.init_params)

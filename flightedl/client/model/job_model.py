@@ -220,7 +220,6 @@ class JobModel:
         return decode(connection.action("status", b"", timeout_s=SLICE_S), PserverStatusReply)
 
     def table_counts(self, name: str) -> TableCounts:
-        """Return the figures of a table, summed over all pservers."""
         parameters = self.require_declared()
         found = TableCounts(name=name)
         for index in range(parameters.plan.pserver_count):
@@ -314,7 +313,6 @@ class JobModel:
         return self._saves.save(target, self._participation.epoch, write)
 
     def _export(self, name: str, target: str, has_slots: bool, require: Callable[[], None]) -> None:
-        """Write the current rows of a table."""
         from flightedl.coordination.checkpoint_places import write_file
         from flightedl.formats.table_files import file_of, schema_of
 

@@ -20,7 +20,6 @@ class Owners(NamedTuple):
 
     @classmethod
     def of(cls, plan: ShardPlan) -> Owners:
-        """Return the owners of a plan."""
         pservers = range(plan.pserver_count)
         return cls([runs_of(plan, index) for index in pservers], list(map(plan.buckets_of, pservers)))
 

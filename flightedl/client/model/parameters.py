@@ -155,7 +155,6 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
 
     @property
     def plan(self) -> ShardPlan:
-        """The newest plan."""
         return self._next_layout.plan
 
     def swap(self, plan: ShardPlan) -> None:
@@ -188,7 +187,6 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         return ModelLayout(plan, owners, shards, self._step_plans(plan, owners.runs, pool=pool), pool)
 
     def _adopt_layout(self) -> None:
-        """Switch to the newest layout, between two operations."""
         before, layout = self._layout, self._next_layout
         self._layout = layout
         self.steps.place(layout.owners.blocks, layout.owners.buckets)
@@ -396,11 +394,9 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         self.rows.pending.add(table, ids, gradients)
 
     def forget_rows(self) -> None:
-        """Drop the row gradients that wait for the current batch's step."""
         self.rows.forget()
 
     def open_batch(self, batch: Batch, begun: Begun) -> None:
-        """Open a batch for the user's code."""
         if self._next_layout is not self._layout:
             self._adopt_layout()
         step = self.steps.open_batch(batch, begun.member, begun.step)
@@ -521,7 +517,6 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
             raise
 
     def _add(self, outgoing: Outgoing, *, is_complete: bool) -> None:
-        """Add the batch's gradients to the current sum."""
         names = outgoing.plan.names
         added = self._added(names)
         self._sums.add(added.identity, dict(zip(names, outgoing.arrays, strict=True)), added.weight)
@@ -542,7 +537,6 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         return current
 
     def _add_rows(self) -> None:
-        """Add the batch's rows to the current sum."""
         pending = self.rows.pending
         if pending:
             added = self._added([self.rows.name_in_sums(table) for table in pending.tables])
@@ -572,7 +566,6 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         return replace(self._layout.plans.encoded(outgoing, is_clipped=True), rows=rows)
 
     def _transfer(self, transfer: Transfer, outgoing: Outgoing) -> None:
-        """Carry out a transfer at all pservers in parallel."""
         before = self._probe.turn(PUSH)
         try:
             if self._tables and outgoing.rows is None:

@@ -101,7 +101,6 @@ class ModelSaves(TrainerNames):
         return True if result.committed else None
 
     def mark_written(self, url: str, request: SaveRecord) -> None:
-        """Record that a claimed request is done."""
         self._replace(url, request, msgspec.structs.replace(request, done=True))
 
     def release(self, url: str, request: SaveRecord) -> None:

@@ -116,7 +116,6 @@ class ShardClient:
         self.conversation: Conversation = Conversation(index, clock.now) if before is None else before.conversation
 
     def close(self) -> None:
-        """Close the stream."""
         self.channel.close_idle()
 
     def carry_out(self, call: Call | None, transfer: Transfer, outgoing: Outgoing) -> None:
@@ -163,7 +162,6 @@ class ShardClient:
         return heard(transfer.serial, index, generation, answers)
 
     def _persist(self, verdict: Verdict, transfer: Transfer, outgoing: Outgoing) -> None:
-        """Continue after a first attempt that was not enough."""
         times = self.conversation
         # If the first attempt took long, it was already reported as a wait.
         waiting = times.waiting = times.waiting or self._waiting()

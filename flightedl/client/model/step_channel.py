@@ -263,7 +263,6 @@ class StepStream(Channel):
         self._pair.own.taken += 1
 
     def is_over(self) -> bool:
-        """See ``Channel``."""
         return self._now() > self.ends_at
 
     def _line_ended(self) -> NoReturn:
@@ -273,7 +272,6 @@ class StepStream(Channel):
 
 
 def _joined(messages: Iterable[Sequence[OutgoingBlocks]], limit_bytes: int) -> Iterator[Sequence[OutgoingBlocks]]:
-    """Join messages up to a limit of bytes."""
     joined: list[OutgoingBlocks] = []
     total_bytes = 0
     for pieces in messages:

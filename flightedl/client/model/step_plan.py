@@ -144,7 +144,6 @@ class StepPlan:
         return number
 
     def _joined_to(self, before: Piece | None, place: int) -> int:
-        """Add a parameter to the line of the preceding piece."""
         assert before is not None
         assert before.line is not None
         line = self.lines[before.line]
@@ -237,7 +236,6 @@ class StepPlans:
         return plan
 
     def unknown(self, name: str) -> str:
-        """Return the error message for an unknown parameter."""
         return f"there is no parameter {name!r:.80}; declared are {', '.join(sorted(self._declared))}"
 
     def encoded(self, outgoing: Outgoing, *, is_clipped: bool = False) -> Outgoing:
@@ -402,7 +400,6 @@ def _square_sum(array: Array) -> float:
 
 
 def _wide(array: Array) -> npt.NDArray[Any]:
-    """Return 16-bit floats as float32, and other arrays unchanged."""
     return array.astype(np.float32) if array.dtype.itemsize == ITEM_BYTES else array
 
 

@@ -48,7 +48,6 @@ class Tree:
         return dict(found)
 
     def restored(self, values: Mapping[str, Any]) -> Any:
-        """Return the containers with these values."""
         return self._rebuild(values)
 
 
@@ -105,7 +104,6 @@ def _walk(node: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
 
 
 def _parts(node: Any) -> list[tuple[Any, Any]] | None:
-    """Return the parts of a container; None for an array."""
     if isinstance(node, Mapping):
         return list(node.items())
     if isinstance(node, tuple) and hasattr(node, "_fields"):

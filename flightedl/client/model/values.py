@@ -64,7 +64,6 @@ class ModelValues:
             self._bounds[number] = (start + block.start * item_bytes, start + block.stop * item_bytes)
 
     def nbytes(self, blocks: range) -> int:
-        """Return the bytes of neighbouring blocks' values."""
         return self._bounds[blocks[-1]][1] - self._bounds[blocks[0]][0]
 
     def sent_bytes(self, blocks: range) -> int:
@@ -115,7 +114,6 @@ class ModelValues:
         return self.lending is not None
 
     def _show(self, lending: Lending, blocks: range, data: memoryview) -> None:
-        """Show neighbouring blocks, one piece per parameter."""
         first = place = self._bounds[blocks[0]][0]
         for parameter, numbers in groupby(blocks, self._parameters.__getitem__):
             mine = list(numbers)

@@ -93,7 +93,6 @@ class BatchGroup(Generic[Member]):
         self._members.append(member)
 
     def clear(self) -> tuple[Member, ...]:
-        """Drop the sum and return its batches."""
         members, self._members = self.members, []
         return members
 

@@ -67,7 +67,6 @@ class AppliedBatches:
 
     @property
     def numbers(self) -> list[int]:
-        """Numbers of the blocks, ascending."""
         return sorted(self._places)
 
     def mark(self, blocks: Iterable[int], batch: Batch, batch_count: int) -> int:
@@ -260,7 +259,6 @@ class AppliedBatches:
         self.merge()
 
     def merge(self) -> None:
-        """Merge cohorts whose blocks all have the same batches."""
         kept: list[tuple[CohortRecord | None, Cohort]] = []
         shifts: dict[int, tuple[Cohort, int]] = {}
         for cohort in self._cohorts:
@@ -352,7 +350,6 @@ class AppliedBatches:
 
 
 def _task_counts(cohorts: Iterable[Cohort]) -> dict[int, int]:
-    """Return the known task counts of epochs."""
     return {epoch: count for cohort in cohorts for epoch, count in cohort.task_counts()}
 
 

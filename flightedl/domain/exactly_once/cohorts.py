@@ -29,7 +29,6 @@ class Bitmap:
 
     @classmethod
     def filled(cls, count: int) -> Bitmap:
-        """Return a bitmap of all numbers below ``count``."""
         return cls(np.packbits(np.ones(count, np.uint8), bitorder="little").tobytes())
 
     def __contains__(self, number: int) -> bool:
@@ -45,7 +44,6 @@ class Bitmap:
         self.count += 1
 
     def discard(self, number: int) -> None:
-        """Remove a number if it is in the set."""
         if number in self:
             self.bits[number >> 3] ^= 1 << (number & 7)
             self.count -= 1
@@ -235,7 +233,6 @@ class Cohort:
                     del epoch.tasks[task]
 
     def task_counts(self) -> list[tuple[int, int]]:
-        """Return (epoch, number of tasks) of the epochs whose number of tasks is known."""
         known = [(number, epoch.task_count) for number, epoch in self.epochs.items() if epoch.task_count]
         return [*self.finished.items(), *known]
 

@@ -70,7 +70,6 @@ class IntervalSet:
         return f"IntervalSet({shown}{', …' if len(self._starts) > 8 else ''})"
 
     def copy(self) -> IntervalSet:
-        """Return an independent copy."""
         twin = IntervalSet()
         twin._starts, twin._ends, twin._size = self._starts.copy(), self._ends.copy(), self._size
         return twin

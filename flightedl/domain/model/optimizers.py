@@ -66,7 +66,6 @@ class Optimizer(Setting):
         return ()
 
     def rate_at(self, version: int) -> float:
-        """Return the learning rate of the update at ``version``."""
         rate: float | Schedule = getattr(self, "lr")  # noqa: B009 - a field of every concrete optimizer
         return rate_at(rate, version)
 

@@ -73,11 +73,9 @@ class ParameterSpec:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the stored values."""
         return self.size * self.item_size_bytes
 
     def to_json(self) -> dict[str, Any]:
-        """Return name, shape and dtype as plain JSON values."""
         return {"name": self.name, "shape": list(self.shape), "dtype": self.dtype}
 
     @classmethod

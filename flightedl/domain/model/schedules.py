@@ -27,7 +27,6 @@ class Schedule(Setting):
     __slots__ = ()
 
     def at(self, version: int) -> float:
-        """Return the learning rate of the update at ``version`` (>= 0)."""
         raise NotImplementedError
 
 

@@ -32,7 +32,6 @@ class Limits:
     below: float | None = None
 
     def allow(self, value: float) -> bool:
-        """True if ``value`` is in the range."""
         return (
             (self.at_least is None or value >= self.at_least)
             and (self.above is None or value > self.above)
@@ -87,7 +86,6 @@ class Setting:
         """
 
     def to_json(self) -> dict[str, Any]:
-        """Return the setting as a JSON object: ``kind`` and every field."""
         rules = _rules(type(self))
         return {"kind": type(self).__name__} | {name: _plain(getattr(self, name)) for name in rules}
 
@@ -140,7 +138,6 @@ class Setting:
 
 
 def _required(kind: type[Setting]) -> set[str]:
-    """Return the names of the fields without a default."""
     return {f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING}  # type: ignore[arg-type]
 
 

@@ -111,7 +111,6 @@ class ShardPlan:
 
     @property
     def block_count(self) -> int:
-        """Number of blocks on all pservers."""
         return len(self.block_starts)
 
     @property
@@ -163,7 +162,6 @@ class ShardPlan:
         return range(first + found.start, first + found.stop)
 
     def positions_of(self, pserver: int) -> list[int]:
-        """Return the numbers of a pserver's blocks and buckets, ascending."""
         return [*self.blocks_of(pserver).tolist(), *self.buckets_of(pserver)]
 
     def blocks_of(self, pserver: int) -> Integers:

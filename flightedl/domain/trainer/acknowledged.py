@@ -121,6 +121,5 @@ class AcknowledgedLoop:
         self._readings = [each for each in self._readings if each.handed or each.task.number in held]
 
     def check(self) -> None:
-        """Assert the invariants."""
         for reading in self._readings:
             reading.check()

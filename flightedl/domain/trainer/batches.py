@@ -112,17 +112,14 @@ class CurrentBatch(msgspec.Struct, eq=False):
 
     @property
     def number(self) -> int:
-        """Number within its task."""
         return self.batch.number
 
     @property
     def record_count(self) -> int:
-        """Its weight in a synchronous round."""
         return self.batch.record_count
 
     @property
     def is_undone(self) -> bool:
-        """True if the batch has to be handed out again."""
         return self.must_repeat or self.rejection is not None
 
     def note_sum(self, pushed: CurrentBatch) -> None:

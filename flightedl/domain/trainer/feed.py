@@ -76,7 +76,6 @@ class Reports:
         return bool(self.finished or self.failed or self.returned)
 
     def without(self, sent: Reports) -> Reports:
-        """Return the reports that remain after ``sent`` were answered."""
         return Reports(
             tuple(report for report in self.finished if report not in sent.finished),
             tuple(report for report in self.failed if report not in sent.failed),
@@ -85,7 +84,6 @@ class Reports:
 
     @property
     def attempts(self) -> frozenset[int]:
-        """Attempts that the reports are about."""
         reports: list[FinishedTask | FailedTask | ReturnedTask] = [*self.finished, *self.failed, *self.returned]
         return frozenset(report.attempt for report in reports)
 
@@ -246,12 +244,10 @@ class Feed:
 
     @property
     def held(self) -> tuple[AssignedTask, ...]:
-        """Held tasks, oldest first."""
         return tuple(self._held.values())
 
     @property
     def reports(self) -> Reports:
-        """Reports that the master has not answered."""
         return self._reports
 
     def is_held(self, task: AssignedTask) -> bool:
@@ -397,13 +393,11 @@ class Feed:
         return Ask(self._reports, tuple(self._held), want, wait_s, self._registration, done)
 
     def _room(self) -> int:
-        """Return the number of tasks to request."""
         if self._is_closing or self._is_done:
             return 0
         return count_to_ask_for(wanted_count(self._pace_s, self._cover_s), len(self._held))
 
     def answered(self, ask: Ask, reply: TasksReply, now: float) -> None:
-        """Handle the master's answer."""
         self._trouble = ""
         self._rest_at = now + _OPEN_S
         self._not_before = now + self._pause_s(ask, reply, now)
@@ -443,7 +437,6 @@ class Feed:
         return 0.0 if has_waited else reply.retry_after_s
 
     def _lose(self, attempts: set[int], now: float) -> None:
-        """Drop tasks that the master revoked."""
         if not attempts:
             return
         oldest = next(iter(self._held), None)
@@ -471,7 +464,6 @@ class Feed:
         self._not_before = now + _RETRY_S
 
     def check(self) -> None:
-        """Assert the invariants."""
         for attempt, task in self._held.items():
             assert task.assignment.attempt == attempt
         assert all(self.is_held(task) for task in self._ready), "a ready task is not held"

@@ -195,7 +195,6 @@ class FollowedElection:
 
     @property
     def life(self) -> int:
-        """Number of the model's life; see ``domain.recovery.lives``."""
         return self._elected.election
 
     def require_same(self, election: int | None, revision: int) -> None:

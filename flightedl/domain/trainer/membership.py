@@ -89,7 +89,6 @@ class TrainerMembership:
         return JoinRequest(trainer=trainer, generation=generation, attempt=attempt, wait_s=JOIN_WAIT_S)
 
     def join_answered(self, reply: JoinReply) -> Joined | Denied | NotYet:
-        """Handle the master's answer to a request to join."""
         if not reply.member:
             return NotYet(reply.waiting_for or _WAITING_FOR) if reply.holds_work else Denied()
         self.member, self._steps = reply.member, 0

@@ -104,7 +104,6 @@ class Reading(msgspec.Struct, eq=False):
 
     @property
     def is_settled(self) -> bool:
-        """True if every batch of the task is settled."""
         assignment = self.task.assignment
         return self._settled.issuperset(range(assignment.first_batch, assignment.end_batch))
 
@@ -116,7 +115,6 @@ class Reading(msgspec.Struct, eq=False):
         return Finished(self.task, [generations.get(index, 0) for index in range(max(generations, default=-1) + 1)])
 
     def check(self) -> None:
-        """Assert the invariants."""
         assignment = self.task.assignment
         numbers = range(assignment.first_batch, assignment.end_batch)
         assert all(number in numbers for number in self._settled), "a batch of another task is settled"
@@ -189,7 +187,6 @@ class BatchLoop:
 
     @property
     def reading(self) -> Reading | None:
-        """Reading of the current task."""
         return self._reading
 
     def take(self, item: Item) -> LoopStep:
@@ -261,6 +258,5 @@ class BatchLoop:
         return None
 
     def check(self) -> None:
-        """Assert the invariants."""
         if self._reading is not None:
             self._reading.check()

@@ -194,7 +194,6 @@ class Steps:
 
     @property
     def is_synchronous(self) -> bool:
-        """True if a round closes when all members have contributed."""
         return self._is_synchronous
 
     @property
@@ -249,7 +248,6 @@ class Steps:
         return self._transfer is not None and self._transfer.misplaced is not None
 
     def answered(self) -> Next:
-        """Continue after the effect was carried out."""
         transfer = self._transfer
         if transfer is not None and transfer.is_finding:
             transfer.is_finding = False
@@ -275,7 +273,6 @@ class Steps:
         return step or (self._go_on() if self._left or self._changed or self._is_member_lost else _DONE)
 
     def failed(self, error: BaseException) -> Next:
-        """Continue after the effect ended with this error."""
         return self._go_on() if self._end(error) else self._done(error)
 
     def drop(self) -> bool:
@@ -286,7 +283,6 @@ class Steps:
         return is_under_way
 
     def check(self) -> None:
-        """Assert the invariants."""
         if self.sums is not None:
             self.sums.check()
 
@@ -508,7 +504,6 @@ class Steps:
             self.sums.give_up()
 
     def _is_complete(self, current: CurrentBatch) -> bool:
-        """True if no more gradients can be added to the batch."""
         return current.waits or (self.sums is not None and self.sums.is_pushed(current))
 
     def _complete(self, sums: BatchSums, current: CurrentBatch, *, pull: bool, raises: bool = False) -> Next | None:

@@ -54,12 +54,10 @@ class BatchSums:
 
     @property
     def has_batches(self) -> bool:
-        """True if there is anything to push."""
         return len(self._group) > 0
 
     @property
     def is_full(self) -> bool:
-        """True if the sum should be pushed."""
         return self._group.is_full
 
     @property
@@ -103,7 +101,6 @@ class BatchSums:
         return weight
 
     def begin(self, current: CurrentBatch) -> None:
-        """Begin a batch of the sum."""
         if self._current is None and not self.has_batches:
             self._again = current.batch.again
             self._weights = {}
@@ -173,7 +170,6 @@ class BatchSums:
             member.repeat(member.batch.again)
 
     def check(self) -> None:
-        """Assert the invariants."""
         members = self._group.members
         assert all(member.waits and not member.must_repeat for member in members), "a batch of the sum does not wait"
         assert len({member.number for member in members}) == len(members), "a batch is in a sum twice"
