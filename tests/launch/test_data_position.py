@@ -53,7 +53,7 @@ def test_options_that_a_group_cannot_have_are_rejected(etcd: EtcdServer, job_nam
             ({"remainder": "keep"}, "remainder is 'keep', but must be one of split, drop, pad"),
             ({"group": None, "remainder": "pad"}, "remainder and explicit_commit are for the ranks of a group"),
             ({"group": "torch"}, "group is 'torch'"),
-            ({"group": "torchft", "remainder": "pad"}, "accepts neither remainder, explicit_commit nor readers"),
+            ({"group": "torchft", "remainder": "pad"}, "takes neither remainder, explicit_commit nor readers"),
             ({"group": (3, 2)}, "a rank is from 0"),
         ):
             with pytest.raises(UsageError, match=sentence):
