@@ -23,6 +23,7 @@ The machines they are made of, each package without knowledge of the ones above 
 * ``checkpoint``: when one is made, what makes it complete, and who reads what of it.
 * ``consistency``: when a block takes its updates, and who waits for whom.
 * ``queue``: which trainer does which batches of which epoch.
+* ``moving``: blocks that move from one pserver to another while the job trains.
 * ``groups``: rounds of ranks that train a model of their own, and the starts of their group.
 * ``scaling``: how many trainers are worth having. It stands beside the others.
 """

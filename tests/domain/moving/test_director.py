@@ -1,0 +1,64 @@
+"""The moves that a master refuses, and the intents that it cancels."""
+
+import pytest
+
+from flightedl.domain.moving.director import Director
+from flightedl.domain.moving.losses import Losses
+from flightedl.domain.moving.values import Intent, Move, Owners, Standing
+from flightedl.errors import NotReadyError, UsageError
+
+OWNERS = Owners(1, (0, 1), (0, 0))
+SEEN = {0: 2, 1: 3, 2: 4}
+SETTLED = Losses((2, 3, 4), (2, 3))
+INTENT = Intent(1, (Move(0, 0, 2),), ((0, 2), (2, 4)))
+
+
+def begin(moves, standing=None, seen=SEEN, losses=SETTLED, **open_):
+    flags = {"is_audit_open": False, "is_checkpoint_open": False} | open_
+    return Director(1, OWNERS, standing).begin(moves, seen, losses, **flags)
+
+
+@pytest.mark.parametrize(
+    ("moves", "sentence"),
+    [
+        ([Move(0, 0, 1), Move(0, 0, 2)], "a block cannot move to two pservers"),
+        ([Move(0, 1, 2)], "block 0 cannot move from pserver 1 to 2"),
+        ([Move(0, 0, 0)], "block 0 cannot move from pserver 0 to 0"),
+    ],
+)
+def test_moves_that_cannot_be_are_refused(moves, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        begin(moves)
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        ({"standing": Standing(9, INTENT)}, "other blocks are being moved"),
+        ({"seen": {0: 2, 1: 3}}, "there is no pserver 2"),
+        ({"losses": Losses((2, 0, 4), (2, 0))}, "a pserver has not said yet"),
+        ({"is_audit_open": True}, "an audit is under way"),
+        ({"is_checkpoint_open": True}, "a checkpoint is under way"),
+    ],
+)
+def test_moves_wait_for_what_excludes_them(more, sentence):
+    with pytest.raises(NotReadyError, match=sentence):
+        begin([Move(0, 0, 2)], **more)
+
+
+def test_an_intent_names_the_generations_and_compares_them():
+    transaction = begin([Move(0, 0, 2)])
+    assert transaction.intent == INTENT
+    assert transaction.generations == ((0, 2), (2, 4))
+    assert (transaction.attempt, transaction.master, transaction.version) == (0, 1, 1)
+    assert transaction.excludes_checkpoint
+
+
+def test_the_intent_of_a_predecessor_and_one_whose_pserver_is_gone_are_cancelled():
+    standing = Standing(9, INTENT)
+    assert Director(1, OWNERS, standing).cancel_what_cannot_go_on(SEEN) is None
+    assert Director(1, OWNERS, None).cancel_what_cannot_go_on({}) is None
+    for master, seen in ((5, SEEN), (1, {0: 2, 1: 3}), (1, SEEN | {0: 8})):
+        transaction = Director(master, OWNERS, standing).cancel_what_cannot_go_on(seen)
+        assert transaction is not None
+        assert (transaction.attempt, transaction.intent, transaction.owners) == (9, None, None)

@@ -1,0 +1,123 @@
+"""Moving blocks, explored exhaustively: all orders of events of small clusters, and planted bugs."""
+
+import pytest
+
+from flightedl.testing.simulation.planted import Edit, answers, bug, drops, planted, rewrites, swaps
+from tests.domain.moving.world import Limits, first_world, steps, wrong
+from tests.exploration import Explored, ViolationError, explore
+
+_SERVER = "domain.moving.server:MovingBlocks."
+_DIRECTOR = "domain.moving.director:Director."
+_LOSSES = "domain.moving.losses:Losses."
+
+#: Name -> (blocks, batches, pservers, owners, limits). The first ones run with every test.
+SMALL = {
+    "a pserver crashes": (1, 1, 2, (0,), Limits(crashes=1)),
+    "the block moves twice": (1, 1, 2, (0,), Limits(crashes=0, attempts=3)),
+    "a master is replaced": (1, 1, 2, (0,), Limits(crashes=0, masters=1)),
+    "a lease ends early": (1, 1, 2, (0,), Limits(crashes=0, freezes=1, give_ups=0)),
+    "a checkpoint is ordered": (1, 1, 2, (0,), Limits(crashes=0, checkpoints=1)),
+    "two batches": (1, 2, 2, (0,), Limits(crashes=0)),
+    "two blocks": (2, 1, 2, (0, 1), Limits(crashes=0)),
+}
+LARGE = {
+    "two crashes": (1, 1, 2, (0,), Limits(crashes=2, give_ups=0)),
+    "a crash, and the block moves twice": (1, 1, 2, (0,), Limits(crashes=1, attempts=2)),
+    "a crash, and a master is replaced": (1, 1, 2, (0,), Limits(crashes=1, masters=1)),
+    "a crash, and a master is replaced at once": (1, 1, 2, (0,), Limits(crashes=1, masters=1, give_ups=0)),
+    "a crash, and a lease ends early": (1, 1, 2, (0,), Limits(crashes=1, freezes=1)),
+    "a crash, and a checkpoint": (1, 1, 2, (0,), Limits(crashes=1, checkpoints=1)),
+    "two masters are replaced": (1, 1, 2, (0,), Limits(crashes=0, masters=2, attempts=2)),
+    "a crash with a spare": (1, 1, 3, (0,), Limits(crashes=1, attempts=1)),
+    "a crash with two batches": (1, 2, 2, (0,), Limits(crashes=1)),
+    "two blocks move to a spare": (2, 1, 3, (0, 1), Limits(crashes=0)),
+    "a crash with two blocks": (2, 1, 2, (0, 1), Limits(crashes=1, give_ups=0)),
+}
+
+#: Name -> where it is found, and the edits that plant it.
+BUGS: dict[str, tuple[str, tuple[Edit, ...]]] = {
+    "a pserver that has not settled gives blocks away": (
+        "a pserver crashes",
+        (swaps(f"{_DIRECTOR}begin", "not losses.is_settled(seen, ", "not seen.keys() >= set("),),
+    ),
+    "loss numbers are forgotten": (
+        "a crash with a spare",
+        (drops(f"{_LOSSES}with_settled", "numbers[block] = generation"),),
+    ),
+    "an audit puts answers of two versions together": (
+        "two batches",
+        (answers(f"{_SERVER}answers_for", "True"),),
+    ),
+    "an audit begins while a block moves": (
+        "two batches",
+        (answers(f"{_DIRECTOR}is_moving", "False"),),
+    ),
+    "a block moves during a checkpoint": (
+        "a checkpoint is ordered",
+        (
+            swaps(f"{_DIRECTOR}begin", "is_audit_open or is_checkpoint_open:", "is_audit_open:"),
+            swaps(f"{_DIRECTOR}_transaction", "attempt == NONE", "False"),
+        ),
+    ),
+    "a commit does not compare the lock": (
+        "a crash, and a master is replaced at once",
+        (swaps(f"{_DIRECTOR}_transaction", "master=self._master", "master=None"),),
+    ),
+    "an acknowledgement of an earlier attempt counts": (
+        "the block moves twice",
+        (swaps(f"{_DIRECTOR}acknowledged", " or message.attempt != standing.attempt", ""),),
+    ),
+    "content that an earlier attempt staged is adopted": (
+        "the block moves twice",
+        (
+            swaps(f"{_DIRECTOR}acknowledged", " or message.attempt != standing.attempt", ""),
+            swaps(f"{_SERVER}_adopt_or_release", " or arriving.attempt != owners.attempts[block]", ""),
+        ),
+    ),
+    "a commit does not compare generations": (
+        "a pserver crashes",
+        (swaps(f"{_DIRECTOR}_transaction", "generations=generations", "generations=()"),),
+    ),
+    "a block is thawed after a time": (
+        "two batches",
+        (rewrites(f"{_SERVER}give_up", "return None", "self._leave(block, None)\nreturn None"),),
+    ),
+    "a repeated update is applied": (
+        "two batches",
+        (swaps(f"{_SERVER}received", "message.number != arriving.received + 1", "False"),),
+    ),
+    "updates that are missing are not noticed": (
+        "two batches",
+        (swaps(f"{_SERVER}received", "message.count != arriving.received or message.digest != digest", "False"),),
+    ),
+    "a frozen block is updated": (
+        "two batches",
+        (swaps(f"{_SERVER}serves", "leaving is not None and leaving.is_frozen", "False"),),
+    ),
+}
+
+
+def explored(name: str) -> Explored:
+    blocks, batches, pservers, owners, limits = (SMALL | LARGE)[name]
+    return explore(first_world(blocks, batches, pservers, owners, limits), steps, wrong, lambda world: world.has_ended)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_order_of_events_keeps_what_is_done(name: str) -> None:
+    found = explored(name)
+    assert found.events.keys() >= {"push", "report", "freeze", "commit", "end"}
+    assert len(found.parents) > 1_000
+
+
+@pytest.mark.storm
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", LARGE)
+def test_every_order_of_events_with_faults_keeps_what_is_done(name: str) -> None:
+    assert explored(name).events["end"]
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_found(name: str) -> None:
+    where, edits = BUGS[name]
+    with planted([bug(name, *edits)]), pytest.raises(ViolationError):
+        explored(where)

@@ -1,0 +1,575 @@
+"""A small cluster in which blocks move: etcd, masters, processes of pservers, trainers' pushes and reports.
+
+Everything that may happen is an event. A message may arrive at any time and any number of times, or never. A
+transaction may be carried out at any time. Processes crash, and lose their leases, within limits. The decisions are
+those of the product (``domain.moving``). A block's content is its loss number and its applied batches, as bits.
+"""
+
+from collections.abc import Iterator
+
+import msgspec
+from msgspec.structs import replace
+
+from flightedl.domain.moving.director import Director
+from flightedl.domain.moving.losses import Losses
+from flightedl.domain.moving.server import MovingBlocks, Serves, State
+from flightedl.domain.moving.values import (
+    Acknowledged,
+    Adopt,
+    Append,
+    Copy,
+    Discard,
+    Effect,
+    Last,
+    Move,
+    Owners,
+    Release,
+    Reload,
+    Stage,
+    Standing,
+    Thaw,
+    Transaction,
+    Update,
+)
+from flightedl.errors import NotReadyError
+
+
+class Content(msgspec.Struct, frozen=True, array_like=True):
+    """Content of a block: its loss number, and its applied batches as bits."""
+
+    block: int
+    loss: int
+    applied: int
+
+    @property
+    def digest(self) -> bytes:
+        return bytes([self.loss, self.applied])
+
+
+class Process(msgspec.Struct, frozen=True, array_like=True):
+    """A process of a pserver. It first takes its index, then reads the owners, then loads its blocks."""
+
+    index: int
+    generation: int
+    moves: State | None = None
+    contents: tuple[Content, ...] = ()
+    staged: tuple[Content, ...] = ()
+
+    def content(self, block: int) -> Content | None:
+        return next((each for each in self.contents if each.block == block), None)
+
+
+class Master(msgspec.Struct, frozen=True, array_like=True):
+    """A master that holds the lock, or believes so."""
+
+    generation: int
+    #: Owners and intent as it read them last.
+    owners: Owners
+    standing: Standing | None
+    #: Index -> generation that it has seen; 0: none.
+    seen: tuple[int, ...]
+    #: What it has sent and waits for.
+    pending: Transaction | None = None
+    #: Index -> (blocks, batches that all of them have) of an answer; empty: no audit is open.
+    audit: tuple[tuple[tuple[int, ...], int] | None, ...] = ()
+
+
+class Limits(msgspec.Struct, frozen=True, array_like=True):
+    """How often what may happen without end may happen."""
+
+    crashes: int = 1
+    #: Leases that end although their process lives.
+    freezes: int = 0
+    masters: int = 0
+    attempts: int = 1
+    give_ups: int = 1
+    checkpoints: int = 0
+
+
+class World(msgspec.Struct, frozen=True, array_like=True):
+    """The whole state. What is stored in etcd comes first."""
+
+    #: The newest number that etcd gave: generations, attempts.
+    revision: int
+    #: Index -> generation of the key; 0: no key.
+    keys: tuple[int, ...]
+    lock: int
+    owners: Owners
+    standing: Standing | None
+    losses: Losses
+    done: int
+    has_order: bool
+    #: The newest checkpoint: block -> batches.
+    checkpoint: tuple[int, ...]
+    has_ended: bool
+    # outside of etcd
+    processes: tuple[Process, ...]
+    master: Master
+    left: Limits
+    #: Files of the ordered checkpoint: (index, block, batches).
+    files: frozenset[tuple[int, int, int]] = frozenset()
+    saved: frozenset[int] = frozenset()
+    #: Transactions on their way of which nobody waits for the outcome.
+    in_flight: frozenset[Transaction] = frozenset()
+    messages: frozenset[tuple[Copy | Update | Last | Acknowledged, Content | int]] = frozenset()
+    #: Block -> batch -> highest loss number that acknowledged it.
+    acknowledged: tuple[tuple[int, ...], ...] = ()
+
+
+def first_world(blocks: int, batches: int, pservers: int, owners: tuple[int, ...], left: Limits) -> World:
+    """Return a world in which everybody has settled, and nothing was pushed."""
+    keys = tuple(range(2, 2 + pservers))
+    placed = Owners(1, owners, (0,) * blocks)
+    losses = Losses.at_first(pservers, blocks)
+    processes = []
+    for index, generation in enumerate(keys):
+        losses = losses.with_settled(index, generation, placed)
+        own = placed.blocks_of(index)
+        contents = tuple(Content(block, generation, 0) for block in own)
+        processes.append(Process(index, generation, State(tuple(own), version=placed.version), contents))
+    return World(
+        revision=1 + pservers,
+        keys=keys,
+        lock=1,
+        owners=placed,
+        standing=None,
+        losses=losses,
+        done=0,
+        has_order=False,
+        checkpoint=(0,) * blocks,
+        has_ended=False,
+        processes=tuple(processes),
+        master=Master(1, placed, None, keys),
+        left=left,
+        acknowledged=((0,) * batches,) * blocks,
+    )
+
+
+# the state of one process
+
+
+def _with_process(world: World, process: Process) -> World:
+    others = [each for each in world.processes if each.generation != process.generation]
+    return replace(world, processes=tuple(sorted([*others, process], key=_generation)))
+
+
+def _generation(process: Process) -> int:
+    return process.generation
+
+
+def _put(contents: tuple[Content, ...], block: int, content: Content | None) -> tuple[Content, ...]:
+    others = [each for each in contents if each.block != block]
+    return tuple(sorted([*others, *([content] if content else ())], key=_block))
+
+
+def _block(content: Content) -> int:
+    return content.block
+
+
+def _core(process: Process) -> MovingBlocks:
+    assert process.moves is not None
+    return MovingBlocks(process.index, process.generation, process.moves)
+
+
+def _send(world: World, message: Copy | Update | Last | Acknowledged, content: Content | int) -> World:
+    return replace(world, messages=world.messages | {(message, content)})
+
+
+def _carry_out(world: World, process: Process, effects: list[Effect]) -> World:
+    """Carry out what follows from a read."""
+    for effect in effects:
+        if isinstance(effect, Adopt):
+            staged = next(each for each in process.staged if each.block == effect.block)
+            process = replace(
+                process,
+                contents=_put(process.contents, effect.block, staged),
+                staged=_put(process.staged, effect.block, None),
+            )
+        elif isinstance(effect, Release):
+            process = replace(process, contents=_put(process.contents, effect.block, None))
+        elif isinstance(effect, Discard):
+            process = replace(process, staged=_put(process.staged, effect.block, None))
+        elif isinstance(effect, Copy):
+            content = process.content(effect.block)
+            assert content is not None
+            world = _send(world, effect, content)
+        elif isinstance(effect, Reload):
+            is_present = world.keys[process.index] == process.generation
+            assert not is_present, f"pserver {process.index} owns a block that it does not have"
+            others = tuple(each for each in world.processes if each.generation != process.generation)
+            return replace(world, processes=others)
+        else:
+            assert isinstance(effect, Thaw)
+    return _with_process(world, process)
+
+
+# events
+
+
+def steps(world: World) -> Iterator[tuple[str, World]]:
+    """Yield every event that may happen, and the world after it."""
+    if world.has_ended:
+        return
+    for process in world.processes:
+        yield from _steps_of_process(world, process)
+    yield from _steps_of_etcd(world)
+    yield from _steps_of_master(world)
+    yield from _deaths(world)
+
+
+def _steps_of_process(world: World, process: Process) -> Iterator[tuple[str, World]]:
+    who = f"{process.index}:{process.generation}"
+    if process.moves is None:
+        yield f"load {who}", _load(world, process, world.owners)
+        return
+    yield from _pushes(world, process, who)
+    core = _core(process)
+    effects = core.read(world.revision, world.owners, world.standing)
+    if effects or core.state != process.moves:
+        yield f"read {who}", _carry_out(world, replace(process, moves=core.state), effects)
+    for leaving in process.moves.leaving:
+        yield from _leaving(world, process, leaving.block, who)
+    for message, content in world.messages:
+        if not isinstance(message, Acknowledged) and message.generation == process.generation:
+            yield from _receive(world, process, message, content, who)
+    is_present = world.keys[process.index] == process.generation
+    if (
+        world.has_order
+        and process.index not in world.saved
+        and is_present
+        and _core(process).answers_for(world.owners.version)
+    ):
+        # Blocks that are here now; a file is written of each.
+        files = {(process.index, each.block, each.applied) for each in process.contents}
+        yield (
+            f"save {who}",
+            replace(world, files=world.files | files, saved=world.saved | {process.index}),
+        )
+
+
+def _answers(world: World, process: Process) -> bool:
+    is_present = world.keys[process.index] == process.generation
+    return is_present and _core(process).answers_for(world.owners.version)
+
+
+def _load(world: World, process: Process, owners: Owners) -> World:
+    """The process reads the owners, and loads its blocks from the newest checkpoint."""
+    own = owners.blocks_of(process.index)
+    contents = tuple(Content(block, process.generation, world.checkpoint[block]) for block in own)
+    return _with_process(
+        world, replace(process, moves=State(tuple(own), world.revision, owners.version), contents=contents)
+    )
+
+
+def _pushes(world: World, process: Process, who: str) -> Iterator[tuple[str, World]]:
+    for content in process.contents:
+        for batch in range(len(world.acknowledged[content.block])):
+            core = _core(process)
+            if core.serves(content.block) is not Serves.HERE:
+                continue
+            bit = 1 << batch
+            after = world
+            if not content.applied & bit:
+                update = core.updated(content.block)
+                changed = replace(content, applied=content.applied | bit)
+                contents = _put(process.contents, content.block, changed)
+                after = _with_process(after, replace(process, moves=core.state, contents=contents))
+                if update is not None:
+                    after = _send(after, update, bit)
+            known = [list(each) for each in world.acknowledged]
+            known[content.block][batch] = max(content.loss, known[content.block][batch])
+            after = replace(after, acknowledged=tuple(map(tuple, known)))
+            if after != world:
+                yield f"push {who} block {content.block} batch {batch}", after
+
+
+def _leaving(world: World, process: Process, block: int, who: str) -> Iterator[tuple[str, World]]:
+    content = process.content(block)
+    assert content is not None
+    core = _core(process)
+    last = core.freeze(block, content.digest)
+    assert last is not None
+    after = _send(_with_process(world, replace(process, moves=core.state)), last, content)
+    if after != world:
+        yield f"freeze {who} block {block}", after
+    core = _core(process)
+    transaction = core.give_up(block)
+    if world.left.give_ups and transaction is not None and transaction not in world.in_flight:
+        after = _with_process(world, replace(process, moves=core.state))
+        left = replace(world.left, give_ups=world.left.give_ups - 1)
+        yield f"give-up {who} block {block}", replace(after, in_flight=after.in_flight | {transaction}, left=left)
+
+
+def _receive(
+    world: World, process: Process, message: Copy | Update | Last, content: Content | int, who: str
+) -> Iterator[tuple[str, World]]:
+    core = _core(process)
+    staged = next((each for each in process.staged if each.block == message.block), None)
+    answer = core.received(message, b"" if staged is None else staged.digest)
+    process = replace(process, moves=core.state)
+    if isinstance(answer, Stage):
+        assert isinstance(content, Content)
+        after = _with_process(world, replace(process, staged=_put(process.staged, message.block, content)))
+    elif isinstance(answer, Append):
+        assert staged is not None
+        assert isinstance(content, int)
+        assert not staged.applied & content, "an update was applied twice"
+        changed = replace(staged, applied=staged.applied | content)
+        after = _with_process(world, replace(process, staged=_put(process.staged, message.block, changed)))
+    elif isinstance(answer, Acknowledged):
+        after = _send(_with_process(world, process), answer, 0)
+    else:
+        return
+    if after != world:
+        yield f"receive {who} {type(message).__name__} attempt {message.attempt} block {message.block}", after
+
+
+def _holds(world: World, transaction: Transaction) -> bool:
+    """Compare what a transaction compares."""
+    attempt = 0 if world.standing is None else world.standing.attempt
+    return (
+        transaction.attempt == attempt
+        and transaction.master in (None, world.lock)
+        and all(world.keys[index] == generation for index, generation in transaction.generations)
+        and transaction.version in (None, world.owners.version)
+        and not (transaction.excludes_checkpoint and world.has_order)
+    )
+
+
+def _carried_out(world: World, transaction: Transaction) -> World:
+    if not _holds(world, transaction):
+        return world
+    if transaction.intent is None:
+        standing = None
+    elif world.standing is None:
+        world = replace(world, revision=world.revision + 1)
+        standing = Standing(world.revision, transaction.intent)
+    else:
+        standing = Standing(world.standing.attempt, transaction.intent)
+    return replace(world, standing=standing, owners=transaction.owners or world.owners)
+
+
+def _steps_of_etcd(world: World) -> Iterator[tuple[str, World]]:
+    for transaction in world.in_flight:
+        after = replace(_carried_out(world, transaction), in_flight=world.in_flight - {transaction})
+        yield f"transaction {transaction.attempt} of {transaction.master}", after
+    pending = world.master.pending
+    if pending is not None and world.master.generation == world.lock:
+        # It learns the outcome, and reads.
+        after = _carried_out(world, pending)
+        master = replace(world.master, pending=None, owners=after.owners, standing=after.standing)
+        yield f"outcome {pending.attempt}", replace(after, master=master)
+
+
+def _director(master: Master) -> Director:
+    return Director(master.generation, master.owners, master.standing)
+
+
+def _seen(master: Master) -> dict[int, int]:
+    return {index: generation for index, generation in enumerate(master.seen) if generation}
+
+
+def _steps_of_master(world: World) -> Iterator[tuple[str, World]]:
+    master = world.master
+    for index, generation in enumerate(world.keys):
+        if master.seen[index] != generation:
+            seen = (*master.seen[:index], generation, *master.seen[index + 1 :])
+            # A process that is gone has not answered.
+            yield f"see {index}:{generation}", _with_master(world, replace(master, seen=seen, audit=()))
+    if master.pending is not None:
+        return
+    if master.standing != world.standing or master.owners != world.owners:
+        # A pserver gave up.
+        yield "notice", _with_master(world, replace(master, standing=world.standing, owners=world.owners))
+    yield from _settle(world)
+    yield from _report(world)
+    yield from _move(world)
+    yield from _order(world)
+    yield from _audit(world)
+
+
+def _with_master(world: World, master: Master) -> World:
+    return replace(world, master=master)
+
+
+def _settle(world: World) -> Iterator[tuple[str, World]]:
+    master = world.master
+    for process in world.processes:
+        index, generation = process.index, process.generation
+        if process.moves is None or master.seen[index] != generation or world.losses.settled[index] == generation:
+            continue
+        if generation < world.losses.settled[index]:
+            continue
+        done = world.done
+        for content in process.contents:
+            done &= content.applied
+        losses = world.losses.with_settled(index, generation, master.owners)
+        yield f"settle {index}:{generation}", replace(world, losses=losses, done=done)
+
+
+def _report(world: World) -> Iterator[tuple[str, World]]:
+    batches = len(world.acknowledged[0])
+    for batch in range(batches):
+        if world.done & 1 << batch:
+            continue
+        reported = [each[batch] for each in world.acknowledged]
+        if all(reported) and world.losses.accepts(reported, _seen(world.master), world.master.owners):
+            yield f"report batch {batch}", replace(world, done=world.done | 1 << batch)
+
+
+def _move(world: World) -> Iterator[tuple[str, World]]:
+    master, director = world.master, _director(world.master)
+    cancel = director.cancel_what_cannot_go_on(_seen(master))
+    if cancel is not None:
+        yield "cancel", _with_master(world, replace(master, pending=cancel))
+    for message, _ in world.messages:
+        if isinstance(message, Acknowledged):
+            commit = director.acknowledged(message)
+            if commit is not None:
+                yield f"commit block {message.block}", _with_master(world, replace(master, pending=commit))
+    if not world.left.attempts:
+        return
+    for moves in _possible(master.owners, len(world.keys)):
+        try:
+            intent = director.begin(
+                moves,
+                _seen(master),
+                world.losses,
+                is_audit_open=bool(master.audit),
+                is_checkpoint_open=world.has_order,
+            )
+        except NotReadyError:
+            continue
+        left = replace(world.left, attempts=world.left.attempts - 1)
+        text = ", ".join(f"{move.block} from {move.source} to {move.destination}" for move in moves)
+        yield f"intend {text}", replace(_with_master(world, replace(master, pending=intent)), left=left)
+
+
+def _possible(owners: Owners, pservers: int) -> Iterator[tuple[Move, ...]]:
+    """Yield the moves of one block, and those of all blocks to different pservers."""
+    for block, source in enumerate(owners.pservers):
+        for destination in range(pservers):
+            if destination != source:
+                yield (Move(block, source, destination),)
+    if len(owners.pservers) > 1:
+        spare = next((index for index in range(pservers) if index not in owners.pservers), None)
+        if spare is not None:
+            yield tuple(Move(block, source, spare) for block, source in enumerate(owners.pservers))
+
+
+def _order(world: World) -> Iterator[tuple[str, World]]:
+    director = _director(world.master)
+    if world.has_order:
+        if len(world.saved) == len(world.keys):
+            saved = [{applied for _, each, applied in world.files if each == block} for block in _blocks(world)]
+            assert all(saved), "a block is in no file of a checkpoint"
+            checkpoint = tuple(min(each) for each in saved)
+            yield "publish", _without_order(replace(world, checkpoint=checkpoint))
+        else:
+            yield "abandon", _without_order(world)
+        return
+    all_settled = world.losses.is_settled(_seen(world.master), range(len(world.keys)))
+    if world.left.checkpoints and not director.is_moving and world.standing is None and all_settled:
+        left = replace(world.left, checkpoints=world.left.checkpoints - 1)
+        yield "order", replace(world, has_order=True, left=left)
+
+
+def _blocks(world: World) -> range:
+    return range(len(world.owners.pservers))
+
+
+def _without_order(world: World) -> World:
+    return replace(world, has_order=False, files=frozenset(), saved=frozenset())
+
+
+def _audit(world: World) -> Iterator[tuple[str, World]]:
+    master, everything = world.master, (1 << len(world.acknowledged[0])) - 1
+    if world.done != everything or not world.losses.is_settled(_seen(master), range(len(world.keys))):
+        return
+    if not master.audit:
+        if not _director(master).is_moving:
+            yield "audit", _with_master(world, replace(master, audit=(None,) * len(world.keys)))
+        return
+    yield from _audit_answers(world)
+    if None not in master.audit:
+        answers = [each for each in master.audit if each is not None]
+        assert sorted(block for blocks, _ in answers for block in blocks) == list(_blocks(world)), (
+            "an audit has no answer for a block"
+        )
+        having = everything
+        for _, each in answers:
+            having &= each
+        assert having == everything or master.seen != world.keys, "an audit finds that something is missing"
+        if having == everything:
+            yield "end", replace(world, has_ended=True)
+        else:
+            yield "reopen", replace(_with_master(world, replace(master, audit=())), done=having)
+
+
+def _audit_answers(world: World) -> Iterator[tuple[str, World]]:
+    master, everything = world.master, (1 << len(world.acknowledged[0])) - 1
+    for process in world.processes:
+        index = process.index
+        if process.moves is None or master.seen[index] != process.generation or master.audit[index] is not None:
+            continue
+        if not _core(process).answers_for(master.owners.version):
+            continue
+        having = everything
+        for content in process.contents:
+            having &= content.applied
+        answer = (tuple(each.block for each in process.contents), having)
+        answers = (*master.audit[:index], answer, *master.audit[index + 1 :])
+        yield f"answer {index}", _with_master(world, replace(master, audit=answers))
+
+
+def _deaths(world: World) -> Iterator[tuple[str, World]]:
+    left = world.left
+    alive = {process.generation for process in world.processes}
+    for process in world.processes:
+        if left.crashes:
+            others = tuple(each for each in world.processes if each is not process)
+            after = replace(world, processes=others, left=replace(left, crashes=left.crashes - 1))
+            yield f"crash {process.index}:{process.generation}", after
+    for index, generation in enumerate(world.keys):
+        if not generation:
+            taken = replace(world, revision=world.revision + 1)
+            keys = (*world.keys[:index], taken.revision, *world.keys[index + 1 :])
+            yield f"start {index}:{taken.revision}", _with_process(replace(taken, keys=keys), _started(index, taken))
+            continue
+        if generation in alive and not left.freezes:
+            continue
+        used = replace(left, freezes=left.freezes - 1) if generation in alive else left
+        keys = (*world.keys[:index], 0, *world.keys[index + 1 :])
+        yield f"expire {index}:{generation}", replace(world, keys=keys, left=used)
+    if left.masters:
+        master = world.master
+        in_flight = world.in_flight | ({master.pending} if master.pending is not None else set())
+        revision = world.revision + 1
+        successor = Master(revision, world.owners, world.standing, world.keys)
+        after = replace(world, revision=revision, lock=revision, master=successor, in_flight=in_flight)
+        yield f"take-over {revision}", replace(after, left=replace(left, masters=left.masters - 1))
+
+
+def _started(index: int, world: World) -> Process:
+    return Process(index, world.revision)
+
+
+# what must hold
+
+
+def wrong(world: World) -> str | None:
+    """Return what is wrong: work that counts as done, and is missing in a block whose owner has settled."""
+    for block, index in enumerate(world.owners.pservers):
+        generation = world.keys[index]
+        if not generation or world.losses.settled[index] != generation:
+            continue
+        process = next((each for each in world.processes if each.generation == generation), None)
+        if process is None or process.moves is None:
+            continue
+        contents = process.contents if block in process.moves.blocks else process.staged
+        content = next((each for each in contents if each.block == block), None)
+        if content is None:
+            return f"pserver {index} owns block {block} and does not have it"
+        if world.done & ~content.applied:
+            return f"batches {world.done:b} are done, and block {block} has {content.applied:b}"
+    return None
