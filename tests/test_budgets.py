@@ -18,8 +18,8 @@ ROOT = Path(flightedl.__file__).resolve().parent.parent
 
 #: Part -> (maximum of its lines of Python, planned lines, its directories, excluding directories that are parts).
 BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
-    "domain": (19_788, 16_000, ("flightedl/domain",)),
-    "client, torch": (11_762, 8_000, ("flightedl/client", "flightedl/torch")),
+    "domain": (19_760, 16_000, ("flightedl/domain",)),
+    "client, torch": (11_739, 8_000, ("flightedl/client", "flightedl/torch")),
     "pserver, kernels": (9_997, 8_000, ("flightedl/pserver", "flightedl/kernels")),
     "rpc, wire, messages": (5_762, 4_500, ("flightedl/rpc", "flightedl/wire", "flightedl/messages")),
     "master, coordination, adapters, process": (
