@@ -1,4 +1,4 @@
-"""Controllers of Kubernetes for Deployments and Jobs, as far as a rollout and the end of a job need them, and Kueue."""
+"""Kueue, and the parts of Kubernetes' controllers of Deployments and Jobs that rollouts and ends of jobs need."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Object = dict[str, Any]
 
 
 class Controllers:
-    """Acts on a cluster in memory. ``ready_since``: when a pod became ready; None: it is not."""
+    """Controllers of an in-memory cluster. ``ready_since`` returns when a pod became ready, or None if it is not."""
 
     def __init__(self, cluster: MemoryCluster, ready_since: Callable[[str], float | None]) -> None:
         self._cluster = cluster
         self._ready_since = ready_since
         self._numbers = itertools.count()
-        #: At each moment of a rollout: pods of a Deployment that were ready, at least.
+        #: Deployment -> lowest number of ready pods during its rollout.
         self.fewest_ready: dict[str, int] = {}
 
     def step(self) -> None:
@@ -32,7 +32,7 @@ class Controllers:
                 self._job(each)
 
     def is_rolled_out(self, name: str) -> bool:
-        """Whether all pods of a Deployment are of its present template, and ready for long enough."""
+        """True if all pods of a Deployment have its present template and have been ready for long enough."""
         found = self._cluster.objects["Deployment", name]
         pods = self._pods(found["spec"]["selector"]["matchLabels"])
         return len(pods) == found["spec"]["replicas"] and all(
@@ -59,7 +59,7 @@ class Controllers:
         spec = found["spec"]
         if found.get("status", {}).get("conditions"):
             return
-        # The pods of a Job that is suspended end, and new ones begin when it goes on.
+        # The pods of a suspended Job end; resuming the Job creates new ones.
         parallelism = 0 if spec.get("suspend") else spec["parallelism"]
         pods = self._pods(spec["template"]["metadata"]["labels"])
         phases = [each.get("status", {}).get("phase") for each in pods]
@@ -99,14 +99,14 @@ class Controllers:
 
 
 class Kueue:
-    """Suspends every Job of a queue until the queue has room for its pods, also when somebody else lets it go on."""
+    """Twin of Kueue: suspends every Job of a queue until the queue has room, even if another client resumes the Job."""
 
     def __init__(self, cluster: MemoryCluster, room: int) -> None:
         self._cluster = cluster
         self._room = room
-        #: Name of an admitted Job -> its pods. With another number of pods it is admitted anew.
+        #: Name of an admitted Job -> number of its pods. A Job must be admitted again to change this number.
         self._admitted: dict[str, int] = {}
-        #: Jobs that went on without being admitted, and were stopped.
+        #: Jobs that were resumed without being admitted, and were stopped.
         self.stopped: list[str] = []
 
     def step(self) -> None:
@@ -123,7 +123,7 @@ class Kueue:
             self._cluster.patch("Job", name, {"spec": {"suspend": name not in self._admitted}})
 
     def make_room(self, room: int) -> None:
-        """Change what the queue has; what does not fit any more is stopped."""
+        """Change the queue's capacity, and stop Jobs that no longer fit."""
         self._room = room
         self._admitted = {name: pods for name, pods in self._admitted.items() if pods <= room}
 

@@ -1,10 +1,10 @@
-"""A machine of a cluster, as far as tests need one: it runs pods as processes, just as their manifests say.
+"""A minimal node of a cluster: it runs pods as processes, as their manifests specify.
 
-Commands, arguments, variables, probes, signals and grace periods are those of the pods. Each pod has an address of its
-own, of loopback's many. What is mounted becomes a folder, whose path stands where the mount's would. Users, limits and
-file systems are those of the test. Kernels that are compiled already are used, as if they were in the image.
+Commands, arguments, variables, probes, signals and grace periods are those of the pods. Each pod has its own loopback
+address. Each mount becomes a folder, whose path replaces the mount path. Users, limits and file systems are those of
+the test. Kernels that are already compiled are used, as if they were part of the image.
 
-It looks at a :class:`~flightedl.ports.Cluster` and writes to it what becomes of its pods, so it also does beside a real
+The node reads a :class:`~flightedl.ports.Cluster` and writes the status of its pods to it, so it also works with a real
 API server.
 """
 
@@ -28,13 +28,13 @@ from flightedl.ports import Cluster
 
 Object = dict[str, Any]
 
-#: Of the machine, for every process.
+#: Environment variables of the machine that every process inherits.
 _OF_THE_NODE = ("PATH", "LANG", "TMPDIR", "SYSTEMROOT", "VIRTUAL_ENV", "PYTHONPATH")
 
 
 @dataclass
 class RunningPod:
-    """A pod whose processes run."""
+    """A pod with running processes."""
 
     pod: Object
     address: str
@@ -46,7 +46,7 @@ class RunningPod:
     is_ready: bool = False
     ready_since: float = 0.0
     failures: int = 0
-    #: When to kill it; None: it was not told to end.
+    #: Time at which to kill the pod, or None if it was not asked to end.
     kill_at: float | None = None
     probed: dict[str, float] = field(default_factory=dict)
 
@@ -61,26 +61,26 @@ class RunningPod:
 
 
 class Node:
-    """Runs all pods of some labels until it is closed."""
+    """Runner of all pods with some labels, until it is closed."""
 
     def __init__(self, cluster: Cluster, folder: Path, labels: Mapping[str, str]) -> None:
         self.cluster = cluster
         self.running: dict[str, RunningPod] = {}
-        #: How pods ended: name -> exit code.
+        #: Name of an ended pod -> its exit code.
         self.ended: dict[str, int] = {}
         self.said: list[str] = []
         self._folder = folder
         self._labels = labels
-        # Others may run the same test at the same time.
+        # Another user may run the same test concurrently.
         self.network = f"127.{random.randrange(1, 255)}.{random.randrange(1, 255)}"
         self._addresses = iter(range(1, 255))
 
     def new_address(self) -> str:
-        """Of the next pod."""
+        """Return the address of the next pod."""
         return f"{self.network}.{next(self._addresses)}"
 
     def step(self) -> None:
-        """Start what is new, end what is to end, probe what runs, tell what has ended."""
+        """Start new pods, end deleted ones, probe running ones, and report ended ones."""
         pods = {each["metadata"]["name"]: each for each in self.cluster.list("Pod", self._labels)}
         for name, pod in pods.items():
             if name not in self.running and name not in self.ended:
@@ -171,7 +171,7 @@ class Node:
             self.finish(running.name)
 
     def finish(self, name: str) -> None:
-        """A pod that was to end is gone."""
+        """Delete a pod that was asked to end."""
         self.cluster.delete("Pod", name)
 
     def _probe(self, running: RunningPod) -> None:
@@ -254,11 +254,11 @@ class Node:
         return done.stdout
 
     def tell_status(self, name: str, status: Object) -> None:
-        """What has become of a pod."""
+        """Write the status of a pod."""
         self.cluster.patch("Pod", name, {"status": status})
 
     def close(self) -> None:
-        """Kill what still runs."""
+        """Kill all running pods."""
         for running in self.running.values():
             running.process.kill()
             running.process.wait()
@@ -266,12 +266,12 @@ class Node:
 
 
 def _expanded(text: str, environment: Mapping[str, str]) -> str:
-    """``$(NAME)`` is the variable's value."""
+    """Replace ``$(NAME)`` by the variable's value."""
     return re.sub(r"\$\((\w+)\)", lambda match: environment[match[1]], text)
 
 
 def _mounted(text: str, mounts: Mapping[str, Path]) -> str:
-    """A text in which paths of mounts are those of their folders. ``/tmp`` is the machine's."""
+    """Replace paths of mounts in a text by those of their folders. ``/tmp`` is that of the machine."""
     option, equals, value = text.partition("=") if text.startswith("--") else ("", "", text)
     for path, folder in mounts.items():
         if path != "/tmp" and (value == path or value.startswith(f"{path}/")):

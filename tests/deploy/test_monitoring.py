@@ -1,4 +1,4 @@
-"""The dashboard and the alert rules: they ask for figures that there are, by labels that these have."""
+"""The dashboard and the alert rules query existing metrics with existing labels."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def promtool(*arguments: str, stdin: bytes = b"") -> None:
     assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
 
 
-def test_prometheus_takes_the_rules() -> None:
+def test_prometheus_accepts_the_rules() -> None:
     promtool("check", "rules", str(HERE / "alerts.yaml"))
 
 
@@ -61,7 +61,7 @@ def test_alerts_fire_when_they_should() -> None:
 
 
 @pytest.mark.parametrize("role", PAGES)
-def test_prometheus_takes_every_page(role: str) -> None:
+def test_prometheus_accepts_every_page(role: str) -> None:
     measures, figures = PAGES[role]
     registry, labels = CollectorRegistry(), {"job": "a", "role": role, "index": "0"}
     PrometheusInstruments(registry, labels, measures)
@@ -71,7 +71,7 @@ def test_prometheus_takes_every_page(role: str) -> None:
 
 
 def known() -> dict[str, str]:
-    """Every figure -> the label that it has beside those of the process."""
+    """Return each metric's label, in addition to those of the process."""
     figures = {name: figure for _, page in PAGES.values() for name, figure in page.items()}
     found = {name: figure.label for name, figure in figures.items()}
     for measure in (*OF_MASTERS, *OF_PSERVERS):
@@ -80,7 +80,7 @@ def known() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
-def test_what_is_asked_for_is_there(expression: str) -> None:
+def test_every_queried_metric_and_label_exists(expression: str) -> None:
     figures = known()
     labels = {"job", "role", "index", "le", "instance"}
     for name in re.findall(r"\bflightedl_\w+", expression):
@@ -90,7 +90,7 @@ def test_what_is_asked_for_is_there(expression: str) -> None:
     assert {label.strip() for each in asked for label in each.split(",")} <= labels
 
 
-def test_kinds_and_codes_that_rules_name_are_there() -> None:
+def test_kinds_and_codes_named_by_rules_exist() -> None:
     for expression in EXPRESSIONS:
         assert set(re.findall(r'kind="(\w+)"', expression)) <= {kind.value for kind in Kind}
         assert set(re.findall(r'code="(\w+)"', expression)) <= set(ERRORS_BY_CODE)
@@ -102,13 +102,13 @@ def test_every_alert_says_what_to_do(rule: dict[str, Any]) -> None:
     assert set(rule["annotations"]) == {"summary", "description"}
 
 
-def test_panels_do_not_cover_each_other() -> None:
+def test_panels_do_not_overlap() -> None:
     places = [tuple(panel["gridPos"][name] for name in "xywh") for panel in PANELS]
     assert len(set(places)) == len(PANELS) == len({panel["id"] for panel in PANELS})
     assert all(x + width <= 24 for x, _, width, _ in places)
 
 
-def test_every_figure_of_a_histogram_is_on_the_dashboard() -> None:
+def test_every_histogram_is_on_the_dashboard() -> None:
     shown = " ".join(target["expr"] for panel in PANELS for target in panel["targets"])
     assert all(
         f"flightedl_{measure.name}_bucket" in shown for measure in (*OF_MASTERS, *OF_PSERVERS) if measure.buckets

@@ -1,4 +1,4 @@
-"""The systemd units and the Slurm script: their commands, variables and signals make a job that does its work."""
+"""The systemd units and the Slurm script: their commands, variables and signals run a complete job."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 SLURM = DEPLOY / "slurm" / "flightedl.sbatch"
 BIN = str(Path(sys.executable).parent)
-#: A ledger that takes a moment.
+#: Arguments of a ledger that runs for a moment.
 LEDGER = "--records 200 --per-task 50 --batch-size 10 --epochs 1"
 
 
@@ -47,7 +47,7 @@ def variables() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
-def test_units_start_again_what_may_be_started_again_and_wait_for_the_drain(path: Path) -> None:
+def test_units_restart_restartable_processes_and_wait_for_the_drain(path: Path) -> None:
     found = service(path)
     assert found["Restart"] == "on-failure"
     never = set(map(int, found["RestartPreventExitStatus"].split()))
@@ -58,20 +58,20 @@ def test_units_start_again_what_may_be_started_again_and_wait_for_the_drain(path
         assert found["SuccessExitStatus"] == str(EXIT_TERMINATED)
 
 
-def test_the_settings_of_the_machines_exist() -> None:
+def test_every_setting_of_the_units_exists() -> None:
     assert variables().keys() <= VARIABLES
     exported = set(re.findall(r"export (FLIGHTEDL_\w+)", SLURM.read_text()))
     assert exported <= VARIABLES
     assert "FLIGHTEDL_ETCD" in exported
 
 
-def test_the_script_for_slurm_is_shell() -> None:
+def test_the_slurm_script_is_valid_shell() -> None:
     subprocess.run(["bash", "-n", str(SLURM)], check=True, timeout=30)
 
 
 @pytest.fixture
 def started() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Processes; those that are left are killed, with all that they started."""
+    """List of started processes. The fixture kills those that are left, with all their descendants."""
     found: list[subprocess.Popen[bytes]] = []
     yield found
     for process in found:
@@ -83,10 +83,10 @@ def started() -> Iterator[list[subprocess.Popen[bytes]]]:
 @pytest.mark.etcd
 @pytest.mark.slow
 @pytest.mark.timeout(100)
-def test_units_make_a_job(
+def test_the_units_run_a_job(
     etcd: EtcdServer, job_name: str, tmp_path: Path, started: list[subprocess.Popen[bytes]]
 ) -> None:
-    """Started at once, as machines boot; told to end by systemd's signal, in the opposite of its order, they do."""
+    """The units start concurrently, as at boot, and end by systemd's signal in the reverse order."""
     given = variables() | {
         "FLIGHTEDL_ETCD": etcd.address,
         "FLIGHTEDL_JOB": job_name,
@@ -114,7 +114,7 @@ def test_units_make_a_job(
         trainer = start("trainer")
         servers = [start(name) for name in ("master", "pserver", "pserver", "pserver")]
         assert trainer.wait(60) == 0, (tmp_path / "trainer-0.log").read_text()
-        assert [each.poll() for each in servers] == [None] * 4, "servers stay until they are told to end"
+        assert [each.poll() for each in servers] == [None] * 4, "servers run until they get a signal"
         master, *pservers = servers
         for group in (pservers, [master]):
             for each in group:
@@ -146,7 +146,7 @@ sys.exit(max(child.wait() for child in children))
 
 
 def allocation(tmp_path: Path) -> dict[str, str]:
-    """What Slurm gives, with a stand-in for srun that starts what it is told on this machine."""
+    """Environment of a Slurm allocation, with a stand-in for srun that runs commands on this machine."""
     tools = tmp_path / "bin"
     tools.mkdir()
     for name, text in (("srun", SRUN), ("scontrol", "#!/bin/sh\necho 127.0.0.1\n")):
@@ -168,8 +168,8 @@ def allocation(tmp_path: Path) -> dict[str, str]:
 @pytest.mark.etcd
 @pytest.mark.slow
 @pytest.mark.timeout(100)
-def test_the_script_for_slurm_makes_a_job(tmp_path: Path, started: list[subprocess.Popen[bytes]]) -> None:
-    """Requeued before its first checkpoint, it begins."""
+def test_the_slurm_script_runs_a_job(tmp_path: Path, started: list[subprocess.Popen[bytes]]) -> None:
+    """A job requeued before its first checkpoint starts from scratch."""
     environment = allocation(tmp_path) | {"SLURM_RESTART_COUNT": "1"}
     command = ["bash", str(SLURM), "flightedl.examples.ledger", *LEDGER.split(), "--data", str(tmp_path / "data")]
     with (tmp_path / "slurm.out").open("wb") as out:
@@ -179,7 +179,7 @@ def test_the_script_for_slurm_makes_a_job(tmp_path: Path, started: list[subproce
         started.append(process)
         assert process.wait(90) == 0, (tmp_path / "slurm.out").read_text()
     assert "0 lost, 0 double" in (tmp_path / "slurm.out").read_text()
-    assert list(tmp_path.glob("slurm-7-pserver-*.log")), "what services say is kept"
+    assert list(tmp_path.glob("slurm-7-pserver-*.log")), "output of services is kept"
     deadline = time.monotonic() + 10
     while list(tmp_path.glob("flightedl-etcd-*")):
         assert time.monotonic() < deadline
@@ -189,9 +189,7 @@ def test_the_script_for_slurm_makes_a_job(tmp_path: Path, started: list[subproce
 @pytest.mark.etcd
 @pytest.mark.slow
 @pytest.mark.timeout(100)
-def test_the_script_for_slurm_ends_where_etcd_cannot_run(
-    tmp_path: Path, started: list[subprocess.Popen[bytes]]
-) -> None:
+def test_the_slurm_script_ends_if_etcd_cannot_run(tmp_path: Path, started: list[subprocess.Popen[bytes]]) -> None:
     environment = allocation(tmp_path)
     command = ["bash", str(SLURM), "flightedl.examples.ledger", *LEDGER.split(), "--data", str(tmp_path / "data")]
     with (

@@ -1,4 +1,4 @@
-"""Processes run as the manifests say, by their commands, variables, probes and signals: servers are replaced."""
+"""Rolling updates of servers, with processes that run as their manifests specify."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def node(cluster: MemoryCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     found.close()
 
 
-def test_pservers_and_masters_are_replaced_one_after_the_other_and_every_record_counts_once(
+def test_every_record_counts_once_through_a_rolling_update_of_servers(
     cluster: MemoryCluster, node: Node, own_etcd: EtcdServer, job_name: str, tmp_path: Path
 ) -> None:
     arguments = f"--records {RECORDS} --per-task {PER_TASK} --batch-size {BATCH} --epochs {EPOCHS} --pause 0.12"
@@ -93,14 +93,14 @@ def test_pservers_and_masters_are_replaced_one_after_the_other_and_every_record_
         cluster.patch("Deployment", name, {"spec": {"template": changed}})
     until(lambda: all(map(controllers.is_rolled_out, servers)), "servers are not replaced")
     said = status_of(cluster, "ledger")
-    assert said is not None, "a master's pod, with its certificate, tells how things stand"
+    assert said is not None, "a command in the master's pod, with its certificate, must return the status"
     assert {each.state for each in said.pservers} == {"serving"}
     until(lambda: find(cluster, "ledger").is_finished, "the job does not end", 90.0)
     asked.close()
     assert find(cluster, "ledger").state == "done"
-    # One that takes over is not ready for a moment, so that the next one waits for it.
+    # A master that takes over is briefly not ready, so that the rollout waits for it.
     assert min(controllers.fewest_ready.values()) >= 1
-    assert {name: node.ended.get(name) for name in before} == dict.fromkeys(before, 0), "all were told to end, and did"
+    assert {name: node.ended.get(name) for name in before} == dict.fromkeys(before, 0), "all old pods must end cleanly"
     assert not node.said
     (counts_path,) = (tmp_path / "pods").glob("*/work/ledger.npz")
     counts = np.load(counts_path)
@@ -110,7 +110,7 @@ def test_pservers_and_masters_are_replaced_one_after_the_other_and_every_record_
 
 
 def _certificates(cluster: MemoryCluster, place: Path) -> str:
-    """Those of a trainer, which may ask how things stand."""
+    """Certificates of a trainer, which may query the status."""
     place.mkdir()
     for name, data in cluster.objects["Secret", "ledger-trainer"]["data"].items():
         (place / name).write_bytes(base64.b64decode(data))

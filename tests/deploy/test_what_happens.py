@@ -1,4 +1,4 @@
-"""The table of what happens when something dies: each row names a test that is there."""
+"""The table of failures in the documentation: each row names an existing test."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def _rows() -> list[str]:
     return [line for line in section.splitlines() if line.startswith("|")][2:]
 
 
-def test_there_are_rows() -> None:
+def test_the_table_has_rows() -> None:
     assert len(_rows()) > 20
 
 
 @pytest.mark.parametrize("row", _rows(), ids=lambda row: row.split("|")[1].strip())
-def test_each_row_is_shown_by_a_test(row: str) -> None:
+def test_each_row_links_an_existing_test(row: str) -> None:
     _, what, happens, shown, _ = row.split("|")
     assert what.strip()
     assert happens.strip()

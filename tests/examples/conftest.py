@@ -1,7 +1,7 @@
-"""A job inside the test: one trainer, all parameters in its memory, Adam in NumPy.
+"""A job inside the test process: one trainer, parameters in memory, and Adam in NumPy.
 
-It keeps the client's contract as the examples use it (what is refused there is refused here), so that a whole program
-can run in a second. The same programs run against real servers in tests/launch.
+It follows the client's contract as far as the examples use it, including rejections, so that a complete program runs in
+a second. tests/launch runs the same programs with real servers.
 """
 
 from pathlib import Path
@@ -17,14 +17,14 @@ from flightedl.formats.stored_index import load_or_build
 
 
 class AdamInMemory:
-    """Adam, and, for tables, row-wise Adagrad; of a schedule, what it begins with."""
+    """Adam and, for tables, row-wise Adagrad. Of a schedule, only the initial rate is used."""
 
     def __init__(self, lr, weight_decay=0.0):
         self.lr, self.weight_decay = getattr(lr, "initial", lr), weight_decay
 
 
 class TableInMemory:
-    """Rows by id, 8,000 at most; an id without a row reads as zeros."""
+    """Table with at most 8,000 rows. Ids without a row read as zeros."""
 
     def __init__(self, dim, optimizer):
         self.dim, self.optimizer = dim, optimizer
@@ -80,7 +80,7 @@ class ModelInMemory(dict):
 
 
 class DatasetInMemory:
-    """Files are found and read by the code that trainers and the master run."""
+    """Dataset that finds and reads files with the code of trainers and the master."""
 
     def __init__(self, spec, epochs, seed):
         self.spec, self.epochs, self.seed = spec, epochs, seed
@@ -144,7 +144,7 @@ class JobInMemory:
 
 @pytest.fixture
 def job(monkeypatch, tmp_path: Path):
-    """What ``fe.connect()`` gives in this test."""
+    """The job that ``fe.connect()`` returns in this test."""
     job = JobInMemory(tmp_path / "results")
     job.output_dir.mkdir()
     monkeypatch.setattr(flightedl, "connect", lambda: job, raising=False)
@@ -156,7 +156,7 @@ def job(monkeypatch, tmp_path: Path):
 
 
 def numeric_gradient(loss, parameters, name, position, step):
-    """Central difference of ``loss(parameters)`` in one element."""
+    """Return the central difference of ``loss(parameters)`` in one element."""
     values = []
     for sign in (1, -1):
         moved = {key: array.copy() for key, array in parameters.items()}

@@ -30,7 +30,7 @@ def test_every_image_is_in_exactly_one_file(data):
     assert sum(len(batches(data / name)) for name in files[1:]) == 15
 
 
-def test_images_come_back_as_scikit_learn_has_them(data):
+def test_images_equal_those_of_scikit_learn(data):
     from sklearn.datasets import load_digits
 
     expected = {
@@ -66,7 +66,7 @@ def test_gradients_agree_with_finite_differences(data, difference):
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_it_reads_95_percent_of_the_test_images(job, tmp_path, capsys, mode):
+def test_the_model_recognizes_95_percent_of_the_test_images(job, tmp_path, capsys, mode):
     digits.main(["--data", str(tmp_path / "digits"), "--mode", mode])
     figures = json.loads((job.output_dir / "metrics.json").read_text())
     assert figures["test_accuracy"] >= 0.95
@@ -75,7 +75,7 @@ def test_it_reads_95_percent_of_the_test_images(job, tmp_path, capsys, mode):
         assert digits.accuracy(dict(saved), tmp_path / "digits") == figures["test_accuracy"]
 
 
-def test_a_trainer_that_is_not_chosen_reports_nothing(job, tmp_path, capsys):
+def test_only_the_chosen_trainer_reports(job, tmp_path, capsys):
     job.names.add("report")
     digits.main(["--data", str(tmp_path / "digits"), "--epochs", "1"])
     assert job.model.steps == 45
@@ -83,7 +83,7 @@ def test_a_trainer_that_is_not_chosen_reports_nothing(job, tmp_path, capsys):
     assert list(job.output_dir.iterdir()) == []
 
 
-def test_without_scikit_learn_it_says_what_to_install(monkeypatch, tmp_path):
+def test_without_scikit_learn_the_error_says_what_to_install(monkeypatch, tmp_path):
     real = builtins.__import__
 
     def without(name, *arguments, **more):

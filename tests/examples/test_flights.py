@@ -1,6 +1,6 @@
 """The flights example: conversion, features, model and the whole program.
 
-The conversion of the real 336,776 flights takes about a second and is made once for this module.
+The 336,776 real flights are converted once for this module, which takes about a second.
 """
 
 import datetime as dt
@@ -65,7 +65,7 @@ def test_every_flight_is_in_exactly_one_file(files, said):
     assert line.endswith("9,430 left out because they have no arrival delay")
 
 
-def test_there_are_enough_tasks_and_all_are_full_but_the_last(files):
+def test_there_are_enough_tasks_and_only_the_last_is_not_full(files):
     sizes = []
     for path in sorted(files.held_out.parent.glob("train-*")):
         with pq.ParquetFile(path) as reader:
@@ -142,7 +142,7 @@ def utc(*hours):
     return pa.array([dt.datetime.fromisoformat(f"{hour}:00+00:00") for hour in hours], pa.timestamp("s", "UTC"))
 
 
-def test_the_real_weather_is_found_for_nearly_all_flights(held_out):
+def test_nearly_all_flights_have_their_real_weather(held_out):
     assert held_out["temp"].null_count < 0.01 * held_out.num_rows
 
 
@@ -212,7 +212,7 @@ def test_a_slice_has_the_features_of_its_records(held_out):
         np.testing.assert_array_equal(getattr(whole, name)[100:137], getattr(part, name))
 
 
-def test_numeric_inputs_are_of_size_one(files):
+def test_numeric_inputs_are_of_order_one(files):
     with pq.ParquetFile(min(files.held_out.parent.glob("train-*"))) as reader:
         dense = features(reader.read()).dense
     measured = dense[:, : 3 + len(flights_data.WEATHER)]
@@ -252,7 +252,7 @@ def test_gradients_agree_with_finite_differences(inputs, difference):
                 assert gradient[position] == pytest.approx(expected, rel=1e-3, abs=1e-7), (name, position)
 
 
-def test_gradients_are_what_the_servers_accept(inputs):
+def test_gradients_have_the_types_that_servers_accept(inputs):
     parameters, rows = first_parameters(seed=0), rows_of(inputs)
     loss, gradients, row_gradients = loss_and_gradients(parameters, rows, inputs)
     assert type(loss) is float
@@ -262,8 +262,8 @@ def test_gradients_are_what_the_servers_accept(inputs):
             assert (gradient.shape, gradient.dtype) == (others[name].shape, np.float32), name
 
 
-def test_the_first_number_of_a_row_is_added_as_it_is(inputs):
-    """That is the wide part: what a logistic regression has for each id."""
+def test_the_first_element_of_a_row_is_added_unchanged(inputs):
+    """The first element is the wide part of the model: the weight of the id in a logistic regression."""
     parameters, rows = first_parameters(seed=0), rows_of(inputs)
     before = probabilities(parameters, rows, inputs)
     rows["dest"][:, 0] += np.float32(0.5)
@@ -295,7 +295,7 @@ def small(files, held_out):
     return flights_alone.Flights(train, held_out.slice(0, 4000))
 
 
-def test_ids_that_were_not_trained_on_share_a_place(small, held_out):
+def test_untrained_ids_share_a_row(small, held_out):
     known = set(small.known["tailnum"].to_pylist())
     places = small.held_out_places["tailnum"]
     for tail, place in zip(held_out["tailnum"].slice(0, 4000).to_pylist(), places.tolist(), strict=True):
@@ -313,7 +313,7 @@ def test_a_logistic_regression_is_better_than_chance(small):
 @pytest.mark.timeout(120)
 def test_a_network_alone_learns(small):
     told = []
-    # The rates of a small part are higher, for it has few batches.
+    # A small part of the data needs higher rates, because it has few batches.
     training = Training(epochs=3, batch_size=128, learning_rate=3e-3)
     found = flights_alone.network_alone(small, training, 2, lambda *values: told.append(values))
     assert roc_auc_score(small.held_out.late, found) > 0.62
@@ -321,8 +321,8 @@ def test_a_network_alone_learns(small):
     assert np.mean([loss for _, loss in told[-10:]]) < np.mean([loss for _, loss in told[:5]])
 
 
-def test_a_tables_update_is_that_of_the_pservers():
-    """Against the formula that the kernels agree with."""
+def test_the_update_of_a_table_equals_that_of_the_pservers():
+    """Compare with the reference formula of the kernels."""
     import flightedl as fe
     from flightedl.testing.reference_updates import initial_slots, update_row
 
@@ -339,7 +339,7 @@ def test_a_tables_update_is_that_of_the_pservers():
     np.testing.assert_array_equal(table.rows[[0, 3]], untouched)
 
 
-def test_an_arrays_update_is_that_of_adam():
+def test_the_update_of_an_array_equals_that_of_adam():
     values = np.zeros(1, np.float32)
     adam = flights_alone.Adam(values)
     adam.update(np.array([3.0], np.float32), 0.1)
@@ -354,7 +354,7 @@ def test_an_arrays_update_is_that_of_adam():
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_it_predicts_better_than_the_base_rate(job, files, held_out, capsys):
+def test_the_program_predicts_better_than_the_base_rate(job, files, held_out, capsys):
     flights.main(["--data", str(files.held_out.parent), "--epochs", "1", "--batch-size", "4096", "--no-comparison"])
     figures = json.loads((job.output_dir / "metrics.json").read_text())
     ours, base = figures["models"]["this model"], figures["models"]["base rate"]

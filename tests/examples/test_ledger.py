@@ -1,4 +1,4 @@
-"""What the ledger's account says about counts that are wrong."""
+"""The ledger's reports about wrong counts."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def clocks(count: float, *shares: float) -> dict[str, np.ndarray]:
     return {name: np.array([count, *shares]) for name in CLOCKS}
 
 
-def test_counts_are_exact() -> None:
+def test_exact_counts_are_accepted() -> None:
     assert balance(counts()) == (0, 0)
     assert list(findings(counts(), 5)) == []
 
 
-def test_a_loss_in_one_epoch_is_not_hidden_by_a_double_in_another() -> None:
+def test_a_loss_is_not_hidden_by_a_duplicate_in_another_epoch() -> None:
     wrong = counts()
     for name in PARAMETERS:
         wrong[name][0, 6:8] = 0
@@ -64,7 +64,9 @@ def test_batches_do_not_span_tasks(records: int, per_task: int, expected: int) -
         ("mean", "adam", 3.0, {3}, True),
     ],
 )
-def test_the_clock_and_versions(mode: str, optimizer: str, count: float, versions: set[int], is_right: bool) -> None:
+def test_the_clock_must_match_the_versions(
+    mode: str, optimizer: str, count: float, versions: set[int], is_right: bool
+) -> None:
     chosen = argparse.Namespace(epochs=2, records=10, per_task=5, batch_size=3, mode=mode, optimizer=optimizer)
     right = 3.0 if mode == "mean" else 8.0
     each = [np.array([right]), np.array([count]), np.array([right])]
@@ -72,21 +74,21 @@ def test_the_clock_and_versions(mode: str, optimizer: str, count: float, version
 
 
 def said(*shares: float) -> list[str]:
-    """Of a mean of two batches of 20 records and one of 5, in an epoch."""
+    """Return the report about shares in a mean of two batches of 20 records and one of 5, in one epoch."""
     return list(weights_findings(np.array([shares]), [20, 20, 5]))
 
 
-def test_shares_are_those_of_the_records_in_a_round() -> None:
+def test_shares_equal_those_of_the_records_in_a_round() -> None:
     assert said(20 / 45, 20 / 45, 5 / 45) == said(1, 20 / 25, 5 / 25) == said(0.5, 0.5, 1) == said(1, 1, 1) == []
 
 
-def test_shares_with_wrong_weights_are_told() -> None:
-    # Two batches of a round of 25 records that is divided by its members, and one that is alone.
+def test_shares_with_wrong_weights_are_reported() -> None:
+    # Two batches of a round with 25 records that is divided by its members, and one batch alone.
     assert said(1 / 2, 1, 1 / 2) == [
         "rounds of 10 records have 5 records together",
         "rounds of 40 records have 20 records together",
     ]
-    # The last one comes to a round that is divided by the records of all three, and again to the next one.
+    # The last batch joins a round that is divided by the records of all three, and also the next round.
     assert said(20 / 45, 20 / 45, 1) == ["rounds of 45 records have 40 records together"]
     assert said(1, 1, 0) == ["batch 2 of epoch 1, of 5 records, has 0.0000 of its round"]
     assert said(2, 1, 1) == ["batch 0 of epoch 1, of 20 records, has 2.0000 of its round"]
@@ -96,7 +98,7 @@ def test_a_mean_is_counted_by_shares() -> None:
     chosen = argparse.Namespace(epochs=2, records=10, per_task=5, batch_size=3, mode="mean", optimizer="sgd")
     assert MODES["mean"].shows_shares("sgd")
     assert not MODES["mean"].shows_shares("adam")
-    # Of both epochs: 3 and 3 records in a round, 2 alone, 2 alone.
+    # In both epochs: 3 and 3 records in a round, 2 alone, 2 alone.
     exact = counts() | clocks(6.0, *[0.5, 1, 0.5, 1] * 2)
     for name in PARAMETERS:
         exact[name][:, [0, 1, 2, 5, 6, 7]] = 0.5
@@ -106,7 +108,7 @@ def test_a_mean_is_counted_by_shares() -> None:
     assert account(chosen, exact, {6})[1][-1] == "10 records x 2 epochs: 1 lost, 0 double"
 
 
-def test_what_a_record_is_worth_in_a_mean() -> None:
+def test_the_share_of_a_record_in_a_mean_is_computed() -> None:
     assert worth_of(5, 3, 2, 0).tolist() == [1, 1, 1, 1, 1]
     # Tasks of 7 and 2 records, batches of 2, pairs of them averaged: 2 + 2, 2 + 1, 2.
     parts = [2 / 4] * 4 + [2 / 3] * 2 + [1 / 3] + [1] * 2
@@ -117,7 +119,7 @@ def test_what_a_record_is_worth_in_a_mean() -> None:
     assert balance(exact, parts) == (0, 1)
 
 
-def test_the_account_is_the_same_in_every_trainer_and_ends_with_the_verdict() -> None:
+def test_every_trainer_prints_the_same_account_and_verdict() -> None:
     chosen = argparse.Namespace(epochs=2, records=10, per_task=5, batch_size=3, mode="async", optimizer="sgd")
     exact = counts() | clocks(8.0)
     assert account(chosen, exact, {8})[0]
@@ -127,7 +129,7 @@ def test_the_account_is_the_same_in_every_trainer_and_ends_with_the_verdict() ->
     assert sentences[-1] == "10 records x 2 epochs: 1 lost, 0 double"
 
 
-def test_rows_in_which_all_records_count_are_told_of_by_epoch() -> None:
+def test_rows_that_count_all_records_are_reported_by_epoch() -> None:
     worth = np.ones(10)
     wide = np.full((2, 5), 10.0, np.float32)
     assert wide_findings(wide, worth) == []
@@ -135,6 +137,6 @@ def test_rows_in_which_all_records_count_are_told_of_by_epoch() -> None:
     assert wide_findings(wide, worth) == ["2 wide ids are wrong in epoch 2, such as 3, which counts 9.000, not 10.000"]
 
 
-def test_ids_of_rows_are_those_that_are_pushed() -> None:
+def test_reported_ids_equal_the_pushed_ids() -> None:
     assert ids_of("records", np.zeros((2, 5))).tolist() == [-2, -1, 0, 1, 2]
     assert ids_of("wide", np.zeros((2, 3))).tolist() == [0, 1, 2]

@@ -22,7 +22,7 @@ def silent(line: str) -> None:
     raise AssertionError(f"said {line!r}")
 
 
-def test_is_made_once_and_found_afterwards(tmp_path):
+def test_a_directory_is_prepared_once_and_reused(tmp_path):
     made = prepared_directory(tmp_path / "deep" / "data", "kind-1", write_one, silent)
     assert made == tmp_path / "deep" / "data"
     assert (made / "part.txt").read_text() == "complete"
@@ -40,7 +40,7 @@ def test_relative_paths_become_absolute(tmp_path, monkeypatch):
     assert prepared_directory(Path("data"), "kind-1", write_one, silent) == tmp_path / "data"
 
 
-def test_the_second_of_two_waits_and_says_so(tmp_path):
+def test_the_second_of_two_processes_waits_and_says_so(tmp_path):
     writing, waiting = Event(), Event()
     said = []
 
@@ -62,7 +62,7 @@ def test_the_second_of_two_waits_and_says_so(tmp_path):
     assert said == [f"waiting for {tmp_path / 'data'}"]
 
 
-def test_a_failure_leaves_nothing_and_can_be_repeated(tmp_path):
+def test_a_failure_leaves_nothing_and_can_be_retried(tmp_path):
     def full(directory: Path) -> None:
         write_one(directory)
         raise OSError(28, "No space left on device")
@@ -73,7 +73,7 @@ def test_a_failure_leaves_nothing_and_can_be_repeated(tmp_path):
     prepared_directory(tmp_path / "data", "kind-1", write_one, silent)
 
 
-def test_what_a_killed_process_left_is_removed(tmp_path):
+def test_leftovers_of_a_killed_process_are_removed(tmp_path):
     program = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
@@ -91,13 +91,13 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == [".data.lock", "data"]
 
 
-def test_another_kind_is_refused(tmp_path):
+def test_a_directory_of_another_kind_is_rejected(tmp_path):
     prepared_directory(tmp_path / "data", "kind-1", write_one, silent)
     with pytest.raises(DataError, match="holds kind-1, not kind-2: delete it"):
         prepared_directory(tmp_path / "data", "kind-2", never, silent)
 
 
-def test_somebody_elses_files_are_refused_and_kept(tmp_path):
+def test_unknown_files_are_rejected_and_kept(tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(DataError, match="holds other files"):
         prepared_directory(tmp_path, "kind-1", never, silent)
@@ -106,8 +106,8 @@ def test_somebody_elses_files_are_refused_and_kept(tmp_path):
     assert (tmp_path / "thesis.txt").read_text() == "mine"
 
 
-def test_what_comes_into_place_while_it_is_looked_for_is_found(tmp_path, monkeypatch):
-    """Another process renames its directory between two looks at the place."""
+def test_a_directory_that_appears_during_the_search_is_found(tmp_path, monkeypatch):
+    """Another process renames its directory into place between two checks."""
     real = Path.read_bytes
 
     def read(path: Path) -> bytes:

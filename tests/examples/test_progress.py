@@ -18,7 +18,7 @@ def test_a_pipe_gets_a_line_per_tenth():
     assert stream.getvalue().splitlines() == [f"converting: {percent} %" for percent in (0, 10, 50, 100)]
 
 
-def test_nothing_to_do_is_all_done():
+def test_zero_items_count_as_complete():
     stream = io.StringIO()
     with progress("converting", 0, stream) as advance:
         advance(0)

@@ -6,7 +6,7 @@ import pytest
 from flightedl.examples.results import save_arrays, save_json
 
 
-def test_arrays_come_back_as_they_were(tmp_path):
+def test_arrays_survive_writing_and_reading(tmp_path):
     arrays = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.array([0.5])}
     path = save_arrays(tmp_path / "new" / "model.npz", arrays)
     with np.load(path, allow_pickle=False) as loaded:
@@ -16,12 +16,12 @@ def test_arrays_come_back_as_they_were(tmp_path):
     assert [file.name for file in path.parent.iterdir()] == ["model.npz"]
 
 
-def test_json_comes_back_as_it_was(tmp_path):
+def test_json_survives_writing_and_reading(tmp_path):
     path = save_json(tmp_path / "metrics.json", {"auc": 0.75, "flights": 3})
     assert json.loads(path.read_text()) == {"auc": 0.75, "flights": 3}
 
 
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+def test_a_failed_write_leaves_only_the_old_file(tmp_path, monkeypatch):
     path = save_json(tmp_path / "metrics.json", {"auc": 0.75})
     before = path.read_bytes()
 

@@ -29,7 +29,7 @@ def write_json_lines(table, path):
 
 
 @pytest.mark.parametrize("write", [write_parquet, write_csv, write_json_lines])
-def test_it_learns_from_the_users_own_files(write, job, tmp_path, monkeypatch):
+def test_the_example_learns_from_files_of_every_format(write, job, tmp_path, monkeypatch):
     random = np.random.default_rng(0)
     folder = tmp_path / "data"
     folder.mkdir()
@@ -47,12 +47,12 @@ def test_it_learns_from_the_users_own_files(write, job, tmp_path, monkeypatch):
         assert saved["w"][1] < -0.5
 
 
-def test_the_readme_shows_it():
+def test_the_readme_shows_the_example():
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     shown = next(block for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "sys.argv" in block)
     assert ast.dump(ast.parse(shown)) == ast.dump(ast.Module(ast.parse(SCRIPT.read_text()).body[1:], []))
 
 
-def test_it_has_about_twenty_lines():
+def test_the_example_has_about_twenty_lines():
     code = SCRIPT.read_text().rpartition('"""\n')[2]
     assert len([line for line in code.splitlines() if line.strip()]) <= 22

@@ -26,7 +26,7 @@ RECORDS = 600
 
 
 class Counts:
-    """The weights: one for each record and epoch. A step adds one to those of its records."""
+    """Model with one weight per record and epoch. A step adds one to the weights of its records."""
 
     def __init__(self, kind: str, epochs: int) -> None:
         self.size = dist.get_world_size()
@@ -42,13 +42,13 @@ class Counts:
         self.optimizer.zero_grad()
         numbers = torch.tensor(ids, dtype=torch.int64) + epoch * RECORDS
         features = torch.nn.functional.one_hot(numbers, self.net.in_features).float()
-        # Ranks' gradients are averaged.
+        # DDP and FSDP average gradients over ranks.
         (-self.trained(features).sum() * self.size).backward()
         self.optimizer.step()
 
 
 class WholeFile:
-    """A checkpoint that rank 0 writes, and all ranks read."""
+    """A checkpoint that rank 0 writes and all ranks read."""
 
     def __init__(self, output: Path, counts: Counts, data: Any) -> None:
         self._path, self._counts, self._data = output / "model.pt", counts, data
@@ -67,12 +67,12 @@ class WholeFile:
 
     def finish(self) -> None:
         self.save()
-        # Nobody leaves before the last save is there.
+        # All ranks wait until the last save is complete.
         dist.barrier()
 
 
 class Distributed:
-    """Checkpoints of which each rank writes a part. ``last`` names the newest complete one."""
+    """Checkpoints to which each rank writes a part. The file ``last`` names the newest complete checkpoint."""
 
     def __init__(self, output: Path, counts: Counts, data: Any) -> None:
         self._output, self._counts, self._data = output, counts, data
@@ -83,7 +83,7 @@ class Distributed:
             dcp.load(self._state, checkpoint_id=self._output / last.read_text())
 
     def save(self) -> None:
-        # The ranks are at one position, and never again at that of the newest complete checkpoint.
+        # All ranks have the same position, which is always later than that of the newest complete checkpoint.
         name = f"at-{self._counts.size}-{zlib.crc32(repr(self._data.state_dict()).encode())}"
         dcp.save(self._state, checkpoint_id=self._output / name)
         dist.barrier()
@@ -114,14 +114,14 @@ def main(
     """Train to the end of the data.
 
     Args:
-        path: The records: a column ``id`` of numbers below ``RECORDS``.
+        path: File of records with a column ``id`` of numbers below ``RECORDS``.
         output: Directory of the checkpoints; at the end ``model.pt`` has the weights.
         kind: "ddp" or "fsdp".
         epochs: Passes over the data.
-        pause: Seconds of a step.
-        batch: Records of a batch.
-        poison: A record that kills its rank in the first epoch.
-        dies_saving: 1: rank 0 kills itself in its first last save.
+        pause: Duration of a step in seconds.
+        batch: Number of records per batch.
+        poison: Record that kills its rank in the first epoch.
+        dies_saving: If 1, rank 0 kills itself during its first final save.
     """
     _join_group()
     counts = Counts(kind, epochs)
@@ -146,8 +146,8 @@ def main(
 def _join_group() -> None:
     """Join the process group of this start of the ranks.
 
-    The agent of torchrun keeps one store over restarts, where gloo of PyTorch 2.13 may find the address of a rank that
-    has ended. With a prefix for each start it finds none.
+    torchrun's agent keeps one store over restarts, in which gloo (PyTorch 2.13) may find the address of a rank that has
+    ended. A separate prefix for each start prevents this.
     """
     names = os.environ
     if names.get("TORCHELASTIC_USE_AGENT_STORE") != "True":

@@ -1,4 +1,4 @@
-"""Puts a proxy between the processes of a job and its servers, by changing the addresses that the servers publish."""
+"""Proxies between the processes of a job and its servers, inserted by changing the servers' published addresses."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ KINDS = ("cut", "cut after request", "delay", "half open", "flip")
 
 
 class Interposer:
-    """From its start on, everybody reaches the job's master and pservers through a proxy of their own.
+    """Interposer of one proxy before each master and pserver of a job.
 
-    An address is changed under the key's own lease, so that the key's generation, the fence, stays what it is.
+    An address is changed under the key's own lease, so that the key keeps its generation, which is the fence.
     """
 
     def __init__(self, etcd: str, job: str, seed: int = 0) -> None:
@@ -79,7 +79,7 @@ class Interposer:
 
 
 def strike(proxy: TcpProxy, kind: str, chance: random.Random) -> None:
-    """One fault; those that last are mended before it returns."""
+    """Inject one fault, and heal it before returning if it would last."""
     if kind == "cut":
         proxy.cut()
     elif kind == "cut after request":

@@ -1,4 +1,4 @@
-"""Whether a job's last checkpoint is what the job ended with: values, rows, versions, how often the optimizer ran."""
+"""Comparison of a job's last checkpoint with its final state: values, rows, versions and optimizer steps."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from flightedl.ports import Storage
 
 
 def stored_findings(url: str, counts: Path, batches: int | None, *, counts_updates: bool) -> Iterator[str]:
-    """What is wrong with the newest checkpoint of the ledger at a URL.
+    """Return all errors in the ledger's newest checkpoint at a URL.
 
     Args:
-        url: Where the checkpoints are.
-        counts: What the ledger wrote at its end.
-        batches: Of all epochs, where each of them is an update of its own; None: rounds are not known beforehand.
-        counts_updates: Each update moves a clock by 1: a mean does, if the weights in it are those that it is divided
-            by, and so does Adam, if its averages are of as many steps as it knows of.
+        url: URL of the checkpoints.
+        counts: Counts that the ledger wrote at its end.
+        batches: Number of batches of all epochs if each batch is one update, or None if rounds are unpredictable.
+        counts_updates: True if each update advances a clock by 1. A mean does so if it is divided by exactly the
+            weights in it, and Adam does so if its averages and its step number agree.
     """
     storage = open_storage(f"{url.rstrip('/')}/ledger")
     newest = next((each for each in found_checkpoints(storage, "ledger") if isinstance(each, Manifest)), None)
@@ -50,7 +50,7 @@ def stored_findings(url: str, counts: Path, batches: int | None, *, counts_updat
 
 
 def _row_findings(storage: Storage, manifest: Manifest, ended: dict[str, np.ndarray]) -> Iterator[str]:
-    """Of each table, (epochs, ids): every id has a row, once, with the counts that the job ended with."""
+    """Check for each table, given as (epochs, ids), that every id has exactly one row with the job's final counts."""
     tables = saved_tables(manifest)
     if {spec.name for spec in tables} != ended.keys():
         yield f"checkpoint: tables {[spec.name for spec in tables]} are there, and counted were {[*ended]}"

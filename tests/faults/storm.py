@@ -1,24 +1,23 @@
-"""The mixed storm: a ledger run whose processes are killed and frozen, also two at a time; it has to end exact.
+"""The mixed storm: a ledger run whose processes are killed and frozen, sometimes two at once. It must end exact.
 
-In full, by hand (with Debian's etcd, which loses nothing when it is killed, on the path)::
+To run full storms by hand, with Debian's etcd, which survives kills, on the path::
 
     python -m tests.faults.storm --mode sync --directory /tmp/storm --records 60000
     python -m tests.faults.storm --mode async --directory /tmp/storm --s3
     python -m tests.faults.storm --series --directory /tmp/storms
 
-Two at once, with tasks of 200 batches that are read no faster than they are trained::
+To strike two processes at once, with tasks of 200 batches that are read no faster than they are trained::
 
     python -m tests.faults.storm --mode async --directory /tmp/storm --kills 0 --stops 0 --strike trainer+master=4 \\
         --strike trainer+pserver=4 --lease 10 --records 5000 --per-task 1000 --batch-size 5 --pause 0.05
 
-Etcd restored from a backup that is older than what the job did since: the job has to refuse to go on, and to end exact
-when it is resumed from its checkpoints::
+To restore etcd from an outdated backup. The job must stop, and must end exact when it is resumed from its checkpoints::
 
     python -m tests.faults.storm --mode async --directory /tmp/storm --kills 4 --stops 0 --old-etcd --epochs 9
 
-What a single fault does not find, a pair may: a trainer that wakes with its lease given up meets a master that has just
-begun. ``strikes.STRIKES`` lists what there is. A storm that ends inexact prints what was struck and when, and which
-records of which epoch are wrong; logs stay in its directory.
+A pair of faults may reveal what a single fault does not, for example when a trainer that wakes without its lease meets
+a new master. ``strikes.STRIKES`` lists all strikes. A storm that ends inexact prints its strikes with their times, and
+which records of which epoch are wrong. Logs remain in its directory.
 """
 
 from __future__ import annotations
@@ -50,14 +49,14 @@ from .strikes import STRIKES, Victims
 
 @dataclass
 class Storm:
-    """What is done to one run, and what came of it."""
+    """One run with its strikes and its result."""
 
     directory: Path
     mode: str = "sync"
     kills: int = 10
     stops: int = 0
     roles: tuple[str, ...] = ("trainer", "pserver", "master")
-    #: Name of ``STRIKES`` -> how often, beside kills and stops.
+    #: Name in ``STRIKES`` -> number of strikes, in addition to kills and stops.
     strikes: Mapping[str, int] = field(default_factory=dict)
     trainers: int = 3
     pservers: int = 2
@@ -68,9 +67,9 @@ class Storm:
     pause_s: float = 0.02
     read_pause_s: float = 0.0
     optimizer: str = "sgd"
-    #: The script catches what ``model.step`` raises, after so many seconds, and goes on; 0: it does not.
+    #: Seconds after which ``model.step`` raises and the script catches the error; 0 disables this.
     swallow_after_s: float = 0.0
-    #: It counts in rows of embedding tables, too; each batch in so many beside its own.
+    #: True to count in rows of embedding tables, too.
     tables: bool = False
     wide_ids: int = 0
     #: Mean time between faults.
@@ -80,17 +79,17 @@ class Storm:
     checkpoint_every_s: float = 2.0
     seed: int = 0
     limit_s: float = 1200.0
-    #: Of the job, in place of the launcher's own: it goes back to a backup from the middle of the storm at its end.
+    #: etcd to use instead of the launcher's own. At the end of the storm it is restored from a backup made half-way.
     etcd: EtcdServer | None = None
-    #: Where every process records what happens to it; empty: nowhere.
+    #: Directory for recordings of all processes; empty disables recording.
     record: str = ""
-    #: From which it is forked; None: it is a program.
+    #: Fork server for the launcher; None starts a program.
     forks: ForkServer | None = None
     done: Counter[str] = field(default_factory=Counter)
     events: list[str] = field(default_factory=list)
 
     def arguments(self, *more: str) -> list[str]:
-        """Of ``flightedl``: what is run."""
+        """Return the arguments of ``flightedl``."""
         return [
             *("run", "flightedl.examples.ledger"),
             *("--trainers", str(self.trainers), "--pservers", str(self.pservers), "--output", "out"),
@@ -105,11 +104,11 @@ class Storm:
         ]
 
     def run(self) -> tuple[int, str]:
-        """Run it to the end; exit code and output."""
+        """Run the storm to its end. Return exit code and output."""
         return self._run(self._rage, *(["--etcd", self.etcd.address] if self.etcd is not None else []))
 
     def resume(self) -> tuple[int, str]:
-        """Go on unharmed from the checkpoints, on a new etcd or the one that went back; exit code and output."""
+        """Resume from checkpoints without faults, on a new etcd or the restored one. Return exit code and output."""
         place = ["--etcd", self.etcd.address] if self.etcd is not None and self.seed % 2 else []
         return self._run(lambda *_: None, "--resume", *place, log_name="log-resumed")
 
@@ -169,7 +168,7 @@ class Storm:
             time.sleep(0.2)
 
     def stored_findings(self) -> list[str]:
-        """What is wrong with the checkpoint that the job left."""
+        """Return all errors in the checkpoint that the job left."""
         batches, mode = self.epochs * batches_of(self.records, self.per_task, self.batch_size), MODES[self.mode]
         found = stored_findings(
             self.checkpoint or str(self.directory / "ck"),
@@ -181,22 +180,22 @@ class Storm:
 
 
 def verdict(output: str) -> tuple[int, int] | None:
-    """(lost, double) as the ledger counted them."""
+    """Return the ledger's counts (lost, double)."""
     found = re.findall(r"ledger: \d+ records x \d+ epochs: (\d+) lost, (\d+) double", output)
     return (int(found[-1][0]), int(found[-1][1])) if found else None
 
 
-#: Tasks of hundreds of batches, read as slowly as they are trained.
+#: Arguments for tasks of hundreds of batches, read as slowly as they are trained.
 _LONG_TASKS = (
     "--kills 0 --stops 0 --lease 4 --records 6000 --per-task 1500 --batch-size 5 --read-pause 0.02 --pause 0.005"
 )
-#: A task that fails five times is cut into halves: they are whole sums of four batches, as the ledger counts them.
+#: Arguments for tasks whose halves, after five failures, still consist of complete sums of four batches.
 _EVEN_HALVES = "--records 6400 --per-task 1600"
-#: Everybody is killed and frozen in turn.
+#: Arguments for a storm in which every kind of process is killed and frozen.
 _MIXED = "--kills 8 --stops 2 --strike trainer+master=1 --strike trainer+pserver=1 --records 12000 --per-task 2000"
-#: Rows of which a pserver has as many in a message as two threads work on.
+#: Arguments for tables with enough rows per message for two threads of a pserver.
 _TABLES = "--tables --wide-ids 40000"
-#: A night's storms: each situation that is known to be hard, in the modes and with the optimizers that there are.
+#: Storms for one night: each situation known to be hard, with all modes and optimizers.
 SERIES = (
     f"--mode sync --epochs 2 --every 1 {_MIXED}",
     f"--mode async --epochs 2 --every 1 {_MIXED}",
@@ -217,7 +216,7 @@ SERIES = (
 
 
 def main() -> int:
-    """One storm by hand, or the series."""
+    """Run one storm or the series."""
     parser = parser_of_a_storm()
     chosen = parser.parse_args()
     if not chosen.series:
@@ -231,7 +230,7 @@ def main() -> int:
 
 
 def parser_of_a_storm() -> argparse.ArgumentParser:
-    """Of the command line."""
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser()
     for name, default in (("kills", 60), ("stops", 20), ("records", 20_000), ("epochs", 3), ("seed", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
@@ -256,7 +255,7 @@ def parser_of_a_storm() -> argparse.ArgumentParser:
 
 
 def run_one(chosen: argparse.Namespace) -> int:
-    """One storm, with the servers of its own that it needs; its exit code."""
+    """Run one storm with the servers that it needs, and return its exit code."""
     with contextlib.ExitStack() as stack:
         if chosen.s3:
             server = stack.enter_context(S3Server())
@@ -270,7 +269,7 @@ def run_one(chosen: argparse.Namespace) -> int:
 
 
 def storm_of(chosen: argparse.Namespace) -> Storm:
-    """What the command line says."""
+    """Return the storm described by the command line."""
     return Storm(
         chosen.directory.absolute(),
         chosen.mode,
@@ -300,13 +299,13 @@ def storm_of(chosen: argparse.Namespace) -> Storm:
 
 
 def one(storm: Storm) -> int:
-    """Run it and tell how it went; 0 when it ended exact."""
+    """Run the storm and print its result. Return 0 if it ended exact."""
     storm.directory.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     code, output = storm.run()
     if storm.etcd is not None and storm.done["old etcd"]:
         print(f"etcd went back: exit code {code}; {output.splitlines()[-3:]}")
-        # A job that was over by then has nothing to refuse.
+        # A job that had already ended has nothing to reject.
         is_right = code not in {0, -1} or (code == 0 and verdict(output) == (0, 0))
         code, output = storm.resume()
         code = code if is_right else 1

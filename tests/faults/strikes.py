@@ -1,7 +1,7 @@
-"""What a storm does to the processes of a job: one thing, or two at the same moment.
+"""Faults of a storm: one strike, or two at the same moment, on the processes of a job.
 
-Durations are in leases, because what a process does when it wakes depends on how much of its lease is left: a process
-gives its lease up by its own clock at two thirds, and etcd ends it at the whole.
+Durations are multiples of a lease's TTL, because a waking process behaves according to the rest of its lease: by its
+own clock, a process gives its lease up after two thirds of the TTL, and etcd ends the lease after the full TTL.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ _BUSY_PROCESSES = 32
 
 @dataclass
 class Victims:
-    """The processes of one running job, found again for every strike."""
+    """The processes of one running job, which are looked up for every strike."""
 
     launcher: int
     chance: random.Random
     lease_s: float
     began: float = field(default_factory=time.monotonic)
-    #: What was done, for a report.
+    #: Descriptions of all strikes, for a report.
     events: list[str] = field(default_factory=list)
 
     def note(self, what: str) -> None:
-        """Remember it with its time, in seconds since the beginning and as the logs have it."""
+        """Record a strike with its time, both in seconds since the start and as in the logs."""
         now = time.strftime("%H:%M:%S")
         self.events.append(f"{time.monotonic() - self.began:7.2f} s ({now}): {what}")
 
     def of(self, role: str) -> list[psutil.Process]:
-        """All processes of the role."""
+        """Return all processes of a role."""
         found = []
         with contextlib.suppress(psutil.NoSuchProcess):
             for child in psutil.Process(self.launcher).children(recursive=True):
@@ -56,17 +56,17 @@ class Victims:
         return found
 
     def find(self, role: str) -> psutil.Process | None:
-        """Any process of the role; None: there is none at the moment."""
+        """Return a random process of a role, or None if there is none at the moment."""
         found = self.of(role)
         return self.chance.choice(found) if found else None
 
     def kill(self, role: str) -> bool:
-        """Kill one; False: there was none."""
+        """Kill a process of a role. Return False if there was none."""
         victim = self.find(role)
         return victim is not None and self._kill(victim, role)
 
     def kill_masters(self) -> bool:
-        """Kill the master and who stands by, so that nobody leads until the lock's lease has ended."""
+        """Kill the master and its standby, so that there is no leader until the lock's lease has ended."""
         killed = [self._kill(victim, "master") for victim in self.of("master")]
         return any(killed)
 
@@ -79,7 +79,7 @@ class Victims:
         return True
 
     def freeze(self, role: str, leases: float) -> Callable[[], None] | None:
-        """Freeze one; call what it returns to wait until the time is over and thaw it. None: there was none."""
+        """Freeze a process. Return a function that waits for the end and thaws it, or None if there was no process."""
         victim = self.find(role)
         if victim is None:
             return None
@@ -100,13 +100,13 @@ class Victims:
 
 
 def kill(victims: Victims, roles: Sequence[str]) -> str | None:
-    """Kill any process."""
+    """Kill a random process."""
     role = victims.chance.choice(roles)
     return f"kill {role}" if victims.kill(role) else None
 
 
 def stop(victims: Victims, roles: Sequence[str]) -> str | None:
-    """Freeze any process for up to two and a half leases."""
+    """Freeze a random process for up to two and a half TTLs."""
     role = victims.chance.choice(roles)
     thaw = victims.freeze(role, victims.chance.uniform(0.1, 2.5))
     if thaw is None:
@@ -116,7 +116,7 @@ def stop(victims: Victims, roles: Sequence[str]) -> str | None:
 
 
 def _frozen_while(victims: Victims, leases: float, then: Callable[[], object]) -> bool:
-    """Freeze a trainer, do something at the same moment, thaw it."""
+    """Freeze a trainer, do something at the same moment, and thaw the trainer."""
     thaw = victims.freeze("trainer", leases)
     if thaw is None:
         return False
@@ -126,7 +126,7 @@ def _frozen_while(victims: Victims, leases: float, then: Callable[[], object]) -
 
 
 def trainer_and_master(victims: Victims, _: Sequence[str]) -> str | None:
-    """A trainer wakes with its lease given up, but not ended, while nobody leads or to a master that has just begun."""
+    """Let a trainer that has given up its lease wake before the lease ends, without a leader or with a new master."""
     leases, late = victims.chance.uniform(0.68, 0.9), victims.chance.uniform(0.0, 0.15)
 
     def late_kill() -> None:
@@ -137,13 +137,13 @@ def trainer_and_master(victims: Victims, _: Sequence[str]) -> str | None:
 
 
 def trainer_and_pserver(victims: Victims, _: Sequence[str]) -> str | None:
-    """A trainer wakes to a pserver that was restored from a checkpoint."""
+    """Let a trainer wake after a pserver was restored from a checkpoint."""
     leases = victims.chance.uniform(0.3, 1.4)
     return "trainer+pserver" if _frozen_while(victims, leases, lambda: victims.kill("pserver")) else None
 
 
 def trainer_and_etcd(victims: Victims, _: Sequence[str]) -> str | None:
-    """Etcd is away for half to two thirds of a lease, and a trainer stands still meanwhile."""
+    """Stop etcd for half to two thirds of a TTL while a trainer is frozen."""
 
     def outage() -> None:
         thaw = victims.freeze("etcd", victims.chance.uniform(0.5, 0.67))
@@ -155,7 +155,7 @@ def trainer_and_etcd(victims: Victims, _: Sequence[str]) -> str | None:
 
 
 def stall(victims: Victims, _: Sequence[str]) -> str | None:
-    """A pserver stands still, and keeps its lease: steps wait for it, and are given up if the script is impatient."""
+    """Freeze a pserver so briefly that it keeps its lease. Steps wait for it, or fail if the script is impatient."""
     thaw = victims.freeze("pserver", victims.chance.uniform(0.55, 0.62))
     if thaw is None:
         return None
@@ -164,7 +164,7 @@ def stall(victims: Victims, _: Sequence[str]) -> str | None:
 
 
 def same_name(victims: Victims, _: Sequence[str]) -> str | None:
-    """A trainer whose lease has ended comes back under its name while nobody leads."""
+    """Let a trainer whose lease has ended return under its name while there is no leader."""
 
     def late_kill() -> None:
         time.sleep(victims.lease_s * late)
@@ -175,7 +175,7 @@ def same_name(victims: Victims, _: Sequence[str]) -> str | None:
 
 
 def two(victims: Victims, roles: Sequence[str]) -> str | None:
-    """Two of any, killed or frozen at the same moment."""
+    """Kill or freeze two random processes at the same moment."""
     chosen = [victims.chance.choice(roles) for _ in range(2)]
     done, thaws = [], []
     for role in chosen:
@@ -193,7 +193,7 @@ def two(victims: Victims, roles: Sequence[str]) -> str | None:
 
 
 def starve(victims: Victims, _: Sequence[str]) -> str | None:
-    """Many busy processes for one lease or two."""
+    """Start many busy processes for one or two TTLs."""
     duration_s = victims.lease_s * victims.chance.uniform(1.0, 2.0)
     program = f"import time; end = time.monotonic() + {duration_s}\nwhile time.monotonic() < end: pass"
     victims.note(f"{_BUSY_PROCESSES} busy processes for {duration_s:.1f} s")
@@ -203,7 +203,7 @@ def starve(victims: Victims, _: Sequence[str]) -> str | None:
     return "starve"
 
 
-#: Name -> what it does; each returns what it has done, or None where nothing was there to strike.
+#: Strikes by name. Each returns a description of what it did, or None if there was no process to strike.
 STRIKES: dict[str, Callable[[Victims, Sequence[str]], str | None]] = {
     "kill": kill,
     "stop": stop,

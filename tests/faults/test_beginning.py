@@ -1,4 +1,4 @@
-"""Pservers die when there is no checkpoint yet, or none at all: the model begins anew, and every record counts once."""
+"""Pservers die before the first checkpoint: the model is initialized again, and every record counts once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def until_serving(cluster: LocalCluster, status: JobStatus) -> None:
 
 
 @pytest.mark.parametrize(("checkpoint", "mode"), [("none", "sync"), ("kept", "async"), ("failing", "sync")])
-def test_pservers_die_as_soon_as_they_serve(tmp_path: Path, mode: str, checkpoint: str) -> None:
+def test_every_record_counts_once_if_pservers_die_as_soon_as_they_serve(
+    tmp_path: Path, mode: str, checkpoint: str
+) -> None:
     arguments = ("--records", "3000", "--epochs", str(EPOCHS), "--pause", "0.01", "--mode", mode)
     cluster = fe.local(
         pservers=2,
@@ -47,15 +49,15 @@ def test_pservers_die_as_soon_as_they_serve(tmp_path: Path, mode: str, checkpoin
     )
     with cluster, cluster.status() as status:
         if checkpoint == "failing":
-            # The place works when it is tried out, before the job begins, and never again.
+            # The storage works when it is probed before the job starts, and never again.
             (tmp_path / "ck").rename(tmp_path / "gone")
             (tmp_path / "ck").write_text("a file where a directory should be")
         killed = 0
         while killed < 4:
             until_serving(cluster, status)
-            # Some die before anything was trained, some after.
+            # Some pservers die before any training, some afterwards.
             time.sleep(0.4 * (killed % 2))
-            # One that has just ended to begin anew, with the one that was killed before, is waited for.
+            # Wait for a pserver that has just ended in order to restart with the one that was killed before.
             with contextlib.suppress(UnavailableError):
                 cluster.kill("pserver", killed % 2)
                 killed += 1

@@ -1,4 +1,4 @@
-"""etcd is restored from an older backup while a job runs: the job ends, is resumed at once, and all counts once."""
+"""etcd is restored from an older backup during a job: the job ends and is resumed, and every record counts once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flightedl.testing.etcd_server import EtcdServer
 pytestmark = [pytest.mark.etcd, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(240)]
 
 EPOCHS = 2
-#: Longer than it takes to stop a job: what the backup brings back is still there when it is resumed.
+#: Longer than the time to stop a job, so that leases in the backup are still alive when the job is resumed.
 LEASE_TTL_S = 8.0
 
 
@@ -57,13 +57,13 @@ def checkpoint_count(directory: Path) -> int:
     )
 
 
-def test_a_running_job_ends_and_is_resumed_exactly(own_etcd: EtcdServer, tmp_path: Path) -> None:
+def test_a_running_job_ends_and_resumes_exactly(own_etcd: EtcdServer, tmp_path: Path) -> None:
     (tmp_path / "hold").touch()
     with cluster(own_etcd, tmp_path, "first") as first:
         until(lambda: checkpoint_count(tmp_path) >= 1)
         backup = own_etcd.backup()
         reached = checkpoint_count(tmp_path)
-        # Of the master that the backup names nobody knows any more when the backup comes back.
+        # The master named by the backup no longer exists when the backup is restored.
         first.kill("master")
         until(lambda: checkpoint_count(tmp_path) >= reached + 2)
         own_etcd.restore(backup)

@@ -1,4 +1,4 @@
-"""Groups of ranks under fire: each record counts once in the model that survives, whoever dies and when."""
+"""Groups of ranks under faults: each record counts once in the surviving model, no matter which process dies when."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def assert_each_record_counts_once(directory: Path, epochs: int = 2) -> None:
 def wait_until(happens: Callable[[], object], within_s: float = 60.0) -> None:
     deadline = time.monotonic() + within_s
     while not happens():
-        assert time.monotonic() < deadline, "it did not happen in time"
+        assert time.monotonic() < deadline, "the condition was not met in time"
         time.sleep(0.05)
 
 
@@ -64,7 +64,7 @@ def records_of(cluster: LocalCluster) -> int:
             return 0
 
 
-def test_records_that_kill_their_rank_are_left_out_and_named(data: Path, tmp_path: Path) -> None:
+def test_records_that_kill_their_rank_are_skipped_and_named(data: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [FLIGHTEDL, "run", "--nproc-per-node", "2", "--output", tmp_path / "run", SCRIPT, data, tmp_path, "poison=123"],
         env=child_environment(FLIGHTEDL_ATTEMPTS_LIMIT="2"),
@@ -74,21 +74,21 @@ def test_records_that_kill_their_rank_are_left_out_and_named(data: Path, tmp_pat
     )
     assert done.returncode == 4, done.stdout + done.stderr
     told = done.stdout + done.stderr
-    # Of a rank that dies in its first moments, only the next start knows where.
+    # If a rank dies in its first moments, only the next start knows its batch.
     assert 2 <= told.count("all ranks are started again") <= 3
     assert "killed by SIGSEGV; all ranks are started again" in told
     assert "failed: epoch 1" in told
     assert "it ended without a word" in told
     first, second = counts_of(tmp_path)
     assert first[123] == 0
-    assert first.count(0.0) <= 10, "one batch"
+    assert first.count(0.0) <= 10, "at most one batch may be skipped"
     assert set(first) == {0.0, 1.0}
     assert second == [1.0] * RECORDS
 
 
 @contextlib.contextmanager
 def served(data: Path, *more: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
-    """``flightedl data serve``, and the variables that it prints."""
+    """Run ``flightedl data serve``, and yield the variables that it prints."""
     process = subprocess.Popen([FLIGHTEDL, "data", "serve", str(data), *more], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
@@ -100,7 +100,7 @@ def served(data: Path, *more: str) -> Iterator[tuple[subprocess.Popen[str], dict
         assert process.returncode in {0, 130}
 
 
-def test_torchrun_beside_a_served_master_that_is_killed(data: Path, tmp_path: Path) -> None:
+def test_a_torchrun_group_survives_kills_of_its_served_master(data: Path, tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "3"]
     torchrun += ["--master-port", str(free_ports(1)[0])]
     with served(data) as (server, variables):
@@ -123,12 +123,12 @@ def kill_child(parent: int, module: str) -> None:
     import psutil
 
     named = [each for each in psutil.Process(parent).children(recursive=True) if module in " ".join(each.cmdline())]
-    assert named, "there is no such process"
+    assert named, "no process with this name exists"
     named[0].kill()
 
 
 def strikes(cluster: LocalCluster, chosen: random.Random, kinds: range, size: int) -> int:
-    """Kill and freeze ranks and masters, alone and at once, at any moment of their lives. Return how often."""
+    """Kill and freeze ranks and masters, alone and together, at random moments. Return the number of strikes."""
 
     def kill(role: str, index: int, number: signal.Signals = signal.SIGKILL) -> None:
         with contextlib.suppress(FlightedlError, ProcessLookupError):
@@ -136,7 +136,7 @@ def strikes(cluster: LocalCluster, chosen: random.Random, kinds: range, size: in
 
     for kind in kinds:
         before = records_of(cluster)
-        # From the first steps of a start on to its last ones.
+        # Strike from the first steps of a start to its last ones.
         wait_s = chosen.choice([0.0, 0.3, 1.0, 3.0, 6.0])
         wait_until(lambda before=before: cluster.outcome(0.05) or records_of(cluster) not in {0, before})
         if cluster.outcome(wait_s):
@@ -172,10 +172,10 @@ _STORM = [pytest.mark.storm, pytest.mark.timeout(3000)]
         pytest.param("fsdp", (4, 2, 3), 50, 1.0, 12, 5, marks=_STORM, id="fsdp-storm"),
     ],
 )
-def test_each_record_counts_once_in_the_model_that_survives(
+def test_each_record_counts_once_in_the_surviving_model(
     data: Path, tmp_path: Path, kind: str, sizes: tuple[int, ...], count: int, pause: float, records: int, epochs: int
 ) -> None:
-    """Groups of different sizes, each with an etcd and a master of its own, go on from the same checkpoint.
+    """Groups of different sizes, each with its own etcd and master, resume from the same checkpoint.
 
     ``records`` is the number of records of a round, so half as many ranks have batches of twice the size.
     """
@@ -184,7 +184,7 @@ def test_each_record_counts_once_in_the_model_that_survives(
         more = f"kind={kind}", f"pause={pause}", f"batch={records // size}", f"epochs={epochs}"
         program = TrainerProgram(str(SCRIPT), (str(data), str(tmp_path), *more), size, is_group=True)
         out = tmp_path / f"out-{number}"
-        # So many strikes may well hit the same records again and again.
+        # Many strikes may hit the same records repeatedly.
         with LocalCluster(0, output_dir=out, trainers=program, lease_ttl_s=2.0, attempts_limit=1000) as cluster:
             struck += strikes(cluster, chosen, range(number, number + count // len(sizes)), size)
             if number == len(sizes) - 1:

@@ -1,4 +1,4 @@
-"""Networks that cut, delay, swallow and damage what is sent, between real processes: every record counts once."""
+"""Networks that cut, delay, drop and damage data between real processes: every record counts once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def job(tmp_path: Path, mode: str, **more: object) -> LocalCluster:
         checkpoint_every_s=2.0,
         output_dir=tmp_path / "out",
         lease_ttl_s=3.0,
-        # On loopback nothing damages bytes but the proxy.
+        # On loopback only the proxy damages bytes.
         integrity="always",
         trainers=TrainerProgram("flightedl.examples.ledger", (*arguments, "--data", str(tmp_path / "data")), 3),
         **more,
@@ -47,8 +47,8 @@ def require_exact(tmp_path: Path, cluster: LocalCluster) -> None:
         assert balance(counts) == (0, 0)
 
 
-def test_the_network_between_trainers_and_servers_fails(tmp_path: Path) -> None:
-    # What lies in shared memory does not pass the proxies.
+def test_every_record_counts_once_despite_network_faults_between_trainers_and_servers(tmp_path: Path) -> None:
+    # Values in shared memory bypass the proxies.
     with job(tmp_path, "async", same_host="never") as cluster:
         with Interposer(cluster.etcd_address, "network", seed=1) as network:
             require_exact(tmp_path, cluster)
@@ -56,7 +56,7 @@ def test_the_network_between_trainers_and_servers_fails(tmp_path: Path) -> None:
     print(dict(network.done))
 
 
-def test_the_network_between_processes_and_etcd_fails(tmp_path: Path, etcd: EtcdServer) -> None:
+def test_every_record_counts_once_despite_network_faults_to_etcd(tmp_path: Path, etcd: EtcdServer) -> None:
     chance = random.Random(2)
     stop = threading.Event()
     with TcpProxy(etcd.address) as proxy:

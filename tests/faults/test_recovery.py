@@ -1,6 +1,6 @@
-"""Whole jobs that lose what they stand on: every record has to count exactly once all the same.
+"""Complete jobs that lose servers, stores or state: every record still counts exactly once.
 
-Storms over all modes are in ``storm.SERIES``; the modes here are those in which most processes wait for each other.
+``storm.SERIES`` has storms in all modes. The modes here are those in which processes wait for each other most.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.etcd, pytest.mark.faults, pytest.mark.slow, pytest.mar
 
 @pytest.fixture
 def run(tmp_path: Path, forks: ForkServer) -> Iterator[Callable[..., ForkedCommand]]:
-    """Starts a ledger job, and waits for its end where nothing else is said."""
+    """Function that starts a ledger job and, by default, waits for its end."""
     with contextlib.ExitStack() as stack:
 
         def start(*options: str, arguments: tuple[str, ...] = (), wait: bool = True) -> ForkedCommand:
@@ -69,10 +69,10 @@ def test_killed_pservers_lose_nothing(tmp_path: Path, forks: ForkServer) -> None
 
 
 @pytest.mark.parametrize("mode", ["bounded", pytest.param("mean-backup", marks=pytest.mark.storm)])
-def test_everybody_is_killed_and_frozen_in_turn(tmp_path: Path, mode: str, forks: ForkServer) -> None:
+def test_every_record_counts_once_through_a_mixed_storm(tmp_path: Path, mode: str, forks: ForkServer) -> None:
     storm = Storm(tmp_path, mode, kills=8, stops=2, records=12_000, epochs=2, every_s=1.0, seed=1, limit_s=600)
     storm.per_task, storm.strikes = 2000, {"trainer+master": 1, "trainer+pserver": 1}
-    # With a rest of 20 records in each task.
+    # Each task has a remainder of 20 records.
     storm.optimizer, storm.batch_size = "adam" if mode == "bounded" else "sgd", 30
     storm.record = str(tmp_path / "recorded")
     require_exact(storm, forks)
@@ -81,7 +81,7 @@ def test_everybody_is_killed_and_frozen_in_turn(tmp_path: Path, mode: str, forks
 
 
 def require_exact(storm: Storm, forks: ForkServer) -> None:
-    """It ends, with all records counted once and a checkpoint of that."""
+    """Require that the job ended with each record counted once and with a checkpoint of this state."""
     storm.forks = forks
     code, output = storm.run()
     assert (code, verdict(output)) == (0, (0, 0)), output
@@ -89,7 +89,7 @@ def require_exact(storm: Storm, forks: ForkServer) -> None:
 
 
 def require_the_same_again(directory: Path) -> None:
-    """What was recorded goes the same way again, also of processes that were killed, and tells of every batch."""
+    """Require that recordings, also of killed processes, replay without differences and cover every batch."""
     recordings = recordings_in(directory)
     found = [replay(recording) for recording in recordings]
     assert [each.difference for each in found if each.difference is not None] == []
@@ -99,7 +99,7 @@ def require_the_same_again(directory: Path) -> None:
     assert any("takes block" in text and "1/0/0" in text for text in told)
 
 
-def test_a_stopped_job_goes_on_from_its_checkpoint_alone(run: Callable[..., ForkedCommand], tmp_path: Path) -> None:
+def test_a_stopped_job_resumes_from_its_checkpoint_alone(run: Callable[..., ForkedCommand], tmp_path: Path) -> None:
     more = ("--trainers", "2", "--pservers", "3")
     epochs = ("--epochs", "2")
     first = run("--trainers", "2", "--pservers", "2", arguments=(*epochs, "--pause", "0.05"), wait=False)
@@ -114,16 +114,16 @@ def test_a_stopped_job_goes_on_from_its_checkpoint_alone(run: Callable[..., Fork
     assert verdict(text(tmp_path)) == (0, 0), text(tmp_path)
 
 
-def test_rows_survive_a_master_and_two_pservers_and_another_number_of_them(
+def test_rows_survive_killed_servers_and_another_number_of_pservers(
     run: Callable[..., ForkedCommand], tmp_path: Path
 ) -> None:
-    """From a base and increments on it, by two masters, one of which may have come to nothing."""
+    """The rows come from a base and increments written under two masters, one of which may have completed none."""
     epochs = ("--epochs", "2", "--tables", "--mode", "async")
     first = run("--trainers", "2", "--pservers", "2", arguments=(*epochs, "--pause", "0.1"), wait=False)
     place = tmp_path / "ck" / "ledger"
 
     def increments() -> list[Path]:
-        """Their files, of all checkpoints but those that are deleted meanwhile."""
+        """Return the increments of all checkpoints that are not deleted during the call."""
         found: list[Path] = []
         for checkpoint in place.glob("c-*"):
             with contextlib.suppress(FileNotFoundError):
@@ -131,7 +131,7 @@ def test_rows_survive_a_master_and_two_pservers_and_another_number_of_them(
         return found
 
     def chains() -> dict[str, set[str]]:
-        """The file that each chain begins with, and the checkpoints that have increments of it."""
+        """Return the base file of each chain, with the checkpoints that have increments on it."""
         found: dict[str, set[str]] = {}
         for each in increments():
             if (each.parent / "manifest.json").exists():
@@ -159,13 +159,13 @@ def test_rows_survive_a_master_and_two_pservers_and_another_number_of_them(
     assert verdict(text(tmp_path)) == (0, 0), text(tmp_path)
 
 
-def test_there_is_nothing_to_resume_from(run: Callable[..., ForkedCommand], tmp_path: Path) -> None:
+def test_resuming_without_a_checkpoint_is_rejected(run: Callable[..., ForkedCommand], tmp_path: Path) -> None:
     assert run("--resume").returncode == 2
     assert "no checkpoint of job ledger" in text(tmp_path)
 
 
-def test_a_store_that_breaks_does_not_stop_the_job(run: Callable[..., ForkedCommand], tmp_path: Path) -> None:
-    """All is trained and counted; that the last checkpoint is missing is said, and is the exit code."""
+def test_a_broken_store_does_not_stop_the_job(run: Callable[..., ForkedCommand], tmp_path: Path) -> None:
+    """All records are trained and counted. Output and exit code report the missing last checkpoint."""
     process = run("--trainers", "2", "--pservers", "2", arguments=("--pause", "0.02"), wait=False)
     place = tmp_path / "ck" / "ledger"
     until(lambda: list(place.glob("c-*/manifest.json")), process, tmp_path)
@@ -176,8 +176,8 @@ def test_a_store_that_breaks_does_not_stop_the_job(run: Callable[..., ForkedComm
     assert "its last checkpoint was not written" in text(tmp_path)
 
 
-def test_pservers_told_to_end_leave_a_checkpoint_of_everything(tmp_path: Path) -> None:
-    """SIGTERM to one: what it makes the master order is complete before it goes."""
+def test_pservers_that_get_sigterm_leave_a_complete_checkpoint(tmp_path: Path) -> None:
+    """After SIGTERM to one pserver, the checkpoint that it requests from the master is complete before it ends."""
     with fe.local(
         pservers=1,
         checkpoint=str(tmp_path / "ck"),
@@ -204,7 +204,9 @@ def test_pservers_told_to_end_leave_a_checkpoint_of_everything(tmp_path: Path) -
 
 @pytest.mark.s3
 @pytest.mark.storm
-def test_everybody_is_killed_with_checkpoints_on_s3(tmp_path: Path, s3_url: str, forks: ForkServer) -> None:
+def test_every_record_counts_once_through_a_storm_with_checkpoints_on_s3(
+    tmp_path: Path, s3_url: str, forks: ForkServer
+) -> None:
     storm = Storm(tmp_path, "async", kills=8, stops=2, records=12_000, epochs=2, every_s=1.0, seed=3, limit_s=600)
     storm.optimizer = "adam"
     storm.checkpoint, storm.roles = f"{s3_url}/ck", ("trainer", "pserver", "master", "etcd")
@@ -213,7 +215,7 @@ def test_everybody_is_killed_with_checkpoints_on_s3(tmp_path: Path, s3_url: str,
 
 
 @pytest.mark.s3
-def test_killed_pservers_come_back_from_s3(tmp_path: Path, s3_url: str, forks: ForkServer) -> None:
+def test_killed_pservers_are_restored_from_s3(tmp_path: Path, s3_url: str, forks: ForkServer) -> None:
     storm = Storm(tmp_path, "sync", kills=2, roles=("pserver",), records=4_000, epochs=2, every_s=1.0, limit_s=240)
     storm.checkpoint = f"{s3_url}/ck"
     require_exact(storm, forks)

@@ -1,4 +1,4 @@
-"""Trainers and pservers that share memory are killed and frozen meanwhile: nothing is lost, and nothing is left."""
+"""Trainers and pservers that share memory are killed and frozen: no record is lost, and no memory is leaked."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def _maps(process: Path, directory: Path) -> bool:
 
 
 def _mapping(directory: Path) -> set[int]:
-    """Processes that began in a directory, not those of tests beside this one, and map such memory."""
+    """Return processes started in a directory, and thus by this test, that map shared memory."""
     return {int(each.name) for each in Path("/proc").iterdir() if each.name.isdecimal() and _maps(each, directory)}
 
 
 @contextlib.contextmanager
 def _watched(directory: Path) -> Iterator[set[int]]:
-    """Processes that were seen to map memory meanwhile."""
+    """Yield the set of processes that were seen to map shared memory."""
     seen: set[int] = set()
     is_over = threading.Event()
 
@@ -53,7 +53,7 @@ def _watched(directory: Path) -> Iterator[set[int]]:
         thread.join()
 
 
-def test_kills_and_freezes_in_the_midst_of_it(tmp_path: Path, forks: ForkServer) -> None:
+def test_kills_and_freezes_lose_no_record_and_leak_no_memory(tmp_path: Path, forks: ForkServer) -> None:
     storm = Storm(
         tmp_path, "sync", kills=4, stops=2, roles=("trainer", "pserver"), records=6_000, epochs=2, every_s=1.0, seed=3
     )
@@ -62,6 +62,6 @@ def test_kills_and_freezes_in_the_midst_of_it(tmp_path: Path, forks: ForkServer)
         code, output = storm.run()
     assert (code, verdict(output)) == (0, (0, 0)), output
     assert sum(storm.done.values()) >= 4
-    # Three trainers and two pservers, and those that took the place of killed ones.
+    # Three trainers, two pservers, and replacements of killed ones.
     assert len(seen) >= 5
-    assert not seen & _mapping(tmp_path), "whoever is dead has nothing"
+    assert not seen & _mapping(tmp_path), "dead processes must not map memory"

@@ -1,4 +1,4 @@
-"""A thousand writes of deposed masters, pservers and trainers to a running job: none is accepted."""
+"""A thousand writes of deposed masters, pservers and trainers to a running job, none of which is accepted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .zombies import attempts
 pytestmark = [pytest.mark.etcd, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(240)]
 
 
-def test_nothing_of_deposed_processes_is_accepted(tmp_path: Path) -> None:
+def test_no_write_of_a_deposed_process_is_accepted(tmp_path: Path) -> None:
     arguments = ("--records", "6000", "--epochs", "2", "--pause", "0.03", "--data", str(tmp_path / "d"))
     cluster = fe.local(
         pservers=2,

@@ -1,7 +1,7 @@
-"""Attempts of deposed processes to write to a running job: none may be accepted.
+"""Attempts of deposed processes to write to a running job, none of which may be accepted.
 
-Each attempt is what the process would have sent a moment before it was deposed, under its old generation: a master's
-write to etcd, view and order of a checkpoint; a pserver's write to its key; a trainer's push and report.
+Each attempt is a request that the process would have sent just before it was deposed, under its old generation: a
+master's write to etcd, view or order of a checkpoint; a pserver's write to its key; a trainer's push or report.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ Attempt = Callable[[int], bool]
 
 
 def attempts(etcd: str, job: str, status: JobStatus, count: int) -> tuple[Counter[str], Counter[str]]:
-    """Try to write as deposed processes; (attempts, those that were accepted) by kind.
+    """Try to write as deposed processes. Return (attempts, accepted attempts) by kind.
 
     Args:
         etcd: ``host:port``.
-        job: A job that is training.
-        status: Asks its master.
-        count: Attempts in all.
+        job: Name of a job that is training.
+        status: Function that queries the job's master.
+        count: Total number of attempts.
     """
     now = status.read(_CALL_S)
     tried: Counter[str] = Counter()
@@ -120,7 +120,7 @@ def _kinds(
             trainer=trainer.trainer, generation=trainer.generation - 1, finished=finished, want=1, wait_s=0.0
         )
         with to_master.get(encode(ticket), timeout_s=_CALL_S) as stream:
-            # Whatever the answer, an answer means that the report was looked at.
+            # Any answer shows that the master has processed the report.
             return decode(stream.text, TasksReply).outcome != ""
 
     return [

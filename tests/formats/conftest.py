@@ -1,4 +1,4 @@
-"""What the tests of formats share: tables, and files made of them."""
+"""Shared by tests of formats: tables, and files made of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flightedl.testing.memory import MemoryFiles, MemoryStorage
 
 
 class World:
-    """In-memory files that tests fill, and a storage."""
+    """In-memory files and an in-memory storage."""
 
     def __init__(self) -> None:
         self.files = MemoryFiles()
@@ -21,7 +21,7 @@ class World:
         return url
 
     def write(self, url: str, table: pa.Table, format_name: str, rows: int = 1 << 20) -> str:
-        """The table in a format, ``rows`` to a chunk where the format has such a thing."""
+        """Write the table in a format, with ``rows`` records per chunk if the format has chunks."""
         batches = table.combine_chunks().to_batches(max_chunksize=rows)
         return self.put(url, b"".join(named_format(format_name).write(batches, table.schema)))
 

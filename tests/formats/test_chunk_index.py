@@ -23,7 +23,7 @@ SMALL = pa.table({"a": [1, 2, 3, 4, 5], "b": ["v", "w", "x", "y", "z"]})
 
 
 class CountingFiles(MemoryFiles):
-    """Remembers what was opened, and how many files were open at once."""
+    """Files that record which were opened, and how many were open at once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class CountingFiles(MemoryFiles):
 
 
 class SlowFiles(CountingFiles):
-    """Each opening takes a while."""
+    """Files whose opening takes a while."""
 
     def __init__(self, latency_s: float) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class SlowFiles(CountingFiles):
         return super().open(url)
 
 
-def test_files_are_indexed_in_order_and_told(world: Any) -> None:
+def test_files_are_indexed_in_order_with_progress(world: Any) -> None:
     for number in (2, 0, 1):
         world.write(f"f{number}.parquet", SMALL.slice(0, number + 1), "parquet", 2)
     told: list[IndexProgress] = []
@@ -86,7 +86,7 @@ def test_no_more_files_are_open_than_allowed(world: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_ten_thousand_files_on_a_store_with_latency(world: Any) -> None:
+def test_ten_thousand_files_with_latency_are_indexed_in_parallel(world: Any) -> None:
     files = SlowFiles(0.005)
     content = world.files.contents[world.write("x.arrow", SMALL, "arrow", 5)]
     files.contents = {f"f{number:05d}.arrow": content for number in range(10_000)}
@@ -94,7 +94,7 @@ def test_ten_thousand_files_on_a_store_with_latency(world: Any) -> None:
     begun = time.monotonic()
     index = build_index(files, DatasetSpec(("f*",)), concurrency=16, progress=lambda p: told.append(p.files_done))
     assert index.record_count == 50_000
-    # One after the other it would take the latency ten thousand times.
+    # Sequential reads would take ten thousand times the latency.
     assert time.monotonic() - begun < 0.6 * 10_000 * files.latency_s
     assert files.most_open <= 16
     assert told == list(range(1, 10_001))
@@ -104,7 +104,7 @@ def test_ten_thousand_files_on_a_store_with_latency(world: Any) -> None:
     assert again.content_hash() == index.content_hash()
 
 
-def test_the_first_bad_file_ends_it(world: Any) -> None:
+def test_the_first_bad_file_ends_indexing(world: Any) -> None:
     files = CountingFiles()
     for number in range(500):
         files.contents[f"f{number:03d}.parquet"] = b"not parquet"
@@ -114,7 +114,7 @@ def test_the_first_bad_file_ends_it(world: Any) -> None:
 
 
 @pytest.mark.parametrize("format_name", ["parquet", "arrow", "csv"])
-def test_mixed_schemas_name_file_and_column(world: Any, format_name: str) -> None:
+def test_an_error_about_mixed_schemas_names_file_and_column(world: Any, format_name: str) -> None:
     suffix = {"parquet": ".parquet", "arrow": ".arrow", "csv": ".csv"}[format_name]
     spec = DatasetSpec((f"*{suffix}",))
     world.write(f"a{suffix}", SMALL, format_name)
@@ -138,7 +138,7 @@ def test_guessed_types_are_widened_over_files(world: Any) -> None:
     assert schema.types == [pa.float64(), pa.timestamp("s"), pa.string()]
 
 
-def test_no_records_at_all(world: Any) -> None:
+def test_a_dataset_without_records_is_rejected(world: Any) -> None:
     world.write("a.parquet", SMALL.slice(0, 0), "parquet")
     world.write("b.parquet", SMALL.slice(0, 0), "parquet")
     with pytest.raises(DataError, match=r"there is no record in a\.parquet and 1 more files"):
@@ -147,7 +147,7 @@ def test_no_records_at_all(world: Any) -> None:
     assert build_index(world.files, DatasetSpec(("*.parquet",))).record_count == 5
 
 
-def test_missing_files_and_columns(world: Any) -> None:
+def test_missing_files_and_columns_are_reported(world: Any) -> None:
     with pytest.raises(DataError, match="no file matches nowhere"):
         build_index(world.files, DatasetSpec(("nowhere*",)))
     world.write("a.parquet", SMALL, "parquet")
@@ -169,7 +169,7 @@ def test_missing_files_and_columns(world: Any) -> None:
         ({"text_chunk_bytes": 0}, "size above 0"),
     ],
 )
-def test_a_wrong_spec(wrong: dict[str, Any], text: str) -> None:
+def test_a_wrong_spec_raises_one_sentence(wrong: dict[str, Any], text: str) -> None:
     with pytest.raises(UsageError, match=text):
         DatasetSpec(**{"urls": ("a",), **wrong})
 
@@ -185,7 +185,7 @@ def test_skipping_is_explicit_and_counted(world: Any) -> None:
     assert "b.parquet" in index.skipped[0]
 
 
-def test_large_row_groups_are_cut(world: Any) -> None:
+def test_large_row_groups_are_divided(world: Any) -> None:
     world.write("a.parquet", SMALL, "parquet", 3)
     index = build_index(world.files, DatasetSpec(("a.parquet",), max_records_per_chunk=2))
     assert index.records.tolist() == [2, 1, 2]
@@ -212,7 +212,7 @@ def test_an_index_is_stored_and_reused(world: Any) -> None:
     assert changed.index.schema.types == [pa.float64()]
 
 
-def test_a_stored_index_that_is_damaged_is_built_again(world: Any) -> None:
+def test_a_damaged_stored_index_is_rebuilt(world: Any) -> None:
     world.write("a.parquet", SMALL, "parquet", 2)
     spec = DatasetSpec(("a.parquet",))
     load_or_build(world.files, world.storage, spec)
@@ -224,7 +224,7 @@ def test_a_stored_index_that_is_damaged_is_built_again(world: Any) -> None:
     assert load_or_build(world.files, None, spec).index.record_count == 5
 
 
-def test_damage_anywhere_in_a_stored_index_is_noticed(world: Any) -> None:
+def test_damage_anywhere_in_a_stored_index_is_detected(world: Any) -> None:
     world.write("a.parquet", SMALL, "parquet", 2)
     index = build_index(world.files, DatasetSpec(("a.parquet",)))
     sound = encode_index(index)
@@ -239,7 +239,7 @@ def test_damage_anywhere_in_a_stored_index_is_noticed(world: Any) -> None:
         assert [found.chunk(n) for n in range(len(found))] == [index.chunk(n) for n in range(len(index))]
 
 
-def test_the_hash_knows_what_matters(world: Any) -> None:
+def test_the_hash_depends_on_files_versions_schemas_and_records(world: Any) -> None:
     def hash_of(version: str = "v", records: int = 5, kind: pa.DataType = INT64, url: str = "a") -> str:
         schema = pa.schema([("x", kind)])
         chunks = ChunkColumns.of([records], [4], [100])
@@ -255,7 +255,7 @@ def index_of(counts: list[int]) -> ChunkIndex:
     return ChunkIndex([FileIndex(FileStat("a.parquet", 1, "v"), "parquet", schema, chunks)], schema)
 
 
-def test_tasks_by_chunks() -> None:
+def test_tasks_consist_of_chunks() -> None:
     layout = TaskLayout(index_of([10, 20, 30, 5, 7]), 8, chunks_per_task=2)
     assert layout.task_count == 3
     assert [layout.records(task) for task in range(3)] == [30, 35, 7]
@@ -266,7 +266,7 @@ def test_tasks_by_chunks() -> None:
         layout.chunks_of(3)
 
 
-def test_tasks_by_records() -> None:
+def test_tasks_consist_of_records() -> None:
     rng = np.random.default_rng(0)
     counts = rng.integers(1, 50, 300).tolist()
     layout = TaskLayout(index_of(counts), 8, records_per_task=100)

@@ -21,7 +21,7 @@ CHUNKS = [Chunk("s3://b/ä.parquet", "v1", "parquet", 3, 2**40, 5, 2**41, 7), Ch
 
 
 @pytest.mark.parametrize("chunks", [CHUNKS, []])
-def test_chunks_cross_the_wire(chunks: list[Chunk]) -> None:
+def test_chunks_survive_encoding_and_decoding(chunks: list[Chunk]) -> None:
     batch = chunks_to_batch(chunks)
     assert batch.schema.equals(CHUNK_SCHEMA)
     assert [Chunk(**row) for row in batch.to_pylist()] == chunks
@@ -43,7 +43,7 @@ def test_chunks_cross_the_wire(chunks: list[Chunk]) -> None:
         [],
     ],
 )
-def test_what_is_no_chunk_is_refused(row: list[object]) -> None:
+def test_bytes_that_are_not_a_chunk_are_rejected(row: list[object]) -> None:
     fields = dict.fromkeys(("epoch", "position", "task", "attempt", "first_batch", "end_batch", "batch_count"), 0)
     with pytest.raises(MessageError, match="Assignment"):
         decode(msgspec.json.encode({**fields, "seed": None, "chunks": [row]}), Assignment)

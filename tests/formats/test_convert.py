@@ -40,7 +40,7 @@ COLUMNAR = [name for name in FORMATS if name != "tar"]
 
 @pytest.mark.parametrize("source", COLUMNAR)
 @pytest.mark.parametrize("target", COLUMNAR)
-def test_any_to_any(world: Any, source: str, target: str) -> None:
+def test_every_format_converts_to_every_other(world: Any, source: str, target: str) -> None:
     world.write("a.parquet", TABLE, "parquet", 30)
     first = run(world, Target("one", source, 1, 17))
     middle = MemoryFiles({name: world.storage.files[name] for name in first.names})
@@ -54,7 +54,7 @@ def test_any_to_any(world: Any, source: str, target: str) -> None:
 
 
 @pytest.mark.parametrize("target", [name for name in FORMATS if name != "recordio"])
-def test_tar_keeps_what_is_no_bytes_as_one_json_object(world: Any, target: str) -> None:
+def test_tar_stores_columns_without_bytes_as_one_json_object(world: Any, target: str) -> None:
     world.write("a.parquet", TABLE, "parquet", 30)
     first = run(world, Target("one", "tar", 2, 17))
     middle = MemoryFiles({name: world.storage.files[name] for name in first.names})
@@ -85,13 +85,13 @@ def test_shards_hold_equal_shares_of_each_record_once(
     assert done.size_bytes == sum(len(world.storage.files[name]) for name in done.names)
 
 
-def test_an_interrupted_conversion_goes_on(world: Any) -> None:
+def test_an_interrupted_conversion_resumes(world: Any) -> None:
     world.write("a.parquet", TABLE, "parquet", 10)
     target = Target("x", "csv", 5, 10)
     whole = run(world, target)
     expected = {name: world.storage.files[name] for name in whole.names}
     world.storage.files.clear()
-    # The third publication is that of the second shard.
+    # The third publication is the second shard.
     world.storage.plan.fail_at("publish:end", 3, UnavailableError("the store is gone"))
     with pytest.raises(UnavailableError):
         run(world, target)
@@ -122,7 +122,7 @@ def test_columns_and_filter_are_applied(world: Any) -> None:
     assert contents(world.storage, done.names) == TABLE.slice(0, 30).select(["t"]).to_pylist()
 
 
-def test_what_a_format_cannot_hold(world: Any) -> None:
+def test_columns_that_a_format_cannot_store_are_reported(world: Any) -> None:
     world.write("a.parquet", pa.table({"x": [[1, 2], [3]]}), "parquet")
     with pytest.raises(DataError, match="cannot be written as csv"):
         run(world, Target("x", "csv"))

@@ -1,4 +1,4 @@
-"""What all formats have to do alike: round-trip, cover each record once, say what is wrong."""
+"""Common behavior of all formats: they round-trip, cover each record once, and report errors."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def read_everything(
     shuffle=st.booleans(),
 )
 @QUICK
-def test_each_record_exactly_once(
+def test_each_record_is_read_exactly_once(
     format_name: str,
     sizes: list[int],
     rows: int,
@@ -103,7 +103,7 @@ def test_compressed_text_is_one_chunk(format_name: str, compression: str) -> Non
     half = len(plain) // 2
     compress = gzip.compress if compression == "gz" else _zstd
     url = f"a.{format_name}.{compression}"
-    # Two members, as of files that were appended to each other.
+    # Two gzip members, as in concatenated files.
     files = MemoryFiles({url: compress(plain[:half]) + compress(plain[half:])})
     spec = DatasetSpec((url,), batch_size=7, text_chunk_bytes=64)
     assert len(build_index(files, spec)) == 1
@@ -114,7 +114,7 @@ def test_compressed_text_is_one_chunk(format_name: str, compression: str) -> Non
 
 
 @pytest.mark.parametrize("format_name", TABULAR)
-def test_columns_and_conditions(format_name: str) -> None:
+def test_columns_and_conditions_are_applied(format_name: str) -> None:
     url = "a" + named_format(format_name).suffixes[0]
     files = MemoryFiles({url: content_of(format_name, table_of(100), 10)})
     spec = DatasetSpec(
@@ -127,7 +127,7 @@ def test_columns_and_conditions(format_name: str) -> None:
     kept = table_of(100).filter((pc.field("share") > 5) & ~pc.field("number").isin([40, 41]))
     for seed in (None, 3):
         batches = read_everything(files, spec, seed, chunks_per_task=10**6)
-        assert len(batches) == 7  # of the unfiltered records
+        assert len(batches) == 7  # batches of the unfiltered records
         assert all(batch.schema.names == ["text", "number"] for batch in batches)
         found = pa.Table.from_batches(batches).sort_by("number")
         assert found.to_pylist() == kept.select(["text", "number"]).to_pylist()
@@ -147,7 +147,7 @@ def test_a_filter_never_moves_a_record_to_another_batch(format_name: str) -> Non
 
 
 @pytest.mark.parametrize("format_name", [*TABULAR, "recordio"])
-def test_part_of_a_task_is_the_same_part(format_name: str) -> None:
+def test_a_part_of_a_task_is_always_the_same_part(format_name: str) -> None:
     url = "a" + named_format(format_name).suffixes[0]
     table = table_of(50) if format_name != "recordio" else pa.table({"record": [b"%d" % n for n in range(50)]})
     files = MemoryFiles({url: content_of(format_name, table, 8)})
@@ -165,7 +165,7 @@ def test_part_of_a_task_is_the_same_part(format_name: str) -> None:
 
 
 @pytest.mark.parametrize("format_name", [*TABULAR, "recordio"])
-def test_a_file_that_changed_is_refused(format_name: str) -> None:
+def test_a_changed_file_is_rejected(format_name: str) -> None:
     url = "a" + named_format(format_name).suffixes[0]
     tables = [table_of(50), table_of(49)]
     if format_name == "recordio":
@@ -179,7 +179,7 @@ def test_a_file_that_changed_is_refused(format_name: str) -> None:
 
 
 @pytest.mark.parametrize("format_name", ["parquet", "arrow", "arrow-stream"])
-def test_every_truncation_is_a_data_error_that_names_the_file(format_name: str) -> None:
+def test_every_truncation_raises_a_data_error_that_names_the_file(format_name: str) -> None:
     url = "a" + named_format(format_name).suffixes[0]
     content = content_of(format_name, table_of(30), 10)
     spec = DatasetSpec((url,), batch_size=6)
@@ -190,7 +190,7 @@ def test_every_truncation_is_a_data_error_that_names_the_file(format_name: str) 
         except DataError as error:
             assert url in str(error)  # noqa: PT017 - most cuts raise, some need not
         else:
-            # A stream that ends between two messages is complete, as its format says.
+            # By its format, a stream that ends between two messages is complete.
             assert format_name == "arrow-stream"
             assert sum(batch.num_rows for batch in batches) in (10, 20, 30)
 
@@ -198,7 +198,7 @@ def test_every_truncation_is_a_data_error_that_names_the_file(format_name: str) 
 @pytest.mark.parametrize("format_name", ["parquet", "arrow", "arrow-stream", "csv", "jsonl"])
 @given(place=st.floats(0, 0.999), flip=st.integers(1, 255))
 @settings(max_examples=40, deadline=None)
-def test_damage_never_raises_anything_but_a_data_error(format_name: str, place: float, flip: int) -> None:
+def test_damage_raises_only_data_errors(format_name: str, place: float, flip: int) -> None:
     url = "a" + named_format(format_name).suffixes[0]
     content = bytearray(content_of(format_name, table_of(30), 10))
     content[int(place * len(content))] ^= flip
@@ -213,7 +213,7 @@ def _zstd(data: bytes) -> bytes:
 
 
 class BrokenStore(MemoryFiles):
-    """Files whose reads fail after a while, as on a network."""
+    """Files whose reads fail after a while, as network storage may."""
 
     def open(self, url: str) -> Any:
         class Failing(io.BytesIO):
@@ -226,7 +226,7 @@ class BrokenStore(MemoryFiles):
 
 
 @pytest.mark.parametrize("format_name", [*TABULAR, "recordio"])
-def test_a_store_that_fails_is_not_corruption(format_name: str) -> None:
+def test_a_failing_store_is_not_reported_as_corruption(format_name: str) -> None:
     url = "a" + named_format(format_name).suffixes[0]
     table = table_of(50) if format_name != "recordio" else pa.table({"record": [b"%d" % n for n in range(50)]})
     files = BrokenStore({url: content_of(format_name, table, 8)})
@@ -234,7 +234,7 @@ def test_a_store_that_fails_is_not_corruption(format_name: str) -> None:
         build_index(files, DatasetSpec((url,), on_corrupt="skip"))
 
 
-def test_the_format_is_told_by_name_or_by_option() -> None:
+def test_the_format_follows_from_the_name_or_an_option() -> None:
     assert {format_for("x" + suffix).name for found in FORMATS.values() for suffix in found.suffixes} == set(FORMATS)
     assert format_for("s3://b/x.CSV.GZ").name == "csv"
     assert format_for("whatever", "recordio").name == "recordio"
@@ -247,8 +247,10 @@ def test_the_format_is_told_by_name_or_by_option() -> None:
 
 
 @pytest.mark.parametrize("format_name", [*TABULAR, "recordio"])
-def test_a_read_that_fails_once_loses_and_repeats_no_record(format_name: str, caplog: pytest.LogCaptureFixture) -> None:
-    # Logging would leave a Python thread object for each of pyarrow's threads, which stay.
+def test_a_read_that_fails_once_neither_loses_nor_repeats_a_record(
+    format_name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Logging would leave a Python thread object for each of pyarrow's permanent threads.
     caplog.set_level(logging.ERROR, "flightedl.adapters.patience")
     url = "a" + named_format(format_name).suffixes[0]
     table = table_of(50) if format_name != "recordio" else pa.table({"record": [b"%d" % n for n in range(50)]})
@@ -278,7 +280,7 @@ def test_a_read_that_fails_once_loses_and_repeats_no_record(format_name: str, ca
             files.plan = plan
 
 
-def test_a_text_record_longer_than_a_block_of_the_parser_is_read_whole() -> None:
+def test_a_text_record_longer_than_a_parser_block_is_read_completely() -> None:
     values = ["short", "x" * (1 << 20), 'with "quotes"\nand a line', "short"] * 2
     table = pa.table({"n": range(8), "s": values})
     files = MemoryFiles({"long.csv": content_of("csv", table, 8)})

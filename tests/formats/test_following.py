@@ -1,4 +1,4 @@
-"""Which files of a growing dataset are taken, and when it is complete."""
+"""Files of a growing dataset: when they are accepted, and when the dataset is complete."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def names(stats: tuple[FileStat, ...]) -> list[str]:
         (["*.csv"], ("_END",)),
     ],
 )
-def test_the_marker_lies_in_the_deepest_directory_without_a_wildcard(
+def test_the_marker_is_in_the_deepest_directory_without_a_wildcard(
     patterns: list[str], markers: tuple[str, ...]
 ) -> None:
     assert marker_urls(patterns) == markers
 
 
-def test_a_file_is_taken_when_two_looks_in_a_row_find_it_the_same() -> None:
+def test_a_file_is_accepted_after_two_equal_listings() -> None:
     known = DirectoryFollower()
     assert known.look([stat("a", "half")], is_marked=False).stable == ()
     assert known.look([stat("a", "whole")], is_marked=False).stable == ()
@@ -49,20 +49,20 @@ def test_a_file_is_taken_when_two_looks_in_a_row_find_it_the_same() -> None:
     assert names(known.look([stat("a", "whole"), stat("b")], is_marked=False).stable) == ["b"]
 
 
-def test_what_is_ripe_stays_so_until_it_is_taken() -> None:
+def test_a_stable_file_remains_stable_until_it_is_accepted() -> None:
     known = DirectoryFollower()
     known.look([stat("b"), stat("a")], is_marked=False)
     for _ in range(2):
         assert names(known.look([stat("b"), stat("a")], is_marked=False).stable) == ["a", "b"]
 
 
-def test_names_that_begin_with_an_underscore_or_a_dot_are_no_data() -> None:
+def test_names_with_a_leading_underscore_or_dot_are_ignored() -> None:
     found = DirectoryFollower().look([stat("_END"), stat(".part"), stat("a_.b")], is_marked=True)
     assert names(found.stable) == ["a_.b"]
     assert found.is_complete
 
 
-def test_the_marker_makes_everything_ripe_and_the_dataset_complete() -> None:
+def test_the_marker_makes_all_files_stable_and_the_dataset_complete() -> None:
     known = DirectoryFollower([stat("a")])
     assert not known.look([stat("a")], is_marked=False).is_complete
     found = known.look([stat("a"), stat("b")], is_marked=True)
@@ -71,7 +71,7 @@ def test_the_marker_makes_everything_ripe_and_the_dataset_complete() -> None:
     assert DirectoryFollower([stat("a")]).look([stat("a")], is_marked=True).is_complete
 
 
-def test_a_limited_number_is_taken_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limited_number_of_files_is_accepted_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "TAKEN_LIMIT", 2)
     stats = [stat(name) for name in "abcde"]
     known = DirectoryFollower()
@@ -86,14 +86,14 @@ def test_a_limited_number_is_taken_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
     assert taken == [["a", "b"], ["c", "d"], ["e"]]
 
 
-def test_long_names_count_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_names_count_by_their_size_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "TAKEN_LIMIT_BYTES", 1000)
     found = DirectoryFollower().look([stat("x" * 600 + name) for name in "abc"], is_marked=True)
     assert len(found.stable) == 1
     assert found.has_more
 
 
-def test_what_was_taken_and_is_gone_or_has_changed_is_trouble_as_long_as_it_lasts() -> None:
+def test_an_accepted_file_that_is_missing_or_changed_is_reported_while_it_lasts() -> None:
     known = DirectoryFollower([stat("a"), stat("b")])
     assert known.look([stat("a", "2")], is_marked=False).stable == ()
     assert known.trouble == "/d/a has changed since it was taken into the dataset (and 1 more files)"
@@ -103,7 +103,7 @@ def test_what_was_taken_and_is_gone_or_has_changed_is_trouble_as_long_as_it_last
     assert known.trouble == ""
 
 
-def test_a_refused_file_is_looked_at_again_when_it_changes() -> None:
+def test_a_rejected_file_is_read_again_when_it_changes() -> None:
     known = DirectoryFollower()
     known.look([stat("a")], is_marked=False)
     (stable,) = known.look([stat("a")], is_marked=False).stable
@@ -122,7 +122,7 @@ def test_a_refused_file_is_looked_at_again_when_it_changes() -> None:
     assert known.trouble == ""
 
 
-def test_an_unreadable_file_is_stable_at_every_look_until_it_is_read() -> None:
+def test_an_unreadable_file_is_retried_at_every_listing() -> None:
     known = DirectoryFollower()
     known.look([stat("a"), stat("b")], is_marked=False)
     for now in (0.0, 10 * PATIENT.limit_s):
@@ -134,7 +134,7 @@ def test_an_unreadable_file_is_stable_at_every_look_until_it_is_read() -> None:
     assert (known.has_unreadable, known.trouble, known.left_out) == (False, "", ())
 
 
-def test_an_unreadable_file_is_refused_when_nothing_is_to_come_and_patience_ends() -> None:
+def test_an_unreadable_file_is_rejected_at_the_end_of_the_dataset() -> None:
     known = DirectoryFollower()
     for now in (0.0, PATIENT.limit_s - 0.1):
         (stable,) = known.look([stat("a")], is_marked=True).stable

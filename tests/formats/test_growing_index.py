@@ -1,4 +1,4 @@
-"""Indexes and tasks of a dataset that grows: what was there stays what it was."""
+"""Indexes and tasks of a growing dataset: existing entries do not change."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def known(world: Any) -> ChunkIndex:
     return build_index(world.files, DatasetSpec(("m.parquet",)))
 
 
-def test_new_files_come_after_those_that_were_there_whatever_their_names(world: Any, known: ChunkIndex) -> None:
+def test_new_files_follow_known_ones_regardless_of_their_names(world: Any, known: ChunkIndex) -> None:
     world.write("z.parquet", ROWS.slice(0, 3), "parquet", 2)
     world.write("a.parquet", ROWS.slice(0, 5), "parquet", 5)
     stats = [world.files.stat("z.parquet"), world.files.stat("a.parquet")]
@@ -36,7 +36,7 @@ def test_new_files_come_after_those_that_were_there_whatever_their_names(world: 
     assert [index.first_chunk(number) for number in range(4)] == [0, 3, 5, 6]
 
 
-def test_a_file_that_does_not_fit_is_refused_and_the_others_join(world: Any, known: ChunkIndex) -> None:
+def test_a_file_that_does_not_fit_is_rejected_and_others_join(world: Any, known: ChunkIndex) -> None:
     world.write("other.parquet", pa.table({"b": [1]}), "parquet", 2)
     world.write("good.parquet", ROWS.slice(0, 1), "parquet", 2)
     world.files.contents["broken.parquet"] = b"PAR1 this is none"
@@ -50,7 +50,7 @@ def test_a_file_that_does_not_fit_is_refused_and_the_others_join(world: Any, kno
     assert "broken.parquet is corrupt" in reasons["broken.parquet"]
 
 
-def test_a_file_that_fails_by_any_error_does_not_keep_the_others_out(world: Any, known: ChunkIndex) -> None:
+def test_a_file_that_fails_with_any_error_does_not_exclude_others(world: Any, known: ChunkIndex) -> None:
     world.write("a.parquet", ROWS.slice(0, 1), "parquet", 2)
     world.write("b.parquet", ROWS.slice(0, 1), "parquet", 2)
     stats = [world.files.stat(name) for name in ("a.parquet", "b.parquet")]
@@ -70,7 +70,7 @@ def test_text_that_fits_the_columns_joins_and_text_that_would_widen_them_does_no
     assert sorted(stat.url for stat in refused) == ["2.csv", "3.csv"]
 
 
-def test_what_joined_is_restored_in_its_order_without_reading_what_is_known(world: Any, known: ChunkIndex) -> None:
+def test_joined_files_are_restored_in_order_without_reading_known_ones(world: Any, known: ChunkIndex) -> None:
     world.write("a.parquet", ROWS.slice(0, 5), "parquet", 5)
     index, _ = extended_index(world.files, SPEC, known, [world.files.stat("a.parquet")])
     assert restored_index(world.files, SPEC, index.stats, index.schema).content_hash() == index.content_hash()
@@ -81,14 +81,14 @@ def test_what_joined_is_restored_in_its_order_without_reading_what_is_known(worl
         restored_index(world.files, SPEC, index.stats, index.schema)
 
 
-def test_a_restored_file_must_be_the_one_that_joined(world: Any, known: ChunkIndex) -> None:
+def test_a_restored_file_must_be_unchanged(world: Any, known: ChunkIndex) -> None:
     world.write("m.parquet", ROWS.slice(0, 9), "parquet", 4)
     with pytest.raises(DataError, match=r"m\.parquet has changed since it joined"):
         restored_index(world.files, SPEC, known.stats, known.schema)
 
 
 @pytest.mark.parametrize(("per_task", "records_per_task"), [(1, 0), (2, 0), (1, 7)])
-def test_tasks_of_what_was_there_stay_when_the_dataset_grows(
+def test_existing_tasks_do_not_change_when_the_dataset_grows(
     world: Any, known: ChunkIndex, per_task: int, records_per_task: int
 ) -> None:
     def layout(index: ChunkIndex, *bounds: int) -> TaskLayout:

@@ -1,4 +1,4 @@
-"""Mixtures of real files: which records the tasks of a mixture read."""
+"""Mixtures of real files, and the records in their tasks."""
 
 from __future__ import annotations
 
@@ -49,24 +49,24 @@ def test_every_task_of_parquet_files_mixes_the_sources_in_proportion(world: Worl
     for task in tasks:
         books = [number >= 10_000 for number in task]
         assert abs(sum(books) - 30) <= 1
-        assert 3 <= sum(books[:15]) <= 12, "they are shuffled within the task"
+        assert 3 <= sum(books[:15]) <= 12, "records are shuffled within the task"
     assert set(Counter(chain(*tasks)).values()) == {1}
     assert tasks != tasks_of(world, declared(world, records_per_task=60), epoch=1)
 
 
-def test_repeated_sources_give_every_record(world: World) -> None:
+def test_repeated_sources_yield_every_record(world: World) -> None:
     times = Counter(chain(*tasks_of(world, declared(world, stop="repeat"))))
     assert {times[number] for number in range(700)} == {1}
     assert {times[number] for number in range(10_000, 10_300)} <= {2, 3}
 
 
 @pytest.mark.parametrize("format_name", ["arrow", "jsonl"])
-def test_chunks_of_other_formats_are_read_as_a_whole(world: World, format_name: str) -> None:
+def test_chunks_of_other_formats_are_not_divided(world: World, format_name: str) -> None:
     tasks = tasks_of(world, declared(world, format_name, stop="all"))
     assert sorted(chain(*tasks)) == [*range(700), *range(10_000, 10_300)]
 
 
-def test_a_source_without_records_of_its_own_is_an_error(world: World) -> None:
+def test_a_source_without_its_own_records_raises_an_error(world: World) -> None:
     declaration = declared(world)
     declaration.urls[:] = ["/**/*.parquet", "/books/*.parquet"]
     with pytest.raises(DataError, match=r"the source /books/\*.parquet of the mixture has no records"):
@@ -83,7 +83,7 @@ def test_a_source_without_records_of_its_own_is_an_error(world: World) -> None:
         ({"a": 1.0, "b": 1.0}, {"follow": True}, "a mixture has no follow="),
     ],
 )
-def test_a_wrong_mixture_is_refused_in_a_sentence(sources: Any, more: dict[str, Any], text: str) -> None:
+def test_a_wrong_mixture_raises_one_sentence(sources: Any, more: dict[str, Any], text: str) -> None:
     with pytest.raises(UsageError, match=text):
         mixture_declaration(sources, "first", 10, 0, more)
     with pytest.raises(UsageError, match="stop is 'never', but must be one of first, all, repeat"):

@@ -1,4 +1,4 @@
-"""A model as one file: what others read is what was written."""
+"""Models in single files, read by other libraries."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def written(kind: str) -> bytes:
     return b"".join(bytes(part) for part in WRITERS[kind](SPECS, ((spec, VALUES[spec.name]) for spec in SPECS)))
 
 
-def test_safetensors(tmp_path: Path) -> None:
+def test_a_model_is_written_as_safetensors(tmp_path: Path) -> None:
     (tmp_path / "m.safetensors").write_bytes(written("safetensors"))
     found = safetensors.numpy.load_file(tmp_path / "m.safetensors")
     for spec in SPECS:
@@ -36,20 +36,20 @@ def test_safetensors(tmp_path: Path) -> None:
         assert found[spec.name].dtype == VALUES[spec.name].dtype
 
 
-def test_npz() -> None:
+def test_a_model_is_written_as_npz() -> None:
     found = np.load(io.BytesIO(written("npz")), allow_pickle=False)
     for spec in SPECS:
         np.testing.assert_array_equal(found[spec.name], VALUES[spec.name])
 
 
-def test_arrow() -> None:
+def test_a_model_is_written_as_arrow() -> None:
     table = pa.ipc.open_file(io.BytesIO(written("arrow"))).read_all()
     for row in table.to_pylist():
         value = np.frombuffer(row["values"], row["dtype"]).reshape(row["shape"])
         np.testing.assert_array_equal(value, VALUES[row["name"]])
 
 
-def test_the_name_says_the_format() -> None:
+def test_the_name_of_a_file_determines_its_format() -> None:
     assert [format_of("a/m.npz"), format_of("m.safetensors"), format_of("m", "arrow")] == [
         "npz",
         "safetensors",

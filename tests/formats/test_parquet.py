@@ -1,4 +1,4 @@
-"""Parquet's footers: what they say of row groups, and that damage to one never does more than raise."""
+"""Footers of Parquet files: their row groups, and damage, which never does more than raise."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def written(table: pa.Table, rows_per_group: int) -> bytes:
 
 
 def read(content: bytes, spec: DatasetSpec) -> int:
-    """How many records there are."""
+    """Return the number of records."""
     files = MemoryFiles({URL: content})
     index = build_index(files, spec)
     layout = TaskLayout(index, spec.batch_size)
@@ -55,7 +55,7 @@ def read(content: bytes, spec: DatasetSpec) -> int:
     ],
     ids=["flat", "list", "struct", "a footer of several reads"],
 )
-def test_a_chunk_begins_with_the_first_page_of_its_row_group(table: pa.Table) -> None:
+def test_a_chunk_starts_at_the_first_page_of_its_row_group(table: pa.Table) -> None:
     content = written(table, 10)
     metadata = pq.ParquetFile(io.BytesIO(content)).metadata
     firsts = [metadata.row_group(number).column(0) for number in range(4)]
@@ -70,7 +70,7 @@ def test_a_chunk_begins_with_the_first_page_of_its_row_group(table: pa.Table) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("condition", [(), (("number", ">", 3),)], ids=["all records", "with a condition"])
 def test_damage_to_a_footer_raises(condition: tuple[tuple[str, str, int], ...]) -> None:
-    """pyarrow ends the process when it is asked for some of what is damaged."""
+    """pyarrow would abort the process when it reads some damaged fields."""
     content = written(pa.table({"number": np.arange(30), "share": np.arange(30.0), "text": ["t"] * 30}), 10)
     spec = DatasetSpec((URL,), filter=condition, batch_size=30)
     expected = read(content, spec)
@@ -85,9 +85,9 @@ def test_damage_to_a_footer_raises(condition: tuple[tuple[str, str, int], ...]) 
     assert raised > 100
 
 
-def test_a_row_group_with_less_than_no_records_is_corrupt() -> None:
+def test_a_row_group_with_a_negative_number_of_records_is_corrupt() -> None:
     content = written(pa.table({"x": np.arange(30)}), 10)
-    # thrift writes 10 as 20, and -10 as 19; a row group's records stand between its bytes and its first page.
+    # thrift encodes 10 as 20, and -10 as 19. The record count of a row group is between its size and its first page.
     places = [place for place in range(len(content)) if content[place : place + 3] == bytes([20, 0x26, 8])]
     assert places
     damaged = bytearray(content)
@@ -98,7 +98,7 @@ def test_a_row_group_with_less_than_no_records_is_corrupt() -> None:
 
 NAN, INF = float("nan"), float("inf")
 DAY, SECOND = dt.date(1969, 12, 31), dt.datetime(1969, 12, 31, 23, 59, 59, 1, dt.UTC)
-#: Arrow type -> values that bounds are hard for.
+#: Arrow type -> values that are hard cases for bounds.
 VALUES: dict[pa.DataType, list[Any]] = {
     pa.float64(): [NAN, 0.0, -0.0, 1.0, -INF, INF],
     pa.float32(): [NAN, 0.0, -0.0, 1.0, -INF, INF],
@@ -117,10 +117,10 @@ VALUES: dict[pa.DataType, list[Any]] = {
 
 @st.composite
 def filtered(draw: st.DrawFn) -> tuple[pa.Table, list[tuple[str, str, Any]], dict[str, Any]]:
-    """Records, conditions on them, and how they are written."""
+    """Strategy for records, conditions on them, and write options."""
     kind = draw(st.sampled_from(list(VALUES)))
     records = draw(st.lists(st.sampled_from([None, *VALUES[kind]]), min_size=1, max_size=6))
-    # NaN equals nothing, and nothing is what filters refuse to look for.
+    # NaN equals nothing, so filters reject it.
     known = st.sampled_from([value for value in VALUES[kind] if value == value])
     comparison = st.tuples(st.just("x"), st.sampled_from(["==", "!=", "<", "<=", ">", ">="]), known)
     membership = st.tuples(st.just("x"), st.sampled_from(["in", "not in"]), st.lists(known, max_size=3))
@@ -139,7 +139,7 @@ def filtered(draw: st.DrawFn) -> tuple[pa.Table, list[tuple[str, str, Any]], dic
 @example((pa.table({"x": [NAN, 1.0], "n": [0, 1]}), [("x", "not in", [1.0])], {}))
 @example((pa.table({"x": [0.0], "n": [0]}), [("x", "in", [0.0])], {}))
 @given(filtered())
-def test_a_filter_keeps_just_the_records_that_arrow_keeps(
+def test_a_filter_keeps_exactly_the_records_that_arrow_keeps(
     case: tuple[pa.Table, list[tuple[str, str, Any]], dict[str, Any]],
 ) -> None:
     table, conditions, options = case

@@ -28,7 +28,7 @@ def read(world: Any, spec: DatasetSpec, seed: int | None = None, **options: Any)
     return list(read_task(world.files, layout.chunks_of(0), spec, seed, 0, 0, schema=index.schema, **options))
 
 
-def test_decode_makes_columns_of_bytes(world: Any) -> None:
+def test_decode_converts_bytes_to_columns(world: Any) -> None:
     world.put("a.recordio", encode_chunk(JSON_RECORDS[:6]) + encode_chunk(JSON_RECORDS[6:]))
     spec = DatasetSpec(("a.recordio",), batch_size=4, columns=("t",), filter=(("n", ">=", 3),))
     batches = read(world, spec, decode=json.loads)
@@ -37,7 +37,7 @@ def test_decode_makes_columns_of_bytes(world: Any) -> None:
     assert raw[0].column("record").to_pylist() == JSON_RECORDS
 
 
-def test_a_batch_of_several_steps_is_as_many_batches_of_the_same_records(world: Any) -> None:
+def test_a_batch_of_several_steps_equals_several_batches(world: Any) -> None:
     world.write("a.parquet", pa.table({"k": range(10)}), "parquet")
     spec = DatasetSpec(("a.parquet",), batch_size=4, steps_per_batch=3)
     layout = TaskLayout(build_index(world.files, spec), 4, steps_per_batch=3)
@@ -54,7 +54,7 @@ def test_a_batch_of_several_steps_is_as_many_batches_of_the_same_records(world: 
         read(world, spec, end_batch=10)
 
 
-def test_decode_that_fails(world: Any) -> None:
+def test_a_failing_decode_raises_a_data_error(world: Any) -> None:
     world.put("a.recordio", encode_chunk([*JSON_RECORDS, b"not json"]))
     spec = DatasetSpec(("a.recordio",), batch_size=100)
     with pytest.raises(DataError, match="decode= failed at a record of 8 bytes: Expecting value"):
@@ -70,14 +70,14 @@ def test_decode_that_fails(world: Any) -> None:
         read(world, DatasetSpec(("b.parquet",)), decode=json.loads)
 
 
-def test_columns_of_recordio_without_decode(world: Any) -> None:
+def test_recordio_without_decode_has_one_column_of_bytes(world: Any) -> None:
     world.put("a.recordio", encode_chunk(JSON_RECORDS))
     with pytest.raises(DataError, match=r"there is no column 't' in a\.recordio"):
         read(world, DatasetSpec(("a.recordio",), columns=("t",)))
 
 
 @pytest.mark.parametrize("seed", [None, 4])
-def test_corrupt_chunks_are_skipped_only_on_demand_and_counted(world: Any, seed: int | None) -> None:
+def test_corrupt_chunks_are_skipped_only_on_request_and_counted(world: Any, seed: int | None) -> None:
     parts = [encode_chunk([b"%d" % n for n in range(start, start + 4)]) for start in (0, 4, 8)]
     damaged = bytearray(parts[1])
     damaged[-1] ^= 1
@@ -86,7 +86,7 @@ def test_corrupt_chunks_are_skipped_only_on_demand_and_counted(world: Any, seed:
         read(world, DatasetSpec(("a.recordio",), batch_size=3), seed)
     counts = ReadCounts()
     batches = read(world, DatasetSpec(("a.recordio",), batch_size=3, on_corrupt="skip"), seed, counts=counts)
-    # Batches stay what they were: the records of the corrupt chunk are missing from theirs.
+    # Batches keep their boundaries: only the records of the corrupt chunk are missing.
     assert len(batches) == 4
     found = [record for batch in batches for record in batch.column("record").to_pylist()]
     assert sorted(found, key=int) == [b"%d" % n for n in (0, 1, 2, 3, 8, 9, 10, 11)]
@@ -95,7 +95,7 @@ def test_corrupt_chunks_are_skipped_only_on_demand_and_counted(world: Any, seed:
     assert (counts.corrupt_chunks, counts.corrupt_records, len(counts.sentences)) == (1, 4, 1)
 
 
-def test_dictionaries_that_differ_from_batch_to_batch(world: Any) -> None:
+def test_dictionaries_may_differ_between_batches(world: Any) -> None:
     batches = [
         pa.record_batch({"d": pa.array(values).dictionary_encode()}) for values in (["a", "b"], ["c", "b"], ["c", "d"])
     ]
@@ -111,7 +111,7 @@ def test_dictionaries_that_differ_from_batch_to_batch(world: Any) -> None:
     assert filtered[0].column("d").to_pylist() == ["c", "c"]
 
 
-def test_a_part_of_a_row_group(world: Any) -> None:
+def test_a_part_of_a_row_group_is_read(world: Any) -> None:
     world.write("a.parquet", pa.table({"n": range(20)}), "parquet", 10)
     spec = DatasetSpec(("a.parquet",), batch_size=100, max_records_per_chunk=4, filter=(("n", "!=", 13),))
     index = build_index(world.files, spec)
@@ -123,7 +123,7 @@ def test_a_part_of_a_row_group(world: Any) -> None:
 
 
 @pytest.mark.parametrize("seed", [None, 3])
-def test_parts_of_a_row_group_make_the_batches_of_the_whole(world: Any, seed: int | None) -> None:
+def test_parts_of_a_row_group_yield_the_batches_of_the_complete_group(world: Any, seed: int | None) -> None:
     world.write("a.parquet", pa.table({"n": range(50), "m": range(50)}), "parquet", 25)
     for columns in (None, ("n",)):
         for condition in ((), (("m", "<", 40),)):
@@ -132,14 +132,14 @@ def test_parts_of_a_row_group_make_the_batches_of_the_whole(world: Any, seed: in
             assert read(world, replace(spec, max_records_per_chunk=4), seed) == whole
 
 
-def test_statistics_spare_reading(world: Any) -> None:
+def test_statistics_avoid_reading_excluded_row_groups(world: Any) -> None:
     table = pa.table({"n": range(20), "blob": [b"x" * 1000 + b"%d" % number for number in range(20)]})
     world.write("a.parquet", table, "parquet", 10)
     content = bytearray(world.files.contents["a.parquet"])
     column = pq.ParquetFile(io.BytesIO(content)).metadata.row_group(0).column(1)
     content[column.dictionary_page_offset + 40] ^= 1
     world.put("a.parquet", bytes(content))
-    # The damage is in the first row group, which the condition excludes: it is never read.
+    # The damage is in the first row group, which is never read because the condition excludes it.
     assert [b.num_rows for b in read(world, DatasetSpec(("a.parquet",), batch_size=10, filter=(("n", ">", 15),)))] == [
         0,
         4,
@@ -149,7 +149,7 @@ def test_statistics_spare_reading(world: Any) -> None:
         read(world, DatasetSpec(("a.parquet",), batch_size=10))
 
 
-def test_text_types_come_from_the_whole_dataset(world: Any) -> None:
+def test_text_types_are_inferred_from_all_files(world: Any) -> None:
     world.put("a.csv", b"x,y\n1,1\n2,2\n3.5,x\n")
     spec = DatasetSpec(("a.csv",), batch_size=10, text_chunk_bytes=4)
     assert read(world, spec)[0].to_pydict() == {"x": [1.0, 2.0, 3.5], "y": ["1", "2", "x"]}
@@ -175,20 +175,20 @@ def test_text_types_come_from_the_whole_dataset(world: Any) -> None:
         ("a.jsonl", b"[1]\n", "bytes 0 to 4"),
     ],
 )
-def test_broken_text_names_file_and_place(world: Any, name: str, content: bytes, text: str) -> None:
+def test_an_error_about_broken_text_names_file_and_position(world: Any, name: str, content: bytes, text: str) -> None:
     world.put(name, content)
     with pytest.raises(DataError, match=text) as caught:
         build_index(world.files, DatasetSpec((name,)))
     assert name in str(caught.value)
 
 
-def test_types_that_change_within_json_lines(world: Any) -> None:
+def test_types_that_change_within_json_lines_are_reported(world: Any) -> None:
     world.put("a.jsonl", b'{"x":1}\n{"x":"a"}\n')
     with pytest.raises(DataError, match=r"a\.jsonl mixes types: from byte 8 on column 'x' is string and not int64"):
         build_index(world.files, DatasetSpec(("a.jsonl",), text_chunk_bytes=8))
 
 
-def test_a_byte_order_mark_and_empty_lines(world: Any) -> None:
+def test_a_byte_order_mark_and_empty_lines_are_ignored(world: Any) -> None:
     world.put("a.csv", b'\xef\xbb\xbf"x",y\r\n\r\n1,2\r\n\r\n')
     assert read(world, DatasetSpec(("a.csv",)))[0].to_pydict() == {"x": [1], "y": [2]}
 
@@ -207,7 +207,7 @@ def test_a_byte_order_mark_and_empty_lines(world: Any) -> None:
         (("s", "in", ["a", "c"]), [1, 3]),
     ],
 )
-def test_conditions(world: Any, condition: Any, expected: list[int]) -> None:
+def test_conditions_select_records(world: Any, condition: Any, expected: list[int]) -> None:
     days = [dt.date(2020, 1, day) for day in (1, 2, 3)]
     table = pa.table({"k": [1, 2, 3, 4], "d": [*days, None], "n": [1, 2, 3, None], "s": ["a", "b", "c", None]})
     world.write("a.parquet", table, "parquet")
@@ -224,13 +224,13 @@ def test_conditions(world: Any, condition: Any, expected: list[int]) -> None:
         (("n", "in", [1, "x"]), "different types"),
     ],
 )
-def test_wrong_conditions(world: Any, condition: Any, text: str) -> None:
+def test_wrong_conditions_raise_one_sentence(world: Any, condition: Any, text: str) -> None:
     world.write("a.parquet", pa.table({"n": [1]}), "parquet")
     with pytest.raises(DataError, match=text):
         build_index(world.files, DatasetSpec(("a.parquet",), filter=(condition,)))
 
 
-def test_the_first_records(world: Any) -> None:
+def test_the_first_records_are_read(world: Any) -> None:
     world.write("a.parquet", pa.table({"n": range(20)}), "parquet", 3)
     spec = DatasetSpec(("a.parquet",))
     index = build_index(world.files, spec)

@@ -20,7 +20,7 @@ def chunk(url: str, number: int, first_record: int, records: int) -> Chunk:
 CHUNKS = (chunk("a.csv", 3, 30, 10), chunk("b.csv", 0, 0, 10))
 
 
-def test_in_stored_order_a_batch_is_one_stretch_of_each_file() -> None:
+def test_a_batch_in_stored_order_is_contiguous_in_each_file() -> None:
     ranges = record_ranges(CHUNKS, 8, 12, None, 0, 0)
     assert [(each.url, each.chunk, each.first_record, each.records) for each in ranges] == [
         ("a.csv", 3, 38, 2),
@@ -30,7 +30,7 @@ def test_in_stored_order_a_batch_is_one_stretch_of_each_file() -> None:
     assert described(record_ranges(CHUNKS, 19, 29, None, 0, 0)) == "b.csv, records 9"
 
 
-def test_shuffled_batches_are_scattered_and_no_record_is_in_two() -> None:
+def test_shuffled_batches_are_scattered_and_disjoint() -> None:
     found: list[tuple[str, int]] = []
     for first in range(0, 20, 5):
         for each in record_ranges(CHUNKS, first, first + 5, 7, 1, 2):

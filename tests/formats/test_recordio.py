@@ -57,12 +57,12 @@ def test_the_golden_file_is_written_and_read() -> None:
 @pytest.mark.parametrize("compressor", ["none", "snappy", "gzip"])
 @given(records=st.lists(st.binary(max_size=30), min_size=1, max_size=20), limit=st.integers(1, 100))
 @settings(max_examples=10, deadline=None)
-def test_every_dialect_and_compressor(dialect: Any, compressor: str, records: list[bytes], limit: int) -> None:
+def test_every_dialect_and_compressor_is_read(dialect: Any, compressor: str, records: list[bytes], limit: int) -> None:
     content = b"".join(encode_records(records, compressor, limit, dialect))
     assert read_all(content) == records
 
 
-def test_the_historic_layouts_byte_by_byte() -> None:
+def test_the_historic_layouts_are_read_byte_by_byte() -> None:
     payload = struct.pack("<I", 2) + b"hi"
     assert FLUID.header(encode_chunk([b"hi"], "none", FLUID)[:20]) == EDL.header(
         encode_chunk([b"hi"], "none", EDL)[:20]
@@ -85,7 +85,7 @@ def test_an_empty_first_chunk_does_not_hide_the_dialect() -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 19, 25, 36])
-def test_a_truncated_only_chunk(cut: int) -> None:
+def test_a_truncated_single_chunk_is_reported(cut: int) -> None:
     with pytest.raises(CorruptChunkError, match=r"a\.recordio"):
         read_all(GOLDEN[:cut])
 
@@ -111,26 +111,26 @@ def test_a_flipped_bit_names_file_and_offset() -> None:
 
 @given(st.integers(0, len(GOLDEN) - 1), st.integers(1, 255))
 @settings(max_examples=100, deadline=None)
-def test_no_flipped_byte_goes_unnoticed(place: int, flip: int) -> None:
+def test_every_flipped_byte_is_detected(place: int, flip: int) -> None:
     damaged = bytearray(GOLDEN)
     damaged[place] ^= flip
     with pytest.raises(DataError, match=r"a\.recordio"):
         read_all(bytes(damaged))
 
 
-def test_a_chunk_that_denies_its_records() -> None:
+def test_a_chunk_with_a_wrong_record_count_is_corrupt() -> None:
     damaged = bytearray(GOLDEN)
     damaged[53] = 0
     with pytest.raises(DataError, match=r"a\.recordio is corrupt, chunk at byte 37"):
         read_all(bytes(damaged))
 
 
-def test_not_recordio_at_all() -> None:
+def test_a_file_of_another_format_is_rejected() -> None:
     with pytest.raises(DataError, match=r"a\.recordio is not a RecordIO file"):
         read_all(b"PAR1" * 20)
 
 
-def test_damage_within_the_payload() -> None:
+def test_damage_within_the_payload_is_detected() -> None:
     chunk = bytearray(encode_chunk([b"abc"], "none"))
     struct.pack_into("<I", chunk, 20, 99)
     struct.pack_into("<I", chunk, 4, zlib.crc32(bytes(chunk[20:])))
@@ -138,7 +138,7 @@ def test_damage_within_the_payload() -> None:
         decode_chunk(bytes(chunk))
 
 
-def test_skipping_keeps_what_precedes_the_damage() -> None:
+def test_skipping_keeps_the_records_before_the_damage() -> None:
     files = MemoryFiles({"a.recordio": GOLDEN[:50]})
     index = RecordIO().index(files, files.expand(["a.recordio"])[0], IndexOptions(skip_corrupt=True))
     assert index.chunks.records.tolist() == [2]
@@ -146,7 +146,7 @@ def test_skipping_keeps_what_precedes_the_damage() -> None:
     assert "byte 37" in index.skipped[0]
 
 
-def test_an_unknown_compressor() -> None:
+def test_an_unknown_compressor_is_rejected() -> None:
     with pytest.raises(UsageError, match="no compressor 'lzma': use one of none, snappy, gzip"):
         encode_chunk([b""], "lzma")
 
@@ -161,5 +161,5 @@ def test_an_unknown_compressor() -> None:
         (bytes(range(32)), 0x46DD794E),
     ],
 )
-def test_crc32c_of_rfc_3720(data: bytes, expected: int) -> None:
+def test_crc32c_matches_rfc_3720(data: bytes, expected: int) -> None:
     assert PYRECORDIO.checksum(data) == expected

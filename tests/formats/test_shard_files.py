@@ -1,4 +1,4 @@
-"""A checkpoint's files: what is written comes back, what is damaged never does."""
+"""Files of a checkpoint: intact ones are read back unchanged, damaged ones never load."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def load(storage, written):
     return header, applied, list(blocks)
 
 
-def test_a_shard_comes_back_as_it_was():
+def test_a_shard_survives_writing_and_reading():
     storage, blocks = MemoryStorage(), make_blocks()
     written = write(storage, blocks)
     assert written.size_bytes == len(storage.files[NAME])
@@ -65,19 +65,19 @@ def test_a_shard_comes_back_as_it_was():
     assert all(same(one, other) for one, other in zip(blocks, found, strict=True))
 
 
-def test_a_shard_without_blocks_is_one_too():
+def test_a_shard_without_blocks_is_valid():
     storage = MemoryStorage()
     assert load(storage, write(storage, []))[2] == []
 
 
-def test_any_arrow_reader_opens_it():
+def test_any_arrow_reader_opens_a_shard_file():
     storage = MemoryStorage()
     write(storage, make_blocks())
     table = pa.ipc.open_file(pa.py_buffer(storage.files[NAME])).read_all()
     assert table.column("block").to_pylist() == [0, 3, 6, 9, 12]
 
 
-def test_only_the_blocks_asked_for_are_read():
+def test_only_requested_blocks_are_read():
     class Counting(MemoryStorage):
         read_bytes = 0
 
@@ -97,8 +97,8 @@ def test_only_the_blocks_asked_for_are_read():
         read_blocks(storage, NAME, written.size_bytes, [1])
 
 
-def test_the_array_is_what_goes_to_the_storage():
-    """No second copy: the parts that the storage gets are the block's own memory."""
+def test_blocks_are_written_without_a_copy():
+    """The parts that the storage receives are the block's own memory."""
     blocks = make_blocks(count=1, elements=50_000)
     places = []
 
@@ -142,7 +142,7 @@ def test_no_damaged_file_is_ever_loaded():
             load(damaged, written)
 
 
-def test_a_block_read_by_range_is_right_or_refused():
+def test_a_block_read_by_range_is_correct_or_rejected():
     storage, blocks = MemoryStorage(), make_blocks(elements=40)
     written = write(storage, blocks)
     refused = 0
@@ -159,7 +159,7 @@ def test_a_block_read_by_range_is_right_or_refused():
     assert refused > 500
 
 
-def test_what_the_store_says_is_passed_on():
+def test_errors_of_the_store_reach_the_caller():
     storage = MemoryStorage()
     with pytest.raises(NotFoundError):
         load_shard(storage, NAME, 1000, "x")
@@ -174,7 +174,7 @@ def test_what_the_store_says_is_passed_on():
     assert storage.files == {}
 
 
-def test_blocks_that_the_header_does_not_announce_are_a_bug_of_the_caller():
+def test_blocks_that_differ_from_the_header_are_rejected():
     storage, blocks = MemoryStorage(), make_blocks()
     header = ShardHeader(job="j", number=1, index=0, pservers=1, plan_hash="ab", blocks=[0, 6])
     for wrong in (blocks[:2], blocks[:1]):
@@ -184,7 +184,7 @@ def test_blocks_that_the_header_does_not_announce_are_a_bug_of_the_caller():
 
 
 def test_a_checkpoint_does_not_wait_for_pandas_to_be_imported():
-    """``pa.array`` imports it, which takes a first checkpoint seconds in which nothing else runs."""
+    """``pa.array`` would import pandas, which would block the first checkpoint for seconds."""
     code = (
         "import sys; from tests.formats.test_shard_files import MemoryStorage, make_blocks, write;"
         "write(MemoryStorage(), make_blocks(1)); assert 'pandas' not in sys.modules"

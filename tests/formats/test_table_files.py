@@ -1,4 +1,4 @@
-"""Rows of tables in files of their own."""
+"""Table rows in separate files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def read(path: Path, spec: TableSpec) -> Any:
 
 @pytest.mark.parametrize("optimizer", [SGD(1.0), RowAdagrad(lr=0.1), Adam(lr=0.1)], ids=lambda one: type(one).__name__)
 @pytest.mark.parametrize("has_slots", [False, True])
-def test_rows_come_back(tmp_path: Path, optimizer: Optimizer, has_slots: bool) -> None:
+def test_rows_survive_writing_and_reading(tmp_path: Path, optimizer: Optimizer, has_slots: bool) -> None:
     spec = TableSpec("t", 3, optimizer)
     rows = stored(spec, np.arange(12, dtype=np.float32).reshape(4, 3))
     path = tmp_path / "t.parquet"
@@ -58,11 +58,11 @@ def test_rows_come_back(tmp_path: Path, optimizer: Optimizer, has_slots: bool) -
     table = pq.read_table(path)
     assert table["id"].to_pylist() == [5, 7, -(2**63) + 9, 0]
     other = read(path, TableSpec("t", 3, Adam(lr=1.0, beta1=0.5) if isinstance(optimizer, SGD) else SGD(1.0)))
-    assert other.slots is None, "those of another optimizer mean nothing"
+    assert other.slots is None, "slots of another optimizer are dropped"
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_rows_of_16_bits_come_back(tmp_path: Path, dtype: Any) -> None:
+def test_rows_of_16_bits_survive_writing_and_reading(tmp_path: Path, dtype: Any) -> None:
     spec = TableSpec("t", 3, SGD(1.0), dtype=dtype)
     values = np.array([[1.5, -2.25, 1e-3], [0.1, 3.0, 7.0]], np.float32)
     bits = shortened(values.reshape(-1), dtype).reshape(2, 3)
@@ -71,7 +71,7 @@ def test_rows_of_16_bits_come_back(tmp_path: Path, dtype: Any) -> None:
     np.testing.assert_array_equal(as_kept(read(path, spec).values, dtype), bits)
 
 
-def test_others_files_are_read(tmp_path: Path) -> None:
+def test_files_of_other_libraries_are_read(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     columns = {"name": ["a", "b"], "values": [[1, 2], [3.5, 4]], "id": pa.array([-1, 8], pa.int16())}
     pq.write_table(pa.table(columns), path)
@@ -80,7 +80,7 @@ def test_others_files_are_read(tmp_path: Path) -> None:
     assert found.values.tolist() == [[1, 2], [3.5, 4]]
 
 
-def test_texts_are_ids_as_in_a_lookup(tmp_path: Path) -> None:
+def test_strings_are_converted_to_the_same_ids_as_in_a_lookup(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     pq.write_table(pa.table({"id": ["a", "b"], "values": [[1.0, 2.0], [3.5, 4.0]]}), path)
     found = read(path, TableSpec("t", 2, SGD(1.0)))
@@ -101,14 +101,14 @@ def test_texts_are_ids_as_in_a_lookup(tmp_path: Path) -> None:
         ({"id": [1, 4], "values": [[1.0, 2.0], [1.0, float("nan")]]}, "NaN or infinity in the row of id 4"),
     ],
 )
-def test_what_has_no_rows_is_refused_by_a_sentence(tmp_path: Path, columns: dict[str, Any], text: str) -> None:
+def test_a_file_without_rows_raises_one_sentence(tmp_path: Path, columns: dict[str, Any], text: str) -> None:
     path = tmp_path / "t.parquet"
     pq.write_table(pa.table(columns), path)
     with pytest.raises(DataError, match=text):
         list(read_table_file(FsspecFiles(), str(path), TableSpec("t", 2, SGD(1.0))))
 
 
-def test_what_is_no_file_is_refused_by_a_sentence(tmp_path: Path) -> None:
+def test_a_missing_or_unreadable_file_raises_one_sentence(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     with pytest.raises(DataError, match=r"t\.parquet"):
         require_table_file(FsspecFiles(), str(path), TableSpec("t", 2, SGD(1.0)))

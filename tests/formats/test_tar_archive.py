@@ -1,4 +1,4 @@
-"""Tar archives as WebDataset writes them, also those that another tar wrote."""
+"""Tar archives as written by WebDataset, and by other implementations of tar."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ World = Any  # the one of this folder's conftest
 
 
 def archive(*members: tuple[str, bytes], form: int = tarfile.PAX_FORMAT) -> bytes:
-    """As Python's own tarfile writes it, with a directory and a link that are no data."""
+    """Return an archive written by Python's tarfile, with a directory and a link, which are not data."""
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w", format=form) as tar:
         directory = tarfile.TarInfo("train")
@@ -65,7 +65,7 @@ def rows_of(world: World, spec: DatasetSpec, seed: int | None = None) -> list[di
 
 @pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
 @pytest.mark.parametrize("seed", [None, 7])
-def test_files_that_share_a_name_are_a_record(world: World, form: int, seed: int | None) -> None:
+def test_files_that_share_a_key_are_one_record(world: World, form: int, seed: int | None) -> None:
     world.put("a.tar", archive(*samples(90), form=form))
     found = rows_of(world, DatasetSpec(("a.tar",), batch_size=7, text_chunk_bytes=4096), seed)
     expected = [
@@ -76,7 +76,7 @@ def test_files_that_share_a_name_are_a_record(world: World, form: int, seed: int
 
 
 def test_long_names_belong_to_their_record(world: World) -> None:
-    """Their headers come in several blocks, which a chunk must not be cut within."""
+    """Headers of long names have several blocks, within which a chunk must not end."""
     name = "train/" + "x" * 150
     for form in (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT):
         members = [(f"{name}{number}.bin", b"%d" % number) for number in range(20)]
@@ -85,7 +85,7 @@ def test_long_names_belong_to_their_record(world: World) -> None:
         assert [row["bin"] for row in found] == [b"%d" % number for number in range(20)]
 
 
-def test_what_a_record_lacks_is_null(world: World) -> None:
+def test_a_missing_file_of_a_record_is_null(world: World) -> None:
     world.put("a.tar", archive(("1.png", b"a"), ("1.cls", b"b"), ("2.png", b"c"), ("README", b"d"), (".hidden", b"e")))
     expected = [{"__key__": "1", "cls": b"b", "png": b"a"}, {"__key__": "2", "cls": None, "png": b"c"}]
     assert rows_of(world, DatasetSpec(("a.tar",))) == expected
@@ -93,7 +93,7 @@ def test_what_a_record_lacks_is_null(world: World) -> None:
     assert rows_of(world, spec) == [{"png": b"a"}]
 
 
-def test_what_was_written_is_read_again(world: World) -> None:
+def test_written_values_are_read_back(world: World) -> None:
     table = pa.table(
         {
             "__key__": [f"a/{number}" for number in range(20)],
@@ -127,19 +127,19 @@ def test_records_without_a_key_are_numbered(world: World) -> None:
         pa.table({"png": pa.array([None], pa.binary())}),
     ],
 )
-def test_records_that_an_archive_cannot_hold_are_refused(world: World, table: pa.Table) -> None:
+def test_records_that_an_archive_cannot_hold_are_rejected(world: World, table: pa.Table) -> None:
     with pytest.raises(DataError, match="cannot be written as tar"):
         world.write("a.tar", table, "tar")
 
 
-def test_columns_that_cannot_be_files_are_refused() -> None:
+def test_columns_that_cannot_be_files_are_rejected() -> None:
     with pytest.raises(UsageError, match="'a/b' cannot be the ending"):
         named_format("tar").write([], pa.schema([("a/b", pa.binary())]))
     with pytest.raises(UsageError, match="leaves no name for n"):
         list(named_format("tar").write([], pa.schema([("json", pa.binary()), ("n", pa.int64())])))
 
 
-def test_a_truncated_archive_is_an_error_or_skipped_from_there_on(world: World) -> None:
+def test_a_truncated_archive_raises_or_its_rest_is_skipped(world: World) -> None:
     whole = archive(*samples(30))
     with tarfile.open(fileobj=io.BytesIO(whole)) as tar:
         data_end = max(member.offset_data + member.size for member in tar if member.isreg())
@@ -153,7 +153,7 @@ def test_a_truncated_archive_is_an_error_or_skipped_from_there_on(world: World) 
     assert "ends within" in index.skipped[0]
 
 
-def test_a_damaged_header_is_not_taken_for_the_end(world: World) -> None:
+def test_a_damaged_header_is_not_mistaken_for_the_end(world: World) -> None:
     content = bytearray(archive(*samples(10)))
     with tarfile.open(fileobj=io.BytesIO(bytes(content))) as tar:
         place = tar.getmembers()[9].offset
@@ -163,7 +163,7 @@ def test_a_damaged_header_is_not_taken_for_the_end(world: World) -> None:
         build_index(world.files, DatasetSpec(("a.tar",)))
 
 
-def test_records_among_directories_and_links_are_read_in_the_midst_of_an_archive(world: World) -> None:
+def test_records_between_directories_and_links_are_read(world: World) -> None:
     plain = [member_of(f"{number}.cls", b"%d" % number) for number in range(4)]
     link = tarfile.TarInfo("9.cls")
     link.type, link.linkname = tarfile.SYMTYPE, "elsewhere"
@@ -175,13 +175,13 @@ def test_records_among_directories_and_links_are_read_in_the_midst_of_an_archive
         assert [cell for cell in found if cell != b"4"] == [b"0", b"1", b"2", b"3"]
 
 
-def test_two_files_of_one_name_are_refused(world: World) -> None:
+def test_two_files_with_one_name_are_rejected(world: World) -> None:
     world.put("a.tar", archive(("1.png", b"a"), ("1.png", b"b")))
     with pytest.raises(CorruptChunkError, match="record '1' has two files 'png'"):
         build_index(world.files, DatasetSpec(("a.tar",)))
 
 
-def test_archives_with_other_columns_do_not_go_together(world: World) -> None:
+def test_archives_with_different_columns_are_rejected(world: World) -> None:
     world.put("a.tar", archive(("1.png", b"a")))
     world.put("b.tar", archive(("1.jpg", b"a")))
     with pytest.raises(DataError, match=r"b\.tar does not go with a\.tar"):

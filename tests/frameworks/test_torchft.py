@@ -69,7 +69,7 @@ os._exit(0)
 """
 
 
-def test_each_record_counts_once_in_the_model_that_survives(etcd: EtcdServer, job_name: str, tmp_path: Path) -> None:
+def test_each_record_counts_once_in_the_surviving_model(etcd: EtcdServer, job_name: str, tmp_path: Path) -> None:
     from torchft.coordination import LighthouseServer
 
     (tmp_path / "data").mkdir()

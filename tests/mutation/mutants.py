@@ -1,15 +1,15 @@
-"""Do the unit tests notice when a guard of the domain is wrong? ``mutants.py [--sample N] [PACKAGE ...]``.
+"""Mutation testing of the domain's guards: ``mutants.py [--sample N] [PACKAGE ...]``.
 
-Each mutant (see ``operators``) is one wrong guard. The tests that reach its lines run, quickest first, until one fails.
-A mutant that none of them notices *survives*: a test is missing, or the guard is superfluous, or the mutant is
-*equivalent*, which means that nobody could tell it from the product. ``equivalent.toml`` lists those with the reasons.
+Each mutant (see ``operators``) has one wrong guard. The tests that reach its lines run, fastest first, until one fails.
+A mutant that passes all of them *survives*: a test is missing, or the guard is superfluous, or the mutant is
+*equivalent*, that is, indistinguishable from the product. ``equivalent.toml`` lists equivalent mutants with reasons.
 
-No mutant costs a new process of pytest. The tests are collected once and run once under coverage, which says which of
-them reach a line. Then each mutant is a fork of this process in which one function has the mutant's code. hypothesis
-tries the same examples in each run and does not shrink them. A test that takes several times as long as without the
-mutant, in seconds of CPU, is stopped, and the mutant counts as killed: something does not end.
+Mutants do not need new processes of pytest. The tests are collected once, and run once under coverage, which shows the
+tests that reach each line. Then each mutant is a fork of this process in which one function has the mutant's code.
+hypothesis tries the same examples in each run and does not shrink them. A test that needs several times as much CPU
+time as without the mutant is stopped, and the mutant counts as killed, because it presumably does not terminate.
 
-Exit code 1: a mutant survives that is not listed, or one is listed that is killed or does not exist.
+The exit code is 1 if an unlisted mutant survives, or if a listed one is killed or does not exist.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ ROOT = Path(__file__).resolve().parents[2]
 DOMAIN = ROOT / "flightedl" / "domain"
 TESTS = ROOT / "tests" / "domain"
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")
-#: The packages in which something is decided.
+#: Packages that contain decisions.
 PACKAGES = ("queue", "consistency", "exactly_once", "recovery", "checkpoint", "master", "trainer", "pserver")
 MARKED = "etcd or s3 or faults or slow or seeds"
-#: Beside the test modules that import from a package: its unit tests with twins of what is around it.
+#: Further tests of a package, in addition to test modules that import from it.
 TESTS_BESIDE = {"master": ROOT / "tests" / "master"}
-#: A mutant has to pass its quickest tests, which take so long together.
+#: CPU seconds of the tests that a mutant must pass, fastest tests first.
 BUDGET_S = 3.0
 MEMORY_LIMIT_BYTES = 4 << 30
-#: Outcomes, as exit codes of the child. BROKEN is a mistake of this program.
+#: Outcomes, as exit codes of the child. BROKEN is a bug in this program.
 KILLED, SURVIVED, BROKEN, ENDLESS = range(4)
 
 #: A function's file, qualified name and first line.
@@ -57,7 +57,7 @@ Functions = dict[Place, list[FunctionType]]
 
 @dataclass(slots=True)
 class Results:
-    """What became of the mutants, by module."""
+    """Outcomes of mutants by module."""
 
     killed: dict[str, list[Mutant]] = field(default_factory=lambda: defaultdict(list))
     survived: dict[str, list[Mutant]] = field(default_factory=lambda: defaultdict(list))
@@ -65,20 +65,20 @@ class Results:
 
 
 class Mutation:
-    """A pytest plugin that runs the tests once, then each mutant against those that reach it.
+    """A pytest plugin that runs all tests once, and then runs for each mutant the tests that reach it.
 
     Args:
         paths: Modules to change.
-        sample: So many mutants, spread evenly; None: all.
+        sample: Number of mutants, spread evenly; None runs all.
     """
 
     def __init__(self, paths: list[Path], sample: int | None) -> None:
         self._paths, self._sample = paths, sample
         self._coverage = coverage.Coverage(data_file=None, include=[str(path) for path in paths], config_file=False)
-        #: What each test costs of CPU, under coverage.
+        #: CPU seconds of each test under coverage.
         self._seconds: dict[str, float] = {}
         self._failed = False
-        #: Whether no mutant is there: then every failure is told.
+        #: True while no mutant is active, so that every failure is reported.
         self._is_unchanged = True
         self.results = Results()
 
@@ -89,7 +89,7 @@ class Mutation:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self) -> None:
-        from hypothesis import Phase, settings  # Not before pytest, which wants to rewrite what its plugins assert.
+        from hypothesis import Phase, settings  # Imported after pytest, which rewrites asserts of its plugins.
 
         phases = [Phase.explicit, Phase.generate]
         settings.register_profile("mutants", settings.default, derandomize=True, database=None, phases=phases)
@@ -112,7 +112,7 @@ class Mutation:
         if self._failed:
             return True
         by_id = {item.nodeid: item for item in session.items}
-        gc.unfreeze()  # What is frozen is not listed.
+        gc.unfreeze()  # gc does not list frozen objects.
         functions = _functions(self._paths)
         caches = [thing for thing in gc.get_objects() if isinstance(thing, functools._lru_cache_wrapper)]
         gc.collect()
@@ -134,7 +134,7 @@ class Mutation:
     # --- what it does ---
 
     def _run_unchanged(self, session: pytest.Session) -> dict[tuple[str, int], set[str]]:
-        """All tests once; which of them reach which line of which file."""
+        """Run all tests once, and record which tests reach which lines."""
         self._coverage.start()
         for item, following in zip(session.items, [*session.items[1:], None], strict=True):
             self._coverage.switch_context(item.nodeid)
@@ -161,7 +161,7 @@ class Mutation:
         return [found[number * len(found) // self._sample] for number in range(self._sample)]
 
     def _quickest(self, items: Iterable[pytest.Item]) -> list[pytest.Item]:
-        """Rising by what they cost, as many as ``BUDGET_S`` allows, and at least one if there is any."""
+        """Return the fastest tests within ``BUDGET_S``, in ascending order, and at least one if there is any."""
         found: list[pytest.Item] = []
         seconds = 0.0
         for item in sorted(set(items), key=lambda item: (self._seconds[item.nodeid], item.nodeid)):
@@ -178,7 +178,7 @@ class Mutation:
         functions: Functions,
         caches: list[functools._lru_cache_wrapper[object]],
     ) -> int:
-        """Runs the tests in a child of this process: KILLED, SURVIVED or ENDLESS."""
+        """Run the tests in a child of this process. Return KILLED, SURVIVED or ENDLESS."""
         child = os.fork()
         if child == 0:
             outcome = BROKEN
@@ -188,7 +188,7 @@ class Mutation:
                     _change(mutant, functions)
                 for cache in caches:
                     cache.cache_clear()
-                outcome = KILLED  # Also when pytest itself fails, for want of memory.
+                outcome = KILLED  # Includes failures of pytest itself, for lack of memory.
                 outcome = KILLED if self._fails(items) else SURVIVED
             except BaseException:  # noqa: BLE001 - the child ends here, whatever happened
                 if outcome == BROKEN:
@@ -213,7 +213,7 @@ class Mutation:
 
 
 def _functions(paths: list[Path]) -> Functions:
-    """The functions of these files that are loaded, however they are decorated."""
+    """Return the loaded functions of these files, including decorated ones."""
     functions: Functions = defaultdict(list)
     files = {str(path) for path in paths}
     for thing in gc.get_objects():
@@ -224,7 +224,7 @@ def _functions(paths: list[Path]) -> Functions:
 
 
 def _change(mutant: Mutant, functions: Functions) -> None:
-    """Gives the function that the mutant changes its code."""
+    """Install the mutant's code in the function that it changes."""
     file = str(ROOT / mutant.path)
     is_found = False
     for code in _codes(compile(mutant.source, file, "exec", dont_inherit=True)):
@@ -243,7 +243,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def described(mutant: Mutant) -> str:
-    """For people."""
+    """Return a description for people."""
     return f"{mutant.path}:{mutant.lines[0]} {mutant.function}\n    - {mutant.before}\n    + {mutant.after}"
 
 
@@ -253,7 +253,7 @@ def _say(text: str) -> None:
 
 
 def tests_of(packages: Iterable[str]) -> list[Path]:
-    """The test modules that are about these packages of the domain."""
+    """Return the test modules of these packages of the domain."""
     imports = re.compile(rf"^from flightedl\.domain\.({'|'.join(packages)})\b", re.MULTILINE)
     found = [path for path in TESTS.rglob("test_*.py") if imports.search(path.read_text())]
     for package in set(packages) & TESTS_BESIDE.keys():
@@ -262,13 +262,13 @@ def tests_of(packages: Iterable[str]) -> list[Path]:
 
 
 def equivalents() -> dict[tuple[str, str, str, str], str]:
-    """(path, function, line before, line after) -> why it is equivalent."""
+    """Return the reasons why mutants are equivalent, by (path, function, line before, line after)."""
     entries = tomllib.loads(EQUIVALENT.read_text())["equivalent"]
     return {(each["path"], each["function"], each["before"], each["after"]): each["reason"] for each in entries}
 
 
 def report(results: Results, *, is_sample: bool) -> int:
-    """Prints a row for each module, and what is not as it should be; returns the exit code."""
+    """Print a row for each module, and unexpected outcomes. Return the exit code."""
     known = equivalents()
     rows = []
     for path in sorted({*results.killed, *results.survived}):
@@ -302,7 +302,7 @@ def main() -> int:
     paths = [path for package in packages for path in sorted((DOMAIN / package).glob(f"{arguments.module or '*'}.py"))]
     mutation = Mutation(paths, arguments.sample)
     os.chdir(ROOT)
-    # Time is limited in seconds of CPU: this may be the least of what a machine does.
+    # Limits are in CPU time, so this process may have a low priority.
     options = ["-o", "addopts=", "-o", "timeout=0", "--import-mode=importlib", "-m", f"not ({MARKED})"]
     for plugin in ("cacheprovider", "xdist", "terminal"):
         options += ["-p", f"no:{plugin}"]

@@ -1,8 +1,8 @@
-"""What is changed in the guards of the domain: cosmic-ray's operators, and three that it lacks.
+"""Mutation operators for guards of the domain: those of cosmic-ray, and three that it lacks.
 
-A mutant differs from the product by one token or one negation: a condition is negated, a comparison moves its boundary
-or turns round, ``and`` becomes ``or``, a ``not`` goes, a number that is compared with is one more or one less. What
-only words a message, what an ``assert`` holds, and the checks of invariants, are not changed.
+A mutant differs from the product by one token or one negation: a condition is negated, a comparison includes or
+excludes its boundary or is reversed, ``and`` becomes ``or``, a ``not`` is removed, or a compared number is one more or
+one less. Expressions in messages, in ``assert`` statements and in checks of invariants are not changed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from parso.tree import BaseNode, Leaf, NodeOrLeaf
 
 Position = tuple[int, int]
 
-#: cosmic-ray can replace every comparison by every other one; boundary and negation are what a mistake looks like.
+#: cosmic-ray can replace every comparison by every other one. Typical mistakes are wrong boundaries and negations.
 COMPARISONS = (
     "Eq_NotEq", "NotEq_Eq", "Is_IsNot", "IsNot_Is",
     "Lt_LtE", "Lt_GtE", "LtE_Lt", "LtE_Gt", "Gt_GtE", "Gt_LtE", "GtE_Gt", "GtE_Lt",
@@ -30,7 +30,7 @@ COMPARISONS = (
 
 
 class NegateCondition(Operator):
-    """Negates the conditions that are neither a comparison nor negated; those are the other operators'.
+    """Negation of conditions that are neither comparisons nor negated, which other operators cover.
 
     cosmic-ray's ``AddNot`` sees neither elif nor the filter of a comprehension, and negates only the first part of
     ``a and b``.
@@ -38,7 +38,7 @@ class NegateCondition(Operator):
 
     @staticmethod
     def _conditions(node: NodeOrLeaf) -> Iterator[int]:
-        """The indices, among the node's children, of conditions."""
+        """Return the indices of conditions among the node's children."""
         places: list[int] = []
         if isinstance(node, IfStmt | WhileStmt):
             places = [place + 1 for place, child in enumerate(node.children) if child in {"if", "elif", "while"}]
@@ -67,7 +67,7 @@ class NegateCondition(Operator):
 
 
 class ReplaceMembership(Operator):
-    """``in`` becomes ``not in``, and the reverse."""
+    """Exchange of ``in`` and ``not in``."""
 
     @staticmethod
     def _operators(node: NodeOrLeaf) -> Iterator[int]:
@@ -92,7 +92,7 @@ class ReplaceMembership(Operator):
 
 
 class ReplaceComparedNumber(NumberReplacer):
-    """A number is one more or one less, where it stands on a side of a comparison."""
+    """Increment or decrement of a number that is an operand of a comparison."""
 
     def mutation_positions(self, node: NodeOrLeaf) -> Iterator[tuple[Position, Position]]:
         if is_number(node) and node.parent is not None and node.parent.type == "comparison":
@@ -124,21 +124,21 @@ class Mutant:
     #: Dotted name of the outermost function, with its class; "" outside of functions.
     function: str
     operator: str
-    #: First and last line, from 1, of what is changed.
+    #: First and last changed line, counted from 1.
     lines: tuple[int, int]
-    #: The first changed line before and after, without indentation.
+    #: First changed line before and after the change, without indentation.
     before: str
     after: str
     source: str
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """What tells this mutant, wherever its lines move."""
+        """Key that identifies the mutant even if its lines move."""
         return (self.path, self.function, self.before, self.after)
 
 
 def mutants_of(path: str, source: str) -> Iterator[Mutant]:
-    """All changes of one module, in the order of its lines."""
+    """Return all mutants of one module, in the order of its lines."""
     spared = _spared(ast.parse(source))
     tree = get_ast(source)
     found = [
@@ -155,11 +155,11 @@ def mutants_of(path: str, source: str) -> Iterator[Mutant]:
 
 
 def _mutated(tree: BaseNode, node: NodeOrLeaf, operator: Operator, index: int) -> str:
-    """The code of the tree with one change; the tree is as before afterwards."""
+    """Return the code of the tree with one change, and restore the tree."""
     siblings = node.parent.children
     kept = [(each.children, list(each.children)) for each in (node.parent, node) if isinstance(each, BaseNode)]
     leaves = [(leaf, leaf.value) for leaf in ast_nodes(node) if isinstance(leaf, Leaf)]
-    # By identity: two keywords of one word are equal.
+    # Compare by identity, because equal keywords are equal nodes.
     place = next(place for place, sibling in enumerate(siblings) if sibling is node)
     siblings[place] = operator.mutate(node, index)
     code = str(tree.get_code())
@@ -189,13 +189,13 @@ def _function_of(node: NodeOrLeaf) -> str:
 
 
 def _spared(tree: ast.Module) -> list[tuple[Position, Position]]:
-    """What is not changed: messages, asserts, ``check()``, and what only types see."""
+    """Return nodes that are not changed: messages, asserts, ``check()``, and code that only type checkers see."""
     spared: list[ast.AST] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Assert | ast.JoinedStr | ast.Raise):
             spared.append(node)
         elif isinstance(node, ast.FunctionDef) and node.name.startswith(("check", "_check")):
-            # What raises instead is a guard.
+            # A branch that raises is a guard.
             if any(isinstance(inner, ast.Assert) for inner in ast.walk(node)):
                 spared.append(node)
         elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":

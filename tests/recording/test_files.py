@@ -1,4 +1,4 @@
-"""Files of recordings: written in the background, cut by a crash, and read again."""
+"""Recording files: written in the background, truncated by crashes, and read back."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def numbers(directory: Path) -> list[int]:
     return [number for number, _ in recording.records()]
 
 
-def test_nothing_is_recorded_unless_it_is_wanted() -> None:
+def test_recording_is_off_by_default() -> None:
     with recording_process("", "master", "demo", SystemClock()) as recorder:
         assert recorder is None
 
 
-def test_all_is_there_at_the_end(tmp_path: Path) -> None:
+def test_the_recording_is_complete_at_the_end(tmp_path: Path) -> None:
     record(tmp_path / "new" / "place", 1000)
     (recording,) = recordings_in(tmp_path / "new" / "place")
     found = [each for _, each in recording.records()]
@@ -46,7 +46,7 @@ def test_all_is_there_at_the_end(tmp_path: Path) -> None:
     assert {each.name for each in found} == {"WaitEnded"}
 
 
-def test_it_is_on_the_disk_soon(tmp_path: Path) -> None:
+def test_events_reach_the_disk_soon(tmp_path: Path) -> None:
     with recording_process(str(tmp_path), "master", "demo", SystemClock()) as recorder:
         assert recorder is not None
         recorder.core("master").record(0.0, events.TimePassed())
@@ -54,19 +54,19 @@ def test_it_is_on_the_disk_soon(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 20, 60])
-def test_a_file_that_is_cut_is_read_to_its_last_whole_line(tmp_path: Path, cut: int) -> None:
+def test_a_truncated_file_is_read_up_to_its_last_complete_line(tmp_path: Path, cut: int) -> None:
     path = record(tmp_path, 3)
     path.write_bytes(path.read_bytes()[:-cut])
     assert numbers(tmp_path) == [1, 2]
 
 
-def test_a_last_line_of_zeros_is_no_event(tmp_path: Path) -> None:
+def test_a_last_line_of_zeros_is_ignored(tmp_path: Path) -> None:
     path = record(tmp_path, 2)
     path.write_bytes(path.read_bytes() + b"\x00" * 50 + b"\n")
     assert numbers(tmp_path) == [1, 2]
 
 
-def test_a_line_in_the_midst_that_is_damaged_is_an_error(tmp_path: Path) -> None:
+def test_a_damaged_line_before_the_last_raises_an_error(tmp_path: Path) -> None:
     path = record(tmp_path, 3)
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:2], b"{}\n", *lines[3:]]))
@@ -81,14 +81,14 @@ def test_a_process_that_died_at_once_has_no_recording(tmp_path: Path) -> None:
         recordings_in(tmp_path)
 
 
-def test_another_format_is_refused(tmp_path: Path) -> None:
+def test_another_format_is_rejected(tmp_path: Path) -> None:
     path = record(tmp_path, 0)
     path.write_bytes(path.read_bytes().replace(b'"format":2', b'"format":3'))
     with pytest.raises(CorruptError, match="format 3"):
         recordings_in(tmp_path)
 
 
-def test_a_place_that_cannot_be_written_is_told_at_once(tmp_path: Path) -> None:
+def test_an_unwritable_directory_is_reported_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with (
         pytest.raises(UsageError, match="cannot write a recording"),
@@ -108,7 +108,7 @@ class FullDisk:
         pass
 
 
-def test_training_goes_on_when_the_disk_is_full(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_training_continues_when_the_disk_is_full(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = BackgroundFile(tmp_path / "x")
     file._file.close()
     file._file = FullDisk()  # type: ignore[assignment]
@@ -124,7 +124,7 @@ def test_training_goes_on_when_the_disk_is_full(tmp_path: Path, caplog: pytest.L
     assert "No space left" in caplog.text
 
 
-def test_it_stops_at_the_limit_of_its_size(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_recording_stops_at_its_size_limit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = BackgroundFile(tmp_path / "x", limit_bytes=100)
     with caplog.at_level(logging.WARNING):
         while file.write(b"0123456789\n"):
@@ -133,7 +133,7 @@ def test_it_stops_at_the_limit_of_its_size(tmp_path: Path, caplog: pytest.LogCap
     assert "has reached its limit" in caplog.text
 
 
-def test_a_value_that_cannot_be_written_ends_the_recording_only(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_value_that_cannot_be_encoded_ends_only_the_recording(caplog: pytest.LogCaptureFixture) -> None:
     lines: list[bytes] = []
     recorder = Recorder("master", "1", "demo", SystemClock(), lines.append)
     with caplog.at_level(logging.WARNING):

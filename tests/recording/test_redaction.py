@@ -1,4 +1,4 @@
-"""What a recording leaves out."""
+"""Redaction of secrets in recordings."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def line(value: object) -> str:
         (f"https://host/a?token={SECRET}", "https://host/a?"),
     ],
 )
-def test_a_url_is_written_without_what_opens_it(url: str, without: str) -> None:
+def test_a_url_is_recorded_without_credentials(url: str, without: str) -> None:
     assert url_without(url).startswith(without)
     assert SECRET not in url_without(url)
 
 
-def test_a_text_is_its_class_and_a_digest_and_stays_that() -> None:
+def test_an_error_text_is_recorded_as_its_class_and_a_digest() -> None:
     short = text_without(f"ValueError: {SECRET}")
     assert short.startswith("ValueError: #")
     assert SECRET not in short
@@ -49,14 +49,14 @@ def test_a_text_is_its_class_and_a_digest_and_stays_that() -> None:
     assert text_without("") == ""
 
 
-def test_what_a_script_raised_is_not_told() -> None:
+def test_errors_of_a_script_are_not_recorded() -> None:
     failed = FailedTask(epoch=0, position=0, attempt=1, error=SECRET, batch=None, place=SECRET)
     assert SECRET not in line(events.Asked(1, TasksTicket(trainer="a", generation=1, failed=[failed])))
     piece = FailedPiece(0, 0, 0, 0, 1, 3, "a", SECRET)
     assert SECRET not in line(out.QueueNews("", Quarantined(piece)))
 
 
-def test_declared_data_is_told_without_secrets() -> None:
+def test_declared_data_is_recorded_without_secrets() -> None:
     declared = DatasetDeclaration(urls=[f"https://host/a?token={SECRET}"], batch_size=1, filter=[("user", "=", SECRET)])
     assert SECRET not in line(events.Asked(1, declared))
     reply = DeclaredDataset(index_hash="i", task_count=1, record_count=1, schema="", declaration=declared)
@@ -66,7 +66,7 @@ def test_declared_data_is_told_without_secrets() -> None:
     assert line(events.Asked(1, again)) == line(events.Asked(1, declared))
 
 
-def test_what_a_predecessor_left_is_told_without_secrets() -> None:
+def test_state_of_a_predecessor_is_recorded_without_secrets() -> None:
     declared = DatasetDeclaration(urls=[f"https://host/a?token={SECRET}"], batch_size=1)
     reply = DeclaredDataset(index_hash="i", task_count=1, record_count=1, schema="", declaration=declared)
     tasks = QueueSettings(1, lambda _: 1, attempts_limit=1, confirmations=0)

@@ -1,4 +1,4 @@
-"""Simulated runs are recorded, and go the same way again; with a bug in the product they do not."""
+"""Recorded simulated runs replay without differences, unless the product has a bug."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ def differences(directory: Path) -> list[Difference]:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Recorded runs of some seeds."""
+    """Recordings of runs with some seeds."""
     return [record(seed, tmp_path_factory.mktemp(f"seed-{seed}")) for seed in SEEDS]
 
 
-def test_recorded_runs_go_the_same_way_again(recorded: list[Path]) -> None:
+def test_recorded_runs_replay_without_differences(recorded: list[Path]) -> None:
     for directory in recorded[:3]:
         assert differences(directory) == []
 
 
 def test_every_kind_of_core_is_recorded(recorded: list[Path]) -> None:
     records = (each for directory in recorded for run in recordings_in(directory) for _, each in run.records())
-    # No simulated program says which of its batches are done.
+    # No simulated program marks its batches as done.
     assert {each.core.rpartition("-")[0] for each in records} == CORES.keys() - {"acknowledged"}
 
 
-def test_recording_changes_nothing(tmp_path: Path) -> None:
+def test_recording_does_not_change_a_run(tmp_path: Path) -> None:
     assert run_seed(3) == run_seed(3, record=tmp_path)
 
 
-def test_it_goes_the_same_way_where_texts_have_other_hashes(recorded: list[Path]) -> None:
-    """What a core decides depends on no order of a set."""
+def test_a_replay_does_not_depend_on_string_hashes(recorded: list[Path]) -> None:
+    """Decisions of a core do not depend on the order of a set."""
     command = [sys.executable, "-m", "flightedl_tools", "replay", str(recorded[0])]
     ended = subprocess.run(
         command, env={"PYTHONHASHSEED": "1"}, capture_output=True, text=True, check=False, timeout=50
@@ -82,7 +82,7 @@ def test_it_goes_the_same_way_where_texts_have_other_hashes(recorded: list[Path]
         ("old orders are new", "snapshots"),
     ],
 )
-def test_a_bug_shows_when_the_run_is_replayed(recorded: list[Path], bug: str, core: str) -> None:
+def test_a_replay_reveals_a_planted_bug(recorded: list[Path], bug: str, core: str) -> None:
     with planted([PLANTED[bug]]):
         assert_shown(recorded, core)
 
@@ -97,7 +97,7 @@ def test_a_bug_shows_when_the_run_is_replayed(recorded: list[Path], bug: str, co
         (PserverSnapshots, "taken", lambda *_: False, "snapshots"),
     ],
 )
-def test_a_method_that_does_nothing_shows(
+def test_a_replay_reveals_a_method_that_does_nothing(
     recorded: list[Path], monkeypatch: pytest.MonkeyPatch, owner: type, method: str, bug: object, core: str
 ) -> None:
     monkeypatch.setattr(owner, method, bug)
@@ -116,14 +116,14 @@ def assert_shown(recorded: list[Path], core: str) -> None:
     pytest.fail("the bug does not show")
 
 
-def test_the_first_effect_that_differs_is_named() -> None:
+def test_the_first_differing_effect_is_named() -> None:
     assert first_difference([1, 2], [1, 2]) is None
     assert first_difference([1, 2], [1, 3]) == (2, 2, 3, "")
     assert first_difference([1], [1, 3]) == (2, None, 3, "")
     assert first_difference([1, 2], [1]) == (2, 2, None, "")
 
 
-def test_an_event_of_another_version_is_told(tmp_path: Path) -> None:
+def test_an_event_of_another_version_is_reported(tmp_path: Path) -> None:
     record(0, tmp_path)
     path = max(tmp_path.iterdir(), key=lambda path: path.stat().st_size)
     path.write_bytes(

@@ -1,4 +1,4 @@
-"""Cores that few runs have much of, each recorded by itself: the end of the job, an election, snapshots, a life."""
+"""Cores that runs rarely exercise, each recorded separately: end of the job, election, snapshots, life."""
 
 from __future__ import annotations
 
@@ -84,12 +84,14 @@ class TestTheEnd:
             end.require(told("none_now"), 1, 9)
 
     @pytest.mark.usefixtures("heard")
-    def test_goes_the_same_way_again(self, tmp_path: Path) -> None:
+    def test_the_core_replays_without_differences(self, tmp_path: Path) -> None:
         assert differences(tmp_path) == []
 
     @pytest.mark.usefixtures("heard")
     @pytest.mark.parametrize("method", ["heard", "require"])
-    def test_shows_what_is_not_done(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    def test_a_replay_reveals_an_omitted_action(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+    ) -> None:
         monkeypatch.setattr(JobEnd, method, lambda *_: None)
         assert [each.core for each in differences(tmp_path)] == ["end-1"]
 
@@ -113,13 +115,13 @@ class TestBatchesThatAreSaidToBeDone:
         assert loop.next_step() == NeedItem()
 
     @pytest.mark.usefixtures("said")
-    def test_goes_the_same_way_again(self, tmp_path: Path) -> None:
+    def test_the_core_replays_without_differences(self, tmp_path: Path) -> None:
         assert differences(tmp_path) == []
         told = [text_of(each) for each in story(recordings_in(tmp_path), subject_of("batch", "1/1/0"))]
         assert told == ["hands 1/1/0 to the script", "receives the script's acknowledgment of 1/1/0"]
 
     @pytest.mark.usefixtures("said")
-    def test_shows_what_is_not_done(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_replay_reveals_an_omitted_action(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(AcknowledgedLoop, "done", lambda *_, **__: None)
         assert [each.core for each in differences(tmp_path)] == ["acknowledged-1"]
 
@@ -140,17 +142,17 @@ class TestARejectedGradient:
         assert isinstance(step, Unreadable)
 
     @pytest.mark.usefixtures("rejected")
-    def test_goes_the_same_way_again(self, tmp_path: Path) -> None:
+    def test_the_core_replays_without_differences(self, tmp_path: Path) -> None:
         assert differences(tmp_path) == []
 
     @pytest.mark.usefixtures("rejected")
-    def test_shows_what_undoes_no_batch(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_replay_reveals_a_batch_that_is_not_undone(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(CurrentBatch, "reject", lambda *_: None)
         assert [each.core for each in differences(tmp_path)] == ["steps-1"]
 
 
 class TestWhatNamesPlaces:
-    """It is left out, and the replay finds no difference by that."""
+    """Locations are omitted, which causes no difference in the replay."""
 
     def assert_left_out(self, directory: Path) -> None:
         assert differences(directory) == []
@@ -158,7 +160,7 @@ class TestWhatNamesPlaces:
         assert "private-bucket" not in path.read_text()
         assert "#" in path.read_text()
 
-    def test_of_a_snapshot(self, tmp_path: Path, recorder: Recorded) -> None:
+    def test_locations_of_a_snapshot_are_omitted(self, tmp_path: Path, recorder: Recorded) -> None:
         snapshots = recorded(recorder("pserver"), {}, PserverSnapshots)
         order = OrderNumber(1, 1, 1)
         assert snapshots.take(SnapshotRequest(order, None, "f", plan_hash="p"), [0, 0, 1], 1) is not None
@@ -168,14 +170,14 @@ class TestWhatNamesPlaces:
         assert "private-bucket" in snapshots.progress.reason
         self.assert_left_out(tmp_path)
 
-    def test_of_an_election(self, tmp_path: Path, recorder: Recorded) -> None:
+    def test_locations_of_an_election_are_omitted(self, tmp_path: Path, recorder: Recorded) -> None:
         election = recorded(recorder("trainer"), {}, ElectionOfFirstValues, "a", 1)
         election.next_step()
         election.failed(UnavailableError(SECRET))
         assert "private-bucket" in str(election.next_step())
         self.assert_left_out(tmp_path)
 
-    def test_of_a_pserver(self, tmp_path: Path, recorder: Recorded) -> None:
+    def test_locations_of_a_pserver_are_omitted(self, tmp_path: Path, recorder: Recorded) -> None:
         life = recorded(recorder("pserver"), {}, PserverLife, "s3://private-bucket/c")
         declared = ModelDeclaration(parameters=[], optimizer={}, mode={})
         facts = happens.Facts(DeclaredModel(declaration=declared, pservers=1, plan_hash="p"), 5, range(1, 3))
@@ -190,7 +192,7 @@ class TestWhatNamesPlaces:
         assert SECRET in str(effect)
         self.assert_left_out(tmp_path)
 
-    def test_of_a_master(self, tmp_path: Path, recorder: Recorded) -> None:
+    def test_locations_of_a_master_are_omitted(self, tmp_path: Path, recorder: Recorded) -> None:
         settings = CoreSettings(generation=1, pserver_count=1, keeps_checkpoints=True)
         core = recorded(recorder("master"), {}, MasterCore, settings, 0.0)
         core.apply(ManifestFailed(1, SECRET), 0.0)

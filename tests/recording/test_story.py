@@ -1,4 +1,4 @@
-"""The story of a batch, a task, a block or a trainer, over all processes."""
+"""The story of a batch, a task, a block or a trainer across all processes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from flightedl.recording.writer import SUFFIX, Recorder
 
 
 class Clock:
-    """One that a test sets; processes on different machines begin at different instants of their own clocks."""
+    """A clock that a test sets. Clocks of processes on different machines start at different times."""
 
     def __init__(self, ahead_s: float = 0.0) -> None:
         self.wall_s = 100.0
@@ -53,7 +53,7 @@ class Clock:
 
 
 class Run:
-    """Processes that are recorded, one clock for each."""
+    """Recorded processes, each with its own clock."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -84,7 +84,7 @@ class Run:
 
 
 class Pserver:
-    """Blocks 2 to 4, in two spans."""
+    """A pserver with blocks 2 to 4, in two spans."""
 
     def __init__(self, run: Run, mode: Mode) -> None:
         extents = [Extent(range(2, 4)), Extent(range(4, 5))]
@@ -137,7 +137,7 @@ def ticket(trainer: str, **more: object) -> TasksTicket:
     return TasksTicket(trainer=trainer, generation=1, wait_s=0.0, **more)  # type: ignore[arg-type]
 
 
-def test_a_task_whose_trainer_dies_is_done_by_another_one(tmp_path: Path) -> None:
+def test_the_story_of_a_task_shows_that_another_trainer_finishes_it(tmp_path: Path) -> None:
     run = Run(tmp_path)
     master, pserver = master_of(run), Pserver(run, Async())
     feed = recorded(run.recorder("trainer"), {"trainer": "b", "evaluation": ""}, Feed, 0.0)
@@ -182,11 +182,11 @@ def test_a_task_whose_trainer_dies_is_done_by_another_one(tmp_path: Path) -> Non
         f"7 master 5: receives from b: attempt {attempt} finished, acknowledged by generations [7]",
     ]
     assert run.told("task", name) == told
-    assert not any("trainer c" in line for line in told), "what befell others is not of this task"
+    assert not any("trainer c" in line for line in told), "the story of a task excludes events of others"
     assert [line for line in run.told("trainer", "a") if "loss" in line] == [told[4]]
 
 
-def test_a_round_is_told_in_its_blocks(tmp_path: Path) -> None:
+def test_the_story_of_a_block_shows_its_rounds(tmp_path: Path) -> None:
     run = Run(tmp_path)
     pserver = Pserver(run, Sync())
     pserver.view(1, ("a", 1, 0), ("b", 2, 0))
@@ -226,7 +226,7 @@ def test_a_span_that_is_split_and_copied_replays(tmp_path: Path) -> None:
     assert not any("0/0/0" in line or "1/0/0" in line for line in run.told("block", "3"))
 
 
-def test_what_is_handed_back_is_told(tmp_path: Path) -> None:
+def test_the_story_of_a_task_shows_its_return(tmp_path: Path) -> None:
     run = Run(tmp_path)
     master = master_of(run)
     master(events.LeasesSeen({"a": 1}, {}, 1))
@@ -240,13 +240,13 @@ def test_what_is_handed_back_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "identity"), [("batch", "3/17"), ("task", "3"), ("block", "a"), ("pserver", "1"), ("task", "3/-1")]
 )
-def test_a_story_is_of_something(kind: str, identity: str) -> None:
+def test_a_story_requires_a_known_subject(kind: str, identity: str) -> None:
     with pytest.raises(UsageError, match="use batch"):
         subject_of(kind, identity)
 
 
 class Script:
-    """A trainer's steps, whose pservers answer what a test says."""
+    """A trainer's steps, with planned answers of pservers."""
 
     def __init__(self, run: Run, mode: Mode) -> None:
         recorder = run.recorder("trainer")
@@ -259,7 +259,7 @@ class Script:
         self.carry_out(self.steps.open_batch(BatchAtHand(0, 1, 7, number, 4, 2), 6, 1))
 
     def carry_out(self, step: Next, *outcomes: Outcome, having: bytes = b"") -> None:
-        """Each pserver answers pushes with the first outcome, then with the next ones."""
+        """Carry out effects. Each pserver answers pushes with the planned outcomes in order."""
         said = list(outcomes)
 
         def perform(effect: object) -> None:
@@ -279,7 +279,7 @@ class Script:
         carried_out(self.steps, step, perform)
 
 
-def test_what_a_trainer_computes_pushes_and_is_answered_is_told(tmp_path: Path) -> None:
+def test_the_story_of_a_batch_shows_pushes_and_answers(tmp_path: Path) -> None:
     run = Run(tmp_path)
     script = Script(run, Sync())
     script.open(0)
@@ -314,7 +314,7 @@ def test_what_a_trainer_computes_pushes_and_is_answered_is_told(tmp_path: Path) 
     assert "2 trainer a: receives blocks 2-3 from pserver 1 (21) at version 0" in of_block, "as it joins"
 
 
-def test_a_sum_is_told_with_its_batches(tmp_path: Path) -> None:
+def test_the_story_of_a_sum_names_its_batches(tmp_path: Path) -> None:
     run = Run(tmp_path)
     script = Script(run, Async(push_every=2))
     for batch in range(2):
@@ -334,7 +334,7 @@ def test_a_sum_is_told_with_its_batches(tmp_path: Path) -> None:
     assert "0 trainer a: must compute 1/1/1 again" in run.told("task", "1/1")
 
 
-def test_an_evaluation_is_told(tmp_path: Path) -> None:
+def test_the_story_of_an_evaluation_is_told(tmp_path: Path) -> None:
     run = Run(tmp_path)
     feed = recorded(run.recorder("trainer"), {"trainer": "a", "evaluation": "late"}, Feed, 0.0)
     ask = feed.next_step(run.clocks[-1].now())
@@ -351,7 +351,7 @@ def test_an_evaluation_is_told(tmp_path: Path) -> None:
     assert run.told("task", "1/3") == []
 
 
-def test_whose_first_values_the_model_gets_is_told(tmp_path: Path) -> None:
+def test_the_story_of_a_model_shows_whose_first_values_it_gets(tmp_path: Path) -> None:
     run = Run(tmp_path)
     script = Script(run, Sync())
     for happens in (

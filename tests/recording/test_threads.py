@@ -1,4 +1,4 @@
-"""What a trainer's threads ask real pservers for at once is recorded so that it goes the same way again."""
+"""Recorded concurrent requests of a trainer's threads to real pservers replay without differences."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHAPES = {"a": (9000,), "b": (9000,), "c": (5, 5)}
 
 
 @pytest.mark.parametrize("mode", [Async(), Async(push_every=2)], ids=str)
-def test_steps_over_several_pservers(tmp_path: Path, mode: Mode) -> None:
+def test_concurrent_requests_to_several_pservers_replay_without_differences(tmp_path: Path, mode: Mode) -> None:
     lines: list[bytes] = []
     recorder = Recorder("trainer", "1", "demo", SystemClock(), lines.append, is_strict=True)
     gradients = {name: np.ones(shape, np.float32) for name, shape in SHAPES.items()}

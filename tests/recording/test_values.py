@@ -1,4 +1,4 @@
-"""Events and effects as JSON."""
+"""Encoding of events and effects as JSON."""
 
 from __future__ import annotations
 
@@ -55,24 +55,24 @@ def again(event: object) -> object:
         life_values.CaughtUp(None),
     ],
 )
-def test_what_is_written_is_read_again(event: object) -> None:
+def test_encoded_values_are_decoded_unchanged(event: object) -> None:
     assert again(event) == event
 
 
-def test_the_order_of_a_mapping_is_kept() -> None:
+def test_the_order_of_a_mapping_is_preserved() -> None:
     seen = again(events.LeasesSeen({"b": 2, "a": 1}, {1: 3, 0: 4}, 9))
     assert isinstance(seen, events.LeasesSeen)
     assert [*seen.trainers] == ["b", "a"]
     assert [*seen.pservers] == [1, 0]
 
 
-def test_every_event_can_be_read() -> None:
+def test_every_event_has_a_decoder() -> None:
     for kind in (*typing.get_args(events.Event), *typing.get_args(life_values.Event)):
         with pytest.raises(CorruptError):
             read_value(kind, msgspec.Raw(b'"no event"'))
 
 
-def test_values_of_several_classes_say_which_one_they_are() -> None:
+def test_values_of_a_union_name_their_class() -> None:
     assert written(out.StoreWork(WriteManifest(3), 5)) == {
         "StoreWork": {"work": {"WriteManifest": {"number": 3}}, "revision": 5}
     }
@@ -85,7 +85,7 @@ def test_values_of_several_classes_say_which_one_they_are() -> None:
     assert written(out.Answer(1, out.Done(), 2)) == {"Answer": {"call": 1, "reply": {"Done": {}}, "revision": 2}}
 
 
-def test_an_error_is_its_class() -> None:
+def test_an_error_is_encoded_as_its_class() -> None:
     answer = written(out.Answer(1, JobFailedError("a secret"), 0))
     assert answer == {"Answer": {"call": 1, "reply": {"error": "JobFailedError"}, "revision": 0}}
 
@@ -95,7 +95,7 @@ def test_sets_are_written_in_order() -> None:
     assert written(restore) == {"Restore": {"loadable": [1, 9], "rejected": [1, 3, 5]}}
 
 
-def test_batch_counts_are_runs() -> None:
+def test_batch_counts_are_encoded_as_runs() -> None:
     counts = BatchCounts.of(lambda task: 1 if task < 3 else 2, 5)
     assert counts.runs == [(1, 3), (2, 2)]
     assert [counts(task) for task in range(5)] == [1, 1, 1, 2, 2]
@@ -108,6 +108,6 @@ def test_batch_counts_are_runs() -> None:
     assert joined.batch_counts(1) == 7
 
 
-def test_what_cannot_be_written_is_an_error() -> None:
+def test_values_that_cannot_be_encoded_raise_an_error() -> None:
     with pytest.raises(TypeError, match="object cannot be recorded"):
         encode(as_written(out.Note("x", (object(),), out.Kind.DECLARED)))

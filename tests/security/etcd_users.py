@@ -1,4 +1,4 @@
-"""Users of an etcd for tests: each may touch the keys of one job and nothing else."""
+"""Users of an etcd for tests, each with access only to the keys of one job."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TIMEOUT_S = 5.0
 
 
 def enable(server: EtcdServer, users: Mapping[str, Iterable[str]], password: str) -> None:
-    """Let in only these users (job -> its users' names) from now on, by their certificates or this password."""
+    """Admit only these users (names by job) from now on, by their certificates or this password."""
     channel = server.access.channel(server.address, TIMEOUT_S)
     auth = rpc.AuthStub(channel)
     auth.UserAdd(rpc.AuthUserAddRequest(name="root", password="root"), timeout=TIMEOUT_S)

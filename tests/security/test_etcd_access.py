@@ -1,4 +1,4 @@
-"""etcd by TLS: by a certificate, by a password, and what is refused. A real etcd with users."""
+"""Access to a real etcd with users over TLS, by certificate or password, and rejected access."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TIMEOUT_S = 5.0
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Certificates with the common names flightedl-root, flightedl-job-a and so on; and of another authority."""
+    """Certificates with the common names flightedl-root, flightedl-job-a and so on, and one of another authority."""
     root = tmp_path_factory.mktemp("certificates")
     hosts = ("localhost", "127.0.0.1")
     names = [Member("etcd", "", hosts), Member("job-a", "", ("a",)), Member("job-b", "", ("b",)), Member("nobody", "")]
@@ -40,7 +40,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def etcd(places: Path) -> Iterator[EtcdServer]:
-    """An etcd with a user for each of two jobs, who may only touch that job's keys."""
+    """An etcd with a user for each of two jobs, who can access only that job's keys."""
     with EtcdServer(tls_dir=places / "etcd") as server:
         users = {job: (job, f"flightedl-{job}") for job in ("job-a", "job-b")}
         enable(server, users, PASSWORD)
@@ -65,7 +65,7 @@ WAYS = {"by its certificate": ("job-a",), "by a password": ("nobody", "job-a", "
 
 
 @pytest.mark.parametrize("way", list(WAYS))
-def test_a_job_has_its_own_keys_and_no_others(connect: Callable[..., EtcdCoordinator], way: str) -> None:
+def test_a_job_has_access_only_to_its_own_keys(connect: Callable[..., EtcdCoordinator], way: str) -> None:
     coordinator = connect(*WAYS[way])
     mine, other = JobKeys("job-a"), JobKeys("job-b")
     lease = coordinator.grant(5.0)
@@ -88,7 +88,7 @@ def test_a_job_has_its_own_keys_and_no_others(connect: Callable[..., EtcdCoordin
             ask()
 
 
-def test_a_password_that_is_wrong_is_told_and_not_shown(connect: Callable[..., EtcdCoordinator]) -> None:
+def test_a_wrong_password_is_reported_and_not_shown(connect: Callable[..., EtcdCoordinator]) -> None:
     coordinator = connect("nobody", "job-a", "wrong-password")
     with pytest.raises(FlightedlError) as caught:
         coordinator.get(JobKeys("job-a").prefix)
@@ -96,7 +96,7 @@ def test_a_password_that_is_wrong_is_told_and_not_shown(connect: Callable[..., E
     assert "staple" not in str(caught.value)
 
 
-def test_a_token_that_etcd_has_forgotten_is_replaced(etcd: EtcdServer, connect: Callable[..., EtcdCoordinator]) -> None:
+def test_a_token_that_etcd_has_dropped_is_renewed(etcd: EtcdServer, connect: Callable[..., EtcdCoordinator]) -> None:
     coordinator = connect("nobody", "job-a", "password")
     key = JobKeys("job-a").prefix + "x"
     coordinator.transact([], [Put(key, b"1")])
@@ -110,7 +110,7 @@ def test_a_token_that_etcd_has_forgotten_is_replaced(etcd: EtcdServer, connect: 
     assert coordinator.transact([], [Put(key, b"2")]).committed
 
 
-def test_strangers_and_plain_text_get_nothing(etcd: EtcdServer, places: Path) -> None:
+def test_strangers_and_plain_text_are_rejected(etcd: EtcdServer, places: Path) -> None:
     own = EtcdAccess(etcd.address, str(places / "job-a"))
     stranger = dataclasses.replace(own, tls_dir=str(places / "stranger" / "job-a"))
     for access in (stranger, dataclasses.replace(own, tls_dir="")):

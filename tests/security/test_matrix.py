@@ -1,6 +1,6 @@
-"""Every verb of both servers, asked with every kind of credentials by every role: who gets through, and what is said.
+"""Every verb of both servers, called with every kind of credentials by every role: admission and errors.
 
-The client is pyarrow's own, without anything of this package: what a stranger, or another language, would use.
+The client is plain pyarrow, as strangers or other languages would use, without this package.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from flightedl.rpc import Credentials, ExchangeRoute, FlightServer, PutRoute, Ro
 from flightedl.rpc.authentication import name_in_certificate
 
 JOB = "demo"
-#: How the caller comes, but for its role.
+#: Credentials of the caller, apart from its role.
 STATES = ("plain text", "no certificate", "another authority", "expired", "another job", "no role", "header twice")
-#: Nothing of the inside of a server.
+#: Internals of a server, which errors must not contain.
 FORBIDDEN = re.compile(r"Traceback|File \"|BEGIN |/(?:tmp|root|home|usr|var|work)/|\.py\b|0x[0-9a-f]{6}")
 TIMEOUT_S = 10.0
 
 
 class Service:
-    """In the place of a server's service: the routes only look at what it has."""
+    """Stand-in for a server's service: the routes only read its attributes."""
 
     def __getattr__(self, name: str) -> Service:
         return self
@@ -44,7 +44,7 @@ class Service:
 
 
 class Recorded:
-    """A server with the real verbs and roles, whose handlers say that they were reached and do nothing."""
+    """A server with the real verbs and roles, whose handlers only record that they were reached."""
 
     def __init__(self, routes: Routes, role: str, credentials: Credentials) -> None:
         self.reached: list[str] = []
@@ -139,7 +139,7 @@ def client_of(place: Callable[[str, Role], Path], state: str, role: Role, addres
 
 
 def ask(client: flight.FlightClient, method: str, verb: str, state: str) -> str:
-    """What the server says; empty: nothing went wrong."""
+    """Return the server's error, or "" if the call succeeded."""
     headers = [(b"flightedl-caller", b"admin/me")] * (2 if state == "header twice" else 1)
     options = flight.FlightCallOptions(timeout=TIMEOUT_S, headers=headers)
     envelope = json.dumps({"verb": verb}).encode()
@@ -190,12 +190,12 @@ def test_every_verb_names_its_roles(servers: dict[str, Recorded]) -> None:
         assert all(server.roles.values())
 
 
-def test_the_matrix_is_as_large_as_it_says(servers: dict[str, Recorded]) -> None:
+def test_the_matrix_has_its_documented_size(servers: dict[str, Recorded]) -> None:
     cells = sum(len(server.asks) for server in servers.values()) * (len(STATES) + 1) * len(Role)
     assert cells >= 700
 
 
-def test_what_each_role_may_ask(servers: dict[str, Recorded]) -> None:
+def test_each_role_has_exactly_its_verbs(servers: dict[str, Recorded]) -> None:
     def open_to(role: Role) -> set[str]:
         return {verb for server in servers.values() for verb, roles in server.roles.items() if role in roles}
 

@@ -1,4 +1,4 @@
-"""The Prometheus page by TLS: for members, and nobody else."""
+"""The Prometheus page over TLS, which only members can read."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def read(port: int, places: Path, *, is_member: bool) -> str:
         return str(reply.read().decode())
 
 
-def test_members_read_it(port: int, places: Path) -> None:
+def test_members_can_read_the_page(port: int, places: Path) -> None:
     assert 'flightedl_x{job="demo"} 1.0' in read(port, places, is_member=True)
 
 
-def test_strangers_do_not(port: int, places: Path) -> None:
+def test_strangers_cannot_read_the_page(port: int, places: Path) -> None:
     with pytest.raises((urllib.error.URLError, ConnectionError, ssl.SSLError)):
         read(port, places, is_member=False)
     with pytest.raises((urllib.error.URLError, ConnectionError, OSError)):

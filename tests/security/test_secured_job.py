@@ -1,4 +1,4 @@
-"""Whole jobs with certificates on every connection, and with strangers at their doors. Real processes."""
+"""Complete jobs with certificates on every connection, besieged by strangers, with real processes."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from .etcd_users import enable
 
 pytestmark = [pytest.mark.etcd, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(240)]
 
-#: Connections that say nothing; ones that say something and never end; ones that send what is no message.
+#: Numbers of connections that are silent, that send slowly and never end, and that send invalid messages.
 SILENT, SLOW, GIANT = 500, 50, 10
 GIANT_BYTES = 16 << 20
-#: A server's memory with all of that may grow by this, which is far below what was sent to it.
+#: Allowed growth of a server's memory, which is far below the amount of data sent to it.
 MAY_GROW_BYTES = 64 << 20
 
 
@@ -72,7 +72,7 @@ def addresses_of(etcd: EtcdAccess, job: str) -> list[str]:
 
 
 def replaced(cluster: LocalCluster, role: str, index: int) -> None:
-    """Kill a server, and see that the job goes on with another one in its place."""
+    """Kill a server, and wait until the job continues with its replacement."""
     before = batches_of(cluster)
     cluster.kill(role, index)
     wait_for(lambda: batches_of(cluster) > before)
@@ -99,7 +99,7 @@ def test_certificates_are_renewed_while_the_job_runs(tmp_path: Path) -> None:
             tls_dir=str(certificates),
             checkpoint=str(tmp_path / "ck"),
             output_dir=tmp_path / "out",
-            # Slow enough to have batches left whenever the last server is replaced.
+            # Slow enough that batches remain when the last server is replaced.
             trainers=ledger(tmp_path / "data", "0.1"),
         )
         with cluster:
@@ -125,14 +125,14 @@ def test_certificates_are_renewed_while_the_job_runs(tmp_path: Path) -> None:
 
 
 def slow_loris(address: str) -> socket.socket:
-    """The beginning of HTTP/2, and never more than a byte of the rest."""
+    """Send the start of an HTTP/2 connection, and then single bytes of the rest."""
     connection = plain(address)
     connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00" + b"\x00")
     return connection
 
 
 def giant_frame(address: str) -> socket.socket:
-    """A frame that says it is as long as one can be, and as much of it as the server takes."""
+    """Send a frame that claims the maximum length, and as much of it as the server accepts."""
     connection = slow_loris(address)
     with contextlib.suppress(OSError):
         connection.sendall(b"\xff\xff\xff\x00\x00\x00\x00\x00\x01" + bytes(GIANT_BYTES))
@@ -156,7 +156,7 @@ def plain(address: str) -> socket.socket:
 
 @contextlib.contextmanager
 def besieged(addresses: list[str]) -> Iterator[None]:
-    """Connections of strangers to each of the servers, kept open."""
+    """Keep connections of strangers to each server open."""
     with contextlib.ExitStack() as stack:
         for address in addresses:
             for _ in range(SILENT // len(addresses)):
@@ -170,7 +170,7 @@ def besieged(addresses: list[str]) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("is_secured", [True, False], ids=["with TLS", "in plain text"])
-def test_strangers_hold_up_nothing_and_take_no_memory(tmp_path: Path, is_secured: bool) -> None:
+def test_strangers_neither_delay_the_job_nor_consume_memory(tmp_path: Path, is_secured: bool) -> None:
     more = {}
     if is_secured:
         run_command("certs", "create", str(tmp_path / "certs"))
@@ -188,4 +188,4 @@ def test_strangers_hold_up_nothing_and_take_no_memory(tmp_path: Path, is_secured
             grown = [psutil.Process(pid).memory_info().rss - was for pid, was in zip(pids, before, strict=True)]
             assert max(grown) < MAY_GROW_BYTES, grown
             settle(cluster, tmp_path / "out" / "ledger.npz")
-        assert [cluster.pid(role) for role in ("master", "pserver")] == pids, "no server was started again"
+        assert [cluster.pid(role) for role in ("master", "pserver")] == pids, "no server was restarted"

@@ -14,7 +14,7 @@ BY_HAND = 40
 
 
 @pytest.mark.parametrize("name", PLANTED)
-def test_every_bug_changes_what_is_there_today(name):
+def test_every_bug_changes_present_code(name):
     with planted([PLANTED[name]]):
         pass
 
@@ -23,7 +23,7 @@ def test_few_bugs_are_written_by_hand():
     assert sum(any(edit.is_by_hand for edit in each.edits) for each in PLANTED.values()) <= BY_HAND
 
 
-def test_the_product_is_as_before_afterwards():
+def test_the_product_is_restored_afterwards():
     piece = BatchRange(0, 0, 0, 4, 4, failures=3)
     before = after_failure(piece, None, 3, 1)
     with planted([PLANTED["the middle batch is dropped"]]):
@@ -32,19 +32,19 @@ def test_the_product_is_as_before_afterwards():
 
 
 @pytest.mark.parametrize("place", ["domain.queue.bisection:gone", "domain.queue.tasks:TaskQueue.gone"])
-def test_a_function_that_is_gone_is_told(place):
+def test_a_missing_function_is_reported(place):
     with pytest.raises(StalePatchError, match="no function"), planted([bug("", answers(place))]):
         pass
 
 
 @pytest.mark.parametrize(("before", "times"), [("x == 4", 0), ("x", 3)])
-def test_a_line_that_is_not_there_once_is_told(before, times):
+def test_a_line_that_does_not_occur_exactly_once_is_reported(before, times):
     edit = swaps("domain.queue.bisection:after_failure", before, "y")
     with pytest.raises(StalePatchError, match=f"has {times} times"):
         edited_source("def f(x: int) -> int:\n    return x + x\n", edit)
 
 
 @pytest.mark.parametrize("doc", ["", '    """Add."""\n'])
-def test_statements_are_put_before_the_first_one(doc):
+def test_statements_are_inserted_before_the_first_one(doc):
     source = f"def f(x: int) -> int:\n{doc}    return x\n"
     assert edited_source(source, answers("m:f", "0")) == f"def f(x: int) -> int:\n{doc}    return 0\n    return x\n"

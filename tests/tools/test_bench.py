@@ -1,4 +1,4 @@
-"""The bench command: what it runs, and one small real run."""
+"""The bench command: its workloads, and small real runs."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from flightedl_tools.main import command
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_shapes_of_a_workload_make_its_size() -> None:
+def test_the_shapes_of_a_workload_add_up_to_its_size() -> None:
     assert Workload(mb=4).shapes == [1 << 20]
     assert STANDARD["tiny"].shapes == [1000] * 1000
     assert Workload(mb=1, parameters=4).size_bytes == 1 << 20
 
 
 @pytest.mark.parametrize("workload", STANDARD.values(), ids=str)
-def test_every_turn_has_a_few_steps_and_not_too_many(workload: Workload) -> None:
+def test_every_turn_has_a_bounded_number_of_steps(workload: Workload) -> None:
     assert 3 <= default_steps(workload) <= 100
 
 
-def test_an_unknown_workload_is_refused() -> None:
+def test_an_unknown_workload_is_rejected() -> None:
     assert CliRunner().invoke(command, ["bench", "dense", "huge"]).exit_code == 2
 
 
-def test_what_shared_memory_gains_is_told() -> None:
+def test_the_gain_of_shared_memory_is_reported() -> None:
     took = Measured(step_s=0.25, bytes_per_s=5e8, cpu_s_per_gb=0.5, server_bytes=10**8)
     shared = replace(took, cpu_s_per_gb=0.2)
     compared = Comparison(
@@ -59,7 +59,7 @@ def test_what_shared_memory_gains_is_told() -> None:
 
 
 @pytest.mark.parametrize(("kind", "clients", "is_sync"), [("line", 1, False), ("line", 2, True), ("flight", 2, False)])
-def test_the_floor_steps(kind: str, clients: int, is_sync: bool) -> None:
+def test_the_floor_runs_steps(kind: str, clients: int, is_sync: bool) -> None:
     with floor_side(kind, clients, is_sync=is_sync) as side:
         times = take_turns([side], 2, [50])
         measured = side.measured()
@@ -70,7 +70,7 @@ def test_the_floor_steps(kind: str, clients: int, is_sync: bool) -> None:
 
 
 class _Ordered:
-    """Stands for a worker whose steps take as long as the order's number says."""
+    """Worker whose steps take the number of seconds in their orders."""
 
     def __init__(self, log: list[str], name: str) -> None:
         self._log, self._name, self._count = log, name, 0
@@ -83,7 +83,7 @@ class _Ordered:
         return {"seconds": [float(self._count)] * self._count, "cpu_s": 1.0, "threads": 1}
 
 
-def test_who_goes_first_alternates_and_the_warm_up_does_not_count() -> None:
+def test_the_first_side_alternates_and_warm_up_does_not_count() -> None:
     log: list[str] = []
     sides = [Side([cast("Any", _Ordered(log, name))], [], 4, choice=place) for place, name in enumerate("ab")]
     times = take_turns(sides, 2, [4, 6])
@@ -93,12 +93,12 @@ def test_who_goes_first_alternates_and_the_warm_up_does_not_count() -> None:
     assert ratio(*times) == pytest.approx(4 / 6)
 
 
-def test_the_spread_of_turns_is_where_half_of_them_lie() -> None:
+def test_the_spread_of_turns_is_their_interquartile_range() -> None:
     assert Spread.of([5.0, 1.0, 2.0, 4.0, 3.0]) == Spread(median=3.0, low=2.0, high=4.0)
     assert str(Spread.of([1.0, 2.0])) == "1.5 (1.25 to 1.75)"
 
 
-def test_a_table_is_aligned_to_the_right_but_for_its_first_column() -> None:
+def test_all_columns_but_the_first_are_aligned_to_the_right() -> None:
     table = table_of("numbers", ("what", "ms"), [("a step", "1.0")])
     assert [column.justify for column in table.columns] == ["left", "right"]
 
@@ -116,7 +116,7 @@ def test_a_small_run_compares_both_sides() -> None:
 
 
 @pytest.mark.etcd
-def test_a_small_step_is_measured_beside_the_floor() -> None:
+def test_a_small_step_is_compared_with_the_floor() -> None:
     done = CliRunner().invoke(command, ["bench", "latency", "async", "--turns", "1", "--json"])
     assert done.exit_code == 0, done.output
     floor, busy = json.loads(done.stdout)
@@ -126,15 +126,15 @@ def test_a_small_step_is_measured_beside_the_floor() -> None:
     assert busy["value"] > 0
 
 
-def test_a_pause_counts_where_it_touches_the_time_that_is_looked_at():
+def test_a_pause_counts_if_it_overlaps_the_interval():
     pushes = [0.0, 1.0, 2.0, 5.0, 5.5, 9.0]
-    assert longest_pause(pushes, 1.5, 5.2) == 3.0, "what began before"
-    assert longest_pause(pushes, 5.1, 6.0) == 3.5, "what ends after"
+    assert longest_pause(pushes, 1.5, 5.2) == 3.0, "the pause began before the interval"
+    assert longest_pause(pushes, 5.1, 6.0) == 3.5, "the pause ends after the interval"
     assert longest_pause(pushes, 0.5, 1.5) == 1.0
-    assert longest_pause(pushes, 8.5, 13.0) == 4.0, "what has not ended"
+    assert longest_pause(pushes, 8.5, 13.0) == 4.0, "the pause has not ended"
 
 
-def test_pushes_are_read_as_they_were_written(tmp_path):
+def test_pushes_survive_writing_and_reading(tmp_path):
     (tmp_path / "one").write_bytes(struct.pack("dd", 1.0, 2.5) + b"abc")
     (tmp_path / "two").write_bytes(b"")
     assert accepted_pushes(tmp_path) == {"one": [1.0, 2.5]}
@@ -147,8 +147,8 @@ def test_rows_are_measured() -> None:
     assert "rows made a second" in done.stdout
 
 
-def test_what_developers_measure_finds_what_it_imports() -> None:
-    """The kernels' benchmark is tested with PyTorch; that of restarts needs torchdata."""
+def test_benchmarks_for_developers_can_be_imported() -> None:
+    """The benchmark of kernels is tested with PyTorch; that of restarts requires torchdata."""
     others = {"kernels", "data_restarts"}
     names = sorted({path.stem for path in (ROOT / "benchmarks").glob("*.py")} - others)
     program = f"import importlib; [importlib.import_module(f'benchmarks.{{each}}') for each in {names}]"
@@ -157,7 +157,7 @@ def test_what_developers_measure_finds_what_it_imports() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_all_sides_have_the_same_ids() -> None:
+def test_all_sides_use_the_same_ids() -> None:
     workloads = [workload for workload, _ in standard(is_full=False, rows=[2600], dims=[4], ids=[260])]
     assert msgspec.json.decode(msgspec.json.encode(workloads), type=list[TableWorkload]) == workloads
     assert [workload.group.tables for workload in workloads] == [1, 26, 100, 1]
@@ -170,7 +170,7 @@ def test_all_sides_have_the_same_ids() -> None:
 
 @pytest.mark.etcd
 @pytest.mark.storm
-def test_a_small_run_of_tables_between_processes() -> None:
+def test_a_small_run_of_tables_works_between_processes() -> None:
     given = ["bench", "sparse", "--rows", "2600", "--dim", "4", "--ids", "260", "--turns", "2", "--json"]
     done = CliRunner().invoke(command, given)
     assert done.exit_code == 0, done.output
@@ -185,7 +185,7 @@ def test_a_small_run_of_tables_between_processes() -> None:
 
 
 class _Batches(list[int]):
-    """Stands for a dataset."""
+    """A minimal dataset."""
 
     is_closed = False
 
@@ -193,10 +193,10 @@ class _Batches(list[int]):
         self.is_closed = True
 
 
-def test_an_order_is_a_loop_of_its_own_which_is_left_with_nobody_waited_for() -> None:
+def test_each_order_runs_a_separate_loop_and_leaves_it_without_waiting() -> None:
     data, steps = _Batches(range(10)), list[int]()
     seconds, cpu_s = run_steps(cast("Any", data), lambda: steps.append(1), 3)
-    # The fourth batch only says that the third is through.
+    # The fourth batch only shows that the third one has completed.
     assert len(seconds) == len(steps) == 3
     assert min(*seconds, cpu_s) >= 0
     assert data.is_closed
@@ -219,7 +219,7 @@ def test_all_sides_of_the_data_read_the_same_records(tmp_path: Path, monkeypatch
 
 @pytest.mark.etcd
 @pytest.mark.storm
-def test_a_small_run_of_the_data() -> None:
+def test_a_small_run_of_the_data_works() -> None:
     done = CliRunner().invoke(command, ["bench", "data", "--format", "arrow", "--turns", "2", "--json"])
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)

@@ -1,4 +1,4 @@
-"""What a job costs on paper: constants are found again in what they make, and the busiest part is told first."""
+"""Predicted costs of a job: constants are fitted to simulated measurements, and the busiest part is shown first."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def seen_of(shape: Shape) -> Seen:
     )
 
 
-def test_constants_are_found_in_what_small_jobs_take_and_predict_the_large_ones() -> None:
+def test_constants_fitted_to_small_jobs_predict_large_ones() -> None:
     found = fitted([seen_of(shape) for shape in SMALL])
     for shape in LARGE:
         assert found.trainer_cpu_s(shape) == pytest.approx(COST.trainer_cpu_s(shape), rel=1e-6)
@@ -56,9 +56,9 @@ def test_constants_are_found_in_what_small_jobs_take_and_predict_the_large_ones(
     assert found.etcd_process_s == pytest.approx(COST.etcd_process_s)
 
 
-def test_what_noise_would_make_negative_is_nothing() -> None:
+def test_constants_that_noise_would_make_negative_are_zero() -> None:
     seen = [seen_of(shape) for shape in SMALL]
-    # More trainers with less work for etcd.
+    # Measurements in which etcd works less with more trainers.
     odd = [
         Seen(each.shape, each.trainer_s, each.servers_s, each.master_s, 0.1 / each.shape.trainers, 1, 1)
         for each in seen
@@ -68,11 +68,11 @@ def test_what_noise_would_make_negative_is_nothing() -> None:
     assert found.etcd_s > 0
 
 
-def test_a_dense_model_of_100_gb_is_too_much_for_the_network_and_its_rows_are_not() -> None:
+def test_a_dense_model_of_100_gb_exceeds_the_network_and_rows_do_not() -> None:
     dense = Job(Shape(1000, 64, 100 * 10**9), 100e9, step_s=0.2, task_s=30)
     busiest = loads(dense, COST, Machines())[0]
     assert busiest.what == "a server's network"
-    # Each server moves a 64th of the model for each of 5,000 steps a second, over 3.125 GB/s.
+    # Each server transfers a 64th of the model for each of 5,000 steps per second, over 3.125 GB/s.
     assert busiest.part == pytest.approx(5000 * 100e9 / 64 / 3.125e9)
     rows = Job(Shape(1000, 64, 20 * 10**6), 100e9, step_s=0.25, task_s=30)
     assert all(load.part < 1 for load in loads(rows, COST, Machines()))
@@ -82,11 +82,11 @@ def test_a_dense_model_of_100_gb_is_too_much_for_the_network_and_its_rows_are_no
 
 
 @pytest.mark.parametrize(("trainers", "seconds"), [(1, 0.5), (100, 0.5), (400, 2.0), (1000, 5.0), (100_000, 5.0)])
-def test_the_more_trainers_there_are_the_less_often_each_reports(trainers: int, seconds: float) -> None:
+def test_each_trainer_reports_less_often_with_more_trainers(trainers: int, seconds: float) -> None:
     assert report_every_s(trainers) == seconds
 
 
-def test_the_command_is_there() -> None:
+def test_the_command_has_help() -> None:
     shown = CliRunner().invoke(command, ["bench", "scale", "--help"])
     assert shown.exit_code == 0
     assert "busiest first" in shown.output

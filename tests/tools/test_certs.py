@@ -1,4 +1,4 @@
-"""``flightedl certs``: what is made, what is renewed, and what is refused in one sentence."""
+"""``flightedl certs``: creation and renewal of certificates, and rejected requests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def authorities(place: Path) -> list[x509.Certificate]:
 
 
 def is_trusted(member: Path, by: Path) -> bool:
-    """Whether a certificate is signed by one of the authorities that another member trusts."""
+    """True if a certificate is signed by an authority that another member trusts."""
     for authority in authorities(by):
         try:
             certificate(member).verify_directly_issued_by(authority)
@@ -55,22 +55,22 @@ def test_each_role_gets_a_certificate_that_proves_it(made: Path, role: Role) -> 
     assert not (made / role / "authority").exists()
 
 
-def test_keys_are_their_owners_alone(made: Path) -> None:
+def test_only_the_owner_can_read_keys(made: Path) -> None:
     for key in made.glob("*/key.pem"):
         assert stat.S_IMODE(key.stat().st_mode) == 0o600
 
 
-def test_etcd_gets_a_certificate_of_its_names(made: Path) -> None:
+def test_etcd_gets_a_certificate_for_its_names(made: Path) -> None:
     assert names(made / "etcd") == ["localhost", "127.0.0.1", "etcd.example"]
     ssl.create_default_context(cafile=str(made / "etcd" / "ca.pem"))
 
 
-def test_without_a_job_they_hold_for_all(tmp_path: Path) -> None:
+def test_certificates_without_a_job_are_valid_for_all_jobs(tmp_path: Path) -> None:
     assert run_command_line(["certs", "create", str(tmp_path / "c")]) == 0
     assert proven_role(names(tmp_path / "c" / "reader")[0].encode(), "whatever") is Role.READER
 
 
-def test_renewal_makes_other_keys_by_the_same_authority(made: Path) -> None:
+def test_renewal_makes_new_keys_with_the_same_authority(made: Path) -> None:
     before = {path: path.read_bytes() for path in made.glob("*/key.pem") if path.parent.name != "authority"}
     old = certificate(made / "trainer")
     assert run_command_line(["certs", "renew", str(made), "--days", "200"]) == 0
@@ -87,8 +87,8 @@ def test_an_authority_is_replaced_in_two_steps_without_a_gap(made: Path, tmp_pat
         for name in FILES:
             (first / role / name).write_bytes((made / role / name).read_bytes())
     assert run_command_line(["certs", "renew", str(made), "--authority"]) == 0
-    assert is_trusted(first / "trainer", made / "server"), "who was not started again is still trusted"
-    assert is_trusted(made / "trainer", first / "server"), "and trusts who was"
+    assert is_trusted(first / "trainer", made / "server"), "members that were not restarted are still trusted"
+    assert is_trusted(made / "trainer", first / "server"), "members that were not restarted trust restarted ones"
     second = tmp_path / "second"
     second.mkdir()
     (second / "ca.pem").write_bytes((made / "server" / "ca.pem").read_bytes())
@@ -107,7 +107,7 @@ def test_an_authority_is_replaced_in_two_steps_without_a_gap(made: Path, tmp_pat
         (["renew", "DIR", "--days", "9000"], "the authority expires on"),
     ],
 )
-def test_what_cannot_be_done_is_one_sentence(
+def test_impossible_requests_raise_one_sentence(
     made: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], text: str
 ) -> None:
     places = {"DIR": str(made), "OTHER": str(made.parent / "other")}

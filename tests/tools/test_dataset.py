@@ -1,4 +1,4 @@
-"""``flightedl dataset`` as a user calls it."""
+"""``flightedl dataset`` as users call it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flightedl_tools.main import command, run_command_line
 
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Three files of 40 records each, ten to a row group, in the current directory."""
+    """Three files of 40 records in row groups of ten, in the current directory."""
     for number in range(3):
         table = pa.table({"k": np.arange(number * 40, number * 40 + 40), "word": ["a", "b"] * 20})
         pq.write_table(table, tmp_path / f"part-{number}.parquet", row_group_size=10)
@@ -42,7 +42,7 @@ def refused(*arguments: str) -> str:
     return str(error)
 
 
-def test_an_index_is_kept_and_only_changed_files_are_read_again(data: Path) -> None:
+def test_an_index_is_stored_and_only_changed_files_are_read_again(data: Path) -> None:
     first = told("index", "part-*.parquet", "--checkpoint", "kept")
     assert (first["files_count"], first["chunks"], first["records"], first["files_read"]) == (3, 12, 120, 3)
     assert Path(first["index"]).is_file()
@@ -53,7 +53,7 @@ def test_an_index_is_kept_and_only_changed_files_are_read_again(data: Path) -> N
     assert again["content_hash"] != first["content_hash"]
 
 
-def test_the_index_command_says_what_it_found(data: Path) -> None:
+def test_the_index_command_reports_its_result(data: Path) -> None:
     shown = run("index", "part-*.parquet").stdout
     assert shown.startswith("3 files, 12 chunks, 120 records, ")
     assert "3 files read, 0 already indexed" in shown
@@ -62,7 +62,7 @@ def test_the_index_command_says_what_it_found(data: Path) -> None:
 
 def test_inspect_shows_files_columns_and_records(data: Path) -> None:
     shown = run("inspect", "part-*.parquet", "--records", "2").stdout
-    # Whole, however long the path is: whoever searches what is printed finds it.
+    # Paths are printed completely regardless of their length, so that they can be searched for.
     assert f"{data / 'part-2.parquet'} " in shown
     assert "int64" in shown
     assert "'a', 'b'" in shown
@@ -72,7 +72,7 @@ def test_inspect_shows_files_columns_and_records(data: Path) -> None:
     assert [file["chunks"] for file in found["files"]] == [4, 4, 4]
 
 
-def test_conversion_goes_on_where_it_stopped(data: Path) -> None:
+def test_conversion_resumes_where_it_stopped(data: Path) -> None:
     arguments = ["convert", "part-*.parquet", "--to", "out/train", "--to-format", "jsonl", "--shards", "4"]
     first = told(*arguments)
     assert [Path(name).name for name in first["files"]] == [f"train-0000{i}-of-00004.jsonl" for i in range(4)]
@@ -105,7 +105,7 @@ def test_split_keeps_the_format(data: Path) -> None:
         (["split", "empty.parquet", "--to", "x", "--shards", "2"], "empty.parquet is corrupt"),
     ],
 )
-def test_mistakes_are_one_sentence(data: Path, arguments: list[str], text: str) -> None:
+def test_mistakes_raise_one_sentence(data: Path, arguments: list[str], text: str) -> None:
     (data / "empty.parquet").write_bytes(b"")
     assert text in refused(*arguments)
 
@@ -116,7 +116,7 @@ def test_files_of_several_formats_cannot_be_split(data: Path) -> None:
     assert "different formats (csv, jsonl)" in refused("split", "a.csv", "b.jsonl", "--to", "x", "--shards", "2")
 
 
-def test_columns_survive_recordio(data: Path) -> None:
+def test_columns_survive_conversion_to_recordio(data: Path) -> None:
     told("convert", "part-*.parquet", "--to", "records", "--to-format", "recordio", "--shards", "2")
     arguments = ["convert", "records-*.recordio", "--to", "back", "--to-format", "parquet", "--json-records"]
     back = told(*arguments, "--columns", "word,k", "--filter", "k > 9")
@@ -126,14 +126,14 @@ def test_columns_survive_recordio(data: Path) -> None:
     assert "decode= applies to RecordIO only" in refused(*arguments, "--overwrite")
 
 
-def test_an_index_that_cannot_be_kept_is_an_error(data: Path) -> None:
-    """Who says where to keep it would else believe that it is there."""
+def test_an_index_that_cannot_be_stored_raises_an_error(data: Path) -> None:
+    """Otherwise the user would believe that the index exists."""
     message = refused("index", "part-*.parquet", "--checkpoint", "part-0.parquet/kept")
     assert "cannot store the index" in message
     assert "a file is where a directory should be" in message
 
 
-def test_corrupt_data_comes_with_what_to_do(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_about_corrupt_data_says_what_to_do(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole = (data / "part-0.parquet").read_bytes()
     (data / "cut.parquet").write_bytes(whole[:-60])
     assert run_command_line(["dataset", "index", "cut.parquet"]) == 2
@@ -156,11 +156,11 @@ def test_columns_that_csv_cannot_hold_are_named(data: Path) -> None:
     told(*convert, "--columns", "k")
 
 
-def test_a_target_that_ends_with_the_command_is_refused(data: Path) -> None:
+def test_an_in_memory_target_is_rejected(data: Path) -> None:
     assert "lost when this command ends" in refused("split", "part-0.parquet", "--to", "memory://a/b", "--shards", "2")
 
 
-def test_who_interrupts_a_conversion_is_told_how_it_goes_on(
+def test_an_interrupted_conversion_says_how_to_continue(
     data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(*_: object, **__: object) -> None:
@@ -171,7 +171,7 @@ def test_who_interrupts_a_conversion_is_told_how_it_goes_on(
     assert "run the same command to write" in capsys.readouterr().err
 
 
-def test_the_exit_code_tells_that_something_has_to_be_changed(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_exit_code_shows_that_input_must_be_changed(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command_line(["dataset", "index", "absent.parquet"]) == 2
     assert capsys.readouterr().err.startswith("flightedl: ")
 
@@ -187,10 +187,10 @@ def test_the_exit_code_tells_that_something_has_to_be_changed(data: Path, capsys
         ("k != null", ("k", "!=", None)),
     ],
 )
-def test_a_condition_in_words(text: str, condition: tuple) -> None:
+def test_a_condition_is_parsed_from_text(text: str, condition: tuple) -> None:
     assert _condition(text) == condition
 
 
-def test_a_condition_without_a_value_is_refused() -> None:
+def test_a_condition_without_a_value_is_rejected() -> None:
     with pytest.raises(UsageError, match="COLUMN OPERATOR VALUE"):
         _condition("k >")

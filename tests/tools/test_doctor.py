@@ -1,4 +1,4 @@
-"""What `flightedl doctor` prints, and the page that it writes."""
+"""Output of `flightedl doctor`, and the page that it writes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SEEN = Observations(
 WAITS = [Wait("round 7 of pserver-1", "t1", 12.4)]
 
 
-def test_findings_come_with_advice_and_with_where_the_script_is() -> None:
+def test_findings_include_advice_and_the_position_of_the_script() -> None:
     lines = told(SEEN, [FOUND], WAITS)
     assert lines[0] == "job demo: training, epoch 1, 3 of 9 tasks done, 0 of 2 pservers, 0 trainers, 0 records/s"
     assert any("harmful" in line and "on one batch" in line for line in lines)
@@ -38,11 +38,11 @@ def test_findings_come_with_advice_and_with_where_the_script_is() -> None:
     assert "  round 7 of pserver-1 waits 12 s for t1" in lines
 
 
-def test_a_job_that_is_well_is_told_so() -> None:
+def test_a_healthy_job_is_reported_as_healthy() -> None:
     assert told(SEEN, [], [])[-1] == "no problem found"
 
 
-def test_the_page_shows_all_of_it_and_no_secrets() -> None:
+def test_the_page_shows_all_findings_and_no_secrets() -> None:
     page = report_of(SEEN, [FOUND], WAITS)
     assert "secret" not in page
     assert "See what else runs &lt;there&gt;." in page

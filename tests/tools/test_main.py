@@ -23,7 +23,7 @@ def failing(error: BaseException) -> click.Command:
 
 @pytest.fixture
 def fail_with(monkeypatch: pytest.MonkeyPatch) -> object:
-    """Adds a subcommand ``fail`` that raises an error."""
+    """Function that adds a subcommand ``fail``, which raises an error."""
 
     def add(error: BaseException) -> None:
         monkeypatch.setitem(command.commands, "fail", failing(error))
@@ -39,7 +39,7 @@ def test_help_lists_every_command_without_importing_them(capsys: pytest.CaptureF
         assert text in shown
 
 
-def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_equals_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command_line(["--version"]) == 0
     assert version("flightedl") in capsys.readouterr().out
 
@@ -52,7 +52,7 @@ def test_every_command_has_help(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_the_listed_help_is_the_commands_own(name: str) -> None:
+def test_the_listed_help_equals_that_of_the_command(name: str) -> None:
     module, attribute, text = COMMANDS[name]
     loaded = getattr(importlib.import_module(module), attribute)
     assert loaded.get_short_help_str(200).rstrip(".") == text.rstrip(".")
@@ -67,7 +67,7 @@ def test_the_listed_help_is_the_commands_own(name: str) -> None:
         (UnavailableError("silent"), 1),
     ],
 )
-def test_an_error_of_ours_is_one_line(
+def test_a_flightedl_error_is_one_line(
     fail_with, capsys: pytest.CaptureFixture[str], error: Exception, code: int
 ) -> None:
     fail_with(error)
@@ -87,13 +87,13 @@ def test_a_bug_keeps_its_traceback(fail_with) -> None:
         run_command_line(["fail"])
 
 
-def test_ctrl_c_is_130(fail_with) -> None:
+def test_ctrl_c_exits_with_130(fail_with) -> None:
     fail_with(KeyboardInterrupt())
     assert run_command_line(["fail"]) == 130
 
 
 @pytest.mark.parametrize("arguments", [["absent"], ["run"], ["run", "x.py", "--trainers", "0"], ["--absent"]])
-def test_a_wrong_command_line_is_2(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+def test_a_wrong_command_line_exits_with_2(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     assert run_command_line(arguments) == 2
     assert "Error:" in capsys.readouterr().err
 

@@ -1,4 +1,4 @@
-"""Commands without optional packages: every command has its help, and what is missing is a sentence."""
+"""Commands without optional packages: every command has help, and a missing package raises one sentence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from flightedl.process.importing import install_command
 
-#: Only what flightedl requires without any extra can be imported. Then: the help of every command.
+#: Program that blocks all optional packages, and prints every command's help.
 BARE = """
 import sys
 from importlib import machinery, metadata
@@ -77,20 +77,20 @@ def test_every_command_has_its_help_with_no_extra_installed() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value[:3]),
 )
-def test_a_missing_package_is_a_sentence(arguments: list[str], package: str) -> None:
+def test_a_missing_package_raises_one_sentence(arguments: list[str], package: str) -> None:
     ran = without_extras("from flightedl_tools.main import main; main()", *arguments)
     assert (ran.returncode, "Traceback" in ran.stderr) == (2, False), ran.stderr
     assert re.search(rf"pip install .*\b{package}", ran.stderr)
 
 
 @pytest.mark.parametrize("extra", ["local", "s3", "torch", "tls", "kubernetes", "examples", "plot", "opentelemetry"])
-def test_the_command_names_packages_that_can_be_found(extra: str) -> None:
+def test_install_commands_name_existing_packages(extra: str) -> None:
     command = install_command(extra)
     assert command.startswith("pip install ")
     assert len(command) > len("pip install ")
     assert "flightedl" not in command
 
 
-def test_the_extras_have_what_the_commands_import() -> None:
+def test_the_extras_contain_everything_that_commands_import() -> None:
     extras = set(metadata.metadata("flightedl").get_all("Provides-Extra") or [])
     assert {"local", "s3", "torch", "tls", "kubernetes", "examples", "plot", "tensorboard", "opentelemetry"} <= extras

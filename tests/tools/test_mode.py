@@ -1,4 +1,4 @@
-"""``flightedl mode``: what it is asked, what it says."""
+"""``flightedl mode``: options and output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from flightedl_tools.mode import _sentence, _wanted, described, mode
         ("bounded", {"staleness": 0}, Bounded(0)),
     ],
 )
-def test_what_is_wanted(kind: str | None, given: dict[str, object], wanted: object) -> None:
+def test_options_are_converted_to_a_mode(kind: str | None, given: dict[str, object], wanted: object) -> None:
     assert _wanted(kind, given) == wanted
 
 
@@ -37,19 +37,19 @@ def test_what_is_wanted(kind: str | None, given: dict[str, object], wanted: obje
         ("sync", {"backup": 1, "deterministic": True}, "set backup to 0"),
     ],
 )
-def test_what_cannot_be(kind: str | None, given: dict[str, object], text: str) -> None:
+def test_impossible_modes_raise_one_sentence(kind: str | None, given: dict[str, object], text: str) -> None:
     with pytest.raises(UsageError, match=text):
         _wanted(kind, given)
 
 
-def test_a_mode_is_described_by_what_is_unusual() -> None:
+def test_a_mode_is_described_by_its_settings_that_differ_from_defaults() -> None:
     assert described({}) == ""
     assert described(Sync().to_json()) == "Sync()"
     assert described(Async(push_every=4, reduce="sum").to_json()) == "Async(push_every=4, reduce='sum')"
     assert described(Bounded(2).to_json()) == "Bounded(staleness=2)"
 
 
-def test_the_sentence_says_where_it_began_or_what_is_missing() -> None:
+def test_the_sentence_names_the_first_round_or_missing_pservers() -> None:
     agreed = ModeReply(mode=Async().to_json(), is_agreed=True, round=12)
     assert _sentence(agreed, is_change=True) == "mode Async() on all pservers, since round 12"
     waiting = ModeReply(mode=Async().to_json(), is_agreed=False, round=12, waiting_for="pserver 1 to begin Async")
@@ -61,6 +61,6 @@ def test_help_lists_the_settings_of_all_modes() -> None:
     assert all(name in text for name in ("--reduce", "--backup", "--push-every", "--pull-every", "--staleness "))
 
 
-def test_an_unknown_mode_is_one_sentence_and_exit_code_two(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_mode_raises_one_sentence_with_exit_code_two(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command_line(["mode", "fast", "--etcd", "127.0.0.1:1"]) == 2
     assert capsys.readouterr().err == "flightedl: there is no mode 'fast': choose sync, async or bounded\n"

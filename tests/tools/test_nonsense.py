@@ -1,7 +1,7 @@
-"""Every option and argument of every command refuses nonsense in one sentence, with exit code 2.
+"""Every option and argument of every command rejects nonsense with one sentence and exit code 2.
 
-The table follows click's tree: a new option has no row, and fails. Numbers and choices get their nonsense from their
-types; ``NONSENSE`` has what a text may not be, ``FREE`` says why some texts cannot be wrong.
+The test walks click's tree, so that it fails for a new option without a row. Types of numbers and choices determine
+their invalid values. ``NONSENSE`` lists invalid texts, and ``FREE`` gives reasons why some texts cannot be invalid.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 from flightedl.testing.processes import closed_port
 from flightedl_tools.main import command, run_command_line
 
-#: What makes a command line whole beside the option that is tried; "{}" is a directory of the test.
+#: Remaining arguments of each command, in addition to the option under test; "{}" is a directory of the test.
 WHOLE = {
     "run": ["{}/script.py"],
     "plot": ["{}"],
@@ -45,7 +45,7 @@ WHOLE = {
 }
 JOBS = ["UPPER", "a b", ""]
 ABSENT = "{}/absent"
-#: Option -> what it may not be, for all commands or for one.
+#: Option -> invalid values, for all commands or for one.
 NONSENSE: dict[str, list[str]] = {
     "--job": JOBS,
     "--etcd": ["host", "host:x", "host:99999", "a:1,b"],
@@ -86,7 +86,7 @@ NONSENSE: dict[str, list[str]] = {
 _LATER = "the server that is started refuses it"
 _CLUSTER = "only the cluster knows it"
 _ASKED = "only what it is looked for in knows it"
-#: Why a text cannot be wrong before somebody else looks at it; ``NONSENSE`` does not count then.
+#: Option -> reason why its text cannot be validated. Overrides ``NONSENSE``.
 FREE: dict[str, str] = {
     "arguments": "the script's",
     "--checkpoint": _LATER,
@@ -135,7 +135,7 @@ def name_of(parameter: click.Parameter) -> str:
 
 
 def of_type(kind: click.ParamType) -> list[str]:
-    """What no number or choice of this type can be."""
+    """Return invalid values for a number or choice of this type."""
     found: list[str] = []
     if isinstance(kind, click.Choice):
         return ["nonsense"]
@@ -163,7 +163,7 @@ COMMANDS = dict(commands())
 
 
 @pytest.mark.parametrize(("path", "name", "values"), [pytest.param(*row, id=" ".join(row[:2])) for row in rows()])
-def test_nonsense_is_refused(
+def test_nonsense_is_rejected(
     path: str,
     name: str,
     values: list[str],
@@ -171,7 +171,7 @@ def test_nonsense_is_refused(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert values, "a new option: NONSENSE has what it may not be, or FREE the reason why it may be anything"
+    assert values, "list invalid values of the new option in NONSENSE, or a reason in FREE why there are none"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("the server was started"))
     (tmp_path / "script.py").write_text("")
@@ -188,14 +188,14 @@ def test_nonsense_is_refused(
             assert any(word.lower() in said.lower() for word in words) or (given and given in said), said
 
 
-def test_no_row_is_left_of_an_option_that_is_gone() -> None:
+def test_the_tables_have_no_rows_of_removed_options() -> None:
     names = {name_of(parameter) for found in COMMANDS.values() for parameter in found.params}
     keys = {f"{path} {name_of(parameter)}" for path, found in COMMANDS.items() for parameter in found.params}
     assert {*NONSENSE, *FREE} <= names | keys
 
 
 def replaced(path: str, name: str, given: str, place: Path) -> list[str]:
-    """A whole command line with this one value."""
+    """Return a complete command line with this value."""
     whole = [each.format(place) for each in WHOLE.get(path, [])]
     if name.startswith("-"):
         if name in whole:

@@ -22,14 +22,14 @@ def recorded(tmp_path: Path) -> str:
     return str(tmp_path / "r")
 
 
-def test_a_run_that_goes_the_same_way_again(recorded: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_replay_without_differences_succeeds(recorded: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command_line(["replay", recorded]) == 0
     told = capsys.readouterr()
     assert "events, same effects" in told.out
     assert not told.err
 
 
-def test_what_differs_is_told(recorded: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_differences_are_reported(recorded: str, capsys: pytest.CaptureFixture[str]) -> None:
     with planted([PLANTED[BUG]]):
         assert run_command_line(["replay", recorded]) == 1
     told = capsys.readouterr()
@@ -38,7 +38,7 @@ def test_what_differs_is_told(recorded: str, capsys: pytest.CaptureFixture[str])
     assert "master-1: event" in told.err
 
 
-def test_for_scripts(recorded: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_differences_are_reported_as_json(recorded: str, capsys: pytest.CaptureFixture[str]) -> None:
     with planted([PLANTED[BUG]]):
         assert run_command_line(["replay", recorded, "--json"]) == 1
     found = json.loads(capsys.readouterr().out)["processes"]
@@ -47,12 +47,12 @@ def test_for_scripts(recorded: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert differences[0]["expected"] != differences[0]["actual"]
 
 
-def test_a_place_without_recordings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_without_recordings_is_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command_line(["replay", str(tmp_path)]) == 2
     assert "has no recordings" in capsys.readouterr().err
 
 
-def test_the_story_of_a_task(recorded: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_story_of_a_task_is_printed(recorded: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command_line(["replay", recorded, "--story", "task", "1/0"]) == 0
     told = capsys.readouterr().out
     assert "of task 1/0" in told
@@ -62,7 +62,7 @@ def test_the_story_of_a_task(recorded: str, capsys: pytest.CaptureFixture[str]) 
     assert [each["at"] for each in moments] == sorted(each["at"] for each in moments)
 
 
-def test_a_story_of_nothing(recorded: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_story_without_events_is_rejected(recorded: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command_line(["replay", recorded, "--story", "task", "1/99"]) == 2
     assert "has no record of" in capsys.readouterr().err
     assert run_command_line(["replay", recorded, "--story", "task", "x"]) == 2

@@ -1,4 +1,4 @@
-"""What ``flightedl run`` makes of its command line."""
+"""Command line of ``flightedl run``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flightedl_tools.run import resume_command
         ("--debug run a.py --checkpoint x -- --lr 1", "flightedl --debug run --resume a.py --checkpoint x -- --lr 1"),
     ],
 )
-def test_the_command_that_goes_on(given: str, again: str) -> None:
+def test_the_command_to_resume_is_printed(given: str, again: str) -> None:
     assert resume_command(given.split()) == again
 
 

@@ -1,4 +1,4 @@
-"""What ``flightedl status`` shows of the processes of a job."""
+"""Processes of a job as shown by ``flightedl status``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def shown(server: ServerStatus) -> list[str]:
     return [str(next(iter(column.cells))) for column in table.columns]
 
 
-def test_refused_calls_are_counted_by_code_without_those_that_are_usual() -> None:
+def test_rejected_calls_are_counted_by_code_except_usual_ones() -> None:
     server = ServerStatus(
         index=0,
         address="h:1",
@@ -27,7 +27,7 @@ def test_refused_calls_are_counted_by_code_without_those_that_are_usual() -> Non
     assert shown(server) == ["pserver-0", "h:1", "7", "serving", versions]
 
 
-def test_a_trainer_is_shown_by_its_launchers_name_with_its_process() -> None:
+def test_a_trainer_is_shown_with_its_launcher_name_and_process() -> None:
     trainers = [
         TrainerStatus(trainer="h-31-aa", generation=8, name="trainer-1", host="h", pid=31),
         TrainerStatus(trainer="h-77-bb", generation=7, name="trainer-0", host="h", pid=77),
@@ -40,7 +40,7 @@ def test_a_trainer_is_shown_by_its_launchers_name_with_its_process() -> None:
     assert places == ["h:1 pid 12", "k pid 5", "h pid 77, h-77-bb", "h pid 31, h-31-aa"]
 
 
-def test_what_a_trainers_values_travel_by_is_shown() -> None:
+def test_the_transport_of_a_trainers_values_is_shown() -> None:
     trainers = [
         TrainerStatus(trainer=f"t{number}", generation=number, host="h", pservers=of, shared_pservers=shared)
         for number, (shared, of) in enumerate([(2, 2), (1, 2), (0, 2), (0, 0)])
@@ -54,12 +54,12 @@ def test_what_a_trainers_values_travel_by_is_shown() -> None:
     ]
 
 
-def test_nothing_is_said_of_the_blocks_of_a_pserver_that_does_not_answer() -> None:
+def test_blocks_of_a_silent_pserver_are_not_shown() -> None:
     server = ServerStatus(index=0, address="h:1", generation=7, state="not reached")
     assert shown(server) == ["pserver-0", "h:1", "7", "not reached", ""]
 
 
-def test_a_table_is_told_with_what_is_missing_where_something_is() -> None:
+def test_a_table_is_shown_with_its_missing_data() -> None:
     some = TableCounts(name="users", rows=1200, size_bytes=3 << 20)
     assert rows_of(some) == "1,200 rows, 3.0 MiB"
     more = some.plus(TableCounts(name="users", reads=8, hits=6, refused=2, waiting=1000))
@@ -68,7 +68,7 @@ def test_a_table_is_told_with_what_is_missing_where_something_is() -> None:
     )
 
 
-def test_the_start_of_a_group_is_told() -> None:
+def test_the_start_of_a_group_is_shown() -> None:
     group = GroupStatus(phase="running", ranks=4, starts=2, incarnation=9)
     reply = StatusReply(job="demo", state="training", group=group)
     assert ("group", "4 ranks, running, start 2") in facts(reply)

@@ -1,4 +1,4 @@
-"""What the command line makes of a job, and the commands that look after jobs of a cluster."""
+"""Command lines of submitted jobs, and commands that manage jobs of a cluster."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from flightedl_tools.submit import code_of, count_of, submit, variable_of
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> MemoryCluster:
-    """Where the commands go."""
+    """In-memory cluster on which the commands act."""
     found = MemoryCluster()
     monkeypatch.setattr(clusters, "Kubectl", lambda *_: found)
     return found
@@ -46,7 +46,7 @@ def run(command: click.Command, *arguments: str) -> Any:
     return CliRunner().invoke(command, arguments, catch_exceptions=False, standalone_mode=False)
 
 
-def test_a_dry_run_prints_what_would_be_applied_and_no_secret(script: Path) -> None:
+def test_a_dry_run_prints_the_objects_without_secrets(script: Path) -> None:
     result = run(
         submit,
         "my_train.py",
@@ -67,8 +67,8 @@ def test_a_dry_run_prints_what_would_be_applied_and_no_secret(script: Path) -> N
     assert "certs create certs --job my-train --host my-train-etcd --host my-train-etcd-0.my-train" in result.output
 
 
-def test_what_a_dry_run_prints_stays_when_it_is_applied(script: Path) -> None:
-    """The collector deletes what names an owner that is not there."""
+def test_the_output_of_a_dry_run_can_be_applied(script: Path) -> None:
+    """The collector would delete objects whose owner does not exist."""
     clock = FakeClock(jumps=True)
     cluster = MemoryCluster(clock, collection_s=4.0)
     result = run(submit, "my_train.py", "--image=demo:1", "--trainers=1..3", "--dry-run")
@@ -76,12 +76,12 @@ def test_what_a_dry_run_prints_stays_when_it_is_applied(script: Path) -> None:
     cluster.apply(objects)
     clock.sleep(5.0)
     assert {(each["kind"], each["metadata"]["name"]) for each in objects} == set(cluster.objects)
-    assert objects[-1]["kind"] == "Job", "its pods need the others"
+    assert objects[-1]["kind"] == "Job", "pods of the Job need the other objects"
     cancel(cluster, "my-train", clock, at_once=True)
     assert cluster.objects == {}
 
 
-def test_options_before_the_script_are_submits_own_or_refused(script: Path) -> None:
+def test_options_before_the_script_belong_to_submit_or_are_rejected(script: Path) -> None:
     for word in ("--trainer-gpu", "--trainer-gpu=1"):
         with pytest.raises(click.NoSuchOption, match="No such option '--trainer-gpu'"):
             run(submit, "--image=demo:1", word, "my_train.py", "--dry-run")
@@ -102,7 +102,7 @@ def test_options_before_the_script_are_submits_own_or_refused(script: Path) -> N
         (["my_train.py", "--", "--resume=auto", "--trainers", "3"], None, ["--resume=auto", "--trainers", "3"]),
     ],
 )
-def test_a_job_goes_on_from_its_checkpoints_if_that_is_said(
+def test_a_job_resumes_from_its_checkpoints_on_request(
     script: Path, words: list[str], variable: str | None, arguments: list[str]
 ) -> None:
     output = run(submit, "--image=demo:1", "--checkpoint=s3://b/c", "--dry-run", *words).output
@@ -114,7 +114,7 @@ def test_a_job_goes_on_from_its_checkpoints_if_that_is_said(
         run(submit, "--image=demo:1", "--dry-run", "my_train.py", "--resume")
 
 
-def test_what_pods_need_is_said_by_options_and_templates(script: Path, tmp_path: Path) -> None:
+def test_options_and_templates_set_the_requirements_of_pods(script: Path, tmp_path: Path) -> None:
     (tmp_path / "gpu.yaml").write_text("spec: {nodeSelector: {gpu: h200}, runtimeClassName: nvidia}\n")
     result = run(
         submit,
@@ -177,15 +177,13 @@ def test_what_pods_need_is_said_by_options_and_templates(script: Path, tmp_path:
         ("--backoff-limit=-1", "backoff_limit is -1"),
     ],
 )
-def test_wrong_options_for_pods_are_refused(script: Path, tmp_path: Path, option: str, text: str) -> None:
+def test_wrong_options_for_pods_are_rejected(script: Path, tmp_path: Path, option: str, text: str) -> None:
     (tmp_path / "wrong.yaml").write_text("spec: [")
     with pytest.raises(UsageError, match=text):
         run(submit, "--image=demo:1", "--dry-run", "--volume=data:/data:ro", option, "my_train.py")
 
 
-def test_a_job_is_submitted_with_its_certificates_listed_scaled_and_cancelled(
-    cluster: MemoryCluster, script: Path
-) -> None:
+def test_a_job_with_certificates_is_submitted_listed_scaled_and_cancelled(cluster: MemoryCluster, script: Path) -> None:
     assert "is submitted" in run(submit, "my_train.py", "--image=demo:1", "--detach").output
     assert ("Secret", "my-train-server") in cluster.objects
     assert "my-train  starting  0/2" in run(clusters.jobs).output
@@ -205,7 +203,7 @@ def test_the_output_of_a_jobs_pods_is_printed(cluster: MemoryCluster) -> None:
     assert run(clusters.logs, "demo").output == "demo-trainer-a | loss=1\ndemo-trainer-a | loss=0.5\n"
 
 
-def test_one_of_several_jobs_has_to_be_named(cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_of_several_jobs_must_be_named(cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("one", "two"):
         job = ClusterJob(job=name, image="demo:1", target="train.py", tls=False, insecure=True)
         submit_objects(cluster, render(job), SystemClock())
@@ -216,17 +214,17 @@ def test_one_of_several_jobs_has_to_be_named(cluster: MemoryCluster, monkeypatch
 
 
 @pytest.mark.parametrize(("text", "found"), [("4", (4, None)), ("0", (0, None)), ("2..20", (2, 20))])
-def test_counts(text: str, found: tuple[int, int | None]) -> None:
+def test_counts_are_numbers_or_ranges(text: str, found: tuple[int, int | None]) -> None:
     assert count_of(text) == found
 
 
 @pytest.mark.parametrize("text", ["", "many", "20..2", "2..", "-1"])
-def test_wrong_counts(text: str) -> None:
+def test_wrong_counts_raise_one_sentence(text: str) -> None:
     with pytest.raises(UsageError, match="must be a number"):
         count_of(text)
 
 
-def test_wrong_variables_and_files_are_refused(script: Path, tmp_path: Path) -> None:
+def test_wrong_variables_and_files_are_rejected(script: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="KEY=VALUE"):
         variable_of("novalue")
     with pytest.raises(UsageError, match="NAME=VALUE"):
@@ -254,7 +252,7 @@ def test_wrong_variables_and_files_are_refused(script: Path, tmp_path: Path) -> 
 
 
 class Shown:
-    """A display that keeps what it is told."""
+    """A display that records its input."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -276,8 +274,8 @@ class Shown:
         pass
 
 
-def test_a_job_is_watched_to_its_end(cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its output, what its pods wait for, and its last word."""
+def test_a_job_is_followed_to_its_end(cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command shows the job's output, the reasons why pods wait, and the verdict."""
     job = ClusterJob(job="demo", image="demo:1", target="train.py", tls=False, insecure=True)
     submit_objects(cluster, render(job), SystemClock())
     unscheduled = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}
@@ -286,7 +284,7 @@ def test_a_job_is_watched_to_its_end(cluster: MemoryCluster, monkeypatch: pytest
     cluster.output["demo-trainer-a"] = ["loss=1"]
 
     class Ending(FakeClock):
-        """While time passes, the job gets on."""
+        """Clock whose advance lets the job progress."""
 
         def sleep(self, seconds: float) -> None:
             self.advance(seconds)

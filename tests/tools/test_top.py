@@ -1,4 +1,4 @@
-"""What `flightedl top` shows."""
+"""Display of `flightedl top`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def status(records_per_s: float = 10.0) -> StatusReply:
     )
 
 
-def test_it_shows_who_waits_all_processes_and_the_newest_events() -> None:
+def test_top_shows_waiting_trainers_all_processes_and_the_newest_events() -> None:
     view = View()
     view.take(status(), news(1, 2))
     view.take(status(5.0), news(3))
@@ -67,14 +67,14 @@ def test_it_shows_who_waits_all_processes_and_the_newest_events() -> None:
     assert "█▄" in text or "█▅" in text
 
 
-def test_only_the_newest_events_stay() -> None:
+def test_only_the_newest_events_are_kept() -> None:
     view = View()
     view.take(status(), news(*range(1, 30)))
     assert "[epoch]=29" in shown(view)
     assert "[epoch]=2\n" not in shown(view)
 
 
-def test_a_curve_of_one_line() -> None:
+def test_a_curve_fits_into_one_line() -> None:
     assert sparkline([]) == ""
     assert sparkline([0, 0]) == "  "
     assert sparkline([0, 4, 8]) == " ▄█"
