@@ -107,7 +107,7 @@ class MasterMoments(CoreMoments):
 
 
 #: Notes of the log that repeat the moments of ``_leases``.
-_NOTES_OF_LEASES = ("pserver is there", "pserver is gone", "trainer is there", "trainer is gone")
+_NOTES_OF_LEASES = ("pserver registered", "pserver is gone", "trainer registered", "trainer is gone")
 
 
 def _text(note: Any) -> str:

@@ -108,7 +108,7 @@ def test_failed_tasks_set_the_exit_code() -> None:
 
 def test_an_incomplete_stopped_job_is_reported() -> None:
     left = TaskCounts(done=3, todo=5, total=8)
-    why = "the job was stopped, but no trainer trains again what was lost with a pserver, at least tasks 3 of epoch 1"
+    why = "the job was stopped, but no trainer repeats tasks that were lost with a pserver, at least tasks 3 of epoch 1"
     assert judged(state="training", epoch=0, tasks=left, is_stopped=True, unfinished=why) == Outcome(2, why)
 
 

@@ -16,7 +16,7 @@ from flightedl.messages.status import EventsRequest
 def journal() -> Journal:
     journal = Journal(7, SystemClock(), kept=3)
     journal.add(Kind.MASTER_LEADS, "master", "a master leads")
-    journal.add(Kind.TRAINER_CAME, "t", "trainer is there", is_warning=False)
+    journal.add(Kind.TRAINER_CAME, "t", "trainer registered", is_warning=False)
     return journal
 
 

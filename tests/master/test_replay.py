@@ -59,7 +59,7 @@ def test_a_pserver_that_lacks_what_nobody_knows_any_more_is_refused_until_anothe
     pservers = Pservers(1, "replay", None, Outbox())
     for _ in range(2):
         assert not pservers.answered(0, 7, None, NOTHING, queue)
-    assert "pserver 0 came back from checkpoint 3" in pservers.refusal
+    assert "pserver 0 restarted from checkpoint 3" in pservers.refusal
     assert "epoch 1 is too long ago" in pservers.refusal
     assert "--resume" in pservers.refusal
     assert not pservers.is_settled(0, 7)
@@ -91,6 +91,6 @@ def test_a_job_with_a_loss_that_cannot_be_made_good_fails(
     monkeypatch.setattr("flightedl.domain.recovery.replay.tasks_to_reopen", forgotten)
     job.start_pserver(0)
     eventually(lambda: state.core.pservers.refusal)
-    with pytest.raises(JobFailedError, match="pserver 0 came back from no checkpoint"):
+    with pytest.raises(JobFailedError, match="pserver 0 restarted without a checkpoint"):
         master.ask("a", a)
-    assert "cannot be done again" in master.service.status().waiting_for
+    assert "cannot be repeated" in master.service.status().waiting_for

@@ -79,12 +79,12 @@ def test_other_settings(make_job: MakeJob, before: Optimizer, now: Optimizer) ->
             {},
             r"optimizer.kind is 'SGD', not 'Adam'. Only the optimizer's settings may change",
         ),
-        (Adam(), Adam(amsgrad=True), {}, "would keep average, square_average, largest_square_average. Only settings"),
+        (Adam(), Adam(amsgrad=True), {}, "to average, square_average, largest_square_average, which is not possible"),
         (
             RMSprop(momentum=0.9),
             RMSprop(),
             {},
-            "the optimizer keeps square_average, velocity beside parameter 'w' and would",
+            "the optimizer's slots of parameter 'w' would change from square_average, velocity to",
         ),
         (SGD(lr=0.1), SGD(lr=0.2), {"mode": {"kind": "Async"}}, r"mode.kind is 'Sync', not 'Async'. Only the"),
         (SGD(lr=0.1), SGD(lr=0.2), {"wire": "bfloat16"}, r"wire is '', not 'bfloat16'. Only the optimizer's settings"),
@@ -116,7 +116,7 @@ def test_the_optimizer_of_a_table_may_get_other_settings_too(make_job: MakeJob) 
     job = make_job()
     master = resumed(job, model_of(SGD(lr=0.1), tables=_table(Adagrad(lr=0.1))))
     refused = [
-        (_table(Adagrad(lr=0.1, initial_accumulator=1.0)), "beside table 'users' and would keep"),
+        (_table(Adagrad(lr=0.1, initial_accumulator=1.0)), "the optimizer's slots of table 'users' would change"),
         (_table(SGD(lr=0.1)), "tables.users.optimizer.kind is 'Adagrad', not 'SGD'"),
         (_table(Adagrad(lr=0.1), seed=3), "tables.users.seed is 0, not 3"),
         ([], "tables.users is"),

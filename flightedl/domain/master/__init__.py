@@ -1,26 +1,25 @@
-"""Decisions of a master: ``core`` takes events and returns effects, which a process or the simulation carries out.
+"""Decisions of the master, as a pure state machine that a process or the simulation drives.
 
-``events`` are the values that go in, ``effects`` those that come out. ``core`` has these rooms and calls them:
-
-* ``leases``: the trainers that are there
-* ``declaring``: the declared dataset and model (``differences``: the comparison with a later declaration)
-* ``training``: the training data's queue (``work``, as trainers meet it), and who gets which task when
-  (``deterministic_schedule``, ``epoch_ends``)
-* ``evaluations``: other datasets, beside the training data
-* ``groups``: the ranks of a group, which get the training data together
-* ``members``: the membership, and the views that come of it
-* ``pservers``: what is known of the pservers; ``control``: the conversation with them (``vigil`` watches their status)
+* ``core``: the state machine, which delegates to the modules below
+* ``events``: its inputs; ``effects``: its outputs
+* ``leases``: trainers whose lease is alive
+* ``declaring``: the declared dataset and model; ``differences``: comparison of two declarations
+* ``training``: assignment of the training data; ``work``: one dataset's queue as trainers see it
+* ``deterministic_schedule``: waiting that makes runs bit-identical; ``epoch_ends``: membership at the end of an epoch
+* ``evaluations``: datasets for evaluation, each with its own queue
+* ``groups``: ranks of a group, which share the training data
+* ``members``: the membership and its views
+* ``pservers``: state of the pservers; ``control``: calls to them; ``vigil``: warnings from their status
 * ``checkpointing``: orders of checkpoints
-* ``ending``: the end of epochs, and of the job
-* ``requests``: a request that waits
-* ``stored``: the keys of all that, as the master's process and the simulation write and read them; ``state``: settings,
-  and what a master goes on from
+* ``ending``: conditions for the end of an epoch and of the job
+* ``requests``: a waiting request
+* ``state``: settings and initial state; ``stored``: keys of the state in etcd
 
-A ticket of a trainer comes in as ``Asked``. The core requires the trainer's lease, has ``pservers`` say which reports
-count, applies those to the queue, has ``training`` hand out tasks, lets the trainer leave or join, and replies. While
-there is no work, the ticket waits.
+A trainer's ticket arrives as the event ``Asked``. The core verifies the trainer's lease, drops reports of work that
+pservers have lost (``pservers``), applies the other reports to the queue (``work``), assigns tasks (``training``),
+updates the membership (``members``), and emits the reply as an ``Answer``. Without tasks to assign, the ticket waits.
 
-Rule of every effect: it is carried out when the core's state at that revision is stored, so that nobody hears of what a
-successor does not know. Rule of every event: nothing else changes the core, so that the same events, at the same times,
-have the same effects.
+The driver carries out an effect only after the core's state of the effect's revision is stored, so a successor knows
+everything that the master has announced. Only events change the core: the same events at the same times have the same
+effects.
 """

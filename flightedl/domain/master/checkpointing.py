@@ -1,11 +1,11 @@
-"""The checkpoints of a master: the decisions of ``domain.checkpoint``, and the orders that pservers are to be told.
+"""A master's checkpoints: forwards the orders of ``domain.checkpoint`` to pservers, and their replies back.
 
-Orders travel as any other call to a pserver, again and again until the file is reported: the request that orders a
-snapshot is also the one that asks how far it is.
+The master repeats an order until the pserver reports the file, a failure or a refusal; the same request also polls the
+progress of the snapshot.
 
-A store that fails is an alarm in ``status``, and a reason to try again later; it is never a reason for anybody to wait,
-but for one: the job is not said to be done before the last checkpoint is complete, so that a pserver which dies while
-the trainers read the result still comes back with it. That wait ends when the store has failed several times.
+If the store fails, the master warns in ``status`` and retries later. Nothing waits for the store, except for the end of
+the job: the job is reported as done only when the last checkpoint is complete, so a pserver that dies while trainers
+read the result restarts with that result. This wait ends after several failures of the store.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from flightedl.messages.control import SnapshotReply, SnapshotRequest
 
 
 class Checkpointing:
-    """Checkpoints, and who was ordered what."""
+    """The job's checkpoints, and the open order of each pserver."""
 
     def __init__(self, checkpoints: Checkpoints, *, is_kept: bool, outbox: Outbox) -> None:
         self.checkpoints = checkpoints
         self.is_kept = is_kept
         self._outbox = outbox
-        #: index -> the order that this pserver has not answered with a file.
+        #: Pserver index -> the order that it has not completed.
         self._orders: dict[int, OrderSnapshot] = {}
         self._draining: set[int] = set()
 
     def settled(self, index: int, generation: int, now: float) -> None:
-        """A pserver serves, what it has is taken into the queue's account, and it stays."""
+        """Let a pserver take part in checkpoints. The queue knows what it lacks, and it need not reload."""
         if self.is_kept:
             self.perform(self.checkpoints.pserver_up(index, generation, now))
 
@@ -52,10 +52,10 @@ class Checkpointing:
         self.perform(self.checkpoints.pserver_down(index, now))
 
     def is_draining(self, index: int) -> None:
-        """A pserver is about to end and wants a checkpoint first."""
+        """Request a checkpoint before a pserver shuts down."""
         if self.is_kept and index not in self._draining:
             self._draining.add(index)
-            self.checkpoints.request(f"pserver {index} is about to end")
+            self.checkpoints.request(f"pserver {index} is shutting down")
 
     def epoch_finished(self, epoch: int) -> None:
         if self.is_kept:
@@ -63,18 +63,18 @@ class Checkpointing:
 
     @property
     def latest(self) -> int:
-        """The newest complete checkpoint; 0: none."""
+        """Number of the newest complete checkpoint; 0 if there is none."""
         latest = self.checkpoints.latest
         return 0 if latest is None else latest.number
 
     def age_s(self, now: float) -> float | None:
-        """Since the last checkpoint was complete; None: none is kept."""
+        """Return the seconds since the last checkpoint was complete; None if the job keeps no checkpoints."""
         return self.checkpoints.age_s(now) if self.is_kept else None
 
     def tick(self, now: float, rounds: OpenRounds | None) -> None:
         if self.is_kept:
             if self.checkpoints.latest is None and self.checkpoints.under_way is None:
-                self.checkpoints.request("the first values")
+                self.checkpoints.request("the initial values")
             self.perform(self.checkpoints.tick(now, rounds))
 
     def perform(self, effects: Iterable[Effect]) -> None:
@@ -93,18 +93,18 @@ class Checkpointing:
     # requests
 
     def request(self, reason: str, *, may_give_up: bool) -> int:
-        """Order a checkpoint, and return its ticket; ``may_give_up``: as for ``reply_to``."""
+        """Request a checkpoint and return its ticket. ``may_give_up`` is as for ``reply_to``."""
         if may_give_up:
             return self.checkpoints.request_last(reason)
         return self.checkpoints.request(reason, is_waited_for=True)
 
     def reply_to(self, ticket: int, *, may_give_up: bool, may_wait: bool) -> CheckpointReply | None:
-        """Return the reply to a request; None if it waits.
+        """Return the reply to a request, or None if the request must wait.
 
         Args:
             ticket: The ticket of the checkpoint.
-            may_give_up: True if nobody waits for a store that fails again and again.
-            may_wait: True if the request still has time.
+            may_give_up: True to stop waiting when the store has failed several times.
+            may_wait: True if the request's timeout has not expired.
         """
         is_complete = self.checkpoints.is_satisfied(ticket)
         is_hopeless = may_give_up and self.checkpoints.is_over(ticket)
@@ -114,17 +114,17 @@ class Checkpointing:
             ticket=ticket, complete=is_complete, latest=self.latest, trouble=self.checkpoints.trouble
         )
 
-    # what a pserver is told
+    # orders to pservers
 
     def order_for(self, index: int, generation: int, plan_hash: str) -> SnapshotRequest | None:
-        """The order that this process has not answered with a file; None: there is none."""
+        """Return the order that this process has not completed, or None."""
         order = self._orders.get(index)
         if order is None or order.generation != generation:
             return None
         return replace(order.snapshot, plan_hash=plan_hash)
 
     def answered(self, index: int, generation: int, reply: SnapshotReply, now: float) -> None:
-        """How far a process is with the newest order that it has heard of."""
+        """Record a process's progress with the newest order that it has received."""
         order = self._orders.get(index)
         is_of_order = order is not None and (order.generation, order.snapshot.order) == (generation, reply.order)
         if is_of_order and reply.state in {"written", "failed", "refused"}:

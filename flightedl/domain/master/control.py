@@ -1,4 +1,4 @@
-"""What is said to pservers, one thing at a time, and what their answers mean."""
+"""The master's calls to pservers, one at a time for each process, and the handling of their answers."""
 
 from __future__ import annotations
 
@@ -24,29 +24,30 @@ from flightedl.messages.control import (
 )
 from flightedl.messages.status import PserverStatusReply
 
-#: How soon a pserver is asked again that is not settled, and one that makes a snapshot.
+#: Seconds between two polls of a pserver that is not settled, or that is writing a snapshot.
 _POLL_S = 0.05
+#: Seconds between two polls of a pserver that has lost its values.
 _LACKING_S = 0.2
 _IDLE_S = 1.0
 
 
 class Consequences(NamedTuple):
-    """Consequences, for the whole job, of what a pserver says it has."""
+    """Consequences of a pserver's answer for the whole job."""
 
-    #: The model begins again, with this step.
+    #: The step that initializes the model again, or None.
     begins_anew: Reinitialize | None = None
-    #: True if something that counted as done may be missing.
+    #: True if work that counted as done may be missing.
     has_lost: bool = False
 
 
 class PserverControl:
-    """The conversation with the pservers.
+    """Choice of the next call to each pserver, and handling of the answers.
 
     Args:
-        generation: The master's.
-        pservers: What is known of them.
+        generation: Generation of the master.
+        pservers: State of the pservers.
         checkpointing: The orders of snapshots.
-        outbox: Takes notes, and counts changes of what is stored.
+        outbox: Receives notes, and counts changes of the stored state.
     """
 
     def __init__(self, generation: int, pservers: Pservers, checkpointing: Checkpointing, outbox: out.Outbox) -> None:
@@ -55,11 +56,11 @@ class PserverControl:
         self._checkpointing = checkpointing
         self._outbox = outbox
         self._vigil = Vigil()
-        #: pserver index -> how much had been done again when it was asked what it has.
+        #: Pserver index -> number of repeated pieces when the pserver was last asked for its applied batches.
         self._repeated_when_asked: dict[int, int] = {}
 
     def look_at_all(self, now: float) -> None:
-        """Let pservers that are settled take part in checkpoints, unless they are about to go back to one."""
+        """Let settled pservers take part in checkpoints, except for those that must reload one."""
         for index, generation in self._pservers.present.items():
             if self._pservers.goes_back(index):
                 self._checkpointing.down(index, now)
@@ -69,7 +70,7 @@ class PserverControl:
     def next_call(
         self, event: events.ControlAsked, members: Members | None, training: Training, plan_hash: str, now: float
     ) -> out.ControlCall | out.NothingToSay:
-        """Return the next thing to say to a process of a pserver."""
+        """Return the next call to a process of a pserver, or how long to pause."""
         index, generation = event.index, event.generation
         pservers, revision = self._pservers, self._outbox.revision
         if members is None:
@@ -80,7 +81,7 @@ class PserverControl:
         must_ask, audit = pservers.must_be_asked(index, generation)
         pause_s = pservers.asked_again_in(index, now) if must_ask else _IDLE_S
         if must_ask and not pause_s:
-            # Whatever it answers, there may be other things to say before it is asked the next time.
+            # Delay the next question, so that other calls can be made in between, whatever the answer is.
             pservers.ask_again(index, now + _POLL_S)
             self._repeated_when_asked[index] = training.repeated_count
             return out.ControlCall(index, generation, AppliedRequest(plan_hash=plan_hash), audit)
@@ -95,7 +96,7 @@ class PserverControl:
         return out.NothingToSay(index, generation, pause_s)
 
     def answered(self, event: events.Answered, members: Members | None, training: Training, now: float) -> Consequences:
-        """Take a pserver's answer to a call."""
+        """Handle a pserver's answer to a call."""
         index, generation = event.index, event.generation
         match event.request, event.reply:
             case ViewRequest(), ViewReply() as view if members is not None:
@@ -117,23 +118,23 @@ class PserverControl:
             step = pservers.lacks(index, event.generation, election, may_be_saved=checkpoints.may_be_saved)
             return Consequences(begins_anew=step)
         if event.audit is not None and training.repeated_count != self._repeated_when_asked.get(index):
-            # What was done again meanwhile is not in an answer that is older: the pserver is asked once more.
+            # The answer may be older than work that was repeated since the question: the pserver is asked again.
             return Consequences()
         queue = None if training.work is None else training.work.queue
         before = self._outbox.revision
         if pservers.answered(index, event.generation, event.audit, reply, queue):
             checkpoints.rejected(reply.rejected)
         has_lost = self._outbox.revision != before
-        # One that has come back with less may send the others back, too.
+        # If this pserver has lost updates, others may have to reload a checkpoint, too.
         self.look_at_all(now)
-        # Who waits for the end of the job may have waited for this answer.
+        # Requests that wait for the end of the job may have waited for this answer.
         self._outbox.is_stirred = True
         return Consequences(has_lost=has_lost)
 
     def status_told(
         self, replies: Sequence[PserverStatusReply | None], trainers: Mapping[int, str], now: float
     ) -> None:
-        """Take what each pserver last said of itself; ``trainers``: the members by number."""
+        """Handle the latest status of each pserver. ``trainers`` maps member ids to names."""
         known = [each for each in replies if each is not None]
         self._pservers.highest_version = max((each.highest_version for each in known), default=0)
         for index, reply in enumerate(replies):

@@ -1,10 +1,9 @@
 """The master as a pure state machine: events in, effects out.
 
-The core has the rooms and calls them. Each room has its own state; an event or a request that concerns several of them
-is carried through them here.
+The core delegates to the other modules of this package, each of which has its own state, and coordinates events and
+requests that concern several of them.
 
-Not in here, as it is not decided by events but by files: the datasets' chunks. Whoever drives the core tells it how
-many tasks a dataset has, and how many batches each.
+The core does not read files: the driver indexes a dataset and reports the number of its tasks and of their batches.
 """
 
 from __future__ import annotations
@@ -59,20 +58,20 @@ from flightedl.messages.tasks import (
     TasksTicket,
 )
 
-#: A trainer that joins as an epoch begins starts so many rounds later than the others, which need not wait for that.
+#: A trainer that joins at the beginning of an epoch starts this many rounds later, so the others need not wait for it.
 _MARGIN = 2
 _NOT_ALL = "the other trainers, to begin the epoch together (deterministic=True)"
 
-#: Takes a request, what is known of it since it waits, and whether its time is up. Returns the answer, or what waits.
+#: (request, its waiting state, True if its timeout has expired) -> the answer, or a new waiting state.
 _Look = Callable[[Any, Waiting, bool], msgspec.Struct]
 
 
 class MasterCore:
-    """What one master knows and decides. Not thread-safe.
+    """State machine of one master. Not thread-safe.
 
     Raises:
-        UsageError: the stored queue is of other tasks.
-        FencedError: the stored membership is a newer master's.
+        UsageError: the stored queue belongs to other tasks.
+        FencedError: a newer master stored the membership.
     """
 
     def __init__(
@@ -90,7 +89,7 @@ class MasterCore:
         self._declarations = Declarations(stored.declaration, self._outbox)
         self.leases = Leases()
         self.training = Training(settings.trainer_count, stored.stop, self._outbox)
-        #: None until the model is declared: before that nobody waits for anybody.
+        #: None until the model is declared.
         self.members: Members | None = None
         self.pservers = Pservers(settings.pserver_count, settings.recovery, stored.recovery, self._outbox)
         checkpoints = checkpoints_of(stored, settings, now)
@@ -139,10 +138,10 @@ class MasterCore:
         }
 
     def apply(self, event: events.Event, now: float) -> list[out.Effect]:
-        """Return the effects of an event, in the order in which they are to be carried out.
+        """Return the effects of an event, in the order in which the driver must carry them out.
 
         Raises:
-            UsageError: files joined that cannot join; nothing was changed.
+            UsageError: files joined that cannot join; the state is unchanged.
         """
         self._now = now
         self._handlers[type(event)](event)
@@ -154,11 +153,11 @@ class MasterCore:
             self._look_at_end()
         return self._outbox.take()
 
-    # what is known
+    # state
 
     @property
     def revision(self) -> int:
-        """The number of changes of the state that is stored."""
+        """Number of changes of the stored state."""
         return self._outbox.revision
 
     @property
@@ -167,32 +166,32 @@ class MasterCore:
 
     @property
     def has_former_model(self) -> bool:
-        """As ``Declarations.has_former_model``."""
+        """See ``Declarations.has_former_model``."""
         return self._declarations.has_former_model
 
     @property
     def trainers(self) -> Mapping[str, int]:
-        """Trainers whose lease is alive, and their generations."""
+        """Generations of the trainers whose lease is alive, by name."""
         return self.leases.trainers
 
     @property
     def work(self) -> Work | None:
-        """The training data's queue; None: no dataset is declared."""
+        """The training data's queue, or None if no dataset is declared."""
         return self.training.work
 
     @property
     def group(self) -> Group:
-        """The ranks to which the training data goes, if they are a group."""
+        """The group whose ranks read the training data, if there is one."""
         return self._groups.group
 
     @property
     def is_over(self) -> bool:
-        """True if all training is done that will ever be."""
+        """True if no training remains to be done."""
         return self.group.is_done or self.training.is_over
 
     @property
     def _serving_members(self) -> Members | None:
-        """The members, if pservers may have values."""
+        """The members, or None if no pserver can have values."""
         return None if self.has_former_model and not self.is_over else self.members
 
     @property
@@ -200,10 +199,10 @@ class MasterCore:
         return self.members is not None and self.training.is_deterministic(self.members.membership.mode)
 
     def encode(self) -> dict[str, bytes]:
-        """Return what a later master goes on from, by name; all of it belongs into one transaction.
+        """Return the state for a successor, by name. All values must be stored in one transaction.
 
-        ``declaration``, ``queue``, ``failures``, ``evaluations``, ``membership``, ``recovery`` (of pservers),
-        ``checkpoints``, ``group`` and ``stopped``; what there is nothing of is left out.
+        The names are ``declaration``, ``queue``, ``failures``, ``evaluations``, ``membership``, ``recovery`` (of
+        pservers), ``checkpoints``, ``group`` and ``stopped``. Parts without state are left out.
         """
         values: dict[str, bytes] = {}
         if self.members is not None:
@@ -241,7 +240,7 @@ class MasterCore:
             self._trainer_gone(trainer, is_alive=is_alive)
             self._groups.gone(trainer, generation)
         for trainer, generation in new.items():
-            text = "trainer is there trainer=%s generation=%d"
+            text = "trainer registered trainer=%s generation=%d"
             self._outbox.note(out.Kind.TRAINER_CAME, trainer, text, trainer, generation)
         self._pservers_seen(event.pservers)
         if is_first:
@@ -271,7 +270,7 @@ class MasterCore:
             self.members.leave(trainer)
 
     def _forget_the_dead(self) -> None:
-        """Trainers that died while there was no master lose what the predecessor's state says they have."""
+        """Take back the tasks and memberships of trainers that died while there was no master."""
         self._groups.forget_the_dead(self.trainers)
         is_graceful = self._is_resumed
         if self.work is not None and self.work.forget_the_dead(self.trainers, self._now, is_graceful=is_graceful):
@@ -345,7 +344,7 @@ class MasterCore:
         members = () if self.members is None else self.members.membership.members
         self._control.status_told(event.replies, {each.member_id: each.trainer for each in members}, self._now)
 
-    # what was declared is known
+    # consequences of declarations
 
     def _dataset_indexed(self, event: events.DatasetIndexed) -> None:
         if self.declaration.dataset is None:
@@ -394,7 +393,6 @@ class MasterCore:
             self.training.deduplicate()
 
     def _evaluation_indexed(self, event: events.EvaluationIndexed) -> None:
-        """Begin it, or go on with it; nothing when it runs."""
         self.evaluations.begin(event.name, event.reply, event.tasks, self.trainers, self._now)
         self._outbox.touch()
 
@@ -408,7 +406,7 @@ class MasterCore:
             self._look_at(self._waiting[event.call], is_last=True)
 
     def _look_at(self, waiting: Waiting, *, is_last: bool) -> None:
-        """Answer a request if that is possible, or its time is up."""
+        """Answer a request if it can be answered or its timeout has expired."""
         try:
             reply: msgspec.Struct | FlightedlError = self._looks[type(waiting.request)](
                 waiting.request, waiting, is_last
@@ -416,7 +414,7 @@ class MasterCore:
         except FlightedlError as error:
             reply = error
         if isinstance(reply, Waiting):
-            assert not is_last, "a request whose time is up is answered"
+            assert not is_last, "an expired request must be answered"
             self._waiting[waiting.call] = reply
         else:
             self._waiting.pop(waiting.call, None)
@@ -461,7 +459,7 @@ class MasterCore:
         self._update_members(ticket, handed, is_deterministic=is_deterministic, waits=is_waiting)
         if is_over:
             if self.has_former_model:
-                # Nobody needs to declare the model again: what the checkpoint has is looked at, and the job ends.
+                # No trainer needs to declare the model again: the checkpoint is complete, and the job ends.
                 self._adopt_former_model()
             self._look_at_end()
         if is_waiting:
@@ -485,7 +483,7 @@ class MasterCore:
         return self.work
 
     def _take_reports(self, work: Work, ticket: TasksTicket) -> list[ReturnedTask]:
-        """Apply what a ticket reports. Return the work that the trainer has to drop."""
+        """Apply a ticket's reports. Return the tasks that the trainer must drop."""
         before = work.queue.revision
         lost: list[ReturnedTask] = []
         if self.members is not None:
@@ -495,12 +493,12 @@ class MasterCore:
         lost = lost + work.take_reports(ticket, self._now) + work.take_back_unbegun(ticket, self._now)
         self.checkpointing.checkpoints.tasks_finished(len(work.take_finished()))
         if work.queue.revision != before:
-            # Those who wait for work are looked at after reports only: what is handed out gives nobody else any.
+            # Only reports can make tasks available to waiting trainers; handing out tasks cannot.
             self._outbox.touch()
         return lost
 
     def _update_members(self, ticket: TasksTicket, handed: HandedOut, *, is_deterministic: bool, waits: bool) -> None:
-        """If the trainer got nothing, let it leave, else let it join with its work."""
+        """Let the trainer leave if it got no task, otherwise let it join if it may do so without asking."""
         members = self.members
         if handed.begins_epoch and members is not None:
             members.leave_all()
@@ -517,7 +515,7 @@ class MasterCore:
         return 0 if self.members is None else self.members.member_of(trainer)
 
     def _final_pservers(self) -> list[int]:
-        """The processes that were looked at before trainers are told that all is done."""
+        """Return the generations of the pservers that were checked before the job is reported as done."""
         count = self._settings.pserver_count
         return [] if self.members is None else [self.pservers.present.get(i, 0) for i in range(count)]
 
@@ -542,12 +540,12 @@ class MasterCore:
     def _mode(self, request: ModeRequest, waiting: Waiting, is_last: bool) -> msgspec.Struct:
         model, members = self.declaration.model, self.members
         if members is None:
-            raise NotReadyError("no trainer has declared the model yet: give job.parameters the mode to begin with")
-        assert model is not None, "who is a member works on a model"
+            raise NotReadyError("no trainer has declared the model yet: pass the first mode to job.parameters")
+        assert model is not None, "a job with members has a model"
         mode = None if request.mode is None else Mode.from_json(request.mode)
         if mode is not None and mode != members.membership.mode:
             if self.is_over:
-                raise JobFailedError("all epochs are done: there is no round left to change the mode at")
+                raise JobFailedError("all epochs are done, so there is no round left at which the mode could change")
             text = "mode changes from=%s to=%s"
             self._outbox.note(out.Kind.CHANGED_BY_HAND, "", text, members.membership.mode, mode)
             self._declarations.adopt_model(replace(model, mode=mode.to_json()))
@@ -563,7 +561,7 @@ class MasterCore:
             raise NotReadyError("no trainer has declared the model yet")
         may_give_up, ticket = waiting.may_give_up, request.ticket
         if ticket is None and may_give_up:
-            # The one at the end of the job will have everything.
+            # The checkpoint at the end of the job contains everything.
             ticket = self.ending.final_ticket
         if ticket is None:
             ticket = self.checkpointing.request(request.reason, may_give_up=may_give_up)

@@ -1,12 +1,11 @@
 """Declarations of the training data and the model. The first declaration of each wins.
 
-What follows from a declaration may take long to find out: which tasks a dataset has, how a model lies on the pservers.
-So a declaration of something that the job does not have is answered ``effects.Undeclared``; whoever drives the core
-finds that out, says so (``DatasetIndexed``, ``ModelPlanned``), and asks again. When two do that at once, the first one
-counts.
+Indexing a dataset and planning a model's blocks may take long. The core therefore answers the first declaration with
+``effects.Undeclared``. The driver then indexes or plans, reports the result (``DatasetIndexed``, ``ModelPlanned``), and
+repeats the declaration. If two trainers declare at the same time, the first result counts.
 
-A job that goes on from a checkpoint takes the first declaration since for its own, also where it says otherwise how the
-job goes on: how many epochs there are, how those are shuffled that have not begun, how the optimizer is set.
+A job that was resumed from a checkpoint adopts the next declaration, which may change how the job continues: the number
+of epochs, the shuffling of epochs that have not begun, and the settings of the optimizer.
 """
 
 from __future__ import annotations
@@ -29,35 +28,35 @@ from flightedl.messages.declarations import (
     ModelDeclaration,
 )
 
-#: What a job that goes on from a checkpoint may declare otherwise of its data.
+#: Fields of the dataset that may change when a job is resumed.
 _MAY_DIFFER = ("epochs", "shuffle", "seed")
 _MAY_DIFFER_TEXT = "epochs, shuffle and seed"
-#: Maximum number of files that are named when a dataset is complete without them.
+#: Maximum number of excluded files that the job names.
 _LEFT_OUT_LIMIT = 100
 
 
 class Declarations:
-    """What trainers have declared of a job."""
+    """The dataset and the model that trainers have declared."""
 
     def __init__(self, declaration: JobDeclaration, outbox: Outbox) -> None:
         self.known = declaration
         self._outbox = outbox
-        #: The stored form, made once: it goes into every comparison with what is stored.
+        #: Cache of the stored form, which every comparison with the stored keys needs.
         self._encoded = (JobDeclaration(), b"")
 
     @property
     def plan_hash(self) -> str:
-        """The plan of the declared model; empty if none is declared."""
+        """Hash of the declared model's plan; empty if no model is declared."""
         return "" if self.known.model is None else self.known.model.plan_hash
 
     @property
     def has_model(self) -> bool:
-        """True if trainers of this job have declared a model, whose pservers count each batch once."""
+        """True if trainers of this job have declared a model, so pservers deduplicate batches."""
         return self.known.model is not None and not self.has_former_model
 
     @property
     def has_former_model(self) -> bool:
-        """True if the model waits for a trainer that declares it again, and pservers wait with it."""
+        """True if the job was resumed and no trainer has declared the model since; pservers wait until then."""
         return self.known.model is not None and self.known.model.is_former
 
     def encode(self) -> bytes | None:
@@ -71,10 +70,10 @@ class Declarations:
     # the training data
 
     def dataset(self, declared: DatasetDeclaration) -> DeclaredDataset | None:
-        """Return the declared dataset if it is the same as this one; None if there is none.
+        """Return the declared dataset if it equals this one, or None if no dataset is declared.
 
         Raises:
-            DeclarationError: it differs. The first declaration since the job was resumed may differ in some settings.
+            DeclarationError: they differ. The first declaration after resuming may differ in some settings.
         """
         known = self.known.dataset
         if known is not None and self.known.is_resumed:
@@ -88,25 +87,25 @@ class Declarations:
         self.known = replace(self.known, dataset=reply, is_resumed=False)
 
     def leave_out(self, files: Sequence[str]) -> None:
-        """Take note why each of these files is not part of the dataset, which is complete."""
-        # The sentences share one value in etcd with everything that is declared.
-        told = list(files[:_LEFT_OUT_LIMIT])
-        if more := len(files) - len(told):
-            told.append(f"{more} more files")
-        self.known = replace(self.known, left_out=told)
+        """Record why each of these files is not part of the dataset, which is now complete."""
+        # All reasons are stored in the declaration's value in etcd, whose size is limited.
+        reasons = list(files[:_LEFT_OUT_LIMIT])
+        if more := len(files) - len(reasons):
+            reasons.append(f"{more} more files")
+        self.known = replace(self.known, left_out=reasons)
         text = "the dataset is complete without %d files: %s"
-        self._outbox.note(Kind.DECLARED, "", text, len(files), told[0], is_warning=True)
+        self._outbox.note(Kind.DECLARED, "", text, len(files), reasons[0], is_warning=True)
 
     # the model
 
     def model(self, declared: ModelDeclaration) -> DeclaredModel | None:
-        """Return the declared model if it is the same as this one; None if there is none.
+        """Return the declared model if it equals this one, or None if no model is declared.
 
-        The first declaration since the job was resumed says how the optimizer is set. Pservers take a model over only
-        when this is in etcd, so none of them has worked by the former settings.
+        The first declaration after resuming may change the optimizer's settings. Pservers adopt the model only after
+        that declaration is stored, so no pserver has used the former settings.
 
         Raises:
-            UsageError: the optimizer is not valid.
+            UsageError: the optimizer is invalid.
             DeclarationError: something else differs.
         """
         known = self.known.model
@@ -130,9 +129,9 @@ class Declarations:
         self.known = replace(self.known, model=model)
 
     def adopt_former_model(self, declared: ModelDeclaration | None = None) -> DeclaredModel:
-        """Make the model of a job that was resumed its own, also for pservers; ``declared``: with these settings."""
+        """Adopt the model of the checkpoint from which the job was resumed, with the given settings, if any."""
         known = self.known.model
-        assert known is not None, "a former model is one"
+        assert known is not None, "a resumed job has a model"
         if declared is not None and declared != known.declaration:
             before = known.declaration
             self._note_change("optimizer", before.optimizer, declared.optimizer)
@@ -148,10 +147,7 @@ class Declarations:
 
 
 def _is_setting(field: str, tables: Collection[str]) -> bool:
-    """Whether it is a setting of an optimizer: of the parameters, or of a table with one of these names.
-
-    What a table begins with may differ, too: its rows are in the checkpoint.
-    """
+    """True if a field is an optimizer's setting, or the initial values of a table, whose rows are in the checkpoint."""
     path = field
     if field.startswith("tables."):
         names = [name for name in tables if field.startswith(f"tables.{name}.")]

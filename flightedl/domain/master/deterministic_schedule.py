@@ -1,16 +1,18 @@
-"""What makes runs with the same number of trainers bit-identical, beside the order in which a round is added up.
+"""Schedule of tasks that makes runs with the same number of trainers bit-identical.
 
-A round adds up what its members push, so every run has to put the same batches into each round. That is so when
+A round sums the gradients of its members in a fixed order, so each round must contain the same batches in every run.
+Three rules guarantee this:
 
-* an epoch begins with all trainers at once: no task is handed out before so many trainers ask for one, and they are
-  admitted at one round, together;
-* a trainer gets its next task when it has finished the one before, and no sooner: then tasks are handed out in the
-  order of the rounds in which trainers become free. Those who become free in one round get the next tasks in any order,
-  which changes who does what, and nothing else;
-* nobody gets a copy of a task that another one has.
+* All trainers begin an epoch together. No task is assigned before the expected number of trainers has requested one,
+  and all of them are admitted at the same round.
+* A trainer gets its next task only when it has finished its previous one. Tasks are then assigned in the order of the
+  rounds in which trainers become idle. Trainers that become idle in the same round may get the next tasks in any
+  order: this changes which trainer computes a batch, but not the batches of a round.
+* Tasks have no speculative copies.
 
-Only for ``Sync(deterministic=True)``, and only where the master is told how many trainers there are. Without faults:
-where trainers are lost or stay away, the others go on after a while, exactly once as always, but not bit-identically.
+The schedule applies only to ``Sync(deterministic=True)`` and requires that the number of trainers is configured. If
+trainers are missing, the others continue after a timeout: every batch still counts exactly once, but the result is no
+longer bit-identical.
 """
 
 from __future__ import annotations
@@ -20,22 +22,22 @@ from collections.abc import Collection, Mapping
 from flightedl.domain.consistency.modes import Mode, Sync
 from flightedl.domain.queue.tasks import TaskQueue
 
-#: After so long, an epoch begins with those who are there.
+#: Seconds after which an epoch begins without the missing trainers.
 _PATIENCE_S = 60.0
 
 
 class DeterministicSchedule:
-    """Who waits for whom at the beginning of an epoch.
+    """Waiting of trainers for each other at the beginning of an epoch.
 
     Args:
-        trainer_count: How many trainers there are; 0: not known, and nobody waits.
+        trainer_count: Expected number of trainers; 0 if unknown, which disables the schedule.
     """
 
     def __init__(self, trainer_count: int) -> None:
         self._trainer_count = trainer_count
-        #: The epoch whose tasks are handed out.
+        #: The epoch whose tasks are being assigned.
         self._begun = -1
-        #: The epoch whose trainers were admitted.
+        #: The epoch whose first trainers were admitted.
         self._admitted = -1
         self._asking: set[str] = set()
         self._joining: dict[str, int] = {}
@@ -45,7 +47,7 @@ class DeterministicSchedule:
         return bool(self._trainer_count) and isinstance(mode, Sync) and mode.deterministic
 
     def begins(self, queue: TaskQueue, trainer: str, alive: Collection[str], now: float) -> bool:
-        """A trainer asks for work; True: with it, all are there, and the epoch begins: all have to join again."""
+        """Record a trainer's request. True if all trainers have asked, so the epoch begins and all must join again."""
         if queue.is_done or self._begun == queue.epoch or queue.holds(trainer):
             return False
         self._asking.add(trainer)
@@ -58,7 +60,7 @@ class DeterministicSchedule:
         return True
 
     def pieces_for(self, queue: TaskQueue, trainer: str, want: int) -> int:
-        """How many pieces the trainer may be given now."""
+        """Return the number of pieces that the trainer may get now."""
         if queue.is_done:
             return want
         is_free = self._begun == queue.epoch and not queue.holds(trainer)
@@ -67,7 +69,7 @@ class DeterministicSchedule:
     def joins(
         self, queue: TaskQueue, trainer: str, generation: int, alive: Mapping[str, int], now: float
     ) -> dict[str, int]:
-        """A trainer with work wants to be a member; who is to be admitted now, together with it, if anybody."""
+        """Record a trainer's request to join. Return the trainers to admit now, together with it; maybe none."""
         if self._admitted == queue.epoch:
             return {trainer: generation}
         self._joining[trainer] = generation

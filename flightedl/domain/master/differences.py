@@ -1,4 +1,4 @@
-"""First declaration wins; a different one is refused and told what differs."""
+"""Comparison of two declarations. The first one wins; an error names the fields in which a later one differs."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def require_same(
     may_differ: Callable[[str], bool] = lambda _: False,
     but: str = "",
 ) -> None:
-    """Compare two declarations of the same kind; fields whose path ``may_differ`` accepts are left out.
+    """Require two declarations of the same kind to be equal.
 
     Args:
         what: The part of the job that they declare.
-        known: What counts.
-        declared: What a trainer says.
-        may_differ: Asked with a path such as "optimizer.lr".
-        but: For people, what may differ because the job was resumed.
+        known: The job's declaration.
+        declared: A trainer's declaration.
+        may_differ: True for the path of a field, such as "optimizer.lr", that is not compared.
+        but: Description of the fields that may differ because the job was resumed.
 
     Raises:
-        DeclarationError: they differ; names the fields and both values.
+        DeclarationError: they differ; the message names the fields and both values.
     """
     pairs = _differences("", _by_name(known), _by_name(declared))
     differences = [text for field, text in pairs if not may_differ(field)]
@@ -47,17 +47,17 @@ def require_same(
 def require_same_slots(
     names: Iterable[str], known: Optimizer, declared: Optimizer, kind: Literal["parameter", "table"] = "parameter"
 ) -> None:
-    """What an optimizer keeps beside the values has to go on under its new settings.
+    """Require an optimizer to keep the same slots under its new settings.
 
     Raises:
-        DeclarationError: it keeps something else for a parameter, or for the rows of a table.
+        DeclarationError: the slots of a parameter, or of the rows of a table, differ.
     """
     for name in names:
         before, now = known.for_parameter(name).slots, declared.for_parameter(name).slots
         if before != now:
             raise DeclarationError(
-                f"the optimizer keeps {_named(before)} beside {kind} {name!r} and would keep {_named(now)}. Only "
-                "settings that leave this as it is may change when a job is resumed: declare such, or use another job "
+                f"the optimizer's slots of {kind} {name!r} would change from {_named(before)} to {_named(now)}, which "
+                "is not possible when a job is resumed. Declare an optimizer with the same slots, or use another job "
                 "name"
             )
 
@@ -69,7 +69,7 @@ def _named(slots: Sequence[SlotSpec]) -> str:
 
 
 def _by_name(declared: msgspec.Struct) -> Any:
-    """A declaration as plain values, its parameters and tables by name, so that differences are told by name."""
+    """Return a declaration as plain values, with parameters and tables by name, so that differences show the name."""
     found = msgspec.to_builtins(declared)
     for kind in ("parameters", "tables"):
         if kind in found:

@@ -1,7 +1,7 @@
-"""What a master has to do, as values, and where the parts of the core put them.
+"""Effects of the master's core, as values, and the outbox that collects them.
 
-Each effect names a *revision*: it is carried out when the core's state of that revision, or a later one, is stored. 0:
-at once.
+Each effect names a *revision*. The driver carries it out when the core's state of that revision or a later one is
+stored; revision 0 means at once.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ ControlRequest = AppliedRequest | ReloadRequest | SealRequest | SnapshotRequest 
 
 
 class Done(msgspec.Struct, frozen=True):
-    """The reply to a request that has nothing to tell but that it was carried out."""
+    """The reply to a request that was carried out and has no result."""
 
 
 class Undeclared(msgspec.Struct, frozen=True):
-    """The reply to a declaration of what the job does not have yet: find out what follows from it, and ask again."""
+    """The reply to a first declaration: index or plan it, report the result as an event, and ask again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to a request; an error is raised to whoever asked."""
+    """The answer to a request; an error is raised in the caller."""
 
     call: int
     reply: msgspec.Struct | FlightedlError
@@ -40,24 +40,24 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class ControlCall:
-    """Say this to a process of a pserver, tell what it answers, and ask again. Comes for ``ControlAsked`` only.
+    """Call a process of a pserver, report the answer as ``Answered``, then ask for the next call.
 
-    Its answer is told as the event of its kind. ``NotReadyError`` from the pserver: ask again after ``pause_s``.
+    Emitted only for ``ControlAsked``. If the pserver raises ``NotReadyError``, ask for the next call after ``pause_s``.
     """
 
     index: int
     generation: int
     request: ControlRequest
-    #: Of an ``AppliedRequest``: the audit that the answer is for; None: none.
+    #: Number of the audit for which an ``AppliedRequest`` is made, or None.
     audit: int | None = None
-    #: After the answer: how long there is nothing more to say, unless woken.
+    #: Seconds to pause after the answer, unless woken.
     pause_s: float = 0.0
     revision: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class NothingToSay:
-    """There is nothing to say to this pserver: ask again after so long, or when woken."""
+    """Nothing to say to this pserver now: ask for the next call after ``pause_s`` seconds, or when woken."""
 
     index: int
     generation: int
@@ -66,14 +66,17 @@ class NothingToSay:
 
 @dataclass(frozen=True, slots=True)
 class WakePserver:
-    """There may be something to say to this pserver."""
+    """Ask for the next call to this pserver now."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteElection:
-    """Let the trainers elect again who gives the model its first values: a transaction that names these processes."""
+    """Delete the election of the trainer that initializes the model, so trainers hold a new one.
+
+    The transaction names the pservers of ``step``.
+    """
 
     step: Reinitialize
     revision: int
@@ -81,7 +84,7 @@ class DeleteElection:
 
 @dataclass(frozen=True, slots=True)
 class StoreWork:
-    """Something to do in the checkpoints' storage; after all of these that came before it."""
+    """A task for the checkpoints' storage, to be done after all earlier ones."""
 
     work: WriteManifest | MovePointer | Sweep
     revision: int
@@ -89,14 +92,14 @@ class StoreWork:
 
 @dataclass(frozen=True, slots=True)
 class QueueNews:
-    """The queue of the training data ("") or of an evaluation has decided something that people should see."""
+    """A decision to log, made by the queue of the training data ("") or of an evaluation."""
 
     evaluation: str
     effect: QueueEffect
 
 
 class Kind(enum.StrEnum):
-    """What may happen to a job that people want to know of, also later."""
+    """Kinds of events in a job's history."""
 
     MASTER_LEADS = "master_leads"
     DECLARED = "declared"
@@ -128,12 +131,12 @@ class Kind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something that happened, for the log and for whoever asks later: a text with %-places, and its values."""
+    """An event for the log and the job's history: a text with %-placeholders, and its values."""
 
     text: str
     values: tuple[object, ...]
     kind: Kind
-    #: Whom it is about: a trainer, or "pserver 3"; empty: the job.
+    #: Subject of the event: a trainer's name, or "pserver-3"; empty for the job.
     who: str = ""
     is_warning: bool = False
 
@@ -142,18 +145,18 @@ Effect = Answer | ControlCall | NothingToSay | WakePserver | DeleteElection | St
 
 
 def pserver_named(index: int) -> str:
-    """What people call a pserver."""
+    """Return the name of a pserver."""
     return f"pserver-{index}"
 
 
 @dataclass(slots=True)
 class Outbox:
-    """Where the parts of a core put what comes of an event."""
+    """Effects of the current event, collected from all parts of the core."""
 
     effects: list[Effect] = field(default_factory=list)
-    #: Counts changes of the state that is stored.
+    #: Number of changes of the stored state.
     revision: int = 0
-    #: Whether something has changed that a waiting request may wait for.
+    #: True if something has changed that a request may be waiting for.
     is_stirred: bool = False
 
     def touch(self) -> None:
@@ -161,7 +164,6 @@ class Outbox:
         self.is_stirred = True
 
     def note(self, kind: Kind, who: str, text: str, *values: object, is_warning: bool = False) -> None:
-        """Something has happened that people may want to know of; ``who``: see ``Note``."""
         self.effects.append(Note(text, values, kind, who, is_warning))
 
     def news(self, evaluation: str, effects: Iterable[QueueEffect]) -> None:

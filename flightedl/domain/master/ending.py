@@ -1,13 +1,14 @@
-"""What has to be finished before the job ends, and when trainers are told that all is done.
+"""Conditions for the end of an epoch and of the job.
 
-Trainers are told so only when nothing that is done can get lost any more: the queue is over, every pserver is there and
-what it has was compared with what is done, every round is closed, and a last checkpoint has everything. A pserver that
-is away is waited for. A store that fails again and again is not; a job that keeps no checkpoints has none to wait for.
+The master reports the job as done only when finished work can no longer be lost: the queue is over, all pservers are
+present and were compared with the queue, all rounds are closed, and the final checkpoint is complete. The master waits
+for absent pservers, but gives up on a store that fails repeatedly. A job without checkpoints skips the checkpoint, and
+a job without a model has nothing to compare.
 
-A job that a trainer has stopped is over when nothing is out and nothing is due: done work that was lost is done again
-first, and so is work of which some blocks have batches that others lack. The pservers are compared when all members
-have left: whoever is no member can push nothing any more. If nobody asks for work for ``ALONE_S`` while something is
-due, the job has failed, and ``unfinished`` names the tasks. Where no model is declared there is nothing to compare.
+A job that a trainer has stopped is over when no task is pending and none is due. Tasks are due if a pserver has lost
+them, or if only some blocks have applied a batch of them. The master compares the pservers after all members have left,
+because only members can push. If no trainer requests tasks for ``ALONE_S`` seconds while some are due, the job has
+failed, and ``unfinished`` names the tasks.
 """
 
 from __future__ import annotations
@@ -20,40 +21,40 @@ from flightedl.domain.master.pservers import Pservers
 from flightedl.domain.master.work import Work
 from flightedl.domain.queue.tasks import TaskQueue
 
-#: How long a stopped job that has something left to do waits for a trainer.
+#: Seconds for which a stopped job with due tasks waits for a trainer.
 ALONE_S = 30.0
 _NAMED = 10
 
 
 class Ending:
-    """The end of epochs, and of the job."""
+    """State of the job's end."""
 
     def __init__(self, pservers: Pservers, checkpointing: Checkpointing) -> None:
         self._pservers = pservers
         self._checkpointing = checkpointing
-        #: The ticket of the checkpoint that has everything; None: not everything is done.
+        #: Ticket of the final checkpoint; None while work remains.
         self.final_ticket: int | None = None
-        #: Whether trainers may be told that all is done.
+        #: True if the job may be reported as done.
         self.may_end = False
-        #: Why a stopped job is not whole and will not be, for people; empty: it is, or may still be.
+        #: Why a stopped job cannot be completed, for people; empty if it can.
         self.unfinished = ""
-        #: When a trainer asked for work last; None: not since this master began.
+        #: Time of a trainer's last request for tasks; None if there was none since this master started.
         self._asked_at: float | None = None
         self._epoch_seen = 0
 
     def start(self, work: Work | None) -> None:
-        """A predecessor has seen to the epochs before this one."""
+        """Start with the queue of a predecessor, which has handled the ends of earlier epochs."""
         self._epoch_seen = 0 if work is None else work.queue.epoch
 
     def lost(self) -> None:
-        """Something that counted as done may be missing: the last checkpoint does not have everything."""
+        """Record that finished work may be missing, also from the final checkpoint."""
         self.final_ticket = None
 
     def work_asked(self, now: float) -> None:
         self._asked_at = now
 
     def look(self, work: Work | None, members: Members | None, now: float) -> None:
-        """Something has happened: an epoch may have ended, or the job."""
+        """Check if an epoch or the job has ended."""
         if work is not None and members is not None:
             queue = work.queue
             if queue.epoch > self._epoch_seen:
@@ -73,7 +74,7 @@ class Ending:
             return False
         checkpoints = self._checkpointing.checkpoints
         if self.final_ticket is None:
-            # What waits in an open round is neither in the values nor in a checkpoint: all rounds are closed first.
+            # Gradients in an open round are not in any checkpoint, so all rounds must be closed first.
             if not _is_still(members):
                 return False
             if not self._checkpointing.is_kept:
@@ -88,8 +89,8 @@ class Ending:
             return ""
         if not self._pservers.is_everybody_settled:
             return (
-                f"the job was stopped, but for {ALONE_S:.0f} s not all pservers have been there with all that they "
-                "had: the model may lack some of what was trained; go on from the last checkpoint with --resume"
+                f"the job was stopped, but some pservers have been missing or incomplete for {ALONE_S:.0f} s, so the "
+                "model may lack some of the training. Continue from the last checkpoint with --resume"
             )
         tasks = queue.unfinished(_NAMED)
         if not tasks:
@@ -99,17 +100,17 @@ class Ending:
             for epoch in sorted({epoch for epoch, _ in tasks})
         )
         return (
-            f"the job was stopped, but no trainer trains again what was lost with a pserver, at least tasks {named}: "
-            "call job.stop() and stay in the loop until it ends, or go on with --resume"
+            f"the job was stopped, but no trainer repeats tasks that were lost with a pserver, at least tasks {named}. "
+            "After job.stop(), stay in the loop until it ends, or continue with --resume"
         )
 
     def open_rounds(self, members: Members) -> OpenRounds | None:
-        """What is known of the rounds; None: the mode has none."""
+        """Return the state of the rounds, or None if the mode has no rounds."""
         if not isinstance(members.membership.mode, Sync):
             return None
         return OpenRounds(self._pservers.highest_version, has_members=bool(members.membership.members))
 
 
 def _is_still(members: Members) -> bool:
-    """True if nobody is a member, and all pservers know it."""
+    """True if there are no members and all pservers know it."""
     return not members.membership.members and members.membership.is_quiet

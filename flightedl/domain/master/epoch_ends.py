@@ -1,13 +1,15 @@
-"""Where an epoch ends: whether a trainer without work stays a member, and which one joins again with its first work.
+"""Membership at the end of an epoch: which idle trainers remain members, and which rejoin with their next task.
 
-Nobody waits for a trainer that has no work: it leaves the view. That, and to join again, takes as long as several
-rounds of a small model. So while the last reports of an epoch should be on their way, a trainer whose own was the first
-of them stays, for as long as its request may wait, if that is no longer than a moment: where no other has a round to do
-that this trainer has not done, or all have had their tasks for as long as tasks take. One that has left joins again
-with the first work that it gets, without asking, if it was told to read just that ahead: its loop waits for nothing
-else, so rounds may wait for it.
+An idle trainer leaves the view, so that rounds do not wait for it. For a small model, leaving and rejoining takes as
+long as several rounds. Two rules avoid this at the end of an epoch:
 
-Nothing of this is stored: a successor knows less, so that trainers leave and ask to join, as ever.
+* A trainer remains a member while the epoch's last reports should be in flight, if its request waits no longer than a
+  moment. This is so if no other trainer has a round left that this one has not done, or if all trainers have held their
+  tasks for as long as tasks usually take.
+* A trainer that has left rejoins without asking if its next task is one that it was promised. It has read this task
+  ahead and waits for nothing else, so rounds may wait for it.
+
+This state is not stored. After a takeover, trainers leave and ask to join as usual.
 """
 
 from __future__ import annotations
@@ -19,29 +21,29 @@ from flightedl.messages.tasks import Assignment, TasksTicket
 
 
 class EpochEnds:
-    """What trainers said and were told that matters where an epoch ends. O(trainers)."""
+    """Rounds and promised tasks of trainers. O(trainers)."""
 
     def __init__(self) -> None:
-        #: Trainer -> the synchronous round that it was at as it asked the last time; 0: not known.
+        #: Trainer -> its synchronous round at its last request; 0 if unknown.
         self._rounds: dict[str, int] = {}
-        #: Trainer -> its generation, and the (epoch, position) of what it was told to read ahead.
-        self._told_ahead: dict[str, tuple[int, set[tuple[int, int]]]] = {}
+        #: Trainer -> its generation, and the (epoch, position) of each promised task.
+        self._promised: dict[str, tuple[int, set[tuple[int, int]]]] = {}
 
     def asked(self, ticket: TasksTicket) -> None:
-        """A trainer asks for work, and says which round it is at."""
+        """Record the round of a trainer that requests tasks."""
         self._rounds[ticket.trainer] = ticket.round
 
-    def told_ahead(self, ticket: TasksTicket, ahead: Sequence[Assignment]) -> None:
-        """A trainer is told which work to read ahead; none: what it was told before still holds."""
+    def promised(self, ticket: TasksTicket, ahead: Sequence[Assignment]) -> None:
+        """Record the tasks promised to a trainer. If there are none, earlier promises remain valid."""
         if ahead:
-            self._told_ahead[ticket.trainer] = ticket.generation, {(each.epoch, each.position) for each in ahead}
+            self._promised[ticket.trainer] = ticket.generation, {(each.epoch, each.position) for each in ahead}
 
     def gone(self, trainer: str) -> None:
         self._rounds.pop(trainer, None)
-        self._told_ahead.pop(trainer, None)
+        self._promised.pop(trainer, None)
 
     def should_stay(self, queue: TaskQueue, ticket: TasksTicket, now: float) -> bool:
-        """Whether the last reports of the epoch should be on their way, and this trainer's was one of them."""
+        """True if the epoch's last reports should be in flight, including this trainer's."""
         if queue.should_end_now(now):
             return True
         return not queue.has_more and all(
@@ -50,6 +52,6 @@ class EpochEnds:
         )
 
     def joins_with(self, ticket: TasksTicket, first: Assignment) -> bool:
-        """Whether a trainer gets what it was told to read ahead; asked once for each first work that is given."""
-        generation, places = self._told_ahead.pop(ticket.trainer, (0, set()))
+        """Return and clear whether a trainer's first task was promised to it."""
+        generation, places = self._promised.pop(ticket.trainer, (0, set()))
         return generation == ticket.generation and (first.epoch, first.position) in places

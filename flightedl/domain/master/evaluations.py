@@ -1,11 +1,12 @@
-"""Evaluations: second datasets, handed out beside the training queue and without touching it.
+"""Evaluations: further datasets, assigned independently of the training data.
 
-An evaluation has a name, a dataset of its own and a queue of one epoch over it. The first trainer that declares a name
-begins it; whoever declares the same later helps, or gets the result when it is there. Trainers report the metrics of
-a piece of work together with its end, as sums and weights; they are added up when the queue takes the report as the
-piece's first, so that a piece done twice counts once, and both are stored together.
+An evaluation has a name, its own dataset and a queue of one epoch. The first trainer that declares the name starts it;
+trainers that declare it later help with it, or get its result. A trainer reports a piece's metrics, as sums and
+weights, when it finishes the piece. They are added only if the queue accepts the report as the piece's first one, so a
+repeated piece counts once. Queue and metrics are stored together.
 
-The newest ``KEPT`` results are kept, without their queues, for as long as the model lives (``domain.recovery.lives``).
+The newest ``KEPT`` results are kept, without their queues, until the model is initialized again
+(``domain.recovery.lives``).
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ KEPT = 16
 
 @dataclass(slots=True)
 class Evaluation:
-    """An evaluation: its record, and its queue while that is in use."""
+    """An evaluation: its record, and its queue while it is in use."""
 
-    #: The queue in it is as a predecessor left it, until it is in use.
+    #: While ``work`` is None, it contains the queue that a predecessor stored.
     record: EvaluationRecord
-    #: None: recovered and not indexed again yet, or done.
+    #: None if the evaluation is done, or was recovered and its dataset is not indexed yet.
     work: Work | None = None
 
     @property
@@ -53,7 +54,7 @@ class Evaluation:
         return {name: total / weight for name, (total, weight) in sorted(self.record.sums.items()) if weight}
 
     def add_up(self) -> None:
-        """Add up the metrics of what has been finished since the last call."""
+        """Add the metrics of pieces that have been finished since the last call."""
         for metrics in () if self.work is None else self.work.take_finished():
             self.add(metrics)
 
@@ -63,7 +64,7 @@ class Evaluation:
             self.record.sums[name] = (known[0] + total, known[1] + weight)
 
     def stored(self) -> EvaluationRecord:
-        """Return the record with the queue as it is now."""
+        """Return the record with the current state of the queue."""
         return self.record if self.work is None else replace(self.record, queue=self.work.queue.encode().decode())
 
 
@@ -79,7 +80,7 @@ class Evaluations:
         return bool(self._known or self._life.number)
 
     def enter(self, life: int) -> bool:
-        """Serve a trainer that works on this life of the model. True if what was known is of a former one, and is gone.
+        """Require a trainer's life of the model to be current. True if it is new, so older evaluations were dropped.
 
         Raises:
             BegunAnewError: the life is over.
@@ -90,15 +91,15 @@ class Evaluations:
         return is_new
 
     def begin_anew(self, election: int) -> None:
-        """Forget all of the life that this election began."""
+        """Drop all evaluations, because the model's life with this election is over."""
         self._life.end(election)
         self._known.clear()
 
     def declared(self, declared: EvaluationDeclaration) -> DeclaredDataset | None:
-        """Return the dataset of a known evaluation if it is the same as this one; None if it is not known.
+        """Return the dataset of a known evaluation if it equals this one, or None if the evaluation is unknown.
 
         Raises:
-            BegunAnewError: the life that it names is over.
+            BegunAnewError: the declaration's life of the model is over.
             DeclarationError: the evaluation has another dataset.
         """
         if self.enter(declared.life):
@@ -115,21 +116,21 @@ class Evaluations:
         return self._known.get(name)
 
     def find(self, name: str) -> Evaluation:
-        """The evaluation of this name.
+        """Return the evaluation of this name.
 
         Raises:
             NotFoundError: there is none.
         """
         if name not in self._known:
-            raise NotFoundError(f"there is no evaluation {name!r}: it is not declared, or forgotten")
+            raise NotFoundError(f"there is no evaluation {name!r}: it was not declared, or was dropped")
         return self._known[name]
 
     def begin(
         self, name: str, declared: DeclaredDataset, settings: QueueSettings, alive: Mapping[str, int], now: float
     ) -> Evaluation:
-        """Begin it, or take it up where a predecessor left it; nothing when it runs.
+        """Begin an evaluation, or continue a predecessor's; does nothing if it is running.
 
-        What it is taken up with by trainers that are not ``alive`` goes back.
+        Pieces of trainers that are not ``alive`` are taken back.
         """
         record = EvaluationRecord(name=name, declared=declared, sums={}, queue="", is_done=False)
         found = self._known.setdefault(name, Evaluation(record))
@@ -144,10 +145,10 @@ class Evaluations:
         return found
 
     def take_ticket(self, ticket: TasksTicket, now: float, trainer_count: int) -> TasksReply:
-        """Apply a ticket's reports and hand out tasks; it does not wait for any.
+        """Apply a ticket's reports and assign tasks, without waiting for any.
 
         Raises:
-            BegunAnewError: the life that the ticket names is over.
+            BegunAnewError: the ticket's life of the model is over.
             NotFoundError: there is no such evaluation.
             NotReadyError: its dataset is not indexed yet.
         """
@@ -158,7 +159,7 @@ class Evaluations:
         lost: list[ReturnedTask] = []
         outcome, retry_after_s = "epochs_done", 0.0
         if work is None and not found.is_done:
-            raise NotReadyError(f"the files of the evaluation {ticket.evaluation!r} are looked at again")
+            raise NotReadyError(f"the master is indexing the files of the evaluation {ticket.evaluation!r} again")
         if work is not None:
             before = work.queue.revision
             lost = work.take_reports(ticket, now)
@@ -176,21 +177,21 @@ class Evaluations:
         )
 
     def settle(self, found: Evaluation) -> None:
-        """Add up what is finished, and let go of the queue of one that has come to its end."""
+        """Add the metrics of finished pieces, and drop the queue if the evaluation is done."""
         found.add_up()
         if found.work is not None and found.work.queue.is_done:
             failed = found.work.queue.counts().failed
             found.record, found.work = replace(found.record, queue="", is_done=True, failed=failed), None
 
     def trainer_gone(self, trainer: str, now: float, *, is_graceful: bool = False) -> None:
-        """What a trainer held that is gone goes back; ``is_graceful``: it did not die."""
+        """Take back the pieces of a trainer that is gone. ``is_graceful`` is True if it did not die."""
         for found in self._known.values():
             if found.work is not None:
                 found.work.trainer_gone(trainer, now, is_graceful=is_graceful)
                 self.settle(found)
 
     def tick(self, now: float, *, is_held_up: bool = False, progressed: Collection[str] = ()) -> bool:
-        """Take back what has run for too long; True if there was any. Arguments as of ``TaskQueue.tick``."""
+        """Take back expired pieces; True if there were any. Arguments as in ``TaskQueue.tick``."""
         has_changed = False
         for found in self._known.values():
             if found.work is not None and found.work.tick(now, is_held_up=is_held_up, progressed=progressed):
@@ -205,9 +206,9 @@ class Evaluations:
         ]
 
     def encode_results(self) -> bytes | None:
-        """The stored form of those that are through, for a checkpoint; None: there are none.
+        """Return the stored form of finished evaluations, for a checkpoint, or None if there are none.
 
-        One that is under way is begun anew by who restores it, for it has to measure one model and not two.
+        A running evaluation is left out: after restoring it must start again, since it has to measure a single model.
         """
         done = [each.record for each in self._known.values() if each.is_done]
         return encode(EvaluationsRecord(evaluations=done)) if done else None
@@ -217,7 +218,7 @@ class Evaluations:
         return encode(EvaluationsRecord(evaluations=known, life=self._life.number))
 
     def recover(self, stored: bytes) -> None:
-        """Know what a predecessor knew; queues are taken up when a trainer asks."""
+        """Load a predecessor's evaluations. Their queues continue when a trainer declares them."""
         record = decode(stored, EvaluationsRecord)
         self._life = PresentLife(record.life)
         self._known.update((each.name, Evaluation(each)) for each in record.evaluations)

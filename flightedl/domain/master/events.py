@@ -1,7 +1,7 @@
-"""What happens to a master, as values.
+"""Events of the master's core, as values.
 
-An event with a ``call`` is a request that somebody waits for; sooner or later there is one
-:class:`~flightedl.domain.master.effects.Answer` with that number.
+An event with a ``call`` is a request. The core eventually emits exactly one
+:class:`~flightedl.domain.master.effects.Answer` with the same number.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from flightedl.messages.tasks import (
 
 @dataclass(frozen=True, slots=True)
 class TimePassed:
-    """Nothing else has happened for a moment: looks at deadlines. Comes a few times a second."""
+    """Time has passed: the core checks its deadlines. The driver sends this a few times per second."""
 
     #: Trainers that have finished a batch since the last such event.
     progressed: tuple[str, ...] = ()
@@ -42,7 +42,7 @@ class TimePassed:
 
 @dataclass(frozen=True, slots=True)
 class LeasesSeen:
-    """Whose lease is alive: trainer -> generation, pserver index -> generation, as of a revision of etcd or later."""
+    """Live leases as of a revision of etcd or later: trainer -> generation, and pserver index -> generation."""
 
     trainers: Mapping[str, int]
     pservers: Mapping[int, int]
@@ -51,7 +51,7 @@ class LeasesSeen:
 
 # --- requests ---
 
-#: Trainers and people ask this. The first declaration of each kind wins.
+#: Requests of trainers and people. The first declaration of each kind wins.
 Request = (
     TasksTicket
     | JoinRequest
@@ -71,7 +71,7 @@ Request = (
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Somebody asks. ``is_last``: a checkpoint is waited for until the store has failed again and again."""
+    """A request. ``is_last``: waiting for a checkpoint ends when the store has failed several times."""
 
     call: int
     request: Request
@@ -80,7 +80,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class WaitEnded:
-    """The time of a request is up: it is answered now, with what there is."""
+    """The timeout of a request has expired: it must be answered now."""
 
     call: int
 
@@ -90,7 +90,7 @@ class WaitEnded:
 
 @dataclass(frozen=True, slots=True)
 class DatasetIndexed:
-    """The tasks of a declared dataset are known. It becomes the job's, unless there is one."""
+    """The tasks of a declared dataset are known. It becomes the job's dataset unless there is one."""
 
     reply: DeclaredDataset
     tasks: QueueSettings
@@ -98,7 +98,10 @@ class DatasetIndexed:
 
 @dataclass(frozen=True, slots=True)
 class FilesJoined:
-    """The dataset has grown to so many tasks; the first ones are those it had. ``batch_counts``: as of the queue."""
+    """The dataset has grown to ``task_count`` tasks; existing tasks keep their numbers.
+
+    ``batch_counts`` is as in ``QueueSettings``.
+    """
 
     task_count: int
     batch_counts: Callable[[int], int]
@@ -106,10 +109,10 @@ class FilesJoined:
 
 @dataclass(frozen=True, slots=True)
 class GrowthEnded:
-    """No more tasks are to come.
+    """The dataset is complete.
 
     Args:
-        left_out: Why each file that is there and did not join was refused.
+        left_out: For each file that was excluded, the reason.
     """
 
     left_out: tuple[str, ...] = ()
@@ -117,7 +120,7 @@ class GrowthEnded:
 
 @dataclass(frozen=True, slots=True)
 class ModelPlanned:
-    """How a declared model, which is valid, lies on the pservers. It becomes the job's, unless there is one."""
+    """The plan of a valid declared model's blocks. It becomes the job's model unless there is one."""
 
     declared: ModelDeclaration
     plan_hash: str
@@ -127,7 +130,7 @@ class ModelPlanned:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationIndexed:
-    """The tasks of an evaluation are known: it begins, or goes on where a predecessor left it."""
+    """The tasks of an evaluation are known: it begins, or continues a predecessor's."""
 
     name: str
     reply: DeclaredDataset
@@ -139,7 +142,7 @@ class EvaluationIndexed:
 
 @dataclass(frozen=True, slots=True)
 class ControlAsked:
-    """This process of a pserver can be called; there is one ``ControlCall`` or ``NothingToSay`` for it."""
+    """This process of a pserver can be called. The core emits one ``ControlCall`` or ``NothingToSay`` for it."""
 
     index: int
     generation: int
@@ -147,19 +150,19 @@ class ControlAsked:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A pserver has answered a ``ControlCall``. All fields but ``reply`` are copied from that call."""
+    """A pserver has answered a ``ControlCall``. All fields except ``reply`` are copied from that call."""
 
     index: int
     generation: int
     request: ControlRequest
-    #: None: the call may not have arrived; only views are reported as lost.
+    #: None if the call may not have arrived, which is reported only for views.
     reply: ViewReply | AppliedReply | SnapshotReply | Done | None
     audit: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StatusTold:
-    """What each pserver last said of itself, by index; None: it cannot be reached."""
+    """The latest status of each pserver, by index; None if the pserver cannot be reached."""
 
     replies: Sequence[PserverStatusReply | None]
 
@@ -177,7 +180,7 @@ class ManifestWritten:
 
 @dataclass(frozen=True, slots=True)
 class ManifestFailed:
-    """It could not be written."""
+    """The manifest of a checkpoint could not be written."""
 
     number: int
     reason: str
@@ -185,7 +188,7 @@ class ManifestFailed:
 
 @dataclass(frozen=True, slots=True)
 class PointerStored:
-    """The state that names this checkpoint is stored."""
+    """The state with the pointer to this checkpoint is stored."""
 
     number: int
 

@@ -1,4 +1,4 @@
-"""Requests of a group's ranks: asked of ``domain.groups``, with the news of them for people."""
+"""Requests of a group's ranks: answered by ``domain.groups``, with notes for the log."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class GroupRequests:
     """Answers to the requests of a group's ranks.
 
     Args:
-        attempts_limit: Number of a group's starts that the same records may end.
-        stored: The group as a predecessor left it; None if there was none.
-        outbox: Takes the news.
+        attempts_limit: Number of the group's starts that the same records may end.
+        stored: The group that a predecessor stored; None if there was none.
+        outbox: Receives the notes.
     """
 
     def __init__(self, attempts_limit: int, stored: bytes | None, outbox: out.Outbox) -> None:
@@ -39,11 +39,11 @@ class GroupRequests:
     def answer(
         self, request: GroupRequest, now: float, *, has_dataset: bool, has_model: bool, is_last: bool
     ) -> GroupStartReply | GroupPlaceReply | out.Done | None:
-        """Return the answer, or None if it has to wait.
+        """Return the answer, or None if the request must wait.
 
         Raises:
             NotReadyError: no dataset is declared.
-            FlightedlError: as of ``Group``.
+            FlightedlError: as in ``Group``.
         """
         if isinstance(request, GroupPlaceRequest):
             return self._act(lambda group: group.at(request, now))
@@ -53,18 +53,18 @@ class GroupRequests:
         if not has_dataset:
             raise NotReadyError("no rank has declared the dataset yet")
         if has_model:
-            raise UsageError("a job with parameters has no groups: its trainers share them, so leave group= out")
+            raise UsageError("a job with parameters cannot have a group, because its trainers share them: omit group=")
         if not is_last and request.wait_s and self.group.waits(request):
             return None
         reply = self._act(lambda group: group.enter(request))
         return reply if reply.incarnation or is_last or not request.wait_s else None
 
     def gone(self, trainer: str, generation: int) -> None:
-        """Note that the lease of a process has ended."""
+        """Record that the lease of a process has ended."""
         self._act(lambda group: group.gone(trainer, generation))
 
     def forget_the_dead(self, trainers: Mapping[str, int]) -> None:
-        """Note the ends of processes that died while there was no master; ``trainers``: those that are alive."""
+        """Record processes that died while there was no master. ``trainers`` are those that are alive."""
         for each in tuple(self.group.record.ranks.values()):
             if trainers.get(each.trainer) != each.generation:
                 self.gone(each.trainer, each.generation)
@@ -82,9 +82,9 @@ class GroupRequests:
                     text = "a group runs incarnation=%d ranks=%d start=%d"
                     note(out.Kind.GROUP_RUNS, "", text, after.incarnation, after.size, after.starts)
                 if before.phase == RUNNING and (after.phase == OVER or after.incarnation != before.incarnation):
-                    text = "a group has ended and has to start again incarnation=%d"
+                    text = "a group has ended and must start again incarnation=%d"
                     note(out.Kind.GROUP_OVER, "", text, before.incarnation)
                 for each in after.convicted[len(before.convicted) :]:
-                    text = "no rank gets these records any more: groups ended there starts=%d records=%s error=%s"
+                    text = "records are excluded because they ended the group starts=%d records=%s error=%s"
                     values = each.deaths, [tuple(piece) for piece in each.pieces], each.error
                     note(out.Kind.WORK_QUARANTINED, "", text, *values, is_warning=True)

@@ -1,4 +1,4 @@
-"""The trainers whose lease is alive, as of a revision of etcd: only they may hold work, or be waited for."""
+"""The trainers whose lease is alive, as of a revision of etcd. Only they may hold tasks or be members."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from flightedl.messages.base import Sender
 
 
 class Gone(NamedTuple):
-    """A registration of a trainer that has ended."""
+    """A trainer's registration that has ended."""
 
     trainer: str
     generation: int
-    #: True if the trainer lost its lease and has registered again: its work is not to blame.
+    #: True if the trainer lost its lease and registered again, so its tasks are not to blame.
     is_alive: bool
 
 
@@ -25,11 +25,11 @@ class Leases:
         #: Trainer -> generation, as of this revision of etcd or later.
         self.trainers: Mapping[str, int] = {}
         self._revision = 0
-        #: True if the leases were seen since this master began.
+        #: True if the leases have been seen since this master started.
         self.are_known = False
 
     def seen(self, trainers: Mapping[str, int], revision: int) -> tuple[list[Gone], dict[str, int]]:
-        """Take note of the live leases. Return the registrations that have ended, and those that are new."""
+        """Record the live leases. Return the registrations that have ended and the new ones."""
         before, self.trainers, self._revision, self.are_known = self.trainers, trainers, revision, True
         gone = [Gone(name, number, name in trainers) for name, number in before.items() if trainers.get(name) != number]
         return gone, {name: number for name, number in trainers.items() if before.get(name) != number}
@@ -37,16 +37,17 @@ class Leases:
     def require(self, sender: Sender) -> None:
         """Require a trainer's lease to be alive.
 
-        Checked each time that a waiting request is looked at: nobody takes back what a trainer is given after its end.
+        The core checks this each time it reconsiders a waiting request, because a task that a trainer got after its
+        lease ended would never be taken back.
 
         Raises:
-            UnregisteredError: its lease has ended.
-            NotReadyError: the master has not seen it yet.
+            UnregisteredError: the lease has ended.
+            NotReadyError: the master has not seen the lease yet.
         """
         if self.trainers.get(sender.trainer) == sender.generation:
             return
         if sender.generation > self._revision:
             raise NotReadyError(f"the master has not seen trainer {sender.trainer} yet")
         raise UnregisteredError(
-            f"trainer {sender.trainer} has no lease of generation {sender.generation}: register anew"
+            f"trainer {sender.trainer} has no lease of generation {sender.generation}: register again"
         )

@@ -1,7 +1,7 @@
-"""Who is a member: the decisions of ``domain.consistency.membership``, and the views that come of them.
+"""The job's members: carries out the effects of ``domain.consistency.membership``.
 
-What the membership decides is put into an outbox, one view for each pserver. A view goes out when the state that it
-came from is stored, so that a successor knows of every member that a pserver may have admitted.
+It keeps the next view for each pserver. A view is sent when the state behind it is stored, so a successor knows every
+member that a pserver may have admitted.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ class Members:
     def __init__(self, membership: Membership, outbox: Outbox) -> None:
         self.membership = membership
         self._outbox = outbox
-        #: pserver index -> the view to send next, and which of its processes it is for.
+        #: Pserver index -> (generation of the process, the view to send to it next).
         self._views: dict[int, tuple[int, ViewRequest]] = {}
 
     @classmethod
     def of(cls, stored: bytes | None, generation: int, pserver_count: int, mode: Mode, outbox: Outbox) -> Members:
-        """Go on from a membership as it is stored, if any is; ``generation``: the master's.
+        """Restore a stored membership, or start a new one. ``generation`` is the master's.
 
         Raises:
-            FencedError: ``stored`` is a newer master's.
+            FencedError: a newer master wrote ``stored``.
         """
         if stored is None:
             return cls(Membership(generation, pserver_count, mode=mode), outbox)
@@ -48,7 +48,7 @@ class Members:
                 self._views[effect.index] = (effect.generation, effect.view)
                 self._outbox.wake(effect.index)
             elif isinstance(effect, Admitted):
-                text = "rounds wait for a trainer trainer=%s member=%d"
+                text = "trainer joined the rounds trainer=%s member=%d"
                 self._outbox.note(Kind.MEMBER_JOINED, effect.trainer, text, effect.trainer, effect.member_id)
 
     def pserver_up(self, index: int, generation: int) -> None:
@@ -58,9 +58,8 @@ class Members:
         self.perform(self.membership.pserver_down(index))
 
     def leave(self, trainer: str) -> None:
-        """Nobody waits for this trainer any more."""
         if effects := self.membership.leave(trainer):
-            text = "rounds do not wait any more for a trainer trainer=%s"
+            text = "trainer left the rounds trainer=%s"
             self._outbox.note(Kind.MEMBER_LEFT, trainer, text, trainer)
             self.perform(effects)
 
@@ -69,11 +68,11 @@ class Members:
             self.leave(member.trainer)
 
     def member_of(self, trainer: str) -> int:
-        """The number of a member; 0: it is none."""
+        """Return the trainer's member id; 0 if it is not a member."""
         return self.membership.member_id_of(trainer) or 0
 
     def switch(self, mode: Mode) -> None:
-        """Agree with the pservers on a round from which on another mode holds."""
+        """Start to agree with the pservers on a round at which the mode changes."""
         self.perform(self.membership.switch(mode))
 
     def mode_reply(self) -> ModeReply:
@@ -88,10 +87,9 @@ class Members:
     # views
 
     def next_view(self, index: int, generation: int, plan_hash: str) -> ViewRequest | None:
-        """The newest view that this process of a pserver has not answered.
+        """Return the newest view for this process of a pserver, or None; each view is returned once.
 
-        What became of it is told under the same generation; only then the next one is sent. So one that is for the
-        process's successor stays where it is.
+        A view for the process's successor is kept until that process asks for it.
         """
         found = self._views.get(index)
         if found is None or found[0] != generation:
@@ -100,7 +98,7 @@ class Members:
         return replace(found[1], plan_hash=plan_hash)
 
     def view_answered(self, index: int, generation: int, reply: ViewReply) -> None:
-        """A pserver took the view, or knows a newer master's."""
+        """Handle a pserver's answer: it accepted the view, or rejected it as outdated."""
         if reply.outdated:
             self.view_lost(index, generation, reply.serial)
             return
@@ -114,7 +112,7 @@ class Members:
                 refuses_mode=reply.refuses_mode,
             )
         )
-        # Somebody may wait for the mode to be agreed.
+        # A request may be waiting for the agreement on a mode.
         self._outbox.is_stirred = True
 
     def view_lost(self, index: int, generation: int, serial: int) -> None:
@@ -122,6 +120,6 @@ class Members:
 
 
 def waiting_for_mode(membership: Membership) -> str:
-    """Whose answer a change of the mode waits for, for people; empty when none is under way."""
+    """Describe the pservers whose answer a change of the mode needs; empty if no change is pending."""
     late = ", ".join(map(str, membership.late_to_switch))
     return f"pserver {late} to begin {membership.mode} at round {membership.switch_round}" if late else ""

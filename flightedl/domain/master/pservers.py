@@ -1,8 +1,8 @@
-"""What the master knows of the pservers, and what each has to be told or asked.
+"""State of the pservers as the master knows it, and what to send to them next.
 
-A pserver that came back is *settled* when what it lacks is in the queue again (``recovery.replay``). Pservers that
-have lost values which no checkpoint has make the model begin again (``recovery.reinitialization``). When an epoch has
-ended, all are asked again what they have (``recovery.audit``).
+A restarted pserver is *settled* when the queue contains all tasks that it lacks (``recovery.replay``). If pservers have
+lost values that are in no checkpoint, the model is initialized again (``recovery.reinitialization``). At the end of an
+epoch the master asks all pservers for their applied batches (``recovery.audit``).
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from flightedl.errors import NotFoundError
 from flightedl.messages.control import AppliedReply
 from flightedl.messages.tasks import FinishedTask, ReturnedTask, TasksTicket
 
-#: Stands for the generation of a pserver that acknowledged nothing, because it has no blocks.
+#: Generation reported for a pserver without blocks, which acknowledges nothing.
 _NOTHING_TO_LOSE = 1 << 62
+#: Maximum number of epochs in one ``SealRequest``.
 _SEALED_AT_ONCE = 64
 
 
@@ -41,33 +42,34 @@ class Pservers:
             else PserverRecovery.restore(stored, pserver_count, recovery)
         )
         self._audit = Audit(pserver_count)
-        #: index -> generation of the processes whose lease is alive.
+        #: Index -> generation of the process, if its lease is alive.
         self.present: dict[int, int] = {}
-        #: index -> why what its process lacks cannot be done again.
+        #: Index -> why the batches that its process lacks cannot be repeated.
         self._refused: dict[int, str] = {}
+        #: Index -> the values that its process has lost.
         self._lacking: dict[int, LostValues] = {}
-        #: index -> the generation that is to end, so that its successor begins without values.
+        #: Index -> the generation that must end, so that its successor starts without values.
         self._sent_back: Mapping[int, int] = {}
-        #: index -> when it is asked again what it has.
+        #: Index -> earliest time of the next question for its applied batches.
         self._ask_at: dict[int, float] = {}
-        #: index -> (generation, epochs below this that it was told the size of).
+        #: Index -> (generation, end of the epochs whose sizes it knows).
         self._sealed: dict[int, tuple[int, int]] = {}
-        #: The highest version that any of them told of.
+        #: Highest version that any pserver has reported.
         self.highest_version = 0
 
     def encode(self) -> bytes:
-        """What a later master goes on from; belongs into the same transaction as the queue's state."""
+        """Return the state for a successor; it must be stored in the same transaction as the queue."""
         return self._recovery.encode()
 
     def leases_seen(self, present: Mapping[int, int]) -> tuple[dict[int, int], dict[int, int]]:
-        """Take note of the live leases. Return the processes that are gone, and those that are new, by index."""
+        """Record the live leases. Return the processes that are gone and the new ones, by index."""
         known, self.present = self.present, dict(present)
         gone = {index: generation for index, generation in known.items() if present.get(index) != generation}
         new = {index: each for index, each in present.items() if known.get(index) != each and index < self.count}
         return gone, new
 
     def seen(self, index: int, generation: int) -> None:
-        text = "pserver is there index=%d generation=%d"
+        text = "pserver registered index=%d generation=%d"
         self._outbox.note(Kind.PSERVER_CAME, pserver_named(index), text, index, generation)
         if generation != self._recovery.generation_of(index):
             self._refused.pop(index, None)
@@ -78,40 +80,43 @@ class Pservers:
         for index in range(self.count):
             self._outbox.wake(index)
 
-    # what is settled
+    # settled pservers
 
     @property
     def refusal(self) -> str:
-        """Why the job cannot go on: a pserver lacks what cannot be done again. Empty: it can."""
+        """Reason why the job cannot continue: a pserver lacks work that cannot be repeated. Empty if it can."""
         if self._audit.has_failed:
             return (
-                "a pserver lacks work that trainers report as done, however often it is done again, so the model lacks "
-                "some of the data: keep the master's log, and begin the job again with --resume"
+                "a pserver still lacks work that trainers have repeated several times, so the model lacks some of the "
+                "data. Keep the master's log, and restart the job with --resume"
             )
         return next(iter(self._refused.values()), "")
 
     def is_settled(self, index: int, generation: int) -> bool:
-        """Whether what this process has is taken into account."""
+        """True if the queue contains all tasks that this process lacks."""
         return self._recovery.generation_of(index) == generation and self._recovery.is_settled(index)
 
     @property
     def is_everybody_settled(self) -> bool:
-        """Whether every pserver is there, and what it has is taken into the queue's account."""
+        """True if every pserver is present and settled."""
         return self._recovery.is_all_settled and all(
             index in self.present and self.is_settled(index, self.present[index]) for index in range(self.count)
         )
 
     def settled(self) -> dict[int, int]:
-        """The processes whose word was taken, by index: their generations."""
+        """Return the generations of settled processes, by index."""
         return self._recovery.settled()
 
     def counts(self, report: FinishedTask) -> bool:
-        """Whether finished work is in the pservers that count; one without blocks was never asked."""
+        """True if no pserver that applied this finished piece has lost it. Pservers without blocks do not matter."""
         named = dict(enumerate(report.pservers))
         return self._recovery.accepts([named.get(i) or _NOTHING_TO_LOSE for i in range(self.count)])
 
     def without_lost_work(self, ticket: TasksTicket) -> tuple[TasksTicket, list[ReturnedTask]]:
-        """Give finished work back that went with a pserver. Return what is left of the ticket, and that work."""
+        """Turn reports of work that pservers have lost into returned work.
+
+        Returns the changed ticket, and the lost work.
+        """
         kept = [report for report in ticket.finished if self.counts(report)]
         lost = [
             ReturnedTask(epoch=report.epoch, position=report.position, attempt=report.attempt)
@@ -125,37 +130,37 @@ class Pservers:
         return replace(ticket, finished=kept, returned=[*ticket.returned, *lost]), lost
 
     def must_end(self, index: int, generation: int) -> bool:
-        """Whether this process has to end and come back: to a checkpoint, or without values."""
+        """True if this process must restart, to load a checkpoint or without values."""
         reload = self._recovery.to_reload().get(index)
         wanted = self._sent_back.get(index) if reload is None else reload.generation
         return wanted == generation
 
     def goes_back(self, index: int) -> bool:
-        """Whether the process of this pserver is about to go back to a checkpoint."""
+        """True if this pserver must reload a checkpoint."""
         return index in self._recovery.to_reload()
 
     def must_be_asked(self, index: int, generation: int) -> tuple[bool, int | None]:
-        """Whether to ask this process what it has, and the audit that the answer is for; None: for none."""
+        """Return (True to ask this process for its applied batches, the audit for which, or None)."""
         if not self.is_settled(index, generation):
             return True, None
         audit = self._audit.wanted(index, generation)
         return audit is not None, audit
 
     def ask_again(self, index: int, at: float) -> None:
-        """This pserver is not asked before then what it has."""
+        """Ask this pserver for its applied batches again, but not before ``at``."""
         self._ask_at[index] = at
 
     def asked_again_in(self, index: int, now: float) -> float:
-        """After how many seconds this pserver may be asked what it has."""
+        """Return the seconds after which this pserver may be asked for its applied batches."""
         return max(0.0, self._ask_at.get(index, now) - now)
 
     def answered(
         self, index: int, generation: int, audit: int | None, reply: AppliedReply, queue: TaskQueue | None
     ) -> bool:
-        """A process says what it has. True: it is settled with that, which has to be stored."""
+        """Handle a process's applied batches. True if this settles the process, which changes the stored state."""
         self._lacking.pop(index, None)
         if not self._lacking:
-            # Its values were in a checkpoint after all, or all have new ones.
+            # The lost values were in a checkpoint after all, or all pservers have new values.
             self._sent_back = {}
         if audit is None:
             return self._announced(index, generation, reply, queue)
@@ -164,9 +169,9 @@ class Pservers:
         return False
 
     def _announced(self, index: int, generation: int, reply: AppliedReply, queue: TaskQueue | None) -> bool:
-        """Reopen what this process lacks.
+        """Reopen the tasks that this process lacks.
 
-        A process that lacks an epoch of which nothing is known any more is never settled; see ``refusal``.
+        A process that lacks work of an epoch that the queue has forgotten is never settled; see ``refusal``.
         """
         try:
             lacking = self._recovery.announced(
@@ -186,7 +191,7 @@ class Pservers:
         self._outbox.note(
             Kind.PSERVER_SETTLED,
             pserver_named(index),
-            "pserver is settled index=%d generation=%d checkpoint=%s tasks_to_do_again=%d",
+            "pserver is settled index=%d generation=%d checkpoint=%s tasks_to_repeat=%d",
             index,
             generation,
             reply.checkpoint,
@@ -199,17 +204,17 @@ class Pservers:
         return True
 
     def reopen_all(self, queue: TaskQueue) -> None:
-        """Have all done again: the model begins anew, and begins with the first epoch."""
+        """Reopen all tasks since the first epoch, because the model is initialized again."""
         self._reopen(tasks_to_reopen(AppliedSummary(), queue.begun_epochs, lambda epoch: size_of(queue, epoch)), queue)
 
     def _reopen(self, lacking: Mapping[int, IntervalSet], queue: TaskQueue) -> int:
         return sum(queue.reopen(epoch, tasks) for epoch, tasks in lacking.items())
 
     def _refuse(self, index: int, checkpoint: int | None, error: NotFoundError) -> None:
-        origin = "no checkpoint" if checkpoint is None else f"checkpoint {checkpoint}"
+        origin = "without a checkpoint" if checkpoint is None else f"from checkpoint {checkpoint}"
         reason = (
-            f"pserver {index} came back from {origin}, and what it lacks cannot be done again ({error}): "
-            "stop the job and begin it again with --resume"
+            f"pserver {index} restarted {origin}, and the work that it lacks cannot be repeated ({error}). "
+            "Stop the job and restart it with --resume"
         )
         if self._refused.get(index) != reason:
             self._outbox.note(Kind.JOB_REFUSED, pserver_named(index), "%s", reason, is_warning=True)
@@ -218,26 +223,29 @@ class Pservers:
     # the audit
 
     def begin_audit(self, queue: TaskQueue, *, is_last: bool) -> None:
-        """Have all asked what they have, if that is due; ``is_last``: nothing is to be done any more."""
+        """Start to ask all pservers for their applied batches if an audit is due.
+
+        ``is_last`` is True if no task remains to be done.
+        """
         if self._audit.epochs_ended(queue.begun_epochs if is_last else queue.epoch, queue.revision, is_last=is_last):
             self.wake_all()
 
     def is_audited(self, queue: TaskQueue) -> bool:
-        """Whether every process that counts has all that counts as done."""
+        """True if every settled process has applied all finished tasks."""
         return self._audit.is_clean(queue.revision, self._recovery.settled())
 
     @property
     def missing_count(self) -> int:
-        """Tasks that counted as done and were missing in a pserver, since this master began."""
+        """Number of finished tasks that pservers lacked, since this master started."""
         return self._audit.missing_count
 
     def _audited(self, index: int, generation: int, audit: int, reply: AppliedReply, queue: TaskQueue) -> None:
-        """Reopen what counts as done and is missing in this process."""
+        """Reopen finished tasks that this process lacks."""
         reopened = 0
         summary = AppliedSummary.decode(reply.summary)
         lacking = self._audit.answered(index, generation, audit, summary, lambda epoch: size_of(queue, epoch))
         for epoch, tasks in lacking.items():
-            # A task of which something is missing for other reasons is none that a pserver can have wholly.
+            # No pserver can have applied all batches of a task that is incomplete for other reasons.
             tasks.difference_update(queue.incomplete(epoch))
             count = self._reopen({epoch: tasks}, queue)
             reopened += count
@@ -245,8 +253,8 @@ class Pservers:
                 self._outbox.note(
                     Kind.WORK_LOST,
                     pserver_named(index),
-                    "pserver lacks work that was reported as done, it is done again index=%d generation=%d epoch=%d "
-                    "tasks=%d first_task=%d",
+                    "repeating work that was reported as done but is missing in a pserver index=%d generation=%d "
+                    "epoch=%d tasks=%d first_task=%d",
                     index,
                     generation,
                     epoch + 1,
@@ -259,31 +267,31 @@ class Pservers:
             self._outbox.touch()
 
     def _claim_torn(self, queue: TaskQueue) -> int:
-        """Have tasks finished that only some blocks have a batch of; how many."""
+        """Reopen tasks of which only some blocks have applied a batch. Return their number."""
         torn = self._audit.torn(lambda epoch: size_of(queue, epoch))
         count = sum(queue.claim(epoch, tasks) for epoch, tasks in torn.items())
         if count:
-            text = "work is in some blocks only, it is finished before the job ends tasks=%d"
+            text = "finishing work that only some blocks have applied before the job ends tasks=%d"
             self._outbox.note(Kind.WORK_LOST, "", text, count)
         return count
 
-    # values that are gone
+    # lost values
 
     @property
     def waiting_for(self) -> str:
-        """For people; empty: no values are lacking."""
+        """What the pservers without values wait for, for people; empty if none has lost its values."""
         if not self._lacking:
             return ""
         missing = ", ".join(str(index) for index in sorted(self._lacking))
-        return f"the model to begin anew: pserver {missing} died before there was a checkpoint"
+        return f"the model to be initialized again: pserver {missing} died before the first checkpoint"
 
     def lacks(self, index: int, generation: int, election: int, *, may_be_saved: bool) -> Reinitialize | None:
-        """A pserver lacks the values of an election; the step to take when all of them do.
+        """Record that a pserver has lost the values of an election. Return the step to take when all have lost them.
 
-        Nobody is settled any more when there is one.
+        If a step is returned, no pserver is settled any more.
         """
         if index not in self._lacking:
-            text = "pserver %d has lost its values, and there is no checkpoint yet"
+            text = "pserver %d has lost its values before the first checkpoint"
             self._outbox.note(Kind.VALUES_LOST, pserver_named(index), text, index, is_warning=True)
         self._lacking[index] = LostValues(generation, election)
         present = {i: g for i, g in self.present.items() if i < self.count}
@@ -299,13 +307,13 @@ class Pservers:
         return None
 
     def next_step(self, present: Mapping[int, int], *, may_be_saved: bool) -> RestartServers | Reinitialize | None:
-        """What is to be done about values that are lacking; see ``domain.recovery.reinitialization``."""
+        """Return the next step to replace lost values; see ``domain.recovery.reinitialization``."""
         return next_step(self.count, present, self._lacking, self._recovery.settled(), may_be_saved=may_be_saved)
 
-    # epochs that are over
+    # finished epochs
 
     def epochs_to_seal(self, index: int, generation: int, queue: TaskQueue) -> list[tuple[int, int]]:
-        """(epoch, tasks) of the epochs that are over since this process was told the last time."""
+        """Return (epoch, number of tasks) of the finished epochs whose size this process does not know yet."""
         if not self.is_settled(index, generation):
             return []
         known, first = self._sealed.get(index, (0, 0))
@@ -313,7 +321,7 @@ class Pservers:
         return [(epoch, size) for epoch in range(first, queue.epoch) if (size := size_of(queue, epoch))]
 
     def sealed(self, index: int, generation: int, end_epoch: int) -> None:
-        """This process was told of the epochs below ``end_epoch``."""
+        """Record that this process knows the sizes of the epochs below ``end_epoch``."""
         self._sealed[index] = (generation, end_epoch)
 
     def check(self) -> None:
@@ -321,7 +329,7 @@ class Pservers:
 
 
 def size_of(queue: TaskQueue, epoch: int) -> int:
-    """Tasks of an epoch that has ended; 0: it is so long ago that it is forgotten."""
+    """Return the number of tasks of a finished epoch; 0 if the queue has forgotten the epoch."""
     try:
         return queue.epoch_size(epoch)
     except NotFoundError:

@@ -1,6 +1,7 @@
-"""A request of a trainer or of a person that waits: for work, to become a member, for a mode or for a checkpoint.
+"""A waiting request of a trainer or a person: for tasks, for membership, for a mode, or for a checkpoint.
 
-It is looked at again whenever something has changed that it may wait for, and when its time is up (``WaitEnded``).
+The core reconsiders it when something has changed that it may be waiting for, and when its timeout expires
+(``WaitEnded``).
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from flightedl.messages.tasks import ReturnedTask
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """A request, as far as it is not carried out yet."""
+    """A request that is not answered yet."""
 
     call: int
     request: Request
-    #: True if a checkpoint is waited for until the store has failed again and again.
+    #: True if waiting for a checkpoint ends when the store has failed several times.
     may_give_up: bool = False
-    #: The reports of a ticket are applied, and its trainer must drop this work. None: they are not applied yet.
+    #: Tasks that the trainer must drop, found when the ticket's reports were applied. None if they are not applied yet.
     lost: list[ReturnedTask] | None = None

@@ -1,4 +1,4 @@
-"""Settings of a master, and the state that it goes on from."""
+"""Settings and initial state of a master."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from flightedl.messages.tasks import StopRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreSettings:
-    """What stays the same for the life of a master.
+    """Settings that do not change during the life of a master.
 
     Args:
-        generation: The master's.
-        pserver_count: Of the job.
-        trainer_count: For deterministic runs; 0: it is not known.
-        recovery: What is done when a pserver comes back with less than it had.
-        checkpoints: When they are made.
-        keeps_checkpoints: Whether there is anywhere to keep them.
+        generation: Generation of the master.
+        pserver_count: Number of the job's pservers.
+        trainer_count: Number of trainers of a deterministic run; 0 if unknown.
+        recovery: How the job recovers when a pserver restarts with older values.
+        checkpoints: When checkpoints are made.
+        keeps_checkpoints: True if a store for checkpoints is configured.
         attempts_limit: Number of a group's starts that the same records may end.
     """
 
@@ -37,7 +37,7 @@ class CoreSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredState:
-    """What a predecessor left. The bytes are as ``MasterCore.encode`` gave them; None: there is nothing of it."""
+    """State stored by a predecessor. The bytes are those of ``MasterCore.encode``; None for parts without state."""
 
     declaration: JobDeclaration = field(default_factory=JobDeclaration)
     queue: bytes | None = None
@@ -47,16 +47,16 @@ class StoredState:
     recovery: bytes | None = None
     checkpoints: bytes | None = None
     group: bytes | None = None
-    #: Of the newest checkpoint, with what they are built on; empty: that is not known.
+    #: Files of the newest checkpoint, including those that they are based on; empty if unknown.
     files: tuple[ShardFile, ...] = ()
-    #: Who stopped the job; None if nobody did.
+    #: Record of the job's stop; None if the job was not stopped.
     stop: StopRecord | None = None
-    #: Whether the queue is that of a checkpoint: of the trainers that held work then nobody knows that they died.
+    #: True if the queue is from a checkpoint. Trainers that held its tasks did not necessarily die.
     is_resumed: bool = False
 
 
 def checkpoints_of(stored: StoredState, settings: CoreSettings, now: float) -> Checkpoints:
-    """Return the checkpoints of a job as a master begins with them."""
+    """Return the initial state of the job's checkpoints."""
     generation, count = settings.generation, settings.pserver_count
     if stored.checkpoints is None:
         return Checkpoints(settings.checkpoints, generation, count, now)

@@ -1,11 +1,11 @@
-"""The keys in which a master's state is stored: what a transaction has to write, and what its outcome means.
+"""Keys of the master's stored state: contents of the next transaction, and meaning of its outcome.
 
-A write carries all keys whose values have changed, and compares the revision of each of them with that of the write
-before. So a write of unknown outcome is harmless: it either happened, and then every key holds exactly the bytes that
-were sent, or it never can, because the next write changes what it compares with.
+A transaction writes all keys whose values have changed, on the condition that their revisions are those of the previous
+write. A write of unknown outcome is therefore harmless. If it was applied, every key has exactly the bytes that were
+sent. If it was not, it never will be, because the next write changes the revisions on which it depends.
 
-The values are those of ``MasterCore.encode``, by name; ``values_of_checkpoint`` is what a job begins with that goes on
-from a checkpoint, and ``state_in`` reads either.
+The values are those of ``MasterCore.encode``, by name. ``values_of_checkpoint`` returns the initial values of a resumed
+job. ``state_in`` decodes both.
 """
 
 from __future__ import annotations
@@ -22,42 +22,45 @@ from flightedl.messages.base import decode, encode
 from flightedl.messages.declarations import JobDeclaration
 from flightedl.messages.tasks import StopRecord
 
-#: key -> its value and the revision at which it was written last. An absent key is left out, or has None.
+#: Key -> (its value, the revision of its last write). An absent key is missing here.
 Found = Mapping[str, tuple[bytes, int]]
 
 
-#: Values that a master keeps as they are stored.
+#: Names of the values that ``StoredState`` contains in encoded form.
 _DOCUMENTS = ("queue", "failures", "evaluations", "membership", "recovery", "checkpoints", "group")
 
 
 class Write(msgspec.Struct, frozen=True):
-    """One transaction: all of it happens or nothing."""
+    """One atomic transaction."""
 
     puts: dict[str, bytes]
-    #: Key -> the revision at which it was written last; 0: the key is absent.
+    #: Key -> the revision of its last write; 0 if the key is absent.
     compared: dict[str, int]
 
 
 class StoredKeys:
-    """The keys as they are stored, as far as their only writer knows."""
+    """The stored keys, as their only writer knows them.
+
+    Args:
+        found: The keys, read after this master had acquired the lock.
+    """
 
     def __init__(self, found: Found) -> None:
-        """``found``: as read after the lock was taken."""
         self._values = {key: value for key, (value, _) in found.items()}
         self._revisions = {key: revision for key, (_, revision) in found.items()}
 
     def next_write(self, values: Mapping[str, bytes]) -> Write | None:
-        """Return the write after which the keys have these values; None: they have."""
+        """Return the write that gives the keys these values, or None if they have them already."""
         puts = {key: value for key, value in values.items() if self._values.get(key) != value}
         return Write(puts, {key: self._revisions.get(key, 0) for key in puts}) if puts else None
 
     def committed(self, write: Write, revision: int) -> None:
-        """Take note that a write has happened at a revision."""
+        """Record that a write was applied at a revision."""
         self._values.update(write.puts)
         self._revisions.update(dict.fromkeys(write.puts, revision))
 
     def adopt(self, write: Write, found: Mapping[str, tuple[bytes, int] | None]) -> bool:
-        """Go on from what a refused write has found, if an earlier try of it has happened; False: it has not."""
+        """Adopt the keys found by a rejected write if an earlier attempt of it was applied. False if it was not."""
         entries = {key: found.get(key) for key in write.puts}
         if any(entry is None or entry[0] != write.puts[key] for key, entry in entries.items()):
             return False
@@ -67,11 +70,11 @@ class StoredKeys:
 
 
 def state_in(found: Found, files: Iterable[ShardFile] = ()) -> StoredState:
-    """Return what a master goes on from.
+    """Decode the initial state of a master.
 
     Args:
         found: The state's keys, by name.
-        files: Of the newest checkpoint, with what they are built on; empty: that is not known.
+        files: Files of the newest checkpoint, including those that they are based on; empty if unknown.
     """
     values = {name: value for name, (value, _) in found.items()}
     stopped, declared = values.get("stopped"), values.get("declaration")
@@ -79,7 +82,7 @@ def state_in(found: Found, files: Iterable[ShardFile] = ()) -> StoredState:
         declaration=JobDeclaration() if declared is None else decode(declared, JobDeclaration),
         files=tuple(files),
         stop=None if stopped is None else decode(stopped, StopRecord),
-        # The queue is as resuming put it there, in one transaction.
+        # Resuming writes both in one transaction, and the queue has not changed since.
         is_resumed="queue" in found and found["queue"][1] == found.get("declaration", (b"", 0))[1],
         **{name: values.get(name) for name in _DOCUMENTS},
     )
@@ -94,16 +97,16 @@ def values_of_checkpoint(
     names: Collection[str],
     rejected: Collection[int],
 ) -> dict[str, bytes]:
-    """Return the values, by name, with which a job goes on from a checkpoint; they belong into one transaction.
+    """Return the initial values, by name, of a job resumed from a checkpoint, to be written in one transaction.
 
     Args:
-        manifest: The checkpoint's.
-        data: The manifest as it is stored.
-        declaration: The job's, from now on.
-        generation: The master's.
-        pserver_count: Of the job, from now on.
-        names: The files that there are.
-        rejected: Newer checkpoints, which cannot be loaded.
+        manifest: Manifest of the checkpoint.
+        data: The manifest's stored bytes.
+        declaration: Declaration of the resumed job.
+        generation: Generation of the master.
+        pserver_count: Number of pservers of the resumed job.
+        names: Names of all files in the store.
+        rejected: Numbers of newer checkpoints that cannot be loaded.
     """
     checkpoints = Checkpoints(
         CheckpointSettings(),

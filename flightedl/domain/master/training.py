@@ -1,7 +1,7 @@
-"""The training data's queue, and who gets which of its tasks when.
+"""Assignment of the training data's tasks.
 
-``work`` hands tasks out as trainers ask for them. Deterministic runs have a ``deterministic_schedule`` beside it, and
-``epoch_ends`` knows which trainers without work go on as members where an epoch ends.
+``work`` assigns tasks as trainers request them. In deterministic runs, ``deterministic_schedule`` delays assignments.
+``epoch_ends`` decides which idle trainers remain members at the end of an epoch.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from flightedl.domain.queue.values import QueueSettings
 from flightedl.messages.declarations import DatasetDeclaration
 from flightedl.messages.tasks import MOMENT_S, Assignment, StopRecord, TasksReply, TasksTicket
 
-#: How soon a trainer asks again that has nothing to do but to hear that all is done.
+#: Seconds after which a trainer asks again if it only waits for the end of the job.
 _END_RETRY_S = 0.1
 _SCHEDULE_RETRY_S = 0.5
 
 
 class HandedOut(msgspec.Struct, frozen=True):
-    """The tasks that a trainer gets now."""
+    """Tasks assigned to a trainer for one ticket."""
 
     given: list[Assignment]
     outcome: str
     retry_after_s: float
-    #: True if the epoch of a deterministic run begins with this: all trainers have to join again.
+    #: True if this begins an epoch of a deterministic run, so all trainers must join again.
     begins_epoch: bool = False
 
 
@@ -41,13 +41,13 @@ class Training:
     """The training data of a job.
 
     Args:
-        trainer_count: As of ``DeterministicSchedule``.
-        stop: Who stopped the job; None if nobody did.
-        outbox: Takes the queue's news.
+        trainer_count: As in ``DeterministicSchedule``.
+        stop: Record of the job's stop; None if the job was not stopped.
+        outbox: Receives the queue's effects.
     """
 
     def __init__(self, trainer_count: int, stop: StopRecord | None, outbox: Outbox) -> None:
-        #: None: no dataset is declared.
+        #: None if no dataset is declared.
         self.work: Work | None = None
         self.stop = stop
         self._outbox = outbox
@@ -60,7 +60,7 @@ class Training:
 
     @property
     def is_over(self) -> bool:
-        """True if all training is done that will ever be."""
+        """True if no training remains to be done."""
         return self.work is not None and self.work.queue.is_over
 
     @property
@@ -80,11 +80,11 @@ class Training:
     def begin(
         self, tasks: QueueSettings, stored: bytes | None, failures: bytes | None, *, may_reseed: bool = False
     ) -> None:
-        """Begin with the dataset's tasks; ``stored`` and ``failures`` as a predecessor left them.
+        """Begin with the dataset's tasks, or continue with a predecessor's ``stored`` queue and ``failures``.
 
         Raises:
-            UsageError: what is stored is of other settings; nothing was changed. With ``may_reseed``, another seed
-                is fine.
+            UsageError: the stored queue has other settings; nothing was changed. With ``may_reseed``, the seed may
+                differ.
         """
         queue = TaskQueue.decode(stored, tasks, failures, may_reseed=may_reseed) if stored else TaskQueue(tasks)
         self.work = Work(queue, self._outbox)
@@ -92,10 +92,10 @@ class Training:
             queue.stop()
 
     def redeclare(self, before: DatasetDeclaration, now: DatasetDeclaration) -> None:
-        """Go on with other epochs and another order than before.
+        """Continue with another number of epochs and another order.
 
         Raises:
-            UsageError: the queue is in a later epoch than there are to be; nothing was changed.
+            UsageError: the queue has already passed the new last epoch; nothing was changed.
         """
         if before == now:
             return
@@ -119,13 +119,13 @@ class Training:
             self.work.queue.stop()
 
     def trainer_gone(self, trainer: str, now: float, *, is_graceful: bool) -> None:
-        """Take back a trainer's tasks; ``is_graceful``: it did not die."""
+        """Take back a trainer's tasks. ``is_graceful`` is True if it did not die."""
         if self.work is not None:
             self.work.trainer_gone(trainer, now, is_graceful=is_graceful)
         self._epoch_ends.gone(trainer)
 
     def holds_work(self, trainer: str, generation: int, attempt: int | None) -> bool:
-        """True if the trainer has this task, or any if ``attempt`` is None."""
+        """True if the trainer holds this attempt of a task, or any task if ``attempt`` is None."""
         if self.work is None:
             return False
         if attempt is None:
@@ -135,13 +135,13 @@ class Training:
     # tickets
 
     def asked(self, ticket: TasksTicket) -> None:
-        """Take note of the round that a trainer is at."""
+        """Record the trainer's round."""
         self._epoch_ends.asked(ticket)
 
     def hand_out(
         self, ticket: TasksTicket, trainers: Mapping[str, int], now: float, *, is_deterministic: bool
     ) -> HandedOut:
-        """Hand tasks out as ``Work.hand_out``; in a deterministic run, no more than the trainer may have now."""
+        """Assign tasks as in ``Work.hand_out``; in a deterministic run, at most those that the schedule allows."""
         work, count = self.known, len(trainers)
         if not is_deterministic or not ticket.want or work.queue.is_stopped:
             return HandedOut(*work.hand_out(ticket, now, count))
@@ -152,27 +152,27 @@ class Training:
         return HandedOut(*work.hand_out(replace(ticket, want=want), now, count), begins_epoch)
 
     def should_leave(self, ticket: TasksTicket, now: float, *, waits: bool) -> bool:
-        """True if rounds should not wait any more for this trainer, which has no work."""
+        """True if rounds should stop waiting for this trainer, which has no tasks."""
         queue = self.known.queue
         is_moment = waits and ticket.wait_s <= MOMENT_S
         return not (is_moment and self._epoch_ends.should_stay(queue, ticket, now)) and not queue.holds(ticket.trainer)
 
     def joins_with(self, ticket: TasksTicket, first: Assignment) -> bool:
-        """True if a trainer that gets its first work joins again with it; asked once for each such work."""
+        """True if a trainer rejoins together with its first task. Call this once for each first task."""
         return self._epoch_ends.joins_with(ticket, first)
 
     def joins_together(self, trainer: str, generation: int, trainers: Mapping[str, int], now: float) -> dict[str, int]:
-        """Return the trainers of a deterministic run that are admitted now, together with this one."""
+        """Return the trainers of a deterministic run to admit now, together with this one; maybe none."""
         return self._schedule.joins(self.known.queue, trainer, generation, trainers, now)
 
     def reply(self, ticket: TasksTicket, handed: HandedOut, *, is_deterministic: bool, may_end: bool) -> TasksReply:
-        """Return the reply to a ticket, with what the trainer may read ahead."""
+        """Return the reply to a ticket, with the tasks that the trainer may read ahead."""
         outcome, retry_after_s = handed.outcome, handed.retry_after_s
         if is_ending := outcome == "epochs_done" and not may_end:
             outcome, retry_after_s = "none_now", _END_RETRY_S
         has_none_left = len(handed.given) < ticket.want and not is_deterministic
         ahead = self.known.promise(ticket.trainer) if has_none_left else []
-        self._epoch_ends.told_ahead(ticket, ahead)
+        self._epoch_ends.promised(ticket, ahead)
         return TasksReply(
             assignments=handed.given,
             outcome=outcome,

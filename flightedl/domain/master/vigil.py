@@ -1,6 +1,6 @@
-"""What pservers say of themselves, watched: who is waited for too long, and calls that ought not to be refused.
+"""Warnings from the status of the pservers: rounds that wait for long, and unexpected refusals of calls.
 
-It decides nothing: what it finds is told, once when it begins and once when it is over.
+They are only logged: a waiting round once when it is noticed and once when it continues.
 """
 
 from __future__ import annotations
@@ -10,25 +10,28 @@ from collections.abc import Mapping, Sequence
 from flightedl.domain.master.effects import Kind, Outbox, pserver_named
 from flightedl.messages.status import USUAL_REFUSALS, PserverStatusReply
 
-#: A round that waits longer for the same members is told of.
+#: Seconds of waiting after which a round is logged.
 SLOW_S = 10.0
-#: The same refusals are told of once in this time.
+#: Minimum number of seconds between two warnings about the same refusals.
 _REFUSALS_EVERY_S = 60.0
 
 
 class Vigil:
-    """Watches over pservers' words."""
+    """State of the warnings."""
 
     def __init__(self) -> None:
-        #: Whom a round that was told of waits for, by name.
+        #: Names of the trainers for which logged rounds wait.
         self._awaited: list[str] = []
-        #: (pserver index, error code) -> how many calls there were, and when that was told.
+        #: (pserver index, error code) -> (number of refused calls, time of the last warning).
         self._refused: dict[tuple[int, str], tuple[int, float]] = {}
 
     def look(
         self, replies: Sequence[PserverStatusReply | None], trainers: Mapping[int, str], now: float, outbox: Outbox
     ) -> None:
-        """Look at the pservers' last replies, by index. None: there is no reply; ``trainers``: members by number."""
+        """Check the pservers' latest replies, by index, and note warnings in ``outbox``.
+
+        A reply is None if the pserver cannot be reached. ``trainers`` maps member ids to names.
+        """
         self._look_at_rounds(replies, trainers, outbox)
         for index, reply in enumerate(replies):
             if reply is not None:
@@ -43,13 +46,13 @@ class Vigil:
         if awaited == self._awaited:
             return
         if gone := [name for name in self._awaited if name not in awaited]:
-            outbox.note(Kind.ROUND_GOES_ON, gone[0], "rounds go on that waited trainers=%s", ", ".join(gone))
+            outbox.note(Kind.ROUND_GOES_ON, gone[0], "rounds no longer wait trainers=%s", ", ".join(gone))
         if new := [name for name in awaited if name not in self._awaited]:
             index, longest = max(waiting.items(), key=lambda item: item[1].waits_s)
             outbox.note(
                 Kind.ROUND_WAITS,
                 new[0],
-                "a round waits trainers=%s pserver=%d version=%d seconds=%d",
+                "a round is waiting trainers=%s pserver=%d version=%d seconds=%d",
                 ", ".join(new),
                 index,
                 longest.waits_at,
@@ -64,7 +67,7 @@ class Vigil:
                 continue
             known, told_at = self._refused.get((index, code), (0, now - _REFUSALS_EVERY_S))
             if count < known:
-                # Another process, which has counted from 0.
+                # The pserver was restarted, and its counters with it.
                 known = 0
             if count > known and now - told_at >= _REFUSALS_EVERY_S:
                 text = "pserver refuses calls index=%d code=%s calls=%d"

@@ -1,6 +1,6 @@
-"""One dataset's task queue as trainers meet it: reports in, assignments out.
+"""The task queue of one dataset as trainers see it: reports in, assignments out.
 
-The training data has one, each evaluation has one of its own.
+The training data has a queue, and so has each evaluation.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from flightedl.messages.tasks import (
     TasksTicket,
 )
 
-#: Of a job that is stopped, a trainer finishes what it may have begun: the piece that it trains and the one read ahead.
+#: Number of pieces that a trainer of a stopped job may have begun: the one in training, and the one read ahead.
 _BEGUN_COUNT = 2
 _STOPPED_RETRY_S = 0.1
 
 _REPORTS: Mapping[type, str] = {FinishedTask: "finished", FailedTask: "failed", ReturnedTask: "returned"}
 
-#: Name -> (weighted sum, weight), of one piece of work.
+#: Metrics of one piece: name -> (weighted sum, weight).
 Sums = Mapping[str, tuple[float, float]]
 
 
 class Work:
-    """Reports in, assignments out.
+    """The task queue of one dataset, with the outbox for its effects.
 
     Args:
-        queue: The dataset's.
-        outbox: Takes the queue's news.
+        queue: The dataset's queue.
+        outbox: Receives the queue's effects.
         evaluation: Name of the evaluation; empty for the training data.
     """
 
@@ -46,15 +46,15 @@ class Work:
         self.queue = queue
         self._outbox = outbox
         self._evaluation = evaluation
-        #: Metrics of each piece that was reported as finished and counts, until they are taken.
+        #: Metrics of each finished piece since the last ``take_finished``.
         self._finished: list[Sums] = []
-        #: What became of the reports that came since this master began: finished, repeated, failed, returned, outdated.
+        #: Reports since this master started, by outcome: finished, repeated, failed, returned, outdated.
         self.reports: Counter[str] = Counter()
-        #: Pieces of epochs that were over already, as they were done again; since this master began.
+        #: Number of repeated pieces of epochs that were already over, since this master started.
         self.repeated_count = 0
 
     def take_finished(self) -> list[Sums]:
-        """Return the metrics of each piece that has been finished since the last call."""
+        """Return the metrics of each piece finished since the last call."""
         finished, self._finished = self._finished, []
         return finished
 
@@ -62,7 +62,7 @@ class Work:
         self._outbox.news(self._evaluation, effects)
 
     def take_reports(self, ticket: TasksTicket, now: float) -> list[ReturnedTask]:
-        """Apply the reports; what the trainer must drop, because it is not its own any more, comes back."""
+        """Apply a ticket's reports. Return the tasks that the trainer must drop, because it no longer holds them."""
         queue = self.queue
         lost: list[ReturnedTask] = []
 
@@ -101,17 +101,17 @@ class Work:
         return lost
 
     def take_back_unbegun(self, ticket: TasksTicket, now: float) -> list[ReturnedTask]:
-        """Of a job that is stopped: what this trainer holds and has not begun goes back; it must drop that."""
+        """Take back a trainer's tasks that it has not begun, if the job is stopped. Return them."""
         if not self.queue.is_stopped:
             return []
         name, generation = ticket.trainer, ticket.generation
         held = [a for a in self.queue.holders().get(name, ()) if self.queue.is_current(name, a.attempt, generation)]
-        told = [each for each in held if each.attempt in ticket.holding]
-        # An assignment whose reply was lost is nobody's; who asks for nothing does not say what it holds.
+        acknowledged = [each for each in held if each.attempt in ticket.holding]
+        # If the trainer does not list an assignment, its reply was lost. A ticket with want=0 does not list any.
         unheard = [each for each in held if each.attempt not in ticket.holding] if ticket.want else []
         lost = [
             ReturnedTask(epoch=each.epoch, position=each.position, attempt=each.attempt)
-            for each in (*told[_BEGUN_COUNT:], *unheard)
+            for each in (*acknowledged[_BEGUN_COUNT:], *unheard)
             if not self.queue.is_due(each.epoch, each.position)
         ]
         for each in lost:
@@ -120,7 +120,10 @@ class Work:
         return lost
 
     def hand_out(self, ticket: TasksTicket, now: float, trainer_count: int) -> tuple[list[Assignment], str, float]:
-        """(assignments, outcome, after how many seconds to ask again); so many trainers share what there is."""
+        """Assign tasks. Return (assignments, outcome, seconds after which to ask again).
+
+        ``trainer_count`` trainers share the tasks.
+        """
         given: list[Assignment] = []
         if not ticket.want:
             return [], "epochs_done" if self.queue.is_over else "none_now", 0.0
@@ -139,22 +142,22 @@ class Work:
         return given, "given" if given else outcome, retry_after_s
 
     def promise(self, trainer: str) -> list[Assignment]:
-        """What a trainer may read of the next epoch, as this one has nothing for it."""
+        """Return tasks of the next epoch that a trainer may read ahead, because this epoch has none left for it."""
         return [] if self.queue.is_stopped else list(self.queue.promise(trainer))
 
     def change_failed(self, request: FailedTasksRequest) -> int:
-        """Dispatch failed batches again, or drop them. Return how many."""
+        """Dispatch failed batches again, or drop them. Return their number."""
         change = self.queue.drop_failed if isinstance(request, DroppedTasksRequest) else self.queue.retry_failed
         return change(FailedSelector(request.epoch, request.task, request.batch))
 
     def trainer_gone(self, trainer: str, now: float, *, is_graceful: bool = False) -> None:
-        """What a trainer held that is gone goes back; ``is_graceful``: it did not die."""
+        """Take back the pieces of a trainer that is gone. ``is_graceful`` is True if it did not die."""
         self._news(self.queue.trainer_gone(trainer, now, is_graceful))
 
     def forget_the_dead(self, alive: Mapping[str, int], now: float, *, is_graceful: bool = False) -> bool:
-        """What registrations held that are not ``alive`` (trainer -> generation) goes back; whether anything did.
+        """Take back the pieces of registrations that are not ``alive`` (trainer -> generation). True if there were any.
 
-        ``is_graceful``: nobody knows that they died.
+        ``is_graceful`` is True if they did not necessarily die.
         """
         dead = [name for name, generation in self.queue.registrations().items() if alive.get(name) != generation]
         for trainer in dead:
@@ -162,7 +165,7 @@ class Work:
         return bool(dead)
 
     def tick(self, now: float, *, is_held_up: bool = False, progressed: Iterable[str] = ()) -> bool:
-        """Take back what has run for too long; True if there was any. Arguments as of ``TaskQueue.tick``."""
+        """Take back expired pieces; True if there were any. Arguments as in ``TaskQueue.tick``."""
         effects = self.queue.tick(now, is_held_up=is_held_up, progressed=progressed)
         self._news(effects)
         return bool(effects)

@@ -573,7 +573,7 @@ def test_work_that_stays_missing_ends_the_job() -> None:
             bench.finish(*reply.assignments)
         bench.serve()
     assert isinstance(reply, JobFailedError)
-    assert "however often it is done again" in str(reply)
+    assert "work that trainers have repeated several times" in str(reply)
 
 
 def test_the_job_ends_after_a_last_checkpoint() -> None:

@@ -27,8 +27,8 @@ def work(position: int, epoch: int = 1) -> Assignment:
 )
 def test_who_gets_what_it_was_told_to_read_ahead_joins_with_it(generation: int, given: Assignment, joins: bool) -> None:
     ends = EpochEnds()
-    ends.told_ahead(ticket("a", A), [work(3)])
-    ends.told_ahead(ticket("a", A), [])
+    ends.promised(ticket("a", A), [work(3)])
+    ends.promised(ticket("a", A), [])
     assert ends.joins_with(ticket("b", B), work(3)) is False
     assert ends.joins_with(ticket("a", generation), given) is joins
     assert ends.joins_with(ticket("a", A), work(3)) is False, "it is told for one beginning"
@@ -52,7 +52,7 @@ def test_who_has_done_the_rounds_that_are_left_stays(round_: int, stays: bool) -
 def test_what_is_known_of_a_trainer_goes_with_it() -> None:
     ends = EpochEnds()
     queue = at_the_last_piece(ends)
-    ends.told_ahead(ticket("b", B), [work(3)])
+    ends.promised(ticket("b", B), [work(3)])
     ends.gone("b")
     ends.gone("b")
     assert not ends.should_stay(queue, ticket("a", A, 8), 1.0), "nobody knows which round it is at"
