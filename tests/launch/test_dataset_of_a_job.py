@@ -108,7 +108,7 @@ def test_failed_work_is_listed_and_retried_or_dropped(data: Path) -> None:
         assert (found.state, found.tasks.failed, found.tasks.failed_batches) == ("done", 1, 1)
         assert "1 failed batches are queued again" in tasks("retry", "--task", "5")
         assert train(-1) == list(range(55, 60))
-        with pytest.raises(NotFoundError, match="no failed task is meant"):
+        with pytest.raises(NotFoundError, match="no failed task matches"):
             tasks("drop", "--all")
         assert tasks("list") == "no task has failed\n"
 

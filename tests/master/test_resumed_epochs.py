@@ -113,7 +113,7 @@ def test_fewer_epochs_than_there_were(coordinator: MemoryCoordinator) -> None:
     master.close()
     held.release()
     again = resumed(coordinator)
-    with pytest.raises(UsageError, match="is in its epoch number 2, so epochs must be more than 1"):
+    with pytest.raises(UsageError, match="is in epoch 2, so epochs= must be more than 1"):
         again.declare(ONE_EPOCH)
     assert again.declare(msgspec.structs.replace(ONE_EPOCH, epochs=2)).declaration.epochs == 2
     again.close()

@@ -222,7 +222,7 @@ def test_nothing_is_changed_where_the_epochs_are_refused(job: Job) -> None:
     a = job.start_trainer("a")
     train(job, begun(job), a, TASKS + 1)
     master = resumed(job)
-    with pytest.raises(UsageError, match="is in its epoch number 2"):
+    with pytest.raises(UsageError, match="is in epoch 2"):
         master.service.declaring.dataset(declared(seed=2, epochs=1))
     assert master.service.declaring.dataset(FIRST).declaration == FIRST
     assert train(job, master, a) == order_by(1, 1, 1) + order_by(1, 2)

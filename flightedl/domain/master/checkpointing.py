@@ -52,7 +52,6 @@ class Checkpointing:
         self.perform(self.checkpoints.pserver_down(index, now))
 
     def is_draining(self, index: int) -> None:
-        """Request a checkpoint before a pserver shuts down."""
         if self.is_kept and index not in self._draining:
             self._draining.add(index)
             self.checkpoints.request(f"pserver {index} is shutting down")

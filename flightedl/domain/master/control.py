@@ -96,7 +96,6 @@ class PserverControl:
         return out.NothingToSay(index, generation, pause_s)
 
     def answered(self, event: events.Answered, members: Members | None, training: Training, now: float) -> Consequences:
-        """Handle a pserver's answer to a call."""
         index, generation = event.index, event.generation
         match event.request, event.reply:
             case ViewRequest(), ViewReply() as view if members is not None:

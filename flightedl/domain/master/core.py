@@ -157,7 +157,6 @@ class MasterCore:
 
     @property
     def revision(self) -> int:
-        """Number of changes of the stored state."""
         return self._outbox.revision
 
     @property
@@ -166,7 +165,6 @@ class MasterCore:
 
     @property
     def has_former_model(self) -> bool:
-        """See ``Declarations.has_former_model``."""
         return self._declarations.has_former_model
 
     @property
@@ -270,7 +268,6 @@ class MasterCore:
             self.members.leave(trainer)
 
     def _forget_the_dead(self) -> None:
-        """Take back the tasks and memberships of trainers that died while there was no master."""
         self._groups.forget_the_dead(self.trainers)
         is_graceful = self._is_resumed
         if self.work is not None and self.work.forget_the_dead(self.trainers, self._now, is_graceful=is_graceful):
@@ -406,7 +403,6 @@ class MasterCore:
             self._look_at(self._waiting[event.call], is_last=True)
 
     def _look_at(self, waiting: Waiting, *, is_last: bool) -> None:
-        """Answer a request if it can be answered or its timeout has expired."""
         try:
             reply: msgspec.Struct | FlightedlError = self._looks[type(waiting.request)](
                 waiting.request, waiting, is_last

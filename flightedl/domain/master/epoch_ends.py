@@ -30,7 +30,6 @@ class EpochEnds:
         self._promised: dict[str, tuple[int, set[tuple[int, int]]]] = {}
 
     def asked(self, ticket: TasksTicket) -> None:
-        """Record the round of a trainer that requests tasks."""
         self._rounds[ticket.trainer] = ticket.round
 
     def promised(self, ticket: TasksTicket, ahead: Sequence[Assignment]) -> None:

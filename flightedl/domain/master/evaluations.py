@@ -64,7 +64,6 @@ class Evaluation:
             self.record.sums[name] = (known[0] + total, known[1] + weight)
 
     def stored(self) -> EvaluationRecord:
-        """Return the record with the current state of the queue."""
         return self.record if self.work is None else replace(self.record, queue=self.work.queue.encode().decode())
 
 

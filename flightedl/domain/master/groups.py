@@ -60,7 +60,6 @@ class GroupRequests:
         return reply if reply.incarnation or is_last or not request.wait_s else None
 
     def gone(self, trainer: str, generation: int) -> None:
-        """Record that the lease of a process has ended."""
         self._act(lambda group: group.gone(trainer, generation))
 
     def forget_the_dead(self, trainers: Mapping[str, int]) -> None:

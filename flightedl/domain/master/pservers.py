@@ -240,7 +240,6 @@ class Pservers:
         return self._audit.missing_count
 
     def _audited(self, index: int, generation: int, audit: int, reply: AppliedReply, queue: TaskQueue) -> None:
-        """Reopen finished tasks that this process lacks."""
         reopened = 0
         summary = AppliedSummary.decode(reply.summary)
         lacking = self._audit.answered(index, generation, audit, summary, lambda epoch: size_of(queue, epoch))

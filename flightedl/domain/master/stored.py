@@ -55,7 +55,6 @@ class StoredKeys:
         return Write(puts, {key: self._revisions.get(key, 0) for key in puts}) if puts else None
 
     def committed(self, write: Write, revision: int) -> None:
-        """Record that a write was applied at a revision."""
         self._values.update(write.puts)
         self._revisions.update(dict.fromkeys(write.puts, revision))
 

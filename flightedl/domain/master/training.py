@@ -60,7 +60,6 @@ class Training:
 
     @property
     def is_over(self) -> bool:
-        """True if no training remains to be done."""
         return self.work is not None and self.work.queue.is_over
 
     @property
@@ -135,7 +134,6 @@ class Training:
     # tickets
 
     def asked(self, ticket: TasksTicket) -> None:
-        """Record the trainer's round."""
         self._epoch_ends.asked(ticket)
 
     def hand_out(

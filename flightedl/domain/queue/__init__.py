@@ -1,14 +1,17 @@
-"""The task queue: which trainer does which batches of which epoch.
+"""The task queue: assigns the batches of each epoch to trainers.
 
-``tasks`` decides; ``state`` is what it knows, ``values`` what goes in and comes out.
+* ``tasks``: the queue and its rules; ``state``: its data, queries and invariants; ``values``: its inputs and outputs
+* ``order``: dispatch order of an epoch; ``permutation``: the keyed permutation behind it; ``seeds``: each epoch's seed
+* ``batching``: batches of a task; ``mixture``: tasks with records of several sources
+* ``pending``: assigned pieces; ``backlog``: the pieces of one trainer; ``fair_share``: limit on a backlog's length
+* ``waiting``: pieces that wait to be assigned again; ``ahead``: tasks of the next epoch that trainers may read
+* ``clock``: clock that stops while no piece can run
+* ``bisection``: search for the batches that make a task fail; ``failed``: quarantined batches
+* ``reopening``: repetition of done tasks whose updates were lost with a pserver
+* ``storage``: the documents stored in etcd
 
-* ``order`` (with ``permutation``) is the order of dispatch, ``seeds`` what shuffles each epoch, ``batching`` the
-  batches of a task, as a pure function.
-* ``waiting`` are the pieces of work that wait to be handed out again, ``pending`` those in trainers' hands; ``backlog``
-  is what one trainer holds, in order, and ``fair_share`` how much it may hold.
-* ``clock`` measures how long pieces run, while any can run. ``mixture`` forms the tasks of several sources.
-* ``ahead`` says what trainers may read of the next epoch.
-* ``bisection`` finds the batches that are at fault when work fails, ``failed`` keeps those set aside.
-* ``reopening`` makes done tasks todo again, after their updates were lost with a pserver.
-* ``storage`` turns the state into the documents stored in etcd, and back.
+A task is assigned as one *piece*, which contains all its batches, at the next position of the epoch's order. It is
+*pending* until its trainer reports it. Then it is *done*, and the epoch ends with its last task. If the trainer fails
+or dies, the piece *waits* and is assigned again; after several failures it is split, and batches that fail alone are
+*quarantined*. If a pserver loses the task's updates, the task is *reopened*.
 """

@@ -1,23 +1,22 @@
-"""What trainers may read of an epoch that has not begun, so that its first batches are there when it begins.
+"""Promises of tasks of the next epoch, so that trainers can read its first batches before it begins.
 
 Rules:
 
-* When nothing of an epoch is left to be handed out, whoever asks for work is *promised* the first tasks of the next
-  one: at most ``PROMISED_COUNT``, different ones for each trainer. It may open and read them. It does not hold them: a
-  promise has no attempt, nothing of it can be trained, reported or lost, and it is not stored.
-* When the epoch begins, promised tasks wait to be handed out again like any others, each to the trainer that was
-  promised it if that one asks; to others only when there is nothing else. So what was read is mostly what is given, and
-  nobody waits for a trainer that does not come back.
-* Nothing is promised of a dataset that grows: its next epoch may have another order.
+* When all tasks of an epoch are assigned, a trainer that asks for work is *promised* tasks of the next epoch: the first
+  ones that no other trainer was promised, at most ``PROMISED_COUNT``. The trainer may read them, but does not hold
+  them. A promise has no attempt: the task cannot be trained, reported or lost. Promises are not stored.
+* When the epoch begins, promised tasks wait like any others. A trainer gets its promised tasks first. Others get them
+  only if no other tasks are left, so nothing waits for a trainer that does not return.
+* A growing dataset has no promises, because the order of its next epoch may change.
 
-Not guaranteed: that a promise is kept. Who is given something else has read in vain.
+Not guaranteed: that a promise is kept. A trainer that gets other tasks has read in vain.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-#: The task that is trained first, and the one read ahead behind it.
+#: The task to train first, and the one to read ahead.
 PROMISED_COUNT = 2
 
 
@@ -32,7 +31,7 @@ class Promises:
         self._count = 0
 
     def make(self, trainer: str, epoch: int, size: int) -> list[int]:
-        """Promise positions of an epoch with so many, which has not begun; the same ones when asked again."""
+        """Promise positions of an epoch of ``size`` tasks that has not begun; repeated calls return the same ones."""
         if epoch != self._epoch:
             self._epoch, self._by_trainer, self._count = epoch, {}, 0
         if trainer not in self._by_trainer:
@@ -42,21 +41,19 @@ class Promises:
         return self._by_trainer[trainer]
 
     def count(self, epoch: int) -> int:
-        """The positions of an epoch below this were promised."""
+        """Return the end of the promised positions of an epoch."""
         return self._count if epoch == self._epoch else 0
 
     def next_of(self, trainer: str, epoch: int) -> int | None:
-        """The first position that a trainer was promised of an epoch and did not get; from now on it is not."""
+        """Remove and return the first position of an epoch that is still promised to a trainer, or None."""
         mine = self._by_trainer.get(trainer) if epoch == self._epoch else None
         return mine.pop(0) if mine else None
 
     def others(self, epoch: int) -> Collection[int]:
-        """Positions of an epoch that were promised and not asked for yet."""
         if epoch != self._epoch:
             return ()
         return {position for mine in self._by_trainer.values() for position in mine}
 
     def forget(self, trainer: str) -> None:
-        """It is gone: what it was promised is anybody's."""
         if trainer in self._by_trainer:
             self._by_trainer[trainer] = []

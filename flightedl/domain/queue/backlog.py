@@ -1,12 +1,11 @@
-"""A trainer's backlog: the pieces of work that it holds, in the order in which it works on them.
+"""A trainer's backlog: the pieces that it holds, in the order in which it works on them.
 
 Rules:
 
-* Attempts rise along a backlog. The first piece *runs*; all others *wait* until those before them are reported.
-* Whole tasks at positions that follow each other, with as many failures, given under attempts that follow each other,
-  are one *row*: pieces that are given at once cost about 25 stored bytes, however many they are. A part of a task is a
-  row of its own.
-* Rows are as long as can be: they follow from the pieces, and equal backlogs have equal rows.
+* Attempts increase along a backlog. The first piece *runs*; all others *wait* until the earlier ones are reported.
+* Complete tasks with consecutive positions, consecutive attempts and the same number of failures form one *row*. Pieces
+  assigned together therefore take about 25 stored bytes, whatever their number. A part of a task is a separate row.
+* Rows are as long as possible, so equal backlogs have equal rows.
 """
 
 from __future__ import annotations
@@ -18,35 +17,35 @@ from itertools import islice
 from flightedl.domain.exactly_once.intervals import IntervalSet
 from flightedl.domain.queue.values import BatchRange
 
-#: [epoch, position, tasks, failures, attempt] of the first of them; for a part also [first batch, end batch], and the
-#: ends of the stretches of it that are done. A whole task of which something is done is such a part, too.
+#: [epoch, first position, number of tasks, failures, first attempt]. A part of a task, or a task with done batches,
+#: also has [first batch, end batch, first done batch, end of done batches, …].
 Row = list[int]
 _PART_LENGTH = 7
 
 
 @dataclass(slots=True)
 class Holder:
-    """One trainer's hold of a piece."""
+    """A trainer that holds a piece."""
 
     trainer: str
     attempt: int
     generation: int = 0
-    #: When it began to run, None: it waits, or its clock stands.
+    #: Time at which the piece began to run; None if it waits or its clock is stopped.
     since_s: float | None = None
-    #: Time of the last sign that the trainer makes progress with it; of the start if there was none.
+    #: Time of the last known progress; time of the start if there was none.
     progress_s: float | None = None
-    #: False: it ran before ``since_s``, for an unknown time.
+    #: False if the piece already ran before ``since_s``, for an unknown time.
     is_timed: bool = True
 
 
 @dataclass(slots=True, eq=False)
 class Pending:
-    """A piece that is out, with its one or two holders."""
+    """An assigned piece, with its one or two holders."""
 
     piece: BatchRange
     task: int
     holders: list[Holder] = field(default_factory=list)
-    #: Its batches that are done, though the piece is not finished; only of data without a model.
+    #: Batches of the unfinished piece that are done; only for data without a model.
     done: IntervalSet = field(default_factory=IntervalSet)
 
     def holder(self, attempt: int) -> Holder:
@@ -54,34 +53,33 @@ class Pending:
 
 
 class Backlog:
-    """What one trainer holds."""
+    """The pieces of one trainer."""
 
     __slots__ = ("generation", "pieces", "rows")
 
     def __init__(self, generation: int = 0) -> None:
-        #: Of the registration that it was given to: whoever comes back under the same name holds nothing of it.
+        #: Generation of the registration that holds the pieces; a later one with the same name does not hold them.
         self.generation = generation
-        #: attempt -> piece, by rising attempt. Not to be changed from outside.
+        #: Attempt -> piece, by increasing attempt. Read-only for other classes.
         self.pieces: dict[int, Pending] = {}
-        #: All of ``pieces``, in their order.
+        #: Compact form of ``pieces``, in the same order.
         self.rows: list[Row] = []
 
     @property
     def first_attempt(self) -> int:
-        """Of the piece that runs."""
         return next(iter(self.pieces))
 
     @property
     def number_count(self) -> int:
-        """How many numbers are stored of it, but for done batches."""
+        """Number of stored integers, without those of done batches."""
         return sum(min(len(row), _PART_LENGTH) for row in self.rows)
 
     def waiting(self) -> Iterator[tuple[int, Pending]]:
-        """(attempt, piece) of those that wait, the last one first."""
+        """Return (attempt, piece) of the waiting pieces, the last one first."""
         return islice(reversed(self.pieces.items()), len(self.pieces) - 1)
 
     def append(self, attempt: int, pending: Pending) -> None:
-        """One more, under the highest attempt so far."""
+        """Append a piece, whose attempt must be the highest."""
         self.pieces[attempt] = pending
         _add(self.rows, pending, attempt)
 
@@ -94,10 +92,10 @@ class Backlog:
             self.renew()
 
     def renew(self) -> None:
-        self.rows = self.rows_anew()
+        self.rows = self.computed_rows()
 
-    def rows_anew(self) -> list[Row]:
-        """The rows that follow from the pieces."""
+    def computed_rows(self) -> list[Row]:
+        """Return the rows, computed from the pieces."""
         rows: list[Row] = []
         for attempt, pending in self.pieces.items():
             _add(rows, pending, attempt)
@@ -112,7 +110,6 @@ class Backlog:
 
 
 def _add(rows: list[Row], pending: Pending, attempt: int) -> None:
-    """Make the last row longer, or begin another one."""
     piece = pending.piece
     if pending.done or not piece.is_whole:
         row = [piece.epoch, piece.position, 1, piece.failures, attempt, piece.first_batch, piece.end_batch]

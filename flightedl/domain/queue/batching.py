@@ -1,13 +1,13 @@
 """The batches of a task, as pure functions of the task.
 
-A task is ``records`` consecutive records, numbered from 0. Its batches are ranges of *positions*; without shuffling
-position p is record p, with shuffling it is ``record_order(...)[p]``. Both are the same on every trainer, every
-Python and every NumPy version, which is what makes (epoch, task, batch) an identity.
+A task contains ``records`` consecutive records, numbered from 0. Its batches are ranges of *positions*. Without
+shuffling, position p is record p; with shuffling, it is record ``record_order(...)[p]``. Both are the same for every
+trainer and every version of Python and NumPy, so (epoch, task, batch) identifies a batch.
 
-The order is a sort by splitmix64 of the record number under a key made of (seed, epoch, task), ties broken by the
-number. Only wrapping uint64 arithmetic and a stable sort are used, never a generator whose stream may change.
+Records are sorted by splitmix64 of their numbers, with a key derived from (seed, epoch, task); ties are broken by the
+number. This needs only wrapping uint64 arithmetic and a stable sort, not a random generator whose stream may change.
 
-Not guaranteed: cryptographic quality. It is a shuffle, not a cipher.
+Not guaranteed: cryptographic quality.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ _SECOND = 0x94D049BB133111EB
 
 
 def batch_count(records: int, batch_size: int, *, drop_last: bool = False) -> int:
-    """How many batches ``records`` records make; with ``drop_last`` only full ones count.
+    """Return the number of batches in ``records`` records; with ``drop_last``, only full ones count.
 
     Raises:
-        ValueError: a negative number of records, or a batch size below 1.
+        ValueError: the number of records is negative, or the batch size is below 1.
     """
     if records < 0 or batch_size < 1:
-        raise ValueError(f"no batches of {batch_size} in {records} records")
+        raise ValueError(f"cannot divide {records} records into batches of {batch_size}")
     return records // batch_size if drop_last else -(-records // batch_size)
 
 
 def batch_range(records: int, batch_size: int, batch: int) -> range:
-    """Positions of one batch; the last one of a task may be shorter.
+    """Return the positions of one batch; the last batch of a task may be shorter.
 
     Raises:
         ValueError: there is no such batch.
@@ -44,16 +44,16 @@ def batch_range(records: int, batch_size: int, batch: int) -> range:
 
 
 def record_order(records: int, seed: int, epoch: int, task: int) -> npt.NDArray[np.int64]:
-    """The shuffled order of a task's records.
+    """Return the shuffled order of a task's records.
 
     Args:
-        records: How many records the task has.
-        seed: Of the dataset; any integer, taken modulo 2**64.
-        epoch: From 0.
+        records: Number of records in the task.
+        seed: Seed of the dataset; any integer, used modulo 2**64.
+        epoch: Number of the epoch, from 0.
         task: Number of the task.
 
     Returns:
-        (records,) int64, a permutation of 0 .. records - 1: the record at each position.
+        (records,) int64, the record at each position: a permutation of 0 … records - 1.
     """
     key = 0
     for part in (seed, epoch, task):
@@ -62,14 +62,14 @@ def record_order(records: int, seed: int, epoch: int, task: int) -> npt.NDArray[
 
 
 def _mixed(value: int) -> int:
-    """The finalizer of splitmix64 (Steele, Lea, Flood, 2014), on one number."""
+    """Apply the finalizer of splitmix64 (Steele, Lea, Flood, 2014) to one number."""
     value = ((value ^ (value >> 30)) * _FIRST) & _MASK
     value = ((value ^ (value >> 27)) * _SECOND) & _MASK
     return value ^ (value >> 31)
 
 
 def _mixed_all(numbers: npt.NDArray[np.uint64], key: int) -> npt.NDArray[np.uint64]:
-    """splitmix64's outputs number + 1 of the stream that starts at ``key``, (n,) uint64, wrapping."""
+    """Return outputs ``numbers + 1`` of the splitmix64 stream that starts at ``key``, (n,) uint64, wrapping."""
     value = (numbers + np.uint64(1)) * np.uint64(_GOLDEN) + np.uint64(key)
     value = (value ^ (value >> np.uint64(30))) * np.uint64(_FIRST)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(_SECOND)

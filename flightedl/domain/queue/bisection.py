@@ -1,12 +1,12 @@
-"""Narrows a failing piece of work down to the batches that are at fault.
+"""Search for the batches that make a piece fail.
 
-A failing piece goes back as it is until it failed ``limit`` times. From then on it is *suspect*: each failure splits
-it, around the failing batch if that is known, else in halves, so n batches are narrowed in log2(n) failures. A
-single suspect batch gets ``confirmations`` more chances, each with a trainer that holds nothing else, and is then
-quarantined: a trainer that is killed takes what it holds with it, so a failure alone convicts nobody.
+A piece that has failed fewer than ``limit`` times is retried unchanged. After that it is *suspect*, and each failure
+splits it: around the failing batch if it is known, otherwise in halves, so that n batches take log2(n) failures. A
+single suspect batch is retried ``confirmations`` times, each time by a trainer that holds nothing else, and is then
+quarantined. The confirmations are needed because a trainer that dies for another reason also fails its pieces.
 
-A reported failure is the batch's own. The loss of a trainer (it died, its lease ended, or it took too long) is weak
-evidence, because machines do get taken away. It counts against a single suspect batch only if no trainer without a
+A reported failure is due to the batch. The loss of a trainer (it died, its lease ended, or it exceeded the timeout) is
+weak evidence, because machines are also removed. It counts against a single suspect batch only if no trainer without a
 suspect was lost since the previous loss with that batch, and twice as many losses as reports are needed.
 """
 
@@ -16,20 +16,21 @@ from dataclasses import replace
 
 from flightedl.domain.queue.values import BatchRange
 
-#: Losses of trainers that weigh as much as one reported failure.
+#: Number of losses of trainers that count as much as one reported failure.
 LOSSES_PER_REPORT = 2
 
 
 class Losses:
-    """Losses of trainers with and without suspects. Not stored: after a restart, the next loss with a batch is a first.
+    """Losses of trainers with and without suspects.
 
-    The first loss with a batch never counts, because nothing is known about the time before it.
+    The first loss with a batch never counts, because nothing is known about the time before it. Losses are not stored,
+    so after a restart of the master the next loss with a batch is its first one.
     """
 
     __slots__ = ("_elsewhere", "_seen")
 
     def __init__(self) -> None:
-        #: Losses of trainers that held no suspect.
+        #: Number of losses of trainers that held no suspect.
         self._elsewhere = 0
         #: (epoch, position, batch) -> ``_elsewhere`` at the last loss of a trainer that held this suspect.
         self._seen: dict[tuple[int, int, int], int] = {}
@@ -50,13 +51,13 @@ class Losses:
 
 
 def after_failure(piece: BatchRange, batch: int | None, limit: int, confirmations: int) -> tuple[BatchRange, ...]:
-    """What is to be handed out again of a piece that just failed; empty: it is to be quarantined.
+    """Return the pieces to retry after a piece has failed; empty if it must be quarantined.
 
     Args:
-        piece: With this failure counted.
-        batch: At which batch of the task it failed, where known.
-        limit: Failures of a piece before it is split.
-        confirmations: Failures of a single batch over the limit before it is quarantined.
+        piece: The failed piece; its failures include this one.
+        batch: Number of the batch, within the task, at which it failed; None if unknown.
+        limit: Number of failures from which on the piece is split.
+        confirmations: Number of failures above the limit at which a single batch is quarantined.
     """
     if piece.failures < limit:
         return (piece,)
@@ -67,7 +68,7 @@ def after_failure(piece: BatchRange, batch: int | None, limit: int, confirmation
         middle = (first + end) // 2
         stretches = [(first, middle, limit), (middle, end, limit)]
     else:
-        # What is beside a known failing batch is under less suspicion.
+        # The batches around a known failing batch are less suspicious.
         stretches = [(first, batch, limit - 1), (batch, batch + 1, limit), (batch + 1, end, limit - 1)]
     return tuple(
         replace(piece, first_batch=start, end_batch=stop, failures=failures)

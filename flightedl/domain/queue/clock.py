@@ -1,21 +1,21 @@
-"""Clock by which a queue measures how long pieces run: the process's clock, without the time in which no piece can run.
+"""Clock that measures how long pieces run: the process's clock, without the time in which no piece can run.
 
-While a pserver that trainers need is away, their pieces make no progress, which is no fault of theirs. The clock stops
-then. Otherwise a long recovery would expire every piece several times over, and set sound batches aside.
+The clock is stopped while trainers need a pserver that is down, because their pieces cannot make progress then.
+Otherwise a long recovery would expire every piece several times and quarantine sound batches.
 """
 
 from __future__ import annotations
 
 
 class WorkClock:
-    """A clock that can stop. It runs at first."""
+    """A clock that can be stopped; it runs initially."""
 
     __slots__ = ("_stopped_at", "_stopped_s")
 
     def __init__(self) -> None:
         #: None while the clock runs.
         self._stopped_at: float | None = None
-        #: Total duration of all stops that are over.
+        #: Total duration of all completed stops.
         self._stopped_s = 0.0
 
     def at(self, now: float) -> float:
@@ -23,7 +23,7 @@ class WorkClock:
         return (now if self._stopped_at is None else self._stopped_at) - self._stopped_s
 
     def go(self, now: float, *, is_stopped: bool) -> None:
-        """Stop the clock at ``now``, or let it run on from where it stopped. The same again changes nothing."""
+        """Stop the clock at ``now``, or let it continue. Does nothing if it is already in that state."""
         if is_stopped and self._stopped_at is None:
             self._stopped_at = now
         elif not is_stopped and self._stopped_at is not None:

@@ -1,13 +1,13 @@
-"""Quarantined batches: those that failed for good.
+"""Quarantined batches, which are not retried automatically.
 
 Rules:
 
-* Every quarantined batch is in ``failed``, or in ``dropped`` once a person has seen it and let it go; both as stretches
-  of batches per task, so that a wholly broken task is one entry.
-* Who failed and why is kept for the newest ``DETAILS_LIMIT`` pieces, with the error cut to ``ERROR_LIMIT`` characters;
-  of the others only the stretches are known. The master logs each piece when it fails.
-* A new piece beyond ``limit`` stretches makes the queue forget the oldest one of an earlier epoch. Forgotten ones are
-  counted, and count as done.
+* Every quarantined batch is in ``failed``, or in ``dropped`` after a person has dropped it. Both contain ranges of
+  batches per task, so a task whose batches all failed is one entry.
+* Trainer and error are kept for the newest ``DETAILS_LIMIT`` pieces, with the error truncated to ``ERROR_LIMIT``
+  characters. For other pieces only the ranges are known. The master logs each piece when it is quarantined.
+* When there are more than ``limit`` ranges, the oldest range of an earlier epoch is forgotten. Forgotten batches count
+  as done; the number of forgotten entries is kept.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ Row = list[int]
 
 
 def shortened(error: str) -> str:
-    """An error's text as it is kept: cut, and free of what is not valid text."""
+    """Return an error's text, truncated and without invalid characters."""
     text = error.encode("utf-8", "replace").decode()
     return text if len(text) <= ERROR_LIMIT else text[: ERROR_LIMIT - 1] + "…"
 
 
 class BatchTable:
-    """Stretches of batches by task."""
+    """Ranges of batches by task."""
 
     __slots__ = ("_batches", "_interval_counts", "batch_count", "interval_count")
 
     def __init__(self) -> None:
         self._batches: dict[Place, IntervalSet] = {}
-        #: epoch -> stretches.
+        #: Epoch -> number of ranges.
         self._interval_counts: dict[int, int] = {}
         self.interval_count = 0
         self.batch_count = 0
@@ -48,7 +48,7 @@ class BatchTable:
         return iter(self._batches.items())
 
     def at(self, place: Place) -> IntervalSet:
-        """The batches of one task. Not to be changed."""
+        """Return the batches of one task. Read-only."""
         return self._batches.get(place, IntervalSet())
 
     def places(self) -> list[Place]:
@@ -95,7 +95,7 @@ class BatchTable:
 
     @property
     def rows(self) -> list[Row]:
-        """Everything, as plain numbers, in the order of entry."""
+        """All ranges, as plain numbers, oldest task first."""
         return [[*place, *(number for stretch in batches for number in stretch)] for place, batches in self]
 
     @classmethod
@@ -116,13 +116,13 @@ class FailedPieces:
         self.limit = limit
         self.failed = BatchTable()
         self.dropped = BatchTable()
-        #: The newest, oldest first.
+        #: The newest pieces, oldest first.
         self.details: list[FailedPiece] = []
-        #: Entries that were forgotten.
+        #: Number of forgotten entries.
         self.forgotten = 0
-        #: Rises with every change.
+        #: Incremented by every change.
         self.serial = 0
-        #: (serial, stored form of that moment), kept because most events change nothing here.
+        #: Cache of the stored form: (its serial, bytes). Most events change nothing here.
         self.encoded: tuple[int, bytes] | None = None
 
     def at(self, place: Place) -> tuple[IntervalSet, IntervalSet]:
@@ -148,11 +148,11 @@ class FailedPieces:
     def _forget_details(self) -> None:
         self.details = [piece for piece in self.details if self.failed.at((piece.epoch, piece.position))]
 
-    def select(self, is_meant: Callable[[Place], bool], batch: int | None) -> list[tuple[Place, int, int]]:
-        """(place, first batch, end batch) of the stretches meant; only ``batch`` of them unless it is None."""
+    def select(self, is_selected: Callable[[Place], bool], batch: int | None) -> list[tuple[Place, int, int]]:
+        """Return (place, first batch, end batch) of failed ranges of selected tasks; only ``batch`` if it is given."""
         found: list[tuple[Place, int, int]] = []
         for place, batches in self.failed:
-            if is_meant(place):
+            if is_selected(place):
                 if batch is None:
                     found += [(place, first, end) for first, end in batches]
                 elif batch in batches:
@@ -169,6 +169,5 @@ class FailedPieces:
         ]
 
     def drop(self, place: Place, first: int, end: int) -> None:
-        """A failed stretch was seen by somebody and let go."""
         self.release(place, first, end)
         self.dropped.add(place, first, end)

@@ -1,23 +1,22 @@
-"""How many pieces of work a trainer may hold: enough to ride through a time without a master, and nobody hoards.
+"""Number of pieces that a trainer may hold: enough to continue without a master for a while, without hoarding.
 
-Rules:
+A trainer may always hold two pieces: the running one and the next. It may hold
 
-* Two, always: the one that runs and the next.
-* Up to four of short ones, as long as that is no more than an equal share of all that is left of the epoch, held or
-  not. A report is answered when it is stored; until then a trainer works off several tasks of a few batches, and would
-  wait for the answer with only the next one in hand.
-* More, as it asks, while enough is left for all others: its share is what is still todo in the epoch, over twice the
-  number of trainers (guided self-scheduling). So shares shrink as the epoch goes to its end, and what is held then is
-  about as much as everybody does in the same time.
-* Never more than ``HOLDING_CEILING``, and never more rows than are stored in about 150 bytes. Whoever asks for few
-  pieces at a time, while others ask too, gets a row for each, and soon no more until it has worked some off; whoever
-  asks for many at once gets them as one row.
+* up to four short pieces, if that is at most an equal share of the epoch's remaining tasks, assigned or not. The master
+  answers a report only when it is stored. Until then a trainer finishes several short tasks, and with only one task in
+  reserve it would wait for the answer;
+* more, if it asks for them, up to its share: the epoch's unassigned tasks divided by twice the number of trainers
+  (guided self-scheduling). Shares shrink toward the end of the epoch, so that all trainers finish at about the same
+  time;
+* at most ``HOLDING_CEILING`` pieces, and at most as many rows as fit into about 150 stored bytes. A trainer that asks
+  for a few pieces at a time gets a row for each request, and soon has to finish some pieces first. Many pieces
+  requested together are one row.
 
-What a trainer asks for: after each report it should have as many pieces as it works through in ``cover_s``, the time
-that a master may be away. It asks when a third of what it wants to hold is missing, and then for all of that, so that
-it holds three rows at most. So it wants half as many again: two thirds of them are always there.
+A trainer requests enough pieces to last for ``cover_s``, the time for which a master may be down, after each report. It
+requests all missing pieces as soon as a third is missing, so it holds at most three rows. As two thirds are always
+present, the number of pieces that it wants is one and a half times the number that it needs.
 
-Not guaranteed: that a trainer gets its share; it gets as many as it asks for.
+Not guaranteed: that a trainer gets its share. It gets no more than it requests.
 """
 
 from __future__ import annotations
@@ -26,25 +25,26 @@ import math
 
 from flightedl.domain.queue.backlog import Backlog
 
-#: A trainer may hold so many whatever is left.
+#: Number of pieces that a trainer may always hold.
 HOLDING_FLOOR = 2
 HOLDING_CEILING = 64
-#: Of short ones, which are to last until a report is answered: about so long.
+#: Number of short pieces that a trainer may hold, so that they last until a report is answered.
 _SHORT_FLOOR = 4
+#: Typical seconds until a report is answered.
 _ANSWER_S = 0.1
-#: With more stored numbers than those of three rows of whole tasks, a trainer gets no further row.
+#: A backlog with more stored numbers than three rows of complete tasks gets no further row.
 _NUMBERS_LIMIT = 15
 
 
 def may_hold_more(backlog: Backlog, todo: int, out: int, trainer_count: int, task_s: float | None) -> bool:
-    """Whether a trainer may be given one more piece.
+    """True if a trainer may get one more piece.
 
     Args:
-        backlog: What it holds.
-        todo: Whole tasks of the epoch that nobody holds.
-        out: Pieces that somebody holds, this trainer or another.
-        trainer_count: Who shares them.
-        task_s: How long a task runs; None: not known.
+        backlog: The trainer's pieces.
+        todo: Number of the epoch's complete tasks that are not assigned.
+        out: Number of assigned pieces of all trainers.
+        trainer_count: Number of trainers that share the tasks.
+        task_s: Average seconds per task; None if unknown.
     """
     count = len(backlog.pieces)
     if count < HOLDING_FLOOR:
@@ -56,18 +56,18 @@ def may_hold_more(backlog: Backlog, todo: int, out: int, trainer_count: int, tas
 
 
 def _floor(task_s: float | None) -> int:
-    """How many pieces a trainer may hold whatever others could do of them: the one that runs, and those behind it."""
+    """Return how many pieces a trainer may hold regardless of its share, including the running one."""
     if task_s is None:
         return HOLDING_FLOOR
     return min(max(1 + math.ceil(_ANSWER_S / max(task_s, 1e-3)), HOLDING_FLOOR), _SHORT_FLOOR)
 
 
 def wanted_count(pace_s: float | None, cover_s: float) -> int:
-    """How many pieces a trainer wants to hold.
+    """Return how many pieces a trainer should hold.
 
     Args:
-        pace_s: From one finished piece to the next, on average; None: not known.
-        cover_s: How long they should last at least; 0: only the next one has to be there.
+        pace_s: Average seconds between two finished pieces; None if unknown.
+        cover_s: Seconds for which the pieces should last; 0 if only the next piece is needed.
     """
     if pace_s is None:
         return HOLDING_FLOOR
@@ -76,6 +76,6 @@ def wanted_count(pace_s: float | None, cover_s: float) -> int:
 
 
 def count_to_ask_for(wanted: int, held: int) -> int:
-    """How many pieces a trainer asks for; 0: too few are missing."""
+    """Return how many pieces a trainer should request; 0 if fewer than a third are missing."""
     missing = wanted - held
     return missing if missing >= math.ceil(wanted / 3) else 0

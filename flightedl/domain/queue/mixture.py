@@ -1,9 +1,9 @@
-"""Tasks of a mixture: every task has records of all sources in proportion to their weights.
+"""Tasks of a mixture: every task contains records of all sources in proportion to their weights.
 
-A source is a stream: the records of its chunks, one after the other. Task t of records ``R t`` to ``R (t + 1)`` of the
-mixture takes the next records of each stream, so that after any number of tasks each source has given its share to
-within a few records. Within a task records are shuffled as in every task. The result depends on nothing but the
-arguments, so a position in a mixture is a task and a batch, as it is everywhere.
+A source is a stream of records: those of its chunks, in order. Task t covers records ``R t`` to ``R (t + 1)`` of the
+mixture and takes the next records of each stream. After any number of tasks, each source has contributed its share to
+within a few records. Within a task, records are shuffled as in any other task. The result depends only on the
+arguments, so a task and a batch identify a position in a mixture.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ import numpy.typing as npt
 
 Numbers = npt.NDArray[np.int64]
 
-#: When an epoch ends: with the first source that is used up, or when every record was given once, or when every
-#: record was given, the shorter sources repeatedly.
+#: End of an epoch: when the first source is exhausted ("first"), when every record was used once ("all"), or when every
+#: record was used and shorter sources were repeated ("repeat").
 STOPS = ("first", "all", "repeat")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mixture:
-    """Pieces of chunks, those of a task one after the other: (piece count,) each but for ``firsts``."""
+    """Pieces of chunks, grouped by task. Arrays have the shape (piece count,), except for ``firsts``."""
 
     chunks: Numbers
-    #: Records of the chunk before the piece, and within it.
+    #: Number of the chunk's records before the piece.
     skipped: Numbers
+    #: Number of records in the piece.
     records: Numbers
     #: Number of the first piece of each task, (task count,).
     firsts: Numbers
@@ -47,8 +48,9 @@ def mixed(
         records: Records of each chunk, (chunk count,).
         sources: Number of each chunk's source, (chunk count,). Every source has records.
         weights: Weight of each source, above 0.
-        is_cut: True for a source whose chunks may be cut; chunks of another one belong to one task as a whole.
-        records_per_task: 0: as many as contain one chunk of the source that has the greatest weight.
+        is_cut: True for each source whose chunks may be split between tasks.
+        records_per_task: Records per task; 0 for as many as contain one average chunk of the source with the greatest
+            weight.
         stop: One of ``STOPS``.
     """
     shares = np.asarray(weights, np.float64) / np.sum(weights)
@@ -58,7 +60,7 @@ def mixed(
     greatest = int(np.argmax(shares))
     each = records_per_task or max(1, round(records[sources == greatest].mean() / shares[greatest]))
     ends = np.minimum(np.arange(-(-total // each) + 1) * each, total)
-    # Rounded sums of shares, so that a task has as many records as it should.
+    # Rounding sums of shares, instead of shares, gives each task its exact number of records.
     edges = np.rint(np.outer(np.concatenate([[0.0], np.cumsum(shares[:-1]), [1.0]]), ends)).astype(np.int64)
     given = np.maximum.accumulate(np.diff(edges, axis=0), axis=1)
     if stop == "repeat":
@@ -83,8 +85,8 @@ def _pieces(records: Numbers, given: Numbers, *, is_cut: bool) -> tuple[Numbers,
     """Return task, chunk, skipped records and records of each piece of one source.
 
     Args:
-        records: Records of its chunks.
-        given: Records that tasks before this one have, for each task and for one past the last, (task count + 1,).
+        records: Records of the source's chunks.
+        given: Records of the source before each task, and in total, (task count + 1,).
         is_cut: See ``mixed``.
     """
     ends = np.cumsum(records)

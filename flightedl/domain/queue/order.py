@@ -1,15 +1,15 @@
-"""In which order the tasks of an epoch are handed out, also when tasks are added meanwhile.
+"""Dispatch order of an epoch's tasks. Stays valid while tasks are being added.
 
 Rules:
 
-* An epoch has as many positions as tasks. Those that were there when it began, ``base``, are in a keyed permutation
-  (the identity without shuffle). Tasks that joined an epoch under way follow it in the order of their arrival; from
-  the next epoch on they are shuffled among the others. So an epoch's order needs two numbers, however often it grew.
-* The sizes of earlier epochs are remembered where they differ, for as long as a pserver may come back from a checkpoint
-  that lacks them: a dataset that never grew needs one entry for all epochs. The newest entries are ``recent``; from
-  time to time the oldest of these become ``older`` ones, which are stored apart, because they hardly ever change.
+* An epoch has one position per task. The ``base`` tasks that existed when it began are in the order of a keyed
+  permutation (the identity without shuffling). Tasks that join a running epoch follow in the order of their arrival;
+  from the next epoch on they are shuffled with the others. Two numbers thus describe the order of an epoch.
+* The sizes of earlier epochs are kept while a pserver may restart from a checkpoint that lacks these epochs. Only
+  changes of the size are stored, so a dataset that never grew needs one entry. The newest entries are ``recent``.
+  Groups of them become ``older`` entries, which are stored separately because they rarely change.
 
-Not guaranteed: that epochs before the newest ``REMEMBERED`` changes can still be reopened; ``find`` says so.
+Not guaranteed: that epochs before the newest ``REMEMBERED`` changes can be reopened; ``find`` raises for them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from flightedl.domain.queue.permutation import Integers, KeyedPermutation, key_o
 from flightedl.errors import NotFoundError
 
 REMEMBERED = 10_000
-#: So many entries become older ones at once; at least as many stay recent.
+#: Number of entries that become older together; at least as many remain recent.
 _PUT_AWAY = 16
 
 
@@ -34,16 +34,21 @@ SizeRow = tuple[int, int, int]
 
 
 class EpochOrder:
-    """The bijection between positions and tasks of one epoch."""
+    """The bijection between positions and tasks of one epoch.
+
+    Args:
+        base: Number of tasks at the beginning of the epoch.
+        size: Number of tasks now.
+        key: Key of the permutation; None for the identity.
+    """
 
     __slots__ = ("_last", "_permutation", "base", "size")
 
     def __init__(self, base: int, size: int, key: int | None) -> None:
-        """``key`` None: the identity."""
         self.base = base
         self.size = size
         self._permutation = None if key is None else KeyedPermutation(base, key)
-        #: The last answer of ``at``: who hands out a task asks twice.
+        #: Cache of ``at``: assigning a task asks for it twice.
         self._last = (-1, -1)
 
     def at(self, position: int) -> int:
@@ -61,7 +66,7 @@ class EpochOrder:
         return self._permutation.position_of(task)
 
     def positions(self, tasks: IntervalSet) -> IntervalSet:
-        """Where ``tasks`` are. O(tasks) array work, unless they are all of the base or the order is the identity."""
+        """Return the positions of ``tasks``. O(tasks), unless they cover the base or the order is the identity."""
         if self._permutation is None or tasks.covers(0, self.base):
             return tasks.copy()
         found = tasks.within(self.base, self.size)
@@ -72,7 +77,7 @@ class EpochOrder:
 
 
 def _runs(values: Integers) -> Iterable[tuple[int, int]]:
-    """Half-open runs of rising ``values``, (n,) int64, n >= 1."""
+    """Return half-open runs of increasing ``values``, (n,) int64, n >= 1."""
     breaks = np.flatnonzero(np.diff(values) != 1) + 1
     starts = values[np.concatenate(([0], breaks))]
     ends = values[np.concatenate((breaks - 1, [values.size - 1]))] + 1
@@ -80,19 +85,23 @@ def _runs(values: Integers) -> Iterable[tuple[int, int]]:
 
 
 class EpochSizes:
-    """How many tasks each epoch has, up to the current one."""
+    """Number of tasks of each epoch, up to the current one.
+
+    Args:
+        recent: Recent rows, in increasing order. Each row is valid until the first epoch of the next one.
+        older: Older rows, which precede the recent ones.
+    """
 
     __slots__ = ("_older_count", "_rows")
 
     def __init__(self, recent: Iterable[SizeRow], older: Iterable[SizeRow] = ()) -> None:
-        """Rows rise, the ``older`` ones come first; each holds until the next one's first epoch."""
         self._rows = list(older)
         self._older_count = len(self._rows)
         self._rows += recent
 
     @property
     def recent(self) -> list[SizeRow]:
-        """The newest rows, at least one; they change as the dataset grows."""
+        """The newest rows, at least one, which change as the dataset grows."""
         return self._rows[self._older_count :]
 
     @property
@@ -106,14 +115,14 @@ class EpochSizes:
 
     @property
     def oldest_epoch(self) -> int:
-        """Nothing is known of the epochs before this."""
+        """First epoch whose size is known."""
         return self._rows[0][0]
 
     def find(self, epoch: int) -> tuple[int, int]:
-        """(base, size) of an epoch.
+        """Return (base, size) of an epoch.
 
         Raises:
-            NotFoundError: so long ago that it is forgotten.
+            NotFoundError: the epoch's size was forgotten.
         """
         index = bisect_right(self._rows, epoch, key=lambda row: row[0]) - 1
         if index < 0:
@@ -126,7 +135,7 @@ class EpochSizes:
             self._rows.append((epoch, size, size))
 
     def grow(self, epoch: int, task_count: int, is_begun: bool) -> None:
-        """Tasks join; ``is_begun``: some of the current ``epoch`` were handed out."""
+        """Add tasks. ``is_begun`` is True if some tasks of the current ``epoch`` were already assigned."""
         base = self.find(epoch)[0] if is_begun else task_count
         row = (epoch, base, task_count)
         if self._rows[-1][0] == epoch:
@@ -135,9 +144,9 @@ class EpochSizes:
             self._rows.append(row)
 
     def put_away(self, needed_epoch: int) -> bool:
-        """Let the oldest recent rows become older ones when there are many; whether ``older`` has changed.
+        """Move the oldest recent rows to ``older`` if there are many. True if ``older`` has changed.
 
-        Then the oldest of all are forgotten beyond the limit, unless an epoch from ``needed_epoch`` on needs them.
+        Also forgets the oldest rows beyond the limit, except for those of ``needed_epoch`` and later epochs.
         """
         if len(self._rows) - self._older_count < 2 * _PUT_AWAY:
             return False
@@ -150,5 +159,5 @@ class EpochSizes:
 
 @lru_cache(maxsize=16)
 def order_of(base: int, size: int, seed: int | None, epoch: int) -> EpochOrder:
-    """The order of one epoch; ``seed`` None: it is not shuffled."""
+    """Return the order of one epoch; it is not shuffled if ``seed`` is None."""
     return EpochOrder(base, size, None if seed is None else key_of(seed, epoch))

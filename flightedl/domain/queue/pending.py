@@ -1,17 +1,16 @@
-"""Pieces of work in trainers' hands: who holds what, under which attempt, and since when it runs.
+"""Assigned pieces: the holders of each piece, their attempts, and the times at which pieces began to run.
 
 Rules:
 
-* An attempt number belongs to one holder of one piece. A piece has one holder, or two when one of them got a copy.
-* A holder is one *registration* of a trainer: its name and its generation. All that a name holds was given to one
-  registration.
-* A trainer works on its pieces in the order of their attempts: the first of its backlog *runs*, the others *wait*. A
-  piece's clock starts when it begins to run: when it is given to a trainer that holds nothing, else when the one before
-  it is reported or taken away.
-* After a restart nobody knows how long a piece has run; its clock stands until ``start_clocks`` says when to begin, and
-  its duration is never known.
+* An attempt number identifies one holder of one piece. A piece has one holder, or two if a copy was assigned.
+* A holder is one *registration* of a trainer: its name and its generation. A name's pieces belong to one registration.
+* A trainer works on its pieces in the order of their attempts: the first piece of its backlog *runs*, the others
+  *wait*. A piece's clock starts when it begins to run: when it is assigned to an idle trainer, or when the previous
+  piece is reported or taken back.
+* After a restart of the master, the clock of a running piece is stopped until ``start_clocks``, and its duration
+  remains unknown.
 
-Not guaranteed: that a trainer has not begun what waits. It may have finished what runs, with the report under way.
+Not guaranteed: that a trainer has not begun a waiting piece. Its report of the running piece may be in flight.
 """
 
 from __future__ import annotations
@@ -29,26 +28,26 @@ _NOTHING = Backlog()
 
 
 class PendingPieces:
-    """All pieces that are out."""
+    """All assigned pieces."""
 
     __slots__ = ("_backlogs", "_by_attempt", "_by_place", "_epochs", "_has_standing", "_running")
 
     def __init__(self) -> None:
-        #: attempt -> its piece, by rising attempt.
+        #: Attempt -> its piece, by increasing attempt.
         self._by_attempt: dict[int, Pending] = {}
-        #: trainer -> its backlog; never an empty one.
+        #: Trainer -> its backlog; never an empty one.
         self._backlogs: dict[str, Backlog] = {}
-        #: (epoch, position) -> the pieces of that task that are out; never an empty one.
+        #: (epoch, position) -> the assigned pieces of that task; never an empty list.
         self._by_place: dict[tuple[int, int], list[Pending]] = {}
-        #: epoch -> how many pieces are out; never 0.
+        #: Epoch -> number of assigned pieces; never 0.
         self._epochs: dict[int, int] = {}
-        #: attempt -> holder of all and only the pieces whose clock goes, by the time at which it started.
+        #: Attempt -> holder, of exactly the pieces whose clock is running, by the time at which it started.
         self._running: dict[int, Holder] = {}
-        #: Whether clocks stand of pieces that run.
+        #: True if clocks of running pieces are stopped.
         self._has_standing = False
 
     def __iter__(self) -> Iterator[Pending]:
-        """Every piece once, by age."""
+        """Yield every piece once, the oldest first."""
         for attempt, pending in self._by_attempt.items():
             if pending.holders[0].attempt == attempt:
                 yield pending
@@ -75,22 +74,22 @@ class PendingPieces:
         return self._by_place.get((epoch, position), [])
 
     def places(self) -> list[tuple[int, int]]:
-        """(epoch, position) of every task of which something is out."""
+        """Return (epoch, position) of every task with assigned pieces."""
         return list(self._by_place)
 
     def backlogs(self) -> dict[str, Backlog]:
-        """What each trainer holds that holds anything. Not to be changed."""
+        """Return the backlog of each trainer that holds pieces. Read-only."""
         return self._backlogs
 
     def find(self, attempt: int) -> Pending | None:
         return self._by_attempt.get(attempt)
 
     def backlog_of(self, trainer: str) -> Backlog:
-        """What a trainer holds, in the order in which it works. Not to be changed."""
+        """Return a trainer's backlog. Read-only."""
         return self._backlogs.get(trainer, _NOTHING)
 
     def held_by(self, trainer: str) -> dict[int, Pending]:
-        """The same by attempt."""
+        """Return a trainer's pieces by attempt. Read-only."""
         return self.backlog_of(trainer).pieces
 
     def is_holder(self, trainer: str, generation: int, attempt: int) -> bool:
@@ -100,7 +99,7 @@ class PendingPieces:
     def hand_out(
         self, piece: BatchRange, task: int, holder: Holder, now: float | None, done: Iterable[tuple[int, int]] = ()
     ) -> Pending:
-        """A piece goes out to its first holder; ``now`` None: it was out before, nobody knows for how long."""
+        """Assign a piece to its first holder. ``now`` is None if it was assigned at an unknown earlier time."""
         pending = Pending(piece, task, done=IntervalSet(done))
         self._by_place.setdefault((piece.epoch, piece.position), []).append(pending)
         self._epochs[piece.epoch] = self._epochs.get(piece.epoch, 0) + 1
@@ -111,7 +110,7 @@ class PendingPieces:
         pending.holders.append(holder)
         self._by_attempt[holder.attempt] = pending
         backlog = self._backlogs.setdefault(holder.trainer, Backlog(holder.generation))
-        assert backlog.generation == holder.generation, "what an earlier registration held goes back first"
+        assert backlog.generation == holder.generation, "pieces of an earlier registration are taken back first"
         backlog.append(holder.attempt, pending)
         if len(backlog.pieces) > 1:
             return
@@ -126,7 +125,7 @@ class PendingPieces:
             self._backlogs[holder.trainer].renew()
 
     def drop_holder(self, pending: Pending, attempt: int, now: float, *, failed: bool) -> None:
-        """One holder is gone, and begins its next piece; if it was the last one, so is the piece."""
+        """Remove a holder, which begins its next piece. Without holders, the piece is removed too."""
         holder = pending.holder(attempt)
         pending.holders.remove(holder)
         del self._by_attempt[attempt]
@@ -141,7 +140,7 @@ class PendingPieces:
         if failed:
             pending.piece = replace(pending.piece, failures=pending.piece.failures + 1)
         if pending.holders:
-            self._backlogs[pending.holders[0].trainer].renew()  # It tells of the failure.
+            self._backlogs[pending.holders[0].trainer].renew()  # Its rows contain the number of failures.
             return
         place = (pending.piece.epoch, pending.piece.position)
         self._by_place[place].remove(pending)
@@ -156,7 +155,6 @@ class PendingPieces:
             self.drop_holder(pending, holder.attempt, now, failed=False)
 
     def start_clocks(self, now: float) -> None:
-        """Clocks that stand start at ``now``."""
         if not self._has_standing:
             return
         for backlog in self._backlogs.values():
@@ -166,7 +164,7 @@ class PendingPieces:
         self._has_standing = False
 
     def progressed(self, trainer: str, now: float) -> None:
-        """Note that a trainer has finished a batch of the piece that it runs, if it runs any."""
+        """Record that a trainer has finished a batch of its running piece, if it has one."""
         if (backlog := self._backlogs.get(trainer)) is not None:
             backlog.pieces[backlog.first_attempt].holder(backlog.first_attempt).progress_s = now
 
@@ -175,12 +173,12 @@ class PendingPieces:
         self._running[holder.attempt] = holder
 
     def running(self) -> Iterator[tuple[Holder, Pending]]:
-        """Every piece that runs and since when is known, the one that began first first."""
+        """Yield every running piece whose clock is running, the earliest start first."""
         for attempt, holder in self._running.items():
             yield holder, self._by_attempt[attempt]
 
     def copyable_waiting(self, epoch: int, failures_below: int) -> Pending | None:
-        """Of ``epoch``, a piece with one holder who begins it last: near the end of the longest backlog."""
+        """Return the last waiting piece of the longest backlog that may be copied, or None."""
         found: Pending | None = None
         longest = 1
         for backlog in self._backlogs.values():
@@ -191,7 +189,7 @@ class PendingPieces:
         return found
 
     def copyable_running(self, epoch: int, failures_below: int) -> tuple[Pending, float] | None:
-        """Of ``epoch``, the piece with one holder that has run longest, and since when."""
+        """Return the piece that has run longest and may be copied, with the time of its start, or None."""
         for attempt, holder in self._running.items():
             pending = self._by_attempt[attempt]
             if _is_copyable(pending, epoch, failures_below) and holder.since_s is not None:
@@ -200,12 +198,12 @@ class PendingPieces:
 
     def check(self) -> None:
         attempts = [holder.attempt for pending in self for holder in pending.holders]
-        assert sorted(attempts) == list(self._by_attempt), "attempts are by age and complete"
+        assert sorted(attempts) == list(self._by_attempt), "attempts are complete and in order"
         assert sum(len(backlog.pieces) for backlog in self._backlogs.values()) == len(attempts)
         for backlog in self._backlogs.values():
             assert backlog.pieces
             assert sorted(backlog.pieces) == list(backlog.pieces), "a backlog is in the order of its attempts"
-            assert backlog.rows == backlog.rows_anew()
+            assert backlog.rows == backlog.computed_rows()
             held = [pending.holder(attempt) for attempt, pending in backlog.pieces.items()]
             assert {holder.generation for holder in held} == {backlog.generation}
         for pending in self:
@@ -215,11 +213,11 @@ class PendingPieces:
             assert all(self._backlogs[holder.trainer].pieces[holder.attempt] is pending for holder in pending.holders)
             assert pending in self._by_place[(pending.piece.epoch, pending.piece.position)]
             piece = pending.piece
-            assert pending.done.within(piece.first_batch, piece.end_batch) == pending.done, "only its own are done"
+            assert pending.done.within(piece.first_batch, piece.end_batch) == pending.done, "done batches are its own"
             assert len(pending.holders) == 1 or not pending.done
             for holder in pending.holders:
                 runs = self._backlogs[holder.trainer].first_attempt == holder.attempt
-                assert runs or holder.since_s is None, "the clock of what waits stands"
+                assert runs or holder.since_s is None, "the clock of a waiting piece is stopped"
                 assert self._has_standing or runs == (holder.since_s is not None)
                 assert (self._running.get(holder.attempt) is holder) == (holder.since_s is not None)
         assert self._running.keys() <= self._by_attempt.keys()

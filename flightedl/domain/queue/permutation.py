@@ -2,17 +2,17 @@
 
 Rules:
 
-* ``at(position)`` and ``position_of(task)`` are inverse to each other for every size and key, in O(1).
-* Only integers modulo 2**64 are used, with a mixing function of our own (the finalizer of splitmix64, Steele, Lea and
-  Flood 2014). So the order is the same on every Python, NumPy and processor, today and in the next release: golden
-  values in the tests hold it. A change of the rounds or the mixing is a change of the stored format.
+* ``at(position)`` and ``position_of(task)`` are inverses of each other for every size and key, and take O(1).
+* The order is the same for every release and for every version of Python, NumPy and processor, because it uses only
+  integers modulo 2**64 and an explicit mixing function (the finalizer of splitmix64, Steele, Lea and Flood 2014).
+  Golden values in the tests verify it. Changing the rounds or the mixing changes the stored format.
 
-Theory of operation. A Feistel network over ``bits = bit_length(size - 1)`` bits is a bijection of 0 … 2**bits - 1,
-whatever its round function is. A value that falls outside of 0 … size-1 is put through the network again until it falls
-inside (cycle walking, Black and Rogaway 2002). As 2**bits < 2 * size, that takes less than two rounds on average. The
-two halves are updated in turn, so that they may differ by one bit in width.
+A Feistel network over ``bits = bit_length(size - 1)`` bits is a bijection of 0 … 2**bits - 1, for any round function. A
+value outside of 0 … size-1 passes through the network again until it is inside (cycle walking, Black and Rogaway 2002).
+As 2**bits < 2 * size, this takes less than two passes on average. The two halves are updated in turn, so their widths
+may differ by one bit.
 
-Not guaranteed: secrecy, and that all size! orders are reachable. It is a shuffle, not a cipher.
+Not guaranteed: secrecy, and that all size! orders can occur.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _ROUNDS = 8
 
 
 def mix(value: int) -> int:
-    """The finalizer of splitmix64: a bijection of 0 … 2**64-1 that spreads every bit over all others."""
+    """Apply the finalizer of splitmix64: a bijection of 0 … 2**64-1 in which every bit affects all others."""
     value = (value ^ (value >> 30)) * _FIRST & _MASK
     value = (value ^ (value >> 27)) * _SECOND & _MASK
     return value ^ (value >> 31)
 
 
 def key_of(*parts: int) -> int:
-    """One 64-bit key from integers, each taken modulo 2**64; order matters. ``key_of(seed, epoch)`` keys an epoch."""
+    """Return a 64-bit key from integers, each taken modulo 2**64; their order matters."""
     key = 0
     for part in parts:
         key = mix((key + _GOLDEN + mix(part & _MASK)) & _MASK)
@@ -62,7 +62,7 @@ class KeyedPermutation:
         self._keys = tuple(key_of(key, number) for number in range(_ROUNDS))
 
     def at(self, position: int) -> int:
-        """The element at ``position``; IndexError outside of 0 … size-1."""
+        """Return the element at ``position``. Raises IndexError outside of 0 … size-1."""
         self._check(position)
         value = position
         while True:
@@ -71,7 +71,7 @@ class KeyedPermutation:
                 return value
 
     def position_of(self, element: int) -> int:
-        """Where ``element`` is; IndexError outside of 0 … size-1."""
+        """Return the position of ``element``. Raises IndexError outside of 0 … size-1."""
         self._check(element)
         value = element
         while True:
@@ -80,11 +80,11 @@ class KeyedPermutation:
                 return value
 
     def positions_of(self, elements: Integers) -> Integers:
-        """``position_of`` for an array: (n,) int64 to (n,) int64."""
+        """Return ``position_of`` each element: (n,) int64 -> (n,) int64."""
         return self._walked(elements, self._backward_all)
 
     def elements_at(self, positions: Integers) -> Integers:
-        """``at`` for an array: (n,) int64 to (n,) int64."""
+        """Return the elements ``at`` all positions: (n,) int64 -> (n,) int64."""
         return self._walked(positions, self._forward_all)
 
     def _check(self, value: int) -> None:

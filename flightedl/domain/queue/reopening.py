@@ -1,11 +1,11 @@
-"""Makes done tasks todo again, after the updates of some batches were lost with a pserver.
+"""Reopening of done tasks whose updates were lost with a pserver.
 
-Derivation. What is done lies mostly together in *dispatch order*, whatever the order of the tasks is: everything below
-the cursor but the few pieces that are open. What a checkpoint holds was done at some earlier cursor. So the difference
-is a few runs of positions, however many tasks it is, and this is how it waits. Where it is not, as after a request to
-reopen arbitrary tasks, the narrowest gaps between runs are reopened as well, until few enough runs are left: a batch
-that is done twice is answered "already applied", so that costs time and nothing else. A gap is only filled when all
-of it is done.
+Reopened tasks are stored as runs of positions. Usually there are few runs, because done tasks are contiguous in
+*dispatch order*: they are all tasks below the cursor, except for a few open ones. A checkpoint contains the tasks that
+were done at an earlier cursor, so the difference is a few runs, however many tasks it contains. If there are more runs
+than the limit, for example after reopening arbitrary tasks, the narrowest gaps between them are reopened as well. This
+costs only time, because pservers answer repeated batches with "already applied". A gap is filled only if all its tasks
+are done.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from flightedl.domain.queue.state import QueueState
 from flightedl.domain.queue.values import BatchRange
 from flightedl.errors import UsageError
 
-#: Runs of reopened tasks that one epoch may have.
+#: Maximum number of runs of reopened tasks per epoch.
 RUNS_LIMIT = 128
 
 Stretches = Iterable[tuple[int, int]]
 
 
 def reopen(state: QueueState, epoch: int, tasks: Stretches, parts: Mapping[int, Stretches]) -> int:
-    """Reopen what is done of ``tasks`` and ``parts``, see ``TaskQueue.reopen``."""
+    """Reopen the done batches of ``tasks`` and ``parts``; see ``TaskQueue.reopen``."""
     wanted, batches = _checked(state, epoch, tasks, parts)
     positions = state.order(epoch).positions(wanted).within(0, state.begun(epoch))
     blocked = state.incomplete_positions(epoch)
@@ -54,9 +54,9 @@ def reopen(state: QueueState, epoch: int, tasks: Stretches, parts: Mapping[int, 
 
 
 def with_gaps_filled(positions: IntervalSet, obstacles: IntervalSet, limit: int) -> IntervalSet:
-    """``positions`` with the narrowest gaps filled that hold no obstacle, until there are at most ``limit`` runs.
+    """Return ``positions`` with the narrowest gaps filled, so that there are at most ``limit`` runs.
 
-    More are left only where obstacles are in the way.
+    Gaps with obstacles are not filled; if there are many of them, more runs remain.
     """
     if positions.interval_count <= limit:
         return positions
@@ -65,7 +65,7 @@ def with_gaps_filled(positions: IntervalSet, obstacles: IntervalSet, limit: int)
     gaps = [gap for gap in gaps if not obstacles.overlaps(*gap)]
     gaps.sort(key=lambda gap: gap[1] - gap[0])
     filled = sorted(gaps[: positions.interval_count - limit])
-    # Rebuilt in one go: filling one by one would move the list's tail each time.
+    # Rebuild the list once, because filling a single gap would move the list's tail.
     joined = dict(filled)
     merged: list[tuple[int, int]] = []
     for start, end in intervals:
@@ -79,7 +79,7 @@ def with_gaps_filled(positions: IntervalSet, obstacles: IntervalSet, limit: int)
 def _checked(
     state: QueueState, epoch: int, tasks: Stretches, parts: Mapping[int, Stretches]
 ) -> tuple[IntervalSet, dict[int, IntervalSet]]:
-    """(tasks, position -> batches of begun tasks) that are meant."""
+    """Validate the arguments of ``reopen``. Return (tasks, position -> batches of begun tasks)."""
     size = state.epoch_size(epoch)
     try:
         wanted = IntervalSet(tasks)
@@ -92,7 +92,7 @@ def _checked(
     for task, batches in stretches.items():
         if not 0 <= task < size or task in wanted:
             raise UsageError(
-                f"task {task} cannot be reopened in part: it is not in epoch {epoch + 1}, or reopened whole"
+                f"task {task} cannot be reopened in part: it is not in epoch {epoch + 1}, or is reopened completely"
             )
         position = state.order(epoch).position_of(task)
         count = state.batch_count(epoch, position)
@@ -104,7 +104,7 @@ def _checked(
 
 
 def _reopen_batches(state: QueueState, epoch: int, position: int, wanted: IntervalSet) -> int:
-    """Reopen those of some batches of one task that are done; 1 if there are any."""
+    """Reopen the done batches among ``wanted`` of one task. Return 1 if there are any, else 0."""
     done = wanted.copy()
     for batches in (*state.open_batches(epoch, position), *state.failed.at((epoch, position))):
         done.difference_update(batches)

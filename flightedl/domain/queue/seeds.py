@@ -1,13 +1,13 @@
-"""By which seed each epoch is shuffled: the order of its tasks, and of the records within each.
+"""Seeds of the epochs, which determine the order of an epoch's tasks and of the records in each task.
 
 Rules:
 
-* A job that is resumed may be given another seed, or begin or cease to be shuffled. That counts from the first epoch of
-  which nothing was handed out. An epoch under way keeps its seed, and so does one that is done again: a position names
-  a task, and a batch names records, by the seed that they were first read by. Under another one, pservers that have
-  a batch would miss some records and count others twice.
-* All seeds that ever counted are remembered, a row for each change, because a pserver may come back from a checkpoint
-  that lacks whatever epoch. They are part of the queue's stored state, and whoever is given work is told its seed.
+* A resumed job may get another seed, or begin or cease to be shuffled. The change is effective from the first epoch
+  that has not begun. Running and repeated epochs keep their seed, because a position identifies a task, and a batch its
+  records, only together with the seed. Otherwise pservers that have applied a batch would miss some records and count
+  others twice.
+* All former seeds are kept, with one row per change, because a pserver may restart from a checkpoint that lacks any
+  epoch. They are part of the queue's stored state, and every assignment contains its seed.
 """
 
 from __future__ import annotations
@@ -15,17 +15,20 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 
-#: (first epoch, seed below 2**64; None: nothing is shuffled)
+#: (first epoch, seed below 2**64, or None without shuffling)
 SeedRow = tuple[int, int | None]
 
 
 class EpochSeeds:
-    """The seed of each epoch, also of those to come."""
+    """The seed of each epoch, including future ones.
+
+    Args:
+        rows: Rows in increasing order, beginning with epoch 0. Each is valid until the first epoch of the next one.
+    """
 
     __slots__ = ("_rows",)
 
     def __init__(self, rows: Iterable[SeedRow]) -> None:
-        """Rows rise, and the first one is of epoch 0; each holds until the next one's first epoch."""
         self._rows = list(rows)
 
     @property
@@ -34,15 +37,15 @@ class EpochSeeds:
 
     @property
     def last(self) -> int | None:
-        """Of the epochs that are furthest away."""
+        """Seed of the most distant epochs, or None."""
         return self._rows[-1][1]
 
     def find(self, epoch: int) -> int | None:
-        """What an epoch is shuffled by; None: by nothing."""
+        """Return the seed of an epoch; None if it is not shuffled."""
         return self._rows[bisect_right(self._rows, epoch, key=lambda row: row[0]) - 1][1]
 
     def change(self, epoch: int, seed: int | None) -> None:
-        """From ``epoch`` on, of which nothing was handed out, another seed counts."""
+        """Use another seed from ``epoch`` on, which must not have begun."""
         while self._rows and self._rows[-1][0] >= epoch:
             del self._rows[-1]
         if not self._rows or self.last != seed:

@@ -1,11 +1,11 @@
-"""All that a task queue knows, and the questions that need no decision: who is where, how many, is it consistent.
+"""Data of a task queue, with its queries and invariants.
 
-The invariants, which ``check`` asserts after every event in the tests:
+The tests verify these invariants with ``check`` after every event:
 
-* Every batch of every begun epoch is in exactly one state: *todo* (its position is not below the cursor, or it waits),
-  *pending*, *failed* (with *dropped*), or *done*, which is what remains.
-* Nothing of an epoch after the current one is anywhere, and nothing of the current one at or above the cursor.
-* The current epoch is not complete: it would have been ended by the event that completed it.
+* Every batch of every begun epoch is in exactly one state: *todo* (its position is at or above the cursor, or it
+  waits), *pending*, *failed* (or *dropped*), or *done* if it is in none of the others.
+* No table contains tasks of later epochs, or tasks of the current epoch at or above the cursor.
+* The current epoch is incomplete, because the event that completes an epoch also ends it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from flightedl.messages.tasks import Assignment
 
 
 class QueueState:
-    """The queue's tables and counters. Plain data: the rules of change are the queue's."""
+    """The queue's tables and counters. ``TaskQueue`` contains the rules by which they change."""
 
     __slots__ = (
         "average_count",
@@ -56,11 +56,11 @@ class QueueState:
 
     def __init__(self, settings: QueueSettings) -> None:
         self.settings = settings
-        #: Rises with every change.
+        #: Incremented by every change.
         self.revision = 0
-        #: The epoch whose tasks are handed out; ``settings.epochs`` when all are done.
+        #: The epoch whose tasks are being assigned; ``settings.epochs`` when all are done.
         self.epoch = 0
-        #: The first position of the epoch that was never handed out.
+        #: The first position of the epoch that was never assigned.
         self.cursor = 0
         self.next_attempt = 1
         self.sizes = EpochSizes([(0, settings.task_count, settings.task_count)])
@@ -69,28 +69,29 @@ class QueueState:
         #: Not stored.
         self.clock = WorkClock()
         self.pending = PendingPieces()
-        #: Of the epoch after this one, or of this one; not stored.
+        #: Promises of the next or the current epoch; not stored.
         self.promises = Promises()
         self.waiting = WaitingPieces(settings.attempts_limit, self.batch_count)
         self.failed = FailedPieces(settings.failed_limit)
         self.losses = Losses()
-        #: (epoch, position) -> attempts of the finished pieces of a task of which another piece is open.
+        #: (epoch, position) -> attempts of a task's finished pieces, while other pieces of the task are open.
         self.finished_parts: dict[tuple[int, int], list[int]] = {}
-        #: Whether nothing new is begun.
+        #: True if the job was stopped, so that only due tasks are assigned.
         self.is_stopped = False
-        #: epoch -> positions of tasks that wait or are out and have to be done whatever happens; never an empty set.
+        #: Epoch -> positions of open tasks that must be done even if the job is stopped; never an empty set.
         self.due: dict[int, IntervalSet] = {}
-        #: Moving average of how long whole tasks run; None: none finished yet.
+        #: Moving average of the duration of complete tasks; None before the first one.
         self.average_s: float | None = None
+        #: Number of averaged tasks.
         self.average_count = 0
-        #: How long the last one ran; not stored.
+        #: Duration of the last complete task; not stored.
         self.last_s: float | None = None
         self.copies = 0
 
-    # where things are
+    # order and sizes
 
     def order(self, epoch: int) -> EpochOrder:
-        """The dispatch order of an epoch; NotFoundError when it is forgotten."""
+        """Return the dispatch order of an epoch. Raises NotFoundError if it was forgotten."""
         return order_of(*self.sizes.find(epoch), self.seeds.find(epoch), epoch)
 
     @property
@@ -98,15 +99,15 @@ class QueueState:
         return self.sizes.task_count
 
     def epoch_size(self, epoch: int) -> int:
-        """Return how many tasks an epoch has that has begun; NotFoundError when it is forgotten."""
+        """Return the number of tasks of a begun epoch. Raises NotFoundError if it was forgotten."""
         return self.sizes.find(epoch)[1]
 
     def seed_of(self, epoch: int) -> int | None:
-        """Return the seed that shuffles an epoch's tasks and the records in each. None if they are not shuffled."""
+        """Return the seed of an epoch's tasks and of their records; None if they are not shuffled."""
         return self.seeds.find(epoch)
 
     def assignment(self, pending: Pending, attempt: int) -> Assignment:
-        """Return a piece as the trainer that holds it under ``attempt`` is told it."""
+        """Return a piece as the message to its holder with this attempt."""
         return self._assignment(pending.piece, pending.task, attempt)
 
     def _assignment(self, piece: BatchRange, task: int, attempt: int) -> Assignment:
@@ -122,59 +123,57 @@ class QueueState:
         )
 
     def begun(self, epoch: int) -> int:
-        """Positions of an epoch below this were handed out."""
+        """Return the end of the positions of an epoch that have been assigned."""
         return self.cursor if epoch == self.epoch else self.epoch_size(epoch)
 
     @property
     def begun_epochs(self) -> int:
-        """Epochs 0 to this, exclusive, have begun."""
         return self.epoch if self.is_past_last else self.epoch + 1
 
     @property
     def first_unbegun_epoch(self) -> int:
-        """Of this epoch nothing was handed out, nor of any after it."""
+        """The first epoch of which no task has been assigned."""
         return self.epoch + (self.cursor > 0)
 
     def todo(self, epoch: int) -> int:
-        """How many whole tasks of an epoch nobody holds, but for suspicious ones. O(1)."""
+        """Return the number of unassigned complete tasks of an epoch, without suspects. O(1)."""
         return self.epoch_size(epoch) - self.begun(epoch) + self.waiting.count_whole(epoch)
 
     def next_order(self) -> EpochOrder | None:
-        """The order of the epoch after the current one, which has not begun; None: there is none, or it may change."""
+        """Return the order of the epoch after the current one; None if there is none or its order may change."""
         if self.is_last or not self.growth_ended:
             return None
         count = self.sizes.task_count
         return order_of(count, count, self.seeds.find(self.epoch + 1), self.epoch + 1)
 
     def batch_count(self, epoch: int, position: int) -> int:
-        """Batches of the task at a position.
+        """Return the number of batches of the task at a position.
 
         Raises:
-            UsageError: the task has none.
+            UsageError: the task has no batches.
         """
         return self.batches_of(self.order(epoch).at(position))
 
     def batches_of(self, task: int) -> int:
-        """Batches of a task.
+        """Return the number of batches of a task.
 
         Raises:
-            UsageError: it has none.
+            UsageError: the task has no batches.
         """
         count = self.settings.batch_counts(task)
         if count < 1:
-            raise UsageError(f"task {task} has {count} batches: every task needs at least one")
+            raise UsageError(f"task {task} has {count} batches, but every task needs at least one")
         return count
 
-    # how far it is
+    # progress
 
     @property
     def is_last(self) -> bool:
-        """Whether the current epoch is the last one, or all are done."""
         return self.settings.epochs is not None and self.epoch >= self.settings.epochs - 1
 
     @property
     def is_past_last(self) -> bool:
-        """Whether all epochs have ended; reopened tasks may still be open."""
+        """True if all epochs have ended; reopened tasks may still be open."""
         ended = self.settings.epochs is not None and self.epoch >= self.settings.epochs
         return ended or (self.sizes.task_count == 0 and self.growth_ended)
 
@@ -188,7 +187,7 @@ class QueueState:
 
     @property
     def next_epoch(self) -> int | None:
-        """The epoch that work is handed out of; None: nothing has to be done any more."""
+        """The epoch whose tasks are assigned next; None if no task remains to be done."""
         if self.is_stopped:
             return min({*self.due, *self.pending.epochs}, default=None)
         lowest = self.lowest_open_epoch
@@ -202,7 +201,7 @@ class QueueState:
 
     @property
     def is_over(self) -> bool:
-        """True if nothing has to be done any more: all of it is done, or the job was stopped and nothing is due."""
+        """True if no task remains to be done: all are done, or the job was stopped and none is due."""
         return self.next_epoch is None
 
     @property
@@ -211,23 +210,23 @@ class QueueState:
 
     @property
     def has_more(self) -> bool:
-        """Whether something of the epoch, or of one before, waits to be handed out; or all epochs are through."""
+        """True if unassigned tasks of this or an earlier epoch remain, or if all epochs have ended."""
         if self.is_past_last or self.cursor < self.epoch_size(self.epoch):
             return True
         return self.waiting.lowest_epoch is not None
 
     @property
     def has_todo(self) -> bool:
-        """True if something waits of the epoch that work is handed out of, which may be one before the current one."""
+        """True if the epoch whose tasks are assigned next, maybe one before the current one, has unassigned pieces."""
         if (epoch := self.next_epoch) is None:
             return False
         has_new = epoch == self.epoch and not self.is_past_last and self.cursor < self.epoch_size(epoch)
         return has_new or self.waiting.is_open(epoch)
 
     def should_end_now(self, now: float) -> bool:
-        """Whether nothing is left of the epoch but what runs, all of which takes as long by now as the last task did.
+        """True if only running pieces of the epoch remain, and all of them have run about as long as the last task.
 
-        Less than half a batch may be missing. O(trainers).
+        The duration of the last task is scaled to each piece's size, less half a batch. O(trainers).
         """
         now = self.clock.at(now)
         last_s = self.last_s
@@ -250,15 +249,15 @@ class QueueState:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the current epoch may end: nothing of it or of an earlier one is left, and nothing may join it."""
+        """True if the current epoch may end: no task of it or of an earlier one is open, and none can join it."""
         if self.is_past_last or self.cursor < self.epoch_size(self.epoch) or self.lowest_open_epoch is not None:
             return False
         return self.growth_ended or (self.epoch_size(self.epoch) > 0 and not self.is_last)
 
-    # who holds what
+    # holders
 
     def holders(self) -> dict[str, tuple[Assignment, ...]]:
-        """What each trainer holds, first what runs; trainers that hold nothing are left out."""
+        """Return the pieces of each trainer that holds any, the running piece first."""
         return {
             trainer: tuple(self.assignment(held, attempt) for attempt, held in backlog.pieces.items())
             for trainer, backlog in self.pending.backlogs().items()
@@ -273,30 +272,28 @@ class QueueState:
         ]
 
     def held_count(self, trainer: str) -> int:
-        """Return how many pieces a trainer holds; O(1)."""
         return len(self.pending.held_by(trainer))
 
     def holds(self, trainer: str) -> bool:
-        """Whether a trainer holds anything; O(1)."""
         return bool(self.pending.held_by(trainer))
 
     def is_current(self, trainer: str, attempt: int, generation: int = 0) -> bool:
-        """Whether this registration of a trainer holds a piece under this attempt; O(1)."""
+        """True if this registration of a trainer holds a piece under this attempt. O(1)."""
         return self.pending.is_holder(trainer, generation, attempt)
 
     def registrations(self) -> dict[str, int]:
         return {trainer: backlog.generation for trainer, backlog in self.pending.backlogs().items()}
 
-    # what people ask
+    # queries for people
 
     def unfinished(self, limit: int) -> list[tuple[int, int]]:
-        """(epoch, task) of up to ``limit`` tasks that keep a stopped job from its end."""
+        """Return (epoch, task) of up to ``limit`` tasks that prevent the end of a stopped job."""
         due = ((epoch, at) for epoch, positions in self.due.items() for run in positions for at in range(*run))
         places = {*itertools.islice(due, limit), *self.pending.places()}
         return [(epoch, self.order(epoch).at(position)) for epoch, position in sorted(places)[:limit]]
 
     def counts(self) -> Counts:
-        """Tasks of the current epoch, or of the last one when all are done, by state. O(open and failed pieces)."""
+        """Return the numbers of tasks by state, for the current or the last epoch. O(open and failed pieces)."""
         epoch = self.epoch
         if self.settings.epochs is not None:
             epoch = min(epoch, self.settings.epochs - 1)
@@ -325,11 +322,11 @@ class QueueState:
         )
 
     def batches(self, epoch: int, task: int) -> TaskBatches:
-        """Return the batches of one task of one begun epoch by state.
+        """Return the batches of one task of a begun epoch by state.
 
         Raises:
-            UsageError: there is no such epoch or task yet.
-            NotFoundError: the epoch is too long ago.
+            UsageError: the epoch has not begun, or there is no such task.
+            NotFoundError: the epoch was forgotten.
         """
         self.require_begun(epoch)
         size = self.epoch_size(epoch)
@@ -351,18 +348,18 @@ class QueueState:
             raise UsageError(f"epoch {epoch + 1} has not begun")
 
     def incomplete_positions(self, epoch: int) -> set[int]:
-        """Return the positions of an epoch's tasks of which batches are out, wait one by one, failed or were let go."""
+        """Return the positions of an epoch's tasks that are pending, split, or have failed or dropped batches."""
         places = [*self.pending.places(), *self.failed.failed.places(), *self.failed.dropped.places()]
         places += [(piece.epoch, piece.position) for piece in self.waiting.pieces]
         return {position for place, position in places if place == epoch}
 
     def incomplete(self, epoch: int) -> IntervalSet:
-        """Return the tasks at ``incomplete_positions`` of a begun epoch; NotFoundError when it is forgotten."""
+        """Return the tasks at the ``incomplete_positions`` of an epoch. Raises NotFoundError if it was forgotten."""
         order = self.order(epoch)
         return IntervalSet.of(order.at(position) for position in self.incomplete_positions(epoch))
 
     def open_batches(self, epoch: int, position: int) -> tuple[IntervalSet, IntervalSet]:
-        """(what waits, what is out and not done) of the task at a position that was handed out."""
+        """Return (waiting batches, pending batches) of the task at a position that was assigned."""
         waiting = IntervalSet((piece.first_batch, piece.end_batch) for piece in self.waiting.at(epoch, position))
         pending = self.pending.at(epoch, position)
         out = IntervalSet((each.piece.first_batch, each.piece.end_batch) for each in pending)
@@ -370,12 +367,12 @@ class QueueState:
             out.difference_update(each.done)
         return waiting, out
 
-    # is it sane
+    # invariants
 
     def check(self) -> None:
         assert self.settings.epochs is None or self.epoch <= self.settings.epochs
         assert 0 <= self.cursor <= self.epoch_size(self.epoch)
-        assert not self.is_complete, "a complete epoch has ended"
+        assert not self.is_complete, "a complete epoch has not ended"
         assert self.growth_ended or self.settings.follow
         self.pending.check()
         assert all(holder.attempt < self.next_attempt for pending in self.pending for holder in pending.holders)
@@ -388,7 +385,7 @@ class QueueState:
             closed.difference_update((start, end) for place, start, end, _ in self.waiting.runs if place == epoch)
             places = [*self.pending.places(), *((piece.epoch, piece.position) for piece in self.waiting.pieces)]
             closed.difference_update((position, position + 1) for place, position in places if place == epoch)
-            assert not closed, "a task is due that is done"
+            assert not closed, "a done task is due"
         self._check_batches()
 
     def _check_batches(self) -> None:

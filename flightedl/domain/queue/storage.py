@@ -1,15 +1,15 @@
-"""The task queue's durable state as JSON.
+"""The stored form of a task queue, as JSON.
 
 Rules:
 
-* Two documents. The *dispatch* document changes with every dispatch. It has a fixed part, each trainer's name once, and
-  about 30 bytes for each row of work: tasks that follow each other and were given at once, or wait, are one row, see
-  ``backlog`` and ``waiting``. The *failures* document changes only when a piece is quarantined, retried or
-  dropped, or when sizes of earlier epochs are put away there; its serial is named in the dispatch document, so that the
-  two cannot be mixed up.
-* Instants are not in it: a clock means nothing to another process.
-* A document of an unknown version, or with anything missing or unknown in it, is a CorruptError.
-* Whatever comes back is checked against every invariant of the queue before it is used.
+* There are two documents. The *dispatch* document changes with every assignment. It contains a fixed part, each
+  trainer's name once, and about 30 bytes for each row. Consecutive tasks that were assigned together, or that wait,
+  form one row; see ``backlog`` and ``waiting``. The *failures* document changes only when a piece is quarantined,
+  retried or dropped, or when old sizes of epochs are moved to it. The dispatch document contains its serial number, so
+  that two documents of different times are detected.
+* Times are not stored, because they are meaningless to another process.
+* A document with an unknown version, or with missing or unknown fields, raises CorruptError.
+* A restored queue is checked against all invariants before it is used.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Document(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_d
 
 
 class HeldDocument(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """What one registration of a trainer holds."""
+    """The backlog of one registration of a trainer."""
 
     generation: Natural
     #: See ``backlog``; a piece with two holders is in the rows of both.
@@ -48,7 +48,7 @@ class HeldDocument(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class DispatchDocument(_Document, kw_only=True):
-    """Where the queue stands."""
+    """Counters and open tasks of the queue."""
 
     #: (first epoch, seed or None), see ``seeds``.
     seeds: list[tuple[Natural, Natural | None]]
@@ -56,18 +56,18 @@ class DispatchDocument(_Document, kw_only=True):
     epoch: Natural
     cursor: Natural
     next_attempt: Natural
-    #: The recent ones, (first epoch, base, size), see ``order``.
+    #: Recent sizes: (first epoch, base, size), see ``order``.
     sizes: list[tuple[Natural, Natural, Natural]]
     growth_ended: bool = False
-    #: trainer -> what it holds; never nothing.
+    #: Trainer -> its backlog, which is never empty.
     held: dict[str, HeldDocument] = {}
-    #: (epoch, start, end, failures): whole tasks that wait.
+    #: Complete tasks that wait: (epoch, start, end, failures).
     runs: list[tuple[Natural, Natural, Natural, Natural]] = []
-    #: (epoch, position, first batch, end batch, failures): other pieces that wait.
+    #: Other pieces that wait: (epoch, position, first batch, end batch, failures).
     parts: list[tuple[Natural, Natural, Natural, Natural, Natural]] = []
-    #: (epoch, position, attempts): finished pieces of tasks of which another piece is still open.
+    #: Finished pieces of tasks with other open pieces: (epoch, position, attempts).
     finished_parts: list[tuple[Natural, Natural, list[Natural]]] = []
-    #: (epoch, ``IntervalSet.encode``): positions of tasks that have to be done also in a job that was stopped.
+    #: Positions of tasks that must be done even if the job is stopped: (epoch, ``IntervalSet.encode``).
     due: list[tuple[Natural, bytes]] = []
     average_s: float | None = None
     average_count: Natural = 0
@@ -76,7 +76,7 @@ class DispatchDocument(_Document, kw_only=True):
 
 
 class FailuresDocument(_Document, kw_only=True):
-    """What hardly ever changes: what was quarantined, and the older sizes of epochs."""
+    """Data that rarely changes: quarantined batches, and old sizes of epochs."""
 
     serial: Natural
     #: (epoch, position, first batch, end batch, …).
@@ -84,12 +84,12 @@ class FailuresDocument(_Document, kw_only=True):
     dropped: list[list[Natural]] = []
     details: list[FailedPiece] = []
     forgotten: Natural = 0
-    #: The older ones, as in the other document.
+    #: Older sizes, in the form of the dispatch document's.
     sizes: list[tuple[Natural, Natural, Natural]] = []
 
 
 class QueueDocument(_Document, kw_only=True):
-    """Both in one."""
+    """Both documents in one."""
 
     dispatch: msgspec.Raw
     failures: msgspec.Raw
@@ -99,7 +99,7 @@ Document = TypeVar("Document", bound=_Document)
 
 
 def _decoded(data: bytes | msgspec.Raw, kind: type[Document]) -> Document:
-    """The document in ``data``.
+    """Decode a document.
 
     Raises:
         CorruptError: see the module's rules.
@@ -110,13 +110,13 @@ def _decoded(data: bytes | msgspec.Raw, kind: type[Document]) -> Document:
         raise CorruptError(f"the stored task queue cannot be read: {str(error)[:200]}") from None
     if document.version != VERSION:
         raise CorruptError(
-            f"the stored task queue is of version {document.version}, this flightedl reads version {VERSION}: "
-            "use the flightedl that wrote it, or begin a new job"
+            f"the stored task queue has version {document.version}, but this flightedl reads version {VERSION}. "
+            "Use the flightedl that wrote it, or begin a new job"
         )
     return document
 
 
-#: Attributes that have the same names in the state and in the dispatch document.
+#: Attributes with the same names in the state and in the dispatch document.
 _COUNTERS = (
     *("revision", "epoch", "cursor", "next_attempt"),
     *("growth_ended", "average_s", "average_count", "copies"),
@@ -126,7 +126,7 @@ Row = tuple[int, int, int, int, int]
 
 
 def encode(state: QueueState) -> bytes:
-    """Everything in one document."""
+    """Return both documents as one."""
     dispatch, failures = encode_parts(state)
     return msgspec.json.encode(
         QueueDocument(version=VERSION, dispatch=msgspec.Raw(dispatch), failures=msgspec.Raw(failures))
@@ -134,7 +134,7 @@ def encode(state: QueueState) -> bytes:
 
 
 def encode_parts(state: QueueState) -> tuple[bytes, bytes]:
-    """(dispatch document, failures document)."""
+    """Return (dispatch document, failures document)."""
     document = DispatchDocument(
         version=VERSION,
         seeds=state.seeds.rows,
@@ -174,13 +174,13 @@ def _encode_failures(state: QueueState) -> bytes:
 
 
 def restore(state: QueueState, data: bytes, failures: bytes | None, *, may_reseed: bool) -> None:
-    """Fill a fresh ``state`` from its documents; ``failures`` None: both are in ``data``.
+    """Fill a new ``state`` from its documents. If ``failures`` is None, ``data`` contains both.
 
-    ``may_reseed``: epochs that have not begun take the seed of the settings.
+    With ``may_reseed``, epochs that have not begun get the seed of the settings.
 
     Raises:
-        CorruptError: they cannot be read, or do not belong together.
-        UsageError: they are of another dataset, seed or shuffle.
+        CorruptError: the documents cannot be read, or do not belong together.
+        UsageError: the documents have another dataset, seed or shuffling.
     """
     if failures is None:
         dispatch, failed = _both_of(data)
@@ -188,7 +188,7 @@ def restore(state: QueueState, data: bytes, failures: bytes | None, *, may_resee
         dispatch = _decoded(data, DispatchDocument)
         failed = _decoded(failures, FailuresDocument)
     if dispatch.failures_serial != failed.serial:
-        raise CorruptError("the stored task queue and its list of failures are not of the same moment")
+        raise CorruptError("the stored task queue and its list of failures were not stored together")
     _restore_counters(state, dispatch, failed)
     if may_reseed and state.seeds.last != state.settings.shuffled_by:
         state.seeds.change(state.first_unbegun_epoch, state.settings.shuffled_by)
@@ -206,10 +206,10 @@ def _both_of(data: bytes) -> tuple[DispatchDocument, FailuresDocument]:
 
 
 def progress_of(queue: bytes) -> tuple[int, int, int]:
-    """Return (epoch, tasks that are done or failed, tasks) of the last epoch that was begun when this was stored.
+    """Return (epoch, number of done or failed tasks, number of tasks) of the last begun epoch of a stored queue.
 
     Raises:
-        CorruptError: not what ``encode`` writes.
+        CorruptError: ``queue`` is not an output of ``encode``.
     """
     dispatch, failures = _both_of(queue)
     sizes = EpochSizes(dispatch.sizes, failures.sizes)
@@ -224,10 +224,10 @@ def progress_of(queue: bytes) -> tuple[int, int, int]:
 
 
 def is_over(dispatch: bytes, epochs: int | None) -> bool:
-    """Whether a queue was done when this dispatch document was stored: no task of ``epochs`` epochs is open.
+    """True if a stored queue was done: no task of ``epochs`` epochs is open.
 
     Raises:
-        CorruptError: it is none.
+        CorruptError: ``dispatch`` is not a dispatch document.
     """
     document = _decoded(dispatch, DispatchDocument)
     is_open = document.held or document.runs or document.parts or not document.growth_ended
@@ -238,21 +238,21 @@ def _check_settings(state: QueueState, document: DispatchDocument) -> None:
     settings = state.settings
     if state.seeds.last != settings.shuffled_by:
         raise UsageError(
-            f"the stored task queue is {_shuffled(state.seeds.last)}, the dataset is declared as "
-            f"{_shuffled(settings.shuffled_by)}: declare it as before, or begin a new job"
+            f"the stored task queue is {_shuffled(state.seeds.last)}, but the dataset is declared as "
+            f"{_shuffled(settings.shuffled_by)}. Declare it as before, or begin a new job"
         )
     known = state.sizes.task_count
     if settings.task_count < known or (settings.task_count > known and not settings.follow):
         raise UsageError(
-            f"the stored task queue has {known} tasks, the dataset now has {settings.task_count}: "
-            "its files have changed; put them back, or begin a new job"
+            f"the stored task queue has {known} tasks, but the dataset now has {settings.task_count}: its files have "
+            "changed. Restore the files, or begin a new job"
         )
     if not state.growth_ended and not settings.follow:
         raise UsageError("the stored task queue follows a growing dataset: declare it with follow, or begin a new job")
     epochs = settings.epochs
     if epochs is not None and (document.epoch > epochs or (document.epoch == epochs and document.cursor > 0)):
         raise UsageError(
-            f"the stored task queue is in its epoch number {document.epoch + 1}, so epochs must be more than {epochs}"
+            f"the stored task queue is in epoch {document.epoch + 1}, so epochs= must be more than {epochs}"
         )
 
 
@@ -295,7 +295,7 @@ def _restore_held(state: QueueState, document: DispatchDocument) -> None:
         for attempt, piece, done in _pieces_of(state, row)
     ]
     if len({holder.attempt for holder, _, _ in holds}) != len(holds):
-        raise CorruptError("the stored task queue has an attempt twice")
+        raise CorruptError("the stored task queue contains an attempt twice")
     out: dict[tuple[int, int, int], Pending] = {}
     for holder, piece, done in sorted(holds, key=lambda hold: hold[0].attempt):
         place = (piece.epoch, piece.position, piece.first_batch)
@@ -309,14 +309,14 @@ def _restore_held(state: QueueState, document: DispatchDocument) -> None:
 
 
 def _pieces_of(state: QueueState, row: list[int]) -> list[tuple[int, BatchRange, list[tuple[int, int]]]]:
-    """(attempt, piece, done stretches) of each piece of a row."""
+    """Return (attempt, piece, done ranges) of each piece of a row."""
     epoch, position, count, failures, attempt, *stretch = row
     if stretch:
         first, end, *done = stretch
         stretches = list(zip(done[::2], done[1::2], strict=True))
         return [(attempt, _piece(state, (epoch, position, first, end, failures)), stretches)]
     if not 1 <= count <= HOLDING_CEILING or epoch > state.epoch or position + count > state.begun(epoch):
-        raise CorruptError(f"the stored task queue has {count} pieces from position {position} at one trainer")
+        raise CorruptError(f"the stored task queue assigns {count} pieces from position {position} to one trainer")
     numbers = range(count)
     batch_counts = [state.batch_count(epoch, position + number) for number in numbers]
     return [
@@ -337,5 +337,5 @@ def _restore_failures(state: QueueState, document: FailuresDocument) -> None:
 def _piece(state: QueueState, row: Row) -> BatchRange:
     epoch, position, first, end, failures = row
     if epoch > state.epoch or position >= state.begun(epoch):
-        raise CorruptError(f"the stored task queue has a piece at position {position}, which is not begun")
+        raise CorruptError(f"the stored task queue has a piece at position {position}, which has not been assigned")
     return BatchRange(epoch, position, first, end, state.batch_count(epoch, position), failures)

@@ -1,46 +1,47 @@
-"""The task queue: which trainer does which batches of which epoch, exactly once each.
+"""The task queue: assigns the batches of each epoch to trainers, so that each is done exactly once.
 
 Rules:
 
-* The queue is told of events, each with the instant ``now`` (monotonic seconds, of one clock per process). It answers
-  with values. An event that makes no sense raises one of ``flightedl.errors`` and changes nothing.
-* A trainer is its name and the *generation* of its registration. What a name holds was given to one generation: reports
-  of another one are refused, and nothing is given to it before ``trainer_gone`` has taken that back.
-* A *piece* is a stretch of batches of one task, normally all of it. Each time a piece is handed out, it gets a new
-  *attempt* number, by which an old report is told from a current one.
-* A trainer works on its pieces in the order in which it was given them. So the oldest one that it has not reported
-  *runs*, and its clock starts when the one before it was reported. All others wait in its backlog, see ``pending``.
-* A piece goes back when its trainer says so (``give_back``: not counted), fails (``fail``), is gone
-  (``trainer_gone``), or runs for too long (``tick``): much longer than tasks take on average, or, until a first task is
-  finished, for long without progress. Clocks stop while pservers are away, see ``clock``. With the last two reasons,
-  all of that trainer's backlog goes back, but only what can be at fault is counted as failed: what ran, and, of a
-  trainer that died, also the next, whose records it may have been reading. What waits is handed out before anything
-  new, so that little waits at any time.
-* How much a trainer may hold is limited, so that nobody hoards near the end of an epoch: see ``fair_share``.
-* Epochs are a barrier. Nothing of an epoch is handed out while an earlier one has open pieces, also reopened ones. What
-  a trainer may read of the next one is promised to it: see ``ahead``.
-* Of data alone, a piece goes back without its batches that are done (``note_done``).
-* What fails ``attempts_limit`` times is *suspect*: it is split, around the failing batch if it is known, else in
-  halves, until single batches are left; one that fails ``confirmations`` times more is quarantined. The loss of a
-  trainer weighs less than a reported failure, and nothing while others are lost, too: see ``bisection``. Suspects go
-  only to trainers that hold nothing else, and those get nothing else meanwhile, so that no innocent piece is convicted
-  because its holder died of another. They are handed out last in their epoch, or first once ``SUSPECTS_LIMIT`` wait.
-* Near the end of an epoch an idle trainer gets a copy of a piece that only waits elsewhere: the last one of the longest
-  backlog; else of the piece that runs longest, if that is clearly longer than tasks take on average. The first to
-  finish wins.
-* Data alone, without a model, is never out twice at a time: nothing would remove the duplicates. There are no copies
-  then, and time takes a piece back only after ``stuck_after_s``. See ``deduplicate``.
-* A job that was stopped (``stop``) begins nothing new. It still hands out what is *due*: done tasks that were reopened,
-  and what is claimed (``claim``) since it is in some blocks only. It is over when nothing is out and nothing is due.
-* ``reopen`` makes done tasks todo again, after a pserver lost their updates. Stored as a limited number of runs of
-  positions: if there are more, the narrowest gaps of done tasks between them are reopened too, which is harmless
-  (their batches are answered "already applied").
+* Methods receive events with the time ``now`` (monotonic seconds, from one clock per process) and return values. An
+  invalid event raises one of ``flightedl.errors`` and changes nothing.
+* A trainer is identified by its name and the *generation* of its registration. A name's pieces belong to one
+  generation. Reports of another one are rejected, and it gets no pieces until ``trainer_gone`` has taken back the old
+  ones.
+* A *piece* is a range of batches of one task, usually all of them. Each assignment of a piece has a new *attempt*
+  number, which distinguishes current reports from stale ones.
+* A trainer works on its pieces in the order of assignment. Its oldest unreported piece *runs*; the clock of this piece
+  starts when the previous one is reported. All others wait in the trainer's backlog, see ``pending``.
+* A piece is taken back if its trainer returns it (``give_back``, not counted as a failure), fails (``fail``), is gone
+  (``trainer_gone``), or exceeds the timeout (``tick``). The timeout is a multiple of the average duration of tasks or,
+  before the first finished task, a time without progress. Clocks are stopped while pservers are down, see ``clock``.
+  When a trainer is gone or a timeout expires, its entire backlog is taken back. Only pieces that may be at fault count
+  as failed: the running one and, if the trainer died, the next one, whose records it may have been reading. Waiting
+  pieces are assigned before new ones, so few wait at any time.
+* The number of a trainer's pieces is limited, so that no trainer hoards near the end of an epoch: see ``fair_share``.
+* Epochs are a barrier. No task of an epoch is assigned while an earlier epoch has open pieces, including reopened ones.
+  Trainers may read ahead those tasks of the next epoch that they were promised: see ``ahead``.
+* For data without a model, a piece that is taken back loses its batches that are done (``note_done``).
+* A piece that has failed ``attempts_limit`` times is *suspect*. It is split, around the failing batch if that is known,
+  otherwise in halves, until single batches are left. A batch that fails ``confirmations`` more times is quarantined.
+  The loss of a trainer counts less than a reported failure, and not at all while others are lost, too: see
+  ``bisection``. Suspects are assigned only to trainers that hold nothing else, and such a trainer gets nothing else
+  until it is done, so no sound piece is quarantined because its trainer died of another one. They are assigned last in
+  their epoch, or first once ``SUSPECTS_LIMIT`` of them wait.
+* Near the end of an epoch, an idle trainer gets a copy of the last waiting piece of the longest backlog. If none waits,
+  it gets a copy of the piece that has run longest, if that is clearly longer than average. The first to finish wins.
+* Data without a model is never assigned twice at a time, because duplicates would not be detected. It has no copies,
+  and a piece is taken back only after ``stuck_after_s``. See ``deduplicate``.
+* A stopped job (``stop``) begins no new tasks. It still assigns tasks that are *due*: reopened tasks, and tasks that
+  only some blocks have applied (``claim``). The job is over when no task is pending or due.
+* ``reopen`` repeats done tasks whose updates a pserver has lost. They are stored as a limited number of runs of
+  positions. If there are more runs, the narrowest gaps of done tasks between them are reopened too, which is harmless,
+  because pservers answer their batches with "already applied".
 
-Cost: an event is O(log(open pieces)) and O(a backlog); looking for a copy is O(trainers); ``encode`` is O(open rows).
-None depends on the number of tasks.
+Cost: an event is O(log(open pieces) + length of a backlog), looking for a copy is O(trainers), and ``encode`` is O(open
+rows). None depends on the number of tasks.
 
-Not guaranteed: that a trainer works on what it holds, in that order, or that a finished piece was applied. The caller
-decides whether to accept a report before it gets here.
+Not guaranteed: that trainers work on their pieces in order, or that the batches of a finished piece were applied. The
+caller decides which reports to accept.
 """
 
 from __future__ import annotations
@@ -75,21 +76,22 @@ from flightedl.errors import CorruptError, FencedError, JobFailedError, NotFound
 from flightedl.messages.tasks import Assignment
 
 SUSPECTS_LIMIT = 16
-#: So many pieces of a backlog may be at fault when its trainer dies: the one that runs, and the one that is read ahead.
+#: Number of pieces that may be at fault when a trainer dies: the running one, and the one being read ahead.
 _BEGUN_COUNT = 2
+#: Number of tasks over which the duration is averaged.
 _AVERAGED_COUNT = 10
 _RETRY_FLOOR_S = 0.05
-#: A task that takes longer than the average by less than this is no slow one.
+#: Seconds above the average from which on a task counts as slow.
 _COPY_AFTER_S = 0.05
 _RETRY_CEILING_S = 1.0
 
 
 class TaskQueue(QueueState):
-    """The queue of one dataset; see the module's rules. Not thread-safe."""
+    """The task queue of one dataset; see the module's rules. Not thread-safe."""
 
     __slots__ = ()
 
-    # --- trainers ask and report ---
+    # --- requests and reports of trainers ---
 
     def request(
         self,
@@ -100,26 +102,26 @@ class TaskQueue(QueueState):
         trainer_count: int = 1,
         generation: int = 0,
     ) -> TaskGiven | NoTaskNow | EpochsDone:
-        """A trainer asks for work.
+        """Assign one piece to a trainer that asks for work.
 
         Args:
-            trainer: Who asks.
-            now: The instant.
-            holding_limit: It gets nothing while it holds this many pieces.
-            known: The attempts that it knows it holds; one that is missing, because the reply that told of it was
-                lost, is told again. None: not said.
-            trainer_count: How many trainers there are. Those that hold anything are known.
-            generation: Of its registration.
+            trainer: Name of the trainer.
+            now: The time.
+            holding_limit: Number of pieces from which on the trainer gets no more.
+            known: Attempts that the trainer knows it holds. If one is missing, its reply was lost, and it is returned
+                again. None if unknown.
+            trainer_count: Number of trainers, at least; those that hold pieces are known.
+            generation: Generation of the trainer's registration.
 
         Raises:
-            FencedError: another registration of this trainer holds work; see ``trainer_gone``.
-            JobFailedError: too much has failed; nothing is handed out any more.
+            FencedError: another registration of this trainer holds pieces; see ``trainer_gone``.
+            JobFailedError: too many pieces have failed; none is assigned any more.
         """
         now = self._time(now)
         backlog = self.pending.backlog_of(trainer)
         held = backlog.pieces
         if held and backlog.generation != generation:
-            raise FencedError(f"what generation {backlog.generation} of trainer {trainer} held was not taken back yet")
+            raise FencedError(f"generation {backlog.generation} of trainer {trainer} still holds tasks")
         if known is not None:
             for attempt, pending in held.items():
                 if attempt not in known:
@@ -141,9 +143,9 @@ class TaskQueue(QueueState):
         return self._copy_or_none(trainer, generation, epoch, now, is_idle=not held)
 
     def promise(self, trainer: str) -> tuple[Assignment, ...]:
-        """What a trainer may read ahead of the next epoch, while nothing of this one is left for it; see ``ahead``.
+        """Return tasks of the next epoch that a trainer may read, if this epoch has none left for it; see ``ahead``.
 
-        The attempts are 0, because the trainer does not hold these pieces.
+        Their attempts are 0, because the trainer does not hold them.
         """
         if self.cursor < self.epoch_size(self.epoch) or self.waiting.lowest_epoch is not None:
             return ()
@@ -159,10 +161,10 @@ class TaskQueue(QueueState):
     def finish(
         self, trainer: str, epoch: int, position: int, attempt: int, now: float, *, generation: int = 0
     ) -> Finished | AlreadyDone:
-        """A trainer reports that every batch of a piece is done.
+        """Handle a trainer's report that every batch of a piece is done.
 
         Raises:
-            FencedError: the attempt is no longer current, and the work is not done.
+            FencedError: the attempt is no longer current, and the piece is not done.
         """
         now = self._time(now)
         pending = self._held(trainer, generation, epoch, position, attempt)
@@ -178,9 +180,9 @@ class TaskQueue(QueueState):
     def note_done(
         self, trainer: str, attempt: int, done: Iterable[tuple[int, int]], now: float, *, generation: int = 0
     ) -> None:
-        """A trainer has done some batches of a piece that it holds: nobody else gets these batches.
+        """Record that some batches of a trainer's piece are done, so that they are not assigned again.
 
-        Does nothing where pservers or an evaluation say what counts, or if the attempt is no longer current.
+        Does nothing if batches are deduplicated, or if the attempt is no longer current.
         """
         now = self._time(now)
         if self.settings.is_deduplicated or not self.pending.is_holder(trainer, generation, attempt):
@@ -206,10 +208,10 @@ class TaskQueue(QueueState):
         batch: int | None = None,
         generation: int = 0,
     ) -> Effects:
-        """A trainer could not do a piece. ``batch``: at which batch of the task, where known.
+        """Handle a trainer's report that a piece failed, at ``batch`` of the task if that is known.
 
         Raises:
-            FencedError: the attempt is no longer current, and the work is not done.
+            FencedError: the attempt is no longer current, and the piece is not done.
         """
         now = self._time(now)
         pending = self._held(trainer, generation, epoch, position, attempt)
@@ -218,29 +220,29 @@ class TaskQueue(QueueState):
     def give_back(
         self, trainer: str, epoch: int, position: int, attempt: int, now: float, *, generation: int = 0
     ) -> Effects:
-        """A trainer hands a piece back unharmed. Not counted as a failure.
+        """Take back a piece that a trainer returns; this is not counted as a failure.
 
         Raises:
-            FencedError: the attempt is no longer current, and the work is not done.
+            FencedError: the attempt is no longer current, and the piece is not done.
         """
         now = self._time(now)
         pending = self._held(trainer, generation, epoch, position, attempt)
         return () if pending is None else self._lose(pending, attempt, now, None)
 
     def trainer_gone(self, trainer: str, now: float, is_graceful: bool = False) -> Effects:
-        """A trainer is gone: what it held goes back at once.
+        """Take back all pieces of a trainer that is gone.
 
-        What it may have been at is counted as failed, unless the trainer left in good order.
+        Pieces that it may have begun count as failed, unless ``is_graceful``.
         """
         now = self._time(now)
         self.promises.forget(trainer)
         return self._lose_all(trainer, now, "its trainer died or lost its lease", 0 if is_graceful else _BEGUN_COUNT)
 
     def tick(self, now: float, *, is_held_up: bool = False, progressed: Iterable[str] = ()) -> Effects:
-        """Take back the pieces that have run for too long, with their trainers' backlogs. Call it every second or so.
+        """Take back expired pieces, with their trainers' backlogs. To be called about once per second.
 
-        Clocks stop while ``is_held_up``: no piece can run, as a pserver is away. ``progressed`` are the trainers that
-        have finished a batch since the last call.
+        Clocks are stopped while ``is_held_up``: no piece can run, because a pserver is down. ``progressed`` are the
+        trainers that have finished a batch since the last call.
         """
         self.clock.go(now, is_stopped=is_held_up)
         now = self._time(now)
@@ -253,44 +255,44 @@ class TaskQueue(QueueState):
                 effects += self._lose_all(holder.trainer, now, reason, 1)
         return tuple(effects)
 
-    # --- the master's other events ---
+    # --- other events ---
 
     def reopen(
         self, epoch: int, tasks: Iterable[tuple[int, int]], parts: Mapping[int, Iterable[tuple[int, int]]] | None = None
     ) -> int:
-        """Make what is done of some tasks todo again, because its updates were lost.
+        """Make done batches of some tasks todo again, because their updates were lost.
 
         Args:
             epoch: An epoch that has begun.
-            tasks: Half-open stretches of task numbers; what of them is not done stays as it is.
-            parts: task -> half-open stretches of its batches, for tasks that are not in ``tasks``.
+            tasks: Half-open ranges of task numbers. Batches that are not done remain as they are.
+            parts: Task -> half-open ranges of its batches, for tasks that are not in ``tasks``.
 
         Returns:
-            How many tasks have done batches that are todo now, without those reopened to fill gaps.
+            Number of tasks with reopened batches, without those reopened to fill gaps.
 
         Raises:
             UsageError: the epoch has not begun, or there is no such task or batch.
-            NotFoundError: the epoch is too long ago.
+            NotFoundError: the epoch was forgotten.
         """
         self.require_begun(epoch)
         return reopening.reopen(self, epoch, tasks, parts or {})
 
     def stop(self) -> None:
-        """Begin nothing new: what is neither out nor due stays undone."""
+        """Stop beginning tasks: tasks that are neither pending nor due remain undone."""
         self.is_stopped = True
         self.revision += 1
 
     def claim(self, epoch: int, tasks: Iterable[int]) -> int:
-        """Have tasks of a begun epoch finished before a stopped job ends.
+        """Make tasks of a begun epoch due, so that they are finished before a stopped job ends.
 
         Returns:
-            How many of them wait and were not due before.
+            Number of waiting tasks that were not due before.
         """
         order = self.order(epoch)
         count = 0
         for position in sorted(order.position_of(task) for task in tasks):
             if epoch == self.epoch and position >= self.cursor:
-                # An older state of the queue does not know that it was handed out.
+                # The task was assigned after this state was stored.
                 self.waiting.put_run(epoch, self.cursor, position + 1, 0)
                 self.cursor = position + 1
             if self.waiting.at(epoch, position):
@@ -299,13 +301,12 @@ class TaskQueue(QueueState):
         return count
 
     def is_due(self, epoch: int, position: int) -> bool:
-        """True if the task at a position has to be finished before a stopped job ends."""
         return position in self.due.get(epoch, ())
 
     def deduplicate(self) -> None:
-        """From now on a batch that is done twice counts once: trainers have declared a model.
+        """Let repeated batches count once from now on, because trainers have declared a model.
 
-        A batch then counts as done when pservers have it, so what trainers said of their pieces before is forgotten.
+        A batch then counts as done when pservers have applied it, so earlier reports of done batches are dropped.
         """
         if self.settings.is_deduplicated:
             return
@@ -316,19 +317,19 @@ class TaskQueue(QueueState):
                 self.revision += 1
 
     def grow(self, task_count: int, batch_counts: Callable[[int], int] | None = None) -> None:
-        """The dataset has ``task_count`` tasks now. They join the current epoch at its end, and all later ones.
+        """Add tasks to the dataset. They are appended to the current epoch, and belong to all later ones.
 
         Args:
-            task_count: With those that it had, which come first.
-            batch_counts: As of the settings, also for the new ones; None: it knew them already.
+            task_count: New number of tasks; existing tasks keep their numbers.
+            batch_counts: As in the settings, but including new tasks; None if the settings include them already.
 
         Raises:
-            UsageError: fewer than before, or the dataset is not followed, or all epochs are done.
+            UsageError: there are fewer tasks than before, the dataset is not followed, or all epochs are done.
         """
         known = self.sizes.task_count
         if task_count < known:
             raise UsageError(
-                f"the dataset had {known} tasks and now has {task_count}: files of a running job must stay"
+                f"the dataset had {known} tasks and now has {task_count}. Do not remove files of a running job"
             )
         if task_count == known:
             return
@@ -344,7 +345,7 @@ class TaskQueue(QueueState):
         self.revision += 1
 
     def end_growth(self) -> Effects:
-        """No more tasks will join a followed dataset: the last epoch may end."""
+        """Record that a followed dataset is complete, so its last epoch may end."""
         if self.growth_ended:
             return ()
         self.growth_ended = True
@@ -352,10 +353,10 @@ class TaskQueue(QueueState):
         return self._advance()
 
     def retry_failed(self, selector: FailedSelector) -> int:
-        """Make quarantined batches todo again, with all attempts before them; returns how many.
+        """Make quarantined batches todo again, with all their attempts; return their number.
 
         Raises:
-            NotFoundError: nothing quarantined is meant.
+            NotFoundError: the selector matches no quarantined batch.
         """
         count = 0
         for (epoch, position), first, end in self._selected(selector):
@@ -367,10 +368,10 @@ class TaskQueue(QueueState):
         return count
 
     def drop_failed(self, selector: FailedSelector) -> int:
-        """Let quarantined batches go: they are not listed any more and never trained; returns how many.
+        """Drop quarantined batches, which are then no longer listed and never trained; return their number.
 
         Raises:
-            NotFoundError: nothing quarantined is meant.
+            NotFoundError: the selector matches no quarantined batch.
         """
         count = 0
         for place, first, end in self._selected(selector):
@@ -382,14 +383,14 @@ class TaskQueue(QueueState):
     # --- storage ---
 
     def encode(self) -> bytes:
-        """Everything as one JSON document; see ``encode_parts`` for the one that stays small when much has failed."""
+        """Return the queue as one JSON document; see ``encode_parts`` for frequent use."""
         return storage.encode(self)
 
     def encode_parts(self) -> tuple[bytes, bytes]:
-        """(dispatch, failures): two documents to be written in one transaction.
+        """Return (dispatch, failures), two documents to be written in one transaction.
 
-        The first changes with every dispatch and stays below 4 kB + 200 B for each live trainer. The second has the
-        same bytes as before unless something was quarantined, retried or dropped, or a dataset has grown many times.
+        The first changes with every assignment and has at most 4 kB + 200 B per live trainer. The second changes only
+        if batches were quarantined, retried or dropped, or if the dataset has grown many times.
         """
         return storage.encode_parts(self)
 
@@ -397,25 +398,25 @@ class TaskQueue(QueueState):
     def decode(
         cls, data: bytes, settings: QueueSettings, failures: bytes | None = None, *, may_reseed: bool = False
     ) -> TaskQueue:
-        """The queue that ``encode`` wrote, or ``encode_parts`` when ``failures`` is given.
+        """Decode a queue that was written by ``encode``, or by ``encode_parts`` if ``failures`` is given.
 
-        Timeouts of what is out begin anew, at the first event. ``settings.epochs`` may differ from before; a followed
-        dataset keeps its stored number of tasks until ``grow``.
+        Timeouts of pending pieces restart at the first event. ``settings.epochs`` may have changed. A followed dataset
+        keeps its stored number of tasks until ``grow``.
 
         Args:
-            data: What was written.
-            settings: Of the dataset as it is declared now.
-            failures: The second document.
-            may_reseed: Whether ``settings.seed`` and ``settings.shuffle`` may differ from before, too: then they count
-                from the first epoch on of which nothing was handed out.
+            data: The document, or the dispatch document.
+            settings: Settings of the dataset as it is declared now.
+            failures: The failures document.
+            may_reseed: True if ``settings.seed`` and ``settings.shuffle`` may have changed, too. They are then
+                effective from the first epoch that has not begun.
 
         Raises:
             CorruptError: the documents are damaged, inconsistent, or do not belong together.
-            UsageError: they are of another dataset, seed or shuffle, or of a later epoch than there are to be.
+            UsageError: the documents have another dataset, seed or shuffling, or have passed the new last epoch.
         """
         queue = cls(settings)
         storage.restore(queue, data, failures, may_reseed=may_reseed)
-        # More epochs than before can make an epoch end that was the last one and waited for more tasks.
+        # If epochs were added, the epoch that was the last one and waited for more tasks may end now.
         queue._advance()
         try:
             queue.check()
@@ -427,7 +428,7 @@ class TaskQueue(QueueState):
 
     @property
     def timeout_s(self) -> float:
-        """Seconds that a piece may run, or may make no progress while ``_limiting_average_s`` is None."""
+        """Seconds that a piece may run, or may run without progress if ``_limiting_average_s`` is None."""
         settings, average_s = self.settings, self._limiting_average_s
         if average_s is None:
             return settings.stuck_after_s
@@ -435,20 +436,19 @@ class TaskQueue(QueueState):
 
     @property
     def _limiting_average_s(self) -> float | None:
-        """Average duration of tasks, which limits how long a piece may run; None if only a lack of progress does."""
+        """Average duration of tasks, which limits the duration of a piece; None if only progress is monitored."""
         return self.average_s if self.settings.is_deduplicated else None
 
     def _time(self, now: float) -> float:
-        """Return the work clock's time, by which the clocks of pieces start that stand."""
+        """Return the work clock's time, and start stopped clocks of running pieces."""
         at = self.clock.at(now)
         self.pending.start_clocks(at)
         return at
 
     def _overdue(self, holder: Holder, now: float) -> str:
-        """Return why a piece goes back, with the settings that decide it; empty if the piece may run on."""
         settings, average_s, limit_s = self.settings, self._limiting_average_s, self.timeout_s
         since_s = holder.progress_s if average_s is None else holder.since_s
-        assert since_s is not None, "its clock goes"
+        assert since_s is not None, "its clock is running"
         if (ran_s := now - since_s) <= limit_s:
             return ""
         if average_s is None:
@@ -460,7 +460,7 @@ class TaskQueue(QueueState):
         )
 
     def _take(self, epoch: int, trainer: str, is_idle: bool) -> BatchRange | None:
-        """Take the next piece of ``epoch`` for a trainer out of its table."""
+        """Remove the next piece of ``epoch`` for a trainer from its table and return it, or None."""
         if self.is_stopped:
             return self.waiting.take_of(epoch, self.due.get(epoch, IntervalSet()), has_suspects=is_idle)
         if self.waiting.suspect_count(epoch) >= SUSPECTS_LIMIT:
@@ -482,9 +482,9 @@ class TaskQueue(QueueState):
     def _copy_or_none(
         self, trainer: str, generation: int, epoch: int, now: float, is_idle: bool
     ) -> TaskGiven | NoTaskNow:
-        """A copy of a piece for a trainer for which nothing else is there.
+        """Assign a copy of a piece to a trainer, if there is one to copy.
 
-        Only idle trainers get one, so nobody gets a copy of its own piece.
+        Only idle trainers get copies, so no trainer gets a copy of its own piece.
         """
         if not is_idle or self.is_stopped or not self.settings.is_deduplicated:
             return NoTaskNow(_RETRY_CEILING_S)
@@ -514,31 +514,33 @@ class TaskQueue(QueueState):
     def _refuse_when_broken(self, epoch: int) -> None:
         failed, limit = self.failed, self.settings.failed_limit
         if (count := failed.failed.in_epoch(epoch)) > limit:
-            last = f"; the last one: {failed.details[-1].error}" if failed.details else ""
+            last = f". The last error was: {failed.details[-1].error}" if failed.details else ""
             raise JobFailedError(
-                f"{count} pieces of work failed in epoch {epoch + 1}, more than the limit of {limit}: "
-                f"repair the data or the program, then retry or drop the failed tasks{last}"
+                f"{count} pieces of work failed in epoch {epoch + 1}, more than the limit of {limit}. "
+                f"Repair the data or the program, then retry or drop the failed tasks{last}"
             )
 
     def _held(self, trainer: str, generation: int, epoch: int, position: int, attempt: int) -> Pending | None:
-        """The piece that a report is about; None: it was done before."""
+        """Return the reported piece, or None if it is already done."""
         pending = self.pending.find(attempt)
         if pending is not None:
             piece = pending.piece
             is_holder = self.pending.is_holder(trainer, generation, attempt)
             if not is_holder or (piece.epoch, piece.position) != (epoch, position):
-                raise FencedError(f"attempt {attempt} is not of {trainer} at position {position} of epoch {epoch + 1}")
+                raise FencedError(
+                    f"trainer {trainer} does not hold attempt {attempt} at position {position} of epoch {epoch + 1}"
+                )
             return pending
         place = (epoch, position)
         if attempt in self.finished_parts.get(place, ()):
             return None
         is_begun = epoch <= self.epoch and position < self.begun(epoch)
         if attempt >= self.next_attempt or not is_begun or self.pending.at(*place) or self.waiting.at(*place):
-            raise FencedError(f"attempt {attempt} is no longer current: drop what is left of that task")
+            raise FencedError(f"attempt {attempt} is no longer current: drop the rest of its task")
         return None
 
     def _lose_all(self, trainer: str, now: float, error: str, blamed_count: int) -> Effects:
-        """A trainer finishes nothing of its backlog, of which the first so many may be to blame."""
+        """Take back a trainer's backlog. The first ``blamed_count`` pieces count as failed."""
         effects: list[Effect] = []
         held = tuple(self.pending.held_by(trainer).items())
         limit = self.settings.attempts_limit
@@ -558,7 +560,7 @@ class TaskQueue(QueueState):
         *,
         is_reported: bool = False,
     ) -> Effects:
-        """Take a piece from a holder that does not finish it. None as ``error``: the piece is not to blame."""
+        """Take back a piece from a holder. It counts as failed unless ``error`` is None."""
         self.revision += 1
         trainer, piece, settings = pending.holder(attempt).trainer, pending.piece, self.settings
         confirmations = settings.confirmations
@@ -598,7 +600,7 @@ class TaskQueue(QueueState):
         return (Quarantined(failed), *self._settle(piece.epoch, piece.position))
 
     def _settle(self, epoch: int, position: int) -> Effects:
-        """A piece was closed: end what it was the last one of."""
+        """Record that a piece is closed, and end its task or epoch if it was the last one."""
         self.revision += 1
         if not self.pending.at(epoch, position) and not self.waiting.at(epoch, position):
             self.finished_parts.pop((epoch, position), None)
@@ -629,7 +631,7 @@ class TaskQueue(QueueState):
 
     def _note_duration(self, pending: Pending, attempt: int, now: float) -> None:
         holder = pending.holder(attempt)
-        # None at all: of several pieces reported at once, it is not known how long each took.
+        # If several pieces are reported together, their durations are unknown: all but the first appear to take 0 s.
         duration_s = 0.0 if holder.since_s is None else now - holder.since_s
         if duration_s <= 0 or not holder.is_timed or not pending.piece.is_whole:
             return
@@ -642,13 +644,13 @@ class TaskQueue(QueueState):
         epochs = () if selector.task is None else self.failed.failed.epochs()
         order = {epoch: self.order(epoch) for epoch in epochs}
 
-        def is_meant(place: tuple[int, int]) -> bool:
+        def is_selected(place: tuple[int, int]) -> bool:
             epoch, position = place
             if selector.epoch is not None and epoch != selector.epoch:
                 return False
             return selector.task is None or order[epoch].at(position) == selector.task
 
-        found = self.failed.select(is_meant, selector.batch)
+        found = self.failed.select(is_selected, selector.batch)
         if not found:
-            raise NotFoundError("no failed task is meant by that: see which ones there are in the status")
+            raise NotFoundError("no failed task matches. The status lists all failed tasks")
         return found

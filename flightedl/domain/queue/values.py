@@ -1,7 +1,6 @@
-"""What goes into the task queue and what comes out of it: settings, assignments, answers, effects.
+"""Inputs and outputs of the task queue: settings, pieces, answers and effects.
 
-Answers are what the asking trainer is told. Effects are what the master has to do or log. Both are values; only an
-event that makes no sense raises.
+Answers are for the trainer that asks; effects are for the master, which logs them or acts on them.
 """
 
 from __future__ import annotations
@@ -18,26 +17,26 @@ _SEED_MASK = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
-    """What stays the same while a master leads.
+    """Settings of a queue.
 
     Args:
-        task_count: Tasks at the beginning; at least 1, or 0 with ``follow``.
-        batch_counts: How many batches a task has: at least 1, always the same for the same task. Not stored.
-        epochs: Passes over the data, None: endless.
-        seed: Keys the dispatch order of every epoch; of a queue that is stored, see ``TaskQueue.decode``.
-        shuffle: False: tasks are handed out in their order.
-        attempts_limit: A piece that failed this often is narrowed down.
-        confirmations: A single batch over the limit is quarantined when trainers that held nothing else reported this
-            many more failures, or twice as many such trainers were lost. 0: at the limit.
-        timeout_floor_s: A piece that runs is never taken back earlier, once a completion time is known.
-        timeout_factor: A piece is taken back after this many times the moving average of completion times.
-        stuck_after_s: While no completion time is known, a piece is taken back after so long without progress; of data
-            alone always, however long tasks take on average.
-        is_deduplicated: A batch that is done twice counts once, because pservers or an evaluation see to it. Only then
-            may two trainers have a piece at a time: idle trainers get copies of the slowest pieces near the end of an
-            epoch, and a slow piece is taken back. False for data alone, see ``stuck_after_s``.
-        follow: Whether tasks may be added; the last epoch then stays open until ``end_growth``.
-        failed_limit: More quarantined stretches than this in one epoch, and nothing is handed out any more.
+        task_count: Initial number of tasks; at least 1, or 0 with ``follow``.
+        batch_counts: Function that returns the number of batches of a task: at least 1, always the same. Not stored.
+        epochs: Number of passes over the data; None for endless training.
+        seed: Seed of every epoch's order; for a stored queue, see ``TaskQueue.decode``.
+        shuffle: False to assign tasks in their order.
+        attempts_limit: Number of failures from which on a piece is split.
+        confirmations: Number of failures above the limit, reported by trainers that held nothing else, at which a
+            single batch is quarantined; of losses of such trainers, twice as many.
+        timeout_floor_s: Minimum timeout of a piece, once the average duration of tasks is known.
+        timeout_factor: Timeout of a piece, as a multiple of the moving average of durations.
+        stuck_after_s: Seconds without progress after which a piece is taken back while the average duration is unknown
+            and, for data without a model, always.
+        is_deduplicated: True if pservers or an evaluation count a repeated batch once. Only then may two trainers hold
+            a piece at a time: idle trainers get copies of slow pieces near the end of an epoch, and slow pieces are
+            taken back. False for data without a model.
+        follow: True if tasks may be added; the last epoch then remains open until ``end_growth``.
+        failed_limit: Maximum number of quarantined ranges per epoch; above it, no more tasks are assigned.
     """
 
     task_count: int
@@ -56,17 +55,19 @@ class QueueSettings:
 
     def __post_init__(self) -> None:
         if self.task_count < (0 if self.follow else 1):
-            raise UsageError(f"the dataset has {self.task_count} tasks: there is nothing to train on; check its files")
+            raise UsageError(
+                f"the dataset has {self.task_count} tasks, so there is no data to train on. Check its files"
+            )
         if self.epochs is not None and self.epochs < 1:
             raise UsageError(f"epochs is {self.epochs}, but must be at least 1, or None for endless training")
         if self.attempts_limit < 1 or self.confirmations < 0 or self.failed_limit < 0:
             raise UsageError("attempts_limit must be at least 1, confirmations and failed_limit at least 0")
         if min(self.timeout_floor_s, self.timeout_factor, self.stuck_after_s) <= 0:
-            raise UsageError("task timeouts must be above 0: timeout_floor_s, timeout_factor and stuck_after_s")
+            raise UsageError("timeout_floor_s, timeout_factor and stuck_after_s must be above 0")
 
     @property
     def shuffled_by(self) -> int | None:
-        """The seed, below 2**64; None: nothing is shuffled."""
+        """The seed, below 2**64; None without shuffling."""
         return self.seed & _SEED_MASK if self.shuffle else None
 
 
@@ -78,9 +79,9 @@ class BatchRange:
     position: int
     first_batch: int
     end_batch: int
-    #: Batches of the whole task.
+    #: Number of batches of the complete task.
     batch_count: int
-    #: How often it failed so far.
+    #: Number of failures so far.
     failures: int = 0
 
     @property
@@ -97,7 +98,7 @@ class BatchRange:
 
 @dataclass(frozen=True, slots=True)
 class TaskGiven:
-    """Do this. ``is_copy``: another trainer is at it too, the first to finish wins."""
+    """A piece was assigned. ``is_copy`` is True if another trainer holds it, too; the first to finish wins."""
 
     assignment: Assignment
     is_copy: bool = False
@@ -105,19 +106,19 @@ class TaskGiven:
 
 @dataclass(frozen=True, slots=True)
 class NoTaskNow:
-    """Nothing for this trainer at the moment; something may come back."""
+    """No piece is available to this trainer now; one may be later."""
 
     retry_after_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class EpochsDone:
-    """Every task of every epoch is done or failed."""
+    """No task remains to be done."""
 
 
 @dataclass(frozen=True, slots=True)
 class AlreadyDone:
-    """The report was not needed: that work is done, by this report's first arrival or by another trainer."""
+    """The piece was already done, by an earlier copy of this report or by another trainer."""
 
 
 # --- effects ---
@@ -125,14 +126,14 @@ class AlreadyDone:
 
 @dataclass(frozen=True, slots=True)
 class EpochFinished:
-    """Every task of ``epoch`` is done or failed. Comes again when a reopened epoch is finished again."""
+    """Every task of ``epoch`` is done or failed. Emitted again when a reopened epoch is finished again."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class FailedPiece:
-    """A quarantined stretch of batches: not trained in this epoch unless somebody retries it."""
+    """A quarantined range of batches, which is not trained in this epoch unless a person retries it."""
 
     epoch: int
     position: int
@@ -146,18 +147,18 @@ class FailedPiece:
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """A piece failed for good; to be logged."""
+    """A piece was quarantined."""
 
     piece: FailedPiece
 
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """A trainer was at a piece for too long; its attempt is no longer current, nor are those that waited behind it."""
+    """A running piece has exceeded its timeout. It was taken back, together with its trainer's backlog."""
 
     trainer: str
     assignment: Assignment
-    #: How long it ran, what the limit was, and which settings change it.
+    #: Duration, limit, and the settings that determine the limit.
     reason: str = ""
 
 
@@ -176,21 +177,21 @@ class Finished:
 
 
 class Counts(TaskCounts, frozen=True, kw_only=True):
-    """Tasks of the current epoch by state; todo + pending + done + failed = total.
+    """Number of tasks of the current epoch by state; todo + pending + done + failed = total.
 
-    A narrowed task counts once: as pending, else todo, else failed, else done, by the first that any piece of it is.
+    A split task counts once, by the state of its pieces that comes first in: pending, todo, failed, done.
     """
 
     epoch: int
-    #: Of ``todo``: those that were handed out before.
+    #: Number of ``todo`` tasks that were assigned before.
     retries: int
-    #: Tasks of earlier epochs that were reopened and are not done again yet.
+    #: Number of reopened tasks of earlier epochs that are not done yet.
     reopened: int
 
 
 @dataclass(frozen=True, slots=True)
 class TaskBatches:
-    """The batches of one task of one epoch by state, as half-open stretches; together they are all its batches."""
+    """All batches of one task of one epoch by state, as half-open ranges."""
 
     todo: tuple[tuple[int, int], ...]
     pending: tuple[tuple[int, int], ...]
@@ -201,7 +202,7 @@ class TaskBatches:
 
 @dataclass(frozen=True, slots=True)
 class FailedSelector:
-    """Which quarantined batches are meant; None: any."""
+    """Selection of quarantined batches; None matches any."""
 
     epoch: int | None = None
     task: int | None = None

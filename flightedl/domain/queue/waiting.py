@@ -1,13 +1,13 @@
-"""Pieces of work that were handed out before and wait to be handed out again.
+"""Pieces that were assigned before and wait to be assigned again.
 
 Rules:
 
-* Whole tasks are kept as *runs* of positions with their count of failures, so that a million reopened tasks are one
-  entry. Narrowed pieces, and those that failed often, are kept one by one.
-* A piece is *suspect* from ``attempts_limit`` failures on. The caller gives suspects only to trainers that hold nothing
-  else, so that the next failure tells about this piece and no other. All else is *ready* for anybody.
-* Earlier epochs are asked for first; within an epoch the lowest position comes first, so that a narrowed task is
-  brought to its end before the next one is begun: few pieces wait at any time.
+* Complete tasks are stored as *runs* of positions with their number of failures, so that a million reopened tasks are
+  one entry. Parts of tasks, and pieces that failed often, are stored individually.
+* A piece is *suspect* from ``attempts_limit`` failures on. The caller assigns suspects only to trainers that hold
+  nothing else, so that the next failure is certainly due to this piece. All other pieces are *ready* for any trainer.
+* Earlier epochs are served first, and lower positions within an epoch. A split task is thus finished before the next
+  one begins, so few pieces wait at any time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flightedl.domain.queue.values import BatchRange
 
 
 class Runs:
-    """Disjoint half-open runs of positions, each with a count of failures; equal neighbours are one run."""
+    """Disjoint half-open runs of positions, each with a number of failures; adjacent equal runs are merged."""
 
     __slots__ = ("_ends", "_failures", "_starts", "size")
 
@@ -28,11 +28,11 @@ class Runs:
         self._starts: list[int] = []
         self._ends: list[int] = []
         self._failures: list[int] = []
-        #: How many positions there are in all runs.
+        #: Number of positions in all runs.
         self.size = 0
 
     def __iter__(self) -> Iterator[tuple[int, int, int]]:
-        """(start, end, failures), rising."""
+        """Yield (start, end, failures) in increasing order."""
         return zip(self._starts, self._ends, self._failures, strict=True)
 
     def __contains__(self, position: int) -> bool:
@@ -40,7 +40,7 @@ class Runs:
         return index >= 0 and position < self._ends[index]
 
     def add(self, start: int, end: int, failures: int) -> None:
-        """Put [start, end) in, none of which may be in a run yet."""
+        """Add the positions [start, end), none of which may be in a run yet."""
         index = bisect_left(self._starts, start)
         self.size += end - start
         low, high = index, index
@@ -53,7 +53,7 @@ class Runs:
         self._failures[low:high] = [failures]
 
     def take(self, position: int) -> int:
-        """Take a position out that is in a run; its failures."""
+        """Remove a position from its run; return its number of failures."""
         index = bisect_right(self._starts, position) - 1
         start, end, failures = self._starts[index], self._ends[index], self._failures[index]
         assert start <= position < end, "it is in a run"
@@ -65,7 +65,7 @@ class Runs:
         return failures
 
     def replace_unfailed(self, positions: IntervalSet) -> None:
-        """Let ``positions``, disjoint from all runs that failed, be the ones that never failed."""
+        """Replace the runs without failures by ``positions``, which must be disjoint from the other runs."""
         kept = [run for run in self if run[2]]
         self.__init__()  # type: ignore[misc]
         for start, end, failures in sorted([*kept, *((start, end, 0) for start, end in positions)]):
@@ -77,17 +77,21 @@ def _place(piece: BatchRange) -> tuple[int, int, int]:
 
 
 class WaitingPieces:
-    """All pieces that wait, of all epochs."""
+    """All waiting pieces of all epochs.
+
+    Args:
+        suspect_from: Number of failures from which on a piece is suspect.
+        batch_count: Function from (epoch, position) to the number of batches of that task.
+    """
 
     __slots__ = ("_batch_count", "_parts", "_runs", "_suspect_from", "_suspects")
 
     def __init__(self, suspect_from: int, batch_count: Callable[[int, int], int]) -> None:
-        """``suspect_from``: failures; ``batch_count``: (epoch, position) -> batches of that task."""
         self._suspect_from = suspect_from
         self._batch_count = batch_count
-        #: epoch -> whole tasks that are not suspect; never an empty one.
+        #: Epoch -> complete tasks that are not suspect; never empty.
         self._runs: dict[int, Runs] = {}
-        #: Narrowed pieces that are not suspect, by place.
+        #: Parts of tasks that are not suspect, by place.
         self._parts: list[BatchRange] = []
         #: Suspect pieces, by place.
         self._suspects: list[BatchRange] = []
@@ -100,16 +104,16 @@ class WaitingPieces:
 
     @property
     def runs(self) -> list[tuple[int, int, int, int]]:
-        """(epoch, start, end, failures) of whole tasks that are not suspect, sorted."""
+        """(epoch, start, end, failures) of complete tasks that are not suspect, sorted."""
         return [(epoch, *run) for epoch in sorted(self._runs) for run in self._runs[epoch]]
 
     @property
     def pieces(self) -> list[BatchRange]:
-        """All others, by place."""
+        """All other waiting pieces, by place."""
         return sorted(self._parts + self._suspects, key=_place)
 
     def count_whole(self, epoch: int) -> int:
-        """How many whole, unsuspicious tasks of ``epoch`` wait."""
+        """Return the number of waiting complete tasks of ``epoch`` that are not suspect."""
         return self._runs[epoch].size if epoch in self._runs else 0
 
     def suspect_count(self, epoch: int) -> int:
@@ -139,31 +143,31 @@ class WaitingPieces:
             insort(self._parts, piece, key=_place)
 
     def put_run(self, epoch: int, start: int, end: int, failures: int) -> None:
-        """Let the whole tasks at [start, end) wait, none of which waits yet; ``failures`` below suspicion."""
+        """Add the complete tasks at [start, end), none of which waits yet, with too few ``failures`` to be suspect."""
         self._runs.setdefault(epoch, Runs()).add(start, end, failures)
 
     def unfailed(self, epoch: int) -> IntervalSet:
-        """Positions of the whole tasks of ``epoch`` that wait and never failed."""
+        """Return the positions of waiting complete tasks of ``epoch`` that never failed."""
         runs = self._runs.get(epoch, ())
         return IntervalSet((start, end) for start, end, failures in runs if failures == 0)
 
     def replace_unfailed(self, epoch: int, positions: IntervalSet) -> None:
-        """Let exactly the whole tasks at ``positions``, none of which waits otherwise, be those that never failed."""
+        """Replace the complete tasks that never failed by those at ``positions``, none of which may wait otherwise."""
         self._runs.setdefault(epoch, Runs()).replace_unfailed(positions)
         if not self._runs[epoch].size:
             del self._runs[epoch]
 
-    def take_ready(self, epoch: int, but: Collection[int] = ()) -> BatchRange | None:
-        """Take the first piece of ``epoch`` that anybody may have; not a whole task at the positions ``but``."""
+    def take_ready(self, epoch: int, excluded: Collection[int] = ()) -> BatchRange | None:
+        """Remove and return the first ready piece of ``epoch``, except for complete tasks at ``excluded`` positions."""
         runs = self._runs.get(epoch, ())
-        whole = next((each for start, end, _ in runs for each in range(start, end) if each not in but), None)
+        whole = next((each for start, end, _ in runs for each in range(start, end) if each not in excluded), None)
         part = self._parts[0] if self._parts and self._parts[0].epoch == epoch else None
         if part is not None and (whole is None or part.position < whole):
             return self._parts.pop(0)
         return None if whole is None else self.take_whole(epoch, whole)
 
     def take_of(self, epoch: int, positions: IntervalSet, *, has_suspects: bool) -> BatchRange | None:
-        """Take the first piece of ``epoch`` at one of ``positions``; a suspect only with ``has_suspects``."""
+        """Remove and return the first piece of ``epoch`` at ``positions``; suspects only with ``has_suspects``."""
         runs = IntervalSet((start, end) for start, end, _ in self._runs.get(epoch, ()))
         if whole := runs.intersection(positions):
             return self.take_whole(epoch, next(iter(whole))[0])
@@ -174,11 +178,11 @@ class WaitingPieces:
         return None
 
     def take_whole(self, epoch: int, position: int) -> BatchRange | None:
-        """Take the task at a position, if all of it waits and is not suspect."""
+        """Remove and return the complete task at a position, if it waits and is not suspect."""
         runs = self._runs.get(epoch)
         if runs is None or position not in runs:
             return None
-        # The batch count is asked for first, as asking may fail and then nothing has changed.
+        # This may fail, so it comes before any change.
         batch_count = self._batch_count(epoch, position)
         failures = runs.take(position)
         if not runs.size:
@@ -192,6 +196,6 @@ class WaitingPieces:
 
 
 def _slice(pieces: list[BatchRange], low: tuple[int, ...], high: tuple[int, ...]) -> tuple[int, int]:
-    """(index, count) of the pieces whose place is from ``low`` to below ``high``."""
+    """Return (index, number) of the pieces whose place is at least ``low`` and below ``high``."""
     start = bisect_left(pieces, low, key=_place)
     return start, bisect_left(pieces, high, key=_place) - start

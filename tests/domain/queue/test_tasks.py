@@ -86,9 +86,9 @@ def test_another_registration_of_a_name_holds_nothing_of_the_one_before(make):
     held = take(queue, generation=5)
     where = (held.epoch, held.position, held.attempt)
     for event in (queue.finish, queue.give_back):
-        with pytest.raises(FencedError, match="is not of a"):
+        with pytest.raises(FencedError, match="trainer . does not hold attempt"):
             event("a", *where, 0.0, generation=6)
-    with pytest.raises(FencedError, match="is not of a"):
+    with pytest.raises(FencedError, match="trainer . does not hold attempt"):
         queue.fail("a", *where, 0.0, error="broken", generation=6)
     with pytest.raises(FencedError, match="generation 5 of trainer a"):
         queue.request("a", 0.0, generation=6)
@@ -1289,7 +1289,7 @@ def test_failures_are_stored_apart(make):
     assert len(restored.failed.details) == 100
     assert restored.counts() == queue.counts()
     fail(queue, take(queue))
-    with pytest.raises(CorruptError, match="not of the same moment"):
+    with pytest.raises(CorruptError, match="not stored together"):
         TaskQueue.decode(dispatch, settings, queue.encode_parts()[1])
 
 
@@ -1386,19 +1386,19 @@ def test_possible_state_is_taken(changes, held_count):
         ({"seeds": [[1, None]]}, "impossible seeds"),
         ({"seeds": [[0, None], [0, None]]}, "impossible seeds"),
         ({"seeds": [[0, 5], [3, None]]}, "impossible seeds"),
-        (held(1, 0, 0, 0, 5), "has 0 pieces from position 0"),
-        (held(1, 0, 65, 0, 5), "has 65 pieces from position 0"),
+        (held(1, 0, 0, 0, 5), "assigns 0 pieces from position 0"),
+        (held(1, 0, 65, 0, 5), "assigns 65 pieces from position 0"),
         (held(2, 0, 1, 0, 5), "from position 0 at one trainer"),
         (held(1, 69, 1, 0, 5), "from position 69 at one trainer"),
         (held(1, 67, 3, 0, 5), "from position 67 at one trainer"),
-        (held(2, 0, 1, 0, 5, 1, 3), "which is not begun"),
-        (held(1, 69, 1, 0, 5, 1, 3), "which is not begun"),
+        (held(2, 0, 1, 0, 5, 1, 3), "which has not been assigned"),
+        (held(1, 69, 1, 0, 5, 1, 3), "which has not been assigned"),
         ({"held": {"a": [0, [[1, 0, 1, 0, 5]]], "b": [0, [[1, 1, 1, 0, 5]]]}}, "an attempt twice"),
         ({"held": {"a": [0, [[1, 0, 1, 0, 5]]], "b": [0, [[1, 0, 1, 1, 6]]]}}, "two pieces at position 0"),
         ({"runs": [[1, 5, 5, 0]]}, "an empty run"),
-        ({"parts": [[2, 0, 1, 3, 0]]}, "which is not begun"),
-        ({"parts": [[1, 69, 1, 3, 0]]}, "which is not begun"),
-        ({"failures_serial": 1}, "not of the same moment"),
+        ({"parts": [[2, 0, 1, 3, 0]]}, "which has not been assigned"),
+        ({"parts": [[1, 69, 1, 3, 0]]}, "which has not been assigned"),
+        ({"failures_serial": 1}, "not stored together"),
     ],
 )
 def test_impossible_state_is_refused(changes, words):
