@@ -1,40 +1,42 @@
-"""The view: which trainers a round waits for, agreed between the master and all pservers.
+"""The view: the trainers for which rounds wait, agreed between the master and all pservers.
 
-This is the master's side: events in, effects out. A pserver's side is ``views.PserverView``.
+This is the master's side: events in, effects out. ``views.PserverView`` is a pserver's side.
 
-* A view is full state, numbered (master generation, serial). A pserver takes only one that is newer than the one it
-  has, so a deposed master's view changes nothing once its successor's has come, and lost or late views do no harm.
-* *Leaving* takes effect as the new view reaches each pserver; it needs no agreement. Removing a member is always safe.
-* *Joining* needs agreement on the first round that waits for the member: it has to be the same on all blocks, or the
-  member would be waited for on one block while it waits for another. The master proposes the highest open round that it
-  knows of. A pserver admits a new member exactly if none of its blocks' open rounds is above its first round. When all
-  have, the member is *admitted*, and only then its trainer is told the member id. When one refused, the trainer is
-  proposed anew under a new id, at the highest open round answered plus a margin that doubles with each refusal. The
-  first margin is none, and after a refusal that which was enough for others before, or half of it, two rounds at most:
-  how many are closed while a view travels depends on how long they take. Members say which round they are at, and that
-  counts as an open round that is known of, up to so many rounds beyond what pservers have said.
-* A *member id* is given once: (master generation, counter) in one int64. What was sent under an old id is refused, so
-  forgetting a member and proposing its trainer anew is always possible. The trainer learns of it when it is refused.
-* *A pserver that returns* with a new generation has lost rounds: its blocks start from a checkpoint, behind the others.
-  Then every member is proposed anew at the highest open round of all pservers. In that view nobody is due anywhere
-  before this round, so blocks that are behind catch up to it without updates (see ``rounds``), and all members start
-  there. The batches of the lost rounds are found missing in the applied sets, and dispatched again.
-* *A new master* goes on from the stored state with its own generation. Nothing rests on that state being the newest:
-  members it does not know are removed and ask again; one that a pserver does not know, and cannot admit any more, is
-  proposed anew. A pserver whose generation is not the stored one counts as returned.
-* In bounded mode the first round is where a member's clock starts, so the same holds, but pservers admit everybody. In
-  async mode a view is only a fence: a pserver that returns gets it as it is.
-* *The mode changes* by a view that names another one. In it every member is new and starts at the *switch round*, so
-  whatever was pushed before under the old mode is taken before, and nothing is pushed until all pservers have changed.
-  A pserver that is past this round removes the old members, admits nobody and refuses; then a later round is proposed
-  to all, under new ids. A process that has taken no view yet just begins in the mode of the first one.
+* A view contains the full state and is numbered (master generation, serial). A pserver accepts only views newer than
+  its own. Lost, late and repeated views, and those of a deposed master, therefore do no harm.
+* *Leaving* takes effect at each pserver when the new view arrives. It needs no agreement, because removing a member is
+  always safe.
+* *Joining* needs agreement on the member's first round, which must be the same for all blocks: otherwise one block
+  might wait for the member while the member waits for another block. The master proposes the highest open round that it
+  knows. A pserver admits the member if none of its blocks' open rounds is above this first round. When all pservers
+  have done so, the member is *admitted*, and its trainer gets the member id. If a pserver refuses, the master proposes
+  the trainer again with a new id, at the highest reported open round plus a margin.
+* The margin doubles with each refusal, because the number of rounds that close while a view is in flight depends on
+  their duration. The first proposal has no margin. After its first refusal a trainer gets the margin that was
+  sufficient for others, or half of it, which is at most two rounds. A round that a member reports counts as a known
+  open round, up to a limit above those of pservers.
+* A *member id* is used once: (master generation, counter) in one int64. Pushes with an old id are rejected, so the
+  master may always drop a member and propose its trainer again. The trainer learns of it from the rejection.
+* *A restarted pserver* (with a new generation) has lost rounds, because its blocks start from a checkpoint. The master
+  proposes all members again, at the highest open round of all pservers. No member is due before this round, so blocks
+  that are behind catch up to it without updates (see ``rounds``), and all members start there. The master finds the
+  batches of the lost rounds missing in the applied sets and assigns them again.
+* *A new master* continues from the stored state with its own generation. The state need not be the newest. Members that
+  it does not contain are removed and ask again. A member that a pserver does not know and can no longer admit is
+  proposed again. A pserver whose generation differs from the stored one counts as restarted.
+* In bounded mode the first round is the start of a member's clock. The same rules hold, but pservers admit all members.
+  In async mode a view is only a fence: a restarted pserver gets it unchanged.
+* *The mode changes* by a view with another mode. All its members are new and start at the *switch round*, so gradients
+  pushed in the old mode are applied before it, and none are pushed until all pservers have changed. A pserver that is
+  past this round removes the old members and refuses. The master then proposes a later round to all, with new ids. A
+  process without a view begins in the mode of its first one.
 
-One view at a time is on its way to each pserver, always the newest, so that joins and leaves that come together travel
-together. The caller reports an answer (``answered``) or that none came (``send_failed``).
+At most one view is in flight to each pserver, always the newest, so concurrent joins and leaves share a view. The
+caller reports its answer (``answered``) or failure (``send_failed``).
 
-Effects are ordered: store the state before sending views, send views before telling trainers. No safety rests on it.
+The order of effects is: store the state, send views, notify trainers. Safety does not depend on it.
 
-Not guaranteed: that a join ends while a pserver is away, or how fast while rounds close faster than views travel.
+Not guaranteed: that a join completes while a pserver is down, or how soon if rounds close faster than views arrive.
 """
 
 from __future__ import annotations
@@ -51,13 +53,13 @@ from flightedl.errors import CorruptError, FencedError, JobFailedError, Unregist
 from flightedl.messages.control import ViewMember, ViewRequest
 from flightedl.messages.decoding import from_msgpack
 
-#: Bits of a member id below the master's generation.
+#: Number of bits of a member id below the master's generation.
 _COUNTER_BITS = 22
 _GENERATION_LIMIT = 1 << (63 - _COUNTER_BITS)
-#: The margin stops doubling here.
+#: Maximum margin, in rounds.
 _MARGIN_LIMIT = 1024
 _USUAL_REFUSALS_LIMIT = 2
-#: A member is believed to be so far beyond the highest open round that a pserver has answered.
+#: Number of rounds by which a member's reported round may exceed the highest open round of a pserver.
 _BELIEVED_ROUNDS = 256
 _FORMAT = 1
 _SYNC = Sync()
@@ -68,9 +70,9 @@ class _Pserver:
     generation: int
     highest_open_round: int = 0
     is_up: bool = False
-    #: Newest serial it answered; 0: none of this master.
+    #: Newest serial of this master that it has answered; 0 if none.
     answered_serial: int = 0
-    #: Serial on its way.
+    #: Serial of the view in flight.
     sending: int | None = None
 
 
@@ -93,43 +95,43 @@ class _Record(msgspec.Struct, array_like=True):
 
 
 class Membership:
-    """The master's view and how far the pservers have agreed to it.
+    """The master's view, and the pservers' answers to it.
 
     Args:
-        master_generation: Of this master; higher than every earlier master's.
-        pserver_count: Pservers (indexes 0 to ``pserver_count`` - 1) that have to agree to a join.
-        mode: The job's.
+        master_generation: Generation of this master; higher than that of every earlier master.
+        pserver_count: Number of pservers, all of which must agree to a join.
+        mode: Consistency mode of the job.
     """
 
     def __init__(self, master_generation: int, pserver_count: int, *, mode: Mode = _SYNC) -> None:
         if not 0 <= master_generation < _GENERATION_LIMIT:
             raise JobFailedError(
-                f"master generation {master_generation} is too large for member ids: the job was resumed too often; "
-                "begin another one with the values of its checkpoint (fe.load)"
+                f"master generation {master_generation} is too large for member ids, because the job was resumed too "
+                "often. Begin a new job with the values of its checkpoint (fe.load)"
             )
         self._master_generation = master_generation
         self._pserver_count = pserver_count
         self._mode = mode
-        #: The lowest round that anybody starts at.
+        #: The round at which the current mode began; members start there or later.
         self._switch_round = 0
-        #: Serial of the first view of this master that has the present mode.
+        #: Serial of this master's first view with the current mode.
         self._switch_serial = 1
         self._switch_refusals = 0
-        #: The highest round that a member is at, by its own word; 0: not known.
-        self._told_round = 0
-        #: So many refusals make the margin that is probably enough.
+        #: Highest round that a member has reported; 0 if unknown.
+        self._reported_round = 0
+        #: Number of refusals whose margin is probably sufficient.
         self._usual_refusals = 0
-        #: Whether every pserver has had the present mode.
+        #: True if every pserver has adopted the current mode.
         self._is_switched = False
         self._counter = 0
-        #: Of the newest view; the first one, which all pservers get, is 1.
+        #: Serial of the newest view; that of the first one, which all pservers get, is 1.
         self._serial = 1
         self._members: dict[str, Member] = {}
         self._pservers: dict[int, _Pserver] = {}
 
     @property
     def view(self) -> ViewRequest:
-        """The newest view, of no plan yet."""
+        """The newest view; its plan is not set yet."""
         return ViewRequest(
             plan_hash="",
             master_generation=self._master_generation,
@@ -148,12 +150,12 @@ class Membership:
 
     @property
     def switch_round(self) -> int:
-        """Where the present mode began, or begins; 0: with the job."""
+        """The round at which the current mode begins; 0 if the job began with it."""
         return self._switch_round
 
     @property
     def late_to_switch(self) -> list[int]:
-        """Pservers that have not answered yet that they have the present mode; empty: it is agreed."""
+        """Pservers that have not adopted the current mode yet."""
         if self._is_switched:
             return []
         return [i for i in range(self._pserver_count) if not self._has_answered(i, self._switch_serial)]
@@ -164,16 +166,16 @@ class Membership:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether all pservers are up and have answered the newest view."""
+        """True if all pservers are up and have answered the newest view."""
         return all(self._has_answered(i, self._serial) and self._pservers[i].is_up for i in range(self._pserver_count))
 
     def member_id_of(self, trainer: str) -> int | None:
-        """The id of an admitted trainer; None: not in the view, or not agreed yet."""
+        """Return the member id of an admitted trainer, otherwise None."""
         member = self._members.get(trainer)
         return member.member_id if member is not None and member.is_admitted else None
 
     def waiting_for(self, trainer: str) -> str:
-        """Whose answer the trainer's join waits for, for people; empty when it waits for nothing."""
+        """Describe the answers for which a trainer's join waits; empty if it does not wait."""
         member = self._members.get(trainer)
         if member is None or member.is_admitted:
             return ""
@@ -183,19 +185,19 @@ class Membership:
     # trainers
 
     def join(self, trainer: str, generation: int, margin: int = 0) -> list[Effect]:
-        """A trainer that holds work asks to be waited for; asking again changes nothing.
+        """Propose a trainer that holds tasks as a member; does nothing if it was already proposed.
 
         Args:
-            trainer: Its name.
-            generation: Of its registration.
-            margin: So many rounds behind the highest open one.
+            trainer: Name of the trainer.
+            generation: Generation of its registration.
+            margin: Number of rounds after the highest open one at which it starts.
 
         Raises:
-            UnregisteredError: a newer registration of this trainer is a member already.
+            UnregisteredError: a newer registration of this trainer is already a member.
         """
         member = self._members.get(trainer)
         if member is not None and generation < member.generation:
-            raise UnregisteredError(f"trainer {trainer} has registered anew since; this process is not it any more")
+            raise UnregisteredError(f"trainer {trainer} was registered again by a newer process: stop this one")
         if member is not None and generation == member.generation:
             return []
         self._begin()
@@ -203,7 +205,7 @@ class Membership:
         return self._changed()
 
     def join_together(self, trainers: Mapping[str, int]) -> list[Effect]:
-        """Several trainers (name -> generation) ask at once: those that are no members yet start at one round."""
+        """Propose several trainers (name -> generation); those that are not members yet start at the same round."""
         new = {
             name: generation
             for name, generation in sorted(trainers.items())
@@ -217,7 +219,7 @@ class Membership:
         return self._changed()
 
     def leave(self, trainer: str, generation: int | None = None) -> list[Effect]:
-        """A trainer is gone or has no work; with ``generation``, only if that is the member's."""
+        """Remove a trainer that is gone or has no tasks. If ``generation`` is given, it must be the member's."""
         member = self._members.get(trainer)
         if member is None or generation not in {None, member.generation}:
             return []
@@ -226,10 +228,7 @@ class Membership:
         return self._changed()
 
     def rejoin(self, trainers: Iterable[str] | None = None) -> list[Effect]:
-        """Propose members (None: all) anew under new ids, at one round; their old ids end.
-
-        For pservers that went back to a checkpoint.
-        """
+        """Propose members (all if None) again with new ids, at the same round, after pservers loaded a checkpoint."""
         chosen = [self._members[name] for name in (self._members if trainers is None else trainers)]
         if not chosen:
             return []
@@ -239,7 +238,7 @@ class Membership:
         return self._changed()
 
     def switch(self, mode: Mode) -> list[Effect]:
-        """Change the mode, at one round that is agreed with all pservers; overtakes a change that is under way."""
+        """Change the mode at a round to be agreed with all pservers; replaces a pending change."""
         if mode == self._mode:
             return []
         self._mode = mode
@@ -247,7 +246,6 @@ class Membership:
         return self._propose_switch()
 
     def _propose_switch(self) -> list[Effect]:
-        """Everybody begins anew at the round at which the mode changes."""
         self._begin()
         self._is_switched = False
         self._switch_serial = self._serial
@@ -257,14 +255,14 @@ class Membership:
         return self._changed()
 
     def note_round(self, trainer: str, round_: int) -> None:
-        """A trainer says which synchronous round it is at; what is none of a member is passed over."""
+        """Record the synchronous round that a member reports; ignored for other trainers."""
         if isinstance(self._mode, Sync) and self.member_id_of(trainer) is not None:
-            self._told_round = max(self._told_round, min(round_, self._answered_round + _BELIEVED_ROUNDS))
+            self._reported_round = max(self._reported_round, min(round_, self._answered_round + _BELIEVED_ROUNDS))
 
     # pservers
 
     def pserver_up(self, index: int, generation: int, highest_open_round: int) -> list[Effect]:
-        """A pserver is there: for the first time, again, or as a new process. It gets the newest view.
+        """Record that a pserver is reachable, as a new process or again. It gets the newest view.
 
         Raises:
             FencedError: a newer process has this index.
@@ -278,15 +276,15 @@ class Membership:
             known.highest_open_round = max(known.highest_open_round, highest_open_round)
             return self._settle([])
         self._pservers[index] = _Pserver(generation, highest_open_round, is_up=True)
-        # What was told may be of rounds that are lost.
-        self._told_round = 0
+        # The reported round may be lost.
+        self._reported_round = 0
         effects: list[Effect] = [Persist()]
         if known is not None and not isinstance(self._mode, Async) and self._members:
             effects = self.rejoin()
         return effects + [e for e in self._settle([]) if e not in effects]
 
     def pserver_down(self, index: int) -> list[Effect]:
-        """A pserver cannot be reached or its lease ended; joins wait until it, or its successor, is up."""
+        """Record that a pserver is unreachable or its lease has ended; joins wait until it or its successor is up."""
         if (pserver := self._pservers.get(index)) is not None:
             pserver.is_up = False
             pserver.sending = None
@@ -302,7 +300,7 @@ class Membership:
         *,
         refuses_mode: bool = False,
     ) -> list[Effect]:
-        """A pserver carried a view of this master out, except for the members, or the mode, that it refused."""
+        """Handle a pserver's answer: it has adopted a view, except for refused members or a refused mode."""
         pserver = self._pservers.get(index)
         if pserver is None or pserver.generation != generation or serial > self._serial:
             return []
@@ -323,14 +321,14 @@ class Membership:
         return self._changed()
 
     def send_failed(self, index: int, generation: int, serial: int) -> list[Effect]:
-        """No answer came; the newest view is sent (the caller waits a little between failures)."""
+        """Record that a view was not answered; the newest view is sent. The caller pauses between failures."""
         pserver = self._pservers.get(index)
         if pserver is None or pserver.generation != generation or pserver.sending != serial:
             return []
         pserver.sending = None
         return self._settle([])
 
-    # how a view comes about
+    # new views
 
     def _begin(self) -> None:
         self._serial += 1
@@ -338,15 +336,15 @@ class Membership:
     def _propose(self, trainer: str, generation: int, refusals: int, margin: int = 0) -> None:
         self._counter += 1
         if self._counter >> _COUNTER_BITS:
-            raise JobFailedError("this master has given out all its member ids: restart the master")
+            raise JobFailedError("this master has used up its member ids: restart it")
         member_id = self._master_generation << _COUNTER_BITS | self._counter
         first_round = max(self._switch_round, self._first_round(refusals) + margin)
         self._members[trainer] = Member(trainer, generation, member_id, first_round, self._serial, refusals=refusals)
 
     def _first_round(self, refusals: int) -> int:
-        """The highest open round that is known of, and a margin that doubles with each refusal."""
+        """Return the highest known open round plus a margin that doubles with each refusal."""
         margin = min(1 << refusals, 2 * _MARGIN_LIMIT) // 2
-        return max(self._answered_round, self._told_round) + margin
+        return max(self._answered_round, self._reported_round) + margin
 
     @property
     def _answered_round(self) -> int:
@@ -356,7 +354,7 @@ class Membership:
         return self._settle([Persist()])
 
     def _settle(self, effects: list[Effect]) -> list[Effect]:
-        """Admit whom all have answered, send the newest view to whoever lacks it."""
+        """Admit members that all pservers have answered, and send the newest view to pservers that lack it."""
         if not self._is_switched and not self.late_to_switch:
             self._is_switched = True
             self._switch_refusals = 0
@@ -367,7 +365,7 @@ class Membership:
         ]
         for member in agreed:
             if member.refusals:
-                # The next one tries whether less is enough. Who is given more than it needs waits for it, so few.
+                # The next member tries a smaller margin. Too large a margin makes it wait.
                 usual = member.refusals - (member.refusals == self._usual_refusals)
                 self._usual_refusals = min(usual, _USUAL_REFUSALS_LIMIT)
         admitted = [replace(member, is_admitted=True, refusals=0) for member in agreed]
@@ -405,13 +403,13 @@ class Membership:
 
     @classmethod
     def restore(cls, encoded: bytes, master_generation: int, pserver_count: int, *, mode: Mode = _SYNC) -> Membership:
-        """Go on from what an earlier master stored; every pserver has to be announced by ``pserver_up``.
+        """Restore the state of an earlier master. Every pserver must be announced by ``pserver_up``.
 
-        ``mode`` is the job's where none is stored.
+        ``mode`` is used if no mode is stored.
 
         Raises:
-            CorruptError: not what ``encode`` writes.
-            FencedError: the state is that of a master as new as this one.
+            CorruptError: ``encoded`` is not an output of ``encode``.
+            FencedError: a newer master, or this one, stored the state.
         """
         try:
             record = from_msgpack(encoded, _Record)
@@ -419,7 +417,7 @@ class Membership:
         except (msgspec.DecodeError, UsageError) as error:
             raise CorruptError(f"not a stored membership: {str(error)[:200]}") from None
         if record.format != _FORMAT:
-            raise CorruptError(f"a membership of format {record.format}; this version reads format {_FORMAT}")
+            raise CorruptError(f"a membership has format {record.format}, but this version reads format {_FORMAT}")
         if record.master_generation >= master_generation:
             raise FencedError(f"master {master_generation} is older than the stored {record.master_generation}")
         result = cls(master_generation, pserver_count, mode=stored)
@@ -435,16 +433,16 @@ class Membership:
 
     def check(self) -> None:
         ids = [member.member_id for member in self._members.values()]
-        assert len(ids) == len(set(ids)), "two members of one id"
-        assert all(0 < member_id < 1 << 63 for member_id in ids), "a member id that is no int64"
-        assert all(name == member.trainer for name, member in self._members.items()), "a member of another's name"
+        assert len(ids) == len(set(ids)), "two members have the same id"
+        assert all(0 < member_id < 1 << 63 for member_id in ids), "a member id is not an int64"
+        assert all(name == member.trainer for name, member in self._members.items()), "a member has another name"
         for pserver in self._pservers.values():
-            assert pserver.answered_serial <= self._serial, "an answer to a view that was never sent"
-            assert pserver.sending is None or pserver.is_up, "a view is on its way to nobody"
+            assert pserver.answered_serial <= self._serial, "a view was answered that was never sent"
+            assert pserver.sending is None or pserver.is_up, "a view is in flight to an unreachable pserver"
             if pserver.is_up:
                 assert pserver.sending is not None or pserver.answered_serial == self._serial, (
                     "a pserver lacks the view"
                 )
         for member in self._members.values():
             everywhere = all(self._has_answered(i, member.serial) for i in range(self._pserver_count))
-            assert member.is_admitted or not everywhere, "a member is agreed but not admitted"
+            assert member.is_admitted or not everywhere, "a member is not admitted although all pservers agreed"

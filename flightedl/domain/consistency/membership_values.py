@@ -1,4 +1,4 @@
-"""Members of a view, and what the master has to do when the membership changes; ``membership`` decides."""
+"""Members of a view, and the effects of ``membership``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flightedl.messages.control import ViewRequest
 
 @dataclass(frozen=True, slots=True)
 class SendView:
-    """Send this view to a pserver; then call ``answered`` or ``send_failed``."""
+    """Send this view to a pserver, then call ``answered`` or ``send_failed``."""
 
     index: int
     generation: int
@@ -18,7 +18,7 @@ class SendView:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """All pservers wait for this trainer from its first round on: tell it its member id."""
+    """All pservers wait for this trainer from its first round on: send it its member id."""
 
     trainer: str
     member_id: int
@@ -40,8 +40,8 @@ class Member:
     generation: int
     member_id: int
     first_round: int
-    #: Serial of the first view of this master that has it.
+    #: Serial of this master's first view that contains the member.
     serial: int
     is_admitted: bool = False
-    #: How often the trainer was refused since it asked.
+    #: Number of refusals since the trainer asked.
     refusals: int = 0

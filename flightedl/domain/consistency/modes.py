@@ -1,6 +1,6 @@
-"""Consistency modes: when a pushed gradient is applied, who waits for whom, and which version follows a push.
+"""Consistency modes: when a gradient is applied, and which trainers wait for others.
 
-The classes are settings; rounds and views carry them out.
+These classes are only settings; ``rounds`` and ``views`` implement them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ class Mode(Setting):
     __slots__ = ()
 
     def version_after(self, _base_version: int) -> int:
-        """The lowest version of a block that has a gradient of this base: its sender waits for it.
+        """Return the lowest version of a block that contains a gradient with this base; its sender waits for it.
 
-        Whatever there is now, where gradients are applied on arrival.
+        0 if gradients are applied on arrival, so any version will do.
         """
         return 0
 
@@ -30,18 +30,18 @@ family(Mode)
 
 @dataclass(frozen=True, slots=True)
 class Sync(Mode):
-    """One update per round, when every member's gradient is in.
+    """One update per round, when the gradients of all members have arrived.
 
     Args:
-        reduce: ``"mean"``: weighted by the batches' weights; ``"sum"``: the plain sum of the gradients.
-        backup: A round closes when all but this many members arrived; what comes late is not lost.
-        deterministic: Add contributions up in the order of batch identity, and put the same batches into each round, so
-            that runs with the same number of trainers and without faults are bit-identical. Costs memory for the
-            gradients of a round and the prefetching of tasks, and excludes ``backup``. The master has to know how many
-            trainers there are, as it does under ``flightedl run``.
-        push_every: The client adds up the gradients of this many batches, and brings them to one round; a task's end
-            brings what there is. With ``reduce="mean"`` a round is the mean over the records of all of them. What a
-            sum is when something dies: see ``Async``. Excludes ``backup`` and ``deterministic``.
+        reduce: ``"mean"`` for the mean, weighted by the batches' weights; ``"sum"`` for the plain sum.
+        backup: A round closes when all but this many members have arrived. Late gradients are added to the next round.
+        deterministic: Sum gradients in the order of batch identity, and put the same batches into each round, so that
+            runs with the same number of trainers and without faults are bit-identical. Needs memory for the gradients
+            of a round, disables prefetching of tasks, and excludes ``backup``. The master must know the number of
+            trainers, as it does under ``flightedl run``.
+        push_every: The client sums the gradients of this many batches and pushes them to one round; at the end of a
+            task it pushes the rest. With ``reduce="mean"``, a round is the mean over the records of all batches.
+            ``Async`` describes sums after faults. Excludes ``backup`` and ``deterministic``.
     """
 
     reduce: Literal["mean", "sum"] = "mean"
@@ -51,9 +51,9 @@ class Sync(Mode):
 
     def check(self) -> None:
         if self.push_every > 1 and (self.deterministic or self.backup):
-            raise UsageError("Sync: push_every goes neither with deterministic nor with backup")
+            raise UsageError("Sync: push_every cannot be combined with deterministic or backup")
         if self.deterministic and self.backup:
-            raise UsageError("Sync: deterministic needs every member's gradient in its round; set backup to 0")
+            raise UsageError("Sync: deterministic needs the gradients of all members in each round; set backup to 0")
 
     def version_after(self, base_version: int) -> int:
         return base_version + 1
@@ -61,23 +61,23 @@ class Sync(Mode):
 
 @dataclass(frozen=True, slots=True)
 class Async(Mode):
-    """Each gradient is applied when it arrives; nobody waits.
+    """Each gradient is applied when it arrives; trainers do not wait.
 
-    What "exactly once" means with ``push_every``: whatever dies, each block takes each batch once, with the weight that
-    the batch had in the sum it was first pushed in. After a fault the same sum is pushed again, as one. Only where
-    another trainer pushed a part of it meanwhile, some blocks take the rest by itself: under plain SGD it counts just
-    what it would have, while an optimizer with a memory (momentum, Adam) makes an update more there. Gradients are
-    computed from whatever values the trainer had, clipping is that of what is pushed together, and a batch that two
-    trainers worked on counts as the first of them pushed it.
+    "Exactly once" with ``push_every`` means: after any fault, each block has applied each batch once, with the batch's
+    weight in the sum in which it was first pushed. After a fault the trainer pushes the same sum again. If another
+    trainer has pushed a part of it in the meantime, some blocks apply the rest separately. This makes no difference for
+    plain SGD; stateful optimizers (momentum, Adam) make an additional update in these blocks. Gradients are computed
+    from the values that the trainer had, clipping applies to gradients that are pushed together, and if two trainers
+    compute the same batch, the first push counts.
 
     Args:
-        push_every: The client adds up the gradients of this many batches and pushes once. A task's end pushes what
-            there is, so a push never has batches of two tasks: make tasks at least this many batches long.
-        pull_every: Fresh values are pulled at each such step, whether or not it pushes.
+        push_every: The client sums the gradients of this many batches and pushes once. At the end of a task it pushes
+            the rest, so a push never contains batches of two tasks. Tasks should have at least this many batches.
+        pull_every: Number of steps after which current values are pulled, whether or not the step pushes.
         staleness_scaled: Divide the learning rate by 1 + the number of updates that the gradient did not see
             (Zhang et al. 2016, staleness-aware async SGD).
-        reduce: What is pushed of several batches. ``"mean"``: their mean, weighted by records, as one batch of all
-            their records would give. ``"sum"``: the plain sum, as that many pushes in a row would move plain SGD.
+        reduce: ``"mean"`` pushes the mean of the batches, weighted by records, as for a single batch with all records.
+            ``"sum"`` pushes the plain sum, which for plain SGD equals as many separate pushes.
     """
 
     push_every: int = number(1, at_least=1, at_most=1024)
@@ -88,9 +88,9 @@ class Async(Mode):
 
 @dataclass(frozen=True, slots=True)
 class Bounded(Mode):
-    """Applied on arrival, but a trainer more than ``staleness`` versions ahead of the slowest member waits.
+    """Applied on arrival, but a trainer more than ``staleness`` steps ahead of the slowest member waits.
 
-    ``staleness`` 0 makes the members take turns like a barrier (Ho et al. 2013, stale synchronous parallel).
+    ``staleness`` 0 acts as a barrier after each step (Ho et al. 2013, stale synchronous parallel).
     """
 
     staleness: int = number(at_least=0)

@@ -1,44 +1,43 @@
-"""When a block takes its updates: rounds, clocks and versions.
+"""Rounds, clocks and versions of one block: when it applies gradients.
 
-One ``BlockRounds`` decides for one block; the caller holds the block's lock around every call *and* around what the
-answer tells it to do (accumulate, run the optimizer, mark the batch as applied), so that both are one step.
+``BlockRounds`` decides for one block. The caller holds the block's lock around every call *and* around carrying out its
+answer (accumulate, run the optimizer, mark the batch as applied), so that both are atomic.
 
-**Sync.** ``version`` is the number of rounds closed, and the number of the open one. Rules:
+**Sync.** ``version`` is the number of closed rounds, and thus the number of the open one. Rules:
 
-* A member contributes to rounds from its *first round* on, and to the open round only: an older base version is
-  ``Stale`` (pull, recompute, push again under the same identity), a newer one cannot be: an error.
-* A batch that the block has already is no contribution: at the open round's base its sender has *arrived*, with weight
-  zero; at an older base it is a repeated message, which changes nothing.
-* A round waits for its *due* members: those of the view whose first round is not above it. It closes when all of them
-  have arrived and somebody did. Contributions of members that left stay in their round, because their batches are
-  marked: a round that holds some closes as soon as nobody is due, also when the view is empty. Otherwise the last
-  gradients of a job could stay in an accumulator for ever.
-* *Catching up.* When nobody is due and nothing is held, but members wait for a later round, the version moves up to the
-  lowest first round at once, by rounds that close without an update. So blocks that are behind, as those of a pserver
-  restored from an older checkpoint are, meet the others at the round where the members start.
-* A member's second batch in one round is added like the first. It happens when a trainer gives a half-pushed batch up,
-  because its task was taken away, and goes on with the next one at the same base.
-* ``backup=b``: a round also closes when all but ``b`` due members arrived, at least one. A late gradient, of an older
-  base, is then added to the open round (``Accumulate(is_late=True)``), but its sender has not arrived there. This
-  keeps the versions of all blocks within one of each other provided that a trainer pulls all blocks at or above its
-  base + 1, and pushes all of them with *one* base: the lowest version that it pulled. Counting late ones as arrived
-  would let the blocks' versions drift apart for good, and a joining member wait for one block while another block
-  waits for it.
+* A member contributes to rounds from its *first round* on, and only to the open round. An older base version is
+  ``Stale``: the trainer pulls, recomputes and pushes again with the same identity. A newer base version is an error.
+* A batch that the block has already applied contributes nothing. With the open round as its base, its sender has
+  *arrived*, with weight 0. With an older base, it is a repeated message, which changes nothing.
+* A round waits for its *due* members: those whose first round is not above it. It closes when all of them, and at least
+  one, have arrived. Contributions of members that have left remain in their round, because their batches are marked. A
+  round with contributions therefore closes when no member is due, even if the view is empty. Otherwise the last
+  gradients of a job might remain in an accumulator.
+* *Catching up.* If no member is due and the round has no contributions, but members start at a later round, the version
+  jumps to the lowest first round, without updates. Blocks that are behind, such as those restored from an older
+  checkpoint, thus meet the others at the round where the members start.
+* A member's second batch in a round is added like the first. A trainer sends one if it drops a partly pushed batch,
+  because its task was revoked, and continues with the next batch and the same base.
+* With ``backup=b``, a round also closes when all but ``b`` due members, and at least one, have arrived. A late gradient
+  is added to the open round (``Accumulate(is_late=True)``), but its sender has not arrived there. The versions of all
+  blocks then differ by at most 1, provided that a trainer pulls all blocks at base + 1 or later, and pushes to all of
+  them with *one* base: the lowest pulled version. If late senders counted as arrived, versions would diverge, and a
+  joining member could wait for one block while another block waits for it.
 
-**Async.** Every gradient is applied on arrival; ``version`` counts them. Membership is only a fence. A base version
-above the block's is ``Stale`` too: it is a mistake, or of values that a pserver had before it was restored from an
-older checkpoint. The two cannot be told apart, and need not be: the sender pulls what there is now, and pushes again.
+**Async.** Every gradient is applied on arrival, and ``version`` counts them. Membership is only a fence. A base version
+above the block's is ``Stale``, too: it is an error, or it belongs to values from before the pserver was restored from
+an older checkpoint. In both cases the sender pulls the current values and pushes again.
 
-**Bounded.** As async, but each member has a *clock*: its first round plus the *step* that its push names, which is the
-number of the batch among those that the trainer began since it was admitted. A pull waits while the puller's clock is
-more than ``staleness`` above the slowest member's. First rounds and steps are the same on all blocks, so all blocks
-agree on who is ahead, and the slowest may always go on. Counting arrivals on each block instead would let the clocks
-differ after a duplicated message or a half-pushed batch, until two members wait for each other on different blocks.
+**Bounded.** As async, but each member has a *clock*: its first round plus the *step* in its push, which is the number
+of batches that the trainer has begun since it was admitted. A pull waits while the puller's clock is more than
+``staleness`` above that of the slowest member. First rounds and steps are the same for all blocks, so all blocks agree
+on which member is ahead, and the slowest may always proceed. If each block counted arrivals instead, clocks could
+differ after a repeated message or a partly pushed batch, until two members wait for each other at different blocks.
 
-A *pull* of somebody who names a membership that is gone is answered ``NOT_MEMBER``, never left waiting: the round that
-it waits for may be waiting for its new membership.
+A *pull* with an outdated membership is answered with ``NOT_MEMBER`` and never waits, because the round for which it
+would wait may be waiting for the trainer's new membership.
 
-Not decided here: whether a batch was applied (``applied``), and that members' first rounds are agreed (``membership``).
+Not decided here: whether a batch was already applied (``applied``), and the members' first rounds (``membership``).
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class BlockRounds:
 
     Args:
         mode: ``Sync``, ``Async`` or ``Bounded``.
-        version: Of the values that the block starts with.
+        version: Version of the block's initial values.
     """
 
     __slots__ = (
@@ -99,20 +98,20 @@ class BlockRounds:
     )
 
     def __init__(self, mode: Mode, version: int = 0) -> None:
-        #: Rounds closed (sync) or updates applied (async, bounded).
+        #: Number of closed rounds (sync) or applied updates (async, bounded).
         self.version = version
         #: Member -> first round.
         self.members: dict[int, int] = {}
-        #: Who arrived in the open round, members or not any more.
+        #: Current and former members that have arrived in the open round.
         self._arrived: set[int] = set()
-        #: Due members that have not arrived.
+        #: Number of due members that have not arrived.
         self._missing = 0
-        #: Member -> weight in the open round.
+        #: Member -> weight of its contributions to the open round.
         self._contributors: dict[int, float] = {}
         self._total_weight = 0.0
-        #: Batches in the accumulator of the open round.
+        #: Batches in the accumulator of the open round, each with the number of batches of its task.
         self._held: list[tuple[Batch, int]] = []
-        #: Member -> first round + highest step brought (bounded).
+        #: Member -> first round + highest step (bounded).
         self._clocks: dict[int, int] = {}
         self._switch: _Switch | None = None
         self._set_mode(mode)
@@ -122,14 +121,14 @@ class BlockRounds:
         self._is_sync = isinstance(mode, Sync)
         self._backup = mode.backup if isinstance(mode, Sync) else 0
         self._staleness = mode.staleness if isinstance(mode, Bounded) else None
-        # All blocks switch at one version, so these clocks are the same on all of them.
+        # All blocks switch at the same version, so these clocks are the same for all of them.
         self._clocks = {}
         if self._staleness is not None:
             self._clocks = {member: max(first, self.version) for member, first in self.members.items()}
 
     @classmethod
     def moved(cls, mode: Mode, version: int, members: Mapping[int, int], clocks: Mapping[int, int]) -> BlockRounds:
-        """Return those of a block that another pserver had, ``is_at_edge``."""
+        """Return the rounds of a block that was moved from another pserver while it ``is_at_edge``."""
         rounds = cls(mode, version)
         rounds.members, rounds._clocks = dict(members), dict(clocks)
         rounds._count_missing()
@@ -137,12 +136,12 @@ class BlockRounds:
 
     @property
     def is_at_edge(self) -> bool:
-        """True if nobody has arrived in the open round, and no change of the mode waits for a round."""
+        """True if no member has arrived in the open round and no change of the mode is pending."""
         return not (self._arrived or self._contributors or self._switch)
 
     @property
     def clocks(self) -> Mapping[int, int]:
-        """Member -> its clock (bounded; empty in other modes)."""
+        """Clocks by member (bounded; empty in other modes)."""
         return self._clocks
 
     def copy(self) -> BlockRounds:
@@ -158,7 +157,7 @@ class BlockRounds:
 
     @property
     def position(self) -> int:
-        """What a first round is compared with: the open round (sync), the slowest member's clock (bounded)."""
+        """The number with which first rounds are compared: the open round (sync), or the slowest clock (bounded)."""
         if self._is_sync or self._staleness is None:
             return self.version
         return min(self._clocks.values(), default=0)
@@ -169,7 +168,7 @@ class BlockRounds:
 
     @property
     def held_batches(self) -> tuple[Batch, ...]:
-        """Batches that are marked but wait in the accumulator: a snapshot without the accumulator must unmark them."""
+        """Marked batches in the accumulator. A snapshot without the accumulator must unmark them."""
         return tuple(batch for batch, _ in self._held)
 
     @property
@@ -178,15 +177,15 @@ class BlockRounds:
         return tuple(self._held)
 
     def waits_for(self) -> list[int]:
-        """Due members that have not arrived in the open round."""
+        """Return the due members that have not arrived in the open round."""
         if not self._is_sync:
             return []
         return [m for m, first in self.members.items() if first <= self.version and m not in self._arrived]
 
     def holds_up(self) -> list[int]:
-        """Members for whom others wait: who has not arrived in a round that has begun, or is too far behind.
+        """Return the members for which others wait: missing members of the open round, or the slowest members.
 
-        A round is waited for by those who have arrived in it, and by those who join after it.
+        A round delays members that have arrived in it, and members that start at a later round.
         """
         if self._is_sync:
             is_awaited = self._arrived or any(first > self.version for first in self.members.values())
@@ -211,20 +210,20 @@ class BlockRounds:
         step: int = 0,
         further: Sequence[tuple[Batch, int]] = (),
     ) -> Arrival:
-        """A member brings a batch to this block.
+        """Handle a member's push of a batch to this block.
 
         Args:
-            member: Who.
-            base_version: Of the values the gradient was computed from.
-            weight: Of the gradient; 0 says that there is none.
-            already_applied: Whether the block has the batch, whoever brought it.
-            batch: Its identity.
-            batch_count: Batches of its task; only remembered, for ``held``.
-            step: How many batches the trainer has begun since it was admitted (bounded; ignored in other modes).
+            member: Member id of the sender.
+            base_version: Version of the values from which the gradient was computed.
+            weight: Weight of the gradient; 0 if there is none.
+            already_applied: True if the block has applied the batch, from any sender.
+            batch: Identity of the batch.
+            batch_count: Number of batches of its task, kept for ``held``.
+            step: Number of batches that the trainer has begun since it was admitted (bounded; ignored in other modes).
             further: The other batches of a sum, each with the number of batches of its task.
 
         Raises:
-            MessageError: the base version is in the future (sync); nothing was done.
+            MessageError: the base version is above the open round (sync); nothing was done.
         """
         first = self.members.get(member)
         if first is None:
@@ -257,7 +256,6 @@ class BlockRounds:
         batch: tuple[Batch, int],
         further: Sequence[tuple[Batch, int]],
     ) -> Arrival:
-        """Bring a batch to the open round."""
         has_arrived = member in self._arrived
         if has_arrived:
             if already_applied:
@@ -293,7 +291,7 @@ class BlockRounds:
     # pulls
 
     def pull(self, member: int, min_version: int) -> Pull:
-        """Whether values may be read now; ``member`` 0 is anybody who only reads."""
+        """Decide if values may be read now. ``member`` is 0 for read-only clients."""
         if not member:
             return Pull.READY if self.version >= min_version else Pull.WAIT
         first = self.members.get(member)
@@ -306,7 +304,7 @@ class BlockRounds:
         return Pull.READY
 
     def may_proceed(self, member: int) -> bool:
-        """Whether a member is near enough to the slowest one (bounded); always True in the other modes."""
+        """True if a member is not too far ahead of the slowest one (bounded); always True in other modes."""
         if self._staleness is None:
             return True
         return self._clocks[member] - min(self._clocks.values()) <= self._staleness
@@ -314,18 +312,18 @@ class BlockRounds:
     # rounds
 
     def may_update(self, member: int, base_version: int) -> bool:
-        """Whether a member's arrival, if it counts, lets the optimizer run: what that takes is got ready before."""
+        """True if a member's arrival may run the optimizer, for which the caller then prepares."""
         if not self._is_sync:
             return True
         is_due = base_version == self.version and self.members.get(member, base_version + 1) <= base_version
         return is_due and self._missing - (member not in self._arrived) <= self._backup
 
     def closable(self) -> bool:
-        """Whether ``close`` is to be called now; ask after every event, until False."""
+        """True if ``close`` must be called now. Check this after every event, until it is False."""
         if not self._is_sync:
             return False
         if self._missing == 0:
-            # All due members are here, or none is due.
+            # All due members have arrived, or none is due.
             return bool(self._contributors) or self._has_arrivals() or self._next_start() > self.version
         return self._missing <= self._backup and self._has_arrivals()
 
@@ -333,7 +331,7 @@ class BlockRounds:
         return not self._arrived.isdisjoint(self.members)
 
     def _next_start(self) -> int:
-        """Where catching up ends: the lowest first round, if nobody is due before; else the open round."""
+        """Return the round at which catching up ends: the lowest first round, or the open round if that is later."""
         if self._switch is not None:
             start = min([*self.members.values(), self._switch.at_version])
         else:
@@ -341,7 +339,7 @@ class BlockRounds:
         return max(start, self.version)
 
     def close(self) -> Closing:
-        """Close the open round; call only when ``closable``. Without anything held this catches up in one step."""
+        """Close the open round, or catch up if it has no contributions. Call this only if ``closable``."""
         assert self.closable(), "this round still waits for members"
         closing = Closing(self.version, self._total_weight, self._contributors, frozenset(self._arrived), self._held)
         is_empty = not self._contributors and not self._has_arrivals()
@@ -363,14 +361,14 @@ class BlockRounds:
     # the view
 
     def can_admit(self, first_round: int) -> bool:
-        """False when rounds that a member would be due in have been closed without it."""
+        """False if rounds in which a member would be due are already closed."""
         return not self._is_sync or first_round >= self.version
 
     def change(self, admit: Mapping[int, int], remove: Iterable[int]) -> None:
-        """Admit members (-> first round) and remove others in one step; then ask ``closable``.
+        """Admit members (-> first round) and remove others atomically. Check ``closable`` afterwards.
 
         Raises:
-            MessageError: an admitted member's first round is closed already; nothing was changed.
+            MessageError: an admitted member's first round is already closed; nothing was changed.
         """
         for member, first in admit.items():
             if not self.can_admit(first):
@@ -385,19 +383,19 @@ class BlockRounds:
         self._count_missing()
 
     def can_switch(self, at_version: int) -> bool:
-        """Whether the mode may change at this version, once nobody is a member any more."""
+        """True if the mode may change at this version, after all members have been removed."""
         has_begun = bool(self._arrived or self._contributors)
         return at_version >= self.version + has_begun
 
     def switch(self, mode: Mode, at_version: int) -> None:
-        """Change the mode at a version that is agreed for all blocks.
+        """Change the mode at a version that all blocks have agreed on.
 
-        From sync the block switches when its round ``at_version`` opens. From async or bounded it switches now, and its
-        version becomes ``at_version``: there versions differ from block to block, and rounds need equal ones. Such a
-        switch comes with a view in which every member is new and starts at ``at_version``.
+        In sync mode, the block switches when its round ``at_version`` opens. In other modes it switches now, and its
+        version becomes ``at_version``, because the versions of blocks differ there, and rounds need equal ones. The
+        view of such a switch has only new members, which start at ``at_version``.
 
         Raises:
-            MessageError: the version is past; nothing was changed. Agree on a later one.
+            MessageError: the version is in the past; nothing was changed. Agree on a later one.
         """
         if at_version < self.version:
             raise MessageError(f"the mode cannot change at version {at_version}: the block is at {self.version}")
@@ -421,4 +419,4 @@ class BlockRounds:
         assert bool(self._contributors) == bool(self._held), "contributions and held batches differ"
         assert abs(self._total_weight - sum(self._contributors.values())) <= 1e-6 * (1 + self._total_weight)
         assert self._clocks.keys() == (self.members.keys() if self._staleness is not None else set())
-        assert self._switch is None or self._switch.at_version > self.version, "a switch was missed"
+        assert self._switch is None or self._switch.at_version > self.version, "a switch is overdue"

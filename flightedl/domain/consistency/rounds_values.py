@@ -1,4 +1,4 @@
-"""What a block answers to a push or a pull, and what a closed round was; ``rounds`` decides."""
+"""A block's answers to pushes and pulls, and the result of closing a round; see ``rounds``."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from flightedl.domain.exactly_once.batches import Batch
 
 
 class Accumulate(msgspec.Struct, frozen=True):
-    """Add the gradient to the round: overwrite the accumulator when ``is_first``. Mark the batch."""
+    """Add the gradient to the accumulator, or overwrite it if ``is_first``. Mark the batch."""
 
     is_first: bool
     is_late: bool = False
 
 
 class Apply(msgspec.Struct, frozen=True):
-    """Run the optimizer now; the version has been counted. Mark the batch.
+    """Run the optimizer now; the version is already incremented. Mark the batch.
 
     ``staleness`` is the number of updates that the gradient did not see.
     """
@@ -27,28 +27,28 @@ class Apply(msgspec.Struct, frozen=True):
 
 
 class Arrived(msgspec.Struct, frozen=True):
-    """The member has arrived (or its clock has moved) without a contribution. Mark the batch, if it is not."""
+    """The member has arrived, or its clock has moved, without a contribution. Mark the batch if it is unmarked."""
 
 
 class Repeated(msgspec.Struct, frozen=True):
-    """The block has the batch and the message changes nothing: answer "already applied"."""
+    """The block has the batch already, and the message changes nothing: answer "already applied"."""
 
 
 class Stale(msgspec.Struct, frozen=True):
-    """Nothing was done: pull this version or a later one, recompute, push again."""
+    """Rejected: pull this version or a later one, recompute, and push again."""
 
     version: int
 
 
 class NotMember(msgspec.Struct, frozen=True):
-    """Nothing was done: the sender is not in the view; join, pull, recompute."""
+    """Rejected because the sender is not in the view: join, pull, and recompute."""
 
 
 Arrival = Accumulate | Apply | Arrived | Repeated | Stale | NotMember
 
 
 class Pull(Enum):
-    """What a pull has to do."""
+    """Answer to a pull."""
 
     READY = "ready"
     WAIT = "wait"
@@ -56,19 +56,19 @@ class Pull(Enum):
 
 
 class Closing(msgspec.Struct, frozen=True):
-    """A closed round. Run the optimizer when ``has_update``; then its version is the block's."""
+    """A closed round. Run the optimizer if ``has_update``, before using the block's new version."""
 
-    #: The round closed; the block's version is higher now.
+    #: Number of the closed round; the block's version is higher now.
     round: int
     total_weight: float
-    #: Members with a contribution and its weight, also those that have left since.
+    #: Member -> weight of its contributions, including members that have left.
     contributors: Mapping[int, float]
-    #: Members that arrived, with or without a contribution.
+    #: Members that have arrived, with or without a contribution.
     arrived: frozenset[int]
-    #: The batches that were contributed, each with the number of batches of its task.
+    #: The contributed batches, each with the number of batches of its task.
     held: Sequence[tuple[Batch, int]]
 
     @property
     def has_update(self) -> bool:
-        """False when the accumulator holds nothing of this round."""
+        """False if the round had no contributions."""
         return bool(self.contributors)

@@ -1,8 +1,8 @@
-"""What a pserver makes of the views that the master sends it: whom its blocks wait for, and in which mode.
+"""A pserver's handling of views: the members for which its blocks wait, and their mode.
 
-The rules are those of ``membership``: a pserver takes only a view that is newer than the one it has, removes at once
-whom the view does not name, admits a new member only where none of its rounds has gone by, and changes the mode only
-where no block is past the round of the change.
+``membership`` describes the rules. A pserver accepts only a view newer than its own, immediately removes members that
+the view does not contain, admits a new member only if none of its rounds is closed, and changes the mode only if no
+block is past the switch round.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from flightedl.messages.control import ViewMember, ViewReply, ViewRequest
 
 
 def mode_of(view: ViewRequest) -> Mode | None:
-    """Return the mode that a view names; UsageError: it is none of ours."""
+    """Return the mode of a view, or None. Raises UsageError if the mode is unknown."""
     return None if view.mode is None else Mode.from_json(view.mode)
 
 
 @dataclass(frozen=True, slots=True)
 class ViewVerdict:
-    """What a view asks of a pserver's blocks: change all of them by ``admit`` and ``remove``, then answer."""
+    """Changes that a view requires: apply them to all blocks, then answer."""
 
-    #: The view is older than the one known: nothing is to be done.
+    #: True if the view is older than the pserver's, so nothing is to be done.
     is_outdated: bool
     admit: tuple[ViewMember, ...] = ()
     remove: tuple[int, ...] = ()
-    #: Member ids that could not be admitted.
+    #: Ids of members that could not be admitted.
     refused: tuple[int, ...] = ()
-    #: Remove, then change to this mode at ``switch_round``, then admit.
+    #: If not None: remove members, then change to this mode at ``switch_round``, then admit members.
     switch: Mode | None = None
     switch_round: int = 0
-    #: The mode could not be changed at the round of the view.
+    #: True if the mode could not be changed at the view's round.
     refuses_mode: bool = False
 
     @property
     def accepted(self) -> bool:
-        """Whether the pserver now has exactly the members of the view."""
+        """True if the pserver now has exactly the members of the view."""
         return not self.is_outdated and not self.refused and not self.refuses_mode
 
     def reply(self, serial: int, highest_open_round: int) -> ViewReply:
-        """What the master is told, once the verdict is carried out."""
+        """Return the reply to the master, to be sent after the changes."""
         return ViewReply(
             serial=serial,
             refused=list(self.refused),
@@ -53,10 +53,10 @@ class ViewVerdict:
 
 
 class PserverView:
-    """The members that all blocks of one pserver have. The caller holds the locks of all blocks around a change.
+    """The members of all blocks of one pserver. The caller holds the locks of all blocks around a change.
 
     Args:
-        mode: That the blocks begin with; None: views never change it.
+        mode: Initial mode of the blocks; None if views must not change it.
     """
 
     def __init__(self, mode: Mode | None = None) -> None:
@@ -65,7 +65,7 @@ class PserverView:
         self._master_generation = 0
         self._serial = 0
         self._members: dict[int, ViewMember] = {}
-        #: By the newest view.
+        #: Members of the newest view that were refused.
         self._refused: tuple[int, ...] = ()
 
     @property
@@ -78,7 +78,7 @@ class PserverView:
         return self._master_generation, self._serial
 
     def begins_in(self, view: ViewRequest) -> Mode | None:
-        """The mode that blocks have to be given before ``consider``, because this is the first view; None: no other."""
+        """Return the mode to set in all blocks before ``consider``, if this first view has another one, else None."""
         mode = mode_of(view)
         if self.number != (0, 0) or self._mode is None or mode in {None, self._mode}:
             return None
@@ -88,14 +88,14 @@ class PserverView:
     def consider(
         self, view: ViewRequest, can_admit: Callable[[int], bool], can_switch: Callable[[int], bool] = lambda _: True
     ) -> ViewVerdict:
-        """Take a view over, as far as possible; the caller carries the verdict out before it gives the locks back.
+        """Adopt a view as far as possible. The caller carries out the verdict before it releases the locks.
 
-        The same view again gets the same verdict with nothing left to do.
+        A repeated view gets the same verdict without any changes.
 
         Args:
-            view: What the master sent.
-            can_admit: Whether every block could begin to wait for a member at this round.
-            can_switch: Whether every block could change its mode at this round.
+            view: The view from the master.
+            can_admit: True for a round at which every block can begin to wait for a member.
+            can_switch: True for a round at which every block can change its mode.
 
         Raises:
             MessageError: a member's first round has changed, or an id occurs twice; nothing was done.
@@ -107,10 +107,10 @@ class PserverView:
             return ViewVerdict(is_outdated=False, refused=self._refused, refuses_mode=self._refuses_mode)
         wanted = {member.member: member for member in view.members}
         if len(wanted) != len(view.members):
-            raise MessageError("a view names a member twice")
+            raise MessageError("a view contains a member twice")
         for member_id, member in wanted.items():
             if self._members.get(member_id, member) != member:
-                raise MessageError(f"member {member_id} is another one than in the view before")
+                raise MessageError(f"member {member_id} differs from that of the previous view")
         mode = mode_of(view)
         switch = mode if self._mode is not None and mode not in {None, self._mode} else None
         self._refuses_mode = switch is not None and not can_switch(view.switch_round)
@@ -124,7 +124,7 @@ class PserverView:
         return ViewVerdict(is_outdated=False, admit=admit, remove=remove, refused=refused)
 
     def _change_mode(self, number: tuple[int, int], view: ViewRequest, mode: Mode) -> ViewVerdict:
-        """Everybody goes, and begins anew in another mode, if that is possible at its round."""
+        """Remove all members, and admit those of the view in its mode, if the mode can change at its round."""
         remove = tuple(self._members)
         if self._refuses_mode:
             refused = tuple(member.member for member in view.members)

@@ -1,8 +1,11 @@
-"""What is done again after something was lost.
+"""Recovery from losses.
 
-* ``replay``: what is done when a pserver comes back with less than it had. ``audit`` compares what every pserver has
-  with what counts as done, at each epoch's end and before the job ends.
-* ``reinitialization``: when the model gets first values a second time, since nothing has the old ones.
-* ``lives``: which life of the model the names of its results belong to.
-* ``store_history``: whether etcd has gone back.
+* ``replay``: repetition of tasks after a pserver was restored from an older state
+* ``audit``: comparison of the pservers' applied batches with the done tasks, after each epoch and before the job ends
+* ``reinitialization``: second initialization of the model, if its values are in no checkpoint
+* ``lives``: assignment of results to a life of the model
+* ``store_history``: detection of an etcd that was restored from an older state
+
+A pserver that restarts from a checkpoint announces its applied batches. The master reopens the tasks that it lacks and
+rejects reports that name the lost process. Trainers compute the tasks again, and blocks that have a batch ignore it.
 """

@@ -1,24 +1,21 @@
-"""Looks once more whether every pserver has what counts as done, at the end of each epoch and before the job ends.
+"""Comparison of every pserver's applied batches with the done tasks, after each epoch and before the job ends.
 
-A task counts as done because a trainer said so, whose word nobody checks at the time. Should that word ever be wrong,
-whatever the reason, the batches are missing and nobody notices. So the master asks every pserver again what it has
-applied, compares, and makes what is missing todo again.
+A task counts as done when a trainer reports it. If such a report were wrong for any reason, batches would be missing
+unnoticed. The master therefore asks every pserver for its applied batches and reopens missing tasks.
 
 Rules:
 
-* An audit is about the epochs that have ended when it begins, and about what pservers are asked after that: an answer
-  to an earlier question does not count (``serial``).
-* It begins when an epoch has ended, and when all have, for the state of the queue at that moment (``revision``): what
-  is found missing is done again, which is another state, and is looked at again.
-* Every process that counts answers for itself. One that takes a pserver's place is asked, too.
-* It is *clean* when all have answered and nothing was missing. Only then the job may be said to be done.
-* A job that was stopped ends within an epoch. Work that nobody reported as done may stay undone there, but not in part:
-  a task of which some blocks have batches that others lack is *torn* (``torn``) and is finished before the job ends.
-* Work that is missing again and again although it is done each time is a fault that doing it again does not mend: after
-  ``ROUNDS_LIMIT`` such audits in a row the job has failed.
+* An audit covers the epochs that had ended when it began. Answers to earlier questions do not count (``serial``).
+* An audit begins when an epoch has ended, and when all have ended, for the state of the queue at that time
+  (``revision``). Repeating missing tasks changes the state, so it is followed by another audit.
+* Every current process answers for itself; the replacement of a pserver is asked, too.
+* An audit is *clean* if all pservers have answered and no task was missing. Only then may the job be reported as done.
+* A stopped job ends within an epoch, where tasks may remain undone. But a task of which only some blocks have applied a
+  batch is *torn* (``torn``) and must be finished before the job ends.
+* If tasks are still missing after ``ROUNDS_LIMIT`` consecutive audits, the job has failed.
 
-Not guaranteed: that tasks with quarantined batches are whole but for these, as pservers tell of whole tasks only; nor
-that what the pservers have counts once; that is what ``applied`` is for.
+Not guaranteed: that tasks with quarantined batches are otherwise complete, because pservers report only complete tasks;
+nor that pservers have applied each batch only once, which ``applied`` ensures.
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ from collections.abc import Callable, Mapping
 from flightedl.domain.exactly_once.intervals import IntervalSet
 from flightedl.domain.recovery.replay import AppliedSummary, tasks_to_reopen, torn_tasks
 
-#: Audits in a row at the end of the job that may find something.
+#: Number of consecutive audits at the end of the job that may find missing tasks.
 ROUNDS_LIMIT = 10
 
 
@@ -39,21 +36,20 @@ class Audit:
         self._pserver_count = pserver_count
         self._serial = 0
         self._end_epoch = 0
-        #: The queue's at the beginning of the newest audit.
+        #: The queue's revision at the beginning of the newest audit.
         self._revision = -1
-        #: index -> generation of the process that has answered, and what it has.
+        #: Pserver index -> (generation of the process that has answered, its applied tasks).
         self._answered: dict[int, tuple[int, AppliedSummary]] = {}
         self._has_found = False
         self._is_last = False
         self._rounds = 0
-        #: Tasks that counted as done and were missing, in all audits.
+        #: Number of done tasks that were missing, in all audits.
         self.missing_count = 0
 
     def epochs_ended(self, end_epoch: int, revision: int, *, is_last: bool) -> bool:
-        """Epochs 0 to ``end_epoch``, exclusive, have ended; the queue is at ``revision``.
+        """Begin an audit of the epochs below ``end_epoch`` if one is due. True if the pservers must be asked.
 
-        With ``is_last`` all have: whatever has changed since the audit before has to be looked at. True if an audit
-        begins, so that the pservers have to be asked.
+        If ``is_last``, all epochs have ended, and every change of the queue's ``revision`` requires a new audit.
         """
         is_new = end_epoch > self._end_epoch or (is_last and (revision != self._revision or not self._is_last))
         if not is_new:
@@ -65,7 +61,7 @@ class Audit:
         return True
 
     def wanted(self, index: int, generation: int) -> int | None:
-        """The serial of the audit that this process has to answer; None: it has nothing to answer."""
+        """Return the serial of the audit that this process must answer, or None."""
         if not self._end_epoch or self._generations.get(index) == generation:
             return None
         return self._serial
@@ -82,11 +78,10 @@ class Audit:
         summary: AppliedSummary,
         task_count_of: Callable[[int], int],
     ) -> dict[int, IntervalSet]:
-        """A process says what it has.
+        """Handle a process's answer.
 
         Returns:
-            epoch -> tasks that it lacks, to be reopened as far as they count as done; then ``found`` is to be told how
-            many these were.
+            Epoch -> tasks that it lacks. The caller reopens those that are done, and passes their number to ``found``.
         """
         if serial != self._serial:
             return {}
@@ -94,21 +89,21 @@ class Audit:
         return tasks_to_reopen(summary, self._end_epoch, task_count_of)
 
     def torn(self, task_count_of: Callable[[int], int]) -> dict[int, list[int]]:
-        """Tasks by epoch that are in some blocks only; empty while an answer is missing."""
+        """Return the torn tasks by epoch; empty while an answer is missing."""
         if not self._is_last or len(self._answered) < self._pserver_count:
             return {}
         return torn_tasks([summary for _, summary in self._answered.values()], self._end_epoch, task_count_of)
 
     def found(self, reopened: int) -> None:
-        """So many tasks that a process lacks counted as done."""
+        """Record the number of done tasks that a process lacks."""
         if reopened:
             self._has_found = True
             self.missing_count += reopened
 
     def is_clean(self, revision: int, generations: Mapping[int, int]) -> bool:
-        """Whether nothing is missing of what the queue has done at ``revision``.
+        """True if no pserver lacks a task that is done at ``revision``.
 
-        ``generations``: of the processes that count, by index.
+        ``generations`` are those of the current processes, by index.
         """
         return (
             self._is_last
@@ -120,5 +115,5 @@ class Audit:
 
     @property
     def has_failed(self) -> bool:
-        """Whether work is missing however often it is done."""
+        """True if tasks are still missing after the maximum number of audits."""
         return self._rounds >= ROUNDS_LIMIT

@@ -1,19 +1,18 @@
-"""When the model gets first values anew: a pserver died with the first ones, and no checkpoint has them.
+"""Second initialization of the model, after a pserver has died with values that are in no checkpoint.
 
-Until the first checkpoint is complete, or for ever where none are kept, a pserver that dies takes its values along. Its
-successor *lacks* them: it finds that an election has given the model its first values, and has nothing to load. A model
-of which a part starts again while the rest goes on would be neither of the two, so everybody goes back:
+Before the first checkpoint, or in a job without checkpoints, a pserver that dies loses its values. Its successor
+*lacks* them: an election shows that the model was initialized, but there is nothing to load. Restarting only a part of
+the model would leave it inconsistent, so all of it is initialized again:
 
-1. pservers that have values are sent back: each ends, and its successor lacks them too;
-2. when all lack the values of the same election, that election is deleted, in a transaction that names all of these
-   processes; its queue's account was reset before (nobody is *settled*);
-3. pservers wait for first values, as in a new job. Trainers find that the election is not theirs any more, end and are
-   started again, for only the user's script can make first values; one of them is elected.
-4. The pservers announce that nothing is applied, so every task is dispatched again.
+1. The master restarts all pservers that have values, so their successors lack them, too.
+2. When all pservers lack the values of the same election, the master forgets which pservers are *settled*, then deletes
+   the election in a transaction that names all their processes.
+3. Pservers wait for initial values, as in a new job. Trainers see that their election is gone, and exit. They are
+   restarted, because only the user's script can initialize a model, and one of them is elected.
+4. Pservers announce that no batch is applied, so every task is assigned again.
 
-Nothing of this is stored but by the deletion itself: a master that dies on the way is followed by one that hears the
-same from the same pservers. The election's revision travels with what is said, so that a late word about an old
-election never ends a newer one.
+Only the deletion is stored. If the master dies before it, its successor gets the same answers from the same pservers.
+Each answer contains the election's revision, so a late answer about an old election cannot end a newer one.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LostValues:
-    """A pserver process without values, and the election (its create_revision) whose values it should have."""
+    """A pserver process that lacks the values of an election (identified by its create_revision)."""
 
     generation: int
     election: int
@@ -32,14 +31,14 @@ class LostValues:
 
 @dataclass(frozen=True, slots=True)
 class RestartServers:
-    """These processes (index -> generation) have to end."""
+    """Restart these processes (index -> generation)."""
 
     generations: Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Reinitialize:
-    """Delete the election, if all these processes (index -> generation) are still there."""
+    """Delete the election if all these processes (index -> generation) are still alive."""
 
     election: int
     generations: Mapping[int, int]
@@ -53,16 +52,16 @@ def next_step(
     *,
     may_be_saved: bool,
 ) -> RestartServers | Reinitialize | None:
-    """What is to be done about pservers that lack their values; None: nothing, or not yet.
+    """Return the next step for pservers that lack their values, or None if there is none yet.
 
     Args:
-        pserver_count: Of the job.
-        present: index -> generation of the processes that are there.
-        lacking: index -> what a process of it said.
-        settled: index -> generation of the processes that have values.
-        may_be_saved: Whether there is a checkpoint, or one that may still become complete.
+        pserver_count: Number of the job's pservers.
+        present: Index -> generation of the live processes.
+        lacking: Index -> the lost values, as reported by a process.
+        settled: Index -> generation of the processes that have values.
+        may_be_saved: True if there is a checkpoint, or one that may still become complete.
     """
-    # What a process said before it was given values may be heard after: one that is settled lacks nothing any more.
+    # A report may arrive after its process got values: a settled process lacks nothing.
     now = {
         index: each for index, each in lacking.items() if present.get(index) == each.generation != settled.get(index)
     }

@@ -1,26 +1,25 @@
-"""What the master does when a pserver comes back with less than it had.
+"""Repetition of tasks after a pserver was restored from an older state.
 
-**What counts.** ``PserverRecovery`` knows which process (generation) of each pserver index counts, and whether it is
-*settled*: what it has applied was compared with what the queue says is done, and the difference was reopened.
+**Replay.** ``PserverRecovery`` knows the current process (generation) of each pserver index. A process is *settled*
+when its applied batches were compared with the queue's done tasks, and the missing tasks were reopened.
 
-* A report that a piece of work is done names the generation of every pserver that acknowledged it: of each the *lowest*
-  one over the piece's batches. It counts only if none is older than the process that counts. Otherwise that process is
-  gone, with what it acknowledged since its last checkpoint: the piece goes back (``give_back``), the report is answered
-  as lost.
-* A report that names a newer process than the master knows counts: that process will announce what it has, and did
-  not have more then than it has now.
-* A pserver announces what it has applied until the master has stored, *in one transaction*, the reopened queue and
-  that this process is settled. It may serve meanwhile.
-* Until all are settled nobody is told that all epochs are done: what was lost may still have to be reopened.
+* A report of a finished piece names, for each pserver, the *lowest* generation that acknowledged one of the piece's
+  batches. The report counts only if none is older than the current process. Otherwise that process is gone, with
+  everything since its last checkpoint: the piece is taken back (``give_back``), and the report is answered as lost.
+* A report that names a newer process than the master knows counts, because that process will announce its applied
+  batches, which include those of the report.
+* A pserver repeats its announcement until the master has stored, *in one transaction*, the reopened queue and the fact
+  that the process is settled. It may serve trainers in the meantime.
+* The master does not report the job as done until all pservers are settled, because tasks may still be reopened.
 
-So at any time, for each index: either its process is settled, and then done ⊆ applied by it; or it is going to
-announce what it has.
+Invariant for each index: either its process is settled and has applied all done tasks, or it will announce its applied
+batches.
 
-**Rollback.** With ``recovery="rollback"`` the others go back too, to the checkpoint that the new process loaded: each
-has to end, take its index anew, and so gets a new generation, above the *floor*. Pushes and reports that are under way
-are refused by that alone, and the queue is made to fit by the same announcements. It is over when all are above the
-floor and settled. While it goes on no checkpoint is ordered: the caller tells ``Checkpoints.pserver_up`` only of
-settled processes that need not reload.
+**Rollback.** With ``recovery="rollback"`` the other pservers return to the checkpoint that the new process loaded. Each
+restarts and thus gets a new generation, above the *floor*. This fences pushes and reports in flight, and the new
+processes' announcements update the queue. The rollback is over when all processes are above the floor and settled. In
+the meantime no checkpoint is ordered: ``Checkpoints.pserver_up`` is called only for settled processes that need not
+reload.
 """
 
 from __future__ import annotations
@@ -42,18 +41,18 @@ _FORMAT = 1
 
 
 class AppliedSummary(msgspec.Struct, frozen=True, array_like=True):
-    """Tasks that all blocks of a pserver have wholly, and the batches of those that they have in part.
+    """Tasks that all blocks of a pserver have applied, and the applied batches of incomplete tasks.
 
-    One bit for each task of an epoch that is not through, a few bytes for all that are.
+    Takes one bit per task of incomplete epochs, and a few bytes for all complete ones.
     """
 
-    #: (first epoch, end epoch, tasks): epochs that are through, with how many tasks each has; rising.
+    #: Complete epochs in increasing order: (first epoch, end epoch, number of tasks of each).
     through: list[tuple[int, int, int]] = []
-    #: epoch -> bit for each task, lowest first, as long as needed.
+    #: Epoch -> one bit per task, lowest first, as long as needed.
     done: dict[int, bytes] = {}
-    #: False: the pserver has no blocks, so it lacks nothing.
+    #: False if the pserver has no blocks, so it lacks nothing.
     has_blocks: bool = True
-    #: epoch -> task -> its batches in every block, as bits; empty if blocks differ. Only tasks that are not done.
+    #: Epoch -> incomplete task -> bits of its batches that every block has applied; empty if blocks differ.
     parts: dict[int, dict[int, bytes]] = {}
 
     @classmethod
@@ -76,7 +75,7 @@ class AppliedSummary(msgspec.Struct, frozen=True, array_like=True):
         return any(first <= epoch < end for first, end, _ in self.through)
 
     def done_bits(self, epoch: int) -> int:
-        """A bit for each task of an epoch that is not through."""
+        """Return one bit per task of an incomplete epoch."""
         return int.from_bytes(self.done.get(epoch, b""), "little")
 
     def encode(self) -> bytes:
@@ -84,13 +83,13 @@ class AppliedSummary(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def decode(cls, data: bytes) -> AppliedSummary:
-        """What ``encode`` wrote. CorruptError: anything else."""
+        """Decode the output of ``encode``. Raises CorruptError for anything else."""
         try:
             version, summary = from_msgpack(data, tuple[int, cls])  # type: ignore[valid-type]
         except (msgspec.DecodeError, RecursionError) as error:
             raise CorruptError(f"not a summary of applied batches: {str(error)[:200]}") from None
         if version != _FORMAT:
-            raise CorruptError(f"a summary of format {version}; this version reads format {_FORMAT}")
+            raise CorruptError(f"a summary has format {version}, but this version reads format {_FORMAT}")
         found: AppliedSummary = summary
         return found
 
@@ -98,13 +97,13 @@ class AppliedSummary(msgspec.Struct, frozen=True, array_like=True):
 def tasks_to_reopen(
     summary: AppliedSummary, begun_epochs: int, task_count_of: Callable[[int], int]
 ) -> dict[int, IntervalSet]:
-    """Which tasks a pserver lacks: to be given to ``TaskQueue.reopen``, which touches only those that are done.
+    """Return the tasks that a pserver lacks, for ``TaskQueue.reopen``, which reopens those that are done.
 
     Returns:
-        epoch -> its tasks, without empty ones. O(tasks / 8) for each epoch that is not through, nothing for the others.
+        Epoch -> its missing tasks; never empty ones. Costs O(tasks / 8) for each incomplete epoch.
 
     Raises:
-        NotFoundError: the pserver lacks an epoch that ``task_count_of`` does not know any more.
+        NotFoundError: the pserver lacks an epoch whose size was forgotten.
     """
     lacking: dict[int, IntervalSet] = {}
     if not summary.has_blocks:
@@ -125,11 +124,7 @@ def tasks_to_reopen(
 def torn_tasks(
     summaries: Sequence[AppliedSummary], begun_epochs: int, task_count_of: Callable[[int], int]
 ) -> dict[int, list[int]]:
-    """Find the tasks of which some blocks have batches that other blocks lack.
-
-    Returns:
-        epoch -> its torn tasks, without empty ones.
-    """
+    """Return epoch -> its torn tasks: some blocks have batches that others lack. Epochs without any are left out."""
     summaries = [each for each in summaries if each.has_blocks]
     open_epochs = IntervalSet()
     for each in summaries:
@@ -150,7 +145,7 @@ def torn_tasks(
 
 
 def _count_or(known: int, task_count_of: Callable[[int], int], epoch: int) -> int:
-    """Tasks of an epoch that is through; if that is forgotten, as many as the pserver was told when it was over."""
+    """Return the number of tasks of a complete epoch; ``known`` if it was forgotten."""
     try:
         return task_count_of(epoch)
     except NotFoundError:
@@ -158,7 +153,7 @@ def _count_or(known: int, task_count_of: Callable[[int], int], epoch: int) -> in
 
 
 def _clear_bits(bitmap: bytes, count: int) -> IntervalSet:
-    """Runs of the bits that are not set, below ``count``."""
+    """Return the runs of clear bits below ``count``."""
     bits = np.zeros(count + 2, np.int8)
     known = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little")[:count]
     bits[1 : count + 1] = 1
@@ -169,7 +164,7 @@ def _clear_bits(bitmap: bytes, count: int) -> IntervalSet:
 
 @dataclass(frozen=True, slots=True)
 class Reload:
-    """This process is to end, take its index anew, and load that checkpoint (None: the first values)."""
+    """Restart this process, to load that checkpoint (None for the initial values)."""
 
     generation: int
     checkpoint: int | None
@@ -179,27 +174,28 @@ class _Record(msgspec.Struct, array_like=True):
     format: int
     settled: list[tuple[int, int]]
     floor: int
-    #: [] : any checkpoint; else the one that all have to load.
+    #: The checkpoint that all pservers must load; an empty list for any.
     pinned: list[int | None]
 
 
 class PserverRecovery:
-    """Which process of each pserver counts; see the module. Its state is stored together with the queue's.
+    """Current and settled processes of all pservers; see the module. Stored together with the queue.
 
     Args:
-        pserver_count: Indexes 0 to ``pserver_count`` - 1.
-        recovery: What happens when one comes back: the others stay as they are, or go back with it.
+        pserver_count: Number of pservers.
+        recovery: "replay" to leave other pservers unchanged when one is restored, "rollback" to restore them, too.
     """
 
     def __init__(self, pserver_count: int, recovery: Literal["replay", "rollback"] = "replay") -> None:
         self._pserver_count = pserver_count
         self._is_rollback = recovery == "rollback"
-        #: index -> newest generation seen.
+        #: Index -> newest known generation.
         self._known: dict[int, int] = {}
-        #: index -> generation that is settled.
+        #: Index -> settled generation.
         self._settled: dict[int, int] = {}
-        #: Rollback: generations below this have to go.
+        #: Processes of lower generations must restart (rollback).
         self._floor = 0
+        #: (the checkpoint that restarted processes load,); None without a rollback.
         self._pinned: tuple[int | None] | None = None
 
     def seen(self, index: int, generation: int) -> None:
@@ -210,16 +206,16 @@ class PserverRecovery:
         return self._known.get(index)
 
     def is_settled(self, index: int) -> bool:
-        """Whether what the process that counts has is taken into account."""
+        """True if the current process is settled."""
         return index in self._known and self._settled.get(index) == self._known[index]
 
     @property
     def is_all_settled(self) -> bool:
-        """Whether all are, and no rollback is under way: only now the job may be said to be done."""
+        """True if all processes are settled and no rollback is in progress."""
         return not self.to_reload() and all(self.is_settled(index) for index in range(self._pserver_count))
 
     def accepts(self, pservers: Sequence[int]) -> bool:
-        """Whether a report of finished work counts; ``pservers``: lowest generation of each index that acknowledged."""
+        """True if a report counts. ``pservers`` are the lowest generations that acknowledged it, by index."""
         return len(pservers) == self._pserver_count and all(
             generation >= self._known.get(index, 0) for index, generation in enumerate(pservers)
         )
@@ -233,14 +229,14 @@ class PserverRecovery:
         task_count_of: Callable[[int], int],
         checkpoint: int | None = None,
     ) -> dict[int, IntervalSet] | None:
-        """A process says what it has applied, and from which checkpoint it started.
+        """Handle a process's announcement of its applied batches, and of the checkpoint that it loaded.
 
         Returns:
-            What to reopen, once; store that with this state before the process is answered. None: nothing changed,
-            because it is settled already, or is not the one that counts; an answer needs no storing.
+            Epoch -> tasks to reopen. The reopened queue and this state must be stored together before the process gets
+            an answer. None if nothing has changed, because the process is already settled or is not the current one.
 
         Raises:
-            NotFoundError: it lacks an epoch of which nothing is known any more; nothing has changed.
+            NotFoundError: the process lacks an epoch whose size was forgotten; nothing was changed.
         """
         self.seen(index, generation)
         if self._known.get(index) != generation or self._settled.get(index) == generation:
@@ -254,26 +250,26 @@ class PserverRecovery:
     def _roll_back(self, index: int, generation: int, checkpoint: int | None) -> None:
         before = self._settled.get(index)
         if before is None:
-            # The first process of this index: nothing was lost.
+            # The first process of an index has lost nothing.
             return
         if before < self._floor and self._pinned == (checkpoint,):
-            # It goes back because it was told to.
+            # The master restarted this process.
             return
         self._floor = generation
         self._pinned = (checkpoint,)
 
     def settled(self) -> dict[int, int]:
-        """The processes whose word was taken, by index: their generations."""
+        """Return the generations of settled processes, by index."""
         return dict(self._settled)
 
     def begin_anew(self) -> None:
-        """All values are gone: nobody has anything any more, and nobody goes back to anything."""
+        """Forget all settled processes and any rollback, because all values are lost."""
         self._settled.clear()
         self._floor = 0
         self._pinned = None
 
     def to_reload(self) -> dict[int, Reload]:
-        """Rollback: processes that are to go back; empty in the other mode."""
+        """Return the processes that must restart for a rollback, by index."""
         if self._pinned is None:
             return {}
         return {
@@ -285,7 +281,7 @@ class PserverRecovery:
     # storage
 
     def encode(self) -> bytes:
-        """What a later master goes on from; belongs into the same transaction as the queue's state."""
+        """Return the state for a successor; it must be stored in the same transaction as the queue."""
         pinned = [] if self._pinned is None else list(self._pinned)
         return msgspec.msgpack.encode(_Record(_FORMAT, sorted(self._settled.items()), self._floor, pinned))
 
@@ -293,13 +289,13 @@ class PserverRecovery:
     def restore(
         cls, encoded: bytes, pserver_count: int, recovery: Literal["replay", "rollback"] = "replay"
     ) -> PserverRecovery:
-        """Go on from what an earlier master stored. CorruptError: not what ``encode`` writes."""
+        """Decode the output of ``encode``. Raises CorruptError for anything else."""
         try:
             record = from_msgpack(encoded, _Record)
         except msgspec.DecodeError as error:
             raise CorruptError(f"not a stored state of recovery: {str(error)[:200]}") from None
         if record.format != _FORMAT:
-            raise CorruptError(f"a recovery of format {record.format}; this version reads format {_FORMAT}")
+            raise CorruptError(f"a recovery has format {record.format}, but this version reads format {_FORMAT}")
         result = cls(pserver_count, recovery)
         result._settled = {index: generation for index, generation in record.settled if index < pserver_count}
         result._known = dict(result._settled)
@@ -309,4 +305,4 @@ class PserverRecovery:
 
     def check(self) -> None:
         for index, generation in self._settled.items():
-            assert generation <= self._known[index], "a process is settled that nobody has seen"
+            assert generation <= self._known[index], "an unknown process is settled"

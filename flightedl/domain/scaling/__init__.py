@@ -1,4 +1,4 @@
-"""How many trainers are worth having. Imports nothing of the other rooms.
+"""Choice of the number of trainers. Independent of the other packages.
 
-* ``marginal``: adds trainers while each further one brings enough, and removes those that do not.
+* ``marginal``: adds trainers while each one increases throughput enough, and removes those that do not
 """

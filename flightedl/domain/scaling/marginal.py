@@ -1,92 +1,95 @@
-"""How many trainers to have, by what the last ones have brought.
+"""Choice of the number of trainers by their marginal throughput.
 
-Theory of operation. More trainers bring more records per second until something else is the limit: the pservers, the
-store, the network, the slowest trainer of a round. So counts are compared in pairs: of ``lower`` trainers, which
-together did ``R(lower)`` records per second, and ``upper``, which did ``R(upper)``, the further ones are worth having
-if
+Additional trainers increase throughput until something else becomes the bottleneck: the pservers, the store, the
+network, or the slowest trainer of a round. Two numbers of trainers, ``lower`` and ``upper``, with throughputs
+``R(lower)`` and ``R(upper)`` in records per second, are therefore compared. The additional trainers are worth having if
 
     (R(upper) - R(lower)) / (upper - lower)  >=  worth * R(lower) / lower
 
-that is, if each of them brings at least the part ``worth`` of what those before bring on average. A trial goes to
-another count, measures there, compares, and stays or goes back:
+that is, if each adds at least the fraction ``worth`` of the average of the others. A trial changes the number,
+measures, compares, and keeps the new number or reverts it:
 
-* **Up** by half of what is there. When that was not worth it, the count is a *ceiling*, and what lies between is
-  halved. A ceiling is forgotten after ``retry_s``, since things change: that is how often, at most, one trainer more is
+* **Up** by half of the current number. If that was not worth it, the number becomes a *ceiling*, and the next trial
+  goes half of the way to it. A ceiling expires after ``retry_s``, because conditions change; then one more trainer is
   tried.
-* **Down** when the average falls below ``worth`` of the best (with a margin): then the last ones bring still less. If
-  all have become slower, the comparison shows it, and the trial goes back.
+* **Down** when the average falls below ``worth`` of the best average, with a margin, because then the last trainers add
+  even less. If all trainers have become slower, the comparison shows it, and the trial is reverted.
 
-A rate is what is done in ``measure_s``, from ``settle_s`` after the trainers are those that are wanted: new ones load
-first. Whatever disturbs it (a trainer comes or goes, the job waits) begins it again, so that nothing is concluded from
-a disturbance. That somebody else has changed the count is taken as a wish, and measured from there; 0 is a pause.
+Throughput is measured for ``measure_s``, beginning ``settle_s`` after the number of trainers has reached its target,
+because new trainers load first. Any disturbance (a trainer starts or stops, the job waits) restarts the measurement. If
+a person changes the number, it becomes the new target; 0 pauses the job.
 
-Trainers that are about to be taken away are replaced before they are gone, as far as the limits allow.
+Trainers that are about to be removed are replaced in advance, within the limits.
 
-Not promised: the best count where rates differ by less than their noise.
+Not guaranteed: the best number if throughputs differ by less than their noise.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-#: Below ``worth`` by so much, so that a trial down is not begun by noise.
+#: Factor on ``worth`` that prevents noise from starting a trial down.
 _MARGIN = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingLimits:
-    """What may be had, and what is worth having."""
+    """Limits of the number of trainers, and parameters of the trials."""
 
     minimum: int = 1
     maximum: int = 10
-    #: A further trainer has to bring this part of what the others bring on average, 0 to 1.
+    #: Minimum throughput of an additional trainer, as a fraction (0 to 1) of the others' average.
     worth: float = 0.5
-    #: What a trainer costs in an hour, and what all may cost; 0: without a limit.
+    #: Cost of one trainer per hour.
     hourly_cost: float = 0.0
+    #: Maximum cost of all trainers per hour; 0 for no limit.
     hourly_limit: float = 0.0
-    #: After a change, until it is measured; for how long; until a ceiling is tried again.
+    #: Seconds between a change and the measurement.
     settle_s: float = 30.0
+    #: Seconds of a measurement.
     measure_s: float = 60.0
+    #: Seconds until a ceiling expires.
     retry_s: float = 1800.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.minimum <= self.maximum:
-            raise ValueError(f"minimum is {self.minimum} and maximum {self.maximum}, but has to be at least that")
+            raise ValueError(f"maximum is {self.maximum}, but must be at least minimum, which is {self.minimum}")
         if not 0 <= self.worth <= 1:
-            raise ValueError(f"worth is {self.worth}, but has to be from 0 to 1")
+            raise ValueError(f"worth is {self.worth}, but must be between 0 and 1")
         if self.hourly_limit and self.hourly_cost <= 0:
-            raise ValueError("a limit of the cost needs what one trainer costs")
+            raise ValueError("hourly_limit requires hourly_cost, the cost of one trainer")
 
     @property
     def most(self) -> int:
-        """The maximum, or what may be paid; never below the minimum."""
+        """Maximum number of trainers within the limit of the cost; never below the minimum."""
         if not self.hourly_limit:
             return self.maximum
-        # Of a quotient that is a whole number but for its rounding.
+        # The addend compensates for rounding of a quotient that should be an integer.
         payable = int(self.hourly_limit / self.hourly_cost + 1e-9)
         return max(self.minimum, min(self.maximum, payable))
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """How the job stands."""
+    """Observation of a job."""
 
-    #: Records of all finished tasks, ever.
+    #: Records of all finished tasks since the start of the job.
     records: int
-    #: Trainers that are registered, and that the cluster was told to have.
+    #: Number of registered trainers.
     running: int
+    #: Number of trainers requested from the cluster.
     wanted: int
-    #: Trainers that somebody is about to take away.
+    #: Number of trainers that are about to be removed.
     leaving: int = 0
-    #: Tasks that are not done; None: not known.
+    #: Number of tasks that are not done; None if unknown.
     tasks_left: int | None = None
-    #: Whether there is something to do for trainers now.
+    #: True if there are tasks for trainers now.
     is_training: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """How many trainers there should be, and why."""
+    """Desired number of trainers, with the reason."""
 
     trainers: int
     reason: str
@@ -94,53 +97,54 @@ class Wish:
 
 @dataclass(slots=True)
 class MarginalScaling:
-    """Decides from one look at the job to the next."""
+    """State of the choice between two observations."""
 
     limits: ScalingLimits
-    #: What it wants beside replacements; None: it has not looked yet.
+    #: Desired number of trainers without replacements; None before the first observation.
     target: int | None = None
-    #: What was asked for last, replacements included.
+    #: Last requested number, with replacements.
     _asked: int | None = None
-    #: From when on rates mean something; when the measurement began, and the records then.
+    #: Time at which the measurement may begin.
     _settled_at: float | None = None
+    #: (start of the measurement, records at that time).
     _begun: tuple[float, int] | None = None
-    #: While a trial is under way: the count that it comes from, and the rate there.
+    #: During a trial: (previous number of trainers, its throughput).
     _trial: tuple[int, float] | None = None
-    #: A count that was not worth it, and when that was found.
+    #: (a number of trainers that was not worth it, time of that finding).
     _ceiling: tuple[int, float] | None = None
-    #: The best average rate of a trainer.
+    #: Highest average throughput per trainer.
     _best: float = field(default=0.0)
 
     def look(self, seen: Seen, now: float) -> Wish:
         if not seen.wanted and self.limits.minimum:
-            # Nobody but a person wants none.
+            # Only a person sets the number to 0.
             self.target = None
-            return Wish(0, "somebody has paused it")
+            return Wish(0, "the job was paused by hand")
         if self.target is None or seen.wanted != self._asked:
             self._adopt(seen.wanted)
         assert self.target is not None, "it was adopted"
         if seen.leaving:
             self._disturb()
-            return self._wish(min(self.target + seen.leaving, self.limits.most), "some are about to be taken away")
+            return self._wish(min(self.target + seen.leaving, self.limits.most), "trainers are about to be removed")
         if not seen.is_training:
             self._disturb()
-            return self._wish(self.target, "there is nothing to train now")
+            return self._wish(self.target, "there are no tasks to train now")
         if seen.running != self.target:
             self._disturb()
-            return self._wish(self.target, "not all of them are there")
+            return self._wish(self.target, "waiting for the number of trainers to reach its target")
         rate = self._measured(seen, now)
         if rate is None:
-            return self._wish(self.target, "it is being measured what they bring")
+            return self._wish(self.target, "measuring the throughput")
         reason = self._judge(rate, seen, now)
         self.check()
         return self._wish(self.target, reason)
 
     def check(self) -> None:
-        assert self.target is None or self.limits.minimum <= self.target <= self.limits.most, "within the limits"
-        assert self._trial is None or self._trial[0] != self.target, "a trial is of another count"
+        assert self.target is None or self.limits.minimum <= self.target <= self.limits.most, "outside of the limits"
+        assert self._trial is None or self._trial[0] != self.target, "a trial changes the number"
 
     def _adopt(self, wanted: int) -> None:
-        """Somebody, or nobody yet, has said how many: begin from there."""
+        """Start from a number of trainers that this class has not chosen."""
         self.target = max(self.limits.minimum, min(wanted, self.limits.most))
         self._trial = self._ceiling = None
         self._disturb()
@@ -153,12 +157,12 @@ class MarginalScaling:
         return Wish(trainers, reason)
 
     def _measured(self, seen: Seen, now: float) -> float | None:
-        """Records per second, once they were counted for long enough."""
+        """Return the throughput in records per second, or None while it is being measured."""
         if self._settled_at is None:
             self._settled_at = now + self.limits.settle_s
         if now < self._settled_at:
             return None
-        # A master that has taken over counts what is stored, which may be less.
+        # After a takeover, the master counts from the stored state, which may be older.
         if self._begun is None or seen.records < self._begun[1]:
             self._begun = now, seen.records
         begun_at, records = self._begun
@@ -175,30 +179,31 @@ class MarginalScaling:
             self._trial = None
             if not self._is_preferred(count, rate, other, other_rate, now):
                 self._go(other)
-                return f"{count} trainers do {rate:.0f} records/s, {other} do {other_rate:.0f}: back"
+                return f"{count} trainers process {rate:.0f} records/s, {other} processed {other_rate:.0f}: reverting"
         average = rate / count if count else 0.0
         self._best = max(self._best, average)
         if count > max(self.limits.minimum, 1) and average < _MARGIN * self.limits.worth * self._best:
             fewer = max(self.limits.minimum, 1, count - max(1, count // 4))
-            return self._try(fewer, rate, f"each does {average:.0f} records/s, the best average was {self._best:.0f}")
+            reason = f"a trainer processes {average:.0f} records/s; the best average was {self._best:.0f}"
+            return self._try(fewer, rate, reason)
         more = self._next_up(count, seen.tasks_left, now)
         if more == count:
-            return f"{count} trainers do {rate:.0f} records/s"
-        return self._try(more, rate, f"{count} trainers do {rate:.0f} records/s: more are tried")
+            return f"{count} trainers process {rate:.0f} records/s"
+        return self._try(more, rate, f"{count} trainers process {rate:.0f} records/s: trying more")
 
     def _is_preferred(self, count: int, rate: float, other: int, other_rate: float, now: float) -> bool:
-        """Whether the count that was tried is better than the one before it."""
+        """True if the tried number is better than the previous one."""
         (lower, low), (upper, high) = sorted([(count, rate), (other, other_rate)])
         is_worth = lower == 0 or (high - low) / (upper - lower) >= self.limits.worth * low / lower
         if is_worth:
-            # What the others bring has to be measured against what is possible now.
+            # From now on, averages are compared with what is currently possible.
             self._best = low / lower if lower else 0.0
         else:
             self._ceiling = upper, now
         return (count == upper) == is_worth
 
     def _next_up(self, count: int, tasks_left: int | None, now: float) -> int:
-        """The next count to try; the same one: none."""
+        """Return the next number to try; ``count`` if there is none."""
         step = max(1, count // 2)
         if self._ceiling is not None:
             ceiling, found_at = self._ceiling

@@ -490,7 +490,7 @@ class CoordinatorHistoryContract:
         for _ in range(5):
             put(coordinator, world.prefix + "a", b"new")
         restore()
-        with pytest.raises(RolledBackError, match="was seen before"):
+        with pytest.raises(RolledBackError, match="before: it was restored"):
             persistently(lambda: coordinator.get(world.prefix + "a"))
         # Another client writes until the store has caught up with the revision that was seen.
         other = world.connect()

@@ -86,9 +86,9 @@ def test_another_registration_of_a_name_holds_nothing_of_the_one_before(make):
     held = take(queue, generation=5)
     where = (held.epoch, held.position, held.attempt)
     for event in (queue.finish, queue.give_back):
-        with pytest.raises(FencedError, match="trainer . does not hold attempt"):
+        with pytest.raises(FencedError, match=r"trainer . does not hold attempt"):
             event("a", *where, 0.0, generation=6)
-    with pytest.raises(FencedError, match="trainer . does not hold attempt"):
+    with pytest.raises(FencedError, match=r"trainer . does not hold attempt"):
         queue.fail("a", *where, 0.0, error="broken", generation=6)
     with pytest.raises(FencedError, match="generation 5 of trainer a"):
         queue.request("a", 0.0, generation=6)

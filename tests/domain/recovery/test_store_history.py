@@ -69,7 +69,7 @@ def test_an_answer_that_may_be_old_proves_only_another_cluster() -> None:
         (Sighting(A, 50), A, 1, 1, None, "checkpoint 1 is complete"),
         (Sighting(A, 50), A, 4, 3, Sighting(A, 50), ""),
         (Sighting(A, 50), A, 4, 3, Sighting(A, 51), "was at 51"),
-        (Sighting(B, 50), A, 4, 3, Sighting(A, 49), f"state is of cluster {A}"),
+        (Sighting(B, 50), A, 4, 3, Sighting(A, 49), f"state belongs to cluster {A}"),
         # Resumed on another etcd, and no checkpoint was made there yet.
         (Sighting(B, LIFE_REVISIONS + 5), B, 4, 3, Sighting(A, 700), ""),
     ],

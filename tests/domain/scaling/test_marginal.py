@@ -182,7 +182,7 @@ def test_a_master_that_counts_less_begins_the_measurement_again() -> None:
     assert look(scaling, 100, records=0) == 4
 
 
-MEASURED = "it is being measured what they bring"
+MEASURED = "measuring the throughput"
 
 
 class Measured:

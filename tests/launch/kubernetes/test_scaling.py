@@ -84,7 +84,7 @@ def test_the_loop_adds_worthwhile_trainers_and_says_why_once() -> None:
     run(cluster, "demo", read, scaling, clock, Looks(clock, 40), said.append, 10.0)
     assert cluster.objects["Job", "demo-trainer"]["spec"]["parallelism"] == 3
     assert "the master does not answer" in said
-    assert [line for line in said if "->" in line] == ["2 -> 3 trainers: 2 trainers do 200 records/s: more are tried"]
+    assert [line for line in said if "->" in line] == ["2 -> 3 trainers: 2 trainers process 200 records/s: trying more"]
     assert len(said) == len([line for index, line in enumerate(said) if index == 0 or line != said[index - 1]])
 
 
