@@ -1,18 +1,25 @@
-"""The master: hands out tasks, keeps the membership, holds the job's declaration.
+"""The master: assigns tasks, maintains the membership, and keeps the job's declaration.
 
-Everything that it decides is ``domain.master``; this package carries events in and effects out.
+``domain.master`` makes all decisions. This package passes events to it and carries out its effects.
 
-Map: ``main`` wires one process; ``flight`` turns verbs into calls of ``service``, which puts the parts together and
-tells the core what time and leases do. ``state`` drives the core under one lock, and holds who waits for an answer;
-``durable`` writes its state to etcd before anybody is told (group commit), ``recovery`` reads it back. ``declaring``
-takes declarations (``declarations`` compares them, ``indexing`` makes tasks of a dataset, ``evaluations`` keeps those
-of evaluations); ``tasks`` asks the core for trainers (``failures`` says where failed work lies); ``pservers`` talks to
-the pservers; ``checkpointing`` writes and sweeps checkpoints (``resuming`` begins from one, ``exporting`` writes the
-model out of one) and ``beginning`` lets trainers elect again when nothing has the model's values; ``growing`` adds
-files that join a dataset; ``progress`` adds up what trainers report, ``status`` tells it (``groups``: of a group's
-ranks), ``continuity`` refuses an etcd that has gone back, ``journal`` keeps what has happened; ``metrics`` shows
-figures to Prometheus, and ``page`` the job to people (``history``: curves).
+* ``main``: one process, from waiting for the lock to the exit
+* ``flight``: the verbs, as calls of ``service``
+* ``service``: construction of the parts below, and their common operations
+* ``state``: driver of the core, under one lock
+* ``durable``: group commit of the state to etcd; ``recovery``: reading it back
+* ``continuity``: check that etcd was not restored from an older state
+* ``declaring``: declarations of the dataset and the model; ``evaluations``: datasets of evaluations
+* ``indexing``: tasks of a declared dataset; ``growing``: files that join it later
+* ``tasks``: tickets of trainers; ``failures``: location of failed work in files
+* ``pservers``: calls to the pservers; ``beginning``: second initialization of a model whose values are lost
+* ``checkpointing``: files of checkpoints; ``resuming``: start of a job from one; ``exporting``: the model as a file
+* ``progress``: sums of the trainers' reports; ``journal``: the newest events
+* ``status``: the job's status; ``groups``: status of a group; ``history``: curves over time
+* ``metrics``: metrics for Prometheus; ``page``: the web page
 
-Any number of masters may run: one holds ``master/lock``, the others wait for it. All of a master's writes name its
-lock's create_revision, so a deposed one can write nothing.
+A ticket arrives in ``flight``. ``tasks`` passes it to ``state``, which applies it to the core, waits until ``durable``
+has stored the result, and returns the core's answer. ``tasks`` adds the chunks of each assigned task from the index.
+
+Several masters may run: one holds ``master/lock``, the others wait for it. Every write of a master requires its lock's
+create_revision, so a deposed master cannot write.
 """

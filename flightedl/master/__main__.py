@@ -1,4 +1,4 @@
-"""``python -m flightedl.master``: a master whose settings come from the environment."""
+"""``python -m flightedl.master``: run a master with settings from the environment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from flightedl.process.importing import of_a_server
 from flightedl.process.tuning import leave_out_pandas_and_scipy
 
 if __name__ == "__main__":
-    # What is imported next makes arrays.
+    # This must precede the import of packages that use arrays.
     leave_out_pandas_and_scipy()
     with of_a_server():
         from flightedl.master.main import run

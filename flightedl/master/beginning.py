@@ -1,4 +1,4 @@
-"""Carries out that the model gets first values again, after all was lost (``domain.recovery.reinitialization``)."""
+"""Second initialization of a model whose values are lost (``domain.recovery.reinitialization``)."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from flightedl.ports import CreatedAt, Delete
 
 _log = logging.getLogger(__name__)
 
-#: Of one transaction, beside the fence.
+#: Maximum number of conditions in one transaction, in addition to the fence.
 _CONDITIONS_LIMIT = 120
 
 
 def delete_election(held: HeldKey, keys: JobKeys, step: Reinitialize) -> None:
-    """Let the trainers elect again; repeated until what the pservers say has changed.
+    """Delete the election, so that trainers hold a new one. Repeated until the pservers' answers have changed.
 
     Raises:
         FencedError: another master leads.
-        UnavailableError, OutcomeUnknownError: etcd cannot be written at the moment.
+        UnavailableError, OutcomeUnknownError: etcd cannot be written now.
     """
     conditions = [CreatedAt(keys.pserver(index), each) for index, each in step.generations.items()]
     result = held.write(
@@ -28,4 +28,4 @@ def delete_election(held: HeldKey, keys: JobKeys, step: Reinitialize) -> None:
         [CreatedAt(keys.init_params, step.election), *conditions[:_CONDITIONS_LIMIT]],
     )
     if result.committed:
-        _log.warning("the model begins anew: its values were lost, and all tasks are done again")
+        _log.warning("the model's values were lost: it is initialized again, and all tasks are repeated")

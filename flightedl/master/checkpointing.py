@@ -1,7 +1,7 @@
-"""Carries out what the core decides about checkpoints' files: the manifest, the pointer, deletions.
+"""Operations on the checkpoints' files, as decided by the core: manifests, the pointer, deletions.
 
-All of it goes through one queue to one thread, in its order, and each only when the state that it came from is in etcd.
-The pointer itself is part of that state, and written by the same fenced transaction.
+One thread carries them out in order, each after the state that led to it is stored in etcd. The pointer is a part of
+that state, so the same fenced transaction writes it.
 """
 
 from __future__ import annotations
@@ -44,17 +44,16 @@ class CheckpointStore:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the thread; what was under way is forgotten."""
+        """Stop the thread; unfinished operations are dropped."""
         self._is_stopping = True
         self._work.put(None)
         self._thread.join(5.0)
 
     def do(self, work: StoreWork) -> None:
-        """Carry this out, after all before it."""
         self._work.put(work)
 
     def drain(self, timeout_s: float, may_go_on: Callable[[], bool]) -> None:
-        """This master was told to end: make a last checkpoint, if everybody is still there to do it."""
+        """Make a last checkpoint before this master exits, as long as ``may_go_on``."""
         state = self._state
         deadline = state.clock.now() + timeout_s
         with state.lock:
@@ -66,7 +65,7 @@ class CheckpointStore:
         ticket = None
         while (remaining := deadline - state.clock.now()) > 0 and may_go_on():
             wait_s = min(remaining, _DRAIN_SLICE_S)
-            request = CheckpointRequest(ticket=ticket, reason="the master is about to end", wait_s=wait_s)
+            request = CheckpointRequest(ticket=ticket, reason="the master is shutting down", wait_s=wait_s)
             try:
                 reply = state.ask(request, is_last=True)
             except NotReadyError:
@@ -83,8 +82,8 @@ class CheckpointStore:
             try:
                 if self._state.becomes_durable(lambda: self._is_stopping, work.revision):
                     self._carry_out(work)
-            except Exception:  # noqa: BLE001 - whatever it is, what comes after it still has to be carried out
-                _log.exception("work in the checkpoints' storage could not be carried out")
+            except Exception:  # noqa: BLE001 - later operations must still be carried out
+                _log.exception("an operation on the checkpoints' storage failed")
 
     def _carry_out(self, work: StoreWork) -> None:
         match work.work:
@@ -97,7 +96,7 @@ class CheckpointStore:
 
     def _write_manifest(self, number: int) -> None:
         storage, state = self._storage, self._state
-        assert storage is not None, "there are no checkpoints without a storage"
+        assert storage is not None, "checkpoints need a storage"
         with state.lock:
             if state.core.checkpointing.checkpoints.under_way != number:
                 return
@@ -106,7 +105,7 @@ class CheckpointStore:
                 data = self._manifest().encode()
             with tracing.lasting("checkpoint", number), tracing.span("checkpoint.publish"):
                 storage.publish(manifest_name(number), [data])
-        except Exception as error:  # noqa: BLE001 - whatever a store raises: who waits has to hear that it failed
+        except Exception as error:  # noqa: BLE001 - the core must learn of any failure of a store
             state.apply(ManifestFailed(number, str(error) or type(error).__name__))
         else:
             state.apply(ManifestWritten(number, manifests.checksum(data)))
@@ -114,30 +113,30 @@ class CheckpointStore:
             tracing.over("checkpoint", number)
 
     def _manifest(self) -> Manifest:
-        """Locked."""
+        """Return the due manifest. The caller holds the lock."""
         core = self._state.core
         model = core.declaration.model
-        assert model is not None, "a checkpoint without a model"
+        assert model is not None, "a checkpoint needs a model"
         return core.checkpointing.checkpoints.manifest(
             self._job,
             model.plan_hash,
             model.cut_for or model.pservers,
-            encode(self._whole_declaration()),
+            encode(self._full_declaration()),
             None if core.work is None else core.work.queue.encode(),
             self._state.clock.wall_time(),
             core.evaluations.encode_results(),
             self._state.sighting(),
         )
 
-    def _whole_declaration(self) -> JobDeclaration:
-        """With the files that had joined by now: their keys in etcd will not be there when the job is resumed."""
+    def _full_declaration(self) -> JobDeclaration:
+        """Return the declaration with the files that have joined, whose keys in etcd a resumed job does not have."""
         state = self._state
         arrivals = [] if state.dataset is None else list(state.dataset.arrivals)
         return replace(state.core.declaration, arrivals=arrivals)
 
     def _sweep(self) -> None:
         storage, state = self._storage, self._state
-        assert storage is not None, "there are no checkpoints without a storage"
+        assert storage is not None, "checkpoints need a storage"
         try:
             names = [file.name for file in storage.list("")]
             with state.lock:
@@ -145,4 +144,4 @@ class CheckpointStore:
             for name in going:
                 storage.delete(name)
         except FlightedlError as error:
-            _log.warning("old checkpoints cannot be deleted at the moment: %s", error)
+            _log.warning("cannot delete old checkpoints now; they are deleted later: %s", error)

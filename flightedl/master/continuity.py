@@ -1,12 +1,12 @@
-"""Whether a new master may go on from what etcd says, or etcd has gone back behind what the job had reached.
+"""Check that a new master may continue from the state in etcd: etcd may have been restored from an older backup.
 
-Asked after the lock was taken and before anything is read from the job's state. A state that is older than the newest
-checkpoint is refused; with ``--resume`` it is deleted, and the job begins another life from that checkpoint (see
-``domain.recovery.store_history``). The state goes first and the life last, so a master that dies in between leaves
-something that its successor finds out about in the same way.
+The master checks this after it has acquired the lock, before it reads the job's state. It refuses a state that is older
+than the newest checkpoint. With ``--resume`` it deletes the state, and the job begins a new life from that checkpoint
+(see ``domain.recovery.store_history``). The new life is written last, so if the master dies before that, its successor
+detects the older state again.
 
-Not guaranteed: that anything is found out where a job keeps no checkpoints, but for another cluster's id; or while the
-checkpoints' store cannot be read, because a master does not wait for that.
+Not guaranteed: detection without checkpoints, except for a changed cluster id; and detection while the checkpoints'
+store cannot be read, because a master does not wait for it.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from flightedl.ports import Coordinator, Delete, Operation, Put, Storage
 
 _log = logging.getLogger(__name__)
 
-#: Deletions of one transaction.
+#: Maximum number of deletions in one transaction.
 _OPERATIONS = 100
 
 
 def settle(storage: Storage | None, coordinator: Coordinator, held: HeldKey, keys: JobKeys, *, resume: bool) -> bool:
-    """Whether the job goes on in its present life. False: another one has begun, and the lock has to be taken in it.
+    """True if the job continues in its current life. False if a new one has begun: acquire the lock again in it.
 
     Raises:
-        RolledBackError: the state is older than the newest checkpoint, or of another cluster.
+        RolledBackError: the state is older than the newest checkpoint, or belongs to another cluster.
         FencedError: the lock is lost.
     """
-    # First: a predecessor that does not know yet that it is deposed may write a manifest at any time, which names
-    # what it has seen of etcd by then. What is asked of etcd after the manifest was read is as new as that.
+    # The manifest must be read first. A deposed predecessor may write one at any time, with its latest observation of
+    # etcd. Only answers of etcd after reading the manifest are at least as new as that observation.
     number, newest = _newest(storage, keys.job_name)
     stored = coordinator.get(keys.history)
     record = HistoryRecord() if stored is None else from_json(stored.value, HistoryRecord)
@@ -57,7 +57,7 @@ def settle(storage: Storage | None, coordinator: Coordinator, held: HeldKey, key
             raise RolledBackError(f"{why}. {_advice(number)}")
         case BeginLife(life, why):
             if why:
-                _log.warning("the state in etcd is deleted, and the job goes on from checkpoint %d: %s", number, why)
+                _log.warning("deleting the state in etcd and continuing from checkpoint %d: %s", number, why)
             _begin_again(coordinator, held, keys, HistoryRecord(life=life, cluster=present.cluster))
             return False
     if not record.cluster:
@@ -66,14 +66,14 @@ def settle(storage: Storage | None, coordinator: Coordinator, held: HeldKey, key
 
 
 def _advice(number: int) -> str:
-    stop = "Stop what is left of this job's processes"
+    stop = "Stop the remaining processes of this job"
     if number:
-        return f"{stop}, and go on from checkpoint {number} with --resume"
-    return f"{stop}, and begin it anew, after `flightedl forget` or under another name: there is no checkpoint"
+        return f"{stop}, and continue from checkpoint {number} with --resume"
+    return f"{stop}. As there is no checkpoint, run `flightedl forget` and start again, or use another job name"
 
 
 def _newest(storage: Storage | None, job: str) -> tuple[int, Sighting | None]:
-    """The newest checkpoint that names this job, and etcd as it was then; 0: there is none, or it cannot be told."""
+    """Return the number of the job's newest checkpoint, with its observation of etcd; 0 if there is none or unknown."""
     if storage is None:
         return 0, None
     try:
@@ -85,9 +85,9 @@ def _newest(storage: Storage | None, job: str) -> tuple[int, Sighting | None]:
             if manifest.job == job:
                 return number, manifest.etcd
     except UnavailableError as error:
-        _log.warning("whether etcd is older than the newest checkpoint cannot be told: %s", error)
+        _log.warning("cannot check if etcd is older than the newest checkpoint: %s", error)
     except FlightedlError as error:
-        _log.info("the newest checkpoint was deleted while it was looked for: %s", error)
+        _log.info("the newest checkpoint was deleted during the check of etcd: %s", error)
     return 0, None
 
 
@@ -96,7 +96,7 @@ def _put(keys: JobKeys, record: HistoryRecord) -> Put:
 
 
 def _begin_again(coordinator: Coordinator, held: HeldKey, keys: JobKeys, record: HistoryRecord) -> None:
-    """Delete the job's state and begin the life; what is leased names live processes, and stays."""
+    """Delete the job's state and begin a new life. Leased keys are kept, because they name live processes."""
     kept = {keys.history, keys.ps_desired}
     last = [keys.job, keys.checkpoint_latest, keys.init_params]
     found = [*coordinator.list(keys.state_prefix).entries, *coordinator.list(keys.prefix).entries]

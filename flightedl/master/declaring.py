@@ -1,4 +1,4 @@
-"""What trainers declare: the core says whether it is the job's, and here is found out what follows from it."""
+"""Declarations of the dataset and the model: indexes the dataset, or plans the model, for the core."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flightedl.messages.declarations import DatasetDeclaration, DeclaredDataset,
 
 
 class Declaring:
-    """Takes declarations; each is durable before it is answered. Thread-safe."""
+    """Handles declarations. Each is durable before it is answered. Thread-safe."""
 
     def __init__(self, state: JobState, growing: Growing, indexing: DatasetIndexing) -> None:
         self._state = state
@@ -22,30 +22,30 @@ class Declaring:
         self._indexing = indexing
 
     def dataset(self, declared: DatasetDeclaration) -> DeclaredDataset:
-        """First declaration wins; of a job that was resumed, the first one since, which may change the order.
+        """Declare the dataset. The first declaration wins, or the first one after resuming, which may change the order.
 
         Raises:
             DataError: a file cannot be used.
             DeclarationError: the job has another dataset.
             NotReadyError: the index is being built, or etcd cannot be written; ask again.
-            UsageError: a job that was resumed is in a later epoch already.
+            UsageError: the resumed job has already passed the new last epoch.
         """
         state, index = self._state, self._indexing.index
         reply = state.declare(declared, lambda: state.begin_dataset(index(declared)))
-        assert isinstance(reply, DeclaredDataset), "a dataset whose tasks are known is declared"
+        assert isinstance(reply, DeclaredDataset), "an indexed dataset is declared"
         self._growing.begin()
         return reply
 
     def model(self, declared: ModelDeclaration) -> DeclaredModel:
-        """First declaration wins; of a job that was resumed, the first one since, which may change settings.
+        """Declare the model. The first declaration wins, or the first one after resuming, which may change settings.
 
         Raises:
-            UsageError: a parameter, the optimizer or the mode is not valid.
+            UsageError: a parameter, the optimizer or the mode is invalid.
             DeclarationError: the job has another model.
             NotReadyError: etcd cannot be written; ask again.
         """
         reply = self._state.declare(declared, lambda: self._state.apply(self._planned(declared)))
-        assert isinstance(reply, DeclaredModel), "a model that has a plan is declared"
+        assert isinstance(reply, DeclaredModel), "a planned model is declared"
         return reply
 
     def _planned(self, declared: ModelDeclaration) -> ModelPlanned:

@@ -1,12 +1,12 @@
-"""Group commit: the master's state is in etcd before a reply tells of it.
+"""Group commit: the master's state is stored in etcd before any reply that depends on it.
 
-One thread writes. It takes whatever the state is when it gets to it, so that one transaction serves all requests that
-wait; each waits on a lock of its own, so that nobody is woken for another's sake. When several shared the last one, it
-waits a moment for as many again, if they were a crowd: those that were just answered are likely to be back.
+One thread writes the current state, so one transaction serves all waiting requests. Each request waits on its own lock,
+so it is not woken for others. If many requests shared the last transaction, the thread waits briefly for as many again,
+because their senders are likely to return.
 
-Each write is fenced by the lock's generation *and* compares what it overwrites (see ``domain.master.stored``). A master
-whose writes stay unresolved until its lease is at risk, that finds bytes that it did not write, or that meets an
-unexpected error, steps down.
+Each write is fenced by the lock's generation *and* compares the revisions of the keys that it overwrites (see
+``domain.master.stored``). A master steps down if the outcome of its writes remains unknown until its lease is at risk,
+if it finds bytes that it did not write, or if an unexpected error occurs.
 """
 
 from __future__ import annotations
@@ -23,18 +23,21 @@ from flightedl.ports import Clock, Coordinator, Instruments, ModifiedAt, NoInstr
 
 _log = logging.getLogger(__name__)
 
-#: (revision, key -> value) of the state as it is now.
+#: Function that returns (revision, key -> value) of the current state.
 Snapshot = Callable[[], tuple[int, Mapping[str, bytes]]]
 
 _RETRY_S = 0.1
-#: How long a write is put off, at most, for as many requests as came last time.
+#: Maximum number of seconds to wait for as many requests as last time.
 _GATHER_S = 0.005
-#: Fewer are written for as they come: the moment would cost them more than they cost etcd.
+#: Number of requests from which on waiting is worth it.
 _CROWD = 8
 
 
 class DurableState:
-    """Writes snapshots; ``wait`` returns when one that includes a revision is in etcd. Thread-safe."""
+    """Writer of the state, on which requests wait. Thread-safe.
+
+    ``known`` maps keys to (value, mod_revision), as read after acquiring the lock; absent keys are left out.
+    """
 
     def __init__(
         self,
@@ -46,7 +49,6 @@ class DurableState:
         known: Mapping[str, tuple[bytes, int]],
         instruments: Instruments | None = None,
     ) -> None:
-        """``known``: key -> (value, mod_revision) as read after the lock was taken; absent keys are left out."""
         self._held = held
         self._coordinator = coordinator
         self._clock = clock
@@ -54,13 +56,13 @@ class DurableState:
         self._step_down = step_down
         self._instruments = NoInstruments() if instruments is None else instruments
         self._stored = StoredKeys(known)
-        #: Guards what follows; only the writer waits for it.
+        #: Guards the fields below; only the writer waits for it.
         self._changed = threading.Condition()
-        #: (revision, lock that is released when it is durable, or never will be)
+        #: (revision, lock to release when the revision is durable, or never will be)
         self._waiters: list[tuple[int, threading.Lock]] = []
         self._wanted = 0
         self._durable = 0
-        #: The writer is woken when so many wait.
+        #: Number of waiting requests that wakes the writer.
         self._enough = 1
         self._trouble = ""
         self._is_stopping = False
@@ -69,10 +71,10 @@ class DurableState:
         self._thread.start()
 
     def wait(self, revision: int, timeout_s: float) -> None:
-        """Return when the state of ``revision`` or a later one is durable.
+        """Wait until the state of ``revision`` or a later one is durable.
 
         Raises:
-            NotReadyError: not within the time; the request may be repeated.
+            NotReadyError: the timeout has expired; the request may be repeated.
         """
         waiter = threading.Lock()
         with self._changed:
@@ -85,7 +87,7 @@ class DurableState:
                 if len(self._waiters) >= self._enough:
                     self._changed.notify()
         is_answered = waiter.acquire(timeout=timeout_s)
-        if self._durable >= revision:  # It only rises; without the lock, which all others that are answered want too.
+        if self._durable >= revision:  # It only increases, so this needs no lock.
             return
         with self._changed:
             if self._durable >= revision:
@@ -96,7 +98,7 @@ class DurableState:
         raise NotReadyError("the master is stepping down: ask the next one")
 
     def close(self) -> None:
-        """Stop the thread; what is not durable by now is never told to anybody."""
+        """Stop the thread. Requests whose state is not durable yet fail."""
         self._stop()
         self._thread.join(5.0)
 
@@ -114,7 +116,7 @@ class DurableState:
         except FlightedlError as error:
             self._step_down(f"its state cannot be written: {error}")
         except Exception as error:  # noqa: BLE001 - see below
-            # Whatever it is: a master whose state is not written any more would keep the lock and answer nobody.
+            # A master that cannot write its state must not keep the lock, because it could answer no request.
             _log.exception("the state cannot be written")
             self._step_down(f"its state cannot be written: {error}")
         finally:
@@ -144,7 +146,7 @@ class DurableState:
                 lock.release()
 
     def _write(self, values: Mapping[str, bytes]) -> bool:
-        """Write until it is known to be done. False: stepped down."""
+        """Write the values, repeatedly if necessary. False if this master has stepped down."""
         write = self._stored.next_write(values)
         while write is not None and not self._is_stopping:
             if not self._held.is_held:
@@ -170,19 +172,18 @@ class DurableState:
             except (UnavailableError, OutcomeUnknownError) as error:
                 self._note(error)
             else:
-                self._step_down("somebody else wrote its state")
+                self._step_down("another process wrote its state")
                 return False
         return write is None
 
     def _adopt(self, write: Write) -> bool:
-        """Go on from an earlier try of unknown outcome, if it has happened."""
         entries = {key: self._coordinator.get(key) for key in write.puts}
         found = {key: None if entry is None else (entry.value, entry.mod_revision) for key, entry in entries.items()}
         return self._stored.adopt(write, found)
 
     def _note(self, error: FlightedlError) -> None:
         if str(error) != self._trouble:
-            _log.info("state cannot be saved, trying on: %s", error)
+            _log.info("Cannot save state; retrying: %s", error)
         with self._changed:
             self._trouble = str(error)
         self._clock.sleep(_RETRY_S)

@@ -1,4 +1,4 @@
-"""The chunks of evaluations' datasets: found when the first trainer asks, and again by a master that takes over."""
+"""Indexes of evaluations' datasets: built when the first trainer asks, and again after a takeover."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flightedl.messages.declarations import DeclaredDataset, EvaluationDeclarati
 
 
 class EvaluationDatasets:
-    """The datasets of all evaluations. Called without the master's lock, for it may take long."""
+    """The datasets of all evaluations. Called without the master's lock, because indexing may take long."""
 
     def __init__(self, indexing: Callable[[], DatasetIndexing], queue_settings: Callable[..., QueueSettings]) -> None:
         self._new_indexing = indexing
@@ -20,22 +20,22 @@ class EvaluationDatasets:
         self._found: dict[str, IndexedDataset] = {}
 
     def index(self, name: str, wanted: DeclaredDataset | EvaluationDeclaration) -> IndexedDataset:
-        """Its chunks.
+        """Return the indexed dataset of an evaluation.
 
         Raises:
-            NotReadyError: they are being found; ask again.
-            DataError: a file cannot be used, or is not what a predecessor found.
+            NotReadyError: it is being indexed; ask again.
+            DataError: a file cannot be used, or has changed since a predecessor indexed it.
         """
         declaration = wanted.dataset if isinstance(wanted, EvaluationDeclaration) else wanted.declaration
         if declaration.follow:
-            raise UsageError("an evaluation has an end: it cannot follow files that are to come")
+            raise UsageError("an evaluation cannot follow a growing dataset: declare it without follow=True")
         indexed = self._indexing.setdefault(name, self._new_indexing()).index(declaration)
         if isinstance(wanted, DeclaredDataset) and indexed.reply.index_hash != wanted.index_hash:
             raise DataError(f"the files of the evaluation {name!r} have changed since it began: use another name")
         return indexed
 
     def keep(self, name: str, indexed: IndexedDataset) -> None:
-        """The evaluation has begun, or goes on, over this."""
+        """Keep the dataset of an evaluation that is starting or continuing."""
         self._indexing.pop(name, None)
         self._found[name] = indexed
 
@@ -43,7 +43,7 @@ class EvaluationDatasets:
         return self._queue_settings(task_count=indexed.layout.task_count, batch_counts=indexed.layout.batch_count)
 
     def dataset(self, name: str) -> IndexedDataset | None:
-        """What an evaluation that runs is over; None: it is not known."""
+        """Return the dataset of a running evaluation, or None."""
         return self._found.get(name)
 
     def forget(self, name: str) -> None:

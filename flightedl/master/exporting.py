@@ -1,7 +1,7 @@
-"""Writing the model as one file without any trainer: the master reads it out of a checkpoint made for it.
+"""Export of the model to one file without any trainer: the master makes a checkpoint and reads the model from it.
 
-Asking again for the same URL is asking how far it is, so a request may be repeated; what was written, or failed, is
-told once and then forgotten. One parameter at a time is in the master's memory.
+Repeated requests for the same URL return the progress. The result, or the error, is returned once and then dropped. The
+master holds one parameter at a time in memory.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _SLICE_S = 1.0
 
 
 class ModelExports:
-    """The exports under way. Thread-safe.
+    """The exports in progress. Thread-safe.
 
     Args:
-        storage: Where the job's checkpoints lie.
-        job: The job's name.
+        storage: Storage of the job's checkpoints.
+        job: Name of the job.
         checkpoint: Orders a checkpoint, or waits for one.
-        require: Asked right before a file appears; raises when another master leads, whose file is not replaced.
-        clock: Paces attempts while a store fails.
+        require: Called right before a file is published; raises if another master leads, whose file must be kept.
+        clock: Paces retries while a store fails.
     """
 
     def __init__(
@@ -57,19 +57,19 @@ class ModelExports:
         self._persist = Persistence(PATIENT, clock, self._closing)
 
     def close(self) -> None:
-        """Give up what waits for a checkpoint, or for a store."""
+        """Abort exports that wait for a checkpoint or for a store."""
         self._closing.set()
 
     def ask(self, request: SaveModelRequest) -> SaveModelReply:
-        """Begin, or say how far it is.
+        """Begin an export, or return its progress.
 
         Raises:
-            UsageError: the job keeps no checkpoints, or the format is not known.
+            UsageError: the job keeps no checkpoints, or the format is unknown.
         """
         if self._storage is None:
             if request.table:
                 return SaveModelReply(state="live")
-            raise UsageError("this job keeps no checkpoints to take the model from: start it with --checkpoint URL")
+            raise UsageError("the model cannot be exported without checkpoints: start the job with --checkpoint URL")
         if not request.table:
             format_of(request.url, request.format)
         key = name_in(request.life, request.url)
@@ -95,7 +95,7 @@ class ModelExports:
         found = found_checkpoints(storage, self._job)
         manifest = next((each for each in found if isinstance(each, Manifest) and each.number >= number), None)
         if manifest is None:
-            raise NotFoundError("its checkpoint is gone already")
+            raise NotFoundError("its checkpoint was already deleted")
         if request.table:
             where = export_table(
                 storage, manifest, request.table, request.url, has_slots=request.slots, require=self._require
@@ -109,11 +109,11 @@ class ModelExports:
         ticket: int | None = None
         while not self._closing.is_set():
             reply = self._checkpoint(
-                CheckpointRequest(ticket=ticket, reason=f"the model is saved to {request.url}", wait_s=_SLICE_S)
+                CheckpointRequest(ticket=ticket, reason=f"exporting the model to {request.url}", wait_s=_SLICE_S)
             )
             ticket = reply.ticket
             if reply.complete:
                 return ticket
             if reply.trouble:
-                raise NotReadyError(f"no checkpoint can be made to take the model from: {reply.trouble}")
+                raise NotReadyError(f"the checkpoint for exporting the model failed: {reply.trouble}")
         raise NotReadyError("the master is stepping down")

@@ -1,4 +1,4 @@
-"""Where a failed piece of work lies: from batches of a task to files, chunks and records. Pure."""
+"""Location of failed pieces: from batches of a task to files, chunks and records. Pure."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from flightedl.formats.record_places import record_ranges
 from flightedl.master.indexing import IndexedDataset
 from flightedl.messages.status import FailedPiece
 
-#: More stretches of records than this are not listed one by one.
+#: Maximum number of ranges of records that are listed.
 RANGES_LIMIT = 64
 
 
 def failed_piece(failed: Failed, dataset: IndexedDataset, seed: int | None) -> FailedPiece:
-    """A quarantined piece with its place in the files; ``seed``: what its records were shuffled by."""
+    """Return a quarantined piece with its location in the files. ``seed`` is that of its records' order."""
     layout = dataset.layout
     chunks = tuple(layout.chunks_of(failed.task))
     records = layout.records_of(failed.task, range(failed.first_batch, failed.end_batch))

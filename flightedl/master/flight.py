@@ -99,27 +99,27 @@ class MasterFlight:
         return encode(StacksReply(text=stacks()))
 
     def _end_growth(self, body: bytes, _: Call) -> bytes:
-        self._service.growing.end(self._meant(body, EndGrowthRequest))
+        self._service.growing.end(self._for_this_job(body, EndGrowthRequest))
         return b"{}"
 
     def _asks(self, kind: type[_Changing]) -> Callable[[bytes, Call], bytes]:
-        """Return an action that passes a request of this kind, which changes the job, to the core."""
+        """Return an action that passes requests of this kind, which change the job, to the core."""
 
         def ask(body: bytes, _: Call) -> bytes:
-            request: Any = self._meant(body, kind)
+            request: Any = self._for_this_job(body, kind)
             return encode(self._service.ask(request))
 
         return ask
 
-    def _meant(self, body: bytes, kind: type[_Changing]) -> _Changing:
-        """Decode a request that changes the job, and make sure that the sender means this job.
+    def _for_this_job(self, body: bytes, kind: type[_Changing]) -> _Changing:
+        """Decode a request that changes the job, and require that it names this job.
 
         Raises:
-            MessageError: it is not of this kind, or it does not name this job.
+            MessageError: it has another kind, or does not name this job.
         """
         request = decode(body, kind)
         if request.job != self._service.job:
-            raise MessageError(f"a {kind.__name__} names the job that it is meant for, and this is another one")
+            raise MessageError(f"the {kind.__name__} names another job than the one of this master")
         return request
 
     def _get_tasks(self, ticket: bytes, call: Call) -> Answer:
@@ -138,7 +138,7 @@ class MasterFlight:
         )
 
     def _info(self, command: bytes, _: Call) -> Endpoints:
-        """``{"verb": "parameters"}``: one endpoint for each pserver, whose ticket pulls all of its blocks."""
+        """Return one endpoint per pserver, whose ticket pulls all its blocks, for ``{"verb": "parameters"}``."""
         if b"parameters" not in command:
             raise MessageError('the command of GetFlightInfo is {"verb": "parameters"}')
         plan_hash, addresses = self._service.parameter_servers()
@@ -147,5 +147,5 @@ class MasterFlight:
 
 
 def _located(assignments: list[Assignment], pieces: list[list[Chunk]]) -> list[Assignment]:
-    """With their chunks."""
+    """Return assignments with their chunks."""
     return [replace(each, chunks=chunks_to_rows(chunks)) for each, chunks in zip(assignments, pieces, strict=True)]

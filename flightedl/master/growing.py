@@ -1,10 +1,10 @@
-"""Adds the files that join a dataset while it is trained on.
+"""Files that join a dataset while it is being trained on.
 
-One thread looks every few seconds, as ``formats.following`` says. New files are indexed, and their tasks join the queue
-in one transaction with the record of the arrival: a successor has both or neither, and finds the rest by looking
-itself. A file that cannot be used does not end the job: it is left out and told by ``status``, and looked at again when
-it changes, or at the next look if the store failed for a moment. When the dataset is complete, the queue is told that
-its last epoch may end, and which files were left out: the job is not whole without them.
+One thread looks for new files every few seconds, by the rules of ``formats.following``. It indexes new files and adds
+their tasks to the queue, in one transaction with the record of the arrival, so a successor has both or neither. A file
+that cannot be used does not end the job: ``status`` reports it, and it is read again when it has changed, or at the
+next look if the store failed briefly. When the dataset is complete, the thread tells the queue, so the last epoch may
+end, and names the excluded files.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from flightedl.ports import Files, FileStat, Storage
 _log = logging.getLogger(__name__)
 
 _CLOSE_S = 5.0
-#: A call waits this long for the end of growth before it answers "not ready".
+#: Seconds for which a call waits for the end of growth before it answers "not ready".
 _QUICK_S = 1.5
 
 
@@ -52,14 +52,11 @@ class Growing:
         self._wake = threading.Event()
         self._has_ended = threading.Event()
         self._stopping = threading.Event()
-        #: Somebody said that there are no files to come.
-        self._is_told = False
+        #: True if a trainer has declared the dataset complete.
+        self._is_declared_complete = False
 
     def begin(self) -> None:
-        """The dataset as it is now is in etcd: look for new files from now on, if it is one that grows.
-
-        Calling it again is fine.
-        """
+        """Start to look for new files if the dataset, whose current state is in etcd, is growing. Idempotent."""
         with self._state.lock:
             work = self._state.core.work
             is_growing = work is not None and work.queue.is_growing
@@ -79,12 +76,12 @@ class Growing:
             self._thread.join(_CLOSE_S)
 
     def end(self, sender: Sender) -> None:
-        """Take the files that are there now, and let the last epoch end: a trainer says that no more will come.
+        """Add the current files, then let the last epoch end, because a trainer has declared the dataset complete.
 
         Raises:
             UnregisteredError: the trainer's lease has ended.
             UsageError: the dataset does not grow.
-            NotReadyError: the last files are being taken; ask again.
+            NotReadyError: the last files are being added; ask again.
         """
         with self._state.lock:
             self._state.core.leases.require(sender)
@@ -95,11 +92,11 @@ class Growing:
                 raise UsageError("the dataset does not grow: it was declared without follow=True")
             if not work.queue.is_growing:
                 return
-        self._is_told = True
+        self._is_declared_complete = True
         self._wake.set()
         if not self._has_ended.wait(_QUICK_S):
             trouble = self._state.dataset_alarm
-            raise NotReadyError("the last files of the dataset are being taken" + (f": {trouble}" if trouble else ""))
+            raise NotReadyError("the last files of the dataset are being added" + (f": {trouble}" if trouble else ""))
 
     def _run(self, dataset: IndexedDataset) -> None:
         following = DirectoryFollower(stats_of(dataset.arrivals))
@@ -114,7 +111,7 @@ class Growing:
                 has_more, is_complete = self._look(following, dataset.reply.declaration.urls)
             except FlightedlError as error:
                 has_more, is_complete = False, False
-                self._note(f"new files cannot be looked for at the moment: {error}")
+                self._note(f"cannot look for new files now; retrying: {error}")
             except Exception as error:  # noqa: BLE001 - without this thread the dataset would never be complete
                 _log.exception("looking for new files failed")
                 self._step_down(f"it cannot look for new files: {error!r}")
@@ -124,9 +121,9 @@ class Growing:
                 return
 
     def _look(self, following: DirectoryFollower, urls: Sequence[str]) -> tuple[bool, bool]:
-        """(there is more to take, there is nothing to come)."""
-        scan = look(self._files, following, urls, is_told=self._is_told)
-        if scan.stable and not self._take(following, scan.stable):
+        """Look for new files once. Return (True if more can be added at once, True if the dataset is complete)."""
+        scan = look(self._files, following, urls, is_declared_complete=self._is_declared_complete)
+        if scan.stable and not self._add(following, scan.stable):
             return False, False
         self._note(following.trouble)
         if following.has_unreadable:
@@ -139,27 +136,27 @@ class Growing:
         _log.info("the dataset is complete files=%d", 0 if self._state.dataset is None else self._file_count())
         return False, True
 
-    def _take(self, following: DirectoryFollower, stable: Sequence[FileStat]) -> bool:
-        """Let the files join; False: the master is stepping down."""
+    def _add(self, following: DirectoryFollower, stable: Sequence[FileStat]) -> bool:
+        """Add files to the dataset. False if the master is stepping down."""
         known = self._state.dataset
-        assert known is not None, "there is a dataset to join"
+        assert known is not None, "files join a declared dataset"
         spec = spec_of(known.reply.declaration)
         index, failed = extended_index(self._files, spec, known.layout.index, stable)
         for stat, error in failed.items():
             following.failed(stat, error, self._state.clock.now())
-        taken = [stat for stat in stable if stat not in failed]
-        if not taken:
+        added = [stat for stat in stable if stat not in failed]
+        if not added:
             return True
-        arrivals = (*known.arrivals, arrival_of(taken))
+        arrivals = (*known.arrivals, arrival_of(added))
         grown = IndexedDataset(layout_of(index, known.reply.declaration, arrivals), known.reply, arrivals)
         self._state.grow_dataset(grown)
         if not self._state.becomes_durable(self._stopping.is_set):
             return False
         self._state.arrivals_saved = len(arrivals)
-        following.joined(taken)
+        following.joined(added)
         _log.info(
             "files joined the dataset files=%d tasks=%d all_files=%d all_tasks=%d",
-            len(taken),
+            len(added),
             grown.layout.task_count - known.layout.task_count,
             self._file_count(),
             grown.layout.task_count,

@@ -1,4 +1,4 @@
-"""How figures of a job went since a master leads: few points, however long that is, for curves on a page."""
+"""Curves of a job's figures since a master took over, with a bounded number of points."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Mapping
 
 from flightedl.messages.status import StatusReply
 
-#: So many points at most; when there are more, every second one goes and the next ones are twice as far apart.
+#: Maximum number of points. Above it, every second point is dropped, and the spacing of new ones is doubled.
 _POINTS = 240
 _SPACING_S = 2.0
-#: Metrics of the script that curves are kept of.
+#: Maximum number of the script's metrics.
 _METRICS_LIMIT = 24
 
 
 class History:
-    """Points in time, each with some figures. Not thread-safe."""
+    """Figures at points in time. Not thread-safe."""
 
     def __init__(self) -> None:
         self._spacing_s = _SPACING_S
@@ -34,7 +34,6 @@ class History:
         self._next_at = now + self._spacing_s
 
     def curves(self) -> Mapping[str, list[tuple[float, float]]]:
-        """Name -> (seconds since 1970, value), oldest first."""
         found: dict[str, list[tuple[float, float]]] = {}
         for at, figures in self._points:
             for name, value in figures.items():
@@ -43,7 +42,7 @@ class History:
 
 
 def progress_of(status: StatusReply) -> float:
-    """The part of all epochs that is done, from 0 to 1; of endless training, the part of the epoch."""
+    """Return the done fraction of all epochs, from 0 to 1; for endless training, that of the current epoch."""
     tasks = status.tasks
     if status.state == "done":
         return 1.0

@@ -1,18 +1,16 @@
-"""Makes tasks of a declared dataset, in the background: indexing many files takes longer than a call may.
+"""Indexing of a declared dataset in the background, because reading many files takes longer than a call may.
 
-The first trainer's declaration starts the work; all trainers' calls are answered "not ready" with the progress until
-it is done, then by the reply or by the error. An error is told to everybody who asks within a minute and then
-forgotten, so that a corrected file can be declared again. A store that fails for a moment is asked again
-(``domain.retries``); one that goes on failing ends the declaration of a dataset, but not a job that has declared it.
+The first trainer's declaration starts the indexing. Until it is done, all calls are answered with "not ready" and the
+progress, then with the result or the error. An error is returned for one minute and then dropped, so a corrected file
+can be declared again. Brief failures of a store are retried (``domain.retries``). Longer ones fail the declaration of a
+new dataset, but not a job that has already declared it.
 
-With a storage (beside the checkpoints) the index is kept there: the next job of the same data reads only files that
-have changed. A master's successor takes the stored index as it is when it is the one that the job was declared with,
-without asking for the files: takeover is quick, and works while their store does not answer. Whether a file changed is
-seen by whoever reads it.
+With a storage, the index is kept there, next to the checkpoints, and later jobs with the same data read only changed
+files. After a takeover, the master uses the stored index without reading any file, if it is the one with which the job
+was declared. Takeovers are therefore fast, and work while the files' store is down. Readers detect changed files.
 
-A dataset that is followed begins with the files of the first look that finds any to take; ``growing`` adds the others.
-Its *arrivals*, which files joined together and in which order, are part of the job's durable state, and its index is
-made of them, never of a new look.
+A followed dataset begins with the files of the first look that finds any; ``growing`` adds the others. Its *arrivals*
+(which files joined together, in which order) are part of the durable state, and its index is made from them.
 """
 
 from __future__ import annotations
@@ -42,11 +40,11 @@ from flightedl.process.background import Background
 
 _log = logging.getLogger(__name__)
 
-#: So many corrupt parts are named in the log; the status counts all.
-_TOLD_SKIPPED = 10
+#: Maximum number of skipped corrupt parts that are logged; the status counts all.
+_LOGGED_SKIPPED = 10
 
 _ERROR_KEPT_S = 60.0
-#: A call waits this long for a quick index before it answers "not ready".
+#: Seconds for which a call waits for a quick index before it answers "not ready".
 _QUICK_S = 1.5
 
 
@@ -56,7 +54,7 @@ class IndexedDataset:
 
     layout: TaskLayout
     reply: DeclaredDataset
-    #: Of a dataset that is followed: which files joined together, in order.
+    #: Arrivals of a followed dataset, in order.
     arrivals: tuple[ArrivalRecord, ...] = ()
 
 
@@ -67,7 +65,10 @@ class _Work:
 
 
 class DatasetIndexing:
-    """At most one index is built at a time. Thread-safe."""
+    """Indexing of at most one dataset at a time. Thread-safe.
+
+    ``storage`` keeps indexes, if given. ``stop`` ends the wait for a store.
+    """
 
     def __init__(
         self,
@@ -78,7 +79,6 @@ class DatasetIndexing:
         follow_every_s: float = 5.0,
         stop: threading.Event | None = None,
     ) -> None:
-        """``storage``: where indexes are kept; None: nowhere. ``stop``: ends the wait for a store."""
         self._follow_every_s = follow_every_s
         self._closing = threading.Event()
         self._files = PatientFiles(files, Persistence(PATIENT, clock, stop or self._closing))
@@ -91,11 +91,11 @@ class DatasetIndexing:
 
     @property
     def doing(self) -> str:
-        """What is being done, for people; empty: nothing."""
+        """Current activity, for people; empty if there is none."""
         return f"{self._doing}: {self._files.trouble}" if self._doing and self._files.trouble else self._doing
 
     def index(self, declared: DatasetDeclaration) -> IndexedDataset:
-        """The indexed dataset.
+        """Return the indexed dataset.
 
         Raises:
             NotReadyError: it is being indexed; ask again.
@@ -116,10 +116,10 @@ class DatasetIndexing:
         return found
 
     def index_again(self, known: DeclaredDataset, arrivals: Sequence[ArrivalRecord] = ()) -> IndexedDataset:
-        """Index what a predecessor had indexed; ``arrivals`` of one that is followed.
+        """Index the dataset of a predecessor; ``arrivals`` are those of a followed dataset.
 
         Raises:
-            DataError: it cannot be read, or is not the same any more.
+            DataError: the dataset cannot be read, or has changed.
             UnavailableError: the store has failed for longer than a moment.
         """
         spec = spec_of(known.declaration)
@@ -138,7 +138,7 @@ class DatasetIndexing:
         return dataset
 
     def close(self) -> None:
-        """Wait for no first file any more."""
+        """Stop waiting for a first file."""
         self._closing.set()
 
     def _end(self, _: object) -> None:
@@ -146,7 +146,7 @@ class DatasetIndexing:
         self._doing = ""
 
     def _build_first(self, declared: DatasetDeclaration) -> IndexedDataset:
-        """Index a dataset that no job depends on yet: a store that stays away is a mistake in the declaration."""
+        """Index a dataset on which no job depends yet, so a permanent failure of its store is an error of the user."""
         try:
             return self._build(declared)
         except NotReadyError:
@@ -162,7 +162,7 @@ class DatasetIndexing:
         self._doing = "the dataset to be indexed"
         loaded = load_or_build(self._files, self._storage, spec_of(declared), progress=note, stats=stats)
         self._doing = ""
-        for sentence in loaded.index.skipped[:_TOLD_SKIPPED]:
+        for sentence in loaded.index.skipped[:_LOGGED_SKIPPED]:
             _log.warning("skipped: %s", sentence)
         found = _indexed(loaded.index, declared)
         _log.info(
@@ -175,7 +175,7 @@ class DatasetIndexing:
         return found
 
     def _first_files(self, declared: DatasetDeclaration) -> tuple[FileStat, ...]:
-        """What a dataset that is followed begins with: waits until there is something."""
+        """Wait for the first files of a followed dataset, and return them."""
         following = DirectoryFollower()
         while True:
             self._doing = f"the first file of {declared.urls[0]}"
@@ -185,28 +185,30 @@ class DatasetIndexing:
                 raise NotReadyError("the master is stepping down: ask the next one")
 
 
-def look(files: Files, following: DirectoryFollower, urls: Sequence[str], *, is_told: bool = False) -> Scan:
-    """Look at the files of a dataset that is followed; ``is_told``: that there are none to come.
+def look(
+    files: Files, following: DirectoryFollower, urls: Sequence[str], *, is_declared_complete: bool = False
+) -> Scan:
+    """List the files of a followed dataset, which is complete if that was declared or marked by files.
 
     Raises:
         DataError: they cannot be listed.
     """
-    is_marked = is_told or all(files.stat(url) is not None for url in marker_urls(urls))
+    is_marked = is_declared_complete or all(files.stat(url) is not None for url in marker_urls(urls))
     return following.look(files.expand(urls, may_be_empty=True), is_marked=is_marked)
 
 
 def arrival_of(stats: Sequence[FileStat]) -> ArrivalRecord:
-    """Files that join together."""
+    """Return the record of files that join together."""
     return ArrivalRecord(files=[(stat.url, stat.size_bytes, stat.version) for stat in stats])
 
 
 def stats_of(arrivals: Sequence[ArrivalRecord]) -> tuple[FileStat, ...]:
-    """All files that joined, in order."""
+    """Return all files that have joined, in order."""
     return tuple(FileStat(*file) for arrival in arrivals for file in arrival.files)
 
 
 def layout_of(index: ChunkIndex, declared: DatasetDeclaration, arrivals: Sequence[ArrivalRecord] = ()) -> TaskLayout:
-    """The tasks; those of an arrival stay what they are when another one follows."""
+    """Return the tasks. Those of an arrival do not change when another one follows."""
     files = list(accumulate(len(arrival.files) for arrival in arrivals))
     bounds = [index.first_chunk(number) for number in files[:-1]]
     return mixed_layout.layout_of(index, declared, declared.batch_size, bounds)

@@ -1,7 +1,7 @@
-"""What has happened to the job since this master leads: the newest events, for people and for whoever follows them.
+"""The job's newest events since this master took over, for people and for programs that follow them.
 
-They are kept in memory only. A master that takes over begins a journal of its own, and its first event says so: what
-happened before is in the log of its predecessor.
+They are kept only in memory. After a takeover the journal starts again, which its first event says; earlier events are
+in the previous master's log.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from flightedl.domain.master.effects import Kind
 from flightedl.messages.status import EventsReply, EventsRequest, JobEvent
 from flightedl.ports import Clock
 
-#: So many of the newest events are kept.
+#: Maximum number of kept events.
 _KEPT = 2_000
 _TEXT_LIMIT = 500
-#: How often somebody who waits looks whether the server is closing.
+#: Seconds between two checks if the server is closing.
 _LOOK_S = 0.5
 _WAIT_LIMIT_S = 15.0
 
@@ -49,7 +49,7 @@ class Journal:
             return {kind.value: self._counts[kind.value] for kind in Kind}
 
     def read(self, request: EventsRequest, closing: threading.Event | None = None) -> EventsReply:
-        """What was asked for; waits for the next event where there is none, until ``closing`` at the longest."""
+        """Return the requested events. If there are none, wait for the next one, at most until ``closing``."""
         deadline = self._clock.now() + min(request.wait_s, _WAIT_LIMIT_S)
         with self._changed:
             after = request.after if request.generation == self._generation else 0

@@ -1,8 +1,9 @@
-"""One master process: wiring, standing by, taking the lock, recovering, serving, ending.
+"""One master process: from waiting for the lock to the exit.
 
-Order: wait for ``master/lock``, see that etcd has not gone back, write job-wide facts, bind the server (it answers "not
-ready"), read what the predecessor (or, if that is wanted, a checkpoint) left, serve, publish the address. It ends when
-told to (0), when the lock or its lease is lost (75: start me again, as a standby), or when etcd has gone back (3).
+The order is: wait for ``master/lock``, check that etcd was not restored from an older state, write the number of
+pservers, bind the server (which answers "not ready"), read the predecessor's state, or a checkpoint if the job is
+resumed, serve, publish the address. Exit codes: 0 if it was stopped, 75 if the lock or its lease is lost (to be
+restarted as a standby), 3 if etcd was restored from an older state.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _TICK_S = 0.25
 
 
 class MasterProcess(ServerProcess[MasterSettings]):
-    """Everything one master process is made of."""
+    """A master process."""
 
     role = "master"
 
@@ -46,7 +47,7 @@ class MasterProcess(ServerProcess[MasterSettings]):
         return exit_code
 
     def _take_turn(self, coordinator: JobCoordinator) -> int | None:
-        """Wait for the lock and lead; None: the job has begun another life, in which the lock has to be taken."""
+        """Wait for the lock and lead; return the exit code. None if the lock must be acquired again in a new life."""
         _log.info("waiting for the lock")
         self._health.waiting("it is on standby", is_ready=True)
         held = HeldKey.claim_when_free(
@@ -55,7 +56,7 @@ class MasterProcess(ServerProcess[MasterSettings]):
             self._keys.master_lock,
             self._record(),
             self._settings.lease_ttl_s,
-            on_lost=lambda reason: self.lost(f"its lock is lost: {reason}"),
+            on_lost=lambda reason: self.lost(f"it has lost its lock: {reason}"),
             stop=self._stop,
         )
         if held is None:
@@ -66,7 +67,7 @@ class MasterProcess(ServerProcess[MasterSettings]):
             held.release()
 
     def _lead(self, coordinator: Coordinator, held: HeldKey) -> int | None:
-        _log.info("took the lock generation=%d", held.generation)
+        _log.info("acquired the lock generation=%d", held.generation)
         self._health.waiting("it is loading its predecessor's state")
         persist = Persistence(BRIEF, self._clock, self._stop)
         kept = job_storage(self._settings.checkpoint, self._settings.job)
@@ -91,7 +92,7 @@ class MasterProcess(ServerProcess[MasterSettings]):
             ),
             clock=self._clock,
             connector=Connector(Caller("master", self._settings.job), Role.SERVER, self._settings.tls_dir),
-            step_down=lambda reason: self.lost(f"steps down: {reason}"),
+            step_down=lambda reason: self.lost(f"it steps down: {reason}"),
             stop=self._stop,
             recorder=self._recorder,
             instruments=self._instruments(0, MEASURES),
@@ -112,9 +113,9 @@ class MasterProcess(ServerProcess[MasterSettings]):
                     self._health.beat("it leads", is_ready=True)
                     if not held.is_held:
                         self.lost("its lease could not be renewed")
-            self._health.waiting("it is ending")
+            self._health.waiting("it is shutting down")
             if self._exit_code:
-                _log.error("master ends: %s", self._reason)
+                _log.error("master exits: %s", self._reason)
             else:
                 service.drain(self._settings.drain_s)
             return self._exit_code
@@ -130,15 +131,15 @@ class MasterProcess(ServerProcess[MasterSettings]):
             raise FencedError("the lock was lost before the address was published")
 
     def _fix_pserver_count(self, coordinator: Coordinator, held: HeldKey) -> int:
-        """``ps_desired`` is the job's, not this process's: the first master writes it, later ones take it."""
+        """Return the job's number of pservers, which the first master writes and later ones read."""
         entry = coordinator.get(self._keys.ps_desired)
         if entry is not None:
             count = int(entry.value)
             if self._settings.pservers > 0 and self._settings.pservers != count:
-                _log.warning("the job has %d pservers; the setting of %d is ignored", count, self._settings.pservers)
+                _log.warning("the job has %d pservers; ignoring the setting of %d", count, self._settings.pservers)
             return count
         if self._settings.pservers < 0:
-            raise UsageError("the job is new: say how many pservers it has (--pservers or FLIGHTEDL_PSERVERS)")
+            raise UsageError("a new job needs the number of pservers: set --pservers or FLIGHTEDL_PSERVERS")
         held.write(
             [Put(self._keys.ps_desired, str(self._settings.pservers).encode())],
             [ModifiedAt(self._keys.ps_desired, 0)],
@@ -147,5 +148,5 @@ class MasterProcess(ServerProcess[MasterSettings]):
 
 
 def run(chosen: MasterSettings) -> int:
-    """Run a master in this process; returns the exit code."""
+    """Run a master in this process and return its exit code."""
     return run_server(MasterProcess, chosen)

@@ -1,4 +1,4 @@
-"""Adds up what trainers report: records, rates, means of metrics. Pure; time is an argument."""
+"""Sums of the trainers' reports: records, rates, means of metrics. Pure; time is an argument."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from flightedl.messages.status import RaisedError
 from flightedl.messages.tasks import REPORT_EVERY_S, FailedTask, LogRequest
 
 _WINDOW_S = 10.0
-#: Errors of the script that are older are forgotten: one that comes so rarely costs nothing.
+#: Seconds for which errors of the script are kept: rarer ones are harmless.
 _RAISED_S = 600.0
 _RAISED_LIMIT = 1_000
-#: Reports of all trainers in a second; and how seldom each reports at most, below what tells one that stands still.
+#: Maximum number of reports per second of all trainers.
 _REPORTS_PER_S = 200.0
+#: Maximum number of seconds between two reports of a trainer, below the limit for detecting a stuck one.
 _RARELY_S = 5.0
 
 
 def report_every_s(trainers: int) -> float:
-    """How often each of so many trainers reports: so that they do not keep the master from handing out work."""
+    """Return the seconds between two reports of a trainer, so that reports do not overload the master."""
     return min(max(REPORT_EVERY_S, trainers / _REPORTS_PER_S), _RARELY_S)
 
 
 @dataclass(slots=True)
 class TrainerProgress:
-    """What one trainer said of itself."""
+    """Reports of one trainer."""
 
     host: str = ""
     pid: int = 0
@@ -37,10 +38,11 @@ class TrainerProgress:
     facts: HostFacts | None = None
     profile: Counter[str] = field(default_factory=Counter)
     doing: str = ""
-    #: As of ``LogRequest``.
+    #: As in ``LogRequest``.
     model: str = ""
-    #: Whether somebody wants to know where its threads stand, and what it last said of that.
+    #: True if the stacks of its threads were requested.
     wants_stacks: bool = False
+    #: The last reported stacks.
     stacks: str = ""
 
 
@@ -49,19 +51,19 @@ class JobProgress:
     """Sums over all trainers, and over the last seconds."""
 
     batches: int = 0
-    #: Those of them that gave the declared model no gradient.
+    #: Number of batches without a gradient for the declared model.
     idle_batches: int = 0
-    #: Most trainers at a time that train a model of their own; ``None`` if a trainer shares what it trains.
+    #: Maximum number of trainers at a time that train their own model; None if a trainer shares its model.
     _own_models: int | None = 0
     skipped_records: int = 0
-    #: Seconds of all trainers' loops, also of those that have left, by what they did.
+    #: Seconds of all current and former trainers' loops, by activity.
     profile: Counter[str] = field(default_factory=Counter)
     trainers: dict[str, TrainerProgress] = field(default_factory=dict)
-    #: Those that have finished a batch since ``take_progressed``.
+    #: Trainers that have finished a batch since ``take_progressed``.
     _progressed: set[str] = field(default_factory=set)
     _recent: deque[tuple[float, int, dict[str, tuple[float, float]]]] = field(default_factory=deque)
     _first: float | None = None
-    #: (when, report) of the errors that the script raised, oldest first.
+    #: (time, report) of errors raised by the script, oldest first.
     _raised: deque[tuple[float, FailedTask]] = field(default_factory=lambda: deque(maxlen=_RAISED_LIMIT))
 
     def add(self, report: LogRequest, now: float) -> None:
@@ -96,13 +98,13 @@ class JobProgress:
         return self._own_models or 0
 
     def failed(self, reports: Iterable[FailedTask], now: float) -> None:
-        """Work that a trainer could not do; what its script raised at it is remembered for a while."""
+        """Record reports of failed work. Errors raised by the script are kept for a while."""
         self._raised.extend((now, report) for report in reports if report.place)
 
     def raised(self, now: float) -> list[RaisedError]:
         while self._raised and self._raised[0][0] < now - _RAISED_S:
             self._raised.popleft()
-        #: place -> batch -> the attempts at it; a report that is sent again is the same attempt.
+        #: Place in the script -> batch -> attempts; a repeated report has the same attempt.
         attempts: dict[str, dict[tuple[int, int, int | None], set[int]]] = {}
         newest: dict[str, str] = {}
         for _, report in self._raised:
@@ -136,7 +138,7 @@ class JobProgress:
         return sum(records for _, records, _ in self._recent) / span
 
     def metrics(self, now: float) -> dict[str, float]:
-        """Weighted means over the last seconds; the last known ones when nothing came since."""
+        """Return weighted means over the last seconds, or the last known ones."""
         if len(self._recent) > 1:
             self._forget(now)
         totals: dict[str, tuple[float, float]] = {}

@@ -1,8 +1,7 @@
-"""The master's way to the pservers: one thread for each, which says what the core has to say to it.
+"""The master's calls to the pservers: one thread per pserver, which makes the calls that the core returns.
 
-In quiet times the thread asks the pserver how it is, for ``status``. What cannot be delivered is tried again with
-whatever is to be said by then. A call that is under way when the pserver is replaced ends then: the old one may be
-frozen.
+When there is nothing to say, the thread polls the pserver's status. After a failed call, it asks the core again. If the
+pserver is replaced during a call, the call is aborted, because the old process may be frozen.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from flightedl.rpc.identity import ServerIdentity
 _log = logging.getLogger(__name__)
 
 _CALL_S = 10.0
-#: Of calls that a pserver answers at once.
+#: Timeout of calls that a pserver answers at once.
 _QUICK_CALL_S = 5.0
 _RETRY_S = 0.1
 _NOT_READY_S = 0.05
@@ -69,7 +68,7 @@ class PserverLinks:
 
     @property
     def said(self) -> list[PserverStatusReply | None]:
-        """What each last said of itself; None: it is not reached."""
+        """Latest status of each pserver; None if it is unreachable."""
         return [link.status for link in self._links]
 
 
@@ -85,7 +84,7 @@ class PserverLink:
         self._wake = threading.Event()
         self._is_stopping = False
         self._connection: tuple[str, int, Connection] | None = None
-        #: What the pserver last said of itself; None: it cannot be reached.
+        #: Latest status of the pserver; None if it is unreachable.
         self.status: PserverStatusReply | None = None
         self._asked_at = -math.inf
         self._thread = threading.Thread(target=self._run, name=f"flightedl-pserver-{index}", daemon=True)
@@ -103,7 +102,7 @@ class PserverLink:
             self._connection[2].close()
 
     def _leave_replaced(self) -> None:
-        """Called by the directory after changes."""
+        """Abort calls to a process that was replaced. Called by the directory after changes."""
         connection, record = self._connection, self._directory.pservers().get(self._index)
         if connection is not None and (record is None or record.generation != connection[1]):
             connection[2].abort_calls()
@@ -121,14 +120,14 @@ class PserverLink:
             except FlightedlError as error:
                 self.status = None
                 pause_s = _RETRY_S
-                _log.debug("pserver %d not reached: %s", self._index, error)
-            except Exception:  # noqa: BLE001 - without this thread rounds would wait for ever
-                _log.exception("pserver %d: what it has to be told could not be told", self._index)
+                _log.debug("pserver %d is unreachable: %s", self._index, error)
+            except Exception:  # noqa: BLE001 - without this thread rounds would never close
+                _log.exception("a call to pserver %d failed unexpectedly", self._index)
                 self.status = None
                 pause_s = _STATUS_S
 
     def _talk(self) -> float:
-        """Say everything there is to say now; after how many seconds to look again."""
+        """Make all calls that are due. Return the seconds after which to continue."""
         record = self._directory.pservers().get(self._index)
         if record is None:
             self.status = None
@@ -143,13 +142,13 @@ class PserverLink:
             try:
                 answered = self._say(call, connection)
             except NotReadyError:
-                # What it waits for may take minutes, and changes.
+                # The pserver may not be ready for minutes: show its current state.
                 if self._state.clock.now() - self._asked_at >= _STATUS_S:
                     self._ask_status(connection)
                 raise
             self._state.apply(answered)
             if isinstance(answered.reply, AppliedReply):
-                # Nobody may ask for anything for a long time: what it lacks is to be done again by a successor, too.
+                # Store the reopened tasks now: no request may do so for a long time.
                 self._state.store()
             if call.pause_s:
                 return call.pause_s
@@ -160,26 +159,25 @@ class PserverLink:
         self.status = decode(connection.action("status", b"", timeout_s=_QUICK_CALL_S), PserverStatusReply)
 
     def _next(self, generation: int) -> ControlCall | NothingToSay:
-        """What to say, of a state that is in etcd."""
         found: list[Effect] = []
         self._state.apply(events.ControlAsked(self._index, generation), found.append)
         (call,) = [each for each in found if isinstance(each, ControlCall | NothingToSay)]
         return call
 
     def _say(self, call: ControlCall, connection: Connection) -> events.Answered:
-        """Say it; the answer.
+        """Make a call once its state is durable; return the answer.
 
         Raises:
-            FlightedlError: it is not known to have been heard.
+            FlightedlError: the call failed, or its outcome is unknown.
         """
-        request, told = call.request, (call.index, call.generation, call.request)
+        request, identity = call.request, (call.index, call.generation, call.request)
         try:
             self._state.wait_durable(call.revision)
-            return events.Answered(*told, self._ask(request, connection), call.audit)
+            return events.Answered(*identity, self._ask(request, connection), call.audit)
         except Exception:
             if isinstance(request, ViewRequest):
                 self._state.clock.sleep(_RETRY_S)
-                self._state.apply(events.Answered(*told, None))
+                self._state.apply(events.Answered(*identity, None))
             raise
 
     def _ask(self, request: ControlRequest, connection: Connection) -> ViewReply | AppliedReply | SnapshotReply | Done:
@@ -198,9 +196,9 @@ class PserverLink:
                 try:
                     ask("seal")
                 except MessageError as error:
-                    # It costs memory, and nothing else.
+                    # This only costs memory.
                     first, last = epochs[0][0], epochs[-1][0]
-                    _log.warning("pserver %d does not close epochs %d to %d: %s", self._index, first, last, error)
+                    _log.warning("pserver %d cannot seal epochs %d to %d: %s", self._index, first, last, error)
             case ReloadRequest():
                 ask("reload")
         return Done()

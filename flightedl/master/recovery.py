@@ -1,4 +1,4 @@
-"""What a predecessor left in etcd, read after the lock was taken: nobody else can write it any more."""
+"""A predecessor's state in etcd, read after acquiring the lock, when no other process can write it."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RecoveredState:
-    """All that a master starts from."""
+    """Initial state of a master."""
 
-    #: What its core goes on from.
+    #: Initial state of its core.
     stored: StoredState
-    #: The files of a followed dataset, in the order in which they joined.
+    #: Files of a followed dataset, in the order in which they joined.
     arrivals: tuple[ArrivalRecord, ...]
-    #: key -> (value, mod_revision), for the compare-and-swap chain of later writes.
+    #: Key -> (value, mod_revision), for the comparisons of later writes.
     known: Mapping[str, tuple[bytes, int]]
 
 
 def read_state(coordinator: Coordinator, keys: JobKeys, checkpoints: Storage | None = None) -> RecoveredState:
-    """Read the declaration, the queue, the membership, and what the chains of tables' rows go on from."""
+    """Read the declaration, the queue, the membership, and the files of the newest checkpoint if there are tables."""
     names = keys.of_state
     entries = {name: coordinator.get(key) for name, key in names.items()}
     found = {name: (entry.value, entry.mod_revision) for name, entry in entries.items() if entry is not None}
@@ -51,12 +51,12 @@ def _has_tables(declaration: JobDeclaration) -> bool:
 
 
 def _newest_files(storage: Storage | None, pointer: bytes | None) -> tuple[ShardFile, ...]:
-    """Of the checkpoint that the pointer names; a master does not wait for a store that cannot be read."""
+    """Return the newest checkpoint's files; empty if the store cannot be read, for which a master does not wait."""
     latest = None if pointer is None else latest_of(pointer)
     if storage is None or latest is None:
         return ()
     try:
         return files_of(latest, storage.read(manifest_name(latest.number)))
     except FlightedlError as error:
-        _log.warning("the next checkpoint has all rows of tables: the manifest of the newest is not there: %s", error)
+        _log.warning("the next checkpoint will contain all rows, as the newest manifest cannot be read: %s", error)
         return ()

@@ -1,13 +1,12 @@
-"""Beginning a job from its checkpoints, where etcd knows nothing of it.
+"""Resuming a job from its checkpoints if etcd has no state for it.
 
-The declaration, the queue, the pointer and "the first values are there" are put into etcd in one transaction under the
-master's fence, before anybody is served. From then on it is an ordinary job whose pservers have all been lost: once a
-trainer has declared the model again, which may give the optimizer other settings, they load the checkpoint and announce
-what they have, and what is done elsewhere is dispatched again. The number of pservers
-may be another one: the blocks stay what they are and are dealt out anew.
+Before it serves, the master writes the declaration, the queue, the pointer and a finished election to etcd, in one
+transaction under its fence. The job then is like any job that has lost all its pservers. A trainer declares the model
+again, possibly with other settings of the optimizer. The pservers load the checkpoint and announce their applied
+batches, and missing tasks are repeated. If the number of pservers has changed, the same blocks are reassigned.
 
-A job that is new, at a place where a job of its name has left checkpoints, is refused unless it is to go on from them:
-its pservers would otherwise load another run's values one day.
+If the storage has checkpoints of a job with the same name, a new job is refused unless it resumes from them. Otherwise
+its pservers might later load values of another run.
 """
 
 from __future__ import annotations
@@ -44,10 +43,10 @@ def begin(
     *,
     resume: Resume,
 ) -> None:
-    """Put the newest checkpoint's state into etcd, if that is wanted and etcd has none.
+    """Write the newest checkpoint's state to etcd if the job should resume and etcd has no state.
 
     Raises:
-        UsageError: there are checkpoints that the job is not to go on from, or none that it could.
+        UsageError: there are checkpoints but the job should not resume, or it should but there are none.
         UnavailableError: the storage cannot be read.
         FencedError: the lock is lost.
     """
@@ -56,7 +55,7 @@ def begin(
     sizes = _tried_out(storage, held.generation)
     if resume is Resume.NEVER and candidates(sizes):
         raise UsageError(
-            f"{storage.url} has checkpoints of job {keys.job_name}: add --resume to go on from them, "
+            f"{storage.url} has checkpoints of job {keys.job_name}. Add --resume to continue from them, "
             "or choose another --checkpoint or --job"
         )
     if resume is Resume.NEVER or (resume is Resume.AUTO and not candidates(sizes)):
@@ -69,15 +68,15 @@ def begin(
     puts = [Put(keys.of_state[name], value) for name, value in values.items()]
     puts.append(Put(keys.init_params, encode(ElectionRecord(trainer=f"checkpoint {manifest.number}", done=True))))
     if not held.write(puts, [Absent(keys.job)]).committed:
-        raise FencedError("another master has begun this job meanwhile")
+        raise FencedError("another master has already started this job")
     _log.info("resumed checkpoint=%d pservers=%d before=%d", manifest.number, pserver_count, manifest.pserver_count)
 
 
 def _tried_out(storage: Storage, generation: int) -> dict[str, int]:
-    """The files of a storage, which can be read and written: a job that begins must not train for a day to find out.
+    """Try to write and read the storage, so that a job does not find out after a day; return its files' sizes.
 
     Raises:
-        UsageError: it cannot.
+        UsageError: the storage cannot be used.
     """
     name = f"tried-out-{generation}"
     try:
@@ -87,28 +86,26 @@ def _tried_out(storage: Storage, generation: int) -> dict[str, int]:
         storage.delete(name)
     except (UnavailableError, NotFoundError, CorruptError) as error:
         raise UsageError(
-            f"checkpoints cannot be kept at {storage.url}, so the job does not begin: {error}; "
-            "repair that, or choose another --checkpoint"
+            f"the job cannot start, because {storage.url} cannot store checkpoints: {error}. "
+            "Repair it, or choose another --checkpoint"
         ) from None
     return sizes
 
 
 def _put_arrivals(coordinator: Coordinator, held: HeldKey, keys: JobKeys, arrivals: Sequence[ArrivalRecord]) -> None:
-    """The files of a followed dataset, a transaction each: nobody reads them before the job is there."""
+    """Write the arrivals of a followed dataset, one transaction each; they are read only once the job exists."""
     for entry in coordinator.list(keys.arrivals).entries:
         held.write([Delete(entry.key)], [Absent(keys.job)])
     for number, arrival in enumerate(arrivals):
         if not held.write([Put(keys.arrival(number), encode(arrival))], [Absent(keys.job)]).committed:
-            raise FencedError("another master has begun this job meanwhile")
+            raise FencedError("another master has already started this job")
 
 
 def newest(storage: Storage, job: str, sizes: Mapping[str, int]) -> tuple[Manifest, bytes, list[int]]:
-    """The newest checkpoint that is complete as far as a listing shows, with its manifest's bytes.
-
-    And the numbers of newer ones, which are not.
+    """Return the newest checkpoint that is complete by its listing, its manifest's bytes, and newer, unusable numbers.
 
     Raises:
-        UsageError: there is none; says why.
+        UsageError: there is none; the message says why.
     """
     reasons: list[str] = []
     rejected: list[int] = []
@@ -123,18 +120,18 @@ def newest(storage: Storage, job: str, sizes: Mapping[str, int]) -> tuple[Manife
         if isinstance(found, Manifest):
             return found, data, rejected
         assert isinstance(found, Skipped)
-        _log.warning("checkpoint %d is skipped: %s", number, found.reason)
+        _log.warning("skipping checkpoint %d: %s", number, found.reason)
         reasons.append(f"checkpoint {number}: {found.reason}")
         rejected.append(number)
     why = f" ({'; '.join(reasons)})"[:300] if reasons else ""
-    raise UsageError(f"{storage.url} has no checkpoint of job {job} to go on from{why}: run without --resume")
+    raise UsageError(f"{storage.url} has no checkpoint from which job {job} can resume{why}. Run without --resume")
 
 
 def redeclared(manifest: Manifest, pserver_count: int) -> JobDeclaration:
-    """The declaration of the checkpoint, for another number of pservers.
+    """Return the checkpoint's declaration, for a possibly different number of pservers.
 
     Raises:
-        UsageError: this version cuts the parameters otherwise.
+        UsageError: this version cuts the parameters into other blocks.
     """
     declaration = decode(manifest.declaration, JobDeclaration)
     if declaration.model is None:
@@ -155,6 +152,6 @@ def redeclared(manifest: Manifest, pserver_count: int) -> JobDeclaration:
 
 
 def former(declaration: JobDeclaration) -> JobDeclaration:
-    """The declaration as it is until trainers have declared its parts again, some of it with other settings."""
+    """Return the declaration with marks that trainers must declare its parts again, possibly with other settings."""
     model = None if declaration.model is None else msgspec.structs.replace(declaration.model, is_former=True)
     return msgspec.structs.replace(declaration, model=model, is_resumed=True)

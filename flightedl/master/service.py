@@ -1,7 +1,7 @@
-"""One master at work: its parts put together, begun from what a predecessor left, and told what time and leases do.
+"""A working master: constructs its parts, starts them, and passes time and leases to the core.
 
-``state`` is what all parts share, under one lock. What trainers are is taken from the directory (leases in etcd): a
-trainer whose key is gone loses its tasks and its membership at once.
+All parts share ``state``, under one lock. The directory (leases in etcd) determines the trainers: a trainer whose key
+is gone immediately loses its tasks and its membership.
 """
 
 from __future__ import annotations
@@ -40,15 +40,16 @@ from flightedl.rpc.connector import Connector
 
 _log = logging.getLogger(__name__)
 
-#: How long a trainer is waited for that is to say where its threads stand, and how often that is looked at.
+#: Maximum number of seconds to wait for a trainer's stacks.
 _STACKS_S = 15.0
+#: Seconds between two checks for them.
 _LOOK_S = 0.1
-#: How long a new master waits for the job's keys at a time.
+#: Seconds for which a new master waits for the job's keys before it checks its lock.
 _KEYS_S = 3.0
 
 
 class MasterService:
-    """The master's parts, and what concerns more than one of them. Thread-safe."""
+    """The master's parts and their common operations. Thread-safe."""
 
     def __init__(
         self,
@@ -74,7 +75,7 @@ class MasterService:
         self._held = held
         self._directory = directory
         self._step_down = step_down
-        #: Error code -> calls that ended so, of the server that serves this; set once there is one.
+        #: Returns error code -> number of refused calls; set once the server exists.
         self.refusals: Callable[[], dict[str, int]] = dict
         self._looking = threading.Lock()
         self._keys = keys
@@ -100,10 +101,10 @@ class MasterService:
         self.exports = ModelExports(checkpoints, chosen.job, state.ask, held.require, clock)
 
     def start(self, recovered: RecoveredState) -> None:
-        """Go on from what the predecessor left, and begin to write and to talk to pservers.
+        """Start from the predecessor's state: write to etcd and call pservers.
 
         Raises:
-            DataError: the dataset that was declared cannot be indexed again, or has changed.
+            DataError: the declared dataset cannot be indexed again, or has changed.
             UnavailableError: its store has failed for longer than a moment.
         """
         state, stored = self._state, recovered.stored
@@ -117,12 +118,11 @@ class MasterService:
         while not self._directory.wait_until(lambda d: d.revision > 0 or None, _KEYS_S):
             if not self._held.is_held:
                 raise FencedError("the lock was lost before the job's keys were read")
-        # First, so that no change falls between.
+        # Subscribing first ensures that no change is missed.
         self._directory.subscribe(self.look_at_directory)
         self.look_at_directory()
 
     def close(self) -> None:
-        """Stop the threads; nobody is answered any more."""
         self.exports.close()
         self.growing.close()
         self._links.close()
@@ -131,7 +131,6 @@ class MasterService:
         self._indexing.close()
 
     def ask(self, request: Request) -> Any:
-        """Return the answer of the core to a request that needs nothing else; it is durable by then."""
         return self._state.ask(request)
 
     def _carry(self, effect: out.Effect) -> None:
@@ -145,9 +144,9 @@ class MasterService:
                 delete_election(self._held, self._keys, step)
 
     def look_at_directory(self) -> None:
-        """Trainers and pservers may have come or gone."""
-        # Looked at one after the other, so that what is seen later is not overwritten by what was seen before. The
-        # revision first, which may be older than what is read then, but never newer.
+        """Pass the current leases to the core."""
+        # The lock prevents that older leases overwrite newer ones. The revision is read first, so that it may be older
+        # than the leases, but never newer.
         with self._looking:
             revision = self._directory.revision
             trainers = {name: record.generation for name, record in self._directory.trainers().items()}
@@ -167,7 +166,7 @@ class MasterService:
         state.apply(TimePassed(progressed))
 
     def drain(self, timeout_s: float) -> None:
-        """This master was told to end: make a last checkpoint, if everybody is still there to do it."""
+        """Make a last checkpoint before this master exits, if all pservers are present."""
 
         def may_go_on() -> bool:
             self.tick()
@@ -177,7 +176,7 @@ class MasterService:
         self.checkpoints.drain(timeout_s, may_go_on)
 
     def parameter_servers(self) -> tuple[str, list[str]]:
-        """Plan hash and addresses of the pservers, for any Flight client.
+        """Return the plan hash and the addresses of the pservers, for any Flight client.
 
         Raises:
             NotReadyError: there is no model yet.
@@ -199,7 +198,7 @@ class MasterService:
             )
 
     def stacks_of_trainer(self, request: StacksRequest, closing: threading.Event) -> StacksReply:
-        """Where a trainer's threads stand, as it says itself with its next report.
+        """Return the stacks of a trainer's threads, which it sends with its next report.
 
         Raises:
             NotFoundError: there is no such trainer.

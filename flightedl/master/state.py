@@ -1,9 +1,9 @@
-"""The master's core, driven: events in under one lock, effects out, and the state's way into etcd.
+"""Driver of the master's core: passes events to it under one lock, carries out effects, and stores its state in etcd.
 
-The lock is never held across I/O: an event changes the core's state under it; what follows is carried out when
-:class:`~flightedl.master.durable.DurableState` has that state in etcd. A request's thread waits for its answer here.
+The lock is never held across I/O. An event changes the core's state under the lock; effects are carried out after
+:class:`~flightedl.master.durable.DurableState` has stored that state. Threads of requests wait for their answers here.
 
-Whoever reads or changes a field, or the core, holds ``lock``, but for those that are set once.
+``lock`` guards the core and all fields, except for those that are set only once.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ from flightedl.recording.writer import Recorder
 
 _log = logging.getLogger(__name__)
 
-#: How long a request waits for etcd before the trainer is told to ask again.
+#: Seconds for which a request waits for etcd before the trainer must ask again.
 _DURABLE_S = 3.0
 #: Pause before another wait for etcd.
 _DURABLE_PAUSE_S = 0.1
-#: How often a request that waits looks whether the server is closing.
+#: Seconds between two checks of a waiting request if the server is closing.
 _LOOK_S = 0.5
 
-#: What a request is called among the figures.
+#: Names of requests in metrics.
 _REQUESTS: Mapping[type, str] = {
     TasksTicket: "work",
     JoinRequest: "join",
@@ -84,12 +84,12 @@ _REQUESTS: Mapping[type, str] = {
     EvaluationDeclaration: "evaluation",
 }
 
-#: Where the core's effects go that are not answers.
+#: Function that carries out an effect other than an answer.
 Carry = Callable[[out.Effect], None]
 
 
 class _Slot:
-    """Where a request's thread finds its answer."""
+    """Place of a request's answer, for the thread that waits for it."""
 
     def __init__(self) -> None:
         self.is_answered = threading.Event()
@@ -116,7 +116,6 @@ class JobState:
     ) -> None:
         self.clock = clock
         self.instruments = NoInstruments() if instruments is None else instruments
-        #: What has happened, for people.
         self.journal = Journal(generation, clock)
         self.pserver_count = pserver_count
         self._queue_settings = queue_settings_of(chosen)
@@ -133,33 +132,33 @@ class JobState:
             attempts_limit=chosen.attempts_limit,
         )
         self._recorder = recorder
-        #: Until ``recover``, one that knows nothing.
+        #: An empty core until ``recover``.
         self.core = MasterCore(self._settings, clock.now())
         self.dataset: IndexedDataset | None = None
-        #: So many of the dataset's arrivals are in etcd for certain; they are not looked at again.
+        #: Number of the dataset's arrivals that are known to be in etcd.
         self.arrivals_saved = 0
-        #: What is wrong with the files of a dataset that grows; empty: nothing.
+        #: Problem with the files of a growing dataset; empty if there is none.
         self.dataset_alarm = ""
         self.progress = JobProgress()
         self.evaluation_datasets = evaluation_datasets
-        #: Set once, before anything happens.
+        #: Set once, before the first event.
         self.carry: Carry = lambda _: None
         self._slots: dict[int, _Slot] = {}
         self._call_count = 0
         self._durable: DurableState | None = None
 
     def recover(self, stored: StoredState, dataset: IndexedDataset | None, arrivals_saved: int = 0) -> None:
-        """Begin with what a predecessor left; ``dataset``: the one that is declared in it.
+        """Start from a predecessor's state, with the indexed ``dataset`` that is declared in it.
 
         Raises:
-            UsageError: the stored queue is of other tasks.
-            FencedError: what is stored is a newer master's.
+            UsageError: the stored queue belongs to other tasks.
+            FencedError: a newer master stored the state.
         """
         tasks = None if dataset is None else self._tasks_of(dataset)
         with self.lock:
             self.core = recorded(self._recorder, {}, MasterCore, self._settings, self.clock.now(), stored, tasks)
             self.dataset, self.arrivals_saved = dataset, arrivals_saved
-        text = "a master leads generation=%d; what happened before is in its predecessor's log"
+        text = "a master has taken over generation=%d; earlier events are in the previous master's log"
         self._tell(Kind.MASTER_LEADS, "master", text, self._settings.generation)
 
     def _tasks_of(self, dataset: IndexedDataset) -> QueueSettings:
@@ -176,12 +175,12 @@ class JobState:
     # events
 
     def apply(self, event: Event, carry: Carry | None = None, then: Callable[[], None] = lambda: None) -> None:
-        """Something has happened; what follows is under way when this returns. Called without the lock.
+        """Apply an event and carry out its effects. Called without the lock.
 
         Args:
-            event: What it was.
-            carry: Takes what there is to say to a pserver.
-            then: Called when the core has taken the event, before anybody else can ask it anything.
+            event: The event.
+            carry: Receives the next call to a pserver.
+            then: Called after the core has handled the event, before the lock is released.
         """
         with self.lock:
             effects = self.core.apply(event, self.clock.now())
@@ -189,7 +188,7 @@ class JobState:
         self._carry_out(effects, carry)
 
     def declare(self, declaration: Request, begin: Callable[[], object]) -> Any:
-        """Return the answer to a declaration, as ``ask`` does; ``begin`` makes what the job does not have yet."""
+        """Return the answer to a declaration, as ``ask`` does. If it is the first, ``begin`` indexes or plans it."""
         reply = self.ask(declaration)
         if isinstance(reply, out.Undeclared):
             begin()
@@ -197,9 +196,9 @@ class JobState:
         return reply
 
     def ask(self, request: Request, closing: threading.Event | None = None, *, is_last: bool = False) -> Any:
-        """Return the answer to a request, which is stored by then. Called without the lock.
+        """Return the answer to a request, once it is durable. Called without the lock.
 
-        It waits for as long as the request says, if that says anything. ``is_last``: as in ``Asked``.
+        Waits for at most the request's ``wait_s``, if it has one. ``is_last`` is as in ``Asked``.
 
         Raises:
             FlightedlError: the answer is an error.
@@ -221,7 +220,7 @@ class JobState:
                     break
             if not slot.is_answered.is_set():
                 self.apply(WaitEnded(call))
-                # Or what another thread has caused is the answer, and on its way here.
+                # Another thread may have caused the answer, which then arrives soon.
                 if not slot.is_answered.wait(_DURABLE_S):
                     raise NotReadyError("the master is busy: ask again")
         finally:
@@ -235,7 +234,7 @@ class JobState:
         return slot.reply
 
     def _carry_out(self, effects: list[out.Effect], carry: Carry | None = None) -> None:
-        # Answers first: what else there is to do may take long, or fail.
+        # Answers come first, because other effects may take long or fail.
         for effect in effects:
             if isinstance(effect, out.Answer) and (slot := self._slots.get(effect.call)) is not None:
                 slot.reply, slot.revision = effect.reply, effect.revision
@@ -258,7 +257,7 @@ class JobState:
             case EpochFinished(epoch):
                 self._tell(Kind.EPOCH_DONE, "", "epoch is done epoch=%d", epoch + 1)
             case Expired(trainer, a, reason):
-                text = "the master takes a task and the backlog behind it back epoch=%d task=%d trainer=%s: because %s"
+                text = "taking back a task and the trainer's backlog epoch=%d task=%d trainer=%s: because %s"
                 self._tell(Kind.WORK_EXPIRED, trainer, text, a.epoch + 1, a.task, trainer, reason, is_warning=True)
             case Quarantined(piece):
                 self._tell_quarantined(evaluation, piece)
@@ -274,7 +273,7 @@ class JobState:
         self._tell(
             Kind.WORK_QUARANTINED,
             found.trainer,
-            "work failed for good epoch=%d task=%d batches=%d-%d url=%s chunk=%d records=%d-%d "
+            "batches were quarantined epoch=%d task=%d batches=%d-%d url=%s chunk=%d records=%d-%d "
             "trainer=%s attempts=%d error=%s",
             found.epoch + 1,
             found.task,
@@ -297,7 +296,7 @@ class JobState:
     # the training data
 
     def begin_dataset(self, dataset: IndexedDataset) -> None:
-        """The tasks of a declared dataset are known: they are the job's, unless it has some. Called without the lock.
+        """Give the job an indexed dataset unless it has one. Called without the lock.
 
         Raises:
             UsageError: there are no tasks.
@@ -310,7 +309,7 @@ class JobState:
         self.apply(DatasetIndexed(dataset.reply, self._tasks_of(dataset)), then=keep)
 
     def grow_dataset(self, dataset: IndexedDataset) -> None:
-        """The dataset has grown to this; its first tasks are those it had. Called without the lock."""
+        """Replace the dataset by one with more tasks; existing tasks keep their numbers. Called without the lock."""
 
         def keep() -> None:
             self.dataset = dataset
@@ -322,7 +321,7 @@ class JobState:
     def start_writing(
         self, held: HeldKey, known: Mapping[str, tuple[bytes, int]], step_down: Callable[[str], None]
     ) -> None:
-        """From here on the state is written to etcd when it is waited for."""
+        """Start to write the state to etcd whenever a request waits for it."""
         self._durable = DurableState(
             held, self._coordinator, self.clock, self._snapshot, step_down, known, self.instruments
         )
@@ -332,7 +331,7 @@ class JobState:
             self._durable.close()
 
     def wait_durable(self, revision: int) -> None:
-        """Return when the state of a revision is in etcd. Called without the lock.
+        """Wait until the state of a revision is in etcd. Called without the lock.
 
         Raises:
             NotReadyError: etcd cannot be written; the request may be repeated.
@@ -342,7 +341,7 @@ class JobState:
             self._durable.wait(revision, _DURABLE_S)
 
     def becomes_durable(self, is_ending: Callable[[], bool], revision: int | None = None) -> bool:
-        """Wait until the state of a revision is in etcd, by default the current one. False if this master ends before.
+        """Wait until the state of a revision (by default the current one) is in etcd. False if this master ends first.
 
         Called without the lock.
         """
@@ -359,7 +358,7 @@ class JobState:
         return False
 
     def store(self) -> None:
-        """Return when what is decided by now is in etcd. Called without the lock.
+        """Wait until the current state is in etcd. Called without the lock.
 
         Raises:
             NotReadyError: etcd cannot be written.
@@ -383,7 +382,7 @@ class JobState:
 
 
 def queue_settings_of(chosen: MasterSettings) -> Callable[..., QueueSettings]:
-    """Return a constructor of a queue's settings that has the limits which the process was given."""
+    """Return a constructor of queue settings with the process's limits."""
     return partial(
         QueueSettings,
         attempts_limit=chosen.attempts_limit,
@@ -394,7 +393,7 @@ def queue_settings_of(chosen: MasterSettings) -> Callable[..., QueueSettings]:
 
 
 def settings_of(chosen: MasterSettings) -> CheckpointSettings:
-    """What the process was told, as the domain wants it."""
+    """Return the process's settings of checkpoints."""
     return CheckpointSettings(
         interval_s=chosen.checkpoint_every_s or None,
         interval_tasks=chosen.checkpoint_every_tasks or None,

@@ -1,4 +1,4 @@
-"""The job at a glance, put together from the master's state. Pure."""
+"""The job's status, computed from the master's state. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from flightedl.messages.status import (
 )
 from flightedl.process.host import host_facts
 
-#: How many of the pieces that run are told of.
+#: Maximum number of running pieces in the status.
 _RUNNING_COUNT = 5
 
 
@@ -49,10 +49,10 @@ def describe(
     refused_calls: Mapping[str, int],
     now: float,
 ) -> StatusReply:
-    """The reply to ``status``.
+    """Return the reply to ``status``.
 
-    ``trainer_records`` are what each trainer says of itself in etcd, ``records`` the live pservers' addresses by index,
-    ``pservers`` what each pserver last said of itself, ``indexing`` what the building of the index is at (empty: none).
+    ``trainer_records`` are the trainers' records in etcd, ``records`` the live pservers' records by index, ``pservers``
+    each pserver's latest status, and ``indexing`` the progress of indexing (empty if there is none).
     """
     declaration, trainers = core.declaration, core.trainers
     queue = None if core.work is None else core.work.queue
@@ -139,7 +139,7 @@ def describe(
 
 
 def _mode_change(membership: Membership) -> str:
-    """Only of a mode that was changed: the first one is nobody's news."""
+    """Describe a pending change of the mode; empty for the job's first mode."""
     return waiting_for_mode(membership) if membership.switch_round else ""
 
 
@@ -161,14 +161,14 @@ def _waiting_for(
     if queue is not None and queue.is_growing:
         counts = queue.counts()
         if not counts.todo and not counts.pending:
-            return f"new files, or a file {MARKER} beside them that says that there are none to come"
+            return f"new files, or a file {MARKER} in the same directory, which marks the dataset as complete"
     return "" if declaration.dataset is not None else "a trainer to declare the dataset"
 
 
 def records_trained(queue: TaskQueue, dataset: IndexedDataset) -> int:
-    """Records of all that is done, without those of batches that failed for good or were dropped.
+    """Return the number of trained records, without those of quarantined or dropped batches.
 
-    Within an epoch in proportion to its tasks, and a failed batch counts as a full one.
+    Within an epoch it is proportional to the done tasks, and failed batches count as full ones.
     """
     counts = queue.counts()
     over = counts.done + counts.failed
@@ -233,7 +233,6 @@ def _trainer(
 
 
 def _running(queue: TaskQueue, indexed: IndexedDataset, now: float) -> list[RunningPiece]:
-    """What has been worked on for longest."""
     return [
         RunningPiece(
             trainer=trainer,
@@ -250,7 +249,7 @@ def _running(queue: TaskQueue, indexed: IndexedDataset, now: float) -> list[Runn
 
 
 def _tables(pservers: Sequence[PserverStatusReply | None]) -> list[TableCounts]:
-    """Figures of each table, of all pservers together."""
+    """Return the figures of each table, summed over all pservers."""
     found: dict[str, TableCounts] = {}
     for counts in (counts for said in pservers if said is not None for counts in said.tables):
         found[counts.name] = found[counts.name].plus(counts) if counts.name in found else counts

@@ -1,7 +1,6 @@
-"""Work in and out: reports, assignments, and what has failed, for the training data and for evaluations.
+"""Tickets of trainers: reports in, assignments out, for the training data and for evaluations.
 
-A request is answered when what it changed is durable, so that no trainer knows of work that a successor has not heard
-of.
+A request is answered when its changes are durable, so a successor knows every assignment that a trainer has received.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from flightedl.master.state import JobState
 from flightedl.messages.declarations import DeclaredDataset, EvaluationDeclaration
 from flightedl.messages.tasks import TasksReply, TasksTicket
 
-#: What a trainer is told, and the chunks of each assignment, and of each that it may read ahead.
+#: (reply to a trainer, chunks of each assignment, chunks of each task that it may read ahead).
 Work = tuple[TasksReply, list[list[Chunk]], list[list[Chunk]]]
 
 
 class Tasks:
-    """What trainers ask the master for. Thread-safe."""
+    """Handler of tickets. Thread-safe."""
 
     def __init__(self, state: JobState) -> None:
         self._state = state
@@ -33,11 +32,11 @@ class Tasks:
         self._encoded: tuple[ChunkIndex, list[pa.RecordBatch]] | None = None
 
     def exchange(self, ticket: TasksTicket, closing: threading.Event) -> Work:
-        """Take reports and hand out work; durable before it returns.
+        """Apply a ticket's reports and assign tasks. The result is durable when this returns.
 
         Raises:
-            UnregisteredError: the trainer's lease has ended, or ended while it waited.
-            JobFailedError: too much has failed, or is missing however often it is done.
+            UnregisteredError: the trainer's lease has ended.
+            JobFailedError: too many pieces have failed, or pservers still lack repeated tasks.
             NotReadyError: there is no dataset yet, or etcd cannot be written.
         """
         state = self._state
@@ -48,7 +47,7 @@ class Tasks:
                 if state.core.trainers.get(ticket.trainer) == ticket.generation:
                     state.progress.failed(ticket.failed, state.clock.now())
             for report in ticket.failed:
-                # The core tells of it when it is given up; what the script raised is nothing that it decides by.
+                # The core does not note every failure, only quarantined batches, and does not use the place.
                 at = "" if report.batch is None else f" batch={report.batch}"
                 text = f"work failed epoch={report.epoch + 1}{at} place={report.place or '-'}: {report.error}"
                 state.journal.add(Kind.WORK_FAILED, ticket.trainer, text, is_warning=True)
@@ -61,9 +60,9 @@ class Tasks:
         return reply, [chunks_of(each.task) for each in reply.assignments], [chunks_of(a.task) for a in reply.ahead]
 
     def index_pieces(self) -> list[pa.RecordBatch]:
-        """Return the index of the declared dataset, from which the ranks of a group plan their rounds.
+        """Return the index of the declared dataset, from which ranks of a group plan their rounds.
 
-        It is encoded once: for a million chunks that takes two seconds, and every rank asks for it.
+        It is encoded only once, because every rank requests it, and encoding a million chunks takes two seconds.
 
         Raises:
             NotReadyError: there is no dataset yet.
@@ -78,7 +77,7 @@ class Tasks:
             return self._encoded[1]
 
     def declare_evaluation(self, request: EvaluationDeclaration) -> DeclaredDataset:
-        """First declaration of a name wins.
+        """Declare an evaluation. The first declaration of a name wins.
 
         Raises:
             DataError: a file cannot be used.
@@ -86,7 +85,7 @@ class Tasks:
             NotReadyError: the index is being built; ask again.
         """
         reply = self._state.declare(request, lambda: self._begin_evaluation(request.name, request))
-        assert isinstance(reply, DeclaredDataset), "what was begun is declared"
+        assert isinstance(reply, DeclaredDataset), "an indexed evaluation is declared"
         return reply
 
     def _begin_evaluation(self, name: str, wanted: DeclaredDataset | EvaluationDeclaration) -> None:
@@ -96,7 +95,7 @@ class Tasks:
         self._state.apply(EvaluationIndexed(name, indexed.reply, datasets.settings_of(indexed)))
 
     def _evaluation_tasks(self, ticket: TasksTicket) -> Work:
-        """As ``exchange``, for an evaluation; does not wait for work."""
+        """Exchange a ticket of an evaluation, without waiting for tasks."""
         state = self._state
         with state.lock:
             found = state.core.evaluations.known(ticket.evaluation)

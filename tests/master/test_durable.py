@@ -108,7 +108,7 @@ def test_somebody_elses_bytes_make_it_step_down(counter: Counter) -> None:
     with pytest.raises(NotReadyError):
         counter.durable.wait(1, 5.0)
     assert counter.stored() == b"not mine"
-    assert counter.reasons == ["somebody else wrote its state"]
+    assert counter.reasons == ["another process wrote its state"]
 
 
 @pytest.mark.parametrize("fault", ["unavailable", "lost_request", "lost_reply"])

@@ -44,7 +44,7 @@ def test_an_export_that_fails_by_a_foreign_error_has_failed_and_can_be_asked_for
 
 
 def test_an_export_whose_checkpoint_is_gone_says_so() -> None:
-    assert ended(exports_of(MemoryStorage())).error == "its checkpoint is gone already"
+    assert ended(exports_of(MemoryStorage())).error == "its checkpoint was already deleted"
 
 
 @pytest.mark.parametrize("point", ["list", "read"])

@@ -159,5 +159,5 @@ def test_a_job_with_parameters_has_no_groups(make_job: Callable[..., Job]) -> No
     job.start_pserver(0)
     master = job.start_master()
     master.declare(model=MODEL)
-    with pytest.raises(UsageError, match="leave group= out"):
+    with pytest.raises(UsageError, match="omit group="):
         Rank(job, "a", 0).enter(master)

@@ -252,7 +252,9 @@ def test_a_listing_that_fails_is_told_and_tried_again(start: Start, files: Memor
     master = start()
     declare(master)
     files.plan.fail_from("expand", UnavailableError("the store does not answer"))
-    eventually(lambda: "cannot be looked for at the moment: the store does not answer" in master.state.dataset_alarm)
+    eventually(
+        lambda: "cannot look for new files now; retrying: the store does not answer" in master.state.dataset_alarm
+    )
     assert master.take_all() == [100, 110]
     files.contents["/d/200.parquet"] = parquet(1)
     files.plan.heal("expand")

@@ -66,13 +66,13 @@ def test_a_job_that_is_resumed_if_there_is_a_checkpoint_begins_without_one(make_
     job = make_job()
     for resume in (Resume.NEVER, Resume.AUTO):
         assert resumed(job, make_job, resume).coordinator.get(KEYS.job) is None
-    with pytest.raises(UsageError, match=r"no checkpoint of job .* to go on from"):
+    with pytest.raises(UsageError, match=r"no checkpoint from which job .* can resume"):
         resumed(job, make_job, Resume.ALWAYS)
     master, _ = begun(job)
     saved(job, master)
     for resume in (Resume.ALWAYS, Resume.AUTO):
         assert resumed(job, make_job, resume).coordinator.get(KEYS.job) is not None
-    with pytest.raises(UsageError, match="add --resume to go on from them"):
+    with pytest.raises(UsageError, match="Add --resume to continue from them"):
         resumed(job, make_job, Resume.NEVER)
 
 

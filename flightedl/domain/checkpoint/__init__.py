@@ -1,8 +1,12 @@
-"""When a checkpoint is made, what makes it complete, and who reads what of it.
+"""Checkpoints: when they are made, when they are complete, and how they are restored.
 
-* ``checkpoints``: when one is ordered, and how it becomes complete; ``values`` its settings and effects.
-* ``snapshot``: a pserver's side. ``manifest``: what makes files a checkpoint. ``pointer``: which one counts.
-  ``restoring``: who reads what of it.
-* ``chains``: which files have only what has changed in rows of tables, and what these are built on; ``changes``: what
-  that is.
+* ``checkpoints``: the master's side, from the order to the completion; ``values``: its settings and effects
+* ``snapshot``: a pserver's side
+* ``manifest``: the document that makes files a checkpoint; ``pointer``: the stored pointer to the newest one
+* ``chains``: increments with only the changed rows of tables; ``changes``: a pserver's record of changed rows
+* ``restoring``: the parts of a checkpoint that each pserver reads
+
+The master orders a checkpoint and agrees with the pservers on a round. Each pserver copies its blocks when that round
+opens, and writes one file. When all files are reported, the master writes the manifest, then moves the pointer in the
+transaction that also stores the queue.
 """

@@ -1,25 +1,24 @@
-"""Chains: a base, which has all rows of a pserver, and increments, which have what has changed since the file before.
+"""Chains: a base, which contains all rows of a pserver, and increments with the rows changed since the previous file.
 
-Blocks are whole in every file; rows may be a thousand times as much, of which little changes from one checkpoint to the
-next. Rules:
+Every file contains all dense blocks. Rows of tables may be a thousand times as large, and few of them change from one
+checkpoint to the next. Rules:
 
-* A chain is of one process of a pserver, and its files are in complete checkpoints: an increment is made on the file
-  that is in the newest one. Which changes that are is known to the process alone (``changes``): where it does not know,
-  it makes a base, and says so.
-* What is needed beside a file, its ``links``, is in the manifest: so whether a checkpoint is whole shows in a listing,
-  and who reads it need not look at others.
-* A chain ends, and is replaced by a base, when it has as many increments as allowed, when these are together larger
-  than its base, or when one of its files belongs to a checkpoint that could not be loaded. So reading takes at most
-  twice as long, and takes at most twice as much room.
-* Where rows are less than a third of a base, increments would save too little: there are none.
-* Checkpoints that are kept for ever are bases: they need no others.
-* A file's name says with which checkpoint its chain begins (``manifest.shard_name``), so retention needs no other
-  memory than the names: it keeps all files from the oldest one on that a kept checkpoint needs.
+* A chain belongs to one process of a pserver, and its files to complete checkpoints. An increment is based on the file
+  in the newest complete checkpoint. Only the process knows which rows have changed (``changes``). If it does not, it
+  writes a base and reports that.
+* The manifest lists the files on which an increment is based (its ``links``). A listing therefore shows whether a
+  checkpoint is complete, and readers need no other manifest.
+* A chain ends, and a new base is written, if it has the maximum number of increments, if its increments together are
+  larger than its base, or if one of its files belongs to a checkpoint that could not be loaded. Reading thus takes at
+  most twice the time and space.
+* If rows are less than a third of a base, increments are not worth it.
+* Checkpoints that are kept permanently are bases, so they need no other files.
+* The name of an increment contains the number of its base's checkpoint (``manifest.shard_name``). Retention needs only
+  the names: it keeps all files from the oldest one that a kept checkpoint needs.
 
-A master that takes over goes on with the chains that the newest checkpoint's manifest describes (``files_of``), where
-it can read that; pservers have gone on meanwhile, and know what has changed since. A process that has loaded a
-checkpoint, as all have where a job is resumed, begins with a base: what it has put together, maybe from the files of
-several, is no cut of its own, and nobody has noted what changed since.
+A new master continues the chains in the newest checkpoint's manifest (``files_of``) if it can read it; the pservers
+know what has changed since. A process that has loaded a checkpoint begins with a base, because it has no record of
+changes since then.
 """
 
 from __future__ import annotations
@@ -33,24 +32,24 @@ from flightedl.domain.checkpoint.manifest import Link, Manifest, ShardFile, chec
 from flightedl.domain.checkpoint.values import Pointer
 from flightedl.errors import CorruptError
 
-#: One of so many bytes of a base must be of rows.
+#: At least one in this many bytes of a base must belong to rows.
 _LEAST_SHARE = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a pserver may make its file of."""
+    """File on which a pserver may base its next one."""
 
-    #: Its file in the newest complete checkpoint; empty: that is not known, or of another process.
+    #: The pserver's file in the newest complete checkpoint; empty if unknown, or written by another process.
     after: str
-    #: Everything is wanted.
+    #: True if the pserver must write a base.
     is_base: bool
-    #: The number of the checkpoint that the chain begins with.
+    #: Number of the checkpoint with the chain's base.
     since: int
 
 
 def files_of(latest: Pointer, data: bytes) -> tuple[ShardFile, ...]:
-    """The files of the newest complete checkpoint, with what they are built on; empty: that is not its manifest."""
+    """Return the files of the newest complete checkpoint, with their links; empty if ``data`` is not its manifest."""
     if checksum(data) != latest.manifest_checksum:
         return ()
     try:
@@ -61,34 +60,34 @@ def files_of(latest: Pointer, data: bytes) -> tuple[ShardFile, ...]:
 
 
 class Chains:
-    """What the files of the next checkpoint may be built on.
+    """Files on which those of the next checkpoint may be based.
 
     Args:
-        limit: Increments in a row, at most; 0: none.
-        keep_every: As ``CheckpointSettings.keep_every``.
+        limit: Maximum number of consecutive increments; 0 disables them.
+        keep_every: As in ``CheckpointSettings.keep_every``.
     """
 
     def __init__(self, limit: int, keep_every: int | None) -> None:
         self._limit = limit
         self._keep_every = keep_every
-        #: Index -> file in the newest complete checkpoint.
+        #: Pserver index -> its file in the newest complete checkpoint.
         self._files: dict[int, ShardFile] = {}
-        #: Of that checkpoint.
+        #: Number of that checkpoint.
         self._number = 0
 
     def completed(self, number: int, files: Iterable[ShardFile]) -> None:
-        """A checkpoint is complete, and no older one is built on any more."""
+        """Record a complete checkpoint, on which the next increments are based."""
         self._number = number
         self._files = {file.index: file for file in files}
 
     def offer(self, index: int, generation: int, number: int, rejected: Collection[int]) -> Offer:
-        """For the file of a pserver's process in the checkpoint ``number``.
+        """Return the offer for a pserver's file.
 
         Args:
-            index: Of the pserver.
-            generation: Of its process.
-            number: Of the checkpoint that is ordered.
-            rejected: Checkpoints that could not be loaded.
+            index: Index of the pserver.
+            generation: Generation of its process.
+            number: Number of the ordered checkpoint.
+            rejected: Numbers of checkpoints that could not be loaded.
         """
         known = self._files.get(index)
         if known is None or known.generation != generation:
@@ -105,7 +104,7 @@ class Chains:
         return Offer(known.name, is_base, number if is_base else chain[0].number)
 
     def linked(self, file: ShardFile, offer: Offer) -> ShardFile | None:
-        """A file that was reported, with its links; None: it is built on something that was not offered."""
+        """Return a reported file with its links, or None if it is based on a file that was not offered."""
         if not file.after:
             return file
         known = self._files.get(file.index)

@@ -1,9 +1,9 @@
-"""Which changes belong in an increment: a pserver's side of chains, see ``chains``.
+"""The changes that belong in an increment: a pserver's side of chains, see ``chains``.
 
-An increment is what has changed since the cut that a file was made of, and it is made on the file that is in the newest
-complete checkpoint. A cut whose file came to nothing, because it could not be written or its checkpoint was given up,
-must not swallow what it had: so the changes up to it are kept until an increment on a later cut is asked for, which
-says that a checkpoint has them.
+An increment contains the changes since the cut from which the newest complete checkpoint's file was written. If the
+file of a later cut is lost, because it could not be written or its checkpoint was aborted, the changes in it must not
+be lost, too. They are therefore kept until the master orders an increment on a later file, which shows that a
+checkpoint contains them.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ C = TypeVar("C")
 
 
 class ChangesSince(Generic[C]):
-    """What has changed since cuts, of which two are known at most. The caller holds the lock of what changes.
+    """Changes since at most two cuts. The caller holds the lock of the changing values.
 
     Args:
-        merge: Two sets of changes, the older one first, as one.
+        merge: Function that merges two sets of changes, the older one first.
     """
 
     def __init__(self, merge: Callable[[C, C], C]) -> None:
         self._merge = merge
-        #: File of the newest cut; empty: there was none.
+        #: File of the newest cut; empty if there was none.
         self._newest = ""
-        #: Of the cut before that one, and what had changed in between; None: there is none.
+        #: (file of an older cut, changes between that cut and the newest one), or None.
         self._before: tuple[str, C] | None = None
 
     def knows(self, file: str) -> bool:
-        """Whether it can be said what has changed since the cut that this file was made of."""
+        """True if the changes since this file's cut are known."""
         return bool(file) and (file == self._newest or (self._before is not None and file == self._before[0]))
 
     def cut(self, file: str, after: str, since_newest: C) -> C | None:
-        """A cut is made.
+        """Record a cut.
 
         Args:
-            file: That will be made of it.
-            after: The file that is in the newest complete checkpoint; empty: none of this process.
-            since_newest: What has changed since the cut before this one.
+            file: The file to be written from it.
+            after: This process's file in the newest complete checkpoint; empty if there is none.
+            since_newest: The changes since the previous cut.
 
         Returns:
-            What has changed since the cut of ``after``; None: that is not known, and only everything will do.
+            The changes since the cut of ``after``, or None if they are unknown, so a base is needed.
         """
         found: C | None = None
         if after and after == self._newest:
@@ -55,11 +55,11 @@ class ChangesSince(Generic[C]):
 
 
 def increment_on(after: str, knows: Callable[[str], bool], *, is_base: bool) -> str:
-    """The file that what is copied now will be an increment on; empty: everything is copied.
+    """Return the file on which the current copy is based as an increment; empty for a base.
 
     Args:
         after: As ordered.
-        knows: Whether all that is copied by changes knows what has changed since.
+        knows: True for a file if all changes since its cut are known.
         is_base: As ordered.
     """
     return after if after and not is_base and knows(after) else ""

@@ -1,47 +1,45 @@
-"""The master's side of checkpoints: when one is ordered, and how it becomes complete or is given up.
+"""The master's side of checkpoints: when one is ordered, and how it becomes complete or is aborted.
 
-**One checkpoint** goes through these states; a step is taken only when the one before it is known to be done:
+**States.** A checkpoint goes through these states. Each step begins only when the previous one is known to be done:
 
-1. *ordered*: it gets a number, which is stored under the master's fence before anybody hears of it. So no two masters
-   ever share a number, whatever a deposed one still does. Each pserver is asked to copy its blocks: in sync mode at
-   one round, "now" in the other modes. A pserver that is past the round refuses, and a later round is proposed to all,
-   with a margin that doubles. A round that is not reached in ``patience_s``, as when training pauses, is given up for
-   "now". If no member is left to reach it, the highest round that was reached is proposed, and half a second later
-   "now".
-2. *publishing*: all files are written and reported; the manifest is written.
-3. *pointing*: ``checkpoint/latest`` is moved, in a transaction under the master's fence.
-4. *complete*: what retention allows is deleted.
+1. *ordered*: The checkpoint gets a number, which is stored under the master's fence before it is used. Thus no two
+   masters share a number, whatever a deposed one does. Each pserver is asked to copy its blocks: in sync mode at one
+   round, in other modes now. If a pserver is past the round, it refuses, and the master proposes a later round to all,
+   with a margin that doubles. If the round is not reached within ``patience_s``, for example because training pauses,
+   the master proposes "now". If no member is left to reach it, the master proposes the highest open round, and half a
+   second later "now".
+2. *publishing*: All files are written and reported; the master writes the manifest.
+3. *pointing*: The master moves ``checkpoint/latest`` in a transaction under its fence.
+4. *complete*: The master deletes what retention allows.
 
-Whatever goes wrong before 3 leaves the last checkpoint as it was; another is ordered, under another number. A manifest
-that cannot be written is tried again, for it holds nothing that grows old. Training never waits for any of this.
+A failure before step 3 leaves the last checkpoint unchanged, and another one is ordered, with a new number. A manifest
+that cannot be written is retried, because it does not become outdated. Training never waits for a checkpoint.
 
-**Why it is exact.** What a checkpoint has of a block is one state of it: values, slots, version, and the batches that
-are in those values, no more and no fewer. Batches that wait in an accumulator are not in it. So each block may be
-restored from any state that it ever had, and pushed to again: what it has is answered "already applied", what it lacks
-is applied. The task queue is then made to fit: for every pserver p that comes back, ``reopen(done - applied(p))``.
-After that
+**Correctness.** A checkpoint contains one state of each block: values, slots, version, and exactly those batches that
+are in the values. Batches in an accumulator are not included. A block may therefore be restored from any earlier state
+and receive pushes again: it answers batches that it has with "already applied", and applies the others. For each
+restored pserver p, the master calls ``reopen(done - applied(p))`` on the task queue. After that
 
-    done ⊆ applied(p) for every p, and every task that is not done is going to be dispatched.
+    done ⊆ applied(p) for every p, and every task that is not done will be assigned.
 
-So every batch gets everywhere, once. This holds with *any* state of the queue of the same dataset: one that is older
-than the blocks says too little is done, which is dispatched again and answered "already applied"; one that is newer
-says too much, which is reopened. The applied sets are the truth, and the queue's state in the manifest only saves work.
-It is taken when the last pserver has reported. That all blocks are at one round in sync mode is not needed for it
-either: it is for those who read the model, and for ``recovery="rollback"``.
+So every batch is applied everywhere, once. This holds for *any* state of the same dataset's queue. If the queue is
+older than the blocks, it repeats done tasks, which are answered "already applied". If it is newer, the missing tasks
+are reopened. The applied sets are authoritative, and the queue in the manifest only saves work; it is encoded when the
+last pserver has reported. A common round of all blocks is not needed either: it is for readers of the model, and for
+``recovery="rollback"``.
 
-Tasks that are out in the queue's stored state belong to trainers which are gone; a master that restores it gives them
-back: ``for trainer in queue.holders(): queue.trainer_gone(trainer, now, is_graceful=True)``.
+Pending tasks in the stored queue belong to trainers that are gone. A master that restores it takes them back:
+``for trainer in queue.holders(): queue.trainer_gone(trainer, now, is_graceful=True)``.
 
-**After a crash of the master** its successor goes on from ``encode``: numbers go on, the pointer is where it was, and
-whatever was under way is forgotten. Files of it stay until retention passes their number. Chains go on, too, where the
-manifest of the newest checkpoint can be read (``chains``).
+**After a crash of the master** its successor continues from ``encode``. It keeps the numbers and the pointer, and
+forgets an unfinished checkpoint, whose files remain until retention passes their number. It continues the chains if it
+can read the manifest of the newest checkpoint (``chains``).
 
-**The last checkpoint** of a job is waited for (``request_last``): what it has is nowhere else. A pserver that goes away
-or is late is no reason to do without it, for its successor makes another one; a store that has refused it several
-times is.
+**The last checkpoint** of a job (``request_last``) is awaited, because its contents are nowhere else. If a pserver dies
+or is late, its successor makes another one. Only repeated failures of the store end the wait.
 
-Not guaranteed: that a checkpoint is ever complete while the store fails or pservers keep dying; ``trouble`` and
-``age_s`` tell. Two jobs of one name that write to one place with different etcds are not kept apart.
+Not guaranteed: that a checkpoint completes while the store fails or pservers keep dying; see ``trouble`` and ``age_s``.
+Two jobs with the same name and storage but different etcds overwrite each other's files.
 """
 
 from __future__ import annotations
@@ -73,28 +71,28 @@ from flightedl.messages.control import OrderNumber, SnapshotReply, SnapshotReque
 
 _MARGIN_LIMIT = 1024
 _REJECTED_LIMIT = 64
-#: So often the open round is proposed where a checkpoint is waited for: what is known of it may be old.
+#: Number of times that the open round is proposed for an awaited checkpoint: the known round may be outdated.
 _OPEN_PROPOSALS = 3
-#: Time in which pservers hear of the highest round, and of the members that have left it.
+#: Seconds in which pservers learn of the highest round and of members that have left.
 _PATIENCE_WITHOUT_MEMBERS_S = 0.5
-#: A last checkpoint that the store has refused so often in a row is not waited for any longer.
+#: Number of consecutive failures of the store that end the wait for the last checkpoint.
 _STORE_FAILURES_LIMIT = 3
 
 
 @dataclass(slots=True)
 class _Ordered:
-    """State 1."""
+    """A checkpoint in state 1."""
 
     number: int
     serial: int
     round: int | None
     since_s: float
-    #: Members of the generations that it was sent to.
+    #: Pserver index -> generation of the process that got the order.
     generations: dict[int, int]
     reason: str
     #: Checkpoints that were known to be unusable.
     rejected: tuple[int, ...]
-    #: Maybe by who would have to reach the next round.
+    #: True if a request waits for it, whose sender may itself have to reach the next round.
     is_waited_for: bool
     taken: set[int] = field(default_factory=set)
     files: dict[int, ShardFile] = field(default_factory=dict)
@@ -102,30 +100,30 @@ class _Ordered:
 
 @dataclass(slots=True)
 class _Publishing:
-    """States 2 and 3."""
+    """A checkpoint in state 2 or 3."""
 
     number: int
     round: int | None
     files: tuple[ShardFile, ...]
     reason: str
-    #: When to try the manifest again; None: it is being written, or done.
+    #: Time to retry the manifest; None if it is being written, or is written.
     retry_at_s: float | None = None
     is_pointing: bool = False
 
 
 class Checkpoints:
-    """Orders checkpoints and sees them through. Not thread-safe.
+    """State of a job's checkpoints. Not thread-safe.
 
     Args:
-        settings: When, and how many.
-        master_generation: Of this master.
-        pserver_count: Pservers, all of which take part.
-        now: The instant; intervals begin here.
-        next_number: Above every number in the storage: for a job whose etcd is new.
-        latest: The checkpoint that such a job was restored from.
-        rejected: Checkpoints that could not be loaded.
-        first: The first one that the pointer named. Lower ones were never pointed to: their masters died on the way,
-            and the model may have got other first values since.
+        settings: Intervals, retention and timeouts.
+        master_generation: Generation of this master.
+        pserver_count: Number of pservers, all of which take part.
+        now: The time; intervals begin here.
+        next_number: A number above all those in the storage, for a job whose etcd is new.
+        latest: The checkpoint from which such a job was resumed.
+        rejected: Numbers of checkpoints that could not be loaded.
+        first: Number of the first checkpoint to which the pointer has pointed. Lower ones were never completed, and the
+            model may have been initialized again since.
     """
 
     def __init__(
@@ -146,13 +144,13 @@ class Checkpoints:
         self._next_number = next_number
         self._latest = latest
         self._first = first
-        #: The newest pointer that is known to be stored.
+        #: The newest pointer known to be stored.
         self._stored_latest = latest
         self._rejected = sorted(rejected)[-_REJECTED_LIMIT:]
         self._chains = Chains(settings.increments, settings.keep_every)
         self._pservers: dict[int, int] = {}
         self._work: _Ordered | _Publishing | None = None
-        #: Why a checkpoint is wanted beside the interval; empty: nobody asked.
+        #: Reason for a checkpoint other than the interval; empty if none was requested.
         self._wanted = ""
         self._is_waited_for = False
         self._last_begun_s = now
@@ -163,15 +161,16 @@ class Checkpoints:
         self._not_before_s = now
         self._failures = 0
         self._trouble = ""
-        #: Attempts in a row that the store made fail, and whether one of them ended after ``request_last``.
+        #: Number of consecutive failures of the store.
         self._store_failures = 0
+        #: True if one of them happened after ``request_last``.
         self._has_store_failed_at_last = False
 
-    # what is known
+    # state
 
     @property
     def latest(self) -> Pointer | None:
-        """The newest complete checkpoint whose pointer is stored."""
+        """The newest checkpoint whose pointer is stored."""
         return self._stored_latest
 
     @property
@@ -180,12 +179,12 @@ class Checkpoints:
 
     @property
     def trouble(self) -> str:
-        """What keeps checkpoints from being completed; empty: nothing."""
+        """Reason why the last attempt failed; empty if it did not."""
         return self._trouble
 
     @property
     def may_be_saved(self) -> bool:
-        """Whether there is a complete checkpoint, or one whose manifest may be in the store already."""
+        """True if there is a complete checkpoint, or one whose manifest may already be in the store."""
         return self._latest is not None or isinstance(self._work, _Publishing)
 
     @property
@@ -193,25 +192,25 @@ class Checkpoints:
         return None if self._work is None else self._work.number
 
     def age_s(self, now: float) -> float:
-        """Since the last checkpoint was complete, or since the start of this master."""
+        """Return the seconds since the last checkpoint was complete, or since this master started."""
         return now - self._last_complete_s
 
     def is_satisfied(self, ticket: int) -> bool:
-        """Whether a checkpoint that was begun after ``request`` gave this ticket is complete."""
+        """True if a checkpoint that began after ``request`` had returned this ticket is complete."""
         return self._stored_latest is not None and self._stored_latest.number >= ticket
 
     def is_over(self, ticket: int) -> bool:
-        """Whether ``request_last``, which gave this ticket, need not be waited for any longer.
+        """True if the wait for a ``request_last`` with this ticket is over.
 
-        Either the checkpoint is complete, or the store, and nothing else, has failed again and again, also since.
+        Either the checkpoint is complete, or the store has failed repeatedly, including once since the request.
         """
         is_hopeless = self._has_store_failed_at_last and self._store_failures >= _STORE_FAILURES_LIMIT
         return self.is_satisfied(ticket) or is_hopeless
 
-    # what happens
+    # events
 
     def pserver_up(self, index: int, generation: int, now: float) -> Effects:
-        """A pserver serves, and what it has was taken into the queue's account. Told again: nothing changes."""
+        """Record that a pserver serves and is settled. Repeated calls change nothing."""
         known = self._pservers.get(index)
         if known == generation:
             return ()
@@ -219,7 +218,7 @@ class Checkpoints:
         return self._replaced(index, now)
 
     def pserver_down(self, index: int, now: float) -> Effects:
-        """A pserver's lease ended; nothing is ordered before all are up."""
+        """Record that a pserver's lease has ended; no checkpoint is ordered until all pservers are up."""
         if self._pservers.pop(index, None) is None:
             return ()
         return self._replaced(index, now)
@@ -227,24 +226,25 @@ class Checkpoints:
     def _replaced(self, index: int, now: float) -> Effects:
         work = self._work
         if isinstance(work, _Ordered) and index not in work.files:
-            return self._give_up(now, f"pserver {index} went away while it made checkpoint {work.number}")
+            return self._give_up(now, f"pserver {index} was lost before it had written checkpoint {work.number}")
         return ()
 
     def rejected(self, numbers: Collection[int]) -> None:
-        """A pserver could not load these: they do not count among those that are kept. Stored with ``encode``."""
+        """Record checkpoints that a pserver could not load; retention does not count them. Stored by ``encode``."""
         self._rejected = sorted({*self._rejected, *numbers})[-_REJECTED_LIMIT:]
 
     def request(self, reason: str, *, is_waited_for: bool = False) -> int:
-        """Somebody wants a checkpoint of what there is now; returns a ticket for ``is_satisfied``.
+        """Request a checkpoint of the current state; return a ticket for ``is_satisfied``.
 
-        ``is_waited_for``: maybe by who would have to reach the next round, so the open one is proposed first.
+        ``is_waited_for`` is True if the requester waits. It may itself have to reach the next round, so the open round
+        is proposed first.
         """
         self._wanted = reason
         self._is_waited_for = self._is_waited_for or is_waited_for
         return self._next_number
 
     def request_last(self, reason: str) -> int:
-        """As ``request``, for a checkpoint that somebody waits for: no pause after a failure delays its first try."""
+        """Request the last checkpoint of a job. Its first attempt is not delayed by the pause after a failure."""
         self._not_before_s = -math.inf
         self._has_store_failed_at_last = False
         if isinstance(self._work, _Publishing) and self._work.retry_at_s is not None:
@@ -259,11 +259,11 @@ class Checkpoints:
         self._tasks_since += count
 
     def tick(self, now: float, rounds: OpenRounds | None) -> Effects:
-        """Time passes: call it every second or so.
+        """Check timeouts and intervals. To be called about once per second.
 
         Args:
-            now: The instant.
-            rounds: None: there are no rounds in this mode, copies are taken at once.
+            now: The time.
+            rounds: State of the rounds; None if the mode has no rounds, so blocks are copied at once.
         """
         if rounds is not None:
             self._highest_round = max(self._highest_round, rounds.highest)
@@ -279,27 +279,27 @@ class Checkpoints:
                 return self._next_action(work, now, rounds)
 
     def _next_action(self, work: _Ordered, now: float, rounds: OpenRounds | None) -> Effects:
-        """Propose another round for an order whose own is not reached, or give the order up."""
+        """Propose another round for an order whose round is not reached, or abort the checkpoint."""
         waited_s, patience_s = now - work.since_s, self._settings.patience_s
         is_left = rounds is not None and not rounds.has_members
         if is_left:
-            # A trainer that left within a round may have opened the next one on some pservers only.
+            # A trainer that left during a round may have opened the next one on only some pservers.
             patience_s = min(patience_s, _PATIENCE_WITHOUT_MEMBERS_S)
         if work.round is not None and waited_s > patience_s and len(work.taken) < self._pserver_count:
             return self._propose(work, None, now)
         if is_left and work.round is not None and work.round > self._highest_round:
-            # Those who were to reach it have left, as at the end of a job.
+            # All members have left, as at the end of a job, so the round will not be reached.
             return self._propose(work, self._highest_round, now)
         if waited_s <= self._settings.give_up_s:
             return ()
         late = [index for index in range(self._pserver_count) if index not in work.files]
         if work.taken.issuperset(late):
-            # All have their copies: what takes so long is the store.
+            # All late pservers have made their copies, so the store is slow.
             self._store_failed()
         return self._give_up(now, f"pserver {', '.join(map(str, late))} did not write checkpoint {work.number} in time")
 
     def progressed(self, index: int, generation: int, progress: SnapshotReply, now: float) -> Effects:
-        """A pserver told how far it is. What is not about the present order is ignored."""
+        """Handle a pserver's progress. Progress with other orders is ignored."""
         work = self._work
         if not isinstance(work, _Ordered) or work.generations.get(index) != generation:
             return ()
@@ -320,7 +320,7 @@ class Checkpoints:
             file = ShardFile.of(index, generation, progress.file)
             linked = self._chains.linked(file, self._offer(work, index))
             if linked is None:
-                return self._give_up(now, f"pserver {index} built checkpoint {work.number} on what it was not offered")
+                return self._give_up(now, f"pserver {index} based checkpoint {work.number} on a file not offered to it")
             work.files[index] = linked
             if len(work.files) == self._pserver_count:
                 files = tuple(work.files[i] for i in range(self._pserver_count))
@@ -329,7 +329,7 @@ class Checkpoints:
         return ()
 
     def send_failed(self, index: int, generation: int, order: OrderNumber) -> Effects:
-        """An order may not have arrived: it is sent again (the caller waits a little between failures)."""
+        """Send an order again that may not have arrived. The caller pauses between failures."""
         work = self._work
         if not isinstance(work, _Ordered) or work.generations.get(index) != generation or order != self._order(work):
             return ()
@@ -346,9 +346,9 @@ class Checkpoints:
         evaluations: bytes | None = None,
         etcd: Sighting | None = None,
     ) -> Manifest:
-        """What ``WriteManifest`` asks to write; ``queue`` is the queue's state as it is now."""
+        """Return the manifest for ``WriteManifest``. ``queue`` is the current state of the queue."""
         work = self._work
-        assert isinstance(work, _Publishing), "no manifest is to be written"
+        assert isinstance(work, _Publishing), "no manifest is due"
         return Manifest(
             job=job,
             number=work.number,
@@ -376,11 +376,11 @@ class Checkpoints:
         return (Persist(), MovePointer(self._latest))
 
     def _first_with(self, number: int) -> int:
-        """``first``, once this checkpoint is the latest."""
+        """Return the value of ``first`` with this checkpoint as the latest."""
         return number if self._latest is None else self._first
 
     def manifest_failed(self, number: int, reason: str, now: float) -> Effects:
-        """The manifest may not be there; it is written again later."""
+        """Schedule another attempt to write the manifest, which may not be in the store."""
         work = self._work
         if not isinstance(work, _Publishing) or work.number != number or work.is_pointing:
             return ()
@@ -389,7 +389,7 @@ class Checkpoints:
         return self._alarm(f"the manifest of checkpoint {number} could not be written: {reason}")
 
     def pointer_moved(self, number: int, now: float) -> Effects:
-        """``encode()`` with this checkpoint as the latest is stored."""
+        """Record that the pointer to this checkpoint is stored, so the checkpoint is complete."""
         work = self._work
         if not isinstance(work, _Publishing) or work.number != number or not work.is_pointing:
             return ()
@@ -403,14 +403,14 @@ class Checkpoints:
         return (Sweep(),)
 
     def deletable(self, names: Collection[str]) -> tuple[str, ...]:
-        """Which of all files of the storage may be deleted, in this order; see ``manifest.deletable``."""
+        """Return the files that may be deleted, in this order; see ``manifest.deletable``."""
         latest = self._stored_latest
         if latest is None:
             return ()
         keep, keep_every = self._settings.keep, self._settings.keep_every
         return manifests.deletable(names, latest.number, keep, keep_every, self._rejected)
 
-    # how it comes about
+    # orders
 
     def _is_due(self, now: float) -> bool:
         if now < self._not_before_s or len(self._pservers) < self._pserver_count:
@@ -429,7 +429,7 @@ class Checkpoints:
         self._tasks_since = 0
         at_round = None
         if rounds is not None:
-            # Where nobody trains, the rounds that are open stay open.
+            # Without members, open rounds remain open.
             at_round = self._highest_round + (self._margin if rounds.has_members and not self._is_waited_for else 0)
             self._margin = max(1, self._margin // 2)
         work = _Ordered(
@@ -464,12 +464,11 @@ class Checkpoints:
         return OrderSnapshot(index, generation, command)
 
     def _offer(self, work: _Ordered, index: int) -> Offer:
-        """The same for as long as a checkpoint is ordered."""
         return self._chains.offer(index, work.generations[index], work.number, work.rejected)
 
     def _give_up(self, now: float, reason: str) -> Effects:
         work = self._work
-        assert isinstance(work, _Ordered), "what is published is not given up"
+        assert isinstance(work, _Ordered), "a published checkpoint is not aborted"
         self._work = None
         self._wanted = self._wanted or work.reason
         self._not_before_s = now + self._pause_s()
@@ -492,7 +491,7 @@ class Checkpoints:
     # storage
 
     def encode(self) -> bytes:
-        """What a later master goes on from, and where everybody finds the newest checkpoint. Constant size."""
+        """Return the state for a successor, with the pointer to the newest checkpoint. Constant size."""
         latest = None if self._latest is None else (self._latest.number, self._latest.manifest_checksum)
         return msgspec.json.encode(PointerRecord(FORMAT, self._next_number, latest, list(self._rejected), self._first))
 
@@ -506,12 +505,12 @@ class Checkpoints:
         now: float,
         files: Sequence[ShardFile] = (),
     ) -> Checkpoints:
-        """Go on from what an earlier master stored.
+        """Restore the state of an earlier master.
 
-        ``files``: of the newest checkpoint, see ``chains.files_of``.
+        ``files`` are those of the newest checkpoint, see ``chains.files_of``.
 
         Raises:
-            CorruptError: not what ``encode`` writes.
+            CorruptError: ``encoded`` is not an output of ``encode``.
         """
         record = decode_pointer(encoded)
         found = cls(
@@ -530,19 +529,19 @@ class Checkpoints:
 
     def check(self) -> None:
         work = self._work
-        assert work is None or 0 < work.number < self._next_number, "a number that may be given out again"
-        assert self._latest is None or self._latest.number < self._next_number, "the latest is of the future"
-        assert self._stored_latest is None or self._latest is not None, "the pointer went away"
+        assert work is None or 0 < work.number < self._next_number, "a number may be used again"
+        assert self._latest is None or self._latest.number < self._next_number, "the latest number is too high"
+        assert self._stored_latest is None or self._latest is not None, "the pointer was lost"
         if isinstance(work, _Ordered):
-            assert work.files.keys() <= work.generations.keys(), "a file of nobody"
-            assert len(work.files) < self._pserver_count, "all files are there"
+            assert work.files.keys() <= work.generations.keys(), "a file has no order"
+            assert len(work.files) < self._pserver_count, "all files are written, but the manifest is not"
             assert self._latest == self._stored_latest, "the pointer is ahead of the manifest"
         if isinstance(work, _Publishing):
-            assert len(work.files) == self._pserver_count, "a manifest without all files"
-            assert work.is_pointing == (self._latest != self._stored_latest), "the pointer moves by itself"
+            assert len(work.files) == self._pserver_count, "a manifest lacks files"
+            assert work.is_pointing == (self._latest != self._stored_latest), "the pointer moved without a manifest"
 
 
 def next_number_after(names: Sequence[str]) -> int:
-    """Above every number that any file in the storage has: for a job whose etcd is new."""
+    """Return a number above those of all files in the storage, for a job whose etcd is new."""
     found = (manifests.number_of(name) for name in names)
     return 1 + max((number for number in found if number is not None), default=0)

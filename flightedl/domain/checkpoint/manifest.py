@@ -1,18 +1,18 @@
-"""The manifest: what makes a set of files a checkpoint, and which of those in a store is the one to load.
+"""The manifest: the document that makes a set of files a checkpoint, and the choice of the checkpoint to load.
 
 Rules:
 
-* A checkpoint without a manifest does not exist. The manifest is written last, under ``c-<number>/manifest.json``, and
-  names every shard file with size and xxh3-128.
-* A number belongs to one master for ever (it is stored under the master's fence before the first order goes out), and a
-  shard file's name has its writer's generation and the order's serial in it. So nobody ever writes a name twice with
-  other contents, and a master that was deposed can at worst complete a checkpoint of its own number.
-* The document ends in a checksum of all that comes before. One flipped bit, or one missing byte, and it does not load.
-* A file may be an increment: then the files that it is built on, its ``links``, belong to the checkpoint, too, though
-  they lie with older ones (see ``chains``).
+* A checkpoint without a manifest does not exist. The manifest is written last, as ``c-<number>/manifest.json``, and
+  lists every shard file with its size and xxh3-128 hash.
+* A number belongs to a single master, because it is stored under the master's fence before the first order. A shard
+  file's name contains its writer's generation and the order's serial. Thus no name is ever written with two contents,
+  and a deposed master can at worst complete a checkpoint with its own number.
+* The document ends with a checksum of everything before it, which detects any flipped bit or missing byte.
+* A file may be an increment. The files on which it is based, its ``links``, then belong to the checkpoint, too,
+  although they are stored with older ones (see ``chains``).
 * Names are relative to the storage of the job.
 
-Not guaranteed: that the files named still have the bytes they had; who loads them compares their hashes.
+Not guaranteed: that files are unchanged. Readers verify their hashes.
 """
 
 from __future__ import annotations
@@ -36,37 +36,37 @@ _INCREMENT = re.compile(r"c-(?:0|[1-9][0-9]{0,17})/shard-.*-on-(0|[1-9][0-9]{0,1
 
 
 def manifest_name(number: int) -> str:
-    """Where the manifest of a checkpoint lies."""
+    """Return the name of a checkpoint's manifest."""
     return f"c-{number}/manifest.json"
 
 
 def shard_name(
     number: int, index: int, pserver_count: int, generation: int, serial: int, since: int | None = None
 ) -> str:
-    """A name that nobody else writes: numbers are unique among masters, serials within a number.
+    """Return a unique file name: numbers are unique among masters, serials within a number.
 
-    ``since``: of an increment, the checkpoint that its chain begins with.
+    For an increment, ``since`` is the checkpoint with the chain's base.
     """
     on = "" if since is None or since == number else f"-on-{since}"
     return f"c-{number}/shard-{index}-of-{pserver_count}-{generation}-{serial}{on}.arrow"
 
 
 def since_of(name: str) -> int | None:
-    """The checkpoint that the chain of a file begins with, by its name; None: it is no increment."""
+    """Return the checkpoint with the base of a file's chain; None if the file is not an increment."""
     found = _INCREMENT.fullmatch(name)
     return None if found is None else int(found[1])
 
 
 def number_of(name: str) -> int | None:
-    """The checkpoint that a file belongs to; None: not a checkpoint's file."""
+    """Return the checkpoint to which a file belongs; None if it is not a checkpoint's file."""
     found = _FILE.fullmatch(name)
     return None if found is None else int(found[1])
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A file of an older checkpoint that an increment is built on."""
+    """A file of an older checkpoint, on which an increment is based."""
 
-    #: Of that checkpoint.
+    #: Number of that checkpoint.
     number: int
     name: str
     size_bytes: int
@@ -78,21 +78,20 @@ class ShardFile(WrittenFile, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """One pserver's part of a checkpoint."""
 
     index: int
-    #: Of the process that wrote it.
+    #: Generation of the process that wrote it.
     generation: int
-    #: Of an increment: what it is built on, the base first. Filled in by the master.
+    #: Files on which an increment is based, the base first. Filled in by the master.
     links: tuple[Link, ...] = ()
 
     @classmethod
     def of(cls, index: int, generation: int, file: WrittenFile) -> ShardFile:
-        """Return the file that this process of a pserver has written."""
         return cls(
             index=index, generation=generation, **{name: getattr(file, name) for name in WrittenFile.__struct_fields__}
         )
 
     @property
     def chain(self) -> tuple[Link | ShardFile, ...]:
-        """All files that have rows of this pserver, in the order in which they have to be read."""
+        """All files with rows of this pserver, in the order in which they must be read."""
         return (*self.links, self)
 
 
@@ -105,31 +104,31 @@ _NOTHING = msgspec.Raw(b"null")
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All about one checkpoint but the values themselves. Documents in it are JSON; ``null``: there is none."""
+    """Description of a checkpoint, without the values. Contained documents are JSON; ``null`` if there is none."""
 
     format: int = FORMAT
     job: str
     number: int
-    #: Of the plan by which the blocks lay on the pservers, see ``sharding.plan_for``.
+    #: Hash of the plan that assigned blocks to pservers, see ``sharding.plan_for``.
     plan_hash: str
     pserver_count: int
-    #: For how many pservers the parameters were cut into blocks.
+    #: Number of pservers for which the parameters were cut into blocks.
     cut_for: int
-    #: The agreed round at whose beginning all blocks were copied; None: each pserver's blocks as they were.
+    #: Round at whose beginning all blocks were copied; None if there was no agreed round.
     round: int | None
     #: Seconds since 1970, for people.
     created_s: float
-    #: By index.
+    #: Files by pserver index.
     shards: tuple[ShardFile, ...]
-    #: The first checkpoint of these values' line: lower ones may have grown from other first values.
+    #: First checkpoint of this model; lower ones may have other initial values.
     first: int = 0
     #: The job's declaration.
     declaration: msgspec.Raw = _NOTHING
     #: The task queue (``TaskQueue.encode``).
     queue: msgspec.Raw = _NOTHING
-    #: Results of the evaluations that were through.
+    #: Results of finished evaluations.
     evaluations: msgspec.Raw = _NOTHING
-    #: etcd as the master saw it at last; None: not known.
+    #: etcd as last seen by the master; None if unknown.
     etcd: Sighting | None = None
 
     @property
@@ -138,7 +137,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def stored_queue(self) -> bytes | None:
-        """The task queue; None: the job has no dataset."""
         return _document(self.queue)
 
     @property
@@ -146,17 +144,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return _document(self.evaluations)
 
     def encode(self) -> bytes:
-        """One line of JSON; ``checksum`` is over the bytes of ``body``."""
+        """Return one line of JSON, with the checksum of the bytes of ``body``."""
         encoded = msgspec.json.encode(self)
         return msgspec.json.encode(_Document(body=msgspec.Raw(encoded), checksum=checksum(encoded)))
 
     @classmethod
     def decode(cls, data: bytes) -> Manifest:
-        """What ``encode`` wrote.
-
-        Raises:
-            CorruptError: anything else.
-        """
+        """Decode the output of ``encode``. Raises CorruptError for anything else."""
         try:
             document = from_json(data, _Document)
             if document.checksum != checksum(bytes(document.body)) or msgspec.json.encode(document) != data:
@@ -165,13 +159,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             raise CorruptError(f"not a manifest: {str(error)[:200]}") from None
         if manifest.format != FORMAT:
-            raise CorruptError(f"a manifest of format {manifest.format}: this flightedl reads format {FORMAT}")
+            raise CorruptError(f"the manifest has format {manifest.format}, but this flightedl reads format {FORMAT}")
         if [shard.index for shard in manifest.shards] != list(range(manifest.pserver_count)):
             raise CorruptError("the manifest does not name one file for each pserver")
         for shard in manifest.shards:
             numbers = [*(link.number for link in shard.links), manifest.number]
             if numbers != sorted(set(numbers)) or shard.after != (shard.links[-1].name if shard.links else ""):
-                raise CorruptError(f"{shard.name} is an increment on other files than the manifest names")
+                raise CorruptError(f"{shard.name} is based on other files than the manifest lists")
         return manifest
 
 
@@ -181,52 +175,52 @@ def _document(raw: msgspec.Raw) -> bytes | None:
 
 
 def checksum(data: bytes) -> str:
-    """32 hex digits; also what the pointer remembers of a manifest."""
+    """Return a checksum of 32 hex digits; the pointer contains that of the manifest."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-# --- which one to load ---
+# --- choice of the checkpoint to load ---
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A checkpoint that cannot be loaded, and why: to be reported."""
+    """A checkpoint that cannot be loaded, with the reason."""
 
     number: int
     reason: str
 
 
 def candidates(names: Iterable[str]) -> tuple[int, ...]:
-    """Numbers of all checkpoints that have a manifest, newest first."""
+    """Return the numbers of all checkpoints with a manifest, newest first."""
     return tuple(sorted({int(m[1]) for name in names if (m := _MANIFEST.fullmatch(name))}, reverse=True))
 
 
 def without_manifest(names: Collection[str]) -> tuple[Skipped, ...]:
-    """Checkpoints that were begun and never became one, newest first."""
+    """Return the checkpoints that were never completed, newest first."""
     begun = {number for name in names if (number := number_of(name)) is not None}
     return tuple(
-        Skipped(number, "it has no manifest: it was never completed")
+        Skipped(number, "it has no manifest, so it was never completed")
         for number in sorted(begun.difference(candidates(names)), reverse=True)
     )
 
 
 def examine(number: int, data: bytes, sizes: Mapping[str, int], job: str) -> Manifest | Skipped:
-    """Whether a checkpoint is what it says it is, as far as a listing shows.
+    """Verify a checkpoint as far as a listing allows. Return its manifest, or why it cannot be loaded.
 
     Args:
-        number: Where the manifest was found.
-        data: Its bytes.
-        sizes: name -> size in bytes of all files there are.
-        job: The job that wants to load it.
+        number: Number of the checkpoint by the manifest's name.
+        data: Bytes of the manifest.
+        sizes: Name -> size in bytes of all files.
+        job: Name of the job that loads the checkpoint.
     """
     try:
         manifest = Manifest.decode(data)
     except CorruptError as error:
         return Skipped(number, str(error))
     if manifest.job != job:
-        return Skipped(number, f"it is of job {manifest.job!r}")
+        return Skipped(number, f"it belongs to job {manifest.job!r}")
     if manifest.number != number:
-        return Skipped(number, f"its manifest is that of checkpoint {manifest.number}")
+        return Skipped(number, f"it has the manifest of checkpoint {manifest.number}")
     for file in (file for shard in manifest.shards for file in shard.chain):
         size_bytes = sizes.get(file.name)
         if size_bytes is None:
@@ -236,39 +230,39 @@ def examine(number: int, data: bytes, sizes: Mapping[str, int], job: str) -> Man
     return manifest
 
 
-# --- what may be deleted ---
+# --- retention ---
 
 
 def deletable(
     names: Collection[str], latest: int, keep: int, keep_every: int | None, rejected: Collection[int] = ()
 ) -> tuple[str, ...]:
-    """What retention lets go, in the order in which it has to be deleted: manifests before what they name.
+    """Return the files that retention allows to delete, manifests before their files.
 
-    Who deletes stops at the first failure.
+    The caller deletes them in this order and stops at the first failure.
 
-    The newest ``keep`` checkpoints up to ``latest`` stay with all that their chains begin with, and those whose number
-    is a multiple of ``keep_every``, which have no chains. Below the oldest of the newest ``keep``, or of what their
-    chains need, everything else goes, also what never got a manifest. Nothing at or above it is touched: so a manifest
-    that a deposed master completes late either names files that are all there, or is older than every checkpoint that
-    is kept, and goes with the next sweep.
+    Kept are the newest ``keep`` checkpoints up to ``latest``, with the bases of their chains, and those whose number is
+    a multiple of ``keep_every``, which have no chains. All other files below the oldest of the newest ``keep`` and
+    their bases are deleted, including those without a manifest. Nothing at or above it is deleted. If a deposed master
+    completes a manifest late, either all its files exist, or it is older than every kept checkpoint and is deleted the
+    next time.
 
     Args:
-        names: All files there are.
-        latest: The checkpoint that the pointer names, by a stored transaction.
-        keep: At least 1.
-        keep_every: None: no others.
-        rejected: Checkpoints that could not be loaded; they count for nothing.
+        names: Names of all files.
+        latest: The checkpoint named by the stored pointer.
+        keep: Number of newest checkpoints to keep; at least 1.
+        keep_every: Divisor of the numbers to keep permanently; None for none.
+        rejected: Checkpoints that could not be loaded, which are not counted.
     """
     complete = [number for number in candidates(names) if number <= latest and number not in rejected]
     if latest not in complete:
-        # What the pointer names is not there: no time to delete anything.
+        # The checkpoint of the pointer is missing: delete nothing.
         return ()
     kept = complete[:keep]
-    #: (the checkpoint that a chain begins with, one that has an increment of it)
+    #: (checkpoint with a chain's base, checkpoint with an increment of it)
     chains = [(since, number) for name in names if (since := since_of(name)) and (number := number_of(name))]
     floor = min([kept[-1], *(since for since, number in chains if number in kept)])
     lasting = {number for number in complete if keep_every and number % keep_every == 0}
-    # They are bases, unless others were to be kept when they were made.
+    # They may be increments if ``keep_every`` has changed since they were written.
     lasting |= {older for since, number in chains if number in lasting for older in range(since, number)}
     going = [
         name for name in names if (number := number_of(name)) is not None and number < floor and number not in lasting

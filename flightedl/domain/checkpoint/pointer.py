@@ -1,6 +1,6 @@
-"""The value of ``checkpoint/latest``: which checkpoint counts, and what a master goes on from.
+"""The value of ``checkpoint/latest``: the newest checkpoint, and the master's state of checkpoints.
 
-It is written by the fenced transaction that publishes a checkpoint; pservers and other commands only read it.
+The fenced transaction that publishes a checkpoint writes it; pservers and commands only read it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FORMAT = 1
 
 
 class PointerRecord(msgspec.Struct, forbid_unknown_fields=True):
-    """What ``Checkpoints.encode`` stores."""
+    """The stored form of ``Checkpoints``."""
 
     format: int
     next_number: int
@@ -25,39 +25,31 @@ class PointerRecord(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def decode_pointer(encoded: bytes) -> PointerRecord:
-    """What was stored.
-
-    Raises:
-        CorruptError: it is something else.
-    """
+    """Decode the output of ``Checkpoints.encode``. Raises CorruptError for anything else."""
     try:
         record = from_json(encoded, PointerRecord)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptError(f"not a stored state of checkpoints: {str(error)[:200]}") from None
     if record.format != FORMAT:
-        raise CorruptError(f"checkpoints of format {record.format}; this version reads format {FORMAT}")
+        raise CorruptError(f"the pointer has format {record.format}, but this version reads format {FORMAT}")
     return record
 
 
 def latest_of(encoded: bytes) -> Pointer | None:
-    """The newest complete checkpoint, from what ``Checkpoints.encode`` stored.
-
-    Raises:
-        CorruptError: not what it stores.
-    """
+    """Return the newest complete checkpoint, or None. Raises as ``decode_pointer``."""
     record = decode_pointer(encoded)
     return None if record.latest is None else Pointer(*record.latest)
 
 
 def loadable_of(encoded: bytes) -> range | None:
-    """The numbers of checkpoints that may be loaded: from the first one that the pointer named to the latest.
+    """Return the numbers of checkpoints that may be loaded, or None if there is none. Raises as ``decode_pointer``.
 
-    None: there is no latest. Raises as ``latest_of``.
+    They range from the first checkpoint of the pointer to its latest.
     """
     record = decode_pointer(encoded)
     return None if record.latest is None else range(record.first, record.latest[0] + 1)
 
 
 def rejected_of(encoded: bytes) -> frozenset[int]:
-    """The numbers of checkpoints that some pserver could not load. Raises as ``latest_of``."""
+    """Return the numbers of checkpoints that a pserver could not load. Raises as ``decode_pointer``."""
     return frozenset(decode_pointer(encoded).rejected)

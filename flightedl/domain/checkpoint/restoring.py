@@ -1,9 +1,8 @@
-"""What each pserver reads from a checkpoint, also when there are more or fewer of them than when it was written.
+"""The parts of a checkpoint that each pserver reads, even if the number of pservers has changed.
 
-Blocks keep their bounds for the life of a job (``sharding.reassigned``): on another number of pservers they are dealt
-out anew, whole. So every block brings its own values, slots, version, update count and applied set, and nothing has to
-be said about a block made of pieces that are at different versions. A pserver reads the blocks it now owns, from one or
-more of the files, and no others.
+Blocks keep their bounds for the life of a job (``sharding.reassigned``). If the number of pservers changes, complete
+blocks are reassigned. So every block has a single state: its values, slots, version, update count and applied set. A
+pserver reads only the blocks that it owns now, from one or more files.
 """
 
 from __future__ import annotations
@@ -25,31 +24,30 @@ from flightedl.messages.declarations import JobDeclaration, Placement
 
 @dataclass(frozen=True, slots=True)
 class FilePart:
-    """What is needed of one file."""
+    """The needed part of one file."""
 
     file: ShardFile
-    #: Numbers of blocks and buckets, rising.
+    #: Numbers of the needed blocks and buckets, in increasing order.
     blocks: tuple[int, ...]
-    #: All that the file has, likewise.
+    #: Numbers of all blocks and buckets in the file, in increasing order.
     of_file: tuple[int, ...]
 
     @property
     def is_whole(self) -> bool:
-        """True if all blocks of the file are needed."""
         return len(self.blocks) == len(self.of_file)
 
     def split(self, block_count: int) -> tuple[tuple[int, ...], range]:
-        """The blocks, and the range of buckets, of a plan with so many blocks."""
+        """Return (blocks, range of buckets); numbers from ``block_count`` on are buckets."""
         blocks = tuple(number for number in self.blocks if number < block_count)
         buckets = self.blocks[len(blocks) :]
         return blocks, range(buckets[0], buckets[-1] + 1) if buckets else range(0)
 
 
 def saved_plan(manifest: Manifest, parameters: Sequence[ParameterSpec]) -> ShardPlan:
-    """Return the plan by which a checkpoint was written; without a stored placement, the computed one.
+    """Return the plan of a checkpoint: with its stored placement, or else the computed one.
 
     Raises:
-        UsageError: the parameters are others, or this version cuts them otherwise.
+        UsageError: the parameters differ, or this version cuts them into other blocks.
     """
     tables, placement = _saved(manifest)
     plan = plan_for(parameters, manifest.pserver_count, manifest.cut_for, tables)
@@ -58,43 +56,42 @@ def saved_plan(manifest: Manifest, parameters: Sequence[ParameterSpec]) -> Shard
             plan = placed(plan, placement)
     if plan.hash != manifest.plan_hash:
         raise UsageError(
-            f"checkpoint {manifest.number} is of other parameters, or of a flightedl that cuts them into other blocks: "
-            "declare the parameters as they were, or use the version that wrote it"
+            f"checkpoint {manifest.number} has other parameters, or the flightedl that wrote it cuts them otherwise. "
+            "Declare the parameters as they were, or use the version that wrote it"
         )
     return plan
 
 
 def saved_tables(manifest: Manifest) -> list[TableSpec]:
-    """Return the tables that a checkpoint has rows of. CorruptError: its declaration is none."""
+    """Return the tables of a checkpoint. Raises CorruptError if its declaration is invalid."""
     return _saved(manifest)[0]
 
 
 def _saved(manifest: Manifest) -> tuple[list[TableSpec], Placement | None]:
-    """Return the tables of a checkpoint, and the placement of its blocks if one was stored."""
     declaration = manifest.stored_declaration
     try:
         model = None if declaration is None else decode(declaration, JobDeclaration).model
         return ([], None) if model is None else (tables_of(model.declaration), model.placement)
     except (MessageError, UsageError) as error:
-        raise CorruptError(f"checkpoint {manifest.number} has a declaration that is none: {error}") from None
+        raise CorruptError(f"checkpoint {manifest.number} has an invalid declaration: {error}") from None
 
 
 def recut(manifest: Manifest, saved: ShardPlan, plan: ShardPlan, index: int) -> tuple[FilePart, ...]:
-    """Which blocks of which files a pserver needs.
+    """Return the parts of files that a pserver needs.
 
     Args:
-        manifest: Of the checkpoint.
-        saved: Its plan, see ``saved_plan``.
-        plan: The plan of the job as it is now: the same blocks.
-        index: Of the pserver, in ``plan``.
+        manifest: Manifest of the checkpoint.
+        saved: Plan of the checkpoint, see ``saved_plan``.
+        plan: Current plan of the job, with the same blocks.
+        index: Index of the pserver in ``plan``.
 
     Raises:
         UsageError: the two plans have different blocks.
     """
     if not saved.has_same_cut(plan):
         raise UsageError(
-            f"checkpoint {manifest.number} has its parameters cut for {manifest.cut_for} pservers: "
-            f"the job's plan has to be plan_for(parameters, {plan.pserver_count}, {manifest.cut_for}, tables)"
+            f"checkpoint {manifest.number} has parameters cut for {manifest.cut_for} pservers, so "
+            f"the job's plan must be plan_for(parameters, {plan.pserver_count}, {manifest.cut_for}, tables)"
         )
     wanted = set(plan.positions_of(index))
     parts = []
@@ -109,7 +106,7 @@ def applied_of(parts: Sequence[FilePart], applied: Mapping[str, AppliedBatches])
     """Return the applied sets of a pserver's blocks.
 
     Args:
-        parts: What ``recut`` gave.
-        applied: File name -> the sets of all blocks of that file.
+        parts: Result of ``recut``.
+        applied: File name -> applied sets of all blocks in that file.
     """
     return AppliedBatches.rebuilt({number: applied[part.file.name] for part in parts for number in part.blocks})

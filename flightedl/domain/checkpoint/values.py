@@ -1,4 +1,4 @@
-"""Settings, orders, progress and effects of checkpoints."""
+"""Settings and effects of checkpoints."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from flightedl.messages.control import SnapshotRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSettings:
-    """When checkpoints are made, and how many are kept.
+    """Intervals, retention and timeouts of checkpoints.
 
     Args:
-        interval_s: At most this long after the last one was ordered; None: not by time.
-        interval_tasks: After this many finished tasks; None: not by tasks.
-        at_epoch_end: At the end of each epoch.
-        keep: So many of the newest stay.
-        keep_every: Those whose number is a multiple of it stay for ever; None: none.
-        increments: Of rows of tables, so many checkpoints in a row have only what has changed; 0: none.
-        patience_s: An agreed round that is not reached within this time is given up: the copies are taken at once.
-        give_up_s: Copies that are not written within this time are given up.
-        retry_floor_s: Wait after a failure; doubles with each further one ...
-        retry_ceiling_s: ... up to this.
+        interval_s: Maximum number of seconds between two orders; None disables this trigger.
+        interval_tasks: Checkpoint after this many finished tasks; None disables this trigger.
+        at_epoch_end: True to checkpoint at the end of each epoch.
+        keep: Number of newest checkpoints to keep.
+        keep_every: Keep checkpoints whose number is a multiple of this permanently; None for none.
+        increments: Maximum number of consecutive checkpoints with only the changed rows of tables; 0 disables them.
+        patience_s: Seconds after which an agreed round that was not reached is replaced by copies made at once.
+        give_up_s: Seconds after which a checkpoint without all files is aborted.
+        retry_floor_s: Seconds to wait after a failure, doubled with each consecutive one.
+        retry_ceiling_s: Maximum number of seconds to wait after a failure.
     """
 
     interval_s: float | None = 600.0
@@ -51,11 +51,11 @@ class CheckpointSettings:
 
 @dataclass(frozen=True, slots=True)
 class OpenRounds:
-    """What the master knows of the rounds, in sync mode."""
+    """State of the rounds in sync mode."""
 
-    #: The highest open round that any pserver told of.
+    #: Highest open round that a pserver has reported.
     highest: int
-    #: False: nobody trains, so rounds stand still.
+    #: False if there are no members, so rounds do not close.
     has_members: bool = True
 
 
@@ -73,44 +73,44 @@ class Pointer:
 
 @dataclass(frozen=True, slots=True)
 class Persist:
-    """Store ``encode()`` under the master's fence, and do nothing of what comes after it before that is done."""
+    """Store ``encode()`` under the master's fence before carrying out later effects."""
 
 
 @dataclass(frozen=True, slots=True)
 class OrderSnapshot:
-    """Send this order to a pserver; then tell ``progressed`` its answer, or ``send_failed``."""
+    """Send this order to a pserver, then call ``progressed`` or ``send_failed``."""
 
     index: int
     generation: int
-    #: Its plan is filled in when it is sent.
+    #: The order, whose plan is filled in when it is sent.
     snapshot: SnapshotRequest
 
 
 @dataclass(frozen=True, slots=True)
 class WriteManifest:
-    """Publish ``manifest(...)``; then tell ``manifest_written`` or ``manifest_failed``."""
+    """Write ``manifest(...)``, then call ``manifest_written`` or ``manifest_failed``."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class MovePointer:
-    """``encode()`` names the new checkpoint now; when it is stored, tell ``pointer_moved``. Follows a ``Persist``."""
+    """Call ``pointer_moved`` when ``encode()``, with the new checkpoint, is stored. Follows a ``Persist``."""
 
     pointer: Pointer
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """List the storage, and delete what ``deletable`` says, in its order, up to the first failure.
+    """List the storage, and delete the files of ``deletable`` in its order, up to the first failure.
 
-    A failure is no trouble: it comes again. Going on after one could leave a manifest without its files.
+    Continuing after a failure could leave a manifest without its files. The next sweep deletes the rest.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """People should know; said once for each trouble."""
+    """Warn people of a failure; emitted once for the same reason."""
 
     text: str
 

@@ -166,7 +166,6 @@ class Membership:
 
     @property
     def is_quiet(self) -> bool:
-        """True if all pservers are up and have answered the newest view."""
         return all(self._has_answered(i, self._serial) and self._pservers[i].is_up for i in range(self._pserver_count))
 
     def member_id_of(self, trainer: str) -> int | None:

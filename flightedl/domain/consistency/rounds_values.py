@@ -70,5 +70,4 @@ class Closing(msgspec.Struct, frozen=True):
 
     @property
     def has_update(self) -> bool:
-        """False if the round had no contributions."""
         return bool(self.contributors)

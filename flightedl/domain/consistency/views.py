@@ -38,7 +38,6 @@ class ViewVerdict:
 
     @property
     def accepted(self) -> bool:
-        """True if the pserver now has exactly the members of the view."""
         return not self.is_outdated and not self.refused and not self.refuses_mode
 
     def reply(self, serial: int, highest_open_round: int) -> ViewReply:

@@ -183,14 +183,12 @@ class Evaluations:
             found.record, found.work = replace(found.record, queue="", is_done=True, failed=failed), None
 
     def trainer_gone(self, trainer: str, now: float, *, is_graceful: bool = False) -> None:
-        """Take back the pieces of a trainer that is gone. ``is_graceful`` is True if it did not die."""
         for found in self._known.values():
             if found.work is not None:
                 found.work.trainer_gone(trainer, now, is_graceful=is_graceful)
                 self.settle(found)
 
     def tick(self, now: float, *, is_held_up: bool = False, progressed: Collection[str] = ()) -> bool:
-        """Take back expired pieces; True if there were any. Arguments as in ``TaskQueue.tick``."""
         has_changed = False
         for found in self._known.values():
             if found.work is not None and found.work.tick(now, is_held_up=is_held_up, progressed=progressed):

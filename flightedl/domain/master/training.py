@@ -118,7 +118,6 @@ class Training:
             self.work.queue.stop()
 
     def trainer_gone(self, trainer: str, now: float, *, is_graceful: bool) -> None:
-        """Take back a trainer's tasks. ``is_graceful`` is True if it did not die."""
         if self.work is not None:
             self.work.trainer_gone(trainer, now, is_graceful=is_graceful)
         self._epoch_ends.gone(trainer)

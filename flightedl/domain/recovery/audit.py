@@ -115,5 +115,4 @@ class Audit:
 
     @property
     def has_failed(self) -> bool:
-        """True if tasks are still missing after the maximum number of audits."""
         return self._rounds >= ROUNDS_LIMIT

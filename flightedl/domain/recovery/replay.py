@@ -206,7 +206,6 @@ class PserverRecovery:
         return self._known.get(index)
 
     def is_settled(self, index: int) -> bool:
-        """True if the current process is settled."""
         return index in self._known and self._settled.get(index) == self._known[index]
 
     @property

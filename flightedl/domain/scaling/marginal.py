@@ -53,7 +53,7 @@ class ScalingLimits:
 
     def __post_init__(self) -> None:
         if not 0 <= self.minimum <= self.maximum:
-            raise ValueError(f"maximum is {self.maximum}, but must be at least minimum, which is {self.minimum}")
+            raise ValueError(f"minimum {self.minimum} and maximum {self.maximum} must satisfy 0 <= minimum <= maximum")
         if not 0 <= self.worth <= 1:
             raise ValueError(f"worth is {self.worth}, but must be between 0 and 1")
         if self.hourly_limit and self.hourly_cost <= 0:

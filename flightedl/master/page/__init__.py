@@ -1,6 +1,8 @@
-"""The job's web page: how it stands, live, for people.
+"""The job's web page: its live status, for people.
 
-``answers`` says what is answered at which path. The page itself is three files beside it, ``index.html``, ``page.css``
-and ``page.js``, which are served as they are: there is no build step, and nothing is loaded from anywhere else. It gets
-its data as server-sent events, and can order nothing.
+* ``answers``: the responses at each path
+
+The page consists of the files ``index.html``, ``page.css`` and ``page.js`` in this directory, which are served
+unchanged. It has no build step and loads nothing from other places. It receives its data as server-sent events, and is
+read-only.
 """

@@ -1,4 +1,4 @@
-"""What is answered at each path of the page."""
+"""Responses at each path of the page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flightedl.ports import Clock
 from flightedl.process.http_page import TEXT, Answer, Asked
 
 _EVERY_S = 1.0
-#: Events that a page gets when it is opened.
+#: Maximum number of events sent to a page when it is opened.
 _EVENTS = 200
 _FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
@@ -33,13 +33,13 @@ _HEADERS = {
 
 
 class News(msgspec.Struct, frozen=True):
-    """What a page is sent, again and again."""
+    """An update for a page."""
 
     #: Seconds since 1970, by the master's clock.
     at: float
     status: StatusReply
     events: list[JobEvent]
-    #: Name -> [seconds since 1970, value], oldest first; empty: as before.
+    #: Name -> [seconds since 1970, value], oldest first; empty if unchanged.
     curves: dict[str, list[tuple[float, float]]]
 
 
@@ -54,7 +54,7 @@ class JobPage:
         self._lock = threading.Lock()
 
     def look(self) -> None:
-        """Time has passed: add to the curves what is due."""
+        """Add a point to the curves if one is due."""
         now = self._clock.now()
         if self._history.is_due(now):
             status = self._status()
@@ -69,10 +69,10 @@ class JobPage:
         if asked.path in _FILES:
             name, content_type = _FILES[asked.path]
             return Answer(resources.files(__package__).joinpath(name).read_bytes(), content_type, headers=_HEADERS)
-        return Answer(b"there is /, /status.json, /metrics, /started, /live and /ready\n", TEXT, 404)
+        return Answer(b"not found; try /, /status.json, /metrics, /started, /live or /ready\n", TEXT, 404)
 
     def _stream(self, closing: threading.Event) -> Iterator[bytes]:
-        """News about once a second; curves when they have changed."""
+        """Yield updates about once per second, with curves if they have changed."""
         after = generation = 0
         known = 0
         while not closing.is_set():

@@ -121,7 +121,7 @@ def test_a_round_that_nobody_is_left_to_reach_is_not_waited_for():
 
 def test_a_round_that_only_some_pservers_reached_before_all_members_left_is_given_up_for_now():
     master = ready(patience_s=30)
-    master.request_last("the master is about to end")
+    master.request_last("the master is shutting down")
     nobody = OpenRounds(8, has_members=False)
     orders = ordered(master.tick(1.0, nobody))
     assert {order.snapshot.round for order in orders} == {8}
@@ -161,7 +161,7 @@ def test_a_pserver_that_dies_meanwhile_ends_the_attempt_and_the_next_one_succeed
     assert world.master.under_way == 1
     world.replace_pserver(1)
     assert world.master.under_way is None
-    assert "pserver 1 went away" in world.alarms[0]
+    assert "pserver 1 was lost" in world.alarms[0]
     world.run(5)
     assert world.stored_pointer.number == 2
     assert world.master.trouble == ""
@@ -360,7 +360,7 @@ def test_neither_a_pserver_that_goes_away_nor_one_that_is_late_ends_the_wait_for
         assert ordered(master.tick(now, None))
         if generation % 2:
             master.pserver_down(1, now)
-            assert "went away" in master.trouble
+            assert "was lost" in master.trouble
             master.pserver_up(1, generation + 1, now)
         else:
             now += 6.0

@@ -94,7 +94,7 @@ def test_a_checkpoint_with_wrong_files_is_skipped(change, reason):
 
 def test_foreign_and_misplaced_manifests_are_skipped():
     sizes = {shard.name: 10 for shard in manifest().shards}
-    assert "of job 'job'" in examine(3, manifest().encode(), sizes, "another").reason
+    assert "belongs to job 'job'" in examine(3, manifest().encode(), sizes, "another").reason
     assert "checkpoint 3" in examine(4, manifest().encode(), sizes, "job").reason
     assert isinstance(examine(3, b"{}", sizes, "job"), Skipped)
 
@@ -150,7 +150,7 @@ def test_an_increment_needs_what_it_is_built_on():
         structs.replace(with_links, links=(*links, structs.replace(links[1], number=3))),
     ):
         broken = structs.replace(found, shards=(wrong, *others))
-        assert "increment on other files" in examine(3, broken.encode(), sizes, "job").reason
+        assert "is based on other files" in examine(3, broken.encode(), sizes, "job").reason
 
 
 def test_manifests_go_before_what_they_name():

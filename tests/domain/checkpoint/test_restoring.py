@@ -181,5 +181,5 @@ def test_tables_are_part_of_the_plan():
     alone = plan_for([], 3, tables=TABLES)
     assert [alone.positions_of(index)[0] for index in range(3)] == [0, 342, 683]
     other = plan_for(PARAMETERS, 2, tables=[TableSpec("items", 4, SGD(lr=0.1))])
-    with pytest.raises(UsageError, match="the job's plan has to be"):
+    with pytest.raises(UsageError, match="the job's plan must be"):
         recut(with_tables(2), plan, other, 0)

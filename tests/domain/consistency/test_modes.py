@@ -45,7 +45,7 @@ def test_the_json_is_a_contract() -> None:
     ("make", "text"),
     [
         (lambda: Sync(push_every=2, backup=1), "push_every cannot be combined with deterministic or backup"),
-        (lambda: Sync(push_every=2, deterministic=True), "push_every goes neither"),
+        (lambda: Sync(push_every=2, deterministic=True), "push_every cannot be combined"),
         (lambda: Sync("max"), "Sync: reduce is 'max', but must be one of 'mean', 'sum'"),
         (lambda: Sync(["mean"]), "Sync: reduce"),
         (lambda: Sync(backup=-1), "Sync: backup is -1, but must be at least 0"),

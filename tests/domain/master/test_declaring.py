@@ -112,7 +112,7 @@ def test_a_dataset_grows_and_its_growth_ends() -> None:
     core.apply(events.FilesJoined(5, lambda task: 1 + task // 2), 0.0)
     assert core.work is not None
     assert core.work.queue.settings.batch_counts(4) == 3
-    with pytest.raises(UsageError, match="must stay"):
+    with pytest.raises(UsageError, match="Do not remove files"):
         core.apply(events.FilesJoined(4, lambda _: 1), 0.0)
     core.apply(events.GrowthEnded(), 0.0)
     assert not core.work.queue.is_growing

@@ -151,7 +151,7 @@ def test_who_only_takes_over_may_not_change_the_seed() -> None:
     do(queue, 3)
     again = resumed(queue, seed=2)
     for settings in (SETTINGS, replace(SETTINGS, seed=3), replace(SETTINGS, seed=2, shuffle=False)):
-        with pytest.raises(UsageError, match="is shuffled by seed 2, the dataset is declared as"):
+        with pytest.raises(UsageError, match="is shuffled by seed 2, but the dataset is declared as"):
             TaskQueue.decode(again.encode(), settings)
 
 

@@ -1388,9 +1388,9 @@ def test_possible_state_is_taken(changes, held_count):
         ({"seeds": [[0, 5], [3, None]]}, "impossible seeds"),
         (held(1, 0, 0, 0, 5), "assigns 0 pieces from position 0"),
         (held(1, 0, 65, 0, 5), "assigns 65 pieces from position 0"),
-        (held(2, 0, 1, 0, 5), "from position 0 at one trainer"),
-        (held(1, 69, 1, 0, 5), "from position 69 at one trainer"),
-        (held(1, 67, 3, 0, 5), "from position 67 at one trainer"),
+        (held(2, 0, 1, 0, 5), "from position 0 to one trainer"),
+        (held(1, 69, 1, 0, 5), "from position 69 to one trainer"),
+        (held(1, 67, 3, 0, 5), "from position 67 to one trainer"),
         (held(2, 0, 1, 0, 5, 1, 3), "which has not been assigned"),
         (held(1, 69, 1, 0, 5, 1, 3), "which has not been assigned"),
         ({"held": {"a": [0, [[1, 0, 1, 0, 5]]], "b": [0, [[1, 1, 1, 0, 5]]]}}, "an attempt twice"),
@@ -1417,11 +1417,11 @@ def test_a_dataset_that_was_followed_has_to_be_followed_still():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"shuffle": True, "seed": 5}, "is not shuffled, the dataset is declared as shuffled by seed 5"),
+        ({"shuffle": True, "seed": 5}, "is not shuffled, but the dataset is declared as shuffled by seed 5"),
         ({"shuffle": True}, "as shuffled by seed 0"),
         ({"task_count": 2}, "files have changed"),
         ({"task_count": 4}, "files have changed"),
-        ({"epochs": 1}, "epochs must be more"),
+        ({"epochs": 1}, "epochs= must be more"),
     ],
 )
 def test_state_of_another_dataset_is_refused(make, changes, words):

@@ -37,7 +37,7 @@ def test_a_store_that_goes_on_is_the_same() -> None:
     assert seen.seen == Sighting(A, 9)
 
 
-@pytest.mark.parametrize(("now", "word"), [(Sighting(A, 8), "revision 8"), (Sighting(B, 100), f"cluster {B}")])
+@pytest.mark.parametrize(("now", "word"), [(Sighting(A, 8), "revision 8"), (Sighting(B, 100), f"cluster id {B}")])
 def test_a_store_that_went_back_is_refused_for_ever(now: Sighting, word: str) -> None:
     seen = witness(Sighting(A, 9))
     assert word in seen.saw(seen.seen, now)
@@ -65,8 +65,8 @@ def test_an_answer_that_may_be_old_proves_only_another_cluster() -> None:
     [
         (Sighting(A, 50), A, 4, 3, Sighting(A, 49), ""),
         (Sighting(A, 50), "", 1, 0, None, ""),
-        (Sighting(A, 50), A, 3, 3, Sighting(A, 49), "checkpoint 3 is complete"),
-        (Sighting(A, 50), A, 1, 1, None, "checkpoint 1 is complete"),
+        (Sighting(A, 50), A, 3, 3, Sighting(A, 49), "checkpoint 3 is already complete"),
+        (Sighting(A, 50), A, 1, 1, None, "checkpoint 1 is already complete"),
         (Sighting(A, 50), A, 4, 3, Sighting(A, 50), ""),
         (Sighting(A, 50), A, 4, 3, Sighting(A, 51), "was at 51"),
         (Sighting(B, 50), A, 4, 3, Sighting(A, 49), f"state belongs to cluster {A}"),
