@@ -57,7 +57,6 @@ class ModelExports:
         self._persist = Persistence(PATIENT, clock, self._closing)
 
     def close(self) -> None:
-        """Abort exports that wait for a checkpoint or for a store."""
         self._closing.set()
 
     def ask(self, request: SaveModelRequest) -> SaveModelReply:

@@ -147,5 +147,4 @@ class MasterFlight:
 
 
 def _located(assignments: list[Assignment], pieces: list[list[Chunk]]) -> list[Assignment]:
-    """Return assignments with their chunks."""
     return [replace(each, chunks=chunks_to_rows(chunks)) for each, chunks in zip(assignments, pieces, strict=True)]

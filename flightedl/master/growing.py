@@ -137,7 +137,6 @@ class Growing:
         return False, True
 
     def _add(self, following: DirectoryFollower, stable: Sequence[FileStat]) -> bool:
-        """Add files to the dataset. False if the master is stepping down."""
         known = self._state.dataset
         assert known is not None, "files join a declared dataset"
         spec = spec_of(known.reply.declaration)

@@ -74,7 +74,7 @@ def test_a_running_job_ends_and_resumes_exactly(own_etcd: EtcdServer, tmp_path: 
     assert "restored from an older backup" in logs
     assert "with --resume" in logs
     said: list[str] = []
-    with pytest.raises(JobFailedError, match=r"go on from checkpoint \d+ with --resume"):
+    with pytest.raises(JobFailedError, match=r"continue from checkpoint \d+ with --resume"):
         cluster(own_etcd, tmp_path, "second", on_event=said.append).start()
     assert "its master does not answer: waiting for them to expire, at most 11 s" in said[0]
     (tmp_path / "hold").unlink()

@@ -108,7 +108,7 @@ def test_a_stopped_job_resumes_from_its_checkpoint_alone(run: Callable[..., Fork
     first.wait(30)
     again = run(*more, arguments=epochs)
     assert again.returncode == 2, text(tmp_path)
-    assert "add --resume" in text(tmp_path)
+    assert "Add --resume" in text(tmp_path)
     resumed = run("--resume", *more, arguments=epochs)
     assert resumed.returncode == 0, text(tmp_path)
     assert verdict(text(tmp_path)) == (0, 0), text(tmp_path)

@@ -154,7 +154,7 @@ def test_a_state_that_went_back_is_refused_until_the_job_is_resumed(job: Job, ha
     job.reach(1)
     job.reach(2)
     happens(job)
-    with pytest.raises(RolledBackError, match=r"go on from checkpoint [23] with --resume"):
+    with pytest.raises(RolledBackError, match=r"continue from checkpoint [23] with --resume"):
         job.begin()
     refused = job.held[-1].generation
     assert not job.begin(resume=True)

@@ -272,7 +272,7 @@ def test_a_new_file_joins_although_the_store_failed_while_it_was_indexed(
     files.contents["/d/200.parquet"] = parquet(*range(10))
     eventually(lambda: "Connection reset by peer: it is left out until" in master.state.dataset_alarm)
     files.contents["/d/_END"] = b""
-    with pytest.raises(NotReadyError, match=r"being taken: .*Connection reset by peer"):
+    with pytest.raises(NotReadyError, match=r"being added: .*Connection reset by peer"):
         master.growing.end(SENDER)
     files.plan.heal(point)
     master.growing.end(SENDER)

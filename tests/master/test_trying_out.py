@@ -45,7 +45,7 @@ def test_a_store_that_works_is_left_as_it_was(coordinator: MemoryCoordinator) ->
 def test_a_store_that_fails_is_the_users_to_repair(coordinator: MemoryCoordinator, point: str) -> None:
     storage = MemoryStorage()
     storage.plan.fail_at(point, error=UnavailableError("no space left on device"))
-    with pytest.raises(UsageError, match="the job does not begin: no space left on device; repair that"):
+    with pytest.raises(UsageError, match=r"the job cannot start, because .* no space left on device. Repair it"):
         begin(coordinator, storage)
 
 

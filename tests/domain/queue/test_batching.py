@@ -32,7 +32,7 @@ def test_no_such_batch() -> None:
         batch_range(10, 4, -1)
     with pytest.raises(ValueError, match="into batches of 0"):
         batch_count(10, 0)
-    with pytest.raises(ValueError, match="in -1 records"):
+    with pytest.raises(ValueError, match="divide -1 records"):
         batch_count(-1, 4)
 
 
