@@ -122,3 +122,9 @@ def test_a_batch_that_was_done_and_is_not_repeated_is_found(ended, monkeypatch):
     monkeypatch.setitem(done, place, IntervalSet([*batches, (count, count + 1)]))
     with pytest.raises(Violation, match="were done and are not"):
         ended.says_that_all_is_done()
+
+
+def test_a_master_without_anything_to_write_does_not_go_on_from_a_restored_etcd(ended, monkeypatch):
+    monkeypatch.setattr(ended.cluster.etcd, "has_gone_back", True)
+    ended.master._write_now()
+    assert ended.cluster.etcd.has_gone_back

@@ -174,7 +174,6 @@ class Account:
 
     def state_stored(self, master: Master) -> None:
         """Check the stored state of a master: its pointer names a complete checkpoint."""
-        self._cluster.etcd.has_gone_back = False
         latest = master.core.checkpointing.checkpoints.latest
         stored = pointer_in(self._cluster.etcd.keys)
         if stored is not None:

@@ -121,6 +121,7 @@ class Master(Process):
 
             def answered(result: Any) -> None:
                 if result[0]:
+                    etcd.has_gone_back = False
                     self.is_leading = True
                     self._look_around()
                     self._tick()
@@ -231,6 +232,7 @@ class Master(Process):
             committed, at, found = result
             lock = found.get(LOCK)
             if committed:
+                etcd.has_gone_back = False
                 self._stored_keys.committed(write, at)
                 self._stored(revision)
             elif lock is None or lock.created != self.generation:
