@@ -1,7 +1,7 @@
-"""Where each planted bug was found last: tests try that seed first, so that a bug costs one run rather than hundreds.
+"""The seed that found each planted bug last. Tests try it first, so that a bug costs one run instead of hundreds.
 
-A seed that finds nothing any more, because the simulation has changed, costs time and nothing else: all others are
-tried after it. ``python -m tests.simulation.found_at`` looks for new ones, and takes some minutes.
+A seed may stop finding its bug when the simulation changes. Tests then try all others, which only costs time.
+``python -m tests.simulation.found_at`` looks for new seeds and takes some minutes.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from pathlib import Path
 from flightedl.testing.simulation import BUGS, run_seeds
 
 FILE = Path(__file__).with_suffix(".json")
-#: Seeds within which each planted bug is found.
+#: Number of seeds among which each planted bug is found.
 WITHIN = 600
-#: Another seed is looked for where a run takes longer: a job that does not end takes seconds.
+#: Look for another seed if a run takes longer; a job that does not end takes seconds.
 _QUICK_S = 1.0
 _TRIES = 3
 
 
 def seeds_for(flaw: str) -> list[int]:
-    """All seeds, the one that found the bug last before the others."""
+    """Return all seeds, first the one that found the bug last."""
     noted = json.loads(FILE.read_text()).get(flaw)
     return list(dict.fromkeys([*([] if noted is None else [noted]), *range(WITHIN)]))
 
 
 def quick_seed(flaw: str) -> tuple[str, int | None]:
-    """A seed that finds the bug, the quickest of some; None: there is none."""
+    """Return the quickest of some seeds that find the bug, or None."""
     found: list[tuple[float, int]] = []
     for seed in seeds_for(flaw):
         began = time.process_time()
@@ -40,7 +40,7 @@ def quick_seed(flaw: str) -> tuple[str, int | None]:
 
 
 def main() -> None:
-    """Write the file anew, as seeds are found; the bugs that no seed finds are told."""
+    """Rewrite the file as seeds are found, and print the bugs that no seed finds."""
     noted = {flaw: seed for flaw, seed in json.loads(FILE.read_text()).items() if flaw in BUGS}
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         for flaw, seed in pool.imap_unordered(quick_seed, BUGS):
@@ -49,7 +49,7 @@ def main() -> None:
                 noted.pop(flaw, None)
             else:
                 noted[flaw] = seed
-            # In one step: the other process reads it.
+            # In one step, because the other process reads the file.
             part = FILE.with_suffix(".part")
             part.write_text(json.dumps(noted, indent=2, sort_keys=True) + "\n")
             part.replace(FILE)

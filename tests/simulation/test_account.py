@@ -1,4 +1,4 @@
-"""What the account demands of a master that says that all is done, also where that is older than what it knows now."""
+"""Checks of the account when a master reports the job as done, also if it decided so before something changed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flightedl.testing.simulation.world import Violation
 
 
 class Ended:
-    """A job that has ended without faults; tests take back what they change of it."""
+    """A job that has ended without faults. Tests undo their changes."""
 
     def __init__(self) -> None:
         clusters = (Cluster(seed, fault_scale=0.0) for seed in count())
@@ -25,7 +25,7 @@ class Ended:
         self.serving = self.cluster.serving()
         self.named = [self.serving[index].generation for index in range(self.cluster.pserver_count)]
 
-    def says_that_all_is_done(self, named: list[int] | None = None) -> None:
+    def reports_as_done(self, named: list[int] | None = None) -> None:
         self.cluster.account.told_done(self.master, self.named if named is None else named)
 
 
@@ -35,14 +35,14 @@ def ended() -> Ended:
 
 
 @pytest.fixture
-def saves_again(ended, monkeypatch):
+def makes_another_checkpoint(ended, monkeypatch):
     """A pserver has come back, so the master wants another last checkpoint."""
     monkeypatch.setattr(ended.master.core.ending, "final_ticket", None)
 
 
 @pytest.fixture
 def lacks_a_block(ended, monkeypatch):
-    """The first pserver's process has first values of a block."""
+    """The first pserver has only the first values of a block."""
     block = ended.serving[0].ordered[0]
     assert any(block.values)
     monkeypatch.setattr(block, "values", [0] * len(block.values))
@@ -50,7 +50,7 @@ def lacks_a_block(ended, monkeypatch):
 
 @pytest.fixture
 def saved_without_a_block(ended, monkeypatch):
-    """The checkpoint that the pointer names has first values of a block."""
+    """The newest checkpoint has only the first values of a block."""
     files, number = ended.cluster.store.files, ended.cluster.pointer()
     shard = Manifest.decode(files[manifest_name(number)]).shards[0].name
     kept, *others = files[shard].values
@@ -70,49 +70,49 @@ def has_quarantined_a_batch(ended):
     queue.failed.release((epoch, position), 0, 1)
 
 
-def test_a_master_that_has_everything_saved_may_say_so(ended):
-    ended.says_that_all_is_done()
+def test_a_master_may_report_the_job_as_done_when_everything_is_saved(ended):
+    ended.reports_as_done()
 
 
-@pytest.mark.usefixtures("saves_again")
-def test_what_was_decided_before_a_pserver_came_back_may_still_be_said(ended):
-    """What it waited for was its state being stored; the checkpoint of the end has everything, as it had then."""
-    ended.says_that_all_is_done()
+@pytest.mark.usefixtures("makes_another_checkpoint")
+def test_a_decision_from_before_a_pserver_came_back_may_still_be_reported(ended):
+    """The master has only waited for its state to be stored; the last checkpoint still has everything."""
+    ended.reports_as_done()
 
 
 @pytest.mark.usefixtures("saved_without_a_block")
-def test_a_last_checkpoint_that_lacks_something_is_found(ended):
+def test_a_last_checkpoint_that_lacks_values_is_found(ended):
     with pytest.raises(Violation, match=r"the job is over, but checkpoint \d+ lacks"):
-        ended.says_that_all_is_done()
+        ended.reports_as_done()
 
 
-@pytest.mark.usefixtures("saved_without_a_block", "saves_again")
-def test_a_checkpoint_that_lacks_something_is_found_while_another_is_made(ended):
+@pytest.mark.usefixtures("saved_without_a_block", "makes_another_checkpoint")
+def test_a_last_checkpoint_that_lacks_values_is_found_while_another_is_made(ended):
     with pytest.raises(Violation, match=r"the job is over, but checkpoint \d+ lacks"):
-        ended.says_that_all_is_done()
+        ended.reports_as_done()
 
 
-def test_an_end_without_any_checkpoint_is_found(ended, monkeypatch):
+def test_an_end_without_a_checkpoint_is_found(ended, monkeypatch):
     monkeypatch.setattr(ended.cluster, "pointer", lambda: None)
     with pytest.raises(Violation, match="has no checkpoint of its end"):
-        ended.says_that_all_is_done()
+        ended.reports_as_done()
 
 
 @pytest.mark.usefixtures("lacks_a_block")
-def test_a_process_that_is_named_and_lacks_something_is_found(ended):
+def test_a_named_process_that_lacks_values_is_found(ended):
     with pytest.raises(Violation, match="reports the job as done, but"):
-        ended.says_that_all_is_done()
+        ended.reports_as_done()
 
 
 @pytest.mark.usefixtures("lacks_a_block")
-def test_a_process_that_took_the_place_of_a_named_one_may_lack_something(ended):
-    """No trainer takes what it has for the result before the master has said of this process that it is."""
-    ended.says_that_all_is_done([ended.named[0] - 1, *ended.named[1:]])
+def test_a_process_that_replaced_a_named_one_may_lack_values(ended):
+    """No trainer reads the result from this process before the master has confirmed that it has everything."""
+    ended.reports_as_done([ended.named[0] - 1, *ended.named[1:]])
 
 
 @pytest.mark.usefixtures("has_quarantined_a_batch")
 def test_a_batch_that_was_done_may_be_quarantined_when_it_is_repeated(ended):
-    ended.says_that_all_is_done()
+    ended.reports_as_done()
 
 
 def test_a_batch_that_was_done_and_is_not_repeated_is_found(ended, monkeypatch):
@@ -121,10 +121,10 @@ def test_a_batch_that_was_done_and_is_not_repeated_is_found(ended, monkeypatch):
     count = ended.cluster.shape.batch_counts[place[1]]
     monkeypatch.setitem(done, place, IntervalSet([*batches, (count, count + 1)]))
     with pytest.raises(Violation, match="were done and are not"):
-        ended.says_that_all_is_done()
+        ended.reports_as_done()
 
 
-def test_a_master_without_anything_to_write_does_not_go_on_from_a_restored_etcd(ended, monkeypatch):
+def test_a_master_that_writes_nothing_does_not_continue_from_a_restored_etcd(ended, monkeypatch):
     monkeypatch.setattr(ended.cluster.etcd, "has_gone_back", True)
     ended.master._write_now()
     assert ended.cluster.etcd.has_gone_back

@@ -1,4 +1,4 @@
-"""Planted bugs are edits of today's source."""
+"""Planted bugs are edits of the current source."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flightedl.domain.queue.values import BatchRange
 from flightedl.testing.simulation.bugs import PLANTED
 from flightedl.testing.simulation.planted import StalePatchError, answers, bug, edited_source, planted, swaps
 
-#: More than these are not written by hand; all others are one changed expression, answer or statement.
+#: Maximum number of bugs written by hand; all others change one expression, return value or statement.
 BY_HAND = 40
 
 

@@ -1,4 +1,4 @@
-"""A simulated pserver answers a master as a real one does, also while it has no values and after its time."""
+"""A simulated pserver answers a master as a real one does, also without values and after its lease."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from flightedl.testing.simulation.cluster import Cluster
 from flightedl.testing.simulation.job import plan_of
 from flightedl.testing.simulation.pserver import Pserver
 
-#: Above every master of these runs.
+#: A generation higher than that of every master in these runs.
 MASTER = 1_000_000
 
 
 class Asked:
-    """A pserver of a job without faults, and what it answers."""
+    """A pserver of a job without faults, and its answers."""
 
     def __init__(self) -> None:
         self.cluster = Cluster(3, fault_scale=0.0, mode="sync", recovery="replay")
@@ -83,7 +83,7 @@ def asked() -> Asked:
     return Asked()
 
 
-def test_without_values_views_are_taken_and_a_reload_is_carried_out(asked: Asked):
+def test_a_pserver_without_values_accepts_views_and_reloads(asked: Asked):
     asked.run_until_it_has_an_index()
     assert isinstance(asked.ask(asked.view(1)), NotReadyError), "there are no blocks yet"
     asked.pserver._apply(Seen(Facts(asked.model())))
@@ -94,7 +94,7 @@ def test_without_values_views_are_taken_and_a_reload_is_carried_out(asked: Asked
     assert not asked.pserver.is_alive
 
 
-def test_one_that_lacks_its_values_says_so(asked: Asked):
+def test_a_pserver_without_its_values_reports_that(asked: Asked):
     asked.run_until_it_has_an_index()
     asked.pserver._apply(Seen(Facts(asked.model(), election=7)))
     reply = asked.ask(asked.applied())
@@ -103,7 +103,7 @@ def test_one_that_lacks_its_values_says_so(asked: Asked):
     assert not AppliedSummary.decode(reply.summary).done
 
 
-def test_what_it_has_and_what_it_could_not_load(asked: Asked):
+def test_a_pserver_reports_its_batches_and_skipped_checkpoints(asked: Asked):
     asked.run_until_it_serves()
     reply = asked.ask(asked.applied())
     assert isinstance(reply, AppliedReply)
@@ -111,7 +111,7 @@ def test_what_it_has_and_what_it_could_not_load(asked: Asked):
     assert AppliedSummary.decode(reply.summary).has_blocks
 
 
-def test_a_view_is_taken_and_an_older_one_is_outdated(asked: Asked):
+def test_a_view_is_accepted_and_an_older_one_is_outdated(asked: Asked):
     asked.run_until_it_serves()
     member = ViewMember(trainer="t", generation=1, member=900, first_round=0)
     taken = asked.ask(asked.view(2, member))
@@ -123,7 +123,7 @@ def test_a_view_is_taken_and_an_older_one_is_outdated(asked: Asked):
     assert isinstance(asked.ask(asked.view(3, again)), MessageError)
 
 
-def test_a_snapshot_is_ordered_and_asked_for_with_the_same_request(asked: Asked):
+def test_the_same_request_orders_a_snapshot_and_asks_for_its_progress(asked: Asked):
     asked.run_until_it_serves()
     first = asked.ask(asked.snapshot(50))
     assert isinstance(first, SnapshotReply)
@@ -136,7 +136,7 @@ def test_a_snapshot_is_ordered_and_asked_for_with_the_same_request(asked: Asked)
     assert asked.ask(asked.snapshot(49)).order.number == 50
 
 
-def test_what_is_meant_for_somebody_else_is_refused(asked: Asked):
+def test_requests_for_another_plan_or_process_or_from_an_old_master_are_rejected(asked: Asked):
     asked.run_until_it_serves()
     for request in (asked.applied(), asked.view(1), asked.snapshot(1), asked.seal(), asked.reload()):
         other = msgspec.structs.replace(request, plan_hash="0" * 32)
@@ -149,7 +149,7 @@ def test_what_is_meant_for_somebody_else_is_refused(asked: Asked):
     assert asked.pserver.is_alive
 
 
-def test_after_its_lease_it_refuses_and_ends(asked: Asked):
+def test_a_pserver_without_its_lease_rejects_requests_and_ends(asked: Asked):
     asked.run_until_it_serves()
     asked.cluster.etcd.revoke(asked.pserver.lease)
     assert isinstance(asked.ask(asked.applied()), ReplacedError)

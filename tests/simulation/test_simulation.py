@@ -1,4 +1,4 @@
-"""The cluster's simulation: nothing is ever lost or doubled, and planted bugs are found."""
+"""Simulation of the cluster: no batch is lost or applied twice, and planted bugs are found."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flightedl.testing.simulation import BUGS, Found, Outcome, run_seed, run_see
 
 from .found_at import seeds_for
 
-#: Those that are found quickly enough to be looked for in every run of the tests.
+#: Bugs that are found quickly enough for every run of the tests.
 QUICK = (
     "no dedupe",
     "apply before check",
@@ -58,7 +58,7 @@ def test_a_few_seeds():
     assert summary.checkpoints > 0
 
 
-def test_a_few_seeds_in_which_some_blocks_are_buckets_of_rows():
+def test_a_few_seeds_with_rows():
     summary = run_seeds(range(3), has_rows=True)
     assert not summary.found, report(summary.found)
     assert summary.increments > 5
@@ -69,7 +69,7 @@ def test_a_few_seeds_in_which_some_blocks_are_buckets_of_rows():
 @pytest.mark.parametrize(
     "seeds", [range(2000, 2008), pytest.param(range(2008, 2100), marks=pytest.mark.storm)], ids=str
 )
-def test_many_seeds_in_which_some_blocks_are_buckets_of_rows(seeds):
+def test_many_seeds_with_rows(seeds):
     summary = run_seeds(seeds, has_rows=True)
     assert not summary.found, report(summary.found)
 
@@ -87,15 +87,15 @@ def test_many_seeds(mode, recovery, seeds):
     assert summary.modes == {mode: len(seeds)}
 
 
-def test_without_faults_the_job_just_ends():
+def test_a_job_without_faults_ends():
     summary = run_seeds(range(4), fault_scale=0.0)
     assert not summary.found, report(summary.found)
     assert summary.fault_count == 0
 
 
 @pytest.mark.parametrize("seed", [7, 9])
-def test_a_seed_is_a_run(seed):
-    """Also where etcd is restored from a backup, with the leases of that time."""
+def test_a_seed_determines_the_run(seed):
+    """In these runs, etcd is restored from a backup with the leases of its time."""
     first, second = run_seed(seed), run_seed(seed)
     assert isinstance(first, Outcome)
     assert first == second
@@ -113,7 +113,7 @@ def test_a_planted_bug_is_found_sooner_or_later(flaw):
     assert run_seeds(seeds_for(flaw), flaws=[flaw]).found, BUGS[flaw]
 
 
-def test_the_command_says_which_seed_it_was():
+def test_the_command_names_the_seed():
     command = [sys.executable, "-m", "flightedl.testing.simulation", "--seeds", "20", "--planted", "no dedupe"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
     assert done.returncode == 1
