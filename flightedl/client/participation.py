@@ -90,7 +90,6 @@ class Participation:
 
     @property
     def current(self) -> CurrentBatch | None:
-        """The batch that the user's code is working on."""
         return self._current
 
     def open_batch(self, batch: Batch, place: Callable[[], str]) -> bool:
@@ -136,7 +135,6 @@ class Participation:
         return begun
 
     def close_batch(self) -> Sequence[BatchState]:
-        """Close the batch; return the batches whose state has changed."""
         self.probe.turn(DATA)
         parameters, current = self._parameters, self._current
         assert current is not None, "no batch is open"
@@ -159,18 +157,15 @@ class Participation:
         self.probe.turn(DATA)
 
     def abandon_batch(self) -> None:
-        """Abandon the batch, because the user left the loop."""
         self.probe.turn("")
         self._current = None
         if self._parameters is not None:
             self._parameters.abandon_batch()
 
     def push_sum(self) -> Sequence[BatchState]:
-        """Push the sum of unpushed batches; return the batches whose state has changed."""
         return () if self._parameters is None else self._parameters.push_sum()
 
     def give_up_sum(self) -> Sequence[BatchState]:
-        """Forget the sum of unpushed batches; return the batches whose state has changed."""
         return () if self._parameters is None else self._parameters.give_up_sum()
 
     def loop_over(self) -> None:

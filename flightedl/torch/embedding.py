@@ -53,7 +53,6 @@ class Embedding(OnTable):
         return self.of(wanted, found)
 
     def wanted(self, ids: Any) -> Wanted:
-        """Return the rows to look up. Raises as ``forward``."""
         asked = self.asked(ids)
         if asked.found.offsets is not None:
             raise UsageError(f"ids of table {self.table.name!r} are lists, that is, bags: use fe.torch.EmbeddingBag")
@@ -127,7 +126,6 @@ class EmbeddingBag(OnTable):
         return self.of(wanted, found, offsets, per_sample_weights)
 
     def wanted(self, ids: Any) -> Wanted:
-        """Return the rows to look up. Raises as ``forward``."""
         return Wanted(self, self.asked(ids))
 
     def of(

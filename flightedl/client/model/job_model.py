@@ -247,7 +247,6 @@ class JobModel:
     def _connected(
         self, plan: ShardPlan, declared: DeclaredModel, tree: Tree | None, *, error_feedback: bool
     ) -> Parameters:
-        """Return the parameters with the job's current values."""
         process = self._process
         mode = Mode.from_json(declared.present_mode)
         rule = Optimizer.from_json(declared.declaration.optimizer)

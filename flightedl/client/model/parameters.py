@@ -376,7 +376,6 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
 
     @property
     def current_batch(self) -> CurrentBatch | None:
-        """The batch that the user's code is working on."""
         return self.steps.current
 
     def push_rows(self, table: int, ids: Ids, gradients: npt.NDArray[np.float32]) -> None:

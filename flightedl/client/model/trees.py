@@ -84,7 +84,6 @@ def _flattened(tree: Any) -> tuple[list[tuple[str, Any]], Rebuild]:
 
 
 def _step(key: Any) -> str:
-    """Return the name of one step of JAX's path to a leaf."""
     return str(next(getattr(key, name) for name in ("key", "idx", "name") if hasattr(key, name)))
 
 

@@ -135,7 +135,7 @@ class TransferState(msgspec.Struct, eq=False):
     must_repeat: bool = False
     #: For each rejected sum, the positions of its batches that the block lacks.
     refusals: set[tuple[int, ...]] = set()
-    #: True if nobody waits for it any more.
+    #: True once the transfer was given up; later answers are ignored.
     is_given_up: bool = False
     #: Membership of the sender.
     member: int = 0
