@@ -340,7 +340,7 @@ def _is_small(shard: Shard, header: PushHeader, parts: Sequence[ReceivedBlocks])
 
 
 def _opened(request: bytes) -> PushHeader | LookupHeader:
-    """Decode a request. Nearly all are steps, so it is first decoded as a step, without decoding the verb."""
+    """Decode a request as a step, which nearly all are. Decode the verb only if this fails."""
     try:
         header = _step_decoder.decode(request)
     except _UNDECODABLE:

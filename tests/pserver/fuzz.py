@@ -1,18 +1,19 @@
-"""Bytes from strangers, by the hundred thousand: a shard takes whole gradients of whole batches, or nothing.
+"""Fuzzer of a shard: hundreds of thousands of damaged messages. The shard accepts whole gradients of whole batches, or
+nothing.
 
     python -m tests.pserver.fuzz --messages 200000
 
-Attacks on memory that is shared are in ``fuzz_sharing``, those by the line beside a stream in ``fuzz_line``.
+Attacks on shared memory are in ``fuzz_sharing``, those on a stream's line in ``fuzz_line``.
 
-Every mutated message goes through what a server does with one: the header's JSON, Arrow's reader, the checks of
-``rpc.validation``, the rows' checksums, the shard. A crash of the process is a find; so is anything applied that no
-correct sender ever meant, a wrong account of what is applied, or a server that a correct sender cannot use afterwards.
+Every mutated message passes through the same steps as in a server: the JSON of the header, Arrow's reader, the checks
+of ``rpc.validation``, the rows' checksums, the shard. Findings are crashes of the process, applied values that no
+correct sender sent, a wrong record of the applied batches, and a server that a correct sender can no longer use.
 
-Half of the steps' messages have their values in memory that their sender may change at any time; half of the others
-bring them behind their header.
+Half of the messages of steps have their values in memory that the sender may change at any time. Half of the others
+have them behind their header.
 
-In sync mode the hostile sender is one of two members, so that its rows land in open rounds; the other one, who is
-correct, closes them. In async mode half of the messages are sums of several batches.
+In sync mode the hostile sender is one of two members, so that its rows reach open rounds, which the correct member
+closes. In async mode half of the messages are sums of several batches.
 """
 
 from __future__ import annotations
@@ -50,17 +51,17 @@ from .fuzz_line import attack_line
 from .fuzz_sharing import attack_descriptors, attack_lending
 
 SIZES = (16, 16, 3, 40)
-#: What lengths and offsets are most afraid of.
+#: Values most likely to break lengths and offsets.
 WORDS = (b"\xff\xff\xff\xff", b"\0\0\0\x80", b"\xff\xff\xff\x7f", bytes(4))
 LIMITS = BatchLimits(batch_rows=1000, batch_bytes=1 << 20)
 MODES: dict[str, Mode] = {"async": Async(), "sync": Sync(reduce="sum"), "bounded": Bounded(staleness=1000)}
 HOSTILE, CORRECT = 9, 10
-#: Batches of correct senders are of an epoch that no damaged number reaches.
+#: Epoch of correct batches, which no damaged number reaches.
 FAR = 1 << 50
 
 
 class Target:
-    """One shard, its members, and what it must be."""
+    """A shard with its members and its invariants."""
 
     def __init__(self, mode: Mode) -> None:
         specs = [ParameterSpec(f"p{i}", (size,)) for i, size in enumerate(SIZES)]
@@ -80,10 +81,10 @@ class Target:
         self.batch = 0
         self.accepted = 0
         self.refused: Counter[str] = Counter()
-        #: Shared with the senders, with room for a few messages.
+        #: Memory shared with the senders, with room for a few messages.
         self.memory = np.zeros(4096, np.uint8)
         self.inbox = CopyingInbox(self.memory, finite_copy())
-        #: The most that each block may have got: a gradient for each time that somebody pushed it one.
+        #: Highest possible value of each block: the number of gradients pushed to it.
         self.pushed = 0
 
     def header(self, member: int = HOSTILE, epoch: int = 0, batches: int = 1) -> PushHeader:
@@ -111,7 +112,7 @@ class Target:
         return encode_rows(range(len(SIZES)), self.versions(), arrays).serialize().to_pybytes()
 
     def step_message(self, chance: random.Random, request: bytes) -> tuple[bytes | None, bytes]:
-        """The same as a message of a step that brings its request: its batch, if values are in one, and header."""
+        """Return the same push as the first message of a step: its batch, if it has values, and its header."""
         versions = self.versions()
         together = chance.random() < 0.5 and len(set(versions)) == 1
         ranges = [range(len(SIZES))] if together else [range(n, n + 1) for n in range(len(SIZES))]
@@ -129,17 +130,17 @@ class Target:
         return None if batch is None else batch.serialize().to_pybytes(), packed
 
     def damage_memory(self, chance: random.Random) -> None:
-        """Some of it."""
+        """Damage some bytes of the shared memory."""
         found = mutated(self.memory.tobytes(), chance)[: self.memory.size]
         self.memory[: len(found)] = np.frombuffer(found, np.uint8)
 
     def take_step(self, message: bytes | None, packed: bytes) -> set[int]:
-        """Likewise, a message of a step."""
+        """Process a message of a step, and return its outcomes; none if it was rejected."""
 
         def push() -> list[Pushed]:
             batch, columns = (None, ()) if message is None else _sound(message, STEP_SCHEMA)
             parts, attached = decode_message(batch, packed, columns, self.inbox)
-            # What is taken was copied: whatever the sender does now comes too late.
+            # Accepted values were copied, so that later changes by the sender have no effect.
             self.memory[:] = 0xFF
             request = decode(attached, PushHeader)
             self.shard.require_plan(request.plan_hash)
@@ -148,7 +149,7 @@ class Target:
         return self._taken(push)
 
     def take(self, header: bytes, message: bytes) -> set[int]:
-        """As ``rpc`` and ``flight`` do it. The outcomes; none: it was refused."""
+        """Process a message as ``rpc`` and ``flight`` do, and return its outcomes; none if it was rejected."""
 
         def push() -> list[Pushed]:
             request = decode(header, PushHeader)
@@ -172,7 +173,7 @@ class Target:
         return outcomes
 
     def take_ticket(self, ticket: bytes) -> None:
-        """A pull that may be damaged."""
+        """Process a pull that may be damaged."""
         try:
             request = decode(ticket, PullTicket)
             self.shard.require_plan(request.plan_hash)
@@ -186,21 +187,21 @@ class Target:
             self.accepted += 1
 
     def check(self) -> None:
-        """Whole gradients only, no more of them than were pushed, and sound books."""
+        """Assert that only whole pushed gradients were applied, and that the records are consistent."""
         for block in self.shard.blocks():
             (value,) = set(block.values.tolist())
-            assert value == int(value), "something else than whole gradients was applied"
-            assert 0 <= value <= self.pushed, "more was applied than was ever pushed"
+            assert value == int(value), "a partial gradient was applied"
+            assert 0 <= value <= self.pushed, "more was applied than was pushed"
             block.rounds.check()
         self.shard._protocol._applied.check()
 
     def require_healthy(self) -> None:
-        """A correct sender's batch counts once on each block, and the values can be read."""
+        """Assert that a correct sender's batch counts once on each block, and that the values can be read."""
         member = CORRECT if self.is_sync else HOSTILE
         for sender in {member, HOSTILE}:
-            # Whatever the hostile member left open is closed by both arriving; its half rounds count, whole.
+            # Both members arrive, which closes rounds that the hostile member left open with its whole gradients.
             good = self.message()
-            assert self.take(encode(self.header(sender, FAR)), good), "a correct message was refused"
+            assert self.take(encode(self.header(sender, FAR)), good), "a correct message was rejected"
         before = self.values()
         for sender in {member, HOSTILE}:
             outcomes = self.take(encode(self.header(sender, FAR)), self.message())
@@ -213,14 +214,14 @@ class Target:
 
 
 def _sound(message: bytes, schema: pa.Schema) -> tuple[pa.RecordBatch, list[pa.Array]]:
-    """A received batch that passed the checks of streams, and its columns."""
+    """Return a received batch that has passed the checks of streams, with its columns."""
     batch = pa.ipc.read_record_batch(pa.py_buffer(message), schema)
     check_schema(batch.schema, schema)
     return batch, Tally(schema, LIMITS).take(batch)
 
 
 def mutated(data: bytes, chance: random.Random) -> bytes:
-    """One to a few small damages."""
+    """Damage the bytes in one to a few places."""
     found = bytearray(data)
     for _ in range(chance.choice((1, 1, 1, 2, 5))):
         kind = chance.randrange(6)
@@ -242,7 +243,7 @@ def mutated(data: bytes, chance: random.Random) -> bytes:
 
 
 def attack(count: int, seed: int, mode: Mode) -> Target:
-    """So many mutated messages; raises what it finds."""
+    """Send ``count`` mutated messages. Raises AssertionError for a finding."""
     chance = random.Random(seed)
     target = Target(mode)
     for number in range(count):
@@ -260,7 +261,7 @@ def attack(count: int, seed: int, mode: Mode) -> Target:
             if is_step and 0.35 <= draw < 0.7:
                 packed = mutated(packed, chance)
                 if chance.random() < 0.5:
-                    # A sender who means it: only what the header says is checked then.
+                    # A deliberate lie with valid checksums: only the checks of the header remain.
                     stop = int.from_bytes(packed[16:24], "little") if place_of(packed) is Place.HEADER else None
                     packed = xxhash.xxh3_64_intdigest(packed[8:stop]).to_bytes(8, "little") + packed[8:]
             elif draw >= 0.35 and message is None:
@@ -280,7 +281,7 @@ def attack(count: int, seed: int, mode: Mode) -> Target:
 
 
 def main() -> int:
-    """Attack all modes in turn, and say what came of it."""
+    """Attack all modes in turn, and print the results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--messages", type=int, default=200_000, help="in all, divided over the modes")
     parser.add_argument("--mode", choices=[*MODES, "sharing", "all"], default="all")
@@ -304,7 +305,7 @@ def main() -> int:
 
 
 def _attack_sharing(count: int, seed: int) -> None:
-    """By trainers of the same host; the most of it by messages."""
+    """Attack as a trainer on the same host, mostly with messages."""
     attacks = (("turns", attack_lending, 10), ("descriptors", attack_descriptors, 20), ("lines", attack_line, 10))
     for what, attacked, share in attacks:
         began = time.monotonic()

@@ -1,11 +1,11 @@
-"""A trainer of the same host that sends whatever it likes by the line beside its stream of steps.
+"""Fuzzer of a line: a trainer on the same host that sends arbitrary bytes on the line of its step stream.
 
     python -m tests.pserver.fuzz --mode sharing
 
-Messages go over a real Unix socket to a pserver's end of a stream. Each is a step as a trainer means it, or damaged:
-bytes changed in its values, its header, or in what says how long the header is; cut, made longer, repeated, followed by
-words that announce what never comes. It is taken as it was meant, or it ends the stream with an error of ours; then the
-hostile trainer comes again. Blocks have had whole gradients only, and no descriptor is left.
+Messages go over a real Unix socket to a pserver's end of a stream. Each is a correct step, or damaged: bytes changed in
+its values, its header or the header's length; truncated, extended, repeated, or followed by an announcement of a
+message that never arrives. Either the step is accepted as sent, or the stream ends with one of our errors and the
+hostile trainer connects again. Blocks must contain only whole gradients, and no descriptor may be left open.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _SIZES = (20, 15, 30)
 
 
 class _Service:
-    """What the verbs ask a pserver's service for."""
+    """A pserver's service, as far as the verbs use it."""
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
@@ -58,7 +58,7 @@ class _Service:
         return self._shard
 
     def require_lease(self) -> None:
-        """It has one."""
+        """Do nothing: the lease is held."""
 
 
 class _Target:
@@ -74,7 +74,7 @@ class _Target:
         self.connect()
 
     def connect(self) -> None:
-        """The hostile one comes, for the first time or again."""
+        """Connect the hostile trainer, or connect it again."""
         self.theirs, mine = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.theirs.setblocking(False)
         self.call = Call(
@@ -94,13 +94,13 @@ class _Target:
         self.conversation = Conversation(self.stream, self.service, _CLOCK, self.call, LineLoop(_CLOCK.now))
 
     def end(self) -> None:
-        """Its stream is over."""
+        """End the trainer's stream."""
         self.stream.end()
         self.line.close()
         self.theirs.close()
 
     def message(self) -> bytes:
-        """A step that brings -1 for every element, as it travels."""
+        """Return an encoded step with -1 for every element."""
         self.batch += 1
         header = PushHeader(
             trainer="t1",
@@ -117,7 +117,7 @@ class _Target:
         return b"".join(values) + packed + len(packed).to_bytes(4, "little") + b"\1"
 
     def serve(self, *, by_loop: bool) -> bool:
-        """Take what has come, as the pserver's handler or its loop does; False: the stream is over."""
+        """Process received messages as the pserver's handler or its loop does. Return False if the stream is over."""
         if not by_loop:
             self.conversation._is_small = False
             return self.conversation.serve_one()
@@ -127,7 +127,7 @@ class _Target:
     def check(self) -> None:
         for block in self.shard.blocks():
             (value,) = set(block.values.tolist())
-            assert value == block.rounds.version, "something else than whole gradients was applied"
+            assert value == block.rounds.version, "a partial gradient was applied"
 
 
 def _damaged(message: bytes, chance: random.Random) -> bytes:
@@ -146,7 +146,7 @@ def _damaged(message: bytes, chance: random.Random) -> bytes:
     elif kind == 4:
         found[:0] = bytes(chance.choice((1, 4, 60, LIMIT_BYTES)))
     else:
-        # What a checksum does not find: the header says so itself.
+        # Damage that no checksum detects, because the header is consistent.
         start = 4 * sum(_SIZES)
         body = found[start + 8 : -5]
         body[chance.randrange(min(40, len(body)))] = chance.choice((0, 1, 2, 4, 5, 127, 255))
@@ -156,7 +156,7 @@ def _damaged(message: bytes, chance: random.Random) -> bytes:
 
 
 def attack_line(count: int, seed: int) -> Counter[str]:
-    """So many messages; what became of them. Raises what it finds."""
+    """Send ``count`` messages and count their results. Raises AssertionError for a finding."""
     chance = random.Random(seed)
     found: Counter[str] = Counter()
     before = len(list(Path("/proc/self/fd").iterdir()))
@@ -184,5 +184,5 @@ def attack_line(count: int, seed: int) -> Counter[str]:
             target.end()
             target.connect()
     target.end()
-    assert len(list(Path("/proc/self/fd").iterdir())) == before, "descriptors are left"
+    assert len(list(Path("/proc/self/fd").iterdir())) == before, "descriptors were not closed"
     return found

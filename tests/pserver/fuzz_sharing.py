@@ -1,14 +1,14 @@
-"""Trainers of the same host that lie about the memory they share: what is lent, where values are, what descriptors are.
+"""Fuzzer of shared memory: trainers on the same host that lie about loans, locations of values and descriptors.
 
     python -m tests.pserver.fuzz --mode sharing
 
-Two attacks, each of so many tries from one seed:
+Two attacks, each with many attempts from one seed:
 
-* ``attack_descriptors``: whatever a process can hand over in place of its memory goes over a real Unix socket. It is
-  refused with a word, or it is memory that nobody can shrink; no descriptor and no mapping stays behind.
-* ``Lending``: two trainers' streams of one shard, the one honest, the other not. What the honest one was lent stays one
-  whole version until it says that it has taken it, whatever the other one says and pushes, and whosever stream ends.
-  A message's offset and lengths are of the hostile one's own memory, or it is refused.
+* ``attack_descriptors`` sends every kind of descriptor over a real Unix socket in place of shared memory. Either it is
+  rejected with a message, or it is memory that nobody can shrink. No descriptor and no mapping may be left.
+* ``Lending`` has two trainers' streams to one shard, one honest, one hostile. Values lent to the honest trainer must
+  remain one whole version until it acknowledges them, whatever the hostile trainer says and pushes, and whichever
+  stream ends. A message's offset and lengths must be in the hostile trainer's own memory, or the message is rejected.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _SEALS = (fcntl.F_SEAL_SHRINK, fcntl.F_SEAL_GROW, fcntl.F_SEAL_SEAL, 0x10)
 _CLOCK = SystemClock()
 
 
-# what is handed over
+# descriptors
 
 
 def _memfd(chance: random.Random, nonce: bytes) -> int:
@@ -105,16 +105,16 @@ _KINDS: tuple[Callable[[random.Random, bytes], int], ...] = (
 
 
 def _left() -> tuple[int, int]:
-    """Descriptors of this process, and what it maps of others' memory."""
+    """Return this process's open descriptors and its mappings of other processes' memory."""
     maps = Path("/proc/self/maps").read_text().splitlines()
     return len(list(Path("/proc/self/fd").iterdir())), sum("flightedl-hostile" in line for line in maps)
 
 
 def attack_descriptors(count: int, seed: int) -> Counter[str]:
-    """So many handed over; how often each was refused, and why. Raises what it finds."""
+    """Send ``count`` descriptors, and count the rejections by reason. Raises AssertionError for a finding."""
     chance = random.Random(seed)
     found: Counter[str] = Counter()
-    # Looks up, once, which file system memfds are of.
+    # Find the file system of memfds once.
     SharedMemory.create(bytes(NONCE_BYTES))
     before = _left()
     for _ in range(count):
@@ -134,19 +134,19 @@ def attack_descriptors(count: int, seed: int) -> Counter[str]:
             else:
                 found["taken"] += 1
                 _try_to_harm(descriptors, chance)
-                # Whatever was done to it, all of it is there: a page that is not would end this process.
+                # All of the memory must be present: reading a missing page would kill this process.
                 assert memory.values.size == SIZE_BYTES
                 assert memory.values[:: SIZE_BYTES // 8].max() in {0, 0xFF}
                 assert memory.values[-1] in {0, 0xFF}
                 del memory, _store
             for descriptor in descriptors:
                 os.close(descriptor)
-    assert _left() == before, "descriptors or mappings are left"
+    assert _left() == before, "descriptors or mappings were not closed"
     return found
 
 
 def _try_to_harm(descriptors: list[int], chance: random.Random) -> None:
-    """What a reader would die of."""
+    """Do to the memory what would kill a reader."""
     for descriptor in descriptors:
         with suppress(OSError):
             os.ftruncate(descriptor, chance.choice((0, 4096, 1 << 40)))
@@ -154,11 +154,11 @@ def _try_to_harm(descriptors: list[int], chance: random.Random) -> None:
             os.pwrite(descriptor, b"\xff" * 64, chance.choice((0, 4096, 1 << 30)))
 
 
-# what is lent, and where values are said to lie
+# loans, and locations of values
 
 
 class Wire:
-    """A stream's way for headers: what the pserver writes is kept for the trainer."""
+    """A stream's path for headers, which keeps the pserver's messages for the trainer."""
 
     columns = ()
 
@@ -166,18 +166,18 @@ class Wire:
         self.sent: deque[bytes] = deque()
 
     def begin(self, _schema: object) -> None:
-        """Nothing to announce."""
+        """Do nothing: there is nothing to announce."""
 
     def write_metadata(self, packed: bytes) -> None:
         self.sent.append(packed)
 
     def write(self, _batch: object, packed: bytes, **_: object) -> None:
-        """There was no room in memory."""
+        """Discard a message with values, which is only sent if the memory has no room."""
         self.sent.append(packed[:0])
 
 
 class Speaker:
-    """One trainer of the same host, and the pserver's end of its stream."""
+    """A trainer on the same host, and the pserver's end of its stream."""
 
     def __init__(self, shard: Shard, member: int) -> None:
         assert shard.memory is not None
@@ -195,13 +195,13 @@ class Speaker:
         self.stream._pair = SharedPair(own, received, None, shard.memory)  # type: ignore[arg-type]
         self.stream._inbox = CopyingInbox(received.values, finite_copy())
         self.stream._outbox = Outbox(own.values, 0, shard.memory.values)
-        #: What it was lent and has not taken: the values as they lie there, and as they were.
+        #: Loans that were not acknowledged: the values in place, and a copy of their original state.
         self.lent: deque[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = deque()
-        #: Messages whose values these are.
+        #: Messages of these values.
         self.heard = 0
 
     def say(self, packed: bytes) -> None:
-        """As the pserver takes a message."""
+        """Send a message to the pserver."""
         received, attached = self.stream.decoded(None, packed)
         header = decode(attached, PushHeader)
         self.shard.require_plan(header.plan_hash)
@@ -212,7 +212,7 @@ class Speaker:
         del received, pieces
 
     def hear(self) -> None:
-        """Look at the answers, without taking them yet."""
+        """Read the answers without acknowledging them yet."""
         while self.wire.sent:
             packed = self.wire.sent.popleft()
             self.heard += bool(packed)
@@ -222,18 +222,18 @@ class Speaker:
                     self.lent.append((values, values.copy()))
 
     def end(self) -> None:
-        """Its stream is over, as far as the pserver is concerned."""
+        """End the stream at the pserver."""
         self.stream.end()
 
 
 def _read_only(store: SharedMemory) -> np.ndarray[Any, Any]:
-    """The pserver's values as a trainer maps them."""
+    """Return the pserver's values as a trainer maps them."""
     mapping = mmap.mmap(store.descriptor(), 4096 + store.values.size, prot=mmap.PROT_READ)
     return np.frombuffer(mapping, np.uint8)[4096:]
 
 
 class Lending:
-    """One shard, an honest trainer, and a hostile one."""
+    """A shard with an honest and a hostile trainer."""
 
     SIZES = (2000, 1500, 3000)
 
@@ -272,7 +272,7 @@ class Lending:
         return packed
 
     def turn(self) -> None:
-        """Something happens."""
+        """Perform a random action."""
         draw = self.chance.random()
         if draw < 0.25:
             self.honest.say(self.message(self.honest))
@@ -296,14 +296,14 @@ class Lending:
         self.check()
 
     def _lie(self) -> None:
-        """About what it has taken, or by other values."""
+        """Lie about acknowledged messages, or change values."""
         memory = self.hostile.mine
         memory._taken[0] = self.chance.choice((0, 1, (1 << 64) - 1, 1 << 63, self.chance.randrange(1 << 64)))
         memory._over[0] = self.chance.randrange(2)
         memory.values[: 4 * sum(self.SIZES)] = self.chance.choice((0, 0xFF, 0x7F))
 
     def _mended(self, packed: bytes) -> bytes:
-        """The same with another place or other lengths, and a header's checksum that fits."""
+        """Return a message with a different offset or length, and a matching checksum of the header."""
         body = bytearray(packed[8:])
         words = (0, 1, SIZE_BYTES - 1, SIZE_BYTES, (1 << 63), (1 << 63) + 64, (1 << 64) - 1, (1 << 64) - SIZE_BYTES)
         if self.chance.random() < 0.6:
@@ -324,7 +324,7 @@ class Lending:
         self.hostile.wire.sent.clear()
 
     def _take(self) -> None:
-        """The honest one is through with some of what it was lent."""
+        """Acknowledge some of the honest trainer's loans."""
         self.check()
         self.honest.lent.clear()
         self.honest.mine.taken += self.honest.heard
@@ -332,16 +332,16 @@ class Lending:
         self.honest.heard = 0
 
     def check(self) -> None:
-        """What is lent to the honest one is as it was, and one version; and so is everything."""
+        """Assert that values lent to the honest trainer are unchanged, and the blocks are consistent."""
         for values, was in self.honest.lent:
-            assert np.array_equal(values, was), "what was lent has changed"
+            assert np.array_equal(values, was), "lent values have changed"
         for block in self.shard.blocks():
             (value,) = set(block.values.tolist())
-            assert value == int(value), "something else than whole gradients was applied"
+            assert value == int(value), "a partial gradient was applied"
 
 
 def attack_lending(count: int, seed: int) -> Counter[str]:
-    """So many turns; what came of them. Raises what it finds."""
+    """Run ``count`` turns, and count their events. Raises AssertionError for a finding."""
     lending = Lending(seed)
     for _ in range(count):
         lending.turn()

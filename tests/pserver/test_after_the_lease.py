@@ -1,4 +1,4 @@
-"""A pserver whose lease is over takes nothing any more, whichever way it comes and wherever it is in a stream."""
+"""A pserver without a lease rejects every change, whichever verb it comes by and at any point of a stream."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Bench:
         self.connection.put(encode(header), PUSH_SCHEMA, [(self.rows(5.0), None)], timeout_s=10.0)
 
     def step(self, between: Callable[[], None] = lambda: None) -> None:
-        """One message for each block."""
+        """Push one message for each block."""
         pieces = [OutgoingBlocks(range(n, n + 1), 0, Outcome.NONE, np.full(SIZE, -1, np.float32), ()) for n in NUMBERS]
         with self.connection.exchange(b'{"verb": "step"}', STEP_SCHEMA, timeout_s=10.0) as exchange:
             exchange.write(*encode_parts(pieces[:1], self.header("step")))
@@ -77,7 +77,7 @@ def bench() -> Iterator[Bench]:
 
 
 @pytest.mark.parametrize("verb", ["init", "push", "step"])
-def test_every_way_to_change_values_is_closed(bench: Bench, verb: str) -> None:
+def test_every_call_that_changes_values_is_rejected_without_a_lease(bench: Bench, verb: str) -> None:
     bench.end_lease()
     with pytest.raises(FencedError, match="lease"):
         getattr(bench, verb)()
@@ -85,18 +85,18 @@ def test_every_way_to_change_values_is_closed(bench: Bench, verb: str) -> None:
 
 
 @pytest.mark.parametrize(("verb", "values"), [("init", [5, 5]), ("push", [1, 1]), ("step", [1, 1])])
-def test_and_is_open_before(bench: Bench, verb: str, values: list[float]) -> None:
+def test_every_call_that_changes_values_is_accepted_with_a_lease(bench: Bench, verb: str, values: list[float]) -> None:
     getattr(bench, verb)()
     assert bench.values() == values
 
 
-def test_a_step_that_is_under_way_goes_no_further(bench: Bench) -> None:
+def test_a_step_in_progress_is_rejected_when_the_lease_ends(bench: Bench) -> None:
     with pytest.raises(FencedError, match="lease"):
         bench.step(between=bench.end_lease)
     assert bench.values() == [1, 0]
 
 
-def test_the_service_asks_its_key_each_time() -> None:
+def test_the_service_checks_its_lease_for_each_write() -> None:
     held = True
     with Directory(MemoryCoordinator(CLOCK), JobKeys("demo"), CLOCK) as directory:
         ends: list[str] = []
@@ -109,16 +109,14 @@ def test_the_service_asks_its_key_each_time() -> None:
         for _ in range(2):
             with pytest.raises(FencedError, match="pserver 0 has expired"):
                 service.require_lease()
-        assert len(ends) == 1, "the process is told to end, once"
+        assert len(ends) == 1, "the process must be asked to end once"
 
 
 @pytest.mark.parametrize(
     ("is_held_later", "expected"), [(True, ("fail", "different shard plan")), (False, ("start again", "lease"))]
 )
-def test_what_it_finds_wrong_with_the_job_counts_only_while_it_has_its_place(
-    is_held_later: bool, expected: tuple[str, str]
-) -> None:
-    """The pserver cannot serve the declared model; once it was replaced, that is not for it to say."""
+def test_a_replaced_pserver_does_not_fail_the_job(is_held_later: bool, expected: tuple[str, str]) -> None:
+    """The pserver cannot serve the declared model. Once it was replaced, it must not report this."""
     model = ModelDeclaration(
         parameters=[ParameterDeclaration(name="w", shape=[4], dtype="float32")],
         optimizer=SGD(0.1).to_json(),

@@ -1,4 +1,4 @@
-"""Memory of blocks: nobody gets what another one has, and nothing is taken from who still reads it."""
+"""The arena's arrays are disjoint, and memory is not reused while it has readers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from flightedl.pserver.arena import ALIGNMENT_BYTES, Arena
 
 
-def test_arrays_are_aligned_and_apart_whoever_asks_at_the_same_time() -> None:
+def test_concurrently_allocated_arrays_are_aligned_and_disjoint() -> None:
     arena = Arena()
     sizes = [1 + 977 * number % 60_000 for number in range(400)]
     with ThreadPoolExecutor(8) as pool:
@@ -25,7 +25,7 @@ def test_arrays_are_aligned_and_apart_whoever_asks_at_the_same_time() -> None:
 
 
 @pytest.mark.parametrize("size", [3, 20 << 20])
-def test_what_was_left_is_used_again_once_nobody_reads_it(size: int) -> None:
+def test_former_memory_is_reused_once_it_has_no_readers(size: int) -> None:
     arena = Arena()
     first = arena.allocate(size, np.float32, 1.0)
     reader = first[:2]
@@ -40,8 +40,8 @@ def test_what_was_left_is_used_again_once_nobody_reads_it(size: int) -> None:
     assert (third[0], third[1], third.size) == (7.0, 1.0, size)
 
 
-def test_nothing_is_moved_to_where_values_are_still_copied_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two blocks of one size move at the same time, and the one's readers end meanwhile."""
+def test_values_are_not_moved_to_memory_that_is_still_being_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two blocks of one size move at the same time, and the readers of one end meanwhile."""
     arena = Arena()
     first, other = arena.allocate(1000, np.float32, 1.0), arena.allocate(1000, np.float32, 2.0)
     moved: list[npt.NDArray[np.generic]] = []
@@ -57,20 +57,20 @@ def test_nothing_is_moved_to_where_values_are_still_copied_from(monkeypatch: pyt
     assert (moved[1] == 2.0).all()
 
 
-def test_values_lie_where_others_can_read_them_as_long_as_there_is_room() -> None:
+def test_values_are_in_shared_memory_while_there_is_room() -> None:
     line = np.zeros(4096, np.uint8)
     arena = Arena(line)
     values = arena.allocate(100, "float32", 1.0, is_values=True)
     neighbours = arena.allocate(100, "float32", 2.0, is_values=True)
     slots = arena.allocate(100, "float32")
     assert np.shares_memory(values, line)
-    assert neighbours.ctypes.data == values.ctypes.data + 448, "aligned"
+    assert neighbours.ctypes.data == values.ctypes.data + 448, "not aligned"
     assert not np.shares_memory(slots, line)
     lent = values[:]
     moved = arena.move(values, [weakref.ref(lent)])
     assert np.shares_memory(moved, line)
     assert (moved == 1.0).all()
     big = arena.allocate(1000, "float32", 3.0, is_values=True)
-    assert not np.shares_memory(big, line), "there is no room left"
+    assert not np.shares_memory(big, line), "there was still room"
     assert arena.size_bytes == 400 * 3 + 4000
     assert line[:400].view(np.float32).tolist() == [1.0] * 100

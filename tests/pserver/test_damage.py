@@ -1,4 +1,4 @@
-"""Ten thousand torn, truncated and flipped checkpoints: not one is loaded."""
+"""None of ten thousand torn, truncated and modified checkpoints is loaded."""
 
 from __future__ import annotations
 

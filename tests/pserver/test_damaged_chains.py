@@ -1,4 +1,4 @@
-"""Chains of which a file is damaged, or another one than its manifest means: an older checkpoint counts, wholly."""
+"""If a file of a chain is damaged or does not match its manifest, an older checkpoint is loaded completely."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Rows = dict[int, list[dict[int, list[float]]]]
 
 
 def _chain(job: str) -> tuple[Cluster, Files, Rows]:
-    """Checkpoints 1 to 3 of two pservers, a base and two increments each."""
+    """Write checkpoints 1 to 3 of two pservers: a base and two increments each."""
     cluster = Cluster(2)
     for pserver in cluster.pservers:
         pserver.snapshots = Snapshots(pserver.shard.copying, cluster.storage, job, pserver.index, 2, SystemClock())
@@ -45,7 +45,7 @@ def _truncated(contents: Contents, files: Files, number: int) -> bytes:
 
 
 def _padded(contents: Contents, files: Files, number: int) -> bytes:
-    """As long as it was, the end of it zeros: a file system that lost its last pages."""
+    """Replace the end of the file with zeros, as a file system does that has lost its last pages."""
     data = contents[files[number][0].name]
     return data[: len(data) // 2].ljust(len(data), b"\0")
 
@@ -63,7 +63,7 @@ def _of_another_checkpoint(contents: Contents, files: Files, number: int) -> byt
 
 
 def _of_another_job(contents: Contents, files: Files, number: int) -> bytes:
-    """Written in the same way: it has as many bytes."""
+    """Return the same file of another job, which has the same size."""
     theirs, named, _ = _written("k")
     data = theirs[named[number][0].name]
     assert len(data) == len(contents[files[number][0].name])
@@ -80,9 +80,7 @@ def _written(job: str) -> tuple[Mapping[str, bytes], Files, Rows]:
 @pytest.mark.parametrize(
     "damage", [_truncated, _padded, _empty, _of_another_pserver, _of_another_checkpoint, _of_another_job]
 )
-def test_what_is_built_on_a_file_that_is_not_the_one_that_was_written_is_passed_over(
-    damage: Damage, number: int, count: int
-) -> None:
+def test_checkpoints_that_depend_on_a_damaged_file_are_skipped(damage: Damage, number: int, count: int) -> None:
     contents, files, rows = _written("j")
     storage = MemoryStorage()
     storage.files = {**contents, files[number][0].name: damage(contents, files, number)}

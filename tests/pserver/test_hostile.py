@@ -1,6 +1,6 @@
-"""Bytes from strangers: refused, counted, nothing of them applied, and the pserver goes on.
+"""Messages of strangers are rejected and counted, change nothing, and the pserver continues.
 
-``FLIGHTEDL_FUZZ_MESSAGES`` sets how many mutated messages the long run makes; ``python -m tests.pserver.fuzz`` makes
+``FLIGHTEDL_FUZZ_MESSAGES`` sets the number of mutated messages of the long run; ``python -m tests.pserver.fuzz`` sends
 200,000 in a few minutes.
 """
 
@@ -33,7 +33,7 @@ def test_damaged_messages_change_nothing(mode: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("mode", MODES)
-def test_very_many_damaged_messages_change_nothing(mode: str) -> None:
+def test_hundreds_of_thousands_of_damaged_messages_change_nothing(mode: str) -> None:
     count = int(os.environ.get("FLIGHTEDL_FUZZ_MESSAGES", "10000"))
     target = attack(count, seed=2, mode=MODES[mode])
     print(f"{target.refused} refused, {target.accepted} accepted, of {count} damaged and the correct ones between")
@@ -41,34 +41,34 @@ def test_very_many_damaged_messages_change_nothing(mode: str) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is shared on Linux only")
-def test_what_is_lent_to_one_trainer_is_not_another_ones_to_change() -> None:
+def test_a_trainer_cannot_change_values_that_are_lent_to_another_one() -> None:
     found = attack_lending(150, seed=1)
     assert min(found[what] for what in ("honest", "taken back", "taken", "message")) > 5, found
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is shared on Linux only")
-def test_whatever_is_handed_over_in_place_of_memory_is_refused() -> None:
+def test_descriptors_that_are_not_shared_memory_are_rejected() -> None:
     found = attack_descriptors(300, seed=1)
     assert found["taken"] > 5, found
     assert found["MessageError"] > 100, found
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="lines are offered on Linux only")
-def test_damaged_messages_by_a_line_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_messages_on_a_line_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flightedl.rpc.line._LOOK_MS", 1)
     found = attack_line(300, seed=1)
     assert min(found[what] for what in ("taken", "message", "damaged", "left")) > 2, found
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is shared on Linux only")
-def test_the_fuzzer_notices_when_what_is_lent_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fuzzer_detects_changes_of_lent_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ArraySpan, "detach_for_write", lambda span: span.values)
-    with pytest.raises(AssertionError, match="what was lent has changed"):
+    with pytest.raises(AssertionError, match="lent values have changed"):
         attack_lending(150, seed=1)
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_fuzzer_notices_what_it_is_there_for(mode: str) -> None:
+def test_the_fuzzer_detects_changed_values(mode: str) -> None:
     target = Target(MODES[mode])
     target.require_healthy()
     target.shard.dense.span(0).values[0] += 0.5
@@ -76,7 +76,7 @@ def test_the_fuzzer_notices_what_it_is_there_for(mode: str) -> None:
         target.check()
 
 
-def test_another_plan_is_fenced() -> None:
+def test_a_push_with_another_plan_is_fenced() -> None:
     with pytest.raises(FencedError, match="plan"):
         Target(Async()).shard.require_plan("0" * 32)
 
@@ -84,7 +84,7 @@ def test_another_plan_is_fenced() -> None:
 @pytest.mark.parametrize(
     ("field", "value"), [("member", 8), ("generation", 6), ("trainer", "u")], ids=["member", "generation", "trainer"]
 )
-def test_who_only_nearly_is_the_member_is_refused_and_counted(field: str, value: object) -> None:
+def test_a_sender_that_resembles_a_member_is_rejected_and_counted(field: str, value: object) -> None:
     target = Target(Async())
     header = msgspec.structs.replace(target.header(), **{field: value})
     target.take(encode(header), target.message())

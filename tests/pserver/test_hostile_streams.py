@@ -1,4 +1,4 @@
-"""Wrong pushes over real sockets: each is refused with a code, counted, changes nothing, and the pserver goes on."""
+"""Invalid pushes over real sockets are rejected with a code and counted, change nothing, and the pserver continues."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Arrays = list[np.ndarray]
 
 
 class Attack:
-    """One pserver with two blocks' worth of neighbours on another, and a sender who is a member of it."""
+    """A pserver with two adjacent blocks, a third block on another pserver, and a sender that is a member."""
 
     def __init__(self, mode: Mode) -> None:
         self.cluster = Cluster(SHAPES | {"far": (400_000,)}, mode, pservers=2)
@@ -92,7 +92,7 @@ def _other_type(attack: Attack) -> bytes:
     return attack.put(encode(attack.header()), pa.RecordBatch.from_arrays(columns, schema=schema), schema=schema)
 
 
-#: What is wrong -> how it is sent, and the code that it is refused with.
+#: Error -> (how it is sent, expected code).
 WRONG: dict[str, tuple[Callable[[Attack], object], str]] = {
     "plan hash": (lambda a: a.put(encode(a.header(plan_hash="0" * 32)), a.rows()), "fenced"),
     "base from the future": (lambda a: a.put(encode(a.header()), a.rows(ahead=7)), "message"),
@@ -147,7 +147,7 @@ def _get(attack: Attack, ticket: PullTicket) -> Iterator[object]:
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_what_is_wrong_is_refused_counted_and_changes_nothing(attack: Attack, wrong: str) -> None:
+def test_an_invalid_push_is_rejected_counted_and_changes_nothing(attack: Attack, wrong: str) -> None:
     send, code = WRONG[wrong]
     before = attack.state()
     if wrong == "base from the future" and isinstance(attack.cluster.mode, Async):
@@ -167,7 +167,9 @@ def test_what_is_wrong_is_refused_counted_and_changes_nothing(attack: Attack, wr
 
 
 @pytest.mark.parametrize("wrong", [{"member": 77}, {"generation": 77}, {"trainer": "t77"}], ids=str)
-def test_who_is_no_member_is_answered_so_and_counted(attack: Attack, wrong: dict[str, object]) -> None:
+def test_a_sender_that_is_not_a_member_gets_this_answer_and_is_counted(
+    attack: Attack, wrong: dict[str, object]
+) -> None:
     before = attack.state()
     assert b'"not_member":%d' % len(attack.numbers) in attack.put(encode(attack.header(**wrong)), attack.rows())
     assert attack.state() == before
@@ -176,7 +178,7 @@ def test_who_is_no_member_is_answered_so_and_counted(attack: Attack, wrong: dict
 
 
 @pytest.mark.parametrize("size", [65 << 20, pytest.param(1 << 30, marks=[pytest.mark.slow, pytest.mark.storm])])
-def test_a_row_that_is_much_too_big_is_refused_without_being_used(attack: Attack, size: int) -> None:
+def test_an_oversized_row_is_rejected_before_its_use(attack: Attack, size: int) -> None:
     before = attack.state()
     row = encode_rows(attack.numbers[:1], [0], [np.zeros(size, np.uint8)])
     with pytest.raises(FlightedlError) as caught:
@@ -199,8 +201,8 @@ def _until(condition: Callable[[], object], timeout_s: float = 15.0) -> None:
         time.sleep(0.02)
 
 
-def test_a_truncated_stream_is_refused_and_its_batch_can_be_sent_again(attack: Attack) -> None:
-    """Each row counts for itself: those that came whole are taken, and answered as such when they come again."""
+def test_the_batch_of_a_truncated_stream_can_be_sent_again(attack: Attack) -> None:
+    """Each row is applied separately: rows that arrived are applied, and acknowledged when they are sent again."""
     client, descriptor = _raw(attack)
     writer, _ = client.do_put(descriptor, PUSH_SCHEMA)
     writer.done_writing()
@@ -221,7 +223,7 @@ def test_a_truncated_stream_is_refused_and_its_batch_can_be_sent_again(attack: A
     attack.require_healthy()
 
 
-def test_a_client_that_vanishes_in_the_middle_leaves_nothing_running(attack: Attack) -> None:
+def test_a_client_that_disconnects_mid_stream_leaves_no_thread_behind(attack: Attack) -> None:
     before = attack.state()
     client, descriptor = _raw(attack, "step")
     writer, _ = client.do_exchange(descriptor)
@@ -237,7 +239,7 @@ _ONES = np.full(8, -1, np.float32)
 
 
 def _begun(attack: Attack, *pieces: OutgoingBlocks) -> Message:
-    """The first message of a step."""
+    """Return the first message of a step."""
     return encode_parts(pieces, encode(attack.header()))
 
 
@@ -254,7 +256,7 @@ def _begun(attack: Attack, *pieces: OutgoingBlocks) -> Message:
     ],
     ids=["size", "foreign neighbours", "no block", "more than all", "header", "no header", "nan"],
 )
-def test_a_message_of_a_step_that_is_wrong_is_refused(attack: Attack, message: Callable[[Attack], Message]) -> None:
+def test_an_invalid_message_of_a_step_is_rejected(attack: Attack, message: Callable[[Attack], Message]) -> None:
     before = attack.state()
     with pytest.raises((MessageError, GradientError)):
         _step(attack, STEP_SCHEMA, message(attack))
@@ -262,7 +264,7 @@ def test_a_message_of_a_step_that_is_wrong_is_refused(attack: Attack, message: C
     attack.require_healthy()
 
 
-def test_a_step_with_the_columns_of_a_push_is_refused(attack: Attack) -> None:
+def test_a_step_with_the_columns_of_a_push_is_rejected(attack: Attack) -> None:
     before = attack.state()
     with pytest.raises(MessageError, match="schema"):
         _step(attack, PUSH_SCHEMA, (attack.rows(), None))
@@ -278,7 +280,7 @@ def _step(attack: Attack, schema: pa.Schema, message: Message) -> None:
             pass
 
 
-def test_a_stream_that_trickles_meets_its_deadline(attack: Attack) -> None:
+def test_a_slow_stream_ends_at_its_deadline(attack: Attack) -> None:
     before = attack.state()
     client, descriptor = _raw(attack)
     options = flight.FlightCallOptions(headers=[(b"flightedl-timeout", b"0.5")])
@@ -293,8 +295,8 @@ def test_a_stream_that_trickles_meets_its_deadline(attack: Attack) -> None:
     attack.require_healthy()
 
 
-def test_damaged_messages_over_the_wire(attack: Attack) -> None:
-    """As the fuzzer in one process, with a transport between: what arrives is Arrow, what is in it is not."""
+def test_damaged_messages_over_a_socket_change_nothing(attack: Attack) -> None:
+    """As the fuzzer, with a transport in between: Arrow's framing is valid, its contents are not."""
     chance = random.Random(4)
     for _ in range(150):
         before = attack.state()

@@ -1,4 +1,4 @@
-"""Small steps that come by lines: one thread serves them all, and hands back what is not for it."""
+"""One thread serves the small steps from all lines, and hands back everything else."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _loops() -> list[threading.Thread]:
 
 
 class Member:
-    """A trainer that pushes ones to all of a pserver by its own stream."""
+    """A trainer that pushes ones to all blocks of a pserver on its own stream."""
 
     def __init__(self, cluster: Cluster, member: int) -> None:
         self.cluster, self.member = cluster, member
@@ -43,7 +43,7 @@ class Member:
     def step(
         self, value: float = 1.0, base: int = 0, size: int = SIZE, **header: object
     ) -> list[tuple[int, int, bool]]:
-        """One step: version, outcome, and whether there are values, of each part that came."""
+        """Run one step. Return the version, the outcome, and whether there are values, of each received part."""
         self.batch += 1
         who = {"trainer": f"t{self.member}", "generation": self.member, "member": self.member}
         numbers = self.cluster.shards[0].numbers
@@ -102,7 +102,7 @@ def test_steps_of_all_streams_are_answered_by_one_thread_that_ends_with_the_last
         assert answers[-1][0] == 7
 
 
-def test_a_step_whose_round_stays_open_ends_in_time_without_values(two: tuple[Member, Member]) -> None:
+def test_a_step_whose_round_stays_open_ends_at_its_deadline_without_values(two: tuple[Member, Member]) -> None:
     _round(two, 0)
     _round(two, 1)
     began = time.monotonic()
@@ -112,7 +112,9 @@ def test_a_step_whose_round_stays_open_ends_in_time_without_values(two: tuple[Me
 
 
 @pytest.mark.parametrize("by_tcp", [False, True])
-def test_a_step_that_waits_hears_of_changes_that_others_make(two: tuple[Member, Member], by_tcp: bool) -> None:
+def test_a_waiting_step_is_answered_when_another_stream_closes_its_round(
+    two: tuple[Member, Member], by_tcp: bool
+) -> None:
     _round(two, 0)
     _round(two, 1)
     cluster = two[0].cluster
@@ -128,7 +130,7 @@ def test_a_step_that_waits_hears_of_changes_that_others_make(two: tuple[Member, 
             assert waits.result(5.0)[-1] == (3, Outcome.NONE, True)
         else:
             cluster.view(1, serial=2)
-            assert waits.result(5.0)[-1][::2] == (3, True), "the round closes without the member that is gone"
+            assert waits.result(5.0)[-1][::2] == (3, True), "the round still waits for the removed member"
         assert time.monotonic() - began < 2.0
 
 
@@ -150,7 +152,7 @@ def test_small_and_large_steps_take_turns_on_one_stream(alone: Member, monkeypat
     ],
     ids=["plan", "rows", "nan", "size"],
 )
-def test_what_is_wrong_is_heard_on_the_stream(
+def test_the_client_receives_errors_on_the_stream(
     alone: Member, wrong: dict[str, object], error: type[FlightedlError]
 ) -> None:
     for base in range(3):
@@ -161,7 +163,7 @@ def test_what_is_wrong_is_heard_on_the_stream(
     assert sum(alone.cluster.servers[0].refusals.values()) == 1
 
 
-def test_a_lease_that_ends_is_noticed(alone: Member) -> None:
+def test_a_step_is_rejected_after_the_lease_has_ended(alone: Member) -> None:
     for base in range(3):
         alone.step(base=base)
     alone.cluster.services[0].has_lease = False
@@ -169,7 +171,7 @@ def test_a_lease_that_ends_is_noticed(alone: Member) -> None:
         alone.step(base=3)
 
 
-def test_a_server_that_stops_waits_for_no_stream_that_rests(alone: Member) -> None:
+def test_a_stopping_server_does_not_wait_for_idle_streams(alone: Member) -> None:
     for base in range(3):
         alone.step(base=base)
     began = time.monotonic()
@@ -178,7 +180,7 @@ def test_a_server_that_stops_waits_for_no_stream_that_rests(alone: Member) -> No
     eventually(lambda: not _loops(), "the loop ends")
 
 
-def test_a_step_that_waits_while_the_server_stops_is_told_so(two: tuple[Member, Member]) -> None:
+def test_a_waiting_step_fails_when_the_server_stops(two: tuple[Member, Member]) -> None:
     _round(two, 0)
     _round(two, 1)
     with ThreadPoolExecutor(1) as pool:
@@ -188,7 +190,7 @@ def test_a_step_that_waits_while_the_server_stops_is_told_so(two: tuple[Member, 
         assert isinstance(waits.exception(5.0), NotReadyError)
 
 
-def test_a_trainer_that_vanishes_while_its_step_waits_leaves_nothing(two: tuple[Member, Member]) -> None:
+def test_a_trainer_that_disconnects_during_a_waiting_step_leaves_nothing_behind(two: tuple[Member, Member]) -> None:
     _round(two, 0)
     _round(two, 1)
     with ThreadPoolExecutor(1) as pool:

@@ -1,4 +1,4 @@
-"""What a pserver measures: outcomes of blocks, rounds, staleness, and for whom others wait."""
+"""Counters of a pserver: outcomes of blocks, rounds, staleness, and members that others wait for."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VALUES = memoryview(np.ones(4, np.float32)).cast("B")
 
 
 class Measured:
-    """One shard of one block, two members, and a clock that a test sets."""
+    """A shard with one block, two members, and a clock that the test sets."""
 
     def __init__(self, mode: Mode) -> None:
         self.instruments = MemoryInstruments()
@@ -46,7 +46,7 @@ class Measured:
         self.shard.push_rows(header, Rows([0], [base], [0], [0, len(VALUES)], VALUES))
 
 
-def test_blocks_are_counted_by_what_became_of_them() -> None:
+def test_pushed_blocks_are_counted_by_outcome() -> None:
     measured = Measured(Async())
     for member, batch in ((1, 0), (1, 0), (2, 0), (3, 0)):
         measured.push(member, batch)
@@ -59,14 +59,14 @@ def test_blocks_are_counted_by_what_became_of_them() -> None:
     }
 
 
-def test_staleness_is_the_updates_that_a_gradient_did_not_see() -> None:
+def test_staleness_is_the_number_of_updates_that_a_gradient_missed() -> None:
     measured = Measured(Async())
     for batch, base in enumerate((0, 0, 2)):
         measured.push(1, batch, base)
     assert measured.instruments.values[STALENESS.name, ""] == [0, 1, 0]
 
 
-def test_a_round_lasts_from_one_closing_to_the_next() -> None:
+def test_round_time_is_measured_between_the_ends_of_rounds() -> None:
     measured = Measured(Sync())
     for version in range(3):
         measured.push(1, version, version)
@@ -77,7 +77,7 @@ def test_a_round_lasts_from_one_closing_to_the_next() -> None:
     assert measured.instruments.values[ROUND_SECONDS.name, ""] == [0.5, 0.5]
 
 
-def test_the_slowest_is_waited_for_where_staleness_is_bounded() -> None:
+def test_bounded_staleness_waits_for_the_slowest_member() -> None:
     measured = Measured(Bounded(staleness=1))
     measured.push(1, 0, step=1)
     assert measured.shard.waits_for() == (0, [])
@@ -85,7 +85,7 @@ def test_the_slowest_is_waited_for_where_staleness_is_bounded() -> None:
     assert measured.shard.waits_for() == (2, [2])
 
 
-def test_waiting_is_counted_from_when_it_was_first_seen_for_the_same() -> None:
+def test_waiting_time_starts_when_the_awaited_members_change() -> None:
     measured = Measured(Sync())
     meter = measured.meter
     assert meter.waits_s((1, 2)) == 0
@@ -94,7 +94,7 @@ def test_waiting_is_counted_from_when_it_was_first_seen_for_the_same() -> None:
     assert meter.waits_s((2, 2)) == 0
 
 
-def test_staleness_is_told_by_member_and_forgotten_with_it() -> None:
+def test_staleness_is_reported_by_member_and_forgotten_with_it() -> None:
     measured = Measured(Async())
     for batch, member in enumerate((1, 2, 2)):
         measured.push(member, batch)

@@ -1,4 +1,4 @@
-"""Buckets that move between stores: everything goes on as in a store that they never left."""
+"""Buckets that move between stores behave as in a store that they never left."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from flightedl.errors import BusyError
 from flightedl.pserver.rows.memory import RowMemory
 from flightedl.pserver.rows.tables import RowChunk, RowTables, TableGradients
 
-#: Of one of the tables, all are in a few buckets.
+#: Ids of one table, all in a few buckets.
 IDS = np.array([one for one in range(30_000) if bucket_of(one, salt_of("limited")) % 128 == 5], np.uint64)
 SPECS = [
     TableSpec("plain", 3, RowAdam(lr=0.3), Uniform(1.0)),
@@ -31,7 +31,7 @@ SPECS = [
     TableSpec("sketched", 2, RowAdam(lr=0.3), admit_after=3, admission="sketch", sketch_bytes=1 << 10),
     TableSpec("norms", 2, RowAdam(lr=0.3), Uniform(1.0), evict=Evict(norm_below=0.6), admit_after=2),
 ]
-#: A step: what, ids of the push, more epochs, and a number that says which buckets move.
+#: A step: action, ids of the push, number of new epochs, and a number that selects the buckets that move.
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(["push", "push", "push", "move", "cut"]),
@@ -44,14 +44,14 @@ STEPS = st.lists(
 
 
 class Stores:
-    """Some stores, each with its own version, that have all buckets between them."""
+    """Several stores, each with its own version, that together have all buckets."""
 
     def __init__(self, versions: Sequence[int]) -> None:
         share = BUCKETS // len(versions)
         self.versions = list(versions)
         self.owners = np.arange(BUCKETS) // share
         self.stores = [RowTables(SPECS, range(at * share, (at + 1) * share)) for at in range(len(versions))]
-        #: Cuts so far.
+        #: Number of cuts.
         self.files = 0
 
     def push(self, ids: Sequence[int], number: int, epoch: int) -> None:
@@ -69,7 +69,7 @@ class Stores:
         return wanted[self.owners[buckets_of(wanted, spec.salt)] == at]
 
     def move(self, choice: int, epoch: int) -> None:
-        """Move some buckets of one store to another one."""
+        """Move some buckets from one store to another."""
         source, target = choice % len(self.stores), choice // 7 % len(self.stores)
         buckets = np.flatnonzero((self.owners == source) & (np.random.default_rng(choice).random(BUCKETS) < 0.4))
         if source == target or not buckets.size:
@@ -79,7 +79,7 @@ class Stores:
         self.owners[buckets] = target
 
     def read(self, epoch: int) -> list[Any]:
-        """What reads give by table and id, and how many ids have a row."""
+        """Return the rows by table and id, and the number of ids that have a row."""
         found: list[Any] = []
         for table, spec in enumerate(SPECS):
             count = 0
@@ -92,7 +92,7 @@ class Stores:
         return sorted(found)
 
     def cut(self, epoch: int) -> list[Any]:
-        """The rows of a checkpoint, by the ages that they have; each store makes it in the way that it can."""
+        """Return the rows of a checkpoint with their ages. Each store makes a base or an increment, as it can."""
         self.files += 1
         found: list[Any] = []
         for version, store in zip(self.versions, self.stores, strict=True):
@@ -103,7 +103,7 @@ class Stores:
 
     @staticmethod
     def _rows_of(chunk: RowChunk, versions: np.ndarray) -> list[Any]:
-        """Rows with the versions since their last update."""
+        """Return rows with the versions since their last update."""
         spec = SPECS[chunk.table]
         ages = versions[buckets_of(chunk.ids, spec.salt)] - chunk.versions if chunk.versions.any() else chunk.versions
         columns = (chunk.ids, chunk.updates, ages, chunk.epochs)
@@ -113,7 +113,7 @@ class Stores:
 
 @settings(deadline=None, max_examples=20)
 @given(steps=STEPS, versions=st.sampled_from([(0, 0), (5, 0, 900, 40)]))
-def test_stores_whose_buckets_move_do_what_one_store_does(
+def test_stores_with_moving_buckets_behave_like_one_store(
     steps: list[tuple[str, set[int], int, int]], versions: tuple[int, ...]
 ) -> None:
     one, several = Stores([0]), Stores(versions)
@@ -131,7 +131,7 @@ def test_stores_whose_buckets_move_do_what_one_store_does(
         assert one.read(epoch) == several.read(epoch)
 
 
-def test_rows_that_are_older_than_the_store_expire_by_the_versions_of_their_bucket() -> None:
+def test_rows_older_than_their_store_expire_by_the_versions_of_their_bucket() -> None:
     spec = TableSpec("t", 3, RowAdam(lr=0.3), evict=Evict(unused_versions=10))
     old, new = RowTables([spec], range(BUCKETS)), RowTables([spec], range(BUCKETS))
     old.update(ones(1), version=15, epoch=0, number=0)
@@ -157,17 +157,17 @@ def all_rows(cut: Any) -> set[int]:
     return found
 
 
-def test_a_cut_that_is_being_read_has_the_rows_of_buckets_that_were_released_since() -> None:
+def test_a_cut_contains_the_rows_of_buckets_released_since_it_began() -> None:
     store = RowTables(SPECS[:1], range(BUCKETS))
     store.update(ones(*range(50)), version=1, epoch=0, number=0)
     cut = store.begin_cut(1, 0, file="a")
     store.release(range(512), 1, 0)
     assert all_rows(cut) == set(range(50))
-    assert not store.knows("a"), "an increment would not say that the buckets went"
+    assert not store.knows("a"), "an increment would not contain the removal of the buckets"
     assert 0 < len(all_rows(store.begin_cut(1, 0))) < 50
 
 
-def test_buckets_do_not_move_while_a_round_is_open() -> None:
+def test_buckets_cannot_move_while_a_round_is_open() -> None:
     store = RowTables(SPECS[:1], range(BUCKETS))
     store.update(ones(1, 2), version=1, epoch=0, number=0)
     store.add(ones(1), Batch(0, 0, 0), 1.0, is_first=True)
@@ -181,7 +181,7 @@ def test_buckets_do_not_move_while_a_round_is_open() -> None:
         other.adopt(moved, 2)
 
 
-def test_buckets_that_find_no_memory_are_refused_as_a_whole() -> None:
+def test_buckets_without_memory_are_rejected_completely() -> None:
     store = RowTables(SPECS[:1], range(BUCKETS))
     store.update(ones(*range(200)), version=1, epoch=0, number=0)
     moved = store.release(range(BUCKETS), 1, 0)

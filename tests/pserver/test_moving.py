@@ -1,4 +1,4 @@
-"""Blocks that move between pservers while members push: nothing is lost or counted twice, and values go along."""
+"""Blocks move between pservers while members push: no batch is lost or counted twice, and the values move, too."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MEMBERS = (1, 2)
 
 
 def shard(mode: Mode, optimizer: Optimizer, *, is_empty: bool = False) -> Shard:
-    """A pserver's blocks under a view of two members; an empty one has released all of them."""
+    """Return a pserver's blocks under a view of two members; an empty pserver has released all blocks."""
     made = Shard(PLAN, 0, optimizer, mode, shares_memory=True)
     members = [ViewMember(trainer=f"t{m}", generation=m, member=m, first_round=0) for m in MEMBERS]
     made.set_members(ViewRequest(plan_hash="p", master_generation=1, serial=1, members=members))
@@ -86,7 +86,9 @@ def state(shards: Sequence[Shard]) -> dict[int, tuple[int, int, bytes, list[byte
 @pytest.mark.parametrize("optimizer", [Adam(lr=0.1), LAMB(lr=0.1)], ids=["adam", "lamb"])
 @pytest.mark.parametrize("mode", [Sync(), Async()], ids=["sync", "async"])
 @pytest.mark.parametrize("seed", range(4))
-def test_blocks_that_move_to_and_fro_are_as_if_they_had_stayed(mode: Mode, optimizer: Optimizer, seed: int) -> None:
+def test_blocks_that_move_back_and_forth_behave_like_blocks_that_stay(
+    mode: Mode, optimizer: Optimizer, seed: int
+) -> None:
     chance = random.Random(seed)
     stayed, shards = shard(mode, optimizer), [shard(mode, optimizer), shard(mode, optimizer, is_empty=True)]
     size_bytes = shards[0].size_bytes_total
@@ -113,8 +115,8 @@ def test_blocks_that_move_to_and_fro_are_as_if_they_had_stayed(mode: Mode, optim
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_blocks_move_while_others_push_and_each_batch_counts_once(seed: int) -> None:
-    """Two threads push every batch twice to whichever pserver has the block, one moves blocks to and fro."""
+def test_each_batch_counts_once_while_blocks_move(seed: int) -> None:
+    """Two threads push every batch twice to the pserver that has the block, one thread moves blocks back and forth."""
     from flightedl.domain.model.optimizers import SGD
 
     mode, batches = Async(), 60
@@ -159,7 +161,7 @@ def test_blocks_move_while_others_push_and_each_batch_counts_once(seed: int) -> 
     assert found == {number: {-float(total * (number + 1))} for number in BLOCKS}
 
 
-def test_memory_of_blocks_that_left_is_used_again() -> None:
+def test_memory_of_released_blocks_is_reused() -> None:
     one, other = shard(Async(), Adam(lr=0.1)), shard(Async(), Adam(lr=0.1), is_empty=True)
     move(one, other, BLOCKS)
     assert (one.numbers, one.size_bytes_total, other.numbers) == ([], 0, [*BLOCKS])
@@ -170,7 +172,7 @@ def test_memory_of_blocks_that_left_is_used_again() -> None:
     assert [each._arena._slab.ctypes.data for each in (one.dense, other.dense)] == slab
 
 
-def test_readers_keep_what_they_were_lent_when_its_block_leaves() -> None:
+def test_readers_keep_borrowed_values_when_the_block_is_released() -> None:
     one, other = shard(Async(), Adam(lr=0.1)), shard(Async(), Adam(lr=0.1), is_empty=True)
     (lent,), _ = one.read(Wanted(BLOCKS, 0), 0)
     assert lent.values is not None
@@ -184,7 +186,7 @@ def test_readers_keep_what_they_were_lent_when_its_block_leaves() -> None:
         other.read(Wanted(BLOCKS, 0), 0)
 
 
-def test_damaged_blocks_are_refused_and_nothing_is_done() -> None:
+def test_damaged_blocks_are_rejected_and_change_nothing() -> None:
     one, other = shard(Async(), Adam(lr=0.1)), shard(Async(), Adam(lr=0.1), is_empty=True)
     state_of, values = released(one, BLOCKS)
     for wrong in (values[1:], values[::-1], values[:1]):

@@ -1,4 +1,4 @@
-"""What lacks memory, or fails midway, never leaves a batch marked whose gradient is not in the values."""
+"""Lack of memory and interrupted changes never leave a batch marked whose gradient is not in the values."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROUNDS = 3
 
 
 class Short(Pserver):
-    """A pserver whose memory ends when the plan says so, with two members that push and read by turns."""
+    """A pserver whose memory ends as planned, with two members that push and read in turns."""
 
     def __init__(self, plan: FaultPlan, monkeypatch: pytest.MonkeyPatch, mode: Mode) -> None:
         self.lost: list[str] = []
@@ -77,7 +77,7 @@ class Short(Pserver):
 
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
-def test_whichever_memory_is_lacking_the_batch_is_refused_and_counts_once_when_it_comes_again(
+def test_a_batch_rejected_for_lack_of_memory_counts_once_when_it_is_sent_again(
     mode: Mode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -97,7 +97,7 @@ def test_whichever_memory_is_lacking_the_batch_is_refused_and_counts_once_when_i
             short.shard._protocol.check()
 
 
-def test_a_snapshot_without_memory_is_given_up_and_the_push_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_push_continues_when_the_snapshot_has_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = FaultPlan()
     pserver = Short(plan, monkeypatch, Sync(reduce="sum"))
     pserver.order(1, at_round=0)
@@ -113,7 +113,7 @@ def test_a_snapshot_without_memory_is_given_up_and_the_push_goes_on(monkeypatch:
 
 
 class Broken(Pserver):
-    """A pserver whose optimizer fails midway."""
+    """A pserver whose optimizer fails in the middle of an update."""
 
     def __init__(self, mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lost: list[str] = []
@@ -127,7 +127,7 @@ class Broken(Pserver):
 
 
 @pytest.mark.parametrize("mode", [Sync(), Async()], ids=["sync", "async"])
-def test_what_fails_after_the_mark_ends_the_pserver_and_nothing_of_it_is_served_or_saved(
+def test_an_error_after_the_mark_ends_the_pserver_and_stops_reads_and_snapshots(
     mode: Mode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pserver = Broken(mode, monkeypatch)
@@ -150,7 +150,7 @@ def test_what_fails_after_the_mark_ends_the_pserver_and_nothing_of_it_is_served_
     assert len(pserver.lost) == 1
 
 
-def test_a_view_whose_rounds_cannot_be_closed_ends_the_pserver(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_while_a_view_closes_rounds_ends_the_pserver(monkeypatch: pytest.MonkeyPatch) -> None:
     pserver = Broken(Sync(), monkeypatch)
     pserver.view(2, 3, first_round=1)
     pserver.push(1, base=1, member=2)
@@ -161,7 +161,7 @@ def test_a_view_whose_rounds_cannot_be_closed_ends_the_pserver(monkeypatch: pyte
         pserver.push(2, base=1, member=2)
 
 
-def test_a_snapshot_that_was_under_way_when_the_pserver_broke_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_snapshot_in_progress_at_an_error_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     pserver = Broken(Sync(), monkeypatch)
     pserver.order(1, at_round=2)
     with pytest.raises(ZeroDivisionError):
@@ -169,7 +169,7 @@ def test_a_snapshot_that_was_under_way_when_the_pserver_broke_is_not_reported(mo
     assert pserver.finished("failed").file is None
 
 
-def test_a_refusal_ends_nothing() -> None:
+def test_a_rejected_push_does_not_end_the_pserver() -> None:
     pserver = Pserver(MemoryStorage(), Sync())
     with pytest.raises(FlightedlError, match="future"):
         pserver.push(0, base=7)

@@ -1,4 +1,4 @@
-"""One pserver process without a process: what it holds, for how long, and how it ends."""
+"""A pserver process on a thread: its key, its lease, and its end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TTL_S = 2.0
 
 
 class Running:
-    """A pserver that has taken an index, on a thread of this process."""
+    """A pserver that has acquired an index, on a thread of this process."""
 
     def __init__(self) -> None:
         clock = SystemClock()
@@ -80,7 +80,7 @@ def running() -> Iterator[Running]:
     made.join()
 
 
-def test_its_lease_lives_longer_until_its_blocks_are_made(running: Running) -> None:
+def test_the_lease_has_a_longer_ttl_until_the_blocks_are_allocated(running: Running) -> None:
     before = running.key
     assert before is not None
     assert running.ttl_s == 4 * TTL_S
@@ -91,14 +91,14 @@ def test_its_lease_lives_longer_until_its_blocks_are_made(running: Running) -> N
     assert (after.create_revision, after.value) == (before.create_revision, before.value)
 
 
-def test_it_ends_for_a_successor_when_its_key_is_gone(running: Running) -> None:
+def test_the_pserver_ends_for_a_successor_when_its_key_is_lost(running: Running) -> None:
     assert running.key is not None
     running.coordinator.end_lease(running.key.lease_id)
     running.join()
     assert running.exit_code == EXIT_START_AGAIN
 
 
-def test_it_gives_its_index_up_when_it_is_told_to_end(running: Running) -> None:
+def test_the_pserver_releases_its_index_when_it_is_asked_to_end(running: Running) -> None:
     running.declare()
     eventually(lambda: running.ttl_s == TTL_S, 30.0)
     running.process.end(0, "terminated")
@@ -108,7 +108,7 @@ def test_it_gives_its_index_up_when_it_is_told_to_end(running: Running) -> None:
     assert not running.coordinator._store.leases
 
 
-def test_it_ends_for_a_successor_when_its_blocks_do_not_belong_together(
+def test_the_pserver_ends_for_a_successor_when_its_blocks_are_inconsistent(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[Shard] = []

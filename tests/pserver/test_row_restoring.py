@@ -1,4 +1,4 @@
-"""A base and increments on their way through files into the rows of other pservers, whatever was removed in between."""
+"""A base and increments are restored from files by other pservers, whatever was removed in between."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from flightedl.pserver.rows.stored import CutRows
 from flightedl.pserver.rows.tables import RowTables, TableGradients
 from flightedl.pserver.stores import distinct
 
-#: All in three buckets.
+#: Ids in three buckets.
 IDS = np.array([one for one in range(9_000) if bucket_of(one, salt_of("t")) in {10, 500, 1000}][:14], np.uint64)
 EVICTIONS = [
     Evict(norm_below=1.0),
@@ -44,7 +44,7 @@ STEPS = st.lists(
 
 
 class Rows:
-    """The rows of all pservers, which get the same pushes."""
+    """The rows of all pservers, which receive the same pushes."""
 
     def __init__(self, spec: TableSpec, count: int) -> None:
         self.spec = spec
@@ -80,7 +80,7 @@ class Rows:
     admit_after=st.sampled_from([1, 2]),
     counts=st.sampled_from([(1, 1), (1, 2), (2, 1), (3, 2)]),
 )
-def test_what_is_restored_goes_on_as_what_was_there(
+def test_restored_rows_behave_like_the_original_rows(
     steps: list[tuple[set[int], float, int, str]], evict: Evict, admit_after: int, counts: tuple[int, int]
 ) -> None:
     spec = TableSpec("t", 2, RowAdam(lr=0.4), Uniform(1.0), evict=evict, admit_after=admit_after)
@@ -104,7 +104,7 @@ Chain = list[tuple[StoredRowSpan, list[StoredRows]]]
 
 
 def chains_of(old: Rows, steps: list[tuple[set[int], float, int, str]]) -> list[Chain]:
-    """What files have of the cuts that did not come to nothing, of each span."""
+    """Return the contents of the files of all successful cuts, by span."""
     chains: list[Chain] = [[] for _ in old.spans]
     newest, epoch = "", 0
     for version, (ids, gradient, more, what) in enumerate(steps, 1):
@@ -138,7 +138,7 @@ def restore(new: Rows, chains: list[Chain]) -> None:
         store.finish_restore()
 
 
-def test_a_file_has_by_how_much_a_bucket_is_ahead() -> None:
+def test_a_file_contains_the_version_offsets_of_buckets() -> None:
     spec = TableSpec("t", 2, RowAdam(lr=0.4), evict=Evict(unused_versions=10))
     elsewhere, old, new = RowTables([spec], range(BUCKETS)), Rows(spec, 1), Rows(spec, 2)
     for version, row_id in ((15, IDS[:1]), (20, IDS[1:2])):
@@ -154,7 +154,7 @@ def test_a_file_has_by_how_much_a_bucket_is_ahead() -> None:
     assert (len(new.read(7, 0)), len(new.read(8, 0)), len(new.read(13, 0))) == (2, 1, 0)
 
 
-def test_a_file_of_before_limits_were_by_bucket_says_what_its_table_has_given_up() -> None:
+def test_a_file_with_limits_by_table_reports_its_evictions() -> None:
     spec = TableSpec("t", 2, RowAdam(lr=0.4), evict=Evict(max_rows=4 * BUCKETS))
     old, new = Rows(spec, 1), Rows(spec, 1)
     for version, row_id in enumerate(IDS[:4].tolist(), 1):
@@ -168,7 +168,7 @@ def test_a_file_of_before_limits_were_by_bucket_says_what_its_table_has_given_up
     assert sorted(new.read(4, 0)) == sorted(IDS[2:4].tolist())
 
 
-def test_counters_that_are_not_by_bucket_are_passed_over() -> None:
+def test_counters_that_are_not_by_bucket_are_ignored() -> None:
     spec = TableSpec("t", 2, RowAdam(lr=0.4), admit_after=2, admission="sketch")
     old, new = Rows(spec, 1), Rows(spec, 2)
     old.push(set(IDS.tolist()), 1.0, 1, 0)

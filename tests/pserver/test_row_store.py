@@ -1,4 +1,4 @@
-"""The rows of a span: against the reference, and what a cut has of them."""
+"""The rows of a span compared with the reference, and the contents of cuts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from flightedl.testing.reference_table import ReferenceTable
 from flightedl.wire.table_rows import Kind, Section, encode_sections
 
 SPEC = TableSpec("t", 2, SGD(1.0))
-#: Of which the tests take ids: those of a few buckets, the highest, and some that fall into one line of the index.
+#: Ids of the tests: from a few buckets, the highest, and some in one line of the index.
 IDS = [
     *(row_id for row_id in range(14_000) if bucket_of(row_id, SPEC.salt) in {1, 500, 1023}),
     *(2**64 - 1, 2**63, 0xDEADBEEF),
@@ -59,7 +59,7 @@ def push(store: RowTables, version: int, *numbers: int, epoch: int = 0) -> None:
 
 
 def cut_of(store: RowTables, version: int, epoch: int = 0, *, is_base: bool = True) -> RowCut:
-    """A base, or an increment on the cut before it."""
+    """Return a base, or an increment on the previous cut."""
     newest = store._changes._newest
     file = str(1 + int(newest or 0))
     return store.begin_cut(version, epoch, file=file, after="" if is_base else newest)
@@ -96,7 +96,7 @@ STEPS = st.lists(
 
 
 class Pair:
-    """A store and the reference, which get the same."""
+    """A store and the reference, which receive the same calls."""
 
     def __init__(self, spec: TableSpec) -> None:
         self.spec = spec
@@ -104,9 +104,9 @@ class Pair:
         self.reference = ReferenceTable(spec)
         self.version = self.number = self.epoch = 0
         self.random = np.random.default_rng(0)
-        #: Base and increments so far.
+        #: Base and increments.
         self.chain: list[tuple[list[RowChunk], Any]] = []
-        #: Cuts that came to nothing, the newest one that did not, and what was removed since that.
+        #: Failed cuts, the newest successful one, and the rows removed since then.
         self.given_up = 0
         self.newest = ""
         self.removed: list[int] = []
@@ -126,7 +126,7 @@ class Pair:
         self.number += 1
 
     def cut(self, *, is_given_up: bool = False) -> None:
-        """One that counts from the next one on, if it is not given up."""
+        """Make a cut. The next one is an increment on it, unless it is given up."""
         newest = str(len(self.chain) + self.given_up)
         cut = self.store.begin_cut(
             self.version, self.epoch, file=str(1 + int(newest)), after=self.newest, is_base=not self.chain
@@ -146,7 +146,7 @@ class Pair:
         self.chain.append((chunks_of(cut, 200), cut))
 
     def restore(self) -> None:
-        """Go on with what a base and its increments have."""
+        """Continue with the contents of a base and its increments."""
         self.cut()
         self.store = RowTables([self.spec], range(1024))
         for chunks, cut in self.chain:
@@ -170,7 +170,7 @@ class Pair:
 
 @settings(deadline=None, max_examples=40)
 @given(steps=STEPS, evict=st.sampled_from(EVICTIONS), admit_after=st.sampled_from([1, 1, 3]))
-def test_a_store_does_what_the_reference_does(
+def test_a_store_behaves_like_the_reference(
     steps: list[tuple[list[int], int, str]], evict: Evict | None, admit_after: int
 ) -> None:
     pair = Pair(TableSpec("t", 3, RowAdagrad(lr=0.5), Uniform(1.0), evict=evict, admit_after=admit_after))
@@ -202,7 +202,7 @@ def test_a_store_does_what_the_reference_does(
     ],
     ids=lambda optimizer: type(optimizer).__name__,
 )
-def test_every_rule_is_the_one_of_the_reference(optimizer: Optimizer) -> None:
+def test_every_optimizer_matches_the_reference(optimizer: Optimizer) -> None:
     pair = Pair(TableSpec("t", 5, optimizer, Normal(1.0, 0.5)))
     for count in (3, 20, 43, 7, 43):
         pair.push(IDS[:count])
@@ -211,7 +211,7 @@ def test_every_rule_is_the_one_of_the_reference(optimizer: Optimizer) -> None:
 
 @pytest.mark.parametrize("init", [Zeros(), Constant(-0.5), Uniform(0.1), Normal(2.0, 1.0)])
 @pytest.mark.parametrize("dim", [1, 4])
-def test_first_values_are_those_of_the_reference(init: Any, dim: int) -> None:
+def test_first_values_match_the_reference(init: Any, dim: int) -> None:
     spec = TableSpec("t", dim, SGD(0.1), init, seed=9)
     out = np.empty((len(IDS), dim), np.float32)
     assert RowTables([spec], range(1024)).read(0, ids(*IDS), 0, 0, out) == 0
@@ -219,7 +219,7 @@ def test_first_values_are_those_of_the_reference(init: Any, dim: int) -> None:
     np.testing.assert_array_equal(out, np.array(expected, np.float32))
 
 
-def test_unknown_ids_may_read_as_zeros() -> None:
+def test_unknown_ids_read_as_zeros_if_the_table_says_so() -> None:
     out = ones(2)
     for unknown in ("zero", "error"):
         store = RowTables([TableSpec("t", 2, SGD(1.0), Uniform(1.0), unknown=unknown)], range(1024))
@@ -229,7 +229,7 @@ def test_unknown_ids_may_read_as_zeros() -> None:
         assert out[1].any()
 
 
-def test_a_round_is_applied_once_and_split_among_stores_by_a_cut() -> None:
+def test_a_round_is_applied_once_and_its_cut_restores_into_two_stores() -> None:
     store = RowTables([SPEC], range(1024))
     store.add([TableGradients(0, ids(9), ones(1))], Batch(0, 0, 0), 2.0, is_first=True)
     store.add([TableGradients(0, ids(1, 2), ones(2))], Batch(0, 0, 0), 2.0, is_first=True)
@@ -247,7 +247,7 @@ def test_a_round_is_applied_once_and_split_among_stores_by_a_cut() -> None:
     assert out[:, 0].tolist() == [-1, -1.5, -0.5, 0]
 
 
-def test_a_deterministic_round_has_the_same_bits_whoever_comes_first() -> None:
+def test_a_deterministic_round_has_the_same_bits_in_any_order_of_arrival() -> None:
     found = []
     parts = [(Batch(0, 0, n), np.full((1, 2), value, np.float32)) for n, value in enumerate((1e8, 1.0, -1e8))]
     for order in (parts, parts[::-1]):
@@ -266,7 +266,7 @@ def test_a_deterministic_round_has_the_same_bits_whoever_comes_first() -> None:
     is_base=st.booleans(),
     evict=st.sampled_from([None, Evict(unused_versions=1), Evict(max_rows=2 * BUCKETS)]),
 )
-def test_a_cut_has_what_was_there_when_it_began(
+def test_a_cut_contains_the_rows_at_its_start(
     before: list[list[int]], after: list[tuple[list[int], int]], is_base: bool, evict: Evict | None
 ) -> None:
     spec = TableSpec("t", 2, SGD(1.0), evict=evict)
@@ -288,10 +288,10 @@ def test_a_cut_has_what_was_there_when_it_began(
         found += [chunk for _ in range(chunks) if (chunk := cut.next_rows(40)) is not None]
     found += chunks_of(cut, 40)
     assert values_of(found) == expected
-    assert sum(chunk.ids.size for chunk in found) == len(expected), "a row is there twice"
+    assert sum(chunk.ids.size for chunk in found) == len(expected), "a row occurs twice"
 
 
-def test_an_increment_has_what_changed_and_what_a_dropped_one_had() -> None:
+def test_an_increment_includes_the_changes_of_a_dropped_increment() -> None:
     store = RowTables([SPEC], range(1024))
     push(store, 1, *range(20))
     assert len(content(store, 1)) == 20
@@ -325,7 +325,7 @@ def test_a_table_without_memory_has_an_index(words: int) -> None:
     assert table.lines.size >= 2 * 64 * 8
 
 
-def test_norms_are_looked_at_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_norms_are_checked_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(norms, "TOGETHER", 64)
     monkeypatch.setattr(norms, "A_CUT", 100)
     store = RowTables([TableSpec("t", 2, SGD(1.0), evict=Evict(norm_below=1.5))], range(1024))
@@ -341,7 +341,7 @@ def test_norms_are_looked_at_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> 
     assert sorted(content(store, 11)) == [0, 1, 2, 3, 4]
 
 
-def test_a_row_that_was_removed_and_came_back_is_in_the_increment() -> None:
+def test_a_row_removed_and_created_again_is_in_the_increment() -> None:
     spec = TableSpec("t", 2, SGD(1.0), evict=Evict(norm_below=0.5))
     store, other = RowTables([spec], range(1024)), RowTables([spec], range(1024))
     push(store, 1, 1, 2)
@@ -349,7 +349,7 @@ def test_a_row_that_was_removed_and_came_back_is_in_the_increment() -> None:
     found = [(base, chunks_of(base))]
     store.update([TableGradients(0, ids(1), -ones(1))], version=2, epoch=0, number=1)
     chunks_of(store.begin_cut(2, 0, file="failed", after="base"))
-    assert store.counts(0).rows == 1, "its norm is too small"
+    assert store.counts(0).rows == 1, "the row with a small norm was not evicted"
     push(store, 3, 1)
     cut = store.begin_cut(3, 0, file="increment", after="base")
     assert cut.tables[0].removed.tolist() == [1]
@@ -361,7 +361,7 @@ def test_a_row_that_was_removed_and_came_back_is_in_the_increment() -> None:
     assert content(other, 3) == {1: [-1, -1], 2: [-1, -1]}
 
 
-def test_ids_that_wait_are_in_a_cut_and_are_counted_on() -> None:
+def test_ids_waiting_for_admission_keep_their_counts_in_a_cut() -> None:
     spec = TableSpec("t", 2, SGD(1.0), admit_after=2)
     store, other = RowTables([spec], range(1024)), RowTables([spec], range(1024))
     push(store, 1, 1, 2)
@@ -375,7 +375,7 @@ def test_ids_that_wait_are_in_a_cut_and_are_counted_on() -> None:
     assert other.counts(0).waiting == 0
 
 
-def test_a_sketch_admits_no_id_too_late() -> None:
+def test_a_sketch_never_admits_an_id_late() -> None:
     spec = TableSpec("t", 2, SGD(1.0), admit_after=3, admission="sketch", sketch_bytes=1 << 12)
     store = RowTables([spec], range(1024))
     for version in (1, 2):
@@ -400,11 +400,11 @@ def test_the_index_grows_row_by_row() -> None:
     push(store, 4, *numbers[40_000:].tolist())
     counts = store.counts(0)
     assert (counts.rows, counts.created) == (20_000, 60_000)
-    assert counts.evicted > 10_000, "expired rows are swept"
+    assert counts.evicted > 10_000, "expired rows were not swept"
     assert counts.size_bytes < 60_000 * 2 * 30
 
 
-def test_a_full_store_refuses_new_rows_and_updates_the_others() -> None:
+def test_a_full_store_rejects_new_rows_and_updates_existing_rows() -> None:
     store = RowTables([TableSpec("t", 16, SGD(1.0))], range(1024), RowMemory(1 << 20))
     for version in range(1, 31):
         push(store, version, *range(1000 * version, 1000 * version + 1000), 7)
@@ -415,7 +415,7 @@ def test_a_full_store_refuses_new_rows_and_updates_the_others() -> None:
     assert content(store, 30)[7] == [-30.0] * 16
 
 
-def test_a_machine_that_has_no_more_memory_gets_no_new_rows() -> None:
+def test_new_rows_are_rejected_when_the_machine_has_no_memory() -> None:
     left = [3 << 30]
     memory = RowMemory(available=lambda: left[0])
     store = RowTables([TableSpec("t", 16, SGD(1.0))], range(1024), memory)
@@ -433,7 +433,7 @@ def test_a_machine_that_has_no_more_memory_gets_no_new_rows() -> None:
     assert store.counts(0).rows == 1100
 
 
-def test_what_is_restored_is_not_bounded() -> None:
+def test_restored_rows_are_not_limited() -> None:
     spec = TableSpec("t", 16, SGD(1.0))
     store, small = RowTables([spec], range(1024)), RowTables([spec], range(1024), RowMemory(1000))
     push(store, 1, *range(2000))
@@ -444,15 +444,15 @@ def test_what_is_restored_is_not_bounded() -> None:
     assert (counts.rows, counts.refused) == (2000, 1)
 
 
-def test_the_memory_that_is_there_is_known() -> None:
+def test_the_available_memory_is_known() -> None:
     assert 1 << 20 < available_bytes() <= machine_bytes()
     memory = RowMemory()
     assert 0 <= memory.room_bytes() < machine_bytes()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_two_threads_do_what_one_does(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that are there and others, and a cut that is read meanwhile."""
+def test_two_threads_behave_like_one(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The threads push existing rows and others, while a cut is read."""
     random = np.random.default_rng(0)
     steps = [random.choice(6000, 1000 + 7 * step, replace=False).astype(np.uint64) for step in range(6)]
     gradients = [random.standard_normal((len(ids), 4)).astype(np.float32) for ids in steps]
@@ -483,7 +483,7 @@ def test_two_threads_do_what_one_does(dtype: Any, monkeypatch: pytest.MonkeyPatc
     assert 4000 > len(found[0][2]) > 1000
 
 
-def test_tables_share_the_memory_and_keep_apart() -> None:
+def test_tables_share_memory_but_not_rows() -> None:
     specs = [TableSpec(name, dim, SGD(1.0)) for name, dim in (("a", 16), ("b", 1))]
     store = RowTables(specs, range(1024), RowMemory(1 << 20))
     for version in range(1, 31):
@@ -499,7 +499,7 @@ def test_tables_share_the_memory_and_keep_apart() -> None:
     assert out[0, 0] == -2
 
 
-def test_rows_go_by_the_memory_declared() -> None:
+def test_rows_are_evicted_beyond_max_bytes() -> None:
     spec = TableSpec("t", 16, SGD(1.0), evict=Evict(max_bytes=2 * BUCKETS * 19 * 4))
     store, reference = RowTables([spec], range(1024)), ReferenceTable(spec)
     for version in range(1, 9):
@@ -510,7 +510,7 @@ def test_rows_go_by_the_memory_declared() -> None:
     assert store.counts(0).rows == len(reference.live(8, 0)) < 8 * 300
 
 
-def test_pushes_are_checked() -> None:
+def test_invalid_pushes_are_rejected() -> None:
     incoming = IncomingRows(plan_shards([], 2, tables=[SPEC]), 0)
 
     def problem(numbers: np.ndarray, gradients: np.ndarray | None = None, table: int = 0) -> str:
@@ -538,7 +538,7 @@ def test_pushes_are_checked() -> None:
         incoming.asked(encode_sections([Section(Kind.GRADIENTS, 0, ids(inside[0]), ones(1))]).data)
 
 
-def test_gradients_may_lie_anywhere() -> None:
+def test_gradients_may_be_unaligned() -> None:
     store = RowTables([SPEC], range(1024))
     raw = b"x" + ids(1, 2).tobytes() + ones(2).tobytes()
     numbers, gradients = np.frombuffer(raw, np.uint64, 2, 1), np.frombuffer(raw, np.float32, 4, 17).reshape(2, 2)
@@ -548,7 +548,7 @@ def test_gradients_may_lie_anywhere() -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("dim", [2, 3])
-def test_rounding_is_the_same_again_and_unbiased(dtype: Any, dim: int) -> None:
+def test_stochastic_rounding_is_reproducible_and_unbiased(dtype: Any, dim: int) -> None:
     spec = TableSpec("t", dim, SGD(1.0), Constant(1.0), dtype)
     numbers = np.arange(4000, dtype=np.uint64)
     small = np.full((4000, dim), -(2.0**-12), np.float32)
@@ -567,7 +567,7 @@ def test_rounding_is_the_same_again_and_unbiased(dtype: Any, dim: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_rounding_to_nearest_loses_what_is_small(dtype: Any) -> None:
+def test_rounding_to_nearest_loses_small_updates(dtype: Any) -> None:
     spec = TableSpec("t", 3, SGD(1.0), Constant(1.0), dtype, "nearest")
     store, other = RowTables([spec], range(1024)), RowTables([spec], range(1024))
     gradients = np.array([[-(2.0**-13), 1.0, -70_000.0], [1 - 2.0**-20, 1.0, 0.0]], np.float32)
@@ -591,7 +591,7 @@ def test_rounding_to_nearest_loses_what_is_small(dtype: Any) -> None:
         max_size=40,
     )
 )
-def test_cuts_that_are_read_at_once_have_what_was_there_when_each_began(steps: list[tuple[str, list[int]]]) -> None:
+def test_concurrent_cuts_each_contain_the_rows_at_their_start(steps: list[tuple[str, list[int]]]) -> None:
     spec = TableSpec("t", 2, SGD(1.0), admit_after=2, evict=Evict(unused_versions=6))
     store, reference = RowTables([spec], range(1024)), ReferenceTable(spec)
     version = files = 0
@@ -619,7 +619,7 @@ def test_cuts_that_are_read_at_once_have_what_was_there_when_each_began(steps: l
     assert not reading
 
 
-def test_an_increment_has_what_changed_before_a_cut_for_no_file() -> None:
+def test_an_increment_includes_changes_before_a_cut_without_a_file() -> None:
     store = RowTables([SPEC], range(1024))
     push(store, 1, *range(20))
     content(store, 1)
@@ -630,7 +630,7 @@ def test_an_increment_has_what_changed_before_a_cut_for_no_file() -> None:
     assert values_of(chunks_of(export))[5] == [-1, -1]
 
 
-def test_no_more_cuts_are_read_at_once_than_there_is_place_for() -> None:
+def test_the_number_of_concurrent_cuts_is_limited() -> None:
     store = RowTables([SPEC], range(1024))
     push(store, 1, *range(20))
     cuts = [store.begin_cut(1, 0, is_base=True) for _ in range(MAX_CUTS)]
@@ -642,7 +642,7 @@ def test_no_more_cuts_are_read_at_once_than_there_is_place_for() -> None:
     assert values_of(chunks_of(cuts[4]))[1] == [-1, -1]
 
 
-def test_a_cut_that_has_too_little_memory_for_what_changes_is_lost_and_no_other() -> None:
+def test_a_cut_without_memory_for_changed_rows_is_lost_alone() -> None:
     store = RowTables([SPEC], range(1024))
     push(store, 1, *range(5000))
     bounded = store.begin_cut(1, 0, is_base=True, most_bytes=1 << 12)

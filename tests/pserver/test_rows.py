@@ -1,4 +1,4 @@
-"""The rows of one pserver: pushed, looked up, checkpointed, and taken over by other pservers."""
+"""The rows of one pserver: pushed, looked up, saved, and restored by other pservers."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ DIMS = [table.dim for table in TABLES]
 
 
 class Pserver:
-    """One shard, and a member that pushes the same to all tables."""
+    """A shard, and a member that pushes the same gradient to all tables."""
 
     def __init__(self, storage: MemoryStorage, mode: Mode, index: int = 0, count: int = 1) -> None:
         self.plan = plan_for(SPECS, count, 1, TABLES)
@@ -69,17 +69,17 @@ class Pserver:
         self.view(1, 0)
 
     def view(self, serial: int, first_round: int) -> None:
-        """A view with the only member."""
+        """Apply a view with the only member."""
         member = ViewMember(trainer="t", generation=1, member=serial, first_round=first_round)
         self.shard.set_members(ViewRequest(plan_hash="p", master_generation=1, serial=serial, members=[member]))
         self.member = serial
 
     def mine(self, table: int) -> np.ndarray:
-        """The ids that lie here."""
+        """Return the ids that belong to this pserver."""
         return IDS[pservers_of(IDS, TABLES[table].salt, self.plan.pserver_count) == self.index]
 
     def push(self, batch: int, base: int = 0, wanted: bool = False, every: int = 1) -> list[Pushed]:
-        """Every so manieth row."""
+        """Push to the ids that are multiples of ``every``."""
         sections = [
             Section(Kind.GRADIENTS, table, mine, -np.ones((len(mine), dim), np.float32))
             for table, dim in enumerate(DIMS)
@@ -103,7 +103,7 @@ class Pserver:
         return self.shard.push(header, [ReceivedBlocks(self.shard.rows.numbers, base, 0, data)])
 
     def read(self, table: int) -> np.ndarray:
-        """The rows of the ids that lie here, by all spans of buckets."""
+        """Return the rows of this pserver's ids from all spans of buckets."""
         rows = RowMessages(self.plan, {}, lookup := Lookup(self.plan, {table: DistinctIds(IDS)}))
         asked = rows.asked(self.index)
         assert asked is not None
@@ -158,7 +158,7 @@ def publish(storage: MemoryStorage, number: int, *files: ShardFile) -> None:
 
 
 def expected(pushes: int) -> list[np.ndarray]:
-    """A row of each table after so many pushes of minus one."""
+    """Return a row of each table after ``pushes`` pushes of minus one."""
     momentum = [0.0, 1.0, 2.5, 4.25][pushes]
     return [np.full(2, pushes), np.full(3, momentum), np.full(1, max(0, pushes - 1))]
 
@@ -171,7 +171,7 @@ def require(pserver: Pserver, pushes: int) -> None:
 
 
 @pytest.mark.parametrize("mode", [Async(), Sync(reduce="sum"), Sync()], ids=["async", "sum", "mean"])
-def test_rows_are_restored_with_their_slots_and_counts_and_go_on(mode: Mode) -> None:
+def test_rows_are_restored_with_slots_and_counts_and_training_continues(mode: Mode) -> None:
     storage = MemoryStorage()
     old, new = Pserver(storage, mode), Pserver(storage, mode)
     old.push(0)
@@ -187,7 +187,7 @@ def test_rows_are_restored_with_their_slots_and_counts_and_go_on(mode: Mode) -> 
     new.check()
 
 
-def test_all_rows_are_read_without_a_checkpoint_by_one_reader_at_a_time_while_others_push() -> None:
+def test_one_reader_at_a_time_reads_all_rows_without_a_checkpoint() -> None:
     pserver = Pserver(MemoryStorage(), Async())
     pserver.push(0)
     pserver.push(1, base=1)
@@ -203,11 +203,11 @@ def test_all_rows_are_read_without_a_checkpoint_by_one_reader_at_a_time_while_ot
     broken_off = pserver.shard.all_rows(0)
     next(broken_off)
     broken_off.close()
-    assert len(next(pserver.shard.all_rows(2)).ids) == IDS.size, "not those that wait for admission"
+    assert len(next(pserver.shard.all_rows(2)).ids) == IDS.size, "rows that wait for admission are exported"
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 2), (2, 1)])
-def test_rows_are_restored_on_another_number_of_pservers_also_of_different_histories(before: int, after: int) -> None:
+def test_rows_with_different_histories_are_restored_on_another_number_of_pservers(before: int, after: int) -> None:
     storage = MemoryStorage()
     olds = [Pserver(storage, Async(), index, before) for index in range(before)]
     for old in olds:
@@ -219,7 +219,7 @@ def test_rows_are_restored_on_another_number_of_pservers_also_of_different_histo
         assert new.restore() == 1
         versions = {new.shard._protocol.version(span.numbers.start) for span in distinct(new.shard.rows.spans)}
         assert versions <= {1, 2}
-        assert len(distinct(new.shard.rows.spans)) == len(versions), "split only where histories differ"
+        assert len(distinct(new.shard.rows.spans)) == len(versions), "spans are not split by history"
         new.check()
         outcomes = {one.piece.outcome for one in new.push(1, base=1)}
         assert outcomes <= {Outcome.ACCEPTED, Outcome.ALREADY_APPLIED}
@@ -251,7 +251,7 @@ class Cluster:
         return files
 
     def rows(self) -> list[dict[int, list[float]]]:
-        """Of each table, by id."""
+        """Return the rows of each table by id."""
         return rows_of(self.pservers)
 
     def restored(self, count: int) -> list[Pserver]:
@@ -271,7 +271,7 @@ def rows_of(pservers: list[Pserver]) -> list[dict[int, list[float]]]:
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 2), (1, 3), (2, 1)])
-def test_a_base_and_increments_are_restored_also_where_one_came_to_nothing(before: int, after: int) -> None:
+def test_a_chain_is_restored_even_if_an_increment_failed(before: int, after: int) -> None:
     cluster = Cluster(before)
     cluster.push(0)
     assert not any(file.links for file in cluster.checkpoint(1))
@@ -296,10 +296,10 @@ def test_a_base_and_increments_are_restored_also_where_one_came_to_nothing(befor
     assert np.sum(found, axis=0).tolist() == np.sum(counts, axis=0).tolist()
     for pserver in restored:
         pserver.push(4, base=4)
-    assert rows_of(restored) == cluster.rows(), "slots and counts were restored, too"
+    assert rows_of(restored) == cluster.rows(), "slots and counts differ"
 
 
-def test_the_rows_of_a_chain_are_exported_as_they_are() -> None:
+def test_the_rows_of_a_chain_are_exported_unchanged() -> None:
     cluster = Cluster(2)
     for number, every in enumerate((1, 7, 11)):
         cluster.push(number, every=every)
@@ -314,14 +314,14 @@ def test_the_rows_of_a_chain_are_exported_as_they_are() -> None:
                 wide = np.empty(values.size, np.float32)
                 widened(values.reshape(-1).data.cast("B"), spec.dtype, wide)
                 values = wide.reshape(values.shape)
-            assert not found.keys() & set(rows.ids.tolist()), "a row is there twice"
+            assert not found.keys() & set(rows.ids.tolist()), "a row occurs twice"
             found.update(zip(rows.ids.tolist(), values.tolist(), strict=True))
         table = cluster.rows()[number]
         expected = {key: row for key, row in table.items() if any(row)}
         assert {key: row for key, row in found.items() if any(row)} == expected
 
 
-def test_a_table_begins_with_the_rows_of_a_file(tmp_path: Path) -> None:
+def test_a_table_starts_with_the_rows_of_a_file(tmp_path: Path) -> None:
     first = Pserver(MemoryStorage(), Async(), 0, 2)
     span = distinct(first.shard.rows.spans)[0]
     path = tmp_path / "rows.parquet"
@@ -339,7 +339,7 @@ def test_a_table_begins_with_the_rows_of_a_file(tmp_path: Path) -> None:
         load_first_rows(span, FsspecFiles(), SystemClock())
 
 
-def test_where_a_file_of_the_chain_is_damaged_nothing_of_it_stays() -> None:
+def test_nothing_of_a_chain_with_a_damaged_file_is_loaded() -> None:
     cluster = Cluster(2)
     cluster.push(0)
     cluster.checkpoint(1)
@@ -356,10 +356,10 @@ def test_where_a_file_of_the_chain_is_damaged_nothing_of_it_stays() -> None:
     restored = cluster.restored(1)
     assert cluster.numbers == {1}
     assert rows_of(restored) == expected
-    assert restored[0].shard.rows.counts()[2].rows == 0, "admitted by the second push, of which nothing is there"
+    assert restored[0].shard.rows.counts()[2].rows == 0, "a row is there that only the lost second push had admitted"
 
 
-def test_a_restored_pserver_begins_with_a_base() -> None:
+def test_the_first_checkpoint_of_a_restored_pserver_is_a_base() -> None:
     cluster = Cluster(1)
     cluster.push(0)
     (file,) = cluster.checkpoint(1)
@@ -370,7 +370,7 @@ def test_a_restored_pserver_begins_with_a_base() -> None:
     assert cluster.pservers[0].shard.rows.knows(file.name)
 
 
-def test_what_changes_while_a_checkpoint_is_written_is_not_in_it() -> None:
+def test_a_checkpoint_excludes_changes_made_while_it_is_written() -> None:
     storage = MemoryStorage()
     old, new = Pserver(storage, Async()), Pserver(storage, Async())
     old.push(0)
@@ -383,7 +383,7 @@ def test_what_changes_while_a_checkpoint_is_written_is_not_in_it() -> None:
     require(old, 3)
 
 
-def test_a_push_may_want_rows_and_gets_them_when_its_round_is_over() -> None:
+def test_a_push_gets_its_requested_rows_when_its_round_closes() -> None:
     pserver = Pserver(MemoryStorage(), Sync(reduce="sum"))
     (pushed,) = pserver.push(0, wanted=True)
     assert pushed.piece.version == 1
@@ -404,14 +404,14 @@ GRADIENT = Section(Kind.GRADIENTS, 0, IDS[:2], np.ones((2, 2), np.float32))
         (Section(Kind.ROWS, 0, IDS[:0], np.ones((2, 2), np.float32)), "kind 3"),
     ],
 )
-def test_what_cannot_be_is_refused_and_nothing_is_applied(section: Section, text: str) -> None:
+def test_an_invalid_push_of_rows_is_rejected_and_not_applied(section: Section, text: str) -> None:
     pserver = Pserver(MemoryStorage(), Async())
     with pytest.raises((MessageError, GradientError), match=text):
         pserver.push_sections(0, 0, [section])
     assert pserver.shard.version_range() == (0, 0)
 
 
-def test_ids_of_another_pserver_are_refused() -> None:
+def test_ids_of_another_pserver_are_rejected() -> None:
     pserver = Pserver(MemoryStorage(), Async(), 0, 2)
     with pytest.raises(MessageError, match=r"id .* of table 'plain' does not lie on this pserver"):
         pserver.push_sections(0, 0, [Section(Kind.WANTED, 0, IDS)])
@@ -423,8 +423,8 @@ def loaded_kernels() -> int:
     return compiled.machine_code.cache_info().misses
 
 
-def test_no_kernel_is_loaded_after_those_that_are_loaded_ahead(tmp_path: Path) -> None:
-    """Pushes, checkpoints, recovery and eviction need no other one, so nobody waits for a compiler."""
+def test_all_kernels_are_loaded_before_training(tmp_path: Path) -> None:
+    """Pushes, checkpoints, recovery and eviction need no other kernel, so none of them waits for the compiler."""
     for known in (compiled.machine_code, compiled.block_kernels, compiled.half_kernels, compiled.finite_copy):
         known.cache_clear()
     for known in (compiled_rows.row_kernel, compiled_rows._loop):
@@ -440,11 +440,11 @@ def test_no_kernel_is_loaded_after_those_that_are_loaded_ahead(tmp_path: Path) -
     distinct_kernels()
     before = loaded_kernels()
     for mode in (Async(), Sync(), Sync(reduce="sum")):
-        test_rows_are_restored_with_their_slots_and_counts_and_go_on(mode)
-    test_rows_are_restored_on_another_number_of_pservers_also_of_different_histories(1, 3)
-    test_a_base_and_increments_are_restored_also_where_one_came_to_nothing(2, 1)
-    test_a_table_begins_with_the_rows_of_a_file(tmp_path)
-    test_a_push_may_want_rows_and_gets_them_when_its_round_is_over()
+        test_rows_are_restored_with_slots_and_counts_and_training_continues(mode)
+    test_rows_with_different_histories_are_restored_on_another_number_of_pservers(1, 3)
+    test_a_chain_is_restored_even_if_an_increment_failed(2, 1)
+    test_a_table_starts_with_the_rows_of_a_file(tmp_path)
+    test_a_push_gets_its_requested_rows_when_its_round_closes()
     store = RowTables(evicted, range(1024))
     for version in range(1, 5):
         for table in range(len(evicted)):

@@ -1,4 +1,4 @@
-"""What the master tells a pserver, over a real socket: only about the shard plan that the pserver has."""
+"""Requests of the master over a real socket: a pserver only accepts those for its own shard plan."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ PLAN = plan_for([ParameterSpec("w", (4,))], 1, 0)
 
 
 def orders(plan_hash: str) -> dict[str, msgspec.Struct]:
-    """One of each message from a master."""
+    """Return one of each request of a master."""
     member = ViewMember(trainer="t", generation=1, member=1, first_round=0)
     return {
         "view": ViewRequest(plan_hash=plan_hash, master_generation=1, serial=1, members=[member]),
@@ -64,7 +64,7 @@ class Served:
     def __init__(self, directory: Directory) -> None:
         clock = self.clock = SystemClock()
         self.directory = directory
-        #: Why the process was asked to be started again.
+        #: Reasons for which a new start of the process was requested.
         self.ends: list[str] = []
         self.service = PserverService(directory, KEYS, pytest.fail, self.ends.append, None, clock)
         self.server = FlightServer(
@@ -80,7 +80,7 @@ class Served:
         return self.connection.action(verb, encode(message), timeout_s=5.0)
 
     def await_blocks(self, timeout_s: float) -> None:
-        """The blocks are made by a thread of the service, of which no watch tells."""
+        """Wait until the service's builder thread has allocated the blocks."""
         deadline = self.clock.now() + timeout_s
         while not self.service.status().blocks:
             assert self.clock.now() < deadline
@@ -118,7 +118,7 @@ def served(declared: MemoryCoordinator) -> Iterator[Served]:
             served.close()
 
 
-def test_orders_of_another_plan_are_refused_counted_and_change_nothing(served: Served) -> None:
+def test_requests_for_another_plan_are_rejected_counted_and_change_nothing(served: Served) -> None:
     for verb, message in orders("0" * 32).items():
         with pytest.raises(FencedError, match="different shard plan"):
             served.send(verb, message)
@@ -128,7 +128,7 @@ def test_orders_of_another_plan_are_refused_counted_and_change_nothing(served: S
     assert not served.ends
 
 
-def test_orders_of_the_plan_are_looked_at(served: Served) -> None:
+def test_requests_for_the_same_plan_are_processed(served: Served) -> None:
     right = orders(PLAN.hash)
     assert not decode(served.send("view", right["view"]), ViewReply).outdated
     assert served.service.status().members == [1]
@@ -143,7 +143,7 @@ def test_orders_of_the_plan_are_looked_at(served: Served) -> None:
 
 
 @pytest.mark.parametrize("verb", ["reload", "seal"])
-def test_orders_of_a_master_older_than_one_that_was_heard_of_are_refused(served: Served, verb: str) -> None:
+def test_requests_of_an_older_master_are_rejected(served: Served, verb: str) -> None:
     view = msgspec.structs.replace(orders(PLAN.hash)["view"], master_generation=2)
     served.send("view", view)
     with pytest.raises(FencedError, match="deposed"):
@@ -152,7 +152,7 @@ def test_orders_of_a_master_older_than_one_that_was_heard_of_are_refused(served:
     assert decode(served.send("view", orders(PLAN.hash)["view"]), ViewReply).outdated
 
 
-def test_a_master_that_is_deposed_in_etcd_takes_no_pserver_back(served: Served, declared: MemoryCoordinator) -> None:
+def test_a_master_deposed_in_etcd_cannot_reload_a_pserver(served: Served, declared: MemoryCoordinator) -> None:
     leader = ServerRecord(address="127.0.0.1:1", generation=2)
     declared.transact([], [Put(KEYS.master_address, encode(leader))])
     assert served.directory.wait_until(lambda d: d.master(), 5.0)
@@ -163,7 +163,7 @@ def test_a_master_that_is_deposed_in_etcd_takes_no_pserver_back(served: Served, 
     assert len(served.ends) == 1
 
 
-def test_a_push_that_breaks_off_midway_ends_the_process(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_push_ends_the_process(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     served.send("view", orders(PLAN.hash)["view"])
     shard = served.service.shard_for_init(PLAN.hash, 1)
     header = PushHeader(
@@ -184,7 +184,7 @@ def test_a_push_that_breaks_off_midway_ends_the_process(served: Served, monkeypa
         served.send("view", orders(PLAN.hash)["view"])
 
 
-def test_the_model_of_a_job_that_is_resumed_is_waited_for_until_a_trainer_has_declared_it_again(
+def test_a_resumed_job_waits_until_a_trainer_declares_the_model_again(
     declared: MemoryCoordinator,
 ) -> None:
     entry = declared.get(KEYS.job)
@@ -221,7 +221,7 @@ def test_the_model_of_a_job_that_is_resumed_is_waited_for_until_a_trainer_has_de
             served.close()
 
 
-def test_before_the_model_is_declared_a_master_has_to_ask_again() -> None:
+def test_requests_before_the_declaration_are_answered_with_not_ready() -> None:
     coordinator = MemoryCoordinator(SystemClock())
     with Directory(coordinator, KEYS, SystemClock()) as directory:
         served = Served(directory)
@@ -233,7 +233,7 @@ def test_before_the_model_is_declared_a_master_has_to_ask_again() -> None:
             served.close()
 
 
-def test_the_master_hears_which_checkpoints_could_not_be_loaded(served: Served) -> None:
+def test_the_master_learns_which_checkpoints_could_not_be_loaded(served: Served) -> None:
     life = served.service._life
     life.state, life.checkpoint = State.SERVING, 3
     life.skipped = (Skipped(5, "torn"), Skipped(4, "c-4/shard is missing"))
@@ -242,8 +242,8 @@ def test_the_master_hears_which_checkpoints_could_not_be_loaded(served: Served) 
     assert reply.skipped == ["checkpoint 5: torn", "checkpoint 4: c-4/shard is missing"]
 
 
-def test_what_etcd_says_is_read_and_told_in_one_step(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a thread could tell the life something older than another one has told it."""
+def test_the_state_of_etcd_is_read_and_applied_under_one_lock(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a thread could apply an older state after another thread has applied a newer one."""
     service = served.service
     facts, is_locked = service._facts, []
 

@@ -1,4 +1,4 @@
-"""A pserver's blocks: what a row does to values, version and answer."""
+"""The effects of a push on a block's values, version and answer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIZE = 16
 
 
 class Bench:
-    """One shard of one block, and members to push to it."""
+    """A shard with one block, and members that push to it."""
 
     def __init__(self, mode: Mode) -> None:
         plan = plan_shards([ParameterSpec("w", (SIZE,))], 1)
@@ -38,7 +38,7 @@ class Bench:
         return tuple(self.shard.set_members(request).refused)
 
     def change(self, mode: Mode, at_round: int, *members: int) -> bool:
-        """A view that changes the mode; False: it was refused."""
+        """Apply a view that changes the mode. Return False if it was rejected."""
         self.serial += 1
         messages = [ViewMember(trainer=f"t{m}", generation=m, member=m, first_round=at_round) for m in members]
         request = ViewRequest(
@@ -107,14 +107,14 @@ def test_the_mean_is_weighted_by_records() -> None:
     assert bench.values() == (1, 2.0)
 
 
-def test_the_same_push_again_counts_once(synchronous: Bench) -> None:
+def test_a_repeated_push_counts_once(synchronous: Bench) -> None:
     synchronous.view(1)
     synchronous.push(1, batch=0, gradient=-1)
     assert synchronous.push(1, batch=0, gradient=-1).outcome == Outcome.ALREADY_APPLIED
     assert synchronous.values() == (1, 1.0)
 
 
-def test_a_batch_that_another_trainer_had_pushed_arrives_without_weight(synchronous: Bench) -> None:
+def test_a_batch_already_pushed_by_another_trainer_arrives_without_weight(synchronous: Bench) -> None:
     synchronous.view(1, 2)
     synchronous.push(1, batch=0, gradient=-1)
     synchronous.view(2)
@@ -123,7 +123,7 @@ def test_a_batch_that_another_trainer_had_pushed_arrives_without_weight(synchron
     assert synchronous.values() == (1, 1.0)
 
 
-def test_a_leave_closes_the_round_that_waited_for_it(synchronous: Bench) -> None:
+def test_a_member_that_leaves_no_longer_holds_up_the_round(synchronous: Bench) -> None:
     synchronous.view(1, 2)
     synchronous.push(1, batch=0, gradient=-1)
     synchronous.view(1)
@@ -137,7 +137,7 @@ def test_an_arrival_without_gradient_closes_the_round_without_an_update(synchron
     assert synchronous.push(1, batch=0, gradient=-1, base=1).outcome == Outcome.ALREADY_APPLIED
 
 
-def test_who_is_no_member_changes_nothing(synchronous: Bench) -> None:
+def test_a_push_of_a_stranger_changes_nothing(synchronous: Bench) -> None:
     synchronous.view(1)
     assert synchronous.push(2, batch=0, gradient=-1).outcome == Outcome.NOT_MEMBER
     assert synchronous.push(1, batch=0, gradient=-1).outcome == Outcome.ACCEPTED, "the batch was not marked"
@@ -152,19 +152,19 @@ def test_an_old_base_version_is_stale_and_the_batch_is_not_marked(synchronous: B
     assert synchronous.values() == (2, 2.0)
 
 
-def test_a_member_is_refused_at_a_round_that_has_gone_by(synchronous: Bench) -> None:
+def test_a_member_cannot_join_at_a_past_round(synchronous: Bench) -> None:
     synchronous.view(1)
     synchronous.push(1, batch=0, gradient=-1)
     assert synchronous.view(1, 2, first_round=0) == (2,)
 
 
-def test_a_reader_with_a_lost_membership_is_told(synchronous: Bench) -> None:
+def test_a_read_with_a_lost_membership_is_rejected(synchronous: Bench) -> None:
     synchronous.view(1)
     (read,), _ = synchronous.shard.read(Wanted(range(1), 0), 2)
     assert (read.outcome, read.values) == (Outcome.NOT_MEMBER, None)
 
 
-def test_async_applies_on_arrival_and_hands_out_the_new_values(asynchronous: Bench) -> None:
+def test_async_applies_a_push_on_arrival_and_returns_the_new_values(asynchronous: Bench) -> None:
     asynchronous.view(1, 2)
     pushed = asynchronous.push(1, batch=0, gradient=-1)
     assert pushed.values is not None
@@ -175,14 +175,14 @@ def test_async_applies_on_arrival_and_hands_out_the_new_values(asynchronous: Ben
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_is_refused_before_anything_is_marked(synchronous: Bench, bad: float) -> None:
+def test_a_gradient_that_is_not_finite_is_rejected_before_the_mark(synchronous: Bench, bad: float) -> None:
     synchronous.view(1)
     with pytest.raises(GradientError, match="'w'"):
         synchronous.push(1, batch=0, gradient=bad)
     assert synchronous.push(1, batch=0, gradient=-1).outcome == Outcome.ACCEPTED
 
 
-def test_a_wrong_size_a_foreign_block_and_a_base_from_the_future_are_refused(synchronous: Bench) -> None:
+def test_wrong_sizes_unknown_blocks_and_future_base_versions_are_rejected(synchronous: Bench) -> None:
     synchronous.view(1)
     header = PushHeader(
         trainer="t1",
@@ -210,7 +210,7 @@ def test_first_values_of_a_newer_election_replace_those_of_an_older_one(synchron
     assert synchronous.shard.initialized_count(5) == 1
 
 
-def test_an_epoch_that_is_over_takes_no_memory(asynchronous: Bench) -> None:
+def test_a_finished_epoch_needs_no_memory(asynchronous: Bench) -> None:
     asynchronous.view(1)
     for batch in range(100):
         asynchronous.push(1, batch, 1.0)
@@ -225,9 +225,9 @@ def test_an_epoch_that_is_over_takes_no_memory(asynchronous: Bench) -> None:
 
 
 class TestChangesOfTheMode:
-    """What was pushed before counts by the old rule, what is pushed after by the new one."""
+    """Earlier pushes count by the old mode's rules, later ones by those of the new mode."""
 
-    def test_an_open_round_is_closed_by_the_old_rule_first(self) -> None:
+    def test_an_open_round_closes_in_the_old_mode_first(self) -> None:
         bench = Bench(Sync(reduce="mean"))
         bench.view(1, 2)
         bench.push(1, 0, -2.0, weight=10)
@@ -241,7 +241,7 @@ class TestChangesOfTheMode:
         assert bench.push(5, 0, -2.0, base=5).outcome == Outcome.ALREADY_APPLIED
         assert bench.values() == (5, 3.0)
 
-    def test_blocks_of_different_versions_begin_rounds_together(self) -> None:
+    def test_blocks_with_different_versions_start_rounds_together(self) -> None:
         bench = Bench(Async())
         bench.view(1)
         for batch in range(3):
@@ -254,7 +254,7 @@ class TestChangesOfTheMode:
         bench.push(4, 4, -1.0, base=7)
         assert bench.values() == (8, 5.0)
 
-    def test_a_sum_is_taken_in_modes_with_sums_only(self) -> None:
+    def test_a_sum_is_accepted_only_in_modes_with_sums(self) -> None:
         bench = Bench(Bounded(1))
         bench.view(1)
         header = PushHeader(
@@ -276,13 +276,13 @@ class TestChangesOfTheMode:
         assert bench.push(2, 1, -1.0).outcome == Outcome.ALREADY_APPLIED
         assert bench.values() == (2, 1.0)
 
-    def test_the_first_view_of_a_process_has_the_mode(self) -> None:
+    def test_the_first_view_sets_the_mode(self) -> None:
         bench = Bench(Sync())
         assert bench.change(Async(), 9, 1)
         assert bench.push(1, 0, -1.0).outcome == Outcome.ACCEPTED
         assert bench.values() == (1, 1.0)
 
-    def test_what_is_kept_for_its_order_is_added_up_before(self) -> None:
+    def test_ordered_contributions_are_added_before_the_mode_changes(self) -> None:
         bench = Bench(Sync(reduce="sum", deterministic=True))
         bench.view(1, 2)
         bench.push(1, 0, -1.0)
@@ -290,13 +290,13 @@ class TestChangesOfTheMode:
         assert bench.values() == (1, 1.0)
 
 
-def test_numbers_behind_16_bit_floats_are_looked_at_whatever_is_known_of_their_message() -> None:
+def test_values_sent_as_16_bit_floats_are_always_checked_for_finiteness() -> None:
     specs = [ParameterSpec("a", (3,)), ParameterSpec("b", (4,), "float64")]
     shard = Shard(plan_shards(specs, 1), 0, SGD(lr=1.0), Async(), "bfloat16")
     (number,) = (each for each in shard.numbers if shard.dense.span(each).values.dtype == np.float64)
     message = np.zeros(6 + 4 * 8, np.uint8)
     message[6:] = np.array([1.0, np.nan, 1.0, 1.0]).view(np.uint8)
-    assert np.isfinite(message[:36].view(np.float32)).all(), "its words look so"
+    assert np.isfinite(message[:36].view(np.float32)).all(), "read as float32 words, the message looks finite"
     span = shard.dense.span(number)
     with pytest.raises(GradientError, match="'b' has NaN"):
         shard.dense.gradient(span, span.numbers, message[6:].data, is_finite=True)

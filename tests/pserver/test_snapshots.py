@@ -1,4 +1,4 @@
-"""What a pserver writes for a checkpoint, and what another one makes of it."""
+"""Checkpoints that one pserver writes and another one restores."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ JOB = "j"
 
 
 class Pserver:
-    """One shard with its snapshots, and one member that pushes."""
+    """A shard with its snapshots, and a member that pushes."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Pserver:
         return self.push_some(batch, range(self.shard.block_count), base, member)
 
     def push_some(self, batch: int, places: range, base: int = 0, member: int = 1) -> list[OutgoingBlocks]:
-        """To the blocks at these places."""
+        """Push to the blocks at these positions."""
         header = PushHeader(
             trainer=f"t{member}",
             generation=member,
@@ -145,7 +145,7 @@ def publish(storage: MemoryStorage, number: int, plan: ShardPlan, *files: ShardF
 
 
 @pytest.mark.parametrize("mode", [Async(), Sync(reduce="sum")])
-def test_what_is_restored_is_what_was_copied_and_goes_on_the_same_way(mode: Mode) -> None:
+def test_restored_blocks_equal_the_copied_blocks_and_train_identically(mode: Mode) -> None:
     storage = MemoryStorage()
     old, new = Pserver(storage, mode), Pserver(storage, mode)
     old.push(0)
@@ -165,7 +165,7 @@ def test_what_is_restored_is_what_was_copied_and_goes_on_the_same_way(mode: Mode
     assert [state[1] for state in new.state()] == [state[1] for state in old.state()]
 
 
-def test_a_copy_at_a_round_waits_for_it_and_leaves_out_what_comes_after() -> None:
+def test_a_copy_at_a_round_excludes_later_updates() -> None:
     storage = MemoryStorage()
     pserver = Pserver(storage, Sync(reduce="sum"))
     pserver.push(0)
@@ -181,7 +181,7 @@ def test_a_copy_at_a_round_waits_for_it_and_leaves_out_what_comes_after() -> Non
     assert [other.has(batch) for batch in range(3)] == [{True}, {True}, {False}]
 
 
-def test_a_gradient_that_waits_in_its_round_is_not_in_the_copy() -> None:
+def test_a_copy_excludes_gradients_of_the_open_round() -> None:
     storage = MemoryStorage()
     pserver = Pserver(storage, Sync(reduce="sum"))
     pserver.view(1, 2, first_round=0)
@@ -193,14 +193,14 @@ def test_a_gradient_that_waits_in_its_round_is_not_in_the_copy() -> None:
     assert {version for version, *_ in other.state()} == {0}
 
 
-def test_a_round_that_has_gone_by_is_refused() -> None:
+def test_a_snapshot_at_a_past_round_is_rejected() -> None:
     pserver = Pserver(MemoryStorage(), Sync(reduce="sum"))
     pserver.push(0)
     progress = pserver.order(1, at_round=0)
     assert (progress.state, progress.highest_open_round) == ("refused", 1)
 
 
-def test_only_the_newest_order_is_carried_out() -> None:
+def test_only_the_newest_order_completes() -> None:
     pserver = Pserver(MemoryStorage(), Sync(reduce="sum"))
     pserver.order(2, at_round=5)
     assert pserver.order(1).order.number == 2
@@ -208,7 +208,7 @@ def test_only_the_newest_order_is_carried_out() -> None:
     assert pserver.finished("written").order.serial == 2
 
 
-def test_a_store_that_fails_is_told() -> None:
+def test_a_storage_failure_is_reported() -> None:
     class Broken(MemoryStorage):
         def publish(self, name: str, parts: object) -> int:
             raise UnavailableError("no space left")
@@ -220,7 +220,7 @@ def test_a_store_that_fails_is_told() -> None:
     assert pserver.has(0) == {True}
 
 
-def test_a_snapshot_that_fails_by_a_foreign_error_is_told() -> None:
+def test_an_unexpected_error_of_a_snapshot_is_reported() -> None:
     storage = MemoryStorage()
     pserver = Pserver(storage, Async())
     storage.plan.fail_at("publish:start", 1, MemoryError())
@@ -230,7 +230,7 @@ def test_a_snapshot_that_fails_by_a_foreign_error_is_told() -> None:
 
 
 @pytest.mark.parametrize("damage", ["torn", "flipped", "no manifest"])
-def test_a_damaged_checkpoint_is_skipped_for_the_one_before_it(damage: str) -> None:
+def test_a_damaged_checkpoint_is_skipped_and_the_previous_one_is_loaded(damage: str) -> None:
     storage = MemoryStorage()
     pserver = Pserver(storage, Async())
     publish(storage, 1, pserver.plan, pserver.checkpoint(1))
@@ -249,7 +249,7 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before_it(damage: str) -> N
     assert other.has(0) == {False}
 
 
-def test_another_number_of_pservers_has_the_same_values() -> None:
+def test_another_number_of_pservers_restores_the_same_values() -> None:
     storage = MemoryStorage()
     old = [Pserver(storage, Async(), index, 2) for index in range(2)]
     for pserver in old:
@@ -264,7 +264,7 @@ def test_another_number_of_pservers_has_the_same_values() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_of_16_bit_parameters_the_master_copy_is_kept(dtype: str) -> None:
+def test_the_float32_copy_of_16_bit_parameters_is_saved(dtype: str) -> None:
     storage = MemoryStorage()
     old = [Pserver(storage, Async(), index, 2, dtype=dtype) for index in range(2)]
     for each in old:
@@ -284,8 +284,8 @@ def test_of_16_bit_parameters_the_master_copy_is_kept(dtype: str) -> None:
         assert np.any(block.values.view(np.uint32) & 0x1FFF)
 
 
-def test_a_push_goes_on_while_complete_copies_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread that writes takes the copies away between the protocol's decision and the push's copy."""
+def test_a_push_continues_while_complete_copies_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writing thread removes the copies between the protocol's decision and the push's copy."""
     pserver = Pserver(MemoryStorage(), Async())
     carry_out = pserver.shard.copying.carry_out
     dropped: list[object] = []
@@ -312,7 +312,7 @@ COMMAND = SnapshotRequest(OrderNumber(1, 1, 0), None, "c-1/by-hand.arrow", plan_
 
 
 class ByHand:
-    """A snapshot of a shard that is taken step by step, with no thread of its own."""
+    """A snapshot of a shard that the test advances step by step, without a thread."""
 
     def __init__(self, pserver: Pserver, at_round: int | None = None, replaces: ByHand | None = None) -> None:
         self.pserver = pserver
@@ -328,7 +328,7 @@ class ByHand:
         pserver.shard.copying.begin(begin)
 
     def copy_one(self) -> int | None:
-        """What the thread does next."""
+        """Perform the thread's next step."""
         number = self.copies.next_due()
         if number is not None:
             self.pserver.shard.copying.copy_one(self.copies, number)
@@ -341,7 +341,7 @@ class ByHand:
         return self.copies.take_blocks(), applied
 
 
-def test_a_round_is_copied_before_the_next_one_changes_it_and_not_before() -> None:
+def test_a_round_is_copied_after_it_closes_and_before_the_next_update() -> None:
     pserver = Pserver(MemoryStorage(), Sync(reduce="sum"))
     pserver.view(1, 2, first_round=0)
     snapshot = ByHand(pserver, at_round=1)
@@ -359,7 +359,7 @@ def test_a_round_is_copied_before_the_next_one_changes_it_and_not_before() -> No
     assert has == [{True}, {True}, {False}, {False}]
 
 
-def test_the_thread_runs_ahead_of_the_push_that_had_to_copy() -> None:
+def test_the_copying_thread_runs_ahead_of_a_push_that_had_to_copy() -> None:
     pserver = Pserver(MemoryStorage(), Async(), specs=MANY)
     snapshot = ByHand(pserver)
     count = pserver.shard.block_count
@@ -372,7 +372,7 @@ def test_the_thread_runs_ahead_of_the_push_that_had_to_copy() -> None:
     snapshot.end()
 
 
-def test_copies_that_were_replaced_do_not_touch_their_successors_memory() -> None:
+def test_replaced_copies_do_not_change_the_memory_of_newer_copies() -> None:
     pserver = Pserver(MemoryStorage(), Async())
     old = ByHand(pserver)
     new = ByHand(pserver, replaces=old)
@@ -385,7 +385,7 @@ def test_copies_that_were_replaced_do_not_touch_their_successors_memory() -> Non
     assert not applied.has(0, Batch(0, 0, 0))
 
 
-def test_copies_beside_a_checkpoint_s_take_nothing_from_it() -> None:
+def test_other_copies_do_not_affect_those_of_a_checkpoint() -> None:
     pserver = Pserver(MemoryStorage(), Async())
     first = ByHand(pserver)
     pserver.push(0)
@@ -401,8 +401,8 @@ def test_copies_beside_a_checkpoint_s_take_nothing_from_it() -> None:
 
 @pytest.mark.parametrize("mode", [Async(), Sync(reduce="sum"), Sync(reduce="sum", backup=1)], ids=["a", "s", "b"])
 @pytest.mark.parametrize("seed", range(15))
-def test_whenever_blocks_are_copied_they_hold_what_they_say(mode: Mode, seed: int) -> None:
-    """Pushes of some blocks and steps of the thread in any order; elements count the batches that they have."""
+def test_copied_blocks_match_their_applied_batches_in_any_interleaving(mode: Mode, seed: int) -> None:
+    """Pushes of some blocks and steps of the thread in any order. Each element counts the batches that it contains."""
     chance = random.Random(seed)
     pserver = Pserver(MemoryStorage(), mode, momentum=0.0, specs=MANY)
     members = (1, 2, 3)
@@ -438,7 +438,7 @@ def test_whenever_blocks_are_copied_they_hold_what_they_say(mode: Mode, seed: in
         assert at_round is None or block.version == at_round
 
 
-def test_a_checkpoint_that_is_swept_while_it_is_read_gives_way_to_its_successor() -> None:
+def test_if_a_checkpoint_is_deleted_while_it_is_read_the_next_one_is_loaded() -> None:
     storage = MemoryStorage()
     pserver = Pserver(storage, Async())
     first = pserver.checkpoint(1)
@@ -462,8 +462,8 @@ def test_a_checkpoint_that_is_swept_while_it_is_read_gives_way_to_its_successor(
     assert load_newest(Swept(), JOB, SPECS, pserver.plan, 0, Pserver(storage, Async()).shard).number == 2
 
 
-def test_copies_taken_while_others_push_hold_exactly_what_they_say() -> None:
-    """Each element of the copy counts the batches that the file says are applied to its block."""
+def test_copies_made_during_pushes_match_their_applied_batches() -> None:
+    """Each element of the copy counts the batches that the file lists as applied to its block."""
     storage = MemoryStorage()
     plan = plan_for(SPECS, 1)
     pserver = Pserver(storage, Async())
@@ -484,7 +484,7 @@ def test_copies_taken_while_others_push_hold_exactly_what_they_say() -> None:
     thread.join()
 
 
-def test_checkpoints_that_etcd_does_not_allow_are_not_looked_at() -> None:
+def test_checkpoints_that_etcd_does_not_allow_are_not_read() -> None:
     storage = MemoryStorage()
     pserver = Pserver(storage, Async())
     for number in (1, 2, 3):
@@ -494,6 +494,6 @@ def test_checkpoints_that_etcd_does_not_allow_are_not_looked_at() -> None:
         target = Pserver(storage, Async()).shard
         return load_newest(storage, JOB, SPECS, pserver.plan, 0, target, allowed).number
 
-    assert loaded(range(2, 3)) == 2, "3 is of a deposed master"
+    assert loaded(range(2, 3)) == 2, "checkpoint 3 belongs to a deposed master"
     storage.delete(manifest_name(2))
-    assert loaded(range(2, 3)) is None, "1 may be of other first values"
+    assert loaded(range(2, 3)) is None, "checkpoint 1 may have other first values"

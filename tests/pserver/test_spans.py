@@ -1,4 +1,4 @@
-"""Runs of blocks that are updated as one: lending, splitting, and being no different from single blocks."""
+"""Spans are borrowed from and split, and behave like single blocks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ALL = range(COUNT)
 
 
 class Bench:
-    """One shard of several tiny parameters, and members to push to it."""
+    """A shard with several tiny parameters, and members that push to it."""
 
     has_parts = False
 
@@ -67,7 +67,7 @@ class Bench:
         return [(piece.blocks, piece.version, Outcome(piece.outcome)) for piece in pieces]
 
     def values(self) -> list[tuple[int, float]]:
-        """(version, value) of each block."""
+        """Return (version, value) of each block."""
         pieces, rest = self.shard.read(Wanted(ALL, 0), 0)
         assert not rest
         rows = decode_batch(encode_pieces(pieces))
@@ -79,11 +79,11 @@ class Bench:
 
 @pytest.fixture(autouse=True, params=[False, True], ids=["rows", "parts"])
 def _way_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A push comes as rows, or as the parts of a step's messages."""
+    """Push by rows, or by the parts of a step's messages."""
     monkeypatch.setattr(Bench, "has_parts", request.param)
 
 
-def test_neighbouring_tiny_parameters_are_one_span_and_one_answer() -> None:
+def test_adjacent_tiny_parameters_form_one_span_with_one_answer() -> None:
     bench = Bench(Async())
     assert bench.push(1, 0) == [(ALL, 1, Outcome.ACCEPTED)]
     assert bench.values() == [(1, float(i + 1)) for i in ALL]
@@ -91,7 +91,7 @@ def test_neighbouring_tiny_parameters_are_one_span_and_one_answer() -> None:
     bench.check()
 
 
-def test_a_push_of_some_blocks_splits_the_span_and_the_rest_follows() -> None:
+def test_a_push_of_some_blocks_splits_the_span() -> None:
     bench = Bench(Async())
     bench.push(1, 0)
     assert [p[0] for p in bench.push(1, 1, range(1, 3))] == [range(1, 3)]
@@ -116,7 +116,7 @@ def test_a_span_split_in_an_open_round_keeps_its_contributions() -> None:
         bench.check()
 
 
-def test_rows_of_different_bases_are_taken_apart() -> None:
+def test_rows_with_different_base_versions_are_pushed_separately() -> None:
     bench = Bench(Sync(reduce="sum"))
     bench.push(1, 0)
     bench.push(2, 1, range(1))
@@ -126,7 +126,7 @@ def test_rows_of_different_bases_are_taken_apart() -> None:
     bench.check()
 
 
-def test_what_was_lent_never_changes_and_costs_a_copy_only_while_it_is_read() -> None:
+def test_borrowed_values_never_change_and_are_copied_only_while_in_use() -> None:
     bench = Bench(Async())
     (span,) = set(bench.shard.dense.spans.values())
     bench.push(1, 0)
@@ -135,15 +135,15 @@ def test_what_was_lent_never_changes_and_costs_a_copy_only_while_it_is_read() ->
     sent = encode_pieces([lent])
     del lent
     bench.push(1, 1)
-    assert span.values is not memory, "somebody reads: the values moved"
+    assert span.values is not memory, "values with readers were not moved"
     assert decode_batch(sent)[0].array(np.float32)[0] == 1.0
     moved = span.values
     bench.push(1, 2)
-    assert span.values is moved, "nobody reads the new place"
+    assert span.values is moved, "values without readers were moved"
     assert bench.values()[0] == (3, 3.0)
 
 
-def test_a_lent_view_survives_the_split_of_its_span() -> None:
+def test_a_borrowed_view_survives_the_split_of_its_span() -> None:
     bench = Bench(Async())
     bench.push(1, 0)
     (lent,), _ = bench.shard.read(Wanted(ALL, 0), 0)
@@ -153,7 +153,7 @@ def test_a_lent_view_survives_the_split_of_its_span() -> None:
     assert lent.values.tolist() == np.repeat(np.arange(1.0, COUNT + 1), SIZE).tolist()
 
 
-def test_a_wrong_row_in_a_run_is_named_and_nothing_of_the_run_is_applied() -> None:
+def test_the_error_names_the_invalid_row_and_no_row_is_applied() -> None:
     bench = Bench(Async())
     with pytest.raises(GradientError, match="'p0'"):
         bench.push(1, 0, gradient=float("nan"))
@@ -172,7 +172,7 @@ def test_a_wrong_row_in_a_run_is_named_and_nothing_of_the_run_is_applied() -> No
     assert bench.values()[1:] == [(0, 0.0)] * (COUNT - 1)
 
 
-def test_a_message_may_carry_values_for_some_blocks_and_arrivals_for_others() -> None:
+def test_a_message_may_contain_gradients_and_arrivals() -> None:
     bench = Bench(Sync(reduce="sum"))
     bench.shard.set_members(
         ViewRequest(
@@ -197,7 +197,7 @@ def test_a_message_may_carry_values_for_some_blocks_and_arrivals_for_others() ->
     bench.check()
 
 
-def test_blocks_whose_settings_or_norms_differ_are_no_span() -> None:
+def test_blocks_with_different_settings_or_norms_form_separate_spans() -> None:
     assert len(set(Bench(Async(), Adam(overrides={"p3": {"lr": 0.1}})).shard.dense.spans.values())) == 3
     assert len(set(Bench(Async(), LAMB(lr=0.1)).shard.dense.spans.values())) == COUNT
 
@@ -229,7 +229,7 @@ def test_every_block_is_in_one_run_and_runs_fit_a_message(pservers: int) -> None
 
 
 @pytest.mark.parametrize("wire", ["", "bfloat16"])
-def test_one_version_is_encoded_once_for_all_readers_and_anew_after_it_changed(wire: str) -> None:
+def test_a_version_is_encoded_once_for_all_readers(wire: str) -> None:
     bench = Bench(Sync(), wire=wire)
     span = bench.shard.dense.span(0)
     first = span.piece(span.numbers, bench.shard.version_range()[0], Outcome.NONE, is_for_many=True)

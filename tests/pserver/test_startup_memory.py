@@ -1,4 +1,4 @@
-"""The pages of code that only the start needs go, and what is needed later comes back."""
+"""Pages of code that only the start needs are dropped, and loaded again when they are needed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flightedl.process.startup_memory import _clean, release_startup_memory
 
 
 def resident_bytes(library: str) -> int:
-    """Of a library's code and constants."""
+    """Return the resident bytes of a library's code and constants."""
     total, is_code = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if "-" in line.split(" ")[0]:
@@ -26,7 +26,7 @@ def resident_bytes(library: str) -> int:
 
 
 def compiled(factor: int) -> Callable[[np.ndarray], float]:
-    """A function that the compiler has not seen: what another test compiled, its pages may be dropped already."""
+    """Return a function that is not compiled yet, since pages of compiled ones may have been dropped already."""
 
     def scaled_sum(values: np.ndarray) -> float:
         return values.sum() * factor
@@ -35,7 +35,7 @@ def compiled(factor: int) -> Callable[[np.ndarray], float]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
-def test_pages_are_dropped_and_come_back() -> None:
+def test_dropped_pages_are_loaded_again_when_needed() -> None:
     assert compiled(1)(np.ones(4)) == 4
     assert pa.array([1, 2]).cast(pa.string()).to_pylist() == ["1", "2"]
     compiler, arrow = resident_bytes("libllvmlite"), resident_bytes("libarrow.so")
@@ -48,7 +48,7 @@ def test_pages_are_dropped_and_come_back() -> None:
 
 
 def pages(shared_dirty: int = 0, private_dirty: int = 0, anonymous: int = 0, swap: int = 0) -> list[str]:
-    """What the kernel tells of the pages of a mapping, in kB."""
+    """Return the kernel's figures of a mapping's pages, in kB."""
     return [
         f"Shared_Dirty:          {shared_dirty} kB",
         f"Private_Dirty:         {private_dirty} kB",
@@ -62,12 +62,12 @@ def pages(shared_dirty: int = 0, private_dirty: int = 0, anonymous: int = 0, swa
     [{"shared_dirty": 4, "anonymous": 4}, {"anonymous": 4}, {"swap": 4}],
     ids=["forked", "cleaned", "swapped"],
 )
-def test_what_was_written_to_before_a_fork_or_swapped_out_is_left_alone(written: dict[str, int]) -> None:
+def test_pages_written_before_a_fork_or_swapped_out_are_kept(written: dict[str, int]) -> None:
     lines = ["1000-2000 r--p 00000000 fe:00 7 /venv/libllvmlite.so", *pages(**written)]
     assert list(_clean("\n".join(lines))) == []
 
 
-def test_what_was_written_to_is_left_alone() -> None:
+def test_written_pages_are_kept() -> None:
     lines = [
         "1000-2000 r-xp 00000000 fe:00 7 /venv/libllvmlite.so",
         *pages(),

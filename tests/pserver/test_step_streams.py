@@ -1,4 +1,4 @@
-"""Steps that follow each other on one stream, over real sockets."""
+"""Consecutive steps on one stream, over real sockets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .fuzz import SIZES
 
 
 class Counted(ReusableExchange[HeldStream]):
-    """Counts the streams that it opens."""
+    """A reusable exchange that counts the streams it opens."""
 
     opened = 0
 
@@ -35,7 +35,7 @@ class Counted(ReusableExchange[HeldStream]):
 
 
 class Stepper:
-    """A member that pushes -1 to every element of a pserver, with SGD of rate 1 a step of +1."""
+    """A member that pushes -1 to every element of a pserver with SGD of rate 1, so that each step adds 1."""
 
     def __init__(self) -> None:
         self.cluster = Cluster({f"p{i}": (size,) for i, size in enumerate(SIZES)}, Async(), pservers=1)
@@ -59,7 +59,7 @@ class Stepper:
         ]
 
     def step(self, header: bytes, change: Callable[[bytes], bytes] = bytes) -> list[int]:
-        """One step; the outcomes of its blocks."""
+        """Run one step and return the outcomes of its blocks."""
         with self.kept.use(self.connection, timeout_s=10.0) as exchange:
             batch, packed = encode_parts(self.pieces(), header)
             exchange.write(batch, change(packed))
@@ -74,7 +74,7 @@ class Stepper:
 
 
 def _outcomes(exchange: ClientExchange) -> list[int]:
-    """Of a step in async mode, whose last answer says that it is over."""
+    """Return the outcomes of a step in async mode, whose last answer marks the end."""
     outcomes = []
     is_over = False
     while not is_over:
@@ -108,7 +108,7 @@ def test_steps_follow_each_other_on_one_stream(stepper: Stepper) -> None:
     assert stepper.server.refusals == {}
 
 
-def test_a_batch_that_comes_again_on_the_same_stream_counts_once(stepper: Stepper) -> None:
+def test_a_batch_repeated_on_the_same_stream_counts_once(stepper: Stepper) -> None:
     header = stepper.header()
     stepper.step(header)
     before = stepper.first_values()
@@ -117,11 +117,11 @@ def test_a_batch_that_comes_again_on_the_same_stream_counts_once(stepper: Steppe
     assert stepper.opened == 1
 
 
-def test_a_message_of_metadata_alone_is_answered_so_and_a_batch_by_a_batch(stepper: Stepper) -> None:
+def test_answers_have_the_form_of_their_messages(stepper: Stepper) -> None:
     (start,) = stepper.first_values()
 
     def answers(*, inline: bool) -> list[bool]:
-        """Whether each answer was a batch."""
+        """Return True for each answer that was a record batch."""
         found, said = [], b""
         batch, packed = encode_parts(stepper.pieces(), stepper.header(), inline=inline)
         with stepper.kept.use(stepper.connection, timeout_s=10.0) as exchange:
@@ -147,7 +147,7 @@ def test_a_message_of_metadata_alone_is_answered_so_and_a_batch_by_a_batch(stepp
     [({"plan_hash": "0" * 32}, FencedError), ({"rows": 1}, MessageError), ({"rows": 0}, MessageError)],
     ids=["plan", "more rows than announced", "rows where none were announced"],
 )
-def test_every_step_is_checked_for_itself(stepper: Stepper, wrong: dict[str, object], error: type[Exception]) -> None:
+def test_every_step_is_checked_separately(stepper: Stepper, wrong: dict[str, object], error: type[Exception]) -> None:
     stepper.step(stepper.header())
     before = stepper.first_values()
     header = stepper.header(**wrong)
@@ -159,7 +159,7 @@ def test_every_step_is_checked_for_itself(stepper: Stepper, wrong: dict[str, obj
     assert stepper.opened == 2
 
 
-def test_fewer_rows_than_announced_are_refused_at_the_streams_end(stepper: Stepper) -> None:
+def test_missing_rows_are_reported_at_the_end_of_the_stream(stepper: Stepper) -> None:
     header = stepper.header(rows=len(stepper.shard.numbers) + 1)
 
     def push() -> None:
@@ -172,7 +172,7 @@ def test_fewer_rows_than_announced_are_refused_at_the_streams_end(stepper: Stepp
     assert stepper.server.refusals == {"message": 1}
 
 
-def test_a_damaged_header_is_refused(stepper: Stepper) -> None:
+def test_a_damaged_header_is_rejected(stepper: Stepper) -> None:
     stepper.step(stepper.header())
     before = stepper.first_values()
     with pytest.raises(DamagedError):
@@ -181,14 +181,14 @@ def test_a_damaged_header_is_refused(stepper: Stepper) -> None:
 
 
 @pytest.mark.parametrize("attached", [b"", b"{}", b'{"verb": "step"}', b"\xff"])
-def test_a_step_without_a_request_is_refused(stepper: Stepper, attached: bytes) -> None:
+def test_a_step_without_a_request_is_rejected(stepper: Stepper, attached: bytes) -> None:
     before = stepper.first_values()
     with pytest.raises(MessageError):
         stepper.step(attached)
     assert stepper.first_values() == before
 
 
-def test_a_message_without_a_header_is_called_so_wherever_it_comes(stepper: Stepper) -> None:
+def test_a_message_without_a_header_is_reported_at_any_position(stepper: Stepper) -> None:
     pieces = stepper.pieces()
     with stepper.kept.use(stepper.connection, timeout_s=10.0) as exchange:
         exchange.write(*encode_parts(pieces[:1], stepper.header()))
@@ -198,14 +198,14 @@ def test_a_message_without_a_header_is_called_so_wherever_it_comes(stepper: Step
             exchange.answer()
 
 
-def test_a_step_begins_with_values_not_with_metadata_alone(stepper: Stepper) -> None:
+def test_a_step_cannot_begin_with_metadata_alone(stepper: Stepper) -> None:
     with stepper.kept.use(stepper.connection, timeout_s=10.0) as exchange:
         exchange.write_metadata(stepper.header())
         with pytest.raises(MessageError, match="must have values"):
             exchange.answer()
 
 
-def test_a_step_that_begins_within_another_is_refused(stepper: Stepper) -> None:
+def test_a_step_that_begins_within_another_one_is_rejected(stepper: Stepper) -> None:
     pieces = stepper.pieces()
     with stepper.kept.use(stepper.connection, timeout_s=10.0) as exchange:
         exchange.write(*encode_parts(pieces[:1], stepper.header()))
@@ -215,7 +215,7 @@ def test_a_step_that_begins_within_another_is_refused(stepper: Stepper) -> None:
             exchange.answer()
 
 
-def test_a_server_that_stops_does_not_wait_for_a_stream_between_two_steps(stepper: Stepper) -> None:
+def test_a_stopping_server_does_not_wait_for_a_stream_between_two_steps(stepper: Stepper) -> None:
     stepper.step(stepper.header())
     eventually(lambda: all(call.is_resting for call in stepper.server._running), "nothing is under way")
     begun = time.monotonic()
@@ -226,7 +226,7 @@ def test_a_server_that_stops_does_not_wait_for_a_stream_between_two_steps(steppe
     assert caught.value.retryable or caught.value.code == "outcome_unknown"
 
 
-def test_a_step_that_comes_while_the_server_stops_is_refused(stepper: Stepper) -> None:
+def test_a_step_is_rejected_while_the_server_stops(stepper: Stepper) -> None:
     stepper.step(stepper.header())
     before = stepper.first_values()
     eventually(lambda: all(call.is_resting for call in stepper.server._running), "nothing is under way")
@@ -236,14 +236,14 @@ def test_a_step_that_comes_while_the_server_stops_is_refused(stepper: Stepper) -
     assert stepper.first_values() == before
 
 
-def test_a_client_that_vanishes_between_two_steps_is_no_refusal(stepper: Stepper) -> None:
+def test_a_disconnect_between_two_steps_is_not_an_error(stepper: Stepper) -> None:
     stepper.step(stepper.header())
     stepper.connection.abort_calls()
     eventually(lambda: stepper.server.running_calls == 0, "the stream ends")
     assert stepper.server.refusals == {}
 
 
-def test_a_second_thread_gets_a_stream_of_its_own(stepper: Stepper) -> None:
+def test_a_second_thread_gets_a_separate_stream(stepper: Stepper) -> None:
     first = stepper.header()
     with stepper.kept.use(stepper.connection, timeout_s=10.0) as exchange:
         assert stepper.opened == 1
@@ -252,5 +252,5 @@ def test_a_second_thread_gets_a_stream_of_its_own(stepper: Stepper) -> None:
         exchange.write(*encode_parts(stepper.pieces(), first))
         _outcomes(exchange)
     stepper.step(stepper.header())
-    assert stepper.opened == 2, "the first stream was kept"
+    assert stepper.opened == 2, "the first stream was not reused"
     eventually(lambda: stepper.server.running_calls == 1, "the other one ends")

@@ -1,4 +1,4 @@
-"""A step below its stream: what each message is answered with, and what follows."""
+"""A step without its stream: the answer to each message, and the values that follow."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COUNT, SIZE = 4, 16
 
 
 class Bench:
-    """One shard of single blocks, and members that step."""
+    """A shard with single blocks, and members that step."""
 
     def __init__(self, mode: Mode, *members: int) -> None:
         plan = plan_shards([ParameterSpec(f"p{i}", (SIZE,)) for i in range(COUNT)], 1)
@@ -65,7 +65,7 @@ def one(block: int) -> range:
     return range(block, block + 1)
 
 
-def test_values_that_are_there_leave_with_the_answer() -> None:
+def test_available_values_are_sent_with_the_answer() -> None:
     bench = Bench(Async(), 1)
     session = bench.step(1, 0)
     for block in range(COUNT):
@@ -75,7 +75,7 @@ def test_values_that_are_there_leave_with_the_answer() -> None:
     assert session.is_over
 
 
-def test_values_whose_round_closes_later_leave_with_a_later_answer() -> None:
+def test_values_of_a_later_round_are_sent_with_a_later_answer() -> None:
     bench = Bench(Sync(), 1, 2)
     first, second = bench.step(1, 0), bench.step(2, 1)
     assert found(first.feed([part(0)])) == [(one(0), 0, Outcome.ACCEPTED, False)]
@@ -86,7 +86,7 @@ def test_values_whose_round_closes_later_leave_with_a_later_answer() -> None:
     ]
 
 
-def test_what_is_not_there_yet_stops_the_search() -> None:
+def test_an_unavailable_value_ends_the_search() -> None:
     bench = Bench(Sync(), 1, 2)
     first, second = bench.step(1, 0), bench.step(2, 1)
     first.feed([part(0)])
@@ -95,7 +95,7 @@ def test_what_is_not_there_yet_stops_the_search() -> None:
     assert found(first.feed([part(2)])) == [(one(2), 0, Outcome.ACCEPTED, False)]
 
 
-def test_what_is_still_wanted_follows_when_all_has_come() -> None:
+def test_remaining_values_follow_after_the_last_message() -> None:
     bench = Bench(Sync(), 1, 2)
     first, second = bench.step(1, 0), bench.step(2, 1)
     first.feed([part(*range(COUNT))])
@@ -104,13 +104,13 @@ def test_what_is_still_wanted_follows_when_all_has_come() -> None:
     second.feed([part(0, 1)])
     (pieces,) = bench.drained(first)
     assert found(pieces) == [(one(0), 1, Outcome.NONE, True), (one(1), 1, Outcome.NONE, True)]
-    assert not first.is_over, "two blocks did not come in time"
+    assert not first.is_over, "values of two blocks are missing"
     second.feed([part(2, 3)])
     bench.drained(first)
     assert first.is_over
 
 
-def test_a_step_is_over_with_the_last_of_its_values_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_is_over_when_its_last_value_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flightedl.pserver.steps.TARGET_BYTES", SIZE * 4)
     bench = Bench(Sync(), 1, 2)
     first = bench.step(1, 0)
@@ -121,7 +121,7 @@ def test_a_step_is_over_with_the_last_of_its_values_and_not_before(monkeypatch: 
     assert over == [False, False, False, True]
 
 
-def test_who_wants_no_values_gets_none() -> None:
+def test_a_push_without_a_request_for_values_gets_none() -> None:
     bench = Bench(Async(), 1)
     session = bench.step(1, 0, pull=False)
     pieces = session.feed([part(*range(COUNT))])
@@ -129,17 +129,17 @@ def test_who_wants_no_values_gets_none() -> None:
     assert session.is_over
 
 
-def test_more_or_less_than_was_announced_is_told() -> None:
+def test_more_or_fewer_rows_than_announced_are_an_error() -> None:
     bench = Bench(Async(), 1)
     session = bench.step(1, 0, rows=2)
     session.feed([part(0)])
     assert session.missing == "1 of 2 announced rows are missing"
     with pytest.raises(MessageError, match="received 1 more rows"):
         session.feed([part(1, 2)])
-    assert bench.shard.version_range() == (0, 1), "nothing of it was taken"
+    assert bench.shard.version_range() == (0, 1), "part of the message was applied"
 
 
-def test_a_membership_that_has_ended_is_answered_at_once() -> None:
+def test_a_step_with_an_ended_membership_is_answered_immediately() -> None:
     bench = Bench(Sync(), 1, 2)
     session = bench.step(1, 0)
     session.feed([part(*range(COUNT))])
@@ -149,7 +149,7 @@ def test_a_membership_that_has_ended_is_answered_at_once() -> None:
     assert session.is_over
 
 
-def test_without_a_change_a_reader_is_asked_whether_it_still_waits() -> None:
+def test_the_caller_can_check_the_client_while_nothing_changes() -> None:
     bench = Bench(Sync(), 1)
     waiting = deque([Wanted(range(COUNT), 1)])
     awaited = awaited_values(bench.shard, 0, waiting, bench.clock, bench.clock.now() + 1e-9)

@@ -1,4 +1,4 @@
-"""Taking turns on one machine: never more at a time, never for ever."""
+"""Turns on one machine: their number is limited, and no process waits forever."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def purpose() -> str:
 
 
 @pytest.mark.parametrize("at_once", [1, 2])
-def test_no_more_than_that_have_one_at_a_time_and_all_get_one(purpose: str, at_once: int) -> None:
+def test_the_number_of_simultaneous_turns_is_limited_and_all_processes_get_one(purpose: str, at_once: int) -> None:
     lock = threading.Lock()
     present, most = 0, 0
 
@@ -40,7 +40,7 @@ def test_no_more_than_that_have_one_at_a_time_and_all_get_one(purpose: str, at_o
     assert most == at_once
 
 
-def test_who_has_waited_long_enough_goes_on_without(purpose: str) -> None:
+def test_a_process_continues_without_a_turn_after_its_patience(purpose: str) -> None:
     stop = threading.Event()
     with Turns(stop, at_once=1, purpose=purpose).turn() as first:
         with Turns(stop, at_once=1, purpose=purpose, patience_s=0.2).turn() as second:
@@ -50,7 +50,7 @@ def test_who_has_waited_long_enough_goes_on_without(purpose: str) -> None:
             assert not third
 
 
-def test_the_turn_of_a_process_that_was_killed_is_free(purpose: str) -> None:
+def test_the_turn_of_a_killed_process_becomes_free(purpose: str) -> None:
     program = (
         "import sys, threading, time\n"
         "from flightedl.pserver.turns import Turns\n"
@@ -70,7 +70,7 @@ def test_the_turn_of_a_process_that_was_killed_is_free(purpose: str) -> None:
         assert afterwards
 
 
-def test_where_there_are_no_such_names_nobody_waits(purpose: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_do_not_wait_on_systems_without_abstract_names(purpose: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("socket.AF_UNIX")
     with Turns(threading.Event(), at_once=1, purpose=purpose).turn() as is_one:
         assert not is_one
