@@ -35,7 +35,7 @@ class Servers:
         job: The job's name.
         directory: Has the servers' addresses.
         connector: Opens the connections.
-        asks: Called with the name of the server that the calling thread is about to call.
+        calls: Called with the name of the server that the calling thread is about to call.
     """
 
     def __init__(
@@ -43,12 +43,12 @@ class Servers:
         job: str,
         directory: Directory,
         connector: Connector,
-        asks: Callable[[str], None] = lambda _: None,
+        calls: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._job = job
         self._directory = directory
         self._connector = connector
-        self._asks = asks
+        self._calls = calls
         self._lock = threading.Lock()
         self._connections: dict[tuple[str, int], tuple[ServerRecord, Connection]] = {}
         #: Index -> the directory's state, and the connection of that state; most steps find the state unchanged.
@@ -103,7 +103,7 @@ class Servers:
         record = self._directory.master()
         if record is None:
             raise NotReadyError("no master serves this job yet; if none was started, start one with `flightedl master`")
-        self._asks("the master")
+        self._calls("the master")
         return self._connection("master", 0, record)
 
     def pserver(self, index: int) -> tuple[int, Connection]:
@@ -123,7 +123,7 @@ class Servers:
                 raise NotReadyError(f"no pserver holds index {index} at the moment")
             known = state, (record.generation, self._connection("pserver", index, record))
             self._pservers[index] = known
-        self._asks(f"pserver {index}")
+        self._calls(f"pserver {index}")
         return known[1]
 
     def _connection(self, role: str, index: int, record: ServerRecord) -> Connection:

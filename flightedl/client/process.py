@@ -79,7 +79,7 @@ class TrainerProcess:
         connector = Connector(
             Caller("trainer", self.trainer), Role.TRAINER, chosen.tls_dir, chosen.integrity, chosen.same_host
         )
-        self.servers = Servers(chosen.job, self.directory, connector, self._waits.asks)
+        self.servers = Servers(chosen.job, self.directory, connector, self._waits.calls)
         #: The time that the script's loop spends in each activity.
         self.probe = StepProbe(self.clock.now)
         self._waits.watch(self.probe.conversations)

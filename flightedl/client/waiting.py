@@ -32,7 +32,7 @@ class Waiting:
     """
 
     __slots__ = (
-        "_asked",
+        "_called",
         "_clock",
         "_ended",
         "_give_up_s",
@@ -71,7 +71,7 @@ class Waiting:
         self._ended = ended
         self._job_over = job_over
         #: The server that the current attempt waits for, and since when; None between attempts.
-        self._asked: tuple[str, float] | None = None
+        self._called: tuple[str, float] | None = None
         #: Held while reporting, because the waiting thread and the checking thread both do.
         self._lock = threading.Lock()
 
@@ -80,17 +80,17 @@ class Waiting:
         self._start = self._trouble_since = began
         return self
 
-    def asks(self, whom: str, since: float | None = None) -> None:
+    def calls(self, whom: str, since: float | None = None) -> None:
         """Note that the attempt needs an answer of ``whom``."""
-        self._asked = whom, self._clock.now() if since is None else since
+        self._called = whom, self._clock.now() if since is None else since
 
     def look(self) -> None:
         """Report whose answer is missing, if it has been missing for too long. Called by another thread."""
         now = self._clock.now()
         with self._lock:
-            asked = self._asked
-            if asked is not None and now - asked[1] >= self._say_after_s:
-                self._say(f"{asked[0]} to answer", now - self._start)
+            called = self._called
+            if called is not None and now - called[1] >= self._say_after_s:
+                self._say(f"{called[0]} to answer", now - self._start)
 
     def pause(self) -> None:
         """Sleep between two attempts, each time a third longer, so the wait is at most about a third too long."""
@@ -105,7 +105,7 @@ class Waiting:
             UnavailableError: the wait took longer than ``give_up_s``.
         """
         now = self._clock.now()
-        self._asked = None
+        self._called = None
         if why := self._job_over():
             self.over()
             raise JobFailedError(why)
@@ -130,7 +130,7 @@ class Waiting:
 
     def patiently(self, reason: str) -> None:
         """Like ``because``, but never give up: for normal waits, such as for other trainers to finish."""
-        self._asked = None
+        self._called = None
         with self._lock:
             self._say(reason, self._clock.now() - self._start)
         self._trouble_since = None
@@ -144,7 +144,7 @@ class Waiting:
     def withdraw(self) -> None:
         """Withdraw the reported reason; the next reason is reported again."""
         with self._lock:
-            self._asked = None
+            self._called = None
             if self.reported:
                 self.reported = ""
                 self._report("")
@@ -208,10 +208,10 @@ class Waits:
         if self._open.get(waiting.thread) is waiting:
             self._open.pop(waiting.thread, None)
 
-    def asks(self, whom: str) -> None:
+    def calls(self, whom: str) -> None:
         """Note that this thread calls a server."""
         if (waiting := self._open.get(threading.get_ident())) is not None:
-            waiting.asks(whom)
+            waiting.calls(whom)
 
     def look(self) -> None:
         """Let all waits report whose answer is missing."""
@@ -223,7 +223,7 @@ class Waits:
                 continue
             waiting = self._made().since(asked_at)
             waiting.thread = each.thread
-            waiting.asks(each.whom, asked_at)
+            waiting.calls(each.whom, asked_at)
             self._open[waiting.thread] = each.waiting = waiting
             waiting.look()
             if each.asked_at != asked_at:

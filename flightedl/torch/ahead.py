@@ -71,7 +71,7 @@ class Seen:
         return is_same and version == gradient._version
 
 
-class OneByOne:
+class PrefetchDetector:
     """Checks that each batch is finished before the next one is requested. Made in the thread that steps."""
 
     def __init__(self) -> None:

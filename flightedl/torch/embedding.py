@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from flightedl.client.tables.table import Nulls, Table
 from flightedl.errors import UsageError
-from flightedl.torch.rows import Found, OnTable, Wanted, leave_uncompiled, look_up
+from flightedl.torch.rows import Found, OnTable, RowRequest, leave_uncompiled, look_up
 
 Combination = Literal["sum", "mean", "max"]
 
@@ -48,20 +48,20 @@ class Embedding(OnTable):
                 module.
             UnavailableError: as for ``Table.pull``.
         """
-        wanted = self.wanted(ids)
-        (found,) = look_up([wanted])
-        return self.of(wanted, found)
+        request = self.request(ids)
+        (found,) = look_up([request])
+        return self.result(request, found)
 
-    def wanted(self, ids: Any) -> Wanted:
+    def request(self, ids: Any) -> RowRequest:
         asked = self.asked(ids)
         if asked.found.offsets is not None:
             raise UsageError(f"ids of table {self.table.name!r} are lists, that is, bags: use fe.torch.EmbeddingBag")
-        return Wanted(self, asked)
+        return RowRequest(self, asked)
 
-    def of(self, wanted: Wanted, found: Found) -> torch.Tensor:
+    def result(self, request: RowRequest, found: Found) -> torch.Tensor:
         """Return the result of ``forward``, given the rows."""
         rows = functional.embedding(
-            found.places.reshape(wanted.asked.found.shape),
+            found.places.reshape(request.asked.found.shape),
             found.weight,
             padding_idx=found.padding,
             scale_grad_by_freq=self.scale_grad_by_freq,
@@ -121,18 +121,18 @@ class EmbeddingBag(OnTable):
             UsageError: as for ``Embedding``, or the bags are invalid.
             UnavailableError: as for ``Table.pull``.
         """
-        wanted = self.wanted(ids)
-        (found,) = look_up([wanted])
-        return self.of(wanted, found, offsets, per_sample_weights)
+        request = self.request(ids)
+        (found,) = look_up([request])
+        return self.result(request, found, offsets, per_sample_weights)
 
-    def wanted(self, ids: Any) -> Wanted:
-        return Wanted(self, self.asked(ids))
+    def request(self, ids: Any) -> RowRequest:
+        return RowRequest(self, self.asked(ids))
 
-    def of(
-        self, wanted: Wanted, found: Found, offsets: Any = None, per_sample_weights: torch.Tensor | None = None
+    def result(
+        self, request: RowRequest, found: Found, offsets: Any = None, per_sample_weights: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Return the result of ``forward``, given the rows."""
-        ids, device = wanted.asked.found, found.places.device
+        ids, device = request.asked.found, found.places.device
         places = found.places
         if ids.offsets is not None:
             starts = torch.from_numpy(ids.offsets).to(device)
@@ -191,16 +191,17 @@ class EmbeddingCollection(nn.Module):
         """
         if not ids:
             return {}
-        wanted: dict[str, Wanted] = {}
+        requests: dict[str, RowRequest] = {}
         more: dict[str, tuple[Any, ...]] = {}
         for name, given in ids.items():
             if name not in self.embeddings:
                 raise UsageError(f"there is no embedding {name!r:.80}, only {', '.join(self.embeddings):.200}")
             first, *rest = given if isinstance(given, tuple) else (given,)
-            wanted[name], more[name] = self._of(name).wanted(first), tuple(rest)
-        found = look_up(list(wanted.values()))
+            requests[name], more[name] = self._of(name).request(first), tuple(rest)
+        found = look_up(list(requests.values()))
         return {
-            name: self._of(name).of(wanted[name], rows, *more[name]) for name, rows in zip(wanted, found, strict=True)
+            name: self._of(name).result(requests[name], rows, *more[name])
+            for name, rows in zip(requests, found, strict=True)
         }
 
     def _of(self, name: str) -> Any:

@@ -38,7 +38,7 @@ from flightedl.domain.model.optimizers import Delta
 from flightedl.domain.model.optimizers import Optimizer as Rule
 from flightedl.domain.trainer.batches import CurrentBatch
 from flightedl.errors import GradientError, UsageError
-from flightedl.torch.ahead import OneByOne, Seen
+from flightedl.torch.ahead import PrefetchDetector, Seen
 from flightedl.torch.groups import ShownSettings, chosen, settings_in, shown, with_groups
 from flightedl.torch.module import Place, buffers_of, embeddings_of, parameters_of
 from flightedl.torch.rows import RowGroups
@@ -99,7 +99,7 @@ class Optimizer(torch.optim.Optimizer):
         self._copies = Copies()
         self._pushed = Seen([])
         self._shown = ShownSettings()
-        self._one_by_one = OneByOne()
+        self._prefetch_detector = PrefetchDetector()
         super().__init__([{**group} for group in given], shown(self._rule))
         self._add_row_groups()
         # Some tools consider an optimizer without any state unused, and try it out.
@@ -203,7 +203,7 @@ class Optimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._one_by_one.require_in_order()
+        self._prefetch_detector.require_in_order()
         self._shown.require_unchanged(self.param_groups)
         self._require_unchanged()
         gradients, rows, known_buffers = self._gradients(), self._rows.gradients(), dict(self._known_buffers)
@@ -309,7 +309,7 @@ class Optimizer(torch.optim.Optimizer):
             return
         unpushed = [] if current.has_gradient else self._unpushed()
         try:
-            self._one_by_one.batch_ends(current, was_used=current.has_gradient or bool(unpushed))
+            self._prefetch_detector.batch_ends(current, was_used=current.has_gradient or bool(unpushed))
             self._require_pushed(current, unpushed)
         finally:
             self._rows.drop()

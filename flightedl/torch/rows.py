@@ -178,7 +178,7 @@ def leave_uncompiled(kind: type[nn.Module]) -> None:
         kind.forward = torch.compiler.disable(kind.forward)
 
 
-class Wanted(NamedTuple):
+class RowRequest(NamedTuple):
     """Rows that a module looks up."""
 
     module: OnTable
@@ -196,26 +196,26 @@ class Found(NamedTuple):
     padding: int | None
 
 
-def look_up(wanted: Sequence[Wanted]) -> list[Found]:
+def look_up(requests: Sequence[RowRequest]) -> list[Found]:
     """Look up rows for several modules in one round trip."""
     by_table: dict[Table, list[int]] = {}
-    for number, (module, _) in enumerate(wanted):
+    for number, (module, _) in enumerate(requests):
         module.is_training(None)
         by_table.setdefault(module.table, []).append(number)
     declared = {table: table.declared for table in by_table}
     first, *others = [traffic for _, traffic in declared.values()]
     if any(other is not first for other in others):
         raise UsageError("the tables of one lookup belong to different jobs: make all of them with the same job")
-    distinct = {table: _together([wanted[number].asked for number in numbers]) for table, numbers in by_table.items()}
+    distinct = {table: _together([requests[number].asked for number in numbers]) for table, numbers in by_table.items()}
     lookup = first.look_up({declared[table][0]: ids for table, ids in distinct.items()})
     found: dict[int, Found] = {}
     for table, numbers in by_table.items():
         number = declared[table][0]
         require_known(table.name, lookup.unknown.get(number, ()))
         found.update(
-            _found_in(distinct[table], lookup.rows(number), {n: wanted[n] for n in numbers}, first.current_batch)
+            _found_in(distinct[table], lookup.rows(number), {n: requests[n] for n in numbers}, first.current_batch)
         )
-    return [found[number] for number in range(len(wanted))]
+    return [found[number] for number in range(len(requests))]
 
 
 def _together(asked: Sequence[Asked]) -> DistinctIds:
@@ -225,19 +225,19 @@ def _together(asked: Sequence[Asked]) -> DistinctIds:
 
 
 def _found_in(
-    distinct: DistinctIds, rows: Floats, wanted: Mapping[int, Wanted], batch: object
+    distinct: DistinctIds, rows: Floats, requests: Mapping[int, RowRequest], batch: object
 ) -> Iterator[tuple[int, Found]]:
     """Yield one table's rows for each module on it."""
-    needs_padding = not len(rows) or any(asked.kept is not None for _, asked in wanted.values())
+    needs_padding = not len(rows) or any(asked.kept is not None for _, asked in requests.values())
     matrix = np.concatenate([np.zeros((1, rows.shape[1]), np.float32), rows]) if needs_padding else rows
-    owner = next((module for module, _ in wanted.values() if module.is_training(batch)), None)
+    owner = next((module for module, _ in requests.values() if module.is_training(batch)), None)
     weight = torch.from_numpy(matrix)
     if owner is not None:
         leaf = nn.Parameter(weight.to(owner.rows.device))
         owner.keep(batch, InUse(distinct.ids, int(needs_padding), leaf))
         weight = leaf
     start = 0
-    for number, (module, asked) in wanted.items():
+    for number, (module, asked) in requests.items():
         places = distinct.places[start : start + len(asked.distinct.given)] + int(needs_padding)
         start += len(asked.distinct.given)
         if asked.kept is not None:

@@ -32,9 +32,9 @@ def test_a_wait_prints_its_reason_once_after_a_while(capsys: pytest.CaptureFixtu
 def test_a_hanging_call_is_reported_by_another_thread(capsys: pytest.CaptureFixture[str]) -> None:
     clock, told = FakeClock(), list[str]()
     waits = Waits(clock, say_after_s=5.0, give_up_s=100.0, report=told.append)
-    waits.asks("nobody, as nobody waits")
+    waits.calls("nobody, as nobody waits")
     waiting = waits.begin()
-    waits.asks("pserver 0")
+    waits.calls("pserver 0")
     clock.advance(4.0)
     waits.look()
     assert told == []
@@ -42,7 +42,7 @@ def test_a_hanging_call_is_reported_by_another_thread(capsys: pytest.CaptureFixt
     waits.look()
     waits.look()
     waiting.because("pserver 0 is gone")
-    waits.asks("pserver 0")
+    waits.calls("pserver 0")
     clock.advance(3.0)
     waits.look()
     assert capsys.readouterr().err.splitlines() == [
@@ -80,7 +80,7 @@ def test_a_finished_attempt_no_longer_counts_as_a_wait() -> None:
     waits = Waits(clock, say_after_s=5.0, give_up_s=100.0, report=told.append)
     waiting = waits.begin()
     for _ in range(3):
-        waits.asks("pserver 0")
+        waits.calls("pserver 0")
         clock.advance(1.0)
         waiting.because("pserver 0 broke off")
     for _ in range(20):
@@ -94,9 +94,9 @@ def test_each_thread_has_its_own_wait() -> None:
     clock, told = FakeClock(), list[str]()
     waits = Waits(clock, say_after_s=5.0, give_up_s=100.0, report=told.append)
     first = waits.begin()
-    waits.asks("the master")
+    waits.calls("the master")
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(lambda: (waits.begin(), waits.asks("pserver 1"))).result()
+        pool.submit(lambda: (waits.begin(), waits.calls("pserver 1"))).result()
     clock.advance(6.0)
     waits.look()
     assert told[-1] == "the master to answer"
