@@ -37,7 +37,7 @@ BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
         6_400,
         ("tools", "flightedl/examples", "flightedl/curves", "flightedl"),
     ),
-    "benchmarks": (997, 600, ("benchmarks",)),
+    "benchmarks": (1_074, 600, ("benchmarks",)),
 }
 _PARTS = {directory for _, _, directories in BUDGETS.values() for directory in directories}
 
