@@ -18,16 +18,16 @@ ROOT = Path(flightedl.__file__).resolve().parent.parent
 
 #: Part -> (maximum of its lines of Python, planned lines, its directories, excluding directories that are parts).
 BUDGETS: dict[str, tuple[int, int, tuple[str, ...]]] = {
-    "domain": (19_760, 16_000, ("flightedl/domain",)),
-    "client, torch": (11_739, 8_000, ("flightedl/client", "flightedl/torch")),
-    "pserver, kernels": (9_997, 8_000, ("flightedl/pserver", "flightedl/kernels")),
+    "domain": (19_864, 16_000, ("flightedl/domain",)),
+    "client, torch": (11_744, 8_000, ("flightedl/client", "flightedl/torch")),
+    "pserver, kernels": (10_160, 8_000, ("flightedl/pserver", "flightedl/kernels")),
     "rpc, wire, messages": (5_762, 4_500, ("flightedl/rpc", "flightedl/wire", "flightedl/messages")),
     "master, coordination, adapters, process": (
         8_230,
         7_500,
         ("flightedl/master", "flightedl/coordination", "flightedl/adapters", "flightedl/process"),
     ),
-    "formats": (5_477, 4_700, ("flightedl/formats",)),
+    "formats": (5_499, 4_700, ("flightedl/formats",)),
     "launch": (5_789, 4_800, ("flightedl/launch",)),
     "recording": (2_160, 1_500, ("flightedl/recording",)),
     "testing": (9_688, 8_000, ("flightedl/testing",)),

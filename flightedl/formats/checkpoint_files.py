@@ -24,13 +24,16 @@ from flightedl.domain.checkpoint.manifest import (
 from flightedl.domain.checkpoint.restoring import FilePart, applied_of, recut, saved_plan
 from flightedl.domain.exactly_once.applied import AppliedBatches
 from flightedl.domain.model.parameters import ParameterSpec
-from flightedl.domain.model.sharding import ShardPlan
+from flightedl.domain.model.sharding import ShardPlan, name_same_cut
+from flightedl.domain.tables.restoring import FileBuckets, buckets_of_chain
 from flightedl.errors import CorruptError, NotFoundError
 from flightedl.formats.row_batches import StoredRows, StoredRowSpan
 from flightedl.formats.shard_files import ShardHeader, StoredBlock, load_shard, read_blocks, read_rows
 from flightedl.ports import Storage
 
 _BLOCKS_AT_ONCE = 16
+#: A record of a pserver's file; ``FileBuckets`` come before the rows of each file.
+Record = StoredBlock | StoredRows | StoredRowSpan | FileBuckets
 
 Array = npt.NDArray[np.generic]
 
@@ -99,13 +102,13 @@ def load_shard_blocks(
     parameters: Sequence[ParameterSpec],
     plan: ShardPlan,
     index: int,
-    take: Callable[[StoredBlock | StoredRows | StoredRowSpan], None],
+    take: Callable[[Record], None],
     begin: Callable[[str], None] = lambda _: None,
 ) -> AppliedBatches:
     """Pass every block and the rows that the pserver ``index`` of ``plan`` owns to ``take``. Return their applied sets.
 
-    Rows of other buckets may be passed, too. The rows of a file follow its spans; the rows of the files that it is an
-    increment on come before them, oldest first.
+    Rows of other buckets may be passed, too: only those of the last ``FileBuckets`` count. The rows of a file follow
+    its spans; the rows of the files that it is an increment on come before them, oldest first.
 
     The blocks are valid only once this function returns. ``begin`` is called with each file's name before it is read.
 
@@ -126,7 +129,7 @@ def _load_part(
     manifest: Manifest,
     part: FilePart,
     block_count: int,
-    take: Callable[[StoredBlock | StoredRows | StoredRowSpan], None],
+    take: Callable[[Record], None],
     begin: Callable[[str], None],
 ) -> AppliedBatches:
     file = part.file
@@ -165,20 +168,40 @@ def _load_links(
     storage: Storage,
     manifest: Manifest,
     file: ShardFile,
-    take: Callable[[StoredBlock | StoredRows | StoredRowSpan], None],
+    take: Callable[[Record], None],
     begin: Callable[[str], None],
 ) -> None:
-    for link in file.links:
+    *older, newest = chain_buckets(storage, file, begin)
+    for link, buckets in zip(file.links, older, strict=True):
         begin(link.name)
         header, _, rows = read_rows(storage, link.name, link.size_bytes)
         require_file(manifest, header, file.index, link)
+        take(buckets)
         for some in rows:
             take(some)
+    take(newest)
+
+
+def chain_buckets(
+    storage: Storage, file: ShardFile, begin: Callable[[str], None] = lambda _: None
+) -> list[FileBuckets]:
+    """Return the buckets of each file of a chain whose rows count, oldest file first."""
+    files = []
+    for each in file.chain:
+        begin(each.name)
+        spans = read_blocks(storage, each.name, each.size_bytes, ()).header.rows
+        files.append(
+            (frozenset(n for span in spans for n in span.numbers), [n for span in spans for n in span.complete])
+        )
+    return buckets_of_chain(files)
 
 
 def require_file(manifest: Manifest, header: ShardHeader, index: int, file: ShardFile | Link) -> None:
-    """Check that the file is the one listed in the manifest."""
-    number = file.number if isinstance(file, Link) else manifest.number
-    said = (header.job, header.number, header.index, header.pservers, header.plan_hash)
-    if said != (manifest.job, number, index, manifest.pserver_count, manifest.plan_hash):
+    """Check that the file is the one listed in the manifest. Blocks may have moved since the files it is built on."""
+    if isinstance(file, Link):
+        is_listed = header.number == file.number and name_same_cut(header.plan_hash, manifest.plan_hash)
+    else:
+        said = (header.number, header.pservers, header.plan_hash)
+        is_listed = said == (manifest.number, manifest.pserver_count, manifest.plan_hash)
+    if not is_listed or (header.job, header.index) != (manifest.job, index):
         raise CorruptError(f"{file.name} is the file of another checkpoint")

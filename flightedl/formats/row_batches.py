@@ -60,6 +60,8 @@ class StoredRowSpan(msgspec.Struct, frozen=True, array_like=True):
     updates: int
     #: Highest epoch of a batch applied to the rows.
     epoch: int
+    #: Positions of buckets that the increment has all rows of. A base has all rows of all buckets.
+    complete: list[int] = []
 
     @property
     def numbers(self) -> range:

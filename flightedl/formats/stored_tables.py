@@ -11,16 +11,19 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from flightedl.domain.checkpoint.manifest import Link, Manifest, ShardFile
+from flightedl.domain.checkpoint.manifest import Manifest
 from flightedl.domain.tables.placement import BUCKETS, buckets_of
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import CorruptError
-from flightedl.formats.checkpoint_files import require_file
+from flightedl.formats.checkpoint_files import chain_buckets, require_file
 from flightedl.formats.row_batches import TABLE, WAITING, StoredRows, StoredRowSpan
 from flightedl.formats.shard_files import read_rows
 from flightedl.ports import Storage
 
 Ids = npt.NDArray[np.uint64]
+Numbers = npt.NDArray[np.int64]
+#: Higher than any version or epoch.
+_UNKNOWN = 1 << 62
 
 
 def stored_rows(storage: Storage, manifest: Manifest, table: int, spec: TableSpec) -> Iterator[StoredRows]:
@@ -36,55 +39,49 @@ def stored_rows(storage: Storage, manifest: Manifest, table: int, spec: TableSpe
         CorruptError, NotFoundError: a file is damaged or missing.
         UnavailableError: the storage temporarily cannot be read.
     """
-    for shard in manifest.shards:
+    chains = [(shard, chain_buckets(storage, shard)) for shard in manifest.shards]
+    first = min((number for _, chain in chains for number in chain[-1].numbers), default=0)
+    for shard, chain in chains:
         passed_over = np.empty(0, np.uint64)
-        newest: dict[int, tuple[StoredRowSpan, StoredRows]] = {}
-        for file in reversed(shard.chain):
+        #: Lowest version and epoch that rows of each bucket may have and exist.
+        oldest = np.full((2, BUCKETS), _UNKNOWN)
+        for file, counting in zip(reversed(shard.chain), reversed(chain), strict=True):
+            counts = np.zeros(BUCKETS, np.bool_)
+            counts[[number - first for number in counting.numbers]] = True
+            header, _, stored = read_rows(storage, file.name, file.size_bytes)
+            require_file(manifest, header, shard.index, file)
+            spans = {span.first: span for span in header.rows}
             found: list[Ids] = []
-            for rows in _rows_of(storage, manifest, shard, file, table, newest):
+            for rows in (each for each in stored if each.table == table):
                 if rows.kind == TABLE:
                     found.append(rows.ids)
-                elif (some := _of_these(rows, spec, passed_over, newest)) is not None:
-                    yield some
-                if rows.kind not in {TABLE, WAITING} and file is not shard.chain[0]:
-                    found.append(rows.ids)
+                    if counting.is_newest:
+                        _note_oldest(oldest, first, spans[rows.span], rows, spec)
+                elif rows.kind != WAITING:
+                    yield _of_these(rows, spec, passed_over, counts, oldest)
+                    if file is not shard.chain[0]:
+                        found.append(rows.ids)
             passed_over = np.unique(np.concatenate([passed_over, *found]))
 
 
-def _rows_of(
-    storage: Storage,
-    manifest: Manifest,
-    shard: ShardFile,
-    file: ShardFile | Link,
-    table: int,
-    newest: dict[int, tuple[StoredRowSpan, StoredRows]],
-) -> Iterator[StoredRows]:
-    """Yield one file's batches of a table. The newest file sets each span and its ``TABLE`` in ``newest``."""
-    header, _, found = read_rows(storage, file.name, file.size_bytes)
-    require_file(manifest, header, shard.index, file)
-    spans = {span.first: span for span in header.rows}
-    for rows in found:
-        if rows.table == table:
-            if rows.kind == TABLE:
-                newest.setdefault(rows.span, (spans[rows.span], rows))
-            yield rows
+def _note_oldest(oldest: Numbers, first: int, span: StoredRowSpan, said: StoredRows, spec: TableSpec) -> None:
+    buckets = slice(span.first - first, span.first - first + span.count)
+    versions = said.oldest + said.shifts if said.shifts.size else np.full(BUCKETS, said.oldest)
+    if spec.bucket_limit is not None:
+        versions = np.maximum(versions, said.given_up)
+    oldest[0, buckets], oldest[1, buckets] = versions[buckets], spec.oldest_epoch(span.epoch)
 
 
 def _of_these(
-    rows: StoredRows, spec: TableSpec, passed_over: Ids, newest: dict[int, tuple[StoredRowSpan, StoredRows]]
-) -> StoredRows | None:
-    """Return the live rows that no newer file has, or None for ids that await admission."""
-    if rows.kind == WAITING:
-        return None
-    if rows.span not in newest:
+    rows: StoredRows, spec: TableSpec, passed_over: Ids, counts: npt.NDArray[np.bool_], oldest: Numbers
+) -> StoredRows:
+    """Return the live rows in counting buckets that no newer file has."""
+    buckets = buckets_of(rows.ids, spec.salt)
+    is_wanted = counts[buckets]
+    version, epoch = oldest[:, buckets]
+    if (version[is_wanted] == _UNKNOWN).any():
         raise CorruptError("rows of a table belong to no span of their checkpoint")
-    span, said = newest[rows.span]
-    oldest = said.oldest + said.shifts if said.shifts.size else np.full(BUCKETS, said.oldest)
-    if spec.bucket_limit is not None:
-        oldest = np.maximum(oldest, said.given_up)
-    is_wanted = (rows.versions >= oldest[buckets_of(rows.ids, spec.salt)]) & (
-        rows.epochs >= spec.oldest_epoch(span.epoch)
-    )
+    is_wanted &= (rows.versions >= version) & (rows.epochs >= epoch)
     if passed_over.size:
         places = np.minimum(np.searchsorted(passed_over, rows.ids), passed_over.size - 1)
         is_wanted &= passed_over[places] != rows.ids

@@ -128,8 +128,6 @@ class SnapshotCopier:
     def copy_rows(self, span: RowSpan, version: int, updates: int) -> None:
         """Begin the cut of a span's rows, which are copied in the background. The caller holds the span's lock."""
         rows = CutRows(span, version, updates, self._command, is_base=not self.after)
-        if rows.is_base and self.after:
-            self.give_up("the changes of rows since the last file are no longer known")
         with self._changed:
             self._rows.append(rows)
             if self._are_rows_dropped:

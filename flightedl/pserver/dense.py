@@ -171,7 +171,6 @@ class DenseStore:
     # blocks that move
 
     def release(self, released: ReleasedBlocks) -> list[StoredBlock]:
-        """Take out the span of these blocks; return its values. The locks of all spans are held."""
         numbers = released.numbers
         span = self.spans[numbers.start]
         assert span.numbers == numbers, "blocks leave that have no span of their own"
@@ -184,17 +183,13 @@ class DenseStore:
         span.release()
         return blocks
 
-    def prepared(self, blocks: Sequence[StoredBlock]) -> ArraySpan:
-        """Return a span with the values of neighbouring blocks, which nobody sees before ``adopt``.
-
-        Raises:
-            CorruptError: they are not neighbours of this job's model and optimizer.
-            MemoryError: there is no room.
-        """
+    def prepared(self, released: ReleasedBlocks, blocks: Sequence[StoredBlock]) -> ArraySpan:
         first = blocks[0].number
         numbers = range(first, first + len(blocks))
         if not 0 <= first <= numbers.stop <= self._plan.block_count or [each.number for each in blocks] != [*numbers]:
             raise CorruptError(f"blocks that move have to be neighbours, and not {[each.number for each in blocks]}")
+        if numbers != released.numbers:
+            raise CorruptError(f"values of the blocks {numbers} came with the state of {released.numbers}")
         span = self._maker.span(numbers)
         try:
             for stored in blocks:
@@ -205,7 +200,6 @@ class DenseStore:
         return span
 
     def adopt(self, span: ArraySpan) -> None:
-        """Put in a span that is ``prepared``. The locks of all spans are held."""
         self.spans = dict(sorted([*self.spans.items(), *((number, span) for number in span.numbers)]))
 
 

@@ -69,8 +69,8 @@ class Held:
         return [*distinct(self.dense.spans), *distinct(self.rows.spans)]
 
     def span(self, number: int) -> Any:
-        """Return the span of a block; it may be split at any moment. Raises MessageError if there is no such block."""
-        return self.rows.spans.get(number) or self.dense.span(number)
+        """Return the span of a block; it may be split at any moment. Errors as of ``Store.span``."""
+        return self.store(number).span(number)
 
     @contextlib.contextmanager
     def locked(self, number: int) -> Iterator[Any]:

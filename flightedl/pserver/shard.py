@@ -32,6 +32,7 @@ from flightedl.domain.pserver.block_values import (
     BlocksDue,
     CopyBlocks,
     Effect,
+    Joined,
     Needs,
     Push,
     ReleasedBlocks,
@@ -41,7 +42,8 @@ from flightedl.domain.pserver.block_values import (
 )
 from flightedl.domain.pserver.block_values import Pushed as Decided
 from flightedl.domain.pserver.blocks import around
-from flightedl.errors import BusyError, CorruptError, FencedError, MessageError, StalePlacementError
+from flightedl.errors import BusyError, FencedError, MessageError, StalePlacementError
+from flightedl.formats.checkpoint_files import Record
 from flightedl.formats.row_batches import TABLE, WAITING, StoredRows
 from flightedl.formats.shard_files import StoredBlock
 from flightedl.messages.control import OrderNumber, SnapshotRequest, ViewReply, ViewRequest
@@ -57,13 +59,15 @@ from flightedl.pserver.rows.stored import CutRows
 from flightedl.pserver.rows.values import NO_ROWS, TableRows
 from flightedl.pserver.soundness import Soundness
 from flightedl.pserver.spans import ArraySpan, BlockArrays
-from flightedl.pserver.stores import Pushed, Stored, Wanted, distinct, split_span
+from flightedl.pserver.stores import Pushed, Wanted, distinct, split_span
 from flightedl.recording.writer import Recorder
 from flightedl.wire.parts import ReceivedBlocks, parts_of
 from flightedl.wire.rows import OutgoingBlocks, Row, Rows
 
 _NO_FILE = SnapshotRequest(OrderNumber(0, 0, 0), None, "", plan_hash="")
 _UPDATE = Needs(has_update=True)
+#: Buckets of a span whose rows move when it is joined with another one.
+_JOINED_AT_ONCE = 16
 
 
 class Shard:
@@ -243,13 +247,31 @@ class Shard:
 
     def _push_rows(self, push: Push, part: ReceivedBlocks, header: PushHeader) -> Iterator[Pushed]:
         """Take a part that is of all buckets."""
-        for span, received in self.rows.by_span(self.rows.pushed(part)):
+        is_whole = True
+        for span, received in self.rows.by_span(part.blocks, self.rows.pushed(part)):
+            is_whole = span.numbers == part.blocks
             has_gradient = len(received.gradients) > 0
             pushed = self._push(
                 push, span, part.version, received, header, has_gradient=has_gradient, asked=received.wanted
             )
             if pushed is not None:
                 yield pushed
+        if not is_whole:
+            self._join_rows(part.blocks)
+
+    def _join_rows(self, blocks: range) -> None:
+        """Join spans of buckets that have become alike, a few buckets with each push: a push does not wait long."""
+        with self.rows.lock, self._soundness:
+            for border in self.rows.borders(blocks):
+                with self._deciding:
+                    joined = self._protocol.join(border, _JOINED_AT_ONCE)
+                if isinstance(joined, Split):
+                    self._split(joined)
+                    with self._deciding:
+                        joined = self._protocol.join(border, _JOINED_AT_ONCE)
+                if isinstance(joined, Joined):
+                    self.rows.join(joined, self._protocol.version(border))
+                    break
 
     def _push_by_span(self, push: Push, part: ReceivedBlocks, header: PushHeader) -> Iterator[Pushed]:
         """Take a part that is not just one span; spans that it has only some blocks of are split."""
@@ -439,11 +461,14 @@ class Shard:
 
     # blocks that move to another pserver
 
-    def release(self, numbers: range) -> tuple[ReleasedBlocks, list[StoredBlock]] | Unmovable:
-        """Take neighbouring blocks of one span out, with their values; ``Unmovable``: nothing was done.
+    def release(self, numbers: range) -> tuple[ReleasedBlocks, Any] | Unmovable:
+        """Remove neighbouring blocks or buckets of one span and return them with their values.
+
+        Returns:
+            Their state, and their values as ``adopt`` takes them; ``Unmovable`` if nothing was done.
 
         Raises:
-            MessageError: they do not lie together on this pserver.
+            MessageError: they are not together on this pserver.
         """
         with self._held.all_locked(), self._soundness:
             with self._deciding:
@@ -454,30 +479,29 @@ class Shard:
             assert not isinstance(released, Split), "blocks have a span of their own, and it was split again"
             if isinstance(released, Unmovable):
                 return released
-            values = self.dense.release(released)
+            values = self._held.store(numbers.start).release(released)
             self._has_moved = True
             self._spans_changed()
         return released, values
 
-    def adopt(self, released: ReleasedBlocks, values: Sequence[StoredBlock]) -> Unmovable | None:
-        """Put blocks in that another pserver has released; ``Unmovable``: nothing was done.
+    def adopt(self, released: ReleasedBlocks, values: Any) -> Unmovable | None:
+        """Add blocks or buckets that another pserver has released; ``Unmovable`` if nothing was done.
 
         Raises:
-            CorruptError: damaged, or not blocks of this job.
+            CorruptError: they are damaged, or not of this job.
             MessageError: they are here, or do not fit the epochs here.
-            MemoryError: there is no room; nothing was done.
+            BusyError, MemoryError: there is no room; nothing was done.
         """
-        span = self.dense.prepared(values)
+        store = self._held.store(released.numbers.start)
+        span = store.prepared(released, values)
         is_adopted = False
         try:
-            if span.numbers != released.numbers:
-                raise CorruptError(f"values of the blocks {span.numbers} came with the state of {released.numbers}")
             with self._held.all_locked(), self._deciding:
                 unmovable = self._protocol.adopt(released)
                 if unmovable is None:
                     with self._soundness:
                         is_adopted = True
-                        self.dense.adopt(span)
+                        store.adopt(span)
                         self._has_moved = True
                         self._spans_changed()
         finally:
@@ -515,7 +539,7 @@ class Shard:
         self.dense.begin_restore()
         self.rows.begin_restore()
 
-    def restore(self, stored: Stored) -> None:
+    def restore(self, stored: Record) -> None:
         """Take over a record of a checkpoint.
 
         Raises:

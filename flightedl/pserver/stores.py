@@ -1,8 +1,8 @@
 """The interface between a shard and its two stores: ``dense`` for parameters, ``rows.store`` for tables.
 
 A shard decides, under the lock of a span, and its stores carry that out. A *span* holds neighbouring blocks, or
-buckets, with the same history so far. A store splits a span where the protocol of the blocks has split its own, and
-never joins spans again. The number of a block says which store it lies in.
+buckets, with the same history so far. A store splits and joins spans as the protocol of the blocks does. The number of
+a block determines its store.
 """
 
 from __future__ import annotations
@@ -13,17 +13,13 @@ from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import msgspec
 
-from flightedl.domain.pserver.block_values import AddGradient, CopyBlocks, Needs, Split, Update
-from flightedl.formats.row_batches import StoredRows, StoredRowSpan
-from flightedl.formats.shard_files import StoredBlock
+from flightedl.domain.pserver.block_values import AddGradient, CopyBlocks, Needs, ReleasedBlocks, Split, Update
 from flightedl.messages.parameters import Outcome
 from flightedl.pserver.copier import SnapshotCopier
 from flightedl.pserver.rows.values import NO_ROWS, TableRows
 from flightedl.wire.rows import OutgoingBlocks
 
 S = TypeVar("S")
-#: A record of a checkpoint's file.
-Stored = StoredBlock | StoredRows | StoredRowSpan
 
 
 class Wanted(NamedTuple):
@@ -101,6 +97,32 @@ class Store(Protocol):
 
     def name_of(self, number: int) -> str:
         """Return the name of a block, for messages to users."""
+        ...
+
+    def span(self, number: int) -> Any:
+        """Return the span of a block.
+
+        Raises:
+            StalePlacementError: another pserver owns the block now, or will.
+            MessageError: there is no such block here.
+        """
+        ...
+
+    def release(self, released: ReleasedBlocks) -> Any:
+        """Remove the span of these blocks and return its values. The locks of all spans are held."""
+        ...
+
+    def prepared(self, released: ReleasedBlocks, values: Any) -> Any:
+        """Return a span with the values of released blocks, which nobody sees before ``adopt``.
+
+        Raises:
+            CorruptError: the values are not those of such blocks in this job.
+            BusyError, MemoryError: there is no room.
+        """
+        ...
+
+    def adopt(self, span: Any) -> None:
+        """Add a span that is ``prepared``. The locks of all spans are held."""
         ...
 
     def begin_restore(self) -> None:

@@ -96,7 +96,7 @@ def _changes_no_block(_: BlockProtocol, name: str, result: Any) -> bool:
         case "split":
             return len(result.into) == 1
         case _:
-            return name in {"copy", "end_cut"} and result is None
+            return name in {"copy", "end_cut", "join"} and result is None
 
 
 _KINDS = (

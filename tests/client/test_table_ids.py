@@ -12,7 +12,7 @@ from flightedl.client.tables.bags import Bags
 from flightedl.client.tables.ids import found_ids, text_ids
 from flightedl.client.tables.requests import DistinctIds, Divided
 from flightedl.domain.model.optimizers import SGD
-from flightedl.domain.tables.placement import id_of_text, pservers_of
+from flightedl.domain.tables.placement import bucket_owners, buckets_of, id_of_text
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import UsageError
 
@@ -71,10 +71,11 @@ def test_each_id_is_requested_once_from_its_pserver(count: int) -> None:
     assert bad == -1
     for place, one in enumerate(distinct.ids):
         assert np.allclose(sums[place], gradients[ids == one].sum(0), atol=1e-5)
-    divided = Divided([TABLE, TABLE], [distinct.ids, distinct.ids[:3]], count)
+    owners = np.roll(bucket_owners(count), 300)
+    divided = Divided([TABLE, TABLE], [distinct.ids, distinct.ids[:3]], owners, count)
     for pserver in range(count):
         for place, mine in enumerate(divided.ids_of(pserver)):
-            assert (pservers_of(mine, TABLE.salt, count) == pserver).all()
+            assert (owners[buckets_of(mine, TABLE.salt)] == pserver).all()
             assert len(mine) == divided.counts[pserver, place]
     assert divided.counts.sum(0).tolist() == [len(distinct.ids), 3]
 

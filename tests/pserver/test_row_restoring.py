@@ -15,6 +15,7 @@ from flightedl.domain.model.sharding import ShardPlan, plan_for
 from flightedl.domain.tables.evict import Evict
 from flightedl.domain.tables.optimizers import RowAdam
 from flightedl.domain.tables.placement import BUCKETS, bucket_of, buckets_of, salt_of
+from flightedl.domain.tables.restoring import buckets_of_chain
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.formats.row_batches import TABLE, StoredRows, StoredRowSpan
 from flightedl.messages.control import OrderNumber, SnapshotRequest
@@ -130,8 +131,10 @@ def restore(new: Rows, chains: list[Chain]) -> None:
     for store in new.stores:
         store.begin_restore()
         for chain in chains:
-            for place, (saved, stored) in enumerate(chain):
-                if place == len(chain) - 1:
+            files = [(saved.numbers, saved.complete) for saved, _ in chain]
+            for buckets, (saved, stored) in zip(buckets_of_chain(files), chain, strict=True):
+                store.restore(buckets)
+                if buckets.is_newest:
                     store.restore(saved)
                 for rows in stored:
                     store.restore(rows)

@@ -14,7 +14,6 @@ from flightedl.domain.exactly_once.batches import Batch
 from flightedl.domain.model.initial import Normal, Uniform, Zeros
 from flightedl.domain.model.optimizers import SGD, Adagrad, Adam, Ftrl, Momentum, Optimizer
 from flightedl.domain.model.schedules import Constant, StepDecay
-from flightedl.domain.model.sharding import plan_shards
 from flightedl.domain.tables.evict import Evict
 from flightedl.domain.tables.optimizers import RowAdagrad, RowAdam
 from flightedl.domain.tables.placement import BUCKETS, bucket_of
@@ -150,7 +149,7 @@ class Pair:
         self.cut()
         self.store = RowTables([self.spec], range(1024))
         for chunks, cut in self.chain:
-            self.store.restore_removed(0, cut.tables[0].removed)
+            self.store.restore_removed(0, cut.tables[0].removed, np.ones(1024, np.bool_))
             for chunk in chunks:
                 self.store.restore(chunk)
         newest = self.chain[-1][1].tables[0]
@@ -355,7 +354,7 @@ def test_a_row_removed_and_created_again_is_in_the_increment() -> None:
     assert cut.tables[0].removed.tolist() == [1]
     found.append((cut, chunks_of(cut)))
     for one, chunks in found:
-        other.restore_removed(0, one.tables[0].removed)
+        other.restore_removed(0, one.tables[0].removed, np.ones(1024, np.bool_))
         for chunk in chunks:
             other.restore(chunk)
     assert content(other, 3) == {1: [-1, -1], 2: [-1, -1]}
@@ -511,12 +510,12 @@ def test_rows_are_evicted_beyond_max_bytes() -> None:
 
 
 def test_invalid_pushes_are_rejected() -> None:
-    incoming = IncomingRows(plan_shards([], 2, tables=[SPEC]), 0)
+    incoming, buckets = IncomingRows([SPEC]), range(512)
 
     def problem(numbers: np.ndarray, gradients: np.ndarray | None = None, table: int = 0) -> str:
         kind = Kind.WANTED if gradients is None else Kind.GRADIENTS
         try:
-            received = incoming.pushed(encode_sections([Section(kind, table, numbers, gradients)]).data)
+            received = incoming.pushed(encode_sections([Section(kind, table, numbers, gradients)]).data, buckets)
         except (MessageError, GradientError) as error:
             return str(error)
         found = received.wanted if gradients is None else received.gradients
@@ -535,7 +534,7 @@ def test_invalid_pushes_are_rejected() -> None:
         assert "NaN or infinity" in problem(ids(*inside[:2]), ones(2) * np.float32([1, wrong]))
     assert "no table of number 1" in problem(ids(), table=1)
     with pytest.raises(MessageError, match="kind 1 for table 0 that they may not have"):
-        incoming.asked(encode_sections([Section(Kind.GRADIENTS, 0, ids(inside[0]), ones(1))]).data)
+        incoming.asked(encode_sections([Section(Kind.GRADIENTS, 0, ids(inside[0]), ones(1))]).data, buckets)
 
 
 def test_gradients_may_be_unaligned() -> None:

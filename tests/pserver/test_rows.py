@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from flightedl.domain.model.parameters import ParameterSpec
 from flightedl.domain.model.schedules import Piecewise
 from flightedl.domain.model.sharding import plan_for
 from flightedl.domain.tables.evict import Evict
-from flightedl.domain.tables.placement import pservers_of
+from flightedl.domain.tables.placement import buckets_of
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import BusyError, GradientError, MessageError, UsageError
 from flightedl.formats.checkpoint_files import found_checkpoints
@@ -76,7 +77,7 @@ class Pserver:
 
     def mine(self, table: int) -> np.ndarray:
         """Return the ids that belong to this pserver."""
-        return IDS[pservers_of(IDS, TABLES[table].salt, self.plan.pserver_count) == self.index]
+        return IDS[self.plan.bucket_pservers[buckets_of(IDS, TABLES[table].salt)] == self.index]
 
     def push(self, batch: int, base: int = 0, wanted: bool = False, every: int = 1) -> list[Pushed]:
         """Push to the ids that are multiples of ``every``."""
@@ -100,14 +101,14 @@ class Pserver:
             rows=1024,
         )
         data = memoryview(encode_sections(sections).tobytes())
-        return self.shard.push(header, [ReceivedBlocks(self.shard.rows.numbers, base, 0, data)])
+        return self.shard.push(header, [ReceivedBlocks(self.plan.buckets_of(self.index), base, 0, data)])
 
     def read(self, table: int) -> np.ndarray:
         """Return the rows of this pserver's ids from all spans of buckets."""
         rows = RowMessages(self.plan, {}, lookup := Lookup(self.plan, {table: DistinctIds(IDS)}))
         asked = rows.asked(self.index)
         assert asked is not None
-        wanted = self.shard.lookup(ReceivedBlocks(self.shard.rows.numbers, 0, 0, memoryview(asked)))
+        wanted = self.shard.lookup(ReceivedBlocks(self.plan.buckets_of(self.index), 0, 0, memoryview(asked)))
         pieces, rest = self.shard.read(wanted, 0)
         assert not rest
         for piece in pieces:
@@ -299,6 +300,22 @@ def test_a_chain_is_restored_even_if_an_increment_failed(before: int, after: int
     assert rows_of(restored) == cluster.rows(), "slots and counts differ"
 
 
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_chain_of_an_older_version_is_restored(count: int) -> None:
+    """Two pservers wrote it when files did not name complete buckets: a base after one push, then an increment."""
+    cluster = Cluster(2)
+    with zipfile.ZipFile(Path(__file__).parent / "chain_of_two_pservers.zip") as stored:
+        for name in stored.namelist():
+            cluster.storage.publish(name, [stored.read(name)])
+    restored = cluster.restored(count)
+    cluster.push(0)
+    cluster.push(1, every=7)
+    assert cluster.numbers == {2}
+    assert rows_of(restored) == cluster.rows()
+    (manifest, *_) = (each for each in found_checkpoints(cluster.storage, "j") if isinstance(each, Manifest))
+    assert sum(len(rows.ids) for rows in stored_rows(cluster.storage, manifest, 0, TABLES[0])) == IDS.size
+
+
 def test_the_rows_of_a_chain_are_exported_unchanged() -> None:
     cluster = Cluster(2)
     for number, every in enumerate((1, 7, 11)):
@@ -415,8 +432,11 @@ def test_ids_of_another_pserver_are_rejected() -> None:
     pserver = Pserver(MemoryStorage(), Async(), 0, 2)
     with pytest.raises(MessageError, match=r"id .* of table 'plain' does not lie on this pserver"):
         pserver.push_sections(0, 0, [Section(Kind.WANTED, 0, IDS)])
+    for shard_of in (pserver.shard.lookup, pserver.shard.rows.pushed):
+        with pytest.raises(MessageError, match="come together"):
+            shard_of(ReceivedBlocks(range(605, 609), 0, 0, memoryview(b"")))
     with pytest.raises(MessageError, match="come together"):
-        pserver.shard.lookup(ReceivedBlocks(range(5, 9), 0, 0, memoryview(b"")))
+        pserver.shard.rows.pushed(ReceivedBlocks(range(5, 9), 0, 0, memoryview(b"")))
 
 
 def loaded_kernels() -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flightedl.domain.tables.placement import buckets_of, pservers_of
+from flightedl.domain.tables.placement import buckets_of
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.kernels.plain import index_size
 from flightedl.wire.table_rows import new_gradients
@@ -107,13 +107,16 @@ class Divided:
     Args:
         tables: Specs of the tables.
         ids: Of each table, (m,), each once.
+        bucket_pservers: Owner of each bucket.
         pserver_count: Of the job.
     """
 
-    def __init__(self, tables: Sequence[TableSpec], ids: Sequence[Ids], pserver_count: int) -> None:
+    def __init__(
+        self, tables: Sequence[TableSpec], ids: Sequence[Ids], bucket_pservers: Places, pserver_count: int
+    ) -> None:
         self._tables = tables
         self._ids = ids
-        owners = [pservers_of(each, table.salt, pserver_count) for table, each in zip(tables, ids, strict=True)]
+        owners = [bucket_pservers[buckets_of(each, table.salt)] for table, each in zip(tables, ids, strict=True)]
         of_tables = [np.bincount(each, minlength=pserver_count) for each in owners]
         orders = [np.argsort(each, kind="stable") for each in owners]
         parts = [np.split(order, np.cumsum(n)[:-1]) for order, n in zip(orders, of_tables, strict=True)]

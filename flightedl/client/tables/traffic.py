@@ -216,7 +216,9 @@ class RowMessages:
 
 def _divided(plan: ShardPlan, tables: Sequence[TableSpec], ids: Sequence[Ids]) -> Divided | None:
     """Return ids of tables by pserver; None if there is only one."""
-    return Divided(tables, ids, plan.pserver_count) if plan.pserver_count > 1 else None
+    if plan.pserver_count == 1 or plan.bucket_pservers is None:
+        return None
+    return Divided(tables, ids, plan.bucket_pservers, plan.pserver_count)
 
 
 def _answer(plan: ShardPlan, data: memoryview) -> Sections:

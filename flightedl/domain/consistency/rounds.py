@@ -139,6 +139,14 @@ class BlockRounds:
         """True if no member has arrived in the open round and no change of the mode is pending."""
         return not (self._arrived or self._contributors or self._switch)
 
+    def is_like(self, other: BlockRounds) -> bool:
+        """True if both are at the edge of the same round, with the same members."""
+        return (
+            self.is_at_edge
+            and other.is_at_edge
+            and (self.version, self.members, self._clocks) == (other.version, other.members, other._clocks)
+        )
+
     @property
     def clocks(self) -> Mapping[int, int]:
         """Clocks by member (bounded; empty in other modes)."""

@@ -168,6 +168,12 @@ class AppliedBatches:
         cohort, bit = self._places[block]
         return cohort.mask(batch) & bit != 0
 
+    def are_alike(self, one: int, other: int) -> bool:
+        """Return True if two blocks have the same batches."""
+        places = (self._places[number] for number in (one, other))
+        first, second = (cohort.restricted([bit.bit_length() - 1]).content() for cohort, bit in places)
+        return first == second
+
     def seal(self, epoch: int, task_count: int) -> None:
         """Set the number of tasks of an epoch, which lets the epoch collapse once all blocks have all of them.
 

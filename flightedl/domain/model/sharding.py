@@ -41,7 +41,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flightedl.domain.model.parameters import ParameterSpec
-from flightedl.domain.tables.placement import BUCKETS, buckets_of_pserver
+from flightedl.domain.tables.placement import BUCKETS, bucket_owners
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import NotFoundError, UsageError
 from flightedl.messages.declarations import Placement
@@ -94,7 +94,7 @@ class ShardPlan:
     tables: tuple[TableSpec, ...] = ()
     #: Version of the stored placement; 0 if the owners are computed.
     placement: int = 0
-    #: Owner of each bucket, (BUCKETS,) int64, if a placement is stored.
+    #: Owner of each bucket, (BUCKETS,) int64; computed unless a placement is stored, and None without tables.
     bucket_pservers: Integers | None = None
     hash: str = field(init=False)
     #: Parameter name -> its number.
@@ -103,6 +103,8 @@ class ShardPlan:
     bucket_ranges: tuple[range, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        if self.bucket_pservers is None and self.tables:
+            object.__setattr__(self, "bucket_pservers", bucket_owners(self.pserver_count))
         object.__setattr__(self, "hash", _hash(self))
         object.__setattr__(self, "numbers_by_name", {p.name: number for number, p in enumerate(self.parameters)})
         object.__setattr__(self, "bucket_ranges", tuple(map(self._buckets_of, range(self.pserver_count))))
@@ -154,12 +156,12 @@ class ShardPlan:
 
     def _buckets_of(self, pserver: int) -> range:
         first = self.block_count
-        found = buckets_of_pserver(pserver, self.pserver_count) if self.tables else range(0)
-        if self.bucket_pservers is not None:
-            own = np.flatnonzero(self.bucket_pservers == pserver)
-            found = range(int(own[0]), int(own[-1]) + 1) if own.size else range(0)
-            assert own.size == len(found), "the buckets of a pserver are not neighbours"
-        return range(first + found.start, first + found.stop)
+        own = np.flatnonzero(self.bucket_pservers == pserver) if self.tables else np.empty(0, np.int64)
+        if not own.size:
+            return range(first, first)
+        found = range(first + int(own[0]), first + int(own[-1]) + 1)
+        assert own.size == len(found), "the buckets of a pserver are not neighbours"
+        return found
 
     def positions_of(self, pserver: int) -> list[int]:
         return [*self.blocks_of(pserver).tolist(), *self.buckets_of(pserver)]
@@ -331,7 +333,7 @@ def plan_for(
 
 def placement_of(plan: ShardPlan, version: int = 1) -> Placement:
     """Return the owners of a plan in the form in which they are stored."""
-    buckets = [pserver for pserver in range(plan.pserver_count) for _ in plan.buckets_of(pserver)]
+    buckets = [] if plan.bucket_pservers is None else plan.bucket_pservers.tolist()
     owners = (plan.block_pservers.tolist(), buckets)
     blocks, buckets_ = ([(owner, len(list(run))) for owner, run in groupby(each)] for each in owners)
     return Placement(version=version, pservers=plan.pserver_count, blocks=blocks, buckets=buckets_)

@@ -162,6 +162,12 @@ class Split(NamedTuple):
     into: Sequence[range]
 
 
+class Joined(NamedTuple):
+    """One span has taken the place of two neighbours; the arrays are joined before anything else happens."""
+
+    numbers: range
+
+
 class CutBegun(NamedTuple):
     """A new cut: its number, and the numbers of the blocks that may be copied immediately."""
 

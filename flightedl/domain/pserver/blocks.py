@@ -2,7 +2,7 @@
 
 The blocks are grouped into *spans*: adjacent blocks with the same history. A push that covers whole spans, as in normal
 training, is decided once per span. A push that covers only some blocks of a span, or finds that they differ, splits the
-span permanently into spans of identical blocks. This costs only speed.
+span into spans of identical blocks. This costs only speed. ``join`` joins spans of buckets that have become identical.
 
 A span is identified by its first block, a cut by its number. The caller holds the arrays, divided into the same spans,
 and carries out each ``Split`` before its next call about these blocks.
@@ -30,7 +30,7 @@ their protocol state, and ``adopt`` inserts them into a pserver that has the sam
 **The caller does the locking.** It holds a span's lock during each call about the span *and* while it carries out the
 effects. It holds the locks of all spans during ``apply_view``, ``begin_cut``, ``release`` and ``adopt``. Calls that
 change state also need one lock that all spans share, but only during the call: ``prepare``, ``push``, ``split``,
-``initialize``, the views, the cuts, the moves, the applied batches.
+``join``, ``initialize``, the views, the cuts, the moves, the applied batches.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ from flightedl.domain.pserver.block_values import (
     Effect,
     EmptyRound,
     Extent,
+    Joined,
     Needs,
     Push,
     Pushed,
@@ -107,6 +108,15 @@ class BlockSpan(SpanPlace):
         self.is_copied_whole = is_copied_whole
         #: Number of updates of their values.
         self.updates = 0
+
+    def is_like(self, other: BlockSpan) -> bool:
+        """True if both are copied whole, and nothing but their applied batches tells their histories apart."""
+        return (
+            self.is_copied_whole
+            and other.is_copied_whole
+            and self.updates == other.updates
+            and self.rounds.is_like(other.rounds)
+        )
 
 
 class BlockProtocol:
@@ -203,6 +213,32 @@ class BlockProtocol:
             self.spans = [*self.spans[:at], *parts, *self.spans[at + 1 :]]
             self._span_of.update((number, part) for part in parts for number in part.numbers)
         return Split(first, into)
+
+    def join(self, number: int, most: int) -> Joined | Split | None:
+        """Join the span that begins with a block and the one before it, if both are copied whole and have become alike.
+
+        Args:
+            number: The block.
+            most: Blocks that the shorter of the two may have.
+
+        Returns:
+            ``Split`` if the shorter one has more; join again after it. None if nothing was done.
+        """
+        second, first = self._span_of[number], self._span_of.get(number - 1)
+        if first is None or self._cuts or not first.is_like(second) or not self._applied.are_alike(number - 1, number):
+            return None
+        self._applied.merge()
+        whole = min(first.numbers, second.numbers, key=len)
+        if len(whole) > most:
+            at = number - most if whole.stop == number else number + most
+            return self.split(whole.start, [range(whole.start, at), range(at, whole.stop)])
+        numbers = range(first.numbers.start, second.numbers.stop)
+        joined = BlockSpan(numbers, first.rounds, is_copied_whole=True)
+        joined.updates = first.updates
+        at = self.spans.index(first)
+        self.spans = [*self.spans[:at], joined, *self.spans[at + 2 :]]
+        self._span_of.update(dict.fromkeys(numbers, joined))
+        return Joined(numbers)
 
     # first values
 

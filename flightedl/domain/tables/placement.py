@@ -2,7 +2,8 @@
 
 A table's ids are any 64 bits. They are mixed by a bijection that is salted with the table's name, because raw ids are
 anything but evenly distributed; so two ids never become one. The ten highest bits of a mixed id are its bucket, the
-same buckets for all tables. Pserver k of P has the buckets b for which ``b * P // 1024 == k``: ranges.
+same buckets for all tables. Unless a placement is stored, pserver k of P has the buckets b for which
+``b * P // 1024 == k``: ranges.
 
 Text becomes an id by a hash of 64 bits (xxh3). Two of n texts collide with a probability of n**2 / 2**65: 3e-6 for ten
 million, 3 % for a thousand million; they then share a row.
@@ -43,16 +44,12 @@ def bucket_of(row: int, salt: int) -> int:
     return mixed(row, salt) >> 54
 
 
-def pserver_of(bucket: int, pserver_count: int) -> int:
-    """Which pserver has a bucket."""
-    return bucket * pserver_count // BUCKETS
-
-
 @cache
-def buckets_of_pserver(index: int, pserver_count: int) -> range:
-    """The buckets of a pserver; empty where there are more pservers than buckets."""
-    first, end = (-(-place * BUCKETS // pserver_count) for place in (index, index + 1))
-    return range(first, end)
+def bucket_owners(pserver_count: int) -> npt.NDArray[np.int64]:
+    """Return the pserver of each bucket, (BUCKETS,), if no placement is stored."""
+    owners: npt.NDArray[np.int64] = np.arange(BUCKETS) * pserver_count // BUCKETS
+    owners.flags.writeable = False
+    return owners
 
 
 def mixed_ids(ids: Ids, salt: int | Ids) -> Ids:
@@ -69,11 +66,6 @@ def mixed_ids(ids: Ids, salt: int | Ids) -> Ids:
 def buckets_of(ids: Ids, salt: int | Ids) -> npt.NDArray[np.int64]:
     """The buckets of (n,) ids."""
     return (mixed_ids(ids, salt) >> _BUCKET_SHIFT).astype(np.int64)
-
-
-def pservers_of(ids: Ids, salt: int | Ids, pserver_count: int) -> npt.NDArray[np.int64]:
-    """Which pserver has each of (n,) ids."""
-    return buckets_of(ids, salt) * pserver_count // BUCKETS
 
 
 def as_ids(ids: npt.NDArray[np.integer]) -> Ids:

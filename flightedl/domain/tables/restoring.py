@@ -1,18 +1,46 @@
-"""What files of checkpoints say of tables as a whole, and what follows for the rows that were taken over from them.
+"""Rules for restoring the rows of tables from the files of checkpoints.
 
-Files have rows by *spans*, which are ranges of buckets with one history. Rules:
+A file stores rows by *spans*, which are ranges of buckets with one history. Rules:
 
-* Of a chain of files the last one's word counts: what had expired when it was cut does not exist, whichever file of the
-  chain has it.
-* That is so in the buckets of the span that says it. Rows of another span may be older, and exist.
-* Spans of one history become one, also if they come from several files: each bucket goes on by what its own file says.
+* A bucket has its rows in one chain of files: the one whose newest file has the bucket. Older files of other chains may
+  have it, too, from before it moved to another pserver; these rows do not count.
+* In its chain, the rows of a bucket begin with the newest file that has all of them. The base has all rows; so has an
+  increment, of buckets that came from another pserver after the file before it.
+* The newest file of a chain decides which rows have expired, whichever file of the chain has them. It decides this for
+  the buckets of its spans only: rows of other buckets may be older, and exist.
+* Spans with the same history are joined, even if they come from several files. Each bucket keeps the expiry of its own
+  file.
 """
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from collections.abc import Collection, Sequence
+from typing import Generic, NamedTuple, TypeVar
 
 Cut = TypeVar("Cut")
+
+
+class FileBuckets(NamedTuple):
+    """The buckets whose rows in one file of a chain count."""
+
+    numbers: frozenset[int]
+    #: The file is the chain's newest one, which decides about expiry.
+    is_newest: bool
+
+
+def buckets_of_chain(files: Sequence[tuple[Collection[int], Collection[int]]]) -> list[FileBuckets]:
+    """Return the buckets of each file of a chain whose rows count.
+
+    Args:
+        files: Oldest first, of each file the positions of its buckets, and of those of which it has all rows although
+            it is an increment.
+    """
+    found: list[FileBuckets] = []
+    left = set(files[-1][0])
+    for numbers, complete in reversed(files):
+        found.append(FileBuckets(frozenset(left.intersection(numbers)), is_newest=not found))
+        left.difference_update(complete)
+    return found[::-1]
 
 
 class TakenSpans(Generic[Cut]):

@@ -76,7 +76,7 @@ class RowCalls:
         work[0, row_handles.VALUES] = 0
         total = self._gather(self._handles, work, wanted.ids, words, missing, False)
         dim = table.spec.dim
-        bits = np.ascontiguousarray(words.view(np.uint16).reshape(count, -1)[:, :dim]).reshape(-1)
+        bits = np.ascontiguousarray(words.view(np.uint16).reshape(count, 2 * table.value_words)[:, :dim]).reshape(-1)
         half_kernels(table.half).to_float32(bits, out[at : at + count * dim])
         return _missing(work, missing) if total else {}
 

@@ -30,6 +30,8 @@ class RowChanges(NamedTuple):
     records: tuple[npt.NDArray[np.uint64], ...]
     #: Of each table, ids of rows that a cut removed.
     removed: tuple[npt.NDArray[np.uint64], ...]
+    #: (buckets,): came from another store, so that all of their rows have changed.
+    adopted: npt.NDArray[np.bool_]
 
 
 def merged(older: RowChanges, newer: RowChanges) -> RowChanges:
@@ -37,6 +39,7 @@ def merged(older: RowChanges, newer: RowChanges) -> RowChanges:
     return RowChanges(
         tuple(either_bits(one, other) for one, other in zip(older.records, newer.records, strict=True)),
         tuple(np.union1d(one, other) for one, other in zip(older.removed, newer.removed, strict=True)),
+        older.adopted | newer.adopted,
     )
 
 
@@ -45,11 +48,12 @@ def _parts_of(tables: Iterable[RowTable]) -> list[tuple[RowTable, bool]]:
     return [(table, is_waiting) for table in tables for is_waiting in (False, True)]
 
 
-def changes_of(tables: Sequence[RowTable], removed: Iterable[npt.NDArray[np.uint64]]) -> RowChanges:
-    """Return what has changed since the newest cut for a file. ``removed``: ids that the cut being made removes."""
-    return RowChanges(
-        tuple(table.changed(is_waiting=is_waiting) for table, is_waiting in _parts_of(tables)), tuple(removed)
-    )
+def changes_of(
+    tables: Sequence[RowTable], removed: Iterable[npt.NDArray[np.uint64]], adopted: npt.NDArray[np.bool_]
+) -> RowChanges:
+    """Return the changes since the newest cut for a file. ``removed``: ids that the cut being made removes."""
+    records = tuple(table.changed(is_waiting=is_waiting) for table, is_waiting in _parts_of(tables))
+    return RowChanges(records, tuple(removed), adopted)
 
 
 class _Part:
@@ -150,6 +154,8 @@ class RowCut:
         self.epoch = epoch
         self.line = line
         self.is_base = changes is None
+        #: Buckets that an increment has all rows of.
+        self.complete: list[int] = [] if changes is None else np.flatnonzero(changes.adopted).tolist()
         #: No rows are to be given any more.
         self.is_over = False
         #: By table number.

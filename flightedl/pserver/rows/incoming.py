@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from flightedl.domain.model.sharding import ShardPlan
 from flightedl.domain.tables.placement import buckets_of
+from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import GradientError, MessageError
 from flightedl.kernels import rows
 from flightedl.kernels.compiled_rows import row_kernel
@@ -26,50 +28,47 @@ def _those(found: Numbers, ids: Ids, values: Floats = _NO_VALUES) -> TableRows:
 
 
 class IncomingRows:
-    """Checks the rows that come for the buckets of one pserver.
+    """Checks the rows that come for neighbouring buckets.
 
     Args:
-        plan: Of the tables.
-        index: Of the pserver.
+        tables: Of the job.
     """
 
-    def __init__(self, plan: ShardPlan, index: int) -> None:
-        self._tables = plan.tables
-        numbers = plan.buckets_of(index)
-        self._buckets = range(numbers.start - plan.block_count, numbers.stop - plan.block_count)
-        self._ends = np.array([self._buckets.start, self._buckets.stop], np.int64)
-        self._dims = np.array([table.dim for table in plan.tables], np.int64)
-        self._salts = np.array([table.salt for table in plan.tables], np.uint64)
+    def __init__(self, tables: Sequence[TableSpec]) -> None:
+        self._tables = tables
+        self._dims = np.array([table.dim for table in tables], np.int64)
+        self._salts = np.array([table.salt for table in tables], np.uint64)
 
-    def pushed(self, data: memoryview, *, is_finite: bool = False) -> ReceivedRows:
-        """Return the content of a push; ``is_finite``: its values are known to be finite.
+    def pushed(self, data: memoryview, buckets: range, *, is_finite: bool = False) -> ReceivedRows:
+        """Return the content of a push to these buckets; ``is_finite``: its values are known to be finite.
 
         Raises:
-            MessageError: it is damaged, of an unknown table, of ids that do not lie here, or has one twice.
+            MessageError: it is damaged, of an unknown table, of ids in other buckets, or has one twice.
             GradientError: NaN or infinity.
         """
-        return self._received(data, may_push=True, is_finite=is_finite)
+        return self._received(data, buckets, may_push=True, is_finite=is_finite)
 
-    def asked(self, data: memoryview) -> ReceivedRows:
+    def asked(self, data: memoryview, buckets: range) -> ReceivedRows:
         """Return the content of a lookup. Errors as of ``pushed``."""
-        return self._received(data, may_push=False, is_finite=True)
+        return self._received(data, buckets, may_push=False, is_finite=True)
 
-    def _received(self, data: memoryview, *, may_push: bool, is_finite: bool) -> ReceivedRows:
+    def _received(self, data: memoryview, buckets: range, *, may_push: bool, is_finite: bool) -> ReceivedRows:
         if not data:
             return ReceivedRows()
         size_bytes, tables = len(data), len(self._tables)
         layout, count = START.unpack_from(data) if size_bytes >= IDS_AT else (0, 0)
         start = IDS_AT + count * SECTION_BYTES
         if layout != LAYOUT or size_bytes < start or size_bytes % 4:
-            raise self._problem(data, may_push=may_push)
+            raise self._problem(data, buckets, may_push=may_push)
         words = np.frombuffer(data, np.uint32)
         ids = np.frombuffer(data, np.uint64, (size_bytes - start) // 8, start)
         found = np.empty((rows.RECEIVED_SIZE, 2 * tables), np.int64)
         seen = np.empty(index_size(len(ids)), np.int32)
-        given = (words, ids, self._dims, self._salts, self._ends, may_push, is_finite, seen, found)
+        ends = np.array([buckets.start, buckets.stop], np.int64)
+        given = (words, ids, self._dims, self._salts, ends, may_push, is_finite, seen, found)
         number = row_kernel(rows.received)(*given)
         if number < 0:
-            raise self._problem(data, may_push=may_push)
+            raise self._problem(data, buckets, may_push=may_push)
         pushed, asked = divmod(number, tables + 1)
         gradients = NO_ROWS
         if pushed:
@@ -77,22 +76,22 @@ class IncomingRows:
             gradients = _those(found[:, :pushed], ids, np.frombuffer(data, np.float32, total, size_bytes - 4 * total))
         return ReceivedRows(gradients, _those(found[:, tables : tables + asked], ids))
 
-    def _problem(self, data: memoryview, *, may_push: bool) -> Exception:
+    def _problem(self, data: memoryview, buckets: range, *, may_push: bool) -> Exception:
         """Return the error to raise for a message that is not as it should be."""
         try:
             kinds = (Kind.GRADIENTS, Kind.WANTED) if may_push else (Kind.WANTED,)
             for section in decode_sections(data, self._dims, kinds):
-                if error := self._problem_of(section):
+                if error := self._problem_of(section, buckets):
                     return error
         except MessageError as error:
             return error
         raise AssertionError("the compiled check found something wrong")
 
-    def _problem_of(self, section: Section) -> Exception | None:
+    def _problem_of(self, section: Section, buckets: range) -> Exception | None:
         table = self._tables[section.table]
         ids = section.ids
         places = buckets_of(ids, table.salt)
-        outside = (places < self._buckets.start) | (places >= self._buckets.stop)
+        outside = (places < buckets.start) | (places >= buckets.stop)
         if outside.any():
             return MessageError(f"id {ids[outside][0]} of table {table.name!r} does not lie on this pserver")
         if len(np.unique(ids)) < len(ids):

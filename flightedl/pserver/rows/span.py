@@ -13,7 +13,7 @@ their own.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -86,6 +86,15 @@ class RowSpan(SpanPlace):
     def buckets_of(self, numbers: range) -> range:
         """Positions of the plan as buckets."""
         return range(numbers.start - self._first, numbers.stop - self._first)
+
+    def numbers_of(self, buckets: Iterable[int]) -> list[int]:
+        """Return the positions of those of the buckets that are in this span."""
+        return [number for bucket in buckets if (number := self._first + bucket) in self.numbers]
+
+    def release(self) -> None:
+        """Give the memory back: the rows are in other spans, or nobody wants them."""
+        self.is_split = True
+        self.rows.close()
 
     def parts(self, into: Sequence[range], version: int) -> list[RowSpan]:
         """Return a span for each stretch of buckets. The longest keeps the tables, and only the rows of others move."""

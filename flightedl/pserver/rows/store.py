@@ -1,7 +1,7 @@
-"""The store of embedding tables: the rows of a pserver's buckets, in spans, and the checks of what comes.
+"""The store of embedding tables: the rows of a pserver's buckets, in spans, and the checks of incoming rows.
 
-What a message says about rows is about all buckets of the pserver; where they are several spans, since they came from
-files of different histories, each span answers for its own.
+A message about rows names neighbouring buckets. Buckets that came from checkpoints of different histories, or from
+another pserver, are in spans of their own, each of which answers for itself. Spans that have become alike are joined.
 """
 
 from __future__ import annotations
@@ -10,17 +10,21 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 
+import numpy as np
+
 from flightedl.domain.model.sharding import ShardPlan
-from flightedl.domain.tables.restoring import TakenSpans
+from flightedl.domain.pserver.block_values import Joined, ReleasedBlocks
+from flightedl.domain.tables.placement import BUCKETS
+from flightedl.domain.tables.restoring import FileBuckets, TakenSpans
 from flightedl.domain.tables.spec import TableSpec
-from flightedl.errors import CorruptError, MessageError, StalePlacementError
+from flightedl.errors import CorruptError, FlightedlError, MessageError, StalePlacementError
 from flightedl.formats.row_batches import TABLE, StoredRows, StoredRowSpan
 from flightedl.pserver.rows.incoming import IncomingRows
 from flightedl.pserver.rows.memory import RowMemory
 from flightedl.pserver.rows.span import ReceivedRows, RowSpan
 from flightedl.pserver.rows.stored import chunk_of
 from flightedl.pserver.rows.tables import CutTable, RowTables
-from flightedl.pserver.rows.values import RowCounts
+from flightedl.pserver.rows.values import MovedBuckets, RowCounts
 from flightedl.pserver.stores import distinct
 from flightedl.wire.parts import ReceivedBlocks
 
@@ -30,24 +34,35 @@ class RowStore:
 
     Args:
         plan: Places of all buckets.
-        index: Of the pserver.
-        row_bytes: Memory that rows may have; 0: what is there.
+        index: Index of the pserver.
+        row_bytes: Memory limit of the rows; 0 for what the machine has.
     """
 
     def __init__(self, plan: ShardPlan, index: int, row_bytes: int = 0) -> None:
         #: By number.
         self.tables: Sequence[TableSpec] = plan.tables
-        #: Numbers of the buckets, behind those of all blocks.
-        self.numbers = plan.buckets_of(index)
-        self._is_placed = plan.placement > 0
-        self._incoming = IncomingRows(plan, index)
+        #: The lock of all spans.
+        self.lock = threading.Lock()
         self.spans: dict[int, RowSpan] = {}
-        if self.numbers:
-            first = plan.block_count
-            buckets = range(self.numbers.start - first, self.numbers.stop - first)
-            rows = RowTables(plan.tables, buckets, RowMemory(row_bytes))
-            self.spans = dict.fromkeys(self.numbers, RowSpan(self.numbers, first, rows, threading.Lock()))
+        #: Number of the plan's first bucket, behind those of all blocks.
+        self._first = plan.block_count
+        self._is_placed = plan.placement > 0
+        self._incoming = IncomingRows(plan.tables)
+        self._memory = RowMemory(row_bytes)
         self._taken: TakenSpans[CutTable] = TakenSpans()
+        #: Buckets whose rows count in the file that is being read, and whether it is the newest of its chain.
+        self._counting, self._is_newest = np.zeros(BUCKETS, np.bool_), True
+        if numbers := plan.buckets_of(index):
+            rows = RowTables(plan.tables, self._buckets(numbers), self._memory)
+            self.spans = dict.fromkeys(numbers, RowSpan(numbers, self._first, rows, self.lock))
+
+    def _buckets(self, numbers: range) -> range:
+        return range(numbers.start - self._first, numbers.stop - self._first)
+
+    @property
+    def numbers(self) -> list[int]:
+        """Numbers of the buckets, rising."""
+        return list(self.spans)
 
     @property
     def size_bytes(self) -> int:
@@ -71,45 +86,111 @@ class RowStore:
         return found
 
     def knows(self, file: str) -> bool:
-        """Return True if all rows know what has changed since the cut that this file was made of."""
-        spans = distinct(self.spans)
-        return bool(spans) and all(span.rows.knows(file) for span in spans)
+        """Return True if an increment on this file saves anything: some rows know their changes since its cut."""
+        return any(span.rows.knows(file) for span in distinct(self.spans))
 
-    # what comes
+    # messages
+
+    def span(self, number: int) -> RowSpan:
+        """Return the span of a bucket. Errors as of ``pushed`` if the bucket is not here."""
+        span = self.spans.get(number)
+        if span is None:
+            raise self._misplaced(range(number, number + 1))
+        return span
+
+    def _misplaced(self, blocks: range) -> FlightedlError:
+        if self._is_placed:
+            return StalePlacementError(f"the buckets {blocks} are not together here: read the job's placement again")
+        return MessageError(f"the buckets of a pserver come together, and {blocks} are not those here")
 
     def asked(self, part: ReceivedBlocks) -> ReceivedRows:
-        """Return the ids of a lookup. Errors as ``pushed``."""
-        self._require_all(part.blocks)
-        return self._incoming.asked(part.data)
+        """Return the ids of a lookup. Errors as of ``pushed``."""
+        self.span(part.blocks.start)
+        return self._incoming.asked(part.data, self._buckets(part.blocks))
 
     def pushed(self, part: ReceivedBlocks) -> ReceivedRows:
         """Return the content of a push.
 
         Raises:
-            StalePlacementError: not of the buckets that are here.
-            MessageError: not of all buckets, in a job without a stored placement; damaged, of an unknown table, of
-                foreign ids, or of one id twice.
+            StalePlacementError: a bucket is not here, or the push covers a part of a span.
+            MessageError: likewise, in a job without a stored placement; or the content is damaged, of an unknown table,
+                of ids in other buckets, or of one id twice.
             GradientError: NaN or infinity.
         """
-        self._require_all(part.blocks)
-        return self._incoming.pushed(part.data, is_finite=part.is_finite)
+        for _ in self._spans_in(part.blocks):
+            pass
+        return self._incoming.pushed(part.data, self._buckets(part.blocks), is_finite=part.is_finite)
 
-    def _require_all(self, blocks: range) -> None:
-        if blocks != self.numbers and self._is_placed:
-            raise StalePlacementError(f"the buckets here are not {blocks}: read the job's placement again")
-        if blocks != self.numbers:
-            raise MessageError(f"the buckets of a pserver, {self.numbers} here, come together, and not {blocks}")
+    def by_span(self, blocks: range, received: ReceivedRows) -> Iterator[tuple[RowSpan, ReceivedRows]]:
+        """Yield each span of these buckets with its part of what was received. A span that was split comes again."""
+        for span in self._spans_in(blocks):
+            yield span, received if span.numbers == blocks else received.within(span.buckets, self.tables)
 
-    def by_span(self, received: ReceivedRows) -> Iterator[tuple[RowSpan, ReceivedRows]]:
-        """Yield each span with its part of what came for all buckets; a span that is split meanwhile comes again."""
-        number = self.numbers.start
-        while number < self.numbers.stop:
-            span = self.spans[number]
-            yield span, received if span.numbers == self.numbers else received.within(span.buckets, self.tables)
+    def _spans_in(self, blocks: range) -> Iterator[RowSpan]:
+        number = blocks.start
+        while number < blocks.stop:
+            span = self.span(number)
+            if span.numbers.start < blocks.start or span.numbers.stop > blocks.stop:
+                raise self._misplaced(blocks)
+            yield span
             if not span.is_split:
                 number = span.numbers.stop
 
-    # from checkpoints
+    # buckets that move, and spans that become alike
+
+    def release(self, released: ReleasedBlocks) -> MovedBuckets:
+        """Remove the span of these buckets and return its rows. The locks of all spans are held."""
+        span = self.spans[released.numbers.start]
+        assert span.numbers == released.numbers, "buckets are released that have no span of their own"
+        self.spans = {number: other for number, other in self.spans.items() if other is not span}
+        moved = span.rows.release(span.buckets, released.version, span.epoch)
+        span.release()
+        return moved
+
+    def prepared(self, released: ReleasedBlocks, moved: MovedBuckets) -> RowSpan:
+        """Return a span with the rows of released buckets, which nobody sees before ``adopt``.
+
+        Raises:
+            CorruptError: the rows are of other buckets or tables.
+            BusyError: the memory is not enough.
+        """
+        buckets = self._buckets(released.numbers)
+        if moved.buckets != tuple(buckets) or len(moved.sketches) != len(self.tables):
+            raise CorruptError(f"rows of other buckets or tables came with the state of the buckets {buckets}")
+        with self.lock:
+            room_bytes = self._memory.room_bytes()
+        rows = RowTables(self.tables, buckets, RowMemory(max(room_bytes, 1)))
+        rows.adopt(moved, released.version)
+        span = RowSpan(released.numbers, self._first, rows, self.lock)
+        span.epoch = moved.epoch
+        return span
+
+    def adopt(self, span: RowSpan) -> None:
+        """Add a span that is ``prepared``. The locks of all spans are held."""
+        span.rows.charge(self._memory)
+        self.spans = dict(sorted([*self.spans.items(), *((number, span) for number in span.numbers)]))
+
+    def borders(self, blocks: range) -> list[int]:
+        """Return the first buckets of all spans that follow another one in these buckets."""
+        found, number = [], blocks.start
+        while (span := self.spans.get(number)) is not None and span.numbers.stop < blocks.stop:
+            number = span.numbers.stop
+            found.append(number)
+        return found
+
+    def join(self, joined: Joined, version: int) -> None:
+        """Join two spans, which have this version. The rows of the shorter one move; ``lock`` is held."""
+        spans = dict.fromkeys(self.spans[number] for number in joined.numbers)
+        kept, moved = sorted(spans, key=lambda span: len(span.numbers), reverse=True)
+        kept.rows.take(moved.rows.release(moved.buckets, version, moved.epoch), version)
+        moved.release()
+        kept.is_split = True
+        kept.rows.buckets = self._buckets(joined.numbers)
+        span = RowSpan(joined.numbers, self._first, kept.rows, self.lock)
+        span.epoch = max(kept.epoch, moved.epoch)
+        self.spans.update(dict.fromkeys(joined.numbers, span))
+
+    # checkpoints
 
     def begin_restore(self) -> None:
         self._taken.clear()
@@ -121,22 +202,27 @@ class RowStore:
         """Number -> (version, updates), of buckets that were restored."""
         return self._taken.positions
 
-    def restore(self, stored: StoredRows | StoredRowSpan) -> None:
-        """Take over a record of a checkpoint; rows of other pservers' buckets are left out."""
+    def restore(self, stored: FileBuckets | StoredRows | StoredRowSpan) -> None:
+        """Restore a record of a checkpoint. ``FileBuckets`` come before the rows of each file."""
         if not self.spans:
             raise CorruptError("a file has rows of tables, and the job has none")
         (span,) = distinct(self.spans)
-        if isinstance(stored, StoredRowSpan):
+        if isinstance(stored, FileBuckets):
+            self._counting = np.zeros(BUCKETS, np.bool_)
+            self._counting[[number - self._first for number in stored.numbers & self.spans.keys()]] = True
+            self._is_newest = stored.is_newest
+        elif isinstance(stored, StoredRowSpan):
             self._taken.span(stored.numbers, span.numbers, stored.version, stored.updates, stored.epoch)
         elif stored.table >= len(self.tables):
             raise CorruptError(f"there is no table of number {stored.table}")
         elif stored.kind == TABLE:
-            span.rows.restore_removed(stored.table, stored.ids)
-            span.rows.restore_shifts(stored.shifts)
-            found = CutTable(stored.oldest, 0, stored.ids, stored.sketch, stored.shifts, stored.given_up)  # type: ignore[arg-type]
-            self._taken.table(stored.span, stored.table, found)
+            span.rows.restore_removed(stored.table, stored.ids, self._counting)
+            if self._is_newest:
+                span.rows.restore_shifts(stored.shifts, self._counting)
+                found = CutTable(stored.oldest, 0, stored.ids, stored.sketch, stored.shifts, stored.given_up)  # type: ignore[arg-type]
+                self._taken.table(stored.span, stored.table, found)
         elif len(stored.ids):
-            span.rows.restore(chunk_of(self.tables[stored.table], stored))
+            span.rows.restore(chunk_of(self.tables[stored.table], stored), self._counting)
 
     def finish_restore(self) -> None:
         """Remove what had expired at the cuts that were restored."""

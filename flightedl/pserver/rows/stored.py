@@ -25,16 +25,18 @@ class CutRows:
         version: That they have in the file.
         updates: Of the optimizer, so far.
         command: For which it is.
-        is_base: All rows are wanted, not those that changed.
+        is_base: The file has all rows, not those that changed.
     """
 
     def __init__(self, span: RowSpan, version: int, updates: int, command: SnapshotRequest, *, is_base: bool) -> None:
         numbers = span.numbers
-        self.span = StoredRowSpan(numbers.start, len(numbers), version, updates, span.epoch)
         self._lock, self._specs = span.lock, span.rows.specs
         self.cut = span.begin_cut(version, file=command.name, after=command.after, is_base=is_base)
-        #: All rows are there.
-        self.is_base = self.cut.is_base
+        complete: list[int] = []
+        if not is_base:
+            # Rows that do not know their changes any more, or never did, are all there.
+            complete = list(numbers) if self.cut.is_base else span.numbers_of(self.cut.complete)
+        self.span = StoredRowSpan(numbers.start, len(numbers), version, updates, span.epoch, complete)
         #: Of what was given so far.
         self.size_bytes = 0
 

@@ -30,6 +30,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from flightedl.domain.checkpoint.changes import ChangesSince
 from flightedl.domain.exactly_once.batches import Batch
@@ -98,6 +99,8 @@ class RowTables:
         #: By line, those that are being read, or were.
         self._cuts: dict[int, RowCut] = {}
         self._changes: ChangesSince[RowChanges] = ChangesSince(merged)
+        #: (buckets,): came since the newest cut for a file.
+        self._adopted = np.zeros(BUCKETS, np.bool_)
 
     def read(self, table: int, ids: Ids, version: int, epoch: int, out: Floats) -> int:
         """Read the rows of (n,) ids into ``out``, (n, dim) float32. ``spec.unknown`` says what ids without a row get.
@@ -277,7 +280,8 @@ class RowTables:
         changes = None
         if file:
             removed = [table.remove_small(version, epoch) for table in self._tables]
-            changes = self._changes.cut(file, after, changes_of(self._tables, removed))
+            changes = self._changes.cut(file, after, changes_of(self._tables, removed, self._adopted))
+            self._adopted = np.zeros(BUCKETS, np.bool_)
         cut = RowCut(self._tables, line, version, epoch, None if is_base else changes, most_bytes)
         for other in self._cuts.values():
             other.settle()
@@ -309,8 +313,6 @@ class RowTables:
         self.shifts[those] = 0
         for table in self._tables:
             table.given_up[those] = table.sketch.reshape(BUCKETS, -1)[those] = 0
-        # Increments on files that have these buckets would not say that they went.
-        self._changes = ChangesSince(merged)
         return MovedBuckets(tuple(buckets), versions, epoch, given_up, sketches, tuple(found))
 
     def adopt(self, moved: MovedBuckets, version: int) -> None:
@@ -327,8 +329,6 @@ class RowTables:
         room_bytes = self.memory.room_bytes()
         if room_bytes < sum(self._tables[chunk.table].bytes_of(chunk) for chunk in moved.chunks):
             raise BusyError("there is no memory for the rows of buckets that are to move here: give it more")
-        for table in self._tables:
-            table.allow(room_bytes)
         self.take(moved, version)
 
     def take(self, moved: MovedBuckets, version: int) -> None:
@@ -339,10 +339,17 @@ class RowTables:
             table.given_up[those] = given_up
             table.sketch.reshape(BUCKETS, -1)[those] = sketch
         for chunk in moved.chunks:
-            self._tables[chunk.table].restore(chunk)
+            table = self._tables[chunk.table]
+            table.allow(table.bytes_of(chunk))
+            table.restore(chunk)
         self._epoch = max(self._epoch, moved.epoch)
-        self._changes = ChangesSince(merged)
+        self._adopted[those] = True
         self._note_size()
+
+    def charge(self, memory: RowMemory) -> None:
+        """Count the rows in another memory from now on."""
+        self.memory = memory
+        memory.taken_bytes += self._size_bytes
 
     def drop_round(self) -> None:
         """Forget the contributions to the open round."""
@@ -352,25 +359,31 @@ class RowTables:
         if self._round:
             raise BusyError("buckets of tables do not move while a round is open: ask again when it has closed")
 
-    def restore_shifts(self, shifts: Numbers) -> None:
-        """Take over the shifts of this store's buckets that a file has, before their rows; empty: it has none."""
-        known = [bucket for bucket in np.flatnonzero(shifts).tolist() if bucket in self.buckets]
-        self.shifts[known] = shifts[known]
+    def restore_shifts(self, shifts: Numbers, counting: npt.NDArray[np.bool_]) -> None:
+        """Restore the shifts of the counting buckets before their rows. ``shifts`` is empty if all of them are zero."""
+        if shifts.size:
+            self.shifts[counting] = shifts[counting]
 
-    def restore(self, chunk: RowChunk) -> None:
-        """Take rows over, before anybody has seen the store; ids of other buckets are left out.
+    def restore(self, chunk: RowChunk, counting: npt.NDArray[np.bool_] | None = None) -> None:
+        """Add rows from a file, before the store is used.
 
-        Those of a base come first, then those of its increments: a row that is there already is replaced. They count as
-        changed, so the next cut should be a base.
+        A base comes before its increments: a row that is known is replaced. All rows count as changed, so the next cut
+        should be a base.
+
+        Args:
+            chunk: The rows.
+            counting: (buckets,): the buckets whose rows are added; None for all of the store.
         """
+        if counting is None:
+            counting = np.isin(np.arange(BUCKETS), self.buckets)
         found = buckets_of(chunk.ids, self.specs[chunk.table].salt)
-        is_own = (found >= self.buckets.start) & (found < self.buckets.stop)
-        self._tables[chunk.table].restore(chunk.chosen(is_own))
+        self._tables[chunk.table].restore(chunk.chosen(counting[found]))
         self._note_size()
 
-    def restore_removed(self, table: int, removed: Ids) -> None:
-        """Remove what an increment says was removed, before its rows are restored."""
-        self._tables[table].remove(removed)
+    def restore_removed(self, table: int, removed: Ids, counting: npt.NDArray[np.bool_]) -> None:
+        """Remove the rows that were removed before an increment was cut; called before its rows are restored."""
+        found = buckets_of(removed, self.specs[table].salt)
+        self._tables[table].remove(removed[counting[found]])
 
     def restore_table(self, table: int, cut: CutTable, buckets: range = range(BUCKETS)) -> None:
         """Remove what had expired at a cut, after its rows and those that it is built on were restored.

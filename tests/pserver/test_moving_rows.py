@@ -1,0 +1,412 @@
+"""Buckets of tables that move between pservers: rows, checkpoints and restored rows are as if they had stayed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from flightedl.adapters.clock import SystemClock
+from flightedl.domain.checkpoint.chains import Chains
+from flightedl.domain.checkpoint.manifest import Manifest, ShardFile, manifest_name
+from flightedl.domain.consistency.modes import Async, Mode, Sync
+from flightedl.domain.exactly_once.batches import Batch
+from flightedl.domain.model.initial import Uniform
+from flightedl.domain.model.optimizers import SGD
+from flightedl.domain.model.parameters import ParameterSpec
+from flightedl.domain.model.schedules import Piecewise
+from flightedl.domain.model.sharding import ShardPlan, placed, plan_for
+from flightedl.domain.pserver.block_values import Unmovable
+from flightedl.domain.tables.evict import Evict
+from flightedl.domain.tables.optimizers import RowAdam
+from flightedl.domain.tables.placement import BUCKETS, bucket_of, buckets_of, salt_of
+from flightedl.domain.tables.spec import TableSpec
+from flightedl.errors import BusyError, CorruptError, MessageError, StalePlacementError
+from flightedl.formats.checkpoint_files import verify
+from flightedl.formats.row_batches import ROWS_OF
+from flightedl.formats.shard_files import read_rows
+from flightedl.formats.stored_tables import stored_rows
+from flightedl.messages.base import encode
+from flightedl.messages.control import OrderNumber, SnapshotRequest, ViewMember, ViewRequest
+from flightedl.messages.declarations import DeclaredModel, JobDeclaration, ModelDeclaration, Placement
+from flightedl.messages.parameters import BatchIdentity, Outcome, PushHeader
+from flightedl.pserver.restoring import load_newest
+from flightedl.pserver.shard import Shard
+from flightedl.pserver.snapshots import Snapshots
+from flightedl.pserver.stores import distinct
+from flightedl.testing.contracts.coordinator import eventually
+from flightedl.testing.memory import MemoryStorage
+from flightedl.wire.parts import ReceivedBlocks
+from flightedl.wire.table_rows import Kind, Section, decode_sections, encode_sections
+
+PARAMETERS = [ParameterSpec("w", (100,))]
+#: Of one of the tables, all are in a few buckets.
+IDS = np.array([one for one in range(30_000) if bucket_of(one, salt_of("limited")) % 128 == 5], np.uint64)
+TABLES = [
+    TableSpec("plain", 3, RowAdam(lr=Piecewise(boundaries=(7, 15), values=(0.3, 0.1, 0.5))), Uniform(1.0)),
+    TableSpec("half", 3, RowAdam(lr=0.3), Uniform(1.0), dtype="bfloat16"),
+    TableSpec("aged", 2, RowAdam(lr=0.3), Uniform(1.0), evict=Evict(unused_versions=3), admit_after=2),
+    TableSpec("epochs", 2, RowAdam(lr=0.3), Uniform(1.0), evict=Evict(unused_epochs=1, unused_versions=6)),
+    TableSpec("limited", 2, RowAdam(lr=0.3), evict=Evict(max_rows=4 * BUCKETS)),
+    TableSpec("sketched", 2, RowAdam(lr=0.3), admit_after=3, admission="sketch", sketch_bytes=1 << 10),
+    TableSpec("norms", 2, RowAdam(lr=0.3), Uniform(1.0), evict=Evict(norm_below=0.6), admit_after=2),
+]
+DIMS = np.array([spec.dim for spec in TABLES], np.int64)
+PLACES = [buckets_of(IDS, spec.salt) for spec in TABLES]
+MEMBERS = (1, 2)
+
+
+def plan_of(borders: Sequence[int], version: int) -> ShardPlan:
+    """The plan by which each pserver has the buckets between two neighbouring borders."""
+    count = len(borders) - 1
+    plan = plan_for(PARAMETERS, count, 1, TABLES)
+    buckets = [(index, borders[index + 1] - borders[index]) for index in range(count)]
+    placement = Placement(version=version, pservers=count, blocks=[(0, plan.block_count)], buckets=buckets)
+    return placed(plan, placement)
+
+
+class Cluster:
+    """Some shards under a view of two members, which have all buckets between them."""
+
+    def __init__(self, mode: Mode, borders: Sequence[int]) -> None:
+        self.mode, self.borders, self.placement = mode, list(borders), 1
+        plan = plan_of(borders, 1)
+        self.first = plan.block_count
+        self.shards = [
+            Shard(plan, index, SGD(lr=1.0), mode, on_lost=pytest.fail) for index in range(plan.pserver_count)
+        ]
+        for each in self.shards:
+            members = [ViewMember(trainer=f"t{m}", generation=m, member=m, first_round=0) for m in MEMBERS]
+            each.set_members(ViewRequest(plan_hash="p", master_generation=1, serial=1, members=members))
+        self.storage, self.chains = MemoryStorage(), Chains(8, None)
+        self.snapshots = [
+            Snapshots(each.copying, self.storage, "j", index, len(self.shards), SystemClock())
+            for index, each in enumerate(self.shards)
+        ]
+
+    def numbers(self, index: int) -> range:
+        return range(self.first + self.borders[index], self.first + self.borders[index + 1])
+
+    def part(self, numbers: range, base: int, sections: Sequence[Section]) -> ReceivedBlocks:
+        """A message about some buckets, with those of the ids that lie there."""
+        found = []
+        for kind, table, ids, values in sections:
+            places = buckets_of(ids, TABLES[table].salt) + self.first
+            is_there = (places >= numbers.start) & (places < numbers.stop)
+            found.append(Section(kind, table, ids[is_there], None if values is None else values[is_there]))
+        return ReceivedBlocks(numbers, base, 0, memoryview(encode_sections(found).tobytes()))
+
+    def push(
+        self,
+        index: int,
+        member: int,
+        batch: int,
+        epoch: int,
+        ids: Sequence[int],
+        base: int,
+        numbers: range | None = None,
+    ) -> list[Outcome]:
+        numbers = self.numbers(index) if numbers is None else numbers
+        if not numbers:
+            return []
+        wanted = np.array(sorted(ids), np.uint64)
+        sections = []
+        for table, dim in enumerate(DIMS.tolist()):
+            gradients = np.sin(np.add.outer(wanted.astype(np.float32), np.arange(dim)) + batch + member)
+            sections.append(Section(Kind.GRADIENTS, table, wanted, gradients.astype(np.float32)))
+        header = PushHeader(
+            trainer=f"t{member}",
+            generation=member,
+            plan_hash="p",
+            member=member,
+            identity=BatchIdentity(epoch=epoch, task=member, batch=batch, batch_count=1000),
+            weight=1.0,
+            rows=len(numbers),
+        )
+        return [one.piece.outcome for one in self.shards[index].push(header, [self.part(numbers, base, sections)])]
+
+    def move(self, border: int, to: int) -> None:
+        """Move a border; the buckets up to there change their pserver."""
+        at = self.borders[border]
+        source, target = (border, border - 1) if to > at else (border - 1, border)
+        numbers = range(self.first + min(at, to), self.first + max(at, to))
+        while numbers:
+            # Some of them may be in another span.
+            span = self.shards[source].rows.span(numbers.start).numbers
+            some = range(numbers.start, min(numbers.stop, span.stop))
+            found = self.shards[source].release(some)
+            assert not isinstance(found, Unmovable), found
+            assert self.shards[target].adopt(*found) is None
+            numbers = range(some.stop, numbers.stop)
+        self.borders[border] = to
+        self.placement += 1
+
+    def read(self) -> list[Any]:
+        """What lookups give by table and id."""
+        found: list[Any] = []
+        asked = [Section(Kind.WANTED, table, IDS) for table in range(len(TABLES))]
+        for index, shard in enumerate(self.shards):
+            numbers = self.numbers(index)
+            if not numbers:
+                continue
+            pieces, rest = shard.read(shard.lookup(self.part(numbers, 0, asked)), 0)
+            assert not rest
+            for piece in pieces:
+                for section in decode_sections(memoryview(piece.values).cast("B"), DIMS, (Kind.ROWS,)):
+                    places = PLACES[section.table] + self.first
+                    ids = IDS[(places >= piece.blocks.start) & (places < piece.blocks.stop)].tolist()
+                    found += [(section.table, *each) for each in zip(ids, map(bytes, section.values), strict=True)]
+        counts = [[count.rows for count in shard.rows.counts()] for shard in self.shards]
+        # Rows that expire by version and by epoch are counted exactly when they are gone.
+        return [np.delete(np.sum(counts, axis=0), 3).tolist(), *sorted(found)]
+
+    def updates(self) -> dict[int, tuple[int, int, int]]:
+        """Versions, updates, and the highest epoch, by bucket."""
+        return {
+            number: (state.rounds.version, state.updates, span.epoch)
+            for shard in self.shards
+            for number, span in shard.rows.spans.items()
+            for state in [shard._protocol.span(number)]
+        }
+
+    def checkpoint(self, number: int, *, is_published: bool = True) -> Manifest:
+        plan = plan_of(self.borders, self.placement)
+        files = []
+        for index, snapshots in enumerate(self.snapshots):
+            offer = self.chains.offer(index, 10 + index, number, ())
+            name = f"c-{number}/shard-{index}.arrow"
+            self.shards[index].copying.plan_hash = plan.hash
+            order = OrderNumber(1, number, 1)
+            snapshots.order(SnapshotRequest(order, None, name, offer.after, offer.is_base, plan_hash="p"))
+            file = ShardFile.of(index, 10 + index, eventually(lambda s=snapshots, o=order: written(s, o)))
+            linked = self.chains.linked(file, offer)
+            assert linked is not None
+            files.append(linked)
+        placement = Placement(
+            version=self.placement,
+            pservers=len(self.shards),
+            blocks=[(0, plan.block_count)],
+            buckets=[(index, len(self.numbers(index))) for index in range(len(self.shards))],
+        )
+        declared = ModelDeclaration(parameters=[], optimizer={}, mode={}, tables=[each.to_json() for each in TABLES])
+        model = DeclaredModel(declaration=declared, pservers=len(files), plan_hash=plan.hash, placement=placement)
+        manifest = Manifest(
+            job="j",
+            number=number,
+            plan_hash=plan.hash,
+            pserver_count=len(files),
+            cut_for=1,
+            round=None,
+            created_s=0.0,
+            shards=tuple(files),
+            declaration=msgspec.Raw(encode(JobDeclaration(model=model))),
+        )
+        if is_published:
+            self.storage.publish(manifest_name(number), [manifest.encode()])
+            self.chains.completed(number, files)
+        return manifest
+
+    def restored(self, number: int, borders: Sequence[int]) -> Cluster:
+        found = Cluster(self.mode, borders)
+        plan = plan_of(borders, 1)
+        for index, shard in enumerate(found.shards):
+            loaded = load_newest(self.storage, "j", PARAMETERS, plan, index, shard)
+            assert (loaded.number, loaded.skipped) == (number, ())
+            assert loaded.applied is not None
+            shard.restored(loaded.applied)
+        return found
+
+    def check(self) -> None:
+        for shard in self.shards:
+            shard._protocol.check()
+            for span in distinct(shard.rows.spans):
+                assert shard._protocol.span(span.numbers.start).numbers == span.numbers
+
+
+def written(snapshots: Snapshots, order: OrderNumber) -> Any:
+    progress = snapshots.progress
+    assert progress is not None
+    assert progress.state != "failed", progress
+    return progress.file if progress.order == order else None
+
+
+def exported(cluster: Cluster, manifest: Manifest) -> list[Any]:
+    """The rows of a checkpoint's files."""
+    found = []
+    for table, spec in enumerate(TABLES):
+        for rows in stored_rows(cluster.storage, manifest, table, spec):
+            columns = (rows.ids.tolist(), rows.updates.tolist(), rows.epochs.tolist(), rows.slots, rows.values)
+            found += [(table, *each[:3], *map(bytes, each[3:])) for each in zip(*columns, strict=True)]
+    assert len({each[:2] for each in found}) == len(found), "a row is there twice"
+    return sorted(found)
+
+
+@pytest.mark.parametrize("mode", [Async(), Sync()], ids=["async", "sync"])
+@pytest.mark.parametrize("seed", range(3))
+def test_buckets_that_move_from_2_to_4_pservers_and_back_are_as_if_they_had_stayed(mode: Mode, seed: int) -> None:
+    chance = random.Random(seed)
+    stayed, moved = Cluster(mode, [0, BUCKETS]), Cluster(mode, [0, 512, BUCKETS, BUCKETS, BUCKETS])
+    epoch = 0
+    for step in range(16):
+        epoch += chance.random() < 0.1
+        push_to_both(stayed, moved, step, epoch, chance)
+        for _ in range(chance.randrange(3)):
+            move_one(moved, chance)
+        if step == 15:
+            for border, to in ((3, BUCKETS), (2, BUCKETS), (1, 512)):
+                moved.move(border, to)
+        assert moved.read() == stayed.read()
+        moved.check()
+        if chance.random() < 0.25:
+            require_same_checkpoints(stayed, moved, step + 1, chance)
+    assert [len(moved.numbers(index)) for index in range(4)] == [512, 512, 0, 0]
+
+
+def push_to_both(stayed: Cluster, moved: Cluster, step: int, epoch: int, chance: random.Random) -> None:
+    """Push a batch of each member; in asynchronous mode buckets move when some pservers have it."""
+    ids = chance.sample(IDS.tolist(), chance.randrange(40))
+    for member in MEMBERS:
+        base = step if isinstance(moved.mode, Sync) else 0
+        stayed.push(0, member, step, epoch, ids, base)
+        if isinstance(moved.mode, Async):
+            for index in chance.sample(range(4), chance.randrange(4)):
+                moved.push(index, member, step, epoch, ids, base)
+            move_one(moved, chance)
+        for index in range(4):
+            outcomes = moved.push(index, member, step, epoch, ids, base)
+            assert set(outcomes) <= {Outcome.ACCEPTED, Outcome.ALREADY_APPLIED}
+
+
+def require_same_checkpoints(stayed: Cluster, moved: Cluster, number: int, chance: random.Random) -> None:
+    """Make checkpoints of both; what is exported and restored from them is the same."""
+    is_published = chance.random() < 0.7
+    manifests = [each.checkpoint(number, is_published=is_published) for each in (moved, stayed)]
+    if is_published:
+        assert exported(moved, manifests[0]) == exported(stayed, manifests[1])
+        verify(moved.storage, manifests[0])
+        again = moved.restored(number, chance.choice([[0, BUCKETS], [0, 300, BUCKETS], moved.borders]))
+        assert again.read() == stayed.read()
+        assert again.updates() == moved.updates() == stayed.updates()
+        again.check()
+
+
+def move_one(cluster: Cluster, chance: random.Random) -> None:
+    border = chance.randrange(1, len(cluster.borders) - 1)
+    low, high = cluster.borders[border - 1], cluster.borders[border + 1]
+    to = chance.randint(low, high)
+    if to != cluster.borders[border]:
+        cluster.move(border, to)
+
+
+@pytest.mark.parametrize("mode", [Async(), Sync()], ids=["async", "sync"])
+def test_spans_that_have_become_alike_are_joined_a_few_buckets_with_each_push(mode: Mode) -> None:
+    cluster = Cluster(mode, [0, 512, BUCKETS])
+    stayed = Cluster(mode, [0, BUCKETS])
+    for step in range(40):
+        base = step if isinstance(mode, Sync) else 0
+        for member in MEMBERS:
+            for index in range(2):
+                cluster.push(index, member, step, 0, IDS[step::5].tolist(), base)
+            stayed.push(0, member, step, 0, IDS[step::5].tolist(), base)
+        if step == 3:
+            cluster.move(1, 200)
+        if step == 4:
+            cluster.move(1, 600)
+            assert len(distinct(cluster.shards[0].rows.spans)) > 1
+        cluster.check()
+        assert cluster.read() == stayed.read()
+    assert [len(distinct(shard.rows.spans)) for shard in cluster.shards] == [1, 1]
+    assert [(span.buckets, span.rows.buckets) for shard in cluster.shards for span in distinct(shard.rows.spans)] == [
+        (range(600), range(600)),
+        (range(600, BUCKETS), range(600, BUCKETS)),
+    ]
+
+
+def test_a_message_about_buckets_that_are_elsewhere_is_told_so() -> None:
+    cluster = Cluster(Async(), [0, 512, BUCKETS])
+    before = cluster.numbers(0)
+    cluster.push(0, 1, 0, 0, IDS.tolist(), 0)
+    cluster.move(1, 400)
+    wanted = cluster.part(before, 0, [Section(Kind.WANTED, 0, IDS)])
+    with pytest.raises(StalePlacementError, match="read the job's placement again"):
+        cluster.push(0, 1, 1, 0, IDS.tolist(), 0, before)
+    with pytest.raises(StalePlacementError, match="read the job's placement again"):
+        cluster.shards[0].read(cluster.shards[0].lookup(wanted), 0)
+    assert not cluster.shards[0].applied().has(cluster.first, Batch(0, 1, 1)), "nothing of it was applied"
+    # As long as what came is a span of its own, those who do not know of it go on.
+    assert cluster.push(1, 1, 1, 0, IDS.tolist(), 0, range(before.stop, cluster.first + BUCKETS)) == [Outcome.ACCEPTED]
+
+
+def test_buckets_that_are_not_neighbours_are_pushed_to_and_looked_up_by_stretch() -> None:
+    cluster, stayed = Cluster(Async(), [0, 512, BUCKETS]), Cluster(Async(), [0, BUCKETS])
+    for batch in range(3):
+        for index in range(2):
+            if batch == 0:
+                cluster.push(index, 1, batch, 0, IDS.tolist(), 0)
+        stayed.push(0, 1, batch, 0, IDS.tolist(), 0)
+        if batch == 0:
+            found = cluster.shards[0].release(range(cluster.first + 100, cluster.first + 200))
+            assert not isinstance(found, Unmovable)
+            assert cluster.shards[1].adopt(*found) is None
+            continue
+        for index, start, stop in ((0, 0, 100), (0, 200, 512), (1, 100, 200), (1, 512, BUCKETS)):
+            numbers = range(cluster.first + start, cluster.first + stop)
+            assert cluster.push(index, 1, batch, 0, IDS.tolist(), 0, numbers) == [Outcome.ACCEPTED]
+    found_by = {}
+    for index, start, stop in ((0, 0, 100), (0, 200, 512), (1, 100, 200), (1, 512, BUCKETS)):
+        shard, numbers = cluster.shards[index], range(cluster.first + start, cluster.first + stop)
+        (piece,), _ = shard.read(shard.lookup(cluster.part(numbers, 0, [Section(Kind.WANTED, 0, IDS)])), 0)
+        (section,) = decode_sections(memoryview(piece.values).cast("B"), DIMS, (Kind.ROWS,))
+        ids = IDS[(PLACES[0] >= start) & (PLACES[0] < stop)].tolist()
+        found_by.update(zip(ids, map(bytes, section.values), strict=True))
+    assert sorted((0, *each) for each in found_by.items()) == [each for each in stayed.read()[1:] if each[0] == 0]
+
+
+def test_buckets_stay_while_their_round_is_open_or_they_are_copied() -> None:
+    cluster = Cluster(Sync(), [0, 512, BUCKETS])
+    for index in range(2):
+        cluster.push(index, 1, 0, 0, IDS.tolist(), 0)
+    assert cluster.shards[0].release(cluster.numbers(0)) is Unmovable.IN_ROUND
+    for index in range(2):
+        cluster.push(index, 2, 0, 0, IDS.tolist(), 0)
+    found = cluster.shards[0].release(range(cluster.first + 100, cluster.first + 200))
+    assert not isinstance(found, Unmovable)
+    state, rows = found
+    with pytest.raises(CorruptError, match="other buckets or tables"):
+        cluster.shards[1].adopt(state, rows._replace(buckets=rows.buckets[1:]))
+    assert cluster.shards[1].adopt(state._replace(view=(1, 2)), rows) is Unmovable.VIEW
+    cluster.shards[1].rows._memory._limit_bytes = 1
+    with pytest.raises(BusyError, match="no memory for the rows"):
+        cluster.shards[1].adopt(state, rows)
+    with pytest.raises(MessageError, match="not in one span"):
+        cluster.shards[0].release(cluster.numbers(0))
+    before = cluster.shards[0].rows._memory.taken_bytes
+    assert cluster.shards[0].adopt(state, rows) is None
+    assert cluster.shards[0].rows._memory.taken_bytes > before
+
+
+def test_an_increment_has_all_rows_of_buckets_that_came_and_no_others() -> None:
+    cluster = Cluster(Async(), [0, 512, BUCKETS])
+    for index in range(2):
+        cluster.push(index, 1, 0, 0, IDS.tolist(), 0)
+    cluster.checkpoint(1)
+    cluster.move(1, 500)
+    for step in range(2):
+        for index in range(2):
+            cluster.push(index, 1, 1 + step, 0, IDS[:1].tolist(), 0)
+    manifest = cluster.checkpoint(2)
+    assert [len(file.links) for file in manifest.shards] == [1, 1]
+    for file in manifest.shards:
+        header, _, stored = read_rows(cluster.storage, file.name, file.size_bytes)
+        came = {number - cluster.first for span in header.rows for number in span.complete}
+        assert came == (set(range(500, 512)) if file.index else set())
+        for rows in (each for each in stored if each.kind.startswith(ROWS_OF)):
+            places = buckets_of(rows.ids, TABLES[rows.table].salt)
+            assert all(place in came or row == IDS[0] for place, row in zip(places, rows.ids, strict=True))
+    assert exported(cluster, manifest)
+    again = cluster.restored(2, [0, 700, BUCKETS])
+    assert again.read() == cluster.read()
