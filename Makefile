@@ -23,7 +23,7 @@ PYTEST := $(BIN)/python -m pytest
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-one quick unit marked frameworks coverage mutants mutants-all lint format types layers check ci schemas manifests requirements fuzz storm bench audit sbom release clean programs etcd-server kubectl promtool chromium
+.PHONY: help run test test-one quick unit marked frameworks coverage mutants mutants-all lint format types layers check ci docs schemas manifests requirements fuzz storm bench audit sbom release clean programs etcd-server kubectl promtool chromium
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -83,6 +83,10 @@ check: lint types layers ## lint, types and layers
 
 ci: ## What runs before a change lands: test and check
 	@.ci/run
+
+docs: $(BIN)/python ## Build the documentation as a site, in site/; a link without a target is an error
+	@$(PIP) -e '.[docs]'
+	@$(BIN)/python -m flightedl_tools.site && echo "built site/index.html"
 
 schemas: $(VENV)/.dev ## Write the protocol's contract files from the code
 	@$(BIN)/python -m flightedl_tools.schemas

@@ -9,5 +9,5 @@
 * ``submit`` (with ``pods``, its pod options), ``clusters`` (jobs, logs, scale, cancel), ``autoscale``: Kubernetes
 
 Shared: ``lazy`` groups, ``options``, ``running`` (access to a job), ``consoles``, ``documents`` (YAML). For developers:
-``schemas`` writes the contract files, ``manifests`` the manifests in ``deploy/``.
+``schemas`` writes the contract files, ``manifests`` the manifests in ``deploy/``, ``site`` the documentation as a site.
 """
