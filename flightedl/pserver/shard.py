@@ -518,7 +518,7 @@ class Shard:
     # applied batches
 
     def seal(self, epochs: Sequence[tuple[int, int]]) -> None:
-        """Tell (epoch, tasks) of epochs that get no more tasks, see ``AppliedBatches.seal``.
+        """Tell (epoch, tasks) of epochs that get no more tasks, see ``AppliedBatches.set_task_count``.
 
         Raises:
             MessageError: the epoch has more tasks than that.

@@ -13,8 +13,8 @@ starts with one cohort. Blocks from other pservers bring their own cohorts; coho
 
 Blocks are named by their numbers in the shard plan. Stored sets are in ascending order of these, without the numbers.
 
-Not guaranteed: an epoch is reduced to its number only when its task count is known (``seal``), and never while one of
-its tasks is incomplete, for example because the task failed.
+Not guaranteed: an epoch is reduced to its number only when its task count is known (``set_task_count``), and never
+while one of its tasks is incomplete, for example because the task failed.
 """
 
 from __future__ import annotations
@@ -169,12 +169,12 @@ class AppliedBatches:
         return cohort.mask(batch) & bit != 0
 
     def are_alike(self, one: int, other: int) -> bool:
-        """Return True if two blocks have the same batches."""
+        """True if two blocks have the same batches."""
         places = (self._places[number] for number in (one, other))
         first, second = (cohort.restricted([bit.bit_length() - 1]).content() for cohort, bit in places)
         return first == second
 
-    def seal(self, epoch: int, task_count: int) -> None:
+    def set_task_count(self, epoch: int, task_count: int) -> None:
         """Set the number of tasks of an epoch, which lets the epoch collapse once all blocks have all of them.
 
         Raises:

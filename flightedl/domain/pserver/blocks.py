@@ -552,13 +552,13 @@ class BlockProtocol:
         return self._applied.copy()
 
     def seal(self, epochs: Sequence[tuple[int, int]]) -> None:
-        """Fix the number of tasks of epochs, given as (epoch, tasks), see ``AppliedBatches.seal``.
+        """Fix the number of tasks of epochs, given as (epoch, tasks), see ``AppliedBatches.set_task_count``.
 
         Raises:
             MessageError: An epoch has more tasks.
         """
         for epoch, task_count in epochs:
-            self._applied.seal(epoch, task_count)
+            self._applied.set_task_count(epoch, task_count)
 
     def restore(self, applied: AppliedBatches, blocks: Restored) -> Sequence[Split]:
         """Restore the state of all blocks from a checkpoint, before any client has seen them.

@@ -56,13 +56,13 @@ def in_part(model: set, blocks: list[int], epoch: int) -> dict[int, bytes]:
 
 @given(marks, st.booleans(), unmarks, marks)
 @settings(max_examples=80, deadline=None)
-def test_it_behaves_like_a_set_of_pairs(first, is_sealed, taken, second):
+def test_it_behaves_like_a_set_of_pairs(first, has_task_count, taken, second):
     applied, model = AppliedBatches(range(4)), set()
-    if is_sealed:
-        applied.seal(0, 3)
+    if has_task_count:
+        applied.set_task_count(0, 3)
     marked(applied, model, first)
-    if is_sealed:
-        applied.seal(1, 3)
+    if has_task_count:
+        applied.set_task_count(1, 3)
     assert_equal(applied, model)
     for block, identity in taken:
         batch = Batch(*identity)
@@ -97,13 +97,13 @@ def test_a_set_travels_with_its_block(parts, data):
 
 
 class Moves(RuleBasedStateMachine):
-    """Blocks move between three pservers while batches are marked and epochs are sealed."""
+    """Blocks move between three pservers while batches are marked and task counts are set."""
 
     def __init__(self) -> None:
         super().__init__()
         self.pservers = [AppliedBatches(range(3)), AppliedBatches(range(3, 6)), AppliedBatches(())]
         self.model: set[tuple[int, Batch]] = set()
-        self.sealed: set[int] = set()
+        self.counted: set[int] = set()
 
     @rule(pserver=st.integers(0, 2), block=st.integers(0, 5), batch=st.sampled_from(BATCHES))
     def mark(self, pserver: int, block: int, batch: tuple[int, int, int]) -> None:
@@ -127,8 +127,8 @@ class Moves(RuleBasedStateMachine):
         self.pservers[to].adopt(blocks, source.release(blocks))
 
     @rule(pserver=st.integers(0, 2), epoch=st.integers(0, 1))
-    def seal(self, pserver: int, epoch: int) -> None:
-        self.pservers[pserver].seal(epoch, 3)
+    def set_task_count(self, pserver: int, epoch: int) -> None:
+        self.pservers[pserver].set_task_count(epoch, 3)
 
     @invariant()
     def every_block_has_its_batches(self) -> None:
@@ -169,8 +169,8 @@ def test_a_moved_block_s_epochs_collapse_wherever_their_size_was_told():
     source, target = AppliedBatches([0]), AppliedBatches([1])
     fill(source, [0], 0)
     fill(target, [1], 0)
-    target.seal(0, 3)
-    source.seal(1, 3)
+    target.set_task_count(0, 3)
+    source.set_task_count(1, 3)
     target.adopt([0], source.release([0]))
     assert target.through_task_count(0) == 3
     fill(target, [0, 1], 1)
@@ -185,10 +185,10 @@ def test_a_moved_block_s_epochs_collapse_wherever_their_size_was_told():
 def test_a_block_whose_epochs_are_longer_is_refused_and_nothing_is_done(told, marked_task, text):
     source, target = AppliedBatches([0]), AppliedBatches([1])
     if told:
-        source.seal(0, told)
+        source.set_task_count(0, told)
     if marked_task is not None:
         source.mark([0], Batch(0, marked_task, 0), 1)
-    target.seal(0, 3)
+    target.set_task_count(0, 3)
     before = target.encode()
     released = source.release([0])
     with pytest.raises(MessageError, match=text):
@@ -208,13 +208,13 @@ def fill(applied: AppliedBatches, blocks, epoch: int, tasks: int = 3) -> None:
 
 def test_a_whole_epoch_costs_nothing_but_its_number():
     applied = AppliedBatches(range(4))
-    applied.seal(0, 3)
+    applied.set_task_count(0, 3)
     empty = len(applied.encode())
     fill(applied, range(4), 0)
     assert len(applied.encode()) <= empty + 4
     assert applied.done_tasks(0) == [0, 1, 2]
     assert not applied.mark([2], Batch(0, 2, 8), 9)
-    applied.seal(0, 3)
+    applied.set_task_count(0, 3)
 
 
 def test_a_million_tasks_take_a_bit_each():
@@ -267,7 +267,7 @@ def test_an_epoch_is_through_when_it_is_on_every_block():
     applied = AppliedBatches(range(1))
     applied.mark([0], Batch(0, 0, 0), 1)
     assert applied.through_task_count(0) is None
-    applied.seal(0, 1)
+    applied.set_task_count(0, 1)
     assert applied.through_task_count(0) == 1
     other = AppliedBatches(range(1))
     other.mark([0], Batch(0, 0, 0), 1)
@@ -300,7 +300,7 @@ def test_adopting_blocks_where_there_are_none_is_a_start():
 def test_an_impossible_batch_is_refused_and_nothing_is_done(batch, batch_count):
     applied = AppliedBatches(range(2))
     applied.mark([0], Batch(0, 1, 0), 4)
-    applied.seal(5, 2)
+    applied.set_task_count(5, 2)
     before = applied.encode()
     with pytest.raises(MessageError):
         applied.mark([1], batch, batch_count)
@@ -313,22 +313,22 @@ def test_an_epoch_cannot_be_shorter_than_what_arrived():
     applied = AppliedBatches(range(1))
     applied.mark([0], Batch(0, 4, 0), 1)
     with pytest.raises(MessageError, match="a task with a higher number was applied"):
-        applied.seal(0, 4)
+        applied.set_task_count(0, 4)
     with pytest.raises(MessageError, match="cannot have 0 tasks"):
-        applied.seal(0, 0)
+        applied.set_task_count(0, 0)
     applied.check()
 
 
 @pytest.mark.parametrize("task_count", [0, MAX_TASKS + 1])
 def test_an_impossible_number_of_tasks_is_refused(task_count):
     with pytest.raises(MessageError, match="the limit is"):
-        AppliedBatches(range(1)).seal(0, task_count)
+        AppliedBatches(range(1)).set_task_count(0, task_count)
 
 
 def test_the_lowest_and_the_highest_numbers_are_possible():
     applied = AppliedBatches(range(1))
-    applied.seal(0, 1)
-    applied.seal(1, MAX_TASKS)
+    applied.set_task_count(0, 1)
+    applied.set_task_count(1, MAX_TASKS)
     assert applied.mark([0], Batch(2, 0, MAX_BATCHES_PER_TASK - 1), MAX_BATCHES_PER_TASK)
     applied.check()
 
@@ -406,16 +406,16 @@ def test_memory_is_bounded_by_a_bit_for_each_task_and_what_is_in_flight():
                     applied.mark(blocks, Batch(0, task, batch), batches)
                 peak = max(peak, held() - base)
         used = held() - base
-        applied.seal(0, tasks)
-        sealed = held() - base
+        applied.set_task_count(0, tasks)
+        counted = held() - base
     finally:
         tracemalloc.stop()
     bits = tasks // 8
-    print(f"{tasks} tasks on {len(blocks)} blocks: {used} bytes, peak {peak}, once the epoch is sealed {sealed}")
+    print(f"{tasks} tasks on {len(blocks)} blocks: {used} bytes, peak {peak}, once its task count is known {counted}")
     # A few objects of the interpreter's own come and go; a byte for each task and block would be 160,000.
     assert used < 2 * bits + 10_000
     assert peak < 2 * bits + 1_000 * in_flight
-    assert sealed < 2_000
+    assert counted < 2_000
 
 
 def test_a_sum_of_as_many_batches_as_there_are_cohorts_is_marked_in_all_of_them():

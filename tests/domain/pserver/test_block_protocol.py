@@ -850,7 +850,7 @@ def test_a_stretch_that_is_not_here_is_not_released():
     found = bench.release(range(10, 11))
     assert not isinstance(found, Unmovable)
     bench.adopt(*found)
-    with pytest.raises(MessageError, match="here already"):
+    with pytest.raises(MessageError, match="already here"):
         bench.adopt(*found)
 
 

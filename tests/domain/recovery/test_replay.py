@@ -26,7 +26,7 @@ def with_tasks(tasks, blocks=2) -> AppliedBatches:
 def test_what_lacks_is_everything_but_what_is_applied(tasks, begun, size):
     applied = with_tasks({(e, t) for e, t in tasks if t < size})
     if tasks:
-        applied.seal(0, size)
+        applied.set_task_count(0, size)
     summary = AppliedSummary.decode(AppliedSummary.of(applied).encode())
     lacking = tasks_to_reopen(summary, begun, lambda _: size)
     found = {(epoch, task) for epoch, runs in lacking.items() for start, end in runs for task in range(start, end)}
@@ -38,16 +38,16 @@ def test_epochs_that_are_through_cost_a_few_bytes():
     applied = AppliedBatches(range(1))
     for epoch in range(500):
         applied.mark([0], Batch(epoch, 0, 0), 1)
-        applied.seal(epoch, 1)
+        applied.set_task_count(epoch, 1)
     summary = AppliedSummary.of(applied)
     assert summary.through == [(0, 500, 1)]
     assert len(summary.encode()) < 20
     assert tasks_to_reopen(summary, 501, lambda _: 1).keys() == {500}
 
 
-def test_tasks_that_joined_a_sealed_epoch_are_lacking():
+def test_tasks_that_joined_an_epoch_after_its_count_was_set_are_missing():
     applied = with_tasks([(0, 0), (0, 1)])
-    applied.seal(0, 2)
+    applied.set_task_count(0, 2)
     lacking = tasks_to_reopen(AppliedSummary.of(applied), 1, lambda _: 4)
     assert list(lacking[0]) == [(2, 4)]
 
