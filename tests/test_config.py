@@ -68,14 +68,14 @@ def test_a_wrong_variable_raises_one_sentence(name: str, value: str, text: str) 
 
 
 @pytest.mark.parametrize(
-    ("given", "meant"),
+    ("given", "expected"),
     [(True, Resume.ALWAYS), ("auto", Resume.AUTO), ("True", Resume.ALWAYS), ("0", Resume.NEVER), (False, Resume.NEVER)],
 )
-def test_resume_accepts_booleans_and_auto(given: bool | str, meant: Resume) -> None:
+def test_resume_accepts_booleans_and_auto(given: bool | str, expected: Resume) -> None:
     made = settings(MasterSettings, {}, resume=given, checkpoint="/x")
-    assert made.resume is meant
-    assert settings(MasterSettings, to_environment(made)).resume is meant
-    if meant is not Resume.NEVER:
+    assert made.resume is expected
+    assert settings(MasterSettings, to_environment(made)).resume is expected
+    if expected is not Resume.NEVER:
         with pytest.raises(UsageError, match="resume needs the URL"):
             settings(MasterSettings, {}, resume=given)
 
@@ -115,10 +115,10 @@ def test_a_container_quota_limits_the_cores(tmp_path: Path, quota: str, cores: i
 )
 def test_a_range_is_enforced_for_every_source_of_a_setting(kind: type[CommonSettings], name: str, value: float) -> None:
     variable = f"FLIGHTEDL_{name.upper()}"
-    said = rf"{name} is {value}, but must be .* \(--{name.replace('_', '-')} or {variable}\)"
-    with pytest.raises(UsageError, match=said):
+    pattern = rf"{name} is {value}, but must be .* \(--{name.replace('_', '-')} or {variable}\)"
+    with pytest.raises(UsageError, match=pattern):
         settings(kind, {}, **{name: value})
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=pattern):
         settings(kind, {variable: str(value)})
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=pattern):
         kind(**{name: value})

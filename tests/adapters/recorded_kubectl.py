@@ -63,16 +63,16 @@ def recorded(name: str) -> Iterator[Kubectl]:
     """Yield a cluster that replays the recorded answers in order. While recording, yield the real cluster."""
     path = _PLACE / f"{name}.json"
     if IS_RECORDING:
-        said: list[list[object]] = []
+        exchanges: list[list[object]] = []
 
         def ask(command: Sequence[str], given: str, timeout_s: float) -> Ended:
             ended = run_command(command, given, timeout_s)
-            said.append([question(command, given), *ended._replace(output=_pruned(ended.output))])
+            exchanges.append([question(command, given), *ended._replace(output=_pruned(ended.output))])
             return ended
 
         yield Kubectl(NAMESPACE, run=ask)
         path.parent.mkdir(exist_ok=True)
-        path.write_text("[\n" + ",\n".join(json.dumps(each) for each in said) + "\n]\n")
+        path.write_text("[\n" + ",\n".join(json.dumps(each) for each in exchanges) + "\n]\n")
         return
     answers = iter(json.loads(path.read_text()))
 

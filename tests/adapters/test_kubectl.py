@@ -43,7 +43,7 @@ _POPEN = subprocess.Popen
 
 
 @pytest.mark.parametrize(
-    ("said", "kind"),
+    ("message", "kind"),
     [
         ('Error from server (NotFound): jobs.batch "x" not found', NotFoundError),
         ('Error from server (Forbidden): jobs.batch is forbidden: User "u" cannot list', AuthenticationError),
@@ -64,20 +64,20 @@ _POPEN = subprocess.Popen
         ("", UnavailableError),
     ],
 )
-def test_kubectl_errors_are_mapped_to_flightedl_errors(said: str, kind: type[FlightedlError]) -> None:
-    cluster = Kubectl(run=lambda *_: Ended(1, "", said))
+def test_kubectl_errors_are_mapped_to_flightedl_errors(message: str, kind: type[FlightedlError]) -> None:
+    cluster = Kubectl(run=lambda *_: Ended(1, "", message))
     with pytest.raises(FlightedlError) as caught:
         cluster.get("Job", "x")
     assert type(caught.value) is kind
 
 
 def test_an_error_keeps_all_its_lines_but_not_the_output_before_it() -> None:
-    said = (
+    message = (
         "Warning: old\nE1124 14:16:42.1 1 memcache.go:265] couldn't get the list\n"
         'The Job "x" is invalid: \n* spec.a: Required value\n* spec.b: too long\n'
     )
     with pytest.raises(UsageError, match=r'The Job "x" is invalid: \* spec.a: Required value \* spec.b: too long$'):
-        Kubectl(run=lambda *_: Ended(1, "", said)).get("Job", "x")
+        Kubectl(run=lambda *_: Ended(1, "", message)).get("Job", "x")
 
 
 def test_namespace_and_context_are_passed_to_kubectl() -> None:

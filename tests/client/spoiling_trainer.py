@@ -62,32 +62,34 @@ def main(options: dict[str, Any]) -> None:
     connection = Connection(options["address"], expected=ServerIdentity(**options["identity"]), shares_memory=True)
     spoiler = Spoiler(sum(4 * size for _, size in blocks))
     spoiler.start()
-    taken = refused = 0
-    began = time.monotonic()
+    accepted = rejected = 0
+    started = time.monotonic()
     channel = StepChannel(0, CLOCK, step_bytes=1 << 30)
-    while (passed_s := time.monotonic() - began) < options["seconds"] or (passed_s < 40 and not (taken and refused)):
+    while (passed_s := time.monotonic() - started) < options["seconds"] or (
+        passed_s < 40 and not (accepted and rejected)
+    ):
         header = PushHeader(
             trainer="t1",
             generation=1,
             plan_hash=options["plan_hash"],
             member=1,
-            identity=BatchIdentity(epoch=0, task=taken + refused, batch=0, batch_count=1),
+            identity=BatchIdentity(epoch=0, task=accepted + rejected, batch=0, batch_count=1),
             weight=1.0,
             rows=len(blocks),
         )
         pieces = [OutgoingBlocks(range(n, n + 1), 0, 0, np.ones(size, np.float32), ()) for n, size in blocks]
         try:
             _step(channel, connection, pieces, encode(header), spoiler)
-            taken += 1
+            accepted += 1
         except GradientError:
-            refused += 1
+            rejected += 1
         finally:
             spoiler.memory = None
     spoiler.is_over = True
     spoiler.join()
     channel.close_idle()
     connection.close()
-    print(json.dumps({"taken": taken, "refused": refused, "writes": spoiler.writes}))
+    print(json.dumps({"taken": accepted, "refused": rejected, "writes": spoiler.writes}))
 
 
 def _step(

@@ -82,7 +82,7 @@ class Trained:
         self.participation.set_model(self.parameters, cluster.mode)
         cluster.trainers.append(self)  # type: ignore[arg-type]
 
-    def hear(self, *answers: TasksReply | Callable[[], TasksReply]) -> None:
+    def answer_with(self, *answers: TasksReply | Callable[[], TasksReply]) -> None:
         """Let the master give one answer at the end of the loop, and the others later."""
         self.master.answers = [*answers]
         self.participation.ask(self.master)  # type: ignore[arg-type]
@@ -105,7 +105,7 @@ def test_a_finished_loop_reads_the_last_updates_of_other_trainers() -> None:
         other = cluster.trainer(2)
         other.begin(1)
         other.step(1, gradients(cluster))
-        job.hear(done(1, 1))
+        job.answer_with(done(1, 1))
         assert [job.parameters[name][0] for name in SHAPES] == [1, 1]
         assert job.pulled() == [2, 2]
 
@@ -125,7 +125,7 @@ def test_a_finished_loop_of_a_job_without_a_model_reads_nothing() -> None:
 def test_a_replacement_after_the_end_is_read_once_the_master_has_checked_it() -> None:
     with Cluster(SHAPES, Async(), pservers=2) as cluster:
         job = Trained(cluster)
-        job.hear(done(1, 1))
+        job.answer_with(done(1, 1))
         cluster.replace(1, generation=7)
 
         def looked_at() -> TasksReply:
@@ -143,7 +143,7 @@ def test_a_replacement_after_the_end_is_read_once_the_master_has_checked_it() ->
 def test_a_trainer_does_not_wait_for_batches_that_it_must_repeat_itself() -> None:
     with Cluster(SHAPES, Async(), pservers=2) as cluster:
         job = Trained(cluster)
-        job.hear(done(1, 1))
+        job.answer_with(done(1, 1))
         cluster.replace(1, generation=7)
         job.master.answers = [ENDING, REOPENED]
         with pytest.raises(BegunAnewError, match=r"after the job's end.*restart this trainer"):
@@ -153,7 +153,7 @@ def test_a_trainer_does_not_wait_for_batches_that_it_must_repeat_itself() -> Non
 def test_a_replaced_process_is_not_read_while_its_successor_is_unknown() -> None:
     with Cluster(SHAPES, Async(), pservers=2) as cluster:
         job = Trained(cluster)
-        job.hear(done(1, 7))
+        job.answer_with(done(1, 7))
         with pytest.raises(UnavailableError, match="pserver 1 was replaced after the job's end"):
             job.pulled()
         cluster.replace(1, generation=7)
@@ -164,7 +164,7 @@ def test_a_replaced_process_is_not_read_while_its_successor_is_unknown() -> None
 def test_before_the_end_any_present_process_is_read() -> None:
     with Cluster(SHAPES, Async(), pservers=2) as cluster:
         job = Trained(cluster)
-        job.hear(ENDING)
+        job.answer_with(ENDING)
         cluster.replace(1, generation=7)
         assert job.pulled() == [1, 0]
         assert job.master.asked == 1
@@ -173,7 +173,7 @@ def test_before_the_end_any_present_process_is_read() -> None:
 def test_the_end_of_an_evaluation_implies_nothing_about_the_pservers() -> None:
     with Cluster(SHAPES, Async(), pservers=2) as cluster:
         job = Trained(cluster)
-        job.hear(done(1, 1))
+        job.answer_with(done(1, 1))
         evaluation = TasksReply(assignments=[], outcome="epochs_done")
         job.master.answers = [evaluation]
         job.participation.fetch(job.master, Ask(Reports(), (), 0, 0.0, 0), "evaluation")  # type: ignore[arg-type]

@@ -47,14 +47,14 @@ class Master:
         self._work = Work(self.queue, Outbox())
         self.generation, self.now = 1, 0.0
         self.changed = threading.Condition()
-        self.told: list[int] = []
+        self.assigned: list[int] = []
 
     def fetch(self, ask: Ask) -> TasksReply:
         ticket = ask.ticket("a", self.generation)
         with self.changed:
             lost = self._work.take_reports(ticket, self.now)
             given, outcome, _ = self._work.hand_out(ticket, self.now, 1)
-            self.told += [assignment.attempt for assignment in given]
+            self.assigned += [assignment.attempt for assignment in given]
             self.changed.notify_all()
             return TasksReply(assignments=given, outcome=outcome, lost=lost, retry_after_s=0.01)
 
@@ -126,12 +126,12 @@ def make() -> Iterator[Make]:
         each.close(5.0)
 
 
-def once(wanted: tuple[int, int]) -> Callable[[Batch], bool]:
+def once(awaited: tuple[int, int]) -> Callable[[Batch], bool]:
     """True for a batch (task, number), the first time."""
     seen: list[Batch] = []
 
     def is_first(current: Batch) -> bool:
-        if (current.task, current.number) != wanted or seen:
+        if (current.task, current.number) != awaited or seen:
             return False
         seen.append(current)
         return True
@@ -171,7 +171,7 @@ def test_a_task_denied_half_way_is_repeated_from_its_first_batch(make: Make) -> 
                 # The rest of the first reading arrives after the task has been assigned again.
                 denied.set()
                 with master.changed:
-                    master.changed.wait_for(lambda: len(master.told) > 2, 5.0)
+                    master.changed.wait_for(lambda: len(master.assigned) > 2, 5.0)
             yield batch
 
     list(make(master, listener, read))
@@ -208,7 +208,7 @@ def test_work_of_the_next_epoch_survives_a_copy_that_another_trainer_finished(ma
                 # This reading begins before the answer is processed, and ends afterwards.
                 begun.set()
                 with master.changed:
-                    master.changed.wait_for(lambda: master.told.count(task.assignment.attempt) > 1, 0.5)
+                    master.changed.wait_for(lambda: master.assigned.count(task.assignment.attempt) > 1, 0.5)
             yield batch
 
     begun = threading.Event()

@@ -24,11 +24,11 @@ class TestAFailedStep:
 
     @pytest.mark.parametrize("mode", [Async(), Sync(reduce="sum"), Bounded(staleness=1), Async(push_every=3)])
     def test_its_batch_is_repeated_in_all_blocks(self, mode: Mode) -> None:
-        handed, failed = [], []
+        yielded, failed = [], []
         with Cluster(SHAPES, mode, pservers=2) as cluster, Loop(cluster, 6, give_up_s=0.05) as loop:
             for number in loop:
-                handed.append(number)
-                if handed == [0, 1, 2]:
+                yielded.append(number)
+                if yielded == [0, 1, 2]:
                     present, cluster.present[1] = cluster.present[1], AWAY
                 try:
                     loop.parameters.step(gradients(cluster))
@@ -39,17 +39,17 @@ class TestAFailedStep:
                     assert value_of(cluster, "a") > value_of(cluster, "b")
             assert failed == [2]
             is_sum = mode == Async(push_every=3)
-            assert handed == ([0, 1, 2, 0, 1, 2, 3, 4, 5] if is_sum else [0, 1, 2, 2, 3, 4, 5])
+            assert yielded == ([0, 1, 2, 0, 1, 2, 3, 4, 5] if is_sum else [0, 1, 2, 2, 3, 4, 5])
             assert value_of(cluster, "a") == value_of(cluster, "b") == (2 if is_sum else 6)
             assert [report.attempt for report in loop.master.finished] == [100]
 
     @pytest.mark.parametrize("mode", [Async(), Async(push_every=2), Sync()])
     def test_a_permanent_error_ends_the_loop_and_returns_the_task(self, mode: Mode) -> None:
-        handed = []
+        yielded = []
 
         def train() -> None:
             for number in loop:
-                handed.append(number)
+                yielded.append(number)
                 if number == 3:
                     cluster.present[1] = BegunAnewError("the model begins anew")
                 with contextlib.suppress(Exception):
@@ -58,7 +58,7 @@ class TestAFailedStep:
         with Cluster(SHAPES, mode, pservers=2) as cluster, Loop(cluster, 6) as loop:
             with pytest.raises(BegunAnewError, match="begins anew"):
                 train()
-            assert handed == [0, 1, 2, 3]
+            assert yielded == [0, 1, 2, 3]
             assert loop.master.finished == []
             assert [report.attempt for report in loop.master.returned] == [100]
 
@@ -74,53 +74,53 @@ class TestAFailedStep:
     )
     @pytest.mark.parametrize("at", range(4))
     def test_its_batch_is_repeated_if_nothing_was_sent(self, mode: Mode, at: int) -> None:
-        handed = []
+        yielded = []
         with Cluster(SHAPES, mode, pservers=2) as cluster, Loop(cluster, 4) as loop:
             for number in loop:
-                handed.append(number)
-                is_bad = number == at and handed.count(at) == 1
+                yielded.append(number)
+                is_bad = number == at and yielded.count(at) == 1
                 with contextlib.suppress(GradientError):
                     loop.parameters.step(gradients(cluster, np.nan if is_bad else -1.0))
-            assert handed == sorted([*range(4), at])
+            assert yielded == sorted([*range(4), at])
             assert (value_of(cluster, "a"), value_of(cluster, "b")) == (4, 4)
             assert [report.attempt for report in loop.master.finished] == [100]
 
     @pytest.mark.parametrize("mode", [Sync(reduce="sum"), Async()])
     def test_its_batch_is_repeated_for_the_remaining_blocks_after_a_partial_push(self, mode: Mode) -> None:
-        handed = []
+        yielded = []
         with Cluster(SHAPES, mode, pservers=2) as cluster, Loop(cluster, 3) as loop:
             for number in loop:
-                handed.append(number)
+                yielded.append(number)
                 sound = gradients(cluster)
                 with contextlib.suppress(GradientError):
                     loop.parameters.push({"a": sound["a"]})
-                    loop.parameters.step({"b": sound["b"] * (np.nan if handed == [0, 1] else 1)})
-            assert handed == [0, 1, 1, 2]
+                    loop.parameters.step({"b": sound["b"] * (np.nan if yielded == [0, 1] else 1)})
+            assert yielded == [0, 1, 1, 2]
             assert (value_of(cluster, "a"), value_of(cluster, "b")) == (3, 3)
 
     def test_another_step_in_the_same_iteration_repairs_it(self) -> None:
-        handed = []
+        yielded = []
         with Cluster(SHAPES, Sync(reduce="sum"), pservers=2) as cluster, Loop(cluster, 3) as loop:
             for number in loop:
-                handed.append(number)
+                yielded.append(number)
                 try:
                     loop.parameters.step(gradients(cluster, np.nan if number == 1 else -1.0))
                 except GradientError:
                     loop.parameters.step({})
-            assert handed == [0, 1, 2]
+            assert yielded == [0, 1, 2]
             assert (value_of(cluster, "a"), value_of(cluster, "b")) == (2, 2)
             assert [report.attempt for report in loop.master.finished] == [100]
 
     @pytest.mark.parametrize("mode", [Sync(reduce="sum"), Async(), Async(push_every=2, reduce="sum")])
     def test_repeated_failures_are_reported_with_the_batch_and_the_line(self, mode: Mode) -> None:
-        handed = []
+        yielded = []
         with Cluster(SHAPES, mode, pservers=2) as cluster, Loop(cluster, 3, tasks=2) as loop:
             for number in loop:
-                handed.append(number)
-                is_bad = number == 1 and handed.count(0) == 1
+                yielded.append(number)
+                is_bad = number == 1 and yielded.count(0) == 1
                 with contextlib.suppress(GradientError):
                     loop.parameters.step(gradients(cluster, np.nan if is_bad else -1.0))
-            assert handed == [0, 1, 1, 1, 0, 1, 2]
+            assert yielded == [0, 1, 1, 1, 0, 1, 2]
             (failed,) = loop.master.failed
             assert (failed.attempt, failed.batch) == (100, 1)
             assert "'a' has NaN or infinity in epoch 1, task 0, batch 1" in failed.error
@@ -129,15 +129,15 @@ class TestAFailedStep:
 
     @pytest.mark.parametrize("mode", [Async(push_every=2, reduce="sum"), Async(push_every=8, reduce="sum")])
     def test_a_batch_out_of_range_even_alone_is_reported(self, mode: Mode) -> None:
-        handed = []
+        yielded = []
         with Cluster(SHAPES, mode, wire="float16") as cluster, Loop(cluster, 2, records=lambda n: 2 - n) as loop:
             for number in loop:
-                handed.append(number)
+                yielded.append(number)
                 loop.parameters.push(gradients(cluster, -40_000.0))
                 if number == 0:
                     # Its gradient exceeds float16 even without others.
                     loop.parameters._sums._sums["a"] *= 2
-            assert handed == [0, 1, 0, 0, 0]
+            assert yielded == [0, 1, 0, 0, 0]
             (failed,) = loop.master.failed
             assert (failed.batch, loop.master.finished) == (0, [])
 
@@ -151,13 +151,13 @@ class TestRepeatedSums:
             Cluster(SHAPES, mode, pservers=2) as cluster,
             Loop(cluster, 4, records=lambda number: 10 * (number + 1)) as loop,
         ):
-            handed = []
+            yielded = []
             for number in loop:
-                handed.append(number)
-                if handed == [0, 1, 2, 3]:
+                yielded.append(number)
+                if yielded == [0, 1, 2, 3]:
                     loop.end_membership()
                 loop.parameters.step(gradients(cluster, -1.0 - number))
-            assert handed == [0, 1, 2, 3, 0, 1, 2, 3]
+            assert yielded == [0, 1, 2, 3, 0, 1, 2, 3]
             assert value_of(cluster, "a") == value_of(cluster, "b") == pytest.approx(3.0)
             assert {shard.version_range() for shard in cluster.shards} == {(1, 1)}
 
@@ -166,20 +166,20 @@ class TestRepeatedSums:
             Cluster(SHAPES, Async(push_every=8), pservers=2, optimizer=Adam(lr=1.0)) as cluster,
             Loop(cluster, 8) as loop,
         ):
-            handed = []
+            yielded = []
             for number in loop:
-                handed.append(number)
-                if len(handed) == 8:
+                yielded.append(number)
+                if len(yielded) == 8:
                     loop.end_membership()
                 loop.parameters.step(gradients(cluster))
-            assert len(handed) == 16
+            assert len(yielded) == 16
             assert value_of(cluster, "a") == value_of(cluster, "b") == pytest.approx(1.0, rel=1e-5)
 
     def test_a_sum_that_failed_half_way_is_repeated_unchanged(self) -> None:
         with Cluster(SHAPES, Async(push_every=3), pservers=2) as cluster, Loop(cluster, 3, give_up_s=0.05) as loop:
             present = cluster.present[1]
-            for handed, number in enumerate(loop):
-                cluster.present[1] = AWAY if handed == 2 else present
+            for turn, number in enumerate(loop):
+                cluster.present[1] = AWAY if turn == 2 else present
                 with contextlib.suppress(UnavailableError):
                     loop.parameters.step(gradients(cluster, -1.0 - number))
             assert value_of(cluster, "a") == value_of(cluster, "b") == pytest.approx(2.0)
@@ -191,11 +191,11 @@ class TestRepeatedSums:
             other.parameters.steps.change_mode(Async())
             other.begin(1, of=4)
             other.parameters.push({"a": gradients(cluster, -100.0)["a"]})
-            handed = []
+            yielded = []
             for number in loop:
-                handed.append(number)
+                yielded.append(number)
                 loop.parameters.step(gradients(cluster, -1.0 - number))
-            assert handed == [0, 1, 2, 3, 0, 2, 3]
+            assert yielded == [0, 1, 2, 3, 0, 2, 3]
             assert value_of(cluster, "b") == pytest.approx(2.5)
             # Batches 1, 3 and 4 of four are one update; the other trainer pushed the second batch.
             assert value_of(cluster, "a") == pytest.approx(100 + 8 / 4)
@@ -209,11 +209,11 @@ class TestRepeatedSums:
             for number in {0, 1, 2, 3} - {lacking}:
                 other.begin(number, of=6)
                 other.parameters.push({"a": gradients(cluster, -100.0)["a"]})
-            handed = []
+            yielded = []
             for number in loop:
-                handed.append(number)
+                yielded.append(number)
                 loop.parameters.step(gradients(cluster))
-            assert handed == [0, 1, 2, 3, lacking, 4, 5]
+            assert yielded == [0, 1, 2, 3, lacking, 4, 5]
             assert value_of(cluster, "b") == 2
             assert value_of(cluster, "a") == pytest.approx(300 + 1 / 4 + 1)
 
@@ -225,34 +225,34 @@ class TestRepeatedSums:
                 for number in numbers:
                     other.begin(number, of=4)
                     other.parameters.push({name: gradients(cluster, -100.0)[name]})
-            handed = []
+            yielded = []
             for number in loop:
-                handed.append(number)
+                yielded.append(number)
                 loop.parameters.step(gradients(cluster))
-            assert handed == [0, 1, 2, 3, 0, 1, 2]
+            assert yielded == [0, 1, 2, 3, 0, 1, 2]
             assert value_of(cluster, "a") == value_of(cluster, "b") == pytest.approx(200 + 2 / 4)
             assert [report.attempt for report in loop.master.finished] == [100]
 
     def test_the_rest_of_a_lost_task_is_repeated_before_the_task_is_reported(self) -> None:
         with Cluster(SHAPES, Async(push_every=4, reduce="sum"), pservers=2) as cluster, Loop(cluster, 6, 2) as loop:
-            handed = []
+            yielded = []
             for number in loop:
-                handed.append(number)
-                if len(handed) == 6:
+                yielded.append(number)
+                if len(yielded) == 6:
                     loop.end_membership()
                 loop.parameters.step(gradients(cluster))
-            assert handed == [0, 1, 2, 3, 4, 5, 4, 5, 0, 1, 2, 3, 4, 5]
+            assert yielded == [0, 1, 2, 3, 4, 5, 4, 5, 0, 1, 2, 3, 4, 5]
             assert value_of(cluster, "a") == value_of(cluster, "b") == 12
             assert [report.attempt for report in loop.master.finished] == [100, 101]
 
     def test_batches_whose_sum_is_out_of_range_are_repeated_one_by_one(self) -> None:
         with Cluster(SHAPES, Async(push_every=2, reduce="sum"), wire="float16") as cluster, Loop(cluster, 2) as loop:
-            handed = []
+            yielded = []
             for number in loop:
-                handed.append(number)
+                yielded.append(number)
                 with contextlib.suppress(GradientError):
                     loop.parameters.step(gradients(cluster, -40_000.0))
-            assert handed == [0, 1, 0, 1]
+            assert yielded == [0, 1, 0, 1]
             assert value_of(cluster, "a") == pytest.approx(80_000, rel=1e-3)
 
 
@@ -262,38 +262,38 @@ class TestLateBatches:
     @pytest.mark.parametrize("mode", [Async(), Sync(reduce="sum"), Bounded(staleness=1)])
     def test_a_batch_whose_membership_ended_is_repeated(self, mode: Mode) -> None:
         with Cluster(SHAPES, mode, pservers=2) as cluster, Loop(cluster, 4) as loop:
-            handed = []
+            yielded = []
             for number in loop:
-                handed.append(number)
-                if handed == [0, 1]:
+                yielded.append(number)
+                if yielded == [0, 1]:
                     loop.end_membership()
                 loop.parameters.step(gradients(cluster))
-            assert handed == [0, 1, 1, 2, 3]
+            assert yielded == [0, 1, 1, 2, 3]
             assert value_of(cluster, "a") == value_of(cluster, "b") == 4
             assert [report.attempt for report in loop.master.finished] == [100]
 
     def test_a_batch_whose_round_closed_without_it_is_repeated(self) -> None:
         with Cluster(SHAPES, Sync(reduce="sum"), pservers=2) as cluster, Loop(cluster, 4) as loop:
-            handed = []
+            yielded = []
             for number in loop:
-                handed.append(number)
-                if handed == [0, 1, 2]:
+                yielded.append(number)
+                if yielded == [0, 1, 2]:
                     versions = loop.parameters.steps.versions
                     versions.update({block: version - 1 for block, version in versions.items()})
                 loop.parameters.step(gradients(cluster))
-            assert handed == [0, 1, 2, 2, 3]
+            assert yielded == [0, 1, 2, 2, 3]
             assert value_of(cluster, "a") == value_of(cluster, "b") == 4
 
     def test_a_late_batch_of_a_revoked_task_is_not_repeated(self) -> None:
         with Cluster(SHAPES, Async(), pservers=2) as cluster, Loop(cluster, 4) as loop:
-            handed = []
+            yielded = []
             for number in loop:
-                handed.append(number)
+                yielded.append(number)
                 if number == 1:
                     loop.end_membership()
                     loop.take_away()
                 loop.parameters.step(gradients(cluster))
-            assert handed == [0, 1]
+            assert yielded == [0, 1]
             assert value_of(cluster, "a") == value_of(cluster, "b") == 1
             assert loop.master.finished == []
 

@@ -43,7 +43,7 @@ class Job:
     def __init__(self, stack: ExitStack) -> None:
         self.coordinator = MemoryCoordinator(SystemClock())
         #: Called while a pserver handles an upload.
-        self.meanwhile: Callable[[], None] = lambda: None
+        self.during_upload: Callable[[], None] = lambda: None
         #: Numbers of elections whose values were uploaded, in order.
         self.uploads: list[int] = []
         self._newest = 0
@@ -90,7 +90,7 @@ class Job:
 
     def overtaken(self) -> None:
         """Let another trainer win a new election, because this trainer's lease has expired."""
-        self.meanwhile = lambda: None
+        self.during_upload = lambda: None
         self.coordinator.end_lease(self.registration.held.lease_id)
         won = self.coordinator.transact([], [Put(KEYS.init_params, encode(ElectionRecord(trainer="other")))])
         self._newest = won.revision
@@ -100,7 +100,7 @@ class Job:
         header = decode(descriptor, InitHeader)
         rows = sum(batch.num_rows for batch, _metadata in incoming)
         self.uploads.append(header.election)
-        self.meanwhile()
+        self.during_upload()
         return encode(InitReply(initialized=rows if header.election >= self._newest else 0, blocks=rows))
 
 
@@ -118,13 +118,13 @@ def test_the_first_trainer_uploads_the_first_values(job: Job) -> None:
 
 
 def test_an_overtaken_trainer_uses_the_values_of_the_newer_election(job: Job) -> None:
-    job.meanwhile = job.overtaken
-    began = time.monotonic()
+    job.during_upload = job.overtaken
+    start = time.monotonic()
     election = job.elect()
     assert election == job.elected()
     assert job.record() == ElectionRecord(trainer="other", done=True)
     assert len(job.uploads) == 1
-    assert time.monotonic() - began < PATIENCE_S
+    assert time.monotonic() - start < PATIENCE_S
 
 
 def test_an_upload_ends_when_the_pserver_dies_and_another_trainer_has_won(job: Job) -> None:
@@ -133,7 +133,7 @@ def test_an_upload_ends_when_the_pserver_dies_and_another_trainer_has_won(job: J
         job.coordinator.transact([], [Delete(KEYS.pserver(0))])
         raise UnavailableError("killed")
 
-    job.meanwhile = dies
+    job.during_upload = dies
     assert job.elect() == job.elected()
     assert job.record().trainer == "other"
 
@@ -153,7 +153,7 @@ def test_a_request_that_is_fenced_is_not_sent_again(job: Job) -> None:
     def refuse() -> None:
         raise FencedError("the shard plan is another one")
 
-    job.meanwhile = refuse
+    job.during_upload = refuse
     with pytest.raises(FencedError, match="shard plan"):
         job.elect()
     assert len(job.uploads) == 1

@@ -155,9 +155,9 @@ def test_a_position_follows_the_current_round_and_not_the_rounds_read_ahead(rank
     again = ranks.data()
     again.load_state_dict(data.state_dict())
     assert not set(seen) & set(counted(rounds_of([again])))
-    whole = ranks.data()
-    whole.load_state_dict(beginning)
-    assert counted(rounds_of([whole])) == Counter(range(RECORDS))
+    resumed = ranks.data()
+    resumed.load_state_dict(beginning)
+    assert counted(rounds_of([resumed])) == Counter(range(RECORDS))
 
 
 def test_the_loop_knows_records_and_epoch_of_its_batch(ranks: Ranks) -> None:
@@ -281,7 +281,7 @@ class Followed(Unattended):
     def __init__(self, token: str) -> None:
         self.token = token
         self.declared: list[tuple[str, str]] = []
-        self.taken: list[tuple[int, Round]] = []
+        self.rounds_taken: list[tuple[int, Round]] = []
         self.finished = 0
         self.is_over = False
 
@@ -292,7 +292,7 @@ class Followed(Unattended):
     def take(self, at: int, step: Round) -> None:
         if self.is_over:
             raise FencedError("over")
-        self.taken.append((at, step))
+        self.rounds_taken.append((at, step))
 
     def finish(self) -> None:
         self.finished += 1
@@ -307,7 +307,7 @@ def test_the_position_of_another_rank_is_used_and_each_round_is_reported(ranks: 
 
     assert attendance.declared == [("", "")]
     assert attendance.finished == 1
-    assert [at for at, _ in attendance.taken] == list(range(24, RECORDS, 8))
+    assert [at for at, _ in attendance.rounds_taken] == list(range(24, RECORDS, 8))
     assert sum(counted(rounds).values()) == RECORDS - 24
 
 

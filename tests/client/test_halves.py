@@ -124,14 +124,14 @@ class TestErrorFeedback:
     def test_the_sent_values_add_up_to_the_exact_gradients(self) -> None:
         chance = np.random.default_rng(1)
         feedback = ErrorFeedback(half_kernels("bfloat16"), lambda _: [Block(0, 0, 0, 1000, 0)])
-        meant, sent = np.zeros(1000, np.float64), np.zeros(1000, np.float64)
+        exact, sent = np.zeros(1000, np.float64), np.zeros(1000, np.float64)
         for _ in range(50):
             gradient = chance.normal(size=1000).astype(np.float32)
             bits = feedback.encode({"w": gradient})["w"]
             feedback.settle({0})
-            meant += gradient
+            exact += gradient
             sent += bits.view(ml_dtypes.bfloat16).astype(np.float64)
-        assert np.abs(meant - sent).max() < 2**-8 * 4
+        assert np.abs(exact - sent).max() < 2**-8 * 4
 
     def test_a_block_that_did_not_answer_keeps_its_residual(self) -> None:
         blocks = [Block(0, 0, 0, 4, 0), Block(1, 0, 4, 8, 0)]

@@ -17,17 +17,17 @@ class Session:
     """A session whose parts record their calls."""
 
     def __init__(self, error: Exception | None = None) -> None:
-        self.told: list[Any] = []
+        self.calls: list[Any] = []
         self.job = Job.__new__(Job)
         self.job._closed = ""
         self.job._data = SimpleNamespace(leave_group=self.leave, close=lambda: None)
         self.job._model = SimpleNamespace(close=lambda _: None)
         self.job._once = SimpleNamespace(keep=lambda: None)
-        self.job._process = SimpleNamespace(close=lambda: self.told.append("closed"))
+        self.job._process = SimpleNamespace(close=lambda: self.calls.append("closed"))
         self._error = error
 
     def leave(self, error: BaseException | None) -> None:
-        self.told.append(error)
+        self.calls.append(error)
         if self._error is not None:
             raise self._error
 
@@ -37,7 +37,7 @@ def test_a_script_that_ends_leaves_cleanly(monkeypatch: pytest.MonkeyPatch) -> N
     session = Session()
     session.job._leave_at_exit()
     session.job.close()
-    assert session.told == [None, "closed"]
+    assert session.calls == [None, "closed"]
 
 
 def test_a_script_that_raises_does_not_leave_cleanly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,7 +45,7 @@ def test_a_script_that_raises_does_not_leave_cleanly(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(sys, "last_value", error, raising=False)
     session = Session()
     session.job._leave_at_exit()
-    assert session.told == [error, "closed"]
+    assert session.calls == [error, "closed"]
 
 
 def test_a_rank_whose_start_is_over_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,5 +55,5 @@ def test_a_rank_whose_start_is_over_fails(monkeypatch: pytest.MonkeyPatch, capsy
     session = Session(FencedError("this start is over"))
     session.job._leave_at_exit()
     assert codes == [1]
-    assert session.told == [None, "closed"]
+    assert session.calls == [None, "closed"]
     assert "flightedl: this start is over" in capsys.readouterr().err

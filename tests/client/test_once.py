@@ -131,10 +131,10 @@ def test_winning_a_name_again_is_a_new_win(trainers: tuple[Trainer, Trainer]) ->
 # saving
 
 
-def writer(file: Path, data: bytes, meanwhile: Callable[[], object] = lambda: None) -> Callable[..., None]:
+def writer(file: Path, data: bytes, interrupt: Callable[[], object] = lambda: None) -> Callable[..., None]:
     def write(require: Callable[[], None]) -> None:
         def parts() -> Iterator[bytes]:
-            meanwhile()
+            interrupt()
             yield data
 
         write_file(str(file), parts(), require)
@@ -155,11 +155,11 @@ def test_a_replaced_writer_leaves_the_file_to_its_successor(trainers: tuple[Trai
     one, other = trainers
     file = tmp_path / "m"
 
-    def meanwhile() -> None:
+    def interrupt() -> None:
         one.frozen()
         assert other.saves.save("m", 1, writer(file, b"of the successor"))
 
-    assert not one.saves.save("m", 1, writer(file, b"late", meanwhile))
+    assert not one.saves.save("m", 1, writer(file, b"late", interrupt))
     assert file.read_bytes() == b"of the successor"
     # The request counts as written, so no trainer waits for it.
     assert one.saves.save("m", 2, writer(file, b"next"))
@@ -213,8 +213,8 @@ def test_a_later_life_does_not_wait_for_a_writer_of_an_earlier_one(
     file = tmp_path / "model.npz"
     one.life, other.life = 7, 9
 
-    def meanwhile() -> None:
+    def interrupt() -> None:
         assert other.saves.save(str(file), 0, writer(file, b"of the new one"))
 
-    assert not one.saves.save(str(file), 0, writer(file, b"of the dead model", meanwhile))
+    assert not one.saves.save(str(file), 0, writer(file, b"of the dead model", interrupt))
     assert file.read_bytes() == b"of the new one"

@@ -22,8 +22,8 @@ def test_each_corrupt_chunk_is_reported_once(caplog: pytest.LogCaptureFixture) -
                 counts.sentences.append(sentence)
             yield BATCH
 
-    told: list[int] = []
+    reported: list[int] = []
     with caplog.at_level(logging.WARNING):
-        assert len(list(telling(read, told.append))) == 4
-    assert told == [5, 3]
+        assert len(list(telling(read, reported.append))) == 4
+    assert reported == [5, 3]
     assert [record.message for record in caplog.records] == ["skipped: a is corrupt", "skipped: b is corrupt"]

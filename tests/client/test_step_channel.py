@@ -193,10 +193,10 @@ def test_the_deadline_of_the_stream_applies_to_the_line(
 ) -> None:
     monkeypatch.setattr("flightedl.rpc.reuse._LIFETIME_S", 0.1)
     echo.is_silent.set()
-    began = time.monotonic()
+    started = time.monotonic()
     with pytest.raises(DeadlineError):
         list(_ask(connection, [5], timeout_s=0.4))
-    assert time.monotonic() - began < 3.0
+    assert time.monotonic() - started < 3.0
     assert echo.ended.wait(5.0)
 
 
@@ -204,10 +204,10 @@ def test_a_connection_whose_calls_end_ends_its_streams(connection: Connection, e
     echo.is_silent.set()
     strike = threading.Timer(0.2, connection.abort_calls)
     strike.start()
-    began = time.monotonic()
+    started = time.monotonic()
     with pytest.raises(FlightedlError):
         list(_ask(connection, [5]))
-    assert time.monotonic() - began < 3.0
+    assert time.monotonic() - started < 3.0
     strike.join()
     assert echo.ended.wait(5.0)
 
@@ -217,9 +217,9 @@ def test_a_stopping_server_does_not_wait_for_idle_clients(
 ) -> None:
     answers = _ask(connection, [5, 5], ahead=1)
     next(answers)
-    began = time.monotonic()
+    started = time.monotonic()
     assert server.stop(grace_s=5.0)
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - started < 2.0
     assert echo.ended.is_set()
     with pytest.raises(FlightedlError):
         list(answers)

@@ -13,8 +13,8 @@ from flightedl.testing.clock import FakeClock
 
 
 def test_a_wait_prints_its_reason_once_after_a_while(capsys: pytest.CaptureFixture[str]) -> None:
-    clock, told = FakeClock(), list[str]()
-    waiting = Waiting(clock, say_after_s=5.0, give_up_s=100.0, report=told.append)
+    clock, lines = FakeClock(), list[str]()
+    waiting = Waiting(clock, say_after_s=5.0, give_up_s=100.0, report=lines.append)
     waiting.because("a pserver")
     assert capsys.readouterr().err == ""
     clock.advance(6.0)
@@ -26,18 +26,18 @@ def test_a_wait_prints_its_reason_once_after_a_while(capsys: pytest.CaptureFixtu
         "flightedl: waiting (6 s): a pserver",
         "flightedl: waiting (6 s): the master",
     ]
-    assert told == ["a pserver", "the master", ""]
+    assert lines == ["a pserver", "the master", ""]
 
 
 def test_a_hanging_call_is_reported_by_another_thread(capsys: pytest.CaptureFixture[str]) -> None:
-    clock, told = FakeClock(), list[str]()
-    waits = Waits(clock, say_after_s=5.0, give_up_s=100.0, report=told.append)
+    clock, lines = FakeClock(), list[str]()
+    waits = Waits(clock, say_after_s=5.0, give_up_s=100.0, report=lines.append)
     waits.calls("nobody, as nobody waits")
     waiting = waits.begin()
     waits.calls("pserver 0")
     clock.advance(4.0)
     waits.look()
-    assert told == []
+    assert lines == []
     clock.advance(2.0)
     waits.look()
     waits.look()
@@ -52,19 +52,19 @@ def test_a_hanging_call_is_reported_by_another_thread(capsys: pytest.CaptureFixt
     waiting.over()
     clock.advance(10.0)
     waits.look()
-    assert told == ["pserver 0 to answer", "pserver 0 is gone", ""]
+    assert lines == ["pserver 0 to answer", "pserver 0 is gone", ""]
 
 
 def test_a_hanging_conversation_is_reported_until_it_is_answered(capsys: pytest.CaptureFixture[str]) -> None:
-    clock, told = FakeClock(), list[str]()
-    waits = Waits(clock, say_after_s=5.0, give_up_s=100.0, report=told.append)
+    clock, lines = FakeClock(), list[str]()
+    waits = Waits(clock, say_after_s=5.0, give_up_s=100.0, report=lines.append)
     quick, slow = Conversation(0, clock.now), Conversation(1, clock.now)
     waits.watch([quick, slow])
     slow.begin(PUSH)
     clock.advance(4.0)
     quick.begin(PUSH)
     waits.look()
-    assert told == []
+    assert lines == []
     clock.advance(2.0)
     waits.look()
     waits.look()
@@ -72,12 +72,12 @@ def test_a_hanging_conversation_is_reported_until_it_is_answered(capsys: pytest.
     assert slow.waiting is not None
     assert quick.waiting is None
     slow.waiting.over()
-    assert told == ["pserver 1 to answer", ""]
+    assert lines == ["pserver 1 to answer", ""]
 
 
 def test_a_finished_attempt_no_longer_counts_as_a_wait() -> None:
-    clock, told = FakeClock(), list[str]()
-    waits = Waits(clock, say_after_s=5.0, give_up_s=100.0, report=told.append)
+    clock, lines = FakeClock(), list[str]()
+    waits = Waits(clock, say_after_s=5.0, give_up_s=100.0, report=lines.append)
     waiting = waits.begin()
     for _ in range(3):
         waits.calls("pserver 0")
@@ -87,49 +87,49 @@ def test_a_finished_attempt_no_longer_counts_as_a_wait() -> None:
         waiting.because("no pserver holds index 0")
         clock.advance(1.0)
         waits.look()
-    assert told == ["no pserver holds index 0"]
+    assert lines == ["no pserver holds index 0"]
 
 
 def test_each_thread_has_its_own_wait() -> None:
-    clock, told = FakeClock(), list[str]()
-    waits = Waits(clock, say_after_s=5.0, give_up_s=100.0, report=told.append)
+    clock, lines = FakeClock(), list[str]()
+    waits = Waits(clock, say_after_s=5.0, give_up_s=100.0, report=lines.append)
     first = waits.begin()
     waits.calls("the master")
     with ThreadPoolExecutor(1) as pool:
         pool.submit(lambda: (waits.begin(), waits.calls("pserver 1"))).result()
     clock.advance(6.0)
     waits.look()
-    assert told[-1] == "the master to answer"
+    assert lines[-1] == "the master to answer"
     first.over()
-    assert told[-1] == "pserver 1 to answer", "the other thread still waits"
+    assert lines[-1] == "pserver 1 to answer", "the other thread still waits"
 
 
 def test_an_abandoned_wait_ends_when_its_thread_waits_again() -> None:
-    clock, told = FakeClock(), list[str]()
-    waits = Waits(clock, say_after_s=5.0, give_up_s=100.0, report=told.append)
+    clock, lines = FakeClock(), list[str]()
+    waits = Waits(clock, say_after_s=5.0, give_up_s=100.0, report=lines.append)
     left = waits.begin()
     clock.advance(6.0)
     left.because("pserver 0 waits for its blocks to be allocated")
     waits.begin().over()
     waits.look()
-    assert told == ["pserver 0 waits for its blocks to be allocated", ""]
+    assert lines == ["pserver 0 waits for its blocks to be allocated", ""]
 
 
 def test_an_outer_wait_is_reported_again_after_an_inner_one_but_printed_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    clock, told = FakeClock(), list[str]()
-    waits = Waits(clock, say_after_s=5.0, give_up_s=100.0, report=told.append)
+    clock, lines = FakeClock(), list[str]()
+    waits = Waits(clock, say_after_s=5.0, give_up_s=100.0, report=lines.append)
     outer = waits.begin()
     clock.advance(6.0)
     for _ in range(2):
         outer.patiently("another trainer to finish writing m.safetensors")
         waits.begin().over()
     outer.patiently("another trainer to finish writing m.safetensors")
-    assert told[-1] == "another trainer to finish writing m.safetensors"
+    assert lines[-1] == "another trainer to finish writing m.safetensors"
     assert len(capsys.readouterr().err.splitlines()) == 1
     outer.over()
-    assert told[-1] == ""
+    assert lines[-1] == ""
 
 
 def test_a_wait_gives_up_with_its_last_reason() -> None:

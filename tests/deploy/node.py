@@ -68,7 +68,7 @@ class Node:
         self.running: dict[str, RunningPod] = {}
         #: Name of an ended pod -> its exit code.
         self.ended: dict[str, int] = {}
-        self.said: list[str] = []
+        self.problems: list[str] = []
         self._folder = folder
         self._labels = labels
         # Another user may run the same test concurrently.
@@ -94,7 +94,7 @@ class Node:
             if exit_code is not None:
                 self._has_ended(running, exit_code, is_unwanted=is_unwanted)
             elif running.kill_at is not None and time.monotonic() >= running.kill_at:
-                self.said.append(f"{name} is killed: it did not end in its grace period")
+                self.problems.append(f"{name} is killed: it did not end in its grace period")
                 running.process.kill()
             else:
                 self._probe(running)
@@ -161,7 +161,7 @@ class Node:
         del self.running[running.name]
         self.ended[running.name] = exit_code
         if not is_unwanted and running.pod["spec"].get("restartPolicy", "Always") == "Always":
-            self.said.append(f"{running.name} ended by itself with {exit_code} and is started again")
+            self.problems.append(f"{running.name} ended by itself with {exit_code} and is started again")
             del self.ended[running.name]
             return
         self._tell(
@@ -200,7 +200,7 @@ class Node:
         if kind == "livenessProbe":
             running.failures = 0 if is_good else running.failures + 1
             if running.failures >= probe["failureThreshold"] and running.kill_at is None:
-                self.said.append(f"{running.name} is not alive")
+                self.problems.append(f"{running.name} is not alive")
                 self._terminate(running)
 
     def _asks(self, running: RunningPod, probe: Object) -> bool:

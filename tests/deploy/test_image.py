@@ -105,7 +105,7 @@ def test_the_build_steps_make_an_environment_that_runs_the_commands(tmp_path: Pa
             # The installed packages include a flightedl, too.
             pip = "/opt/flightedl/bin/python -m pip install --ignore-installed"
             run(text.replace("/opt/flightedl/bin/pip install", pip))
-    said = run("/opt/flightedl/bin/flightedl --version && /opt/flightedl/bin/flightedl master --help")
-    assert "Start a master" in said
+    output = run("/opt/flightedl/bin/flightedl --version && /opt/flightedl/bin/flightedl master --help")
+    assert "Start a master" in output
     where = run("cd / && /opt/flightedl/bin/python -c 'import flightedl; print(flightedl.__file__)'")
     assert where.startswith(places["/opt/flightedl"]), "the command must run the built package"

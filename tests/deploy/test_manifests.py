@@ -83,8 +83,8 @@ def test_overlays_equal_what_submit_applies() -> None:
     with ThreadPoolExecutor(4) as executor:
         found = dict(zip(names, executor.map(built, names), strict=True))
     for overlay, objects in found.items():
-        wanted = one_pod.render(manifests.ONE_POD) if overlay == "one-pod" else render(manifests.job_of(overlay))
-        assert by_name(objects) == by_name(wanted), overlay
+        expected = one_pod.render(manifests.ONE_POD) if overlay == "one-pod" else render(manifests.job_of(overlay))
+        assert by_name(objects) == by_name(expected), overlay
 
 
 def by_name(objects: list[Object]) -> dict[tuple[str, str], Object]:

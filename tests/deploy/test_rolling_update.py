@@ -70,8 +70,8 @@ def test_every_record_counts_once_through_a_rolling_update_of_servers(
         while not is_so():
             controllers.step()
             node.step()
-            assert not node.said, f"{what}; {node.said}"
-            assert time.monotonic() < deadline, f"{what}; {node.said}; {node.ended}; {list(node.running)}"
+            assert not node.problems, f"{what}; {node.problems}"
+            assert time.monotonic() < deadline, f"{what}; {node.problems}; {node.ended}; {list(node.running)}"
             time.sleep(0.05)
 
     certificates = tmp_path / "reader"
@@ -101,7 +101,7 @@ def test_every_record_counts_once_through_a_rolling_update_of_servers(
     # A master that takes over is briefly not ready, so that the rollout waits for it.
     assert min(controllers.fewest_ready.values()) >= 1
     assert {name: node.ended.get(name) for name in before} == dict.fromkeys(before, 0), "all old pods must end cleanly"
-    assert not node.said
+    assert not node.problems
     (counts_path,) = (tmp_path / "pods").glob("*/work/ledger.npz")
     counts = np.load(counts_path)
     for name in PARAMETERS:

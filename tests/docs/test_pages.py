@@ -167,16 +167,16 @@ def test_every_error_is_documented() -> None:
 
 
 def test_settings_lists_exactly_the_variables_with_their_defaults() -> None:
-    told: dict[str, str] = {}
+    documented: dict[str, str] = {}
     for line in (ROOT / "docs" / "settings.md").read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if len(cells) == 3 and cells[0].startswith(f"`{ENVIRONMENT_PREFIX}"):
-            assert cells[0].strip("`") not in told
+            assert cells[0].strip("`") not in documented
             assert cells[2]
-            told[cells[0].strip("`")] = cells[1].strip("`")
+            documented[cells[0].strip("`")] = cells[1].strip("`")
     kinds = (CommonSettings, ServerSettings, MasterSettings, PserverSettings, TrainerSettings)
     settings = {ENVIRONMENT_PREFIX + each.name.upper(): str(each.default) for kind in kinds for each in fields(kind)}
-    assert told == {name: default or "empty" for name, default in settings.items()}
+    assert documented == {name: default or "empty" for name, default in settings.items()}
 
 
 def test_operations_lists_every_metric() -> None:
@@ -185,18 +185,18 @@ def test_operations_lists_every_metric() -> None:
     pserver = PserverStatusReply(**{**dict.fromkeys(names, 0), "members": [], "rows": {}})
     figures = {*master_figures(master), *pserver_figures(pserver), *trainer_figures(Totals(), 0.0)}
     figures |= {each.name if each.buckets else f"{each.name}_total" for each in (*OF_MASTERS, *OF_PSERVERS)}
-    told = sections(ROOT / "docs" / "operations.md")["Metrics"]
-    assert {f"flightedl_{name}" for name in figures} <= set(_CODE.findall(told))
+    documented = sections(ROOT / "docs" / "operations.md")["Metrics"]
+    assert {f"flightedl_{name}" for name in figures} <= set(_CODE.findall(documented))
 
 
 def test_data_lists_every_format_with_its_names() -> None:
-    told = {}
+    documented = {}
     for line in sections(ROOT / "docs" / "data.md")["Formats"].splitlines():
         cells = line.strip("|").split("|")
         if len(cells) == 4 and "`" in cells[1]:
-            told |= {name: set(_CODE.findall(cells[1])) for name in _CODE.findall(cells[0])}
-    assert told.keys() == FORMATS.keys()
-    assert all(set(known.suffixes) <= told[name] for name, known in FORMATS.items())
+            documented |= {name: set(_CODE.findall(cells[1])) for name in _CODE.findall(cells[0])}
+    assert documented.keys() == FORMATS.keys()
+    assert all(set(known.suffixes) <= documented[name] for name, known in FORMATS.items())
 
 
 def test_commands_has_a_section_for_each_command() -> None:
@@ -207,17 +207,17 @@ def test_commands_has_a_section_for_each_command() -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_commands_documents_every_option(name: str) -> None:
     page = sections(ROOT / "docs" / "commands.md")
-    told = page[f"`flightedl {name}`"]
+    documented = page[f"`flightedl {name}`"]
     if name == "bench":
-        assert set(BENCHES) <= set(_CODE.findall(told))
+        assert set(BENCHES) <= set(_CODE.findall(documented))
         return
     found = command.get_command(click.Context(command), name)
     subcommands = found.commands if isinstance(found, click.Group) else {"": found}
     for subcommand, each in subcommands.items():
         assert each is not None
-        assert f"`{name} {subcommand}" in told or not subcommand
+        assert f"`{name} {subcommand}" in documented or not subcommand
         shown = (one for one in each.params if isinstance(one, click.Option) and not one.hidden)
         for option in (max(one.opts, key=len) for one in shown):
-            assert option in told + page["Options of many commands"], (
+            assert option in documented + page["Options of many commands"], (
                 f"docs/commands.md does not document {option} of flightedl {name}"
             )

@@ -45,10 +45,10 @@ class TableInMemory:
         ((places, gradients),) = self.pushed
         self.pushed = []
         used, inverse = np.unique(places, return_inverse=True)
-        whole = self.optimizer.weight_decay * self.rows[used]
-        np.add.at(whole, inverse, gradients)
-        self.sums[used] += np.mean(whole**2, axis=1)
-        self.rows[used] -= self.optimizer.lr * whole / (np.sqrt(self.sums[used])[:, None] + 1e-8)
+        total = self.optimizer.weight_decay * self.rows[used]
+        np.add.at(total, inverse, gradients)
+        self.sums[used] += np.mean(total**2, axis=1)
+        self.rows[used] -= self.optimizer.lr * total / (np.sqrt(self.sums[used])[:, None] + 1e-8)
 
 
 class ModelInMemory(dict):

@@ -46,9 +46,9 @@ def test_images_equal_those_of_scikit_learn(data):
 
 def test_a_slice_has_the_images_of_its_records(data):
     batch = batches(data / "test.arrow")[0]
-    whole, part = digits.images_and_digits(batch), digits.images_and_digits(batch.slice(10, 7))
-    np.testing.assert_array_equal(whole[0][10:17], part[0])
-    np.testing.assert_array_equal(whole[1][10:17], part[1])
+    complete, part = digits.images_and_digits(batch), digits.images_and_digits(batch.slice(10, 7))
+    np.testing.assert_array_equal(complete[0][10:17], part[0])
+    np.testing.assert_array_equal(complete[1][10:17], part[1])
 
 
 def test_gradients_agree_with_finite_differences(data, difference):

@@ -32,13 +32,13 @@ from flightedl.examples.flights_model import (
 
 
 @pytest.fixture(scope="module")
-def said():
+def progress():
     return []
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory, said):
-    return flights_data.prepare(tmp_path_factory.mktemp("data") / "flights", said.append)
+def files(tmp_path_factory, progress):
+    return flights_data.prepare(tmp_path_factory.mktemp("data") / "flights", progress.append)
 
 
 @pytest.fixture(scope="module")
@@ -54,13 +54,13 @@ def inputs(held_out):
 # --- conversion ---
 
 
-def test_every_flight_is_in_exactly_one_file(files, said):
+def test_every_flight_is_in_exactly_one_file(files, progress):
     counts = {path.name: pq.read_metadata(path).num_rows for path in files.held_out.parent.glob("*.parquet")}
     assert sum(counts.values()) == 336_776
     assert len(counts) == 6
     assert counts["unlabelled.parquet"] == 9_430
     train = sum(count for name, count in counts.items() if name.startswith("train-"))
-    (line,) = said
+    (line,) = progress
     assert line.startswith(f"336,776 flights: {train:,} to train on, {counts['held-out.parquet']:,} held out, ")
     assert line.endswith("9,430 left out because they have no arrival delay")
 
@@ -207,9 +207,9 @@ def test_weekday_and_month_have_an_input_for_each_value():
 
 def test_a_slice_has_the_features_of_its_records(held_out):
     batch = held_out.slice(0, 500).combine_chunks().to_batches()[0]
-    whole, part = features(batch), features(batch.slice(100, 37))
+    complete, part = features(batch), features(batch.slice(100, 37))
     for name in ("dense", "late"):
-        np.testing.assert_array_equal(getattr(whole, name)[100:137], getattr(part, name))
+        np.testing.assert_array_equal(getattr(complete, name)[100:137], getattr(part, name))
 
 
 def test_numeric_inputs_are_of_order_one(files):
@@ -312,13 +312,13 @@ def test_a_logistic_regression_is_better_than_chance(small):
 @pytest.mark.storm
 @pytest.mark.timeout(120)
 def test_a_network_alone_learns(small):
-    told = []
+    history = []
     # A small part of the data needs higher rates, because it has few batches.
     training = Training(epochs=3, batch_size=128, learning_rate=3e-3)
-    found = flights_alone.network_alone(small, training, 2, lambda *values: told.append(values))
+    found = flights_alone.network_alone(small, training, 2, lambda *values: history.append(values))
     assert roc_auc_score(small.held_out.late, found) > 0.62
-    assert told[-1][0] == 3 * len(small.train.late)
-    assert np.mean([loss for _, loss in told[-10:]]) < np.mean([loss for _, loss in told[:5]])
+    assert history[-1][0] == 3 * len(small.train.late)
+    assert np.mean([loss for _, loss in history[-10:]]) < np.mean([loss for _, loss in history[:5]])
 
 
 def test_the_update_of_a_table_equals_that_of_the_pservers():
@@ -367,13 +367,13 @@ def test_the_program_predicts_better_than_the_base_rate(job, files, held_out, ca
     assert f"{ours['auc']:.4f}" in printed
     assert str(job.output_dir / "model.npz") in printed
     with np.load(job.output_dir / "model.npz", allow_pickle=False) as saved:
-        whole = dict(saved)
+        complete = dict(saved)
     inputs, rows = features(held_out), {}
     for name in FIELDS:
-        known = dict(zip(whole[f"{name}.ids"].tolist(), whole[f"{name}.rows"], strict=True))
+        known = dict(zip(complete[f"{name}.ids"].tolist(), complete[f"{name}.rows"], strict=True))
         nothing = np.zeros(1 + EMBEDDING_SIZE, np.float32)
         rows[name] = np.stack([known.get(each, nothing) for each in held_out[name].to_pylist()])
-    again = flights_report.judge(inputs.late, probabilities(whole, rows, inputs))
+    again = flights_report.judge(inputs.late, probabilities(complete, rows, inputs))
     assert again == pytest.approx(ours)
 
 

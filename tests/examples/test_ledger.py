@@ -73,25 +73,31 @@ def test_the_clock_must_match_the_versions(
     assert clocks_are_right(chosen, each, versions, lambda _: None) is is_right
 
 
-def said(*shares: float) -> list[str]:
+def report_on(*shares: float) -> list[str]:
     """Return the report about shares in a mean of two batches of 20 records and one of 5, in one epoch."""
     return list(weights_findings(np.array([shares]), [20, 20, 5]))
 
 
 def test_shares_equal_those_of_the_records_in_a_round() -> None:
-    assert said(20 / 45, 20 / 45, 5 / 45) == said(1, 20 / 25, 5 / 25) == said(0.5, 0.5, 1) == said(1, 1, 1) == []
+    assert (
+        report_on(20 / 45, 20 / 45, 5 / 45)
+        == report_on(1, 20 / 25, 5 / 25)
+        == report_on(0.5, 0.5, 1)
+        == report_on(1, 1, 1)
+        == []
+    )
 
 
 def test_shares_with_wrong_weights_are_reported() -> None:
     # Two batches of a round with 25 records that is divided by its members, and one batch alone.
-    assert said(1 / 2, 1, 1 / 2) == [
+    assert report_on(1 / 2, 1, 1 / 2) == [
         "rounds of 10 records have 5 records together",
         "rounds of 40 records have 20 records together",
     ]
     # The last batch joins a round that is divided by the records of all three, and also the next round.
-    assert said(20 / 45, 20 / 45, 1) == ["rounds of 45 records have 40 records together"]
-    assert said(1, 1, 0) == ["batch 2 of epoch 1, of 5 records, has 0.0000 of its round"]
-    assert said(2, 1, 1) == ["batch 0 of epoch 1, of 20 records, has 2.0000 of its round"]
+    assert report_on(20 / 45, 20 / 45, 1) == ["rounds of 45 records have 40 records together"]
+    assert report_on(1, 1, 0) == ["batch 2 of epoch 1, of 5 records, has 0.0000 of its round"]
+    assert report_on(2, 1, 1) == ["batch 0 of epoch 1, of 20 records, has 2.0000 of its round"]
 
 
 def test_a_mean_is_counted_by_shares() -> None:

@@ -42,7 +42,7 @@ def test_relative_paths_become_absolute(tmp_path, monkeypatch):
 
 def test_the_second_of_two_processes_waits_and_says_so(tmp_path):
     writing, waiting = Event(), Event()
-    said = []
+    lines = []
 
     def slowly(directory: Path) -> None:
         writing.set()
@@ -50,16 +50,16 @@ def test_the_second_of_two_processes_waits_and_says_so(tmp_path):
         assert not (tmp_path / "data").exists()
         write_one(directory)
 
-    def heard(line: str) -> None:
-        said.append(line)
+    def report(line: str) -> None:
+        lines.append(line)
         waiting.set()
 
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(prepared_directory, tmp_path / "data", "kind-1", slowly, silent)
         assert writing.wait(10)
-        second = threads.submit(prepared_directory, tmp_path / "data", "kind-1", never, heard)
+        second = threads.submit(prepared_directory, tmp_path / "data", "kind-1", never, report)
         assert first.result(10) == second.result(10) == tmp_path / "data"
-    assert said == [f"waiting for {tmp_path / 'data'}"]
+    assert lines == [f"waiting for {tmp_path / 'data'}"]
 
 
 def test_a_failure_leaves_nothing_and_can_be_retried(tmp_path):

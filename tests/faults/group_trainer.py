@@ -94,9 +94,9 @@ class Distributed:
 
     def finish(self) -> None:
         self.save()
-        whole = self._counts.weight.full_tensor()
+        weights = self._counts.weight.full_tensor()
         if dist.get_rank() == 0:
-            torch.save({"net": {"weight": whole}}, self._output / "model.pt")
+            torch.save({"net": {"weight": weights}}, self._output / "model.pt")
         dist.barrier()
 
 

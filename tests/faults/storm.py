@@ -121,13 +121,13 @@ class Storm:
         if self.swallow_after_s:
             environment["FLIGHTEDL_GIVE_UP_S"] = str(self.swallow_after_s)
         log = (self.directory / log_name).open("wb")
-        began = time.monotonic()
+        start = time.monotonic()
         with ForkedCommand(
             self.forks, self.arguments(*more), cwd=self.directory, stdout=log, env=environment
         ) as process:
             try:
-                rage(process, began)
-                code = process.wait(max(1.0, self.limit_s - (time.monotonic() - began)))
+                rage(process, start)
+                code = process.wait(max(1.0, self.limit_s - (time.monotonic() - start)))
             except subprocess.TimeoutExpired:
                 process.send_signal(signal.SIGINT)
                 process.wait(15)
@@ -138,18 +138,18 @@ class Storm:
         log.close()
         return code, (self.directory / log_name).read_text()
 
-    def _rage(self, process: ForkedCommand, began: float) -> None:
+    def _rage(self, process: ForkedCommand, start: float) -> None:
         chance = random.Random(self.seed)
         counts = {"kill": self.kills, "stop": self.stops, **self.strikes}
         faults = [name for name, count in counts.items() for _ in range(count)]
         chance.shuffle(faults)
-        self._wait_for(process, began, "epoch 1/")
+        self._wait_for(process, start, "epoch 1/")
         time.sleep(2.0)
         victims = Victims(process.pid, chance, self.lease_s, events=self.events)
         backup = None
         for number, fault in enumerate(faults):
             time.sleep(chance.expovariate(1 / self.every_s))
-            if process.poll() is not None or time.monotonic() - began > self.limit_s:
+            if process.poll() is not None or time.monotonic() - start > self.limit_s:
                 return
             if self.etcd is not None and number == len(faults) // 2:
                 backup = self.etcd.backup()
@@ -161,9 +161,9 @@ class Storm:
             victims.note("restored etcd from the copy")
             self.done["old etcd"] += 1
 
-    def _wait_for(self, process: ForkedCommand, began: float, text: str) -> None:
+    def _wait_for(self, process: ForkedCommand, start: float, text: str) -> None:
         while text not in (self.directory / "log").read_text() and process.poll() is None:
-            if time.monotonic() - began > 90:
+            if time.monotonic() - start > 90:
                 raise TimeoutError((self.directory / "log").read_text())
             time.sleep(0.2)
 
@@ -301,7 +301,7 @@ def storm_of(chosen: argparse.Namespace) -> Storm:
 def one(storm: Storm) -> int:
     """Run the storm and print its result. Return 0 if it ended exact."""
     storm.directory.mkdir(parents=True, exist_ok=True)
-    began = time.monotonic()
+    start = time.monotonic()
     code, output = storm.run()
     if storm.etcd is not None and storm.done["old etcd"]:
         print(f"etcd went back: exit code {code}; {output.splitlines()[-3:]}")
@@ -320,7 +320,7 @@ def one(storm: Storm) -> int:
         "wrong": wrong,
         "faults": dict(storm.done),
         "swallowed": output.count("ledger: goes on after"),
-        "seconds": round(time.monotonic() - began, 1),
+        "seconds": round(time.monotonic() - start, 1),
     }
     print(json.dumps(result), flush=True)
     if code or verdict(output) != (0, 0) or wrong:

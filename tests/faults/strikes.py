@@ -34,14 +34,14 @@ class Victims:
     launcher: int
     chance: random.Random
     lease_s: float
-    began: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=time.monotonic)
     #: Descriptions of all strikes, for a report.
     events: list[str] = field(default_factory=list)
 
     def note(self, what: str) -> None:
         """Record a strike with its time, both in seconds since the start and as in the logs."""
         now = time.strftime("%H:%M:%S")
-        self.events.append(f"{time.monotonic() - self.began:7.2f} s ({now}): {what}")
+        self.events.append(f"{time.monotonic() - self.started:7.2f} s ({now}): {what}")
 
     def of(self, role: str) -> list[psutil.Process]:
         """Return all processes of a role."""

@@ -73,10 +73,10 @@ def test_a_running_job_ends_and_resumes_exactly(own_etcd: EtcdServer, tmp_path: 
     logs = "".join(path.read_text() for path in (tmp_path / "first" / "logs").glob("*.log"))
     assert "restored from an older backup" in logs
     assert "with --resume" in logs
-    said: list[str] = []
+    events: list[str] = []
     with pytest.raises(JobFailedError, match=r"continue from checkpoint \d+ with --resume"):
-        cluster(own_etcd, tmp_path, "second", on_event=said.append).start()
-    assert "its master does not answer: waiting for them to expire, at most 11 s" in said[0]
+        cluster(own_etcd, tmp_path, "second", on_event=events.append).start()
+    assert "its master does not answer: waiting for them to expire, at most 11 s" in events[0]
     (tmp_path / "hold").unlink()
     with cluster(own_etcd, tmp_path, "third", resume=True) as third:
         done = third.outcome(120)

@@ -73,12 +73,12 @@ def test_records_that_kill_their_rank_are_skipped_and_named(data: Path, tmp_path
         check=False,
     )
     assert done.returncode == 4, done.stdout + done.stderr
-    told = done.stdout + done.stderr
+    output = done.stdout + done.stderr
     # If a rank dies in its first moments, only the next start knows its batch.
-    assert 2 <= told.count("all ranks are started again") <= 3
-    assert "killed by SIGSEGV; all ranks are started again" in told
-    assert "failed: epoch 1" in told
-    assert "it ended without a word" in told
+    assert 2 <= output.count("all ranks are started again") <= 3
+    assert "killed by SIGSEGV; all ranks are started again" in output
+    assert "failed: epoch 1" in output
+    assert "it ended without a word" in output
     first, second = counts_of(tmp_path)
     assert first[123] == 0
     assert first.count(0.0) <= 10, "at most one batch may be skipped"

@@ -94,9 +94,9 @@ def require_the_same_again(directory: Path) -> None:
     found = [replay(recording) for recording in recordings]
     assert [each.difference for each in found if each.difference is not None] == []
     assert {each.header.process for each in recordings} == {"master", "pserver", "trainer"}
-    told = [text_of(each) for each in story(recordings, ("batch", 1, 0, 0))]
-    assert any("gives" in text for text in told)
-    assert any("takes block" in text and "1/0/0" in text for text in told)
+    lines = [text_of(each) for each in story(recordings, ("batch", 1, 0, 0))]
+    assert any("gives" in text for text in lines)
+    assert any("takes block" in text and "1/0/0" in text for text in lines)
 
 
 def test_a_stopped_job_resumes_from_its_checkpoint_alone(run: Callable[..., ForkedCommand], tmp_path: Path) -> None:

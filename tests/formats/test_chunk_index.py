@@ -64,12 +64,12 @@ class SlowFiles(CountingFiles):
 def test_files_are_indexed_in_order_with_progress(world: Any) -> None:
     for number in (2, 0, 1):
         world.write(f"f{number}.parquet", SMALL.slice(0, number + 1), "parquet", 2)
-    told: list[IndexProgress] = []
-    index = build_index(world.files, DatasetSpec(("f*.parquet",)), progress=told.append)
+    reports: list[IndexProgress] = []
+    index = build_index(world.files, DatasetSpec(("f*.parquet",)), progress=reports.append)
     assert index.records.tolist() == [1, 2, 2, 1]
     assert [index.chunk(number).url for number in range(4)] == ["f0.parquet", "f1.parquet", "f2.parquet", "f2.parquet"]
     assert [index.chunk(number).first_record for number in range(4)] == [0, 0, 0, 2]
-    assert told[-1] == IndexProgress(3, 3, 4, 6)
+    assert reports[-1] == IndexProgress(3, 3, 4, 6)
     assert index.schema.equals(SMALL.schema)
     with pytest.raises(IndexError, match="no chunk 4 of 4"):
         index.chunk(4)
@@ -90,14 +90,14 @@ def test_ten_thousand_files_with_latency_are_indexed_in_parallel(world: Any) -> 
     files = SlowFiles(0.005)
     content = world.files.contents[world.write("x.arrow", SMALL, "arrow", 5)]
     files.contents = {f"f{number:05d}.arrow": content for number in range(10_000)}
-    told: list[int] = []
+    reports: list[int] = []
     begun = time.monotonic()
-    index = build_index(files, DatasetSpec(("f*",)), concurrency=16, progress=lambda p: told.append(p.files_done))
+    index = build_index(files, DatasetSpec(("f*",)), concurrency=16, progress=lambda p: reports.append(p.files_done))
     assert index.record_count == 50_000
     # Sequential reads would take ten thousand times the latency.
     assert time.monotonic() - begun < 0.6 * 10_000 * files.latency_s
     assert files.most_open <= 16
-    assert told == list(range(1, 10_001))
+    assert reports == list(range(1, 10_001))
     assert len(files.opened) == 10_000
     again = build_index(files, DatasetSpec(("f*",)), known=index)
     assert len(files.opened) == 10_000

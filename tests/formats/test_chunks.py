@@ -52,8 +52,8 @@ def test_bytes_that_are_not_a_chunk_are_rejected(row: list[object]) -> None:
 @given(st.lists(st.integers(0, 30), max_size=20), st.integers(1, 10))
 @settings(max_examples=50, deadline=None)
 def test_splitting_keeps_each_record_once(records: list[int], most: int) -> None:
-    whole = ChunkColumns.of(records, [10 * number for number in range(len(records))], [10] * len(records))
-    parts = whole.split(most)
+    complete = ChunkColumns.of(records, [10 * number for number in range(len(records))], [10] * len(records))
+    parts = complete.split(most)
     covered = [
         number
         for first, count in zip(parts.first_record.tolist(), parts.records.tolist(), strict=True)

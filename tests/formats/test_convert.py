@@ -76,26 +76,26 @@ def test_shards_hold_equal_shares_of_each_record_once(
 ) -> None:
     world.storage.files.clear()
     world.write("a.parquet", TABLE.slice(0, records), "parquet", rows)
-    told: list[ConvertProgress] = []
-    done = run(world, Target("p/x", "arrow", shards, per_chunk), progress=told.append)
+    reports: list[ConvertProgress] = []
+    done = run(world, Target("p/x", "arrow", shards, per_chunk), progress=reports.append)
     assert len(done.names) == shards
     assert contents(world.storage, done.names) == TABLE.slice(0, records).to_pylist()
-    assert [step.records for step in told] == sorted(step.records for step in told)
-    assert told[-1] == ConvertProgress(shards, shards, records, records)
+    assert [step.records for step in reports] == sorted(step.records for step in reports)
+    assert reports[-1] == ConvertProgress(shards, shards, records, records)
     assert done.size_bytes == sum(len(world.storage.files[name]) for name in done.names)
 
 
 def test_an_interrupted_conversion_resumes(world: Any) -> None:
     world.write("a.parquet", TABLE, "parquet", 10)
     target = Target("x", "csv", 5, 10)
-    whole = run(world, target)
-    expected = {name: world.storage.files[name] for name in whole.names}
+    result = run(world, target)
+    expected = {name: world.storage.files[name] for name in result.names}
     world.storage.files.clear()
     # The third publication is the second shard.
     world.storage.plan.fail_at("publish:end", 3, UnavailableError("the store is gone"))
     with pytest.raises(UnavailableError):
         run(world, target)
-    assert [name for name in whole.names if name in world.storage.files] == list(whole.names[:1])
+    assert [name for name in result.names if name in world.storage.files] == list(result.names[:1])
     again = run(world, target)
     assert again.kept == 1
     assert {name: world.storage.files[name] for name in again.names} == expected

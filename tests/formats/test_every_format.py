@@ -81,19 +81,19 @@ def test_each_record_is_read_exactly_once(
     chunks_per_task: int,
     shuffle: bool,
 ) -> None:
-    whole = table_of(sum(sizes))
+    complete = table_of(sum(sizes))
     suffix = named_format(format_name).suffixes[0]
     files = MemoryFiles()
     start = 0
     for number, size in enumerate(sizes):
-        files.contents[f"f{number}{suffix}"] = content_of(format_name, whole.slice(start, size), rows)
+        files.contents[f"f{number}{suffix}"] = content_of(format_name, complete.slice(start, size), rows)
         start += size
     spec = DatasetSpec((f"*{suffix}",), batch_size=batch_size, text_chunk_bytes=text_chunk)
     batches = read_everything(files, spec, 5 if shuffle else None, chunks_per_task=chunks_per_task)
     found = pa.Table.from_batches(batches)
     if shuffle:
         found = found.sort_by("number")
-    assert found.to_pylist() == whole.to_pylist()
+    assert found.to_pylist() == complete.to_pylist()
 
 
 @pytest.mark.parametrize("compression", ["gz", "zst"])
@@ -155,11 +155,11 @@ def test_a_part_of_a_task_is_always_the_same_part(format_name: str) -> None:
     index = build_index(files, spec)
     chunks = TaskLayout(index, 6, chunks_per_task=10**6).chunks_of(0)
     for seed in (None, 9):
-        whole = list(read_task(files, chunks, spec, seed, 2, 0, schema=index.schema))
+        complete = list(read_task(files, chunks, spec, seed, 2, 0, schema=index.schema))
         part = list(read_task(files, chunks, spec, seed, 2, 0, 3, 6, schema=index.schema))
-        assert [batch.to_pylist() for batch in part] == [batch.to_pylist() for batch in whole[3:6]]
+        assert [batch.to_pylist() for batch in part] == [batch.to_pylist() for batch in complete[3:6]]
         other = list(read_task(files, chunks, spec, seed, 3, 0, schema=index.schema))
-        assert ([b.to_pylist() for b in other] == [b.to_pylist() for b in whole]) == (seed is None)
+        assert ([b.to_pylist() for b in other] == [b.to_pylist() for b in complete]) == (seed is None)
     with pytest.raises(UsageError, match="no batches 3 to 10 in task 0: it has 9"):
         list(read_task(files, chunks, spec, None, 0, 0, 3, 10))
 

@@ -75,15 +75,15 @@ def test_a_limited_number_of_files_is_accepted_at_a_time(monkeypatch: pytest.Mon
     monkeypatch.setattr(following, "TAKEN_LIMIT", 2)
     stats = [stat(name) for name in "abcde"]
     known = DirectoryFollower()
-    taken: list[list[str]] = []
+    accepted: list[list[str]] = []
     while True:
         found = known.look(stats, is_marked=True)
         known.joined(found.stable)
-        taken.append(names(found.stable))
+        accepted.append(names(found.stable))
         assert found.has_more != found.is_complete
         if found.is_complete:
             break
-    assert taken == [["a", "b"], ["c", "d"], ["e"]]
+    assert accepted == [["a", "b"], ["c", "d"], ["e"]]
 
 
 def test_long_names_count_by_their_size_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

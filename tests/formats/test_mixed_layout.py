@@ -80,7 +80,7 @@ def test_a_source_without_its_own_records_raises_an_error(world: World) -> None:
         (["a", "b"], {}, "weights by URL"),
         ({"a": 1.0, "b": 0.0}, {}, "finite numbers above 0"),
         ({"a": 1.0, "b": "x"}, {}, "the weight of 'b' is 'x'"),
-        ({"a": 1.0, "b": 1.0}, {"follow": True}, "a mixture has no follow="),
+        ({"a": 1.0, "b": 1.0}, {"follow": True}, "a mixture has no argument follow"),
     ],
 )
 def test_a_wrong_mixture_raises_one_sentence(sources: Any, more: dict[str, Any], text: str) -> None:

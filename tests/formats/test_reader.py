@@ -42,12 +42,12 @@ def test_a_batch_of_several_steps_equals_several_batches(world: Any) -> None:
     spec = DatasetSpec(("a.parquet",), batch_size=4, steps_per_batch=3)
     layout = TaskLayout(build_index(world.files, spec), 4, steps_per_batch=3)
     assert layout.batch_count(0) == 9
-    whole = [batch["k"].to_pylist() for batch in read(world, spec)]
-    assert whole == [*[[0, 1, 2, 3]] * 3, *[[4, 5, 6, 7]] * 3, *[[8, 9]] * 3]
+    complete = [batch["k"].to_pylist() for batch in read(world, spec)]
+    assert complete == [*[[0, 1, 2, 3]] * 3, *[[4, 5, 6, 7]] * 3, *[[8, 9]] * 3]
     for first in range(9):
         for end in range(first, 10):
             part = read(world, spec, first_batch=first, end_batch=end)
-            assert [batch["k"].to_pylist() for batch in part] == whole[first:end]
+            assert [batch["k"].to_pylist() for batch in part] == complete[first:end]
     assert layout.records_of(0, range(2, 7)) == range(10)
     assert layout.records_of(0, range(3, 4)) == range(4, 8)
     with pytest.raises(UsageError, match="there are no batches 0 to 10 in task 0: it has 9"):
@@ -128,8 +128,8 @@ def test_parts_of_a_row_group_yield_the_batches_of_the_complete_group(world: Any
     for columns in (None, ("n",)):
         for condition in ((), (("m", "<", 40),)):
             spec = DatasetSpec(("a.parquet",), batch_size=7, columns=columns, filter=condition)
-            whole = read(world, spec, seed)
-            assert read(world, replace(spec, max_records_per_chunk=4), seed) == whole
+            complete = read(world, spec, seed)
+            assert read(world, replace(spec, max_records_per_chunk=4), seed) == complete
 
 
 def test_statistics_avoid_reading_excluded_row_groups(world: Any) -> None:

@@ -140,14 +140,14 @@ def test_columns_that_cannot_be_files_are_rejected() -> None:
 
 
 def test_a_truncated_archive_raises_or_its_rest_is_skipped(world: World) -> None:
-    whole = archive(*samples(30))
-    with tarfile.open(fileobj=io.BytesIO(whole)) as tar:
+    complete = archive(*samples(30))
+    with tarfile.open(fileobj=io.BytesIO(complete)) as tar:
         data_end = max(member.offset_data + member.size for member in tar if member.isreg())
     for cut in np.linspace(0, data_end - 1, 40).astype(int).tolist():
-        world.put("a.tar", whole[:cut])
+        world.put("a.tar", complete[:cut])
         with pytest.raises(CorruptChunkError, match=r"a\.tar is corrupt"):
             build_index(world.files, DatasetSpec(("a.tar",)))
-    world.put("a.tar", whole[: data_end - 1])
+    world.put("a.tar", complete[: data_end - 1])
     index = build_index(world.files, DatasetSpec(("a.tar",), on_corrupt="skip", text_chunk_bytes=1))
     assert index.record_count == 29
     assert "ends within" in index.skipped[0]

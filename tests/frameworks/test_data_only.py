@@ -38,14 +38,14 @@ def test_a_recipe_resumes_within_an_epoch(
     table = pa.table({"x": x, "y": y, "label": (x + y > 0).astype(np.int64), "id": np.arange(RECORDS)})
     pq.write_table(table, tmp_path / "data" / "all.parquet", row_group_size=20)
     monkeypatch.chdir(tmp_path)
-    rounds, handed_out = GroupDataset.rounds, []
+    rounds, yielded = GroupDataset.rounds, []
     limit = 25
 
     def written(data: GroupDataset) -> Iterator[Any]:
         for batch in rounds(data):
-            if len(handed_out) == limit:
+            if len(yielded) == limit:
                 raise StopError
-            handed_out.append([(data.epoch, record) for record in batch["id"].to_pylist()])
+            yielded.append([(data.epoch, record) for record in batch["id"].to_pylist()])
             yield batch
 
     monkeypatch.setattr(GroupDataset, "rounds", written)
@@ -55,9 +55,9 @@ def test_a_recipe_resumes_within_an_epoch(
             block.run({"fe": fe, "job": job})
         limit = -1
         # Both save after 10 and 20 batches.
-        del handed_out[20:]
+        del yielded[20:]
         with cluster.connect() as job:
             block.run({"fe": fe, "job": job})
-    assert Counter(each for batch in handed_out for each in batch) == Counter(
+    assert Counter(each for batch in yielded for each in batch) == Counter(
         (epoch, record) for epoch in range(2) for record in range(RECORDS)
     )

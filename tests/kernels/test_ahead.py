@@ -5,8 +5,8 @@ from flightedl.kernels import ahead, compiled, compiled_rows, rows
 
 
 def test_every_rule_is_compiled_ahead():
-    wanted = set(compiled._RULES)
-    assert {type(rule) for rule in ahead._FOR_BLOCKS} == wanted - {of_blocks.AdamW, of_blocks.Delta}
+    expected = set(compiled._RULES)
+    assert {type(rule) for rule in ahead._FOR_BLOCKS} == expected - {of_blocks.AdamW, of_blocks.Delta}
     assert {type(rule) for rule in ahead._FOR_ROWS} == set(compiled_rows._RULES)
 
 
@@ -23,10 +23,10 @@ def test_machine_code_is_cached_until_a_kernel_file_changes():
     assert code._cache.load_overload(signature, code.targetctx) is not None
     code._cache._cache_file._source_stamp += 1
     try:
-        said: list[str] = []
-        compiled.compiling_begins.set(lambda: said.append("it is compiled"))
+        events: list[str] = []
+        compiled.compiling_begins.set(lambda: events.append("it is compiled"))
         assert code._cache.load_overload(signature, code.targetctx) is None
         assert code._cache.load_overload(signature, code.targetctx) is None
-        assert said == ["it is compiled"]
+        assert events == ["it is compiled"]
     finally:
         code._cache._cache_file._source_stamp -= 1

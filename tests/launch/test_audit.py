@@ -39,15 +39,15 @@ def test_batches_reported_without_a_push_are_repeated(tmp_path: Path, dropped: s
     with fe.local(pservers=2) as cluster, cluster.connect() as job:
         data = job.dataset(str(tmp_path / "k.parquet"), batch_size=2, epochs=EPOCHS)
         model = job.parameters({"v": np.zeros(RECORDS)}, optimizer=fe.SGD(lr=1.0), mode=fe.Sync(reduce="sum"))
-        handed = 0
+        yielded = 0
         for batch in data:
             gradient = np.zeros(RECORDS)
             gradient[batch["k"].to_numpy()] = -1
             model.step({"v": gradient})
-            handed += 1
+            yielded += 1
         model.pull()
         assert not dropped
         np.testing.assert_array_equal(model["v"], np.full(RECORDS, EPOCHS))
-        assert handed == EPOCHS * RECORDS // 2 - 3 + 3 * 5, "each of the three tasks was repeated once"
+        assert yielded == EPOCHS * RECORDS // 2 - 3 + 3 * 5, "each of the three tasks was repeated once"
         with cluster.status() as status:
             assert status.read(5.0).missing_tasks == 3

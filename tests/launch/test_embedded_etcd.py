@@ -156,8 +156,8 @@ def test_a_restarted_etcd_keeps_its_address_and_data(children: Children, until: 
 @pytest.mark.etcd
 def test_an_occupied_port_is_skipped(children: Children, monkeypatch: pytest.MonkeyPatch) -> None:
     with EmbeddedEtcd(children) as other:
-        taken = int(other.address.split(":")[1])
-        ports = iter([[taken, free_ports(1)[0]], free_ports(2)])
+        occupied = int(other.address.split(":")[1])
+        ports = iter([[occupied, free_ports(1)[0]], free_ports(2)])
         monkeypatch.setattr(etcd_module, "free_ports", lambda _count: next(ports))
         with EmbeddedEtcd(children) as etcd:
             assert etcd.address != other.address

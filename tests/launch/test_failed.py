@@ -29,9 +29,9 @@ def test_batches_of_a_corrupt_chunk_are_one_failure() -> None:
         replace(PIECE, first_batch=number, end_batch=number + 1, first_record=100 + 10 * number) for number in range(34)
     ]
     # The order in which they fail depends on the trainers.
-    (whole,) = joined(pieces[1::2] + pieces[::2])
-    assert place_of(whole) == "a chunk 2, records 100-439"
-    assert (whole.first_batch, whole.end_batch) == (0, 34)
+    (joined_piece,) = joined(pieces[1::2] + pieces[::2])
+    assert place_of(joined_piece) == "a chunk 2, records 100-439"
+    assert (joined_piece.first_batch, joined_piece.end_batch) == (0, 34)
 
 
 def test_failed_tasks_are_counted_and_not_their_pieces() -> None:

@@ -63,12 +63,12 @@ def test_a_plain_flight_client_receives_tasks_by_gets_and_on_a_request_stream(tm
         held = HeldKey.claim(coordinator, SystemClock(), JobKeys(cluster.job).trainer("bare"), b'{"id":"bare"}', 10.0)
         assert held is not None
         ticket = {"verb": "tasks", "trainer": "bare", "generation": held.generation, "want": 1}
-        taken: list[str] = []
+        received: list[str] = []
         named = ("epoch", "position", "attempt")
         with flight.FlightClient(f"grpc://{master.address}") as client:
             reader = client.do_get(flight.Ticket(json.dumps(ticket).encode()), options)
             reply = json.loads(reader.schema.metadata[b"reply"])
-            taken += reader.read_all()["url"].to_pylist()
+            received += reader.read_all()["url"].to_pylist()
             command = flight.FlightDescriptor.for_command(b'{"verb": "tasks"}')
             writer, answers = client.do_exchange(command, options)
             with writer:
@@ -81,7 +81,7 @@ def test_a_plain_flight_client_receives_tasks_by_gets_and_on_a_request_stream(tm
                     checksum, text = answer.app_metadata.to_pybytes()[:16], answer.app_metadata.to_pybytes()[16:]
                     assert checksum.decode() == xxhash.xxh3_64_hexdigest(text)
                     reply = json.loads(text)
-                    taken += [chunk[0] for each in reply["assignments"] for chunk in each["chunks"]]
+                    received += [chunk[0] for each in reply["assignments"] for chunk in each["chunks"]]
                 writer.write_metadata(b'{"commit": {"batches": 0, "rows": 0, "bytes": 0}}')
                 writer.done_writing()
                 with pytest.raises(StopIteration):
@@ -89,7 +89,7 @@ def test_a_plain_flight_client_receives_tasks_by_gets_and_on_a_request_stream(tm
         job.wait_for_end()
         held.release()
         coordinator.close()
-    assert sorted(Path(url).name for url in taken) == [f"{number}.parquet" for number in range(4)]
+    assert sorted(Path(url).name for url in received) == [f"{number}.parquet" for number in range(4)]
 
 
 def test_a_client_written_from_the_schemas_joins_and_pushes_and_pulls(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ class World:
     def __init__(self) -> None:
         self.clock = BusyClock()
         self.etcd = MemoryCoordinator(self.clock)
-        self.said: list[str] = []
+        self.messages: list[str] = []
         #: Addresses at which a master answers.
         self.answering: set[str] = set()
         self.asked: list[str] = []
@@ -62,7 +62,7 @@ class World:
             KEYS,
             self.clock,
             self._is_answering,
-            self.said.append,
+            self.messages.append,
             lambda: self.is_unwanted,
         )
 
@@ -103,14 +103,14 @@ def world() -> World:
 
 def test_a_free_name_is_claimed_at_once(world: World) -> None:
     assert world.claim()
-    assert (world.clock.passed_s, world.said) == (0.0, [])
+    assert (world.clock.passed_s, world.messages) == (0.0, [])
 
 
 def test_leases_without_a_holder_are_awaited(world: World) -> None:
     world.leave_master()
     assert world.claim()
     assert TTL_S <= world.clock.passed_s < TTL_S + 1
-    assert world.said == [
+    assert world.messages == [
         "etcd still has leases of job demo, but its master does not answer: waiting for them to expire, at most 8 s"
     ]
     assert world.asked == ["10.0.0.1:7"], "the master is called only once"
@@ -121,7 +121,7 @@ def test_a_master_that_answers_is_alive(world: World) -> None:
     world.answering.add("10.0.0.1:7")
     with pytest.raises(UsageError, match=r"a job named demo is already running \(its master is at 10\.0\.0\.1:7\)"):
         world.claim()
-    assert (world.clock.passed_s, world.said) == (0.0, [])
+    assert (world.clock.passed_s, world.messages) == (0.0, [])
 
 
 def test_an_unreachable_master_that_renews_its_lease_is_alive(world: World) -> None:
@@ -136,7 +136,7 @@ def test_the_ttl_of_the_lease_is_used_and_not_that_of_the_launcher(world: World)
     world.leave_master(ttl_s=60.0)
     assert world.claim()
     assert 60 <= world.clock.passed_s < 61
-    assert "at most 63 s" in world.said[0]
+    assert "at most 63 s" in world.messages[0]
 
 
 def test_a_standby_that_acquires_the_lock_is_alive(world: World) -> None:

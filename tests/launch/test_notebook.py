@@ -72,8 +72,8 @@ def test_interrupted_cells_can_be_run_again(tmp_path: Path, capsys: pytest.Captu
             model.pull()
         left_open = fresh
     for ask in (left_open.pull, lambda: left_open.step({}), cluster.connect):
-        began = time.monotonic()
+        started = time.monotonic()
         with pytest.raises(UsageError, match=r"is over|is not running"):
             ask()
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - started < 1.0
     np.testing.assert_array_equal(left_open["w"], [0.0, 0.0])

@@ -35,10 +35,10 @@ class Asked:
 
 def test_a_master_that_never_answers_is_called_only_until_the_timeout() -> None:
     asked = Asked(DeadlineError("the master did not answer"))
-    began = asked.clock.now()
+    start = asked.clock.now()
     with pytest.raises(FlightedlError, match=r"no answer within 25 s; the last attempt: the master did not answer"):
         asked.within(25.0)
-    assert asked.clock.now() - began == pytest.approx(25.0, abs=0.6)
+    assert asked.clock.now() - start == pytest.approx(25.0, abs=0.6)
     assert asked.given_s[-1] < 5.0, "the last attempt gets the remaining time"
 
 

@@ -54,9 +54,9 @@ def test_full_and_slow_storages_and_disks_are_reported() -> None:
     full = StoreTried(url="s3://b", size_bytes=1, error="[Errno 28] No space left on device")
     assert [each.cause for each in found(store=full)] == [Cause.STORE_FULL]
     slow = StoreTried(url="s3://b", size_bytes=1, seconds={"write": 4.0, "read": 0.1, "delete": 0.1})
-    (told,) = found(store=slow)
-    assert told.cause is Cause.STORE_SLOW
-    assert "4.0 s to write" in told.text
+    (finding,) = found(store=slow)
+    assert finding.cause is Cause.STORE_SLOW
+    assert "4.0 s to write" in finding.text
     (disk,) = found(disks={"/home": (1_000_000, 100 << 30)})
     assert disk.cause is Cause.DISK_NEARLY_FULL
     assert found(disks={"/home": (50 << 30, 100 << 30)}) == []
@@ -87,16 +87,16 @@ def address(places: Path) -> Iterator[str]:
 def test_expiring_certificates_are_reported(address: str, places: Path) -> None:
     shown = certificate_of(address, places / "right" / "admin", SERVER_NAME)
     assert shown.ends_s == pytest.approx(CLOCK.wall_time() + 2 * 86_400, abs=600)
-    (told,) = found(certificates={"pserver-0": shown})
-    assert (told.cause, told.severity) == (Cause.CERTIFICATE_ENDS, Severity.HARMFUL)
-    assert "expires in 2.0 days" in told.text
+    (finding,) = found(certificates={"pserver-0": shown})
+    assert (finding.cause, finding.severity) == (Cause.CERTIFICATE_ENDS, Severity.HARMFUL)
+    assert "expires in 2.0 days" in finding.text
     assert found(certificates={"pserver-0": ShownCertificate(ends_s=CLOCK.wall_time() + 90 * 86_400)}) == []
     assert "at least" in tried_out(replace(HERE, certificates={"pserver-0": shown}))[0]
 
 
 def test_a_rejected_certificate_is_reported(address: str, places: Path) -> None:
     shown = certificate_of(address, places / "other" / "admin", SERVER_NAME)
-    (told,) = found(certificates={"master": shown})
-    assert told.severity is Severity.BROKEN
-    assert "this machine rejects the certificate" in told.text
+    (finding,) = found(certificates={"master": shown})
+    assert finding.severity is Severity.BROKEN
+    assert "this machine rejects the certificate" in finding.text
     assert certificate_of("127.0.0.1:1", places / "other" / "admin", SERVER_NAME) == ShownCertificate()

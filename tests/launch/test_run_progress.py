@@ -98,8 +98,8 @@ def test_compilation_of_kernels_has_a_progress_bar_from_the_start() -> None:
 
 
 def test_alarms_are_shown() -> None:
-    said = plain_line(figures(dataset_alarm="a.csv is gone", checkpoint_alarm="the store is full"))
-    assert said.endswith(", ALARM checkpoints: the store is full; dataset: a.csv is gone")
+    alarm_line = plain_line(figures(dataset_alarm="a.csv is gone", checkpoint_alarm="the store is full"))
+    assert alarm_line.endswith(", ALARM checkpoints: the store is full; dataset: a.csv is gone")
 
 
 def test_failed_tasks_are_counted() -> None:

@@ -178,13 +178,13 @@ print("the script", end=" ")
 
 
 @pytest.mark.parametrize(
-    ("end", "code", "said"),
+    ("end", "code", "output"),
     [("", 0, ""), ("sys.exit(4)", 4, ""), ("sys.exit()", 0, ""), ("sys.exit('enough')", 1, "enough\n")],
 )
 def test_a_process_ends_with_its_script_even_if_a_stopped_thread_holds_a_lock(
-    end: str, code: int, said: str, tmp_path: Path
+    end: str, code: int, output: str, tmp_path: Path
 ) -> None:
     (tmp_path / "script.py").write_text(_HOLDS_A_LOCK + end)
     done = run(tmp_path, "script.py")
-    assert (done.returncode, done.stderr) == (code, said)
+    assert (done.returncode, done.stderr) == (code, output)
     assert done.stdout.splitlines() == ["the script a thread of its own", "registered"]

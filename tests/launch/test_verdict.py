@@ -86,17 +86,17 @@ def test_a_model_without_any_gradient_is_reported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "message"),
     [
         ({"checkpoint": ""}, "no checkpoint was written"),
         ({"checkpoint": "", "checkpoint_alarm": "no space left"}, "no space left, nor any before it"),
         ({"checkpoint_alarm": "no space left"}, "no space left; the last one is c-3"),
     ],
 )
-def test_an_unsaved_model_is_reported(more: dict[str, Any], told: str) -> None:
+def test_an_unsaved_model_is_reported(more: dict[str, Any], message: str) -> None:
     found = judged(keeps_checkpoints=True, **more)
     assert found.exit_code == 4
-    assert told in found.reason
+    assert message in found.reason
     assert judged(**more) == Outcome(0)
     assert judged(keeps_checkpoints=True, plan_hash="", **more) == Outcome(0)
 

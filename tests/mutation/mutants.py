@@ -138,9 +138,9 @@ class Mutation:
         self._coverage.start()
         for item, following in zip(session.items, [*session.items[1:], None], strict=True):
             self._coverage.switch_context(item.nodeid)
-            began = time.process_time()
+            started = time.process_time()
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-            self._seconds[item.nodeid] = time.process_time() - began
+            self._seconds[item.nodeid] = time.process_time() - started
         self._coverage.stop()
         data = self._coverage.get_data()
         reaching: dict[tuple[str, int], set[str]] = defaultdict(set)
@@ -201,9 +201,9 @@ class Mutation:
         return outcome
 
     def _fails(self, items: list[pytest.Item]) -> bool:
-        began = time.process_time()
+        started = time.process_time()
         for item, following in zip(items, [*items[1:], None], strict=True):
-            used = time.process_time() - began
+            used = time.process_time() - started
             limit_s = math.ceil(used + 1 + 3 * self._seconds[item.nodeid])
             resource.setrlimit(resource.RLIMIT_CPU, (limit_s, resource.RLIM_INFINITY))
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
@@ -306,12 +306,12 @@ def main() -> int:
     options = ["-o", "addopts=", "-o", "timeout=0", "--import-mode=importlib", "-m", f"not ({MARKED})"]
     for plugin in ("cacheprovider", "xdist", "terminal"):
         options += ["-p", f"no:{plugin}"]
-    began = time.monotonic()
+    started = time.monotonic()
     pytest.main([*options, *map(str, tests_of(packages))], plugins=[mutation])
     if not mutation.results.is_complete:
         return 2
     code = report(mutation.results, is_sample=arguments.sample is not None)
-    print(f"{time.monotonic() - began:.0f} s")
+    print(f"{time.monotonic() - started:.0f} s")
     return code
 
 

@@ -99,13 +99,13 @@ class Browser:
             assert content, "Chromium has ended"
             self._buffer += content
 
-    def _note(self, method: str, told: Mapping[str, Any]) -> None:
+    def _note(self, method: str, event: Mapping[str, Any]) -> None:
         if method == "Runtime.exceptionThrown":
-            self.complaints.append(str(told["exceptionDetails"].get("exception", told["exceptionDetails"])))
-        elif method == "Log.entryAdded" and told["entry"]["level"] in {"error", "warning"}:
-            self.complaints.append(f"{told['entry']['text']} {told['entry'].get('url', '')}")
+            self.complaints.append(str(event["exceptionDetails"].get("exception", event["exceptionDetails"])))
+        elif method == "Log.entryAdded" and event["entry"]["level"] in {"error", "warning"}:
+            self.complaints.append(f"{event['entry']['text']} {event['entry'].get('url', '')}")
         elif method == "Runtime.consoleAPICalled":
-            self.complaints.append(str(told["args"]))
+            self.complaints.append(str(event["args"]))
 
     def open(self, url: str) -> None:
         """Open a URL."""

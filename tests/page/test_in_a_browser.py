@@ -85,8 +85,8 @@ def it_looks_right_in_light_in_dark_and_on_a_phone(shown: Shown, width: int, sch
     assert faint == []
 
 
-def is_near(color: Any, wanted: tuple[int, ...]) -> bool:
-    return all(abs(a - b) < 8 for a, b in zip(color, wanted, strict=True))
+def is_near(color: Any, expected: tuple[int, ...]) -> bool:
+    return all(abs(a - b) < 8 for a, b in zip(color, expected, strict=True))
 
 
 def share_of_ink(picture: Image.Image, paper: Any) -> float:

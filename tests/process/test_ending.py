@@ -49,10 +49,10 @@ def test_ending_normally_waits_for_threads_and_runs_exit_handlers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "code", "said"), [(None, 0, ""), (3, 3, ""), (-1, 255, ""), ("no data", 1, "no data\n"), ("", 1, "\n")]
+    ("given", "code", "message"), [(None, 0, ""), (3, 3, ""), (-1, 255, ""), ("no data", 1, "no data\n"), ("", 1, "\n")]
 )
 def test_arguments_of_sys_exit_mean_the_same_as_in_the_interpreter(
-    given: str | int | None, code: int, said: str, capsys: pytest.CaptureFixture[str]
+    given: str | int | None, code: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert code_of(SystemExit(given)) == code
-    assert capsys.readouterr().err == said
+    assert capsys.readouterr().err == message

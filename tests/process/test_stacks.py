@@ -20,17 +20,17 @@ def test_every_thread_is_listed_with_its_functions_only() -> None:
     thread.start()
     assert here.wait(10)
     try:
-        told = stacks()
+        report = stacks()
     finally:
         go_on.set()
         thread.join()
-    parts = told.split("\n\n")
+    parts = report.split("\n\n")
     (waiting,) = [part for part in parts if part.startswith("thread waits\n")]
     assert "process/test_stacks.py:" in waiting
     assert waiting.splitlines()[-2].endswith(" stand_still") or " stand_still" in waiting
     assert parts[-1].startswith("thread MainThread")
-    assert str(Path(__file__).parents[2]) not in told
-    assert "go_on" not in told
+    assert str(Path(__file__).parents[2]) not in report
+    assert "go_on" not in report
 
 
 def test_a_process_knows_its_machine() -> None:

@@ -61,8 +61,8 @@ def test_declared_data_is_recorded_without_secrets() -> None:
     assert SECRET not in line(events.Asked(1, declared))
     reply = DeclaredDataset(index_hash="i", task_count=1, record_count=1, schema="", declaration=declared)
     assert SECRET not in line(out.Answer(1, reply, 0))
-    told = json.loads(line(events.Asked(1, declared)))["Asked"]["request"]["DatasetDeclaration"]
-    again = msgspec.convert(told, DatasetDeclaration)
+    recorded = json.loads(line(events.Asked(1, declared)))["Asked"]["request"]["DatasetDeclaration"]
+    again = msgspec.convert(recorded, DatasetDeclaration)
     assert line(events.Asked(1, again)) == line(events.Asked(1, declared))
 
 
@@ -87,6 +87,6 @@ def test_state_of_a_predecessor_is_recorded_without_secrets() -> None:
     assert SECRET.encode() in encoded["failures"]
     assert SECRET.encode() in encoded["evaluations"]
     safe = stored_without(stored)
-    told = (safe.failures, safe.evaluations, encode(safe.declaration))
-    assert not any(SECRET.encode() in (each or b"") for each in told)
+    recorded = (safe.failures, safe.evaluations, encode(safe.declaration))
+    assert not any(SECRET.encode() in (each or b"") for each in recorded)
     MasterCore(dataclasses.replace(settings, generation=2), 0.0, safe, tasks).check()

@@ -64,24 +64,24 @@ def differences(directory: Path) -> list[Difference]:
     return [each.difference for each in found if each.difference is not None]
 
 
-def told(outcome: str, *pservers: int, is_ending: bool = False) -> TasksReply:
+def answer(outcome: str, *pservers: int, is_ending: bool = False) -> TasksReply:
     return TasksReply(assignments=[], outcome=outcome, pservers=list(pservers), is_ending=is_ending)
 
 
-class TestTheEnd:
+class TestEndOfTheJob:
     @pytest.fixture
     def heard(self, recorder: Recorded) -> None:
         end = recorded(recorder("trainer"), {}, JobEnd)
-        end.heard(told("none_now"))
+        end.heard(answer("none_now"))
         assert end.may_read(0, 1)
-        end.heard(told("epochs_done", 3, 4))
+        end.heard(answer("epochs_done", 3, 4))
         assert end.may_read(0, 3)
         assert not end.may_read(1, 9)
         with pytest.raises(NotReadyError):
-            end.require(told("none_now", is_ending=True), 1, 9)
-        end.require(told("epochs_done", 3, 9), 0, 3)
+            end.require(answer("none_now", is_ending=True), 1, 9)
+        end.require(answer("epochs_done", 3, 9), 0, 3)
         with pytest.raises(BegunAnewError):
-            end.require(told("none_now"), 1, 9)
+            end.require(answer("none_now"), 1, 9)
 
     @pytest.mark.usefixtures("heard")
     def test_the_core_replays_without_differences(self, tmp_path: Path) -> None:
@@ -96,31 +96,31 @@ class TestTheEnd:
         assert [each.core for each in differences(tmp_path)] == ["end-1"]
 
 
-class TestBatchesThatAreSaidToBeDone:
+class TestAcknowledgedBatches:
     @pytest.fixture
-    def said(self, recorder: Recorded) -> None:
+    def finished(self, recorder: Recorded) -> None:
         tasks = [AssignedTask(assignment_of(0, number, number, 2), number) for number in (1, 2)]
         loop = recorded(recorder("trainer"), {"trainer": "a"}, AcknowledgedLoop)
-        handed = []
+        batches = []
         for task in tasks:
             for number in range(2):
                 step = loop.take(ReadBatch.of(task, number), [1, 2])
                 assert isinstance(step, HandOut)
-                handed.append(step.batch)
+                batches.append(step.batch)
             loop.take(TaskEnd(task), [1, 2])
-        assert loop.done(handed[1], [1, 2]) == Acknowledged(Done.COUNTED)
-        assert loop.done(handed[0], [1, 2]) == Acknowledged(Done.COUNTED, Finished(tasks[0], []))
-        loop.denied(handed[2], [2])
-        assert loop.done(handed[3], []) == Acknowledged(Done.TAKEN)
+        assert loop.done(batches[1], [1, 2]) == Acknowledged(Done.COUNTED)
+        assert loop.done(batches[0], [1, 2]) == Acknowledged(Done.COUNTED, Finished(tasks[0], []))
+        loop.denied(batches[2], [2])
+        assert loop.done(batches[3], []) == Acknowledged(Done.TAKEN)
         assert loop.next_step() == NeedItem()
 
-    @pytest.mark.usefixtures("said")
+    @pytest.mark.usefixtures("finished")
     def test_the_core_replays_without_differences(self, tmp_path: Path) -> None:
         assert differences(tmp_path) == []
-        told = [text_of(each) for each in story(recordings_in(tmp_path), subject_of("batch", "1/1/0"))]
-        assert told == ["hands 1/1/0 to the script", "receives the script's acknowledgment of 1/1/0"]
+        lines = [text_of(each) for each in story(recordings_in(tmp_path), subject_of("batch", "1/1/0"))]
+        assert lines == ["hands 1/1/0 to the script", "receives the script's acknowledgment of 1/1/0"]
 
-    @pytest.mark.usefixtures("said")
+    @pytest.mark.usefixtures("finished")
     def test_a_replay_reveals_an_omitted_action(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(AcknowledgedLoop, "done", lambda *_, **__: None)
         assert [each.core for each in differences(tmp_path)] == ["acknowledged-1"]
@@ -151,7 +151,7 @@ class TestARejectedGradient:
         assert [each.core for each in differences(tmp_path)] == ["steps-1"]
 
 
-class TestWhatNamesPlaces:
+class TestOmittedLocations:
     """Locations are omitted, which causes no difference in the replay."""
 
     def assert_left_out(self, directory: Path) -> None:

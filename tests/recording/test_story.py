@@ -75,7 +75,7 @@ class Run:
         for clock in self.clocks:
             clock.wall_s = wall_s
 
-    def told(self, kind: str, identity: str) -> list[str]:
+    def lines(self, kind: str, identity: str) -> list[str]:
         found = story(recordings_in(self.directory), subject_of(kind, identity))
         return [f"{each.at - 100:g} {each.process}: {text_of(each)}" for each in found]
 
@@ -168,8 +168,8 @@ def test_the_story_of_a_task_shows_that_another_trainer_finishes_it(tmp_path: Pa
     master(events.Asked(3, ticket("b", want=0, finished=[done])))
     run.check()
     name = f"1/{given.task}"
-    told, acknowledged = run.told("batch", f"{name}/0"), "acknowledges, as already applied,"
-    assert told == [
+    lines, acknowledged = run.lines("batch", f"{name}/0"), "acknowledges, as already applied,"
+    assert lines == [
         f"1 master 5: assigns attempt {given.attempt} to a: batches 0 to 0 of task {name}",
         "1 pserver 0 (7): receives a view of a from round 0, b from round 0",
         f"2 pserver 0 (7): accepts a gradient from a for {name}/0 at blocks 2-4, base 0, member 1",
@@ -181,9 +181,9 @@ def test_the_story_of_a_task_shows_that_another_trainer_finishes_it(tmp_path: Pa
         f"6 trainer b: completes task {name}",
         f"7 master 5: receives from b: attempt {attempt} finished, acknowledged by generations [7]",
     ]
-    assert run.told("task", name) == told
-    assert not any("trainer c" in line for line in told), "the story of a task excludes events of others"
-    assert [line for line in run.told("trainer", "a") if "loss" in line] == [told[4]]
+    assert run.lines("task", name) == lines
+    assert not any("trainer c" in line for line in lines), "the story of a task excludes events of others"
+    assert [line for line in run.lines("trainer", "a") if "loss" in line] == [lines[4]]
 
 
 def test_the_story_of_a_block_shows_its_rounds(tmp_path: Path) -> None:
@@ -198,14 +198,14 @@ def test_the_story_of_a_block_shows_its_rounds(tmp_path: Path) -> None:
     run.at(103)
     pserver.view(2, ("a", 1, 0))
     run.check()
-    assert run.told("block", "3")[-4:] == [
+    assert run.lines("block", "3")[-4:] == [
         "1 pserver 0 (7): rejects, as not from a member, a gradient from c for 2/3/0 at blocks 2-3, base 0, member 9",
         "2 pserver 0 (7): accepts a gradient from b for 2/1/0 at blocks 2-3, base 0, member 2",
         "2 pserver 0 (7): updates blocks 2-3 from version 0 to 1, with 2/0/0, 2/1/0",
         "3 pserver 0 (7): receives a view of a from round 0",
     ]
-    assert run.told("batch", "2/0/0")[-1].startswith("2 pserver 0 (7): updates blocks 2-4")
-    assert run.told("batch", "9/9/9") == []
+    assert run.lines("batch", "2/0/0")[-1].startswith("2 pserver 0 (7): updates blocks 2-4")
+    assert run.lines("batch", "9/9/9") == []
 
 
 def test_a_span_that_is_split_and_copied_replays(tmp_path: Path) -> None:
@@ -222,8 +222,8 @@ def test_a_span_that_is_split_and_copied_replays(tmp_path: Path) -> None:
     pserver.protocol.end_cut(cut)
     pserver.protocol.seal([(0, 4)])
     run.check()
-    assert any("at block 2," in line for line in run.told("block", "2"))
-    assert not any("0/0/0" in line or "1/0/0" in line for line in run.told("block", "3"))
+    assert any("at block 2," in line for line in run.lines("block", "2"))
+    assert not any("0/0/0" in line or "1/0/0" in line for line in run.lines("block", "3"))
 
 
 def test_the_story_of_a_task_shows_its_return(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_the_story_of_a_task_shows_its_return(tmp_path: Path) -> None:
     given = reply.assignments[0]
     back = ReturnedTask(epoch=0, position=given.position, attempt=given.attempt)
     master(events.Asked(2, ticket("a", want=0, returned=[back])))
-    assert f"receives from a: attempt {given.attempt} returned" in run.told("task", f"1/{given.task}")[-1]
+    assert f"receives from a: attempt {given.attempt} returned" in run.lines("task", f"1/{given.task}")[-1]
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ class Script:
 
     def carry_out(self, step: Next, *outcomes: Outcome, having: bytes = b"") -> None:
         """Carry out effects. Each pserver answers pushes with the planned outcomes in order."""
-        said = list(outcomes)
+        planned = list(outcomes)
 
         def perform(effect: object) -> None:
             for index, first in enumerate(effect.calls if isinstance(effect, Transfer) else ()):
@@ -269,7 +269,9 @@ class Script:
                 while call is not None:
                     blocks = sorted(call.blocks if isinstance(call, PushCall) else call.wanted)
                     outcome = (
-                        (said.pop(0) if said else Outcome.ACCEPTED) if isinstance(call, PushCall) else Outcome.NONE
+                        (planned.pop(0) if planned else Outcome.ACCEPTED)
+                        if isinstance(call, PushCall)
+                        else Outcome.NONE
                     )
                     version = call.wanted[blocks[0]] if isinstance(call, Pull) else None
                     answer = Answer(blocks[0], blocks[-1] + 1, outcome, version, having)
@@ -291,8 +293,8 @@ def test_the_story_of_a_batch_shows_pushes_and_answers(tmp_path: Path) -> None:
     script.carry_out(script.steps.step(), Outcome.ALREADY_APPLIED)
     script.carry_out(script.steps.close_batch())
     run.check()
-    told = run.told("batch", "1/1/0")
-    assert told == [
+    lines = run.lines("batch", "1/1/0")
+    assert lines == [
         "1 trainer a: has a gradient of 1/1/0",
         "1 trainer a: cannot find pserver 0: NotReadyError",
         "1 trainer a: pushes 1/1/0 to blocks 0-1 of pserver 0 (20), at version 0: accepted",
@@ -309,8 +311,8 @@ def test_the_story_of_a_batch_shows_pushes_and_answers(tmp_path: Path) -> None:
         "2 trainer a: receives blocks 2-3 from pserver 1 (21) at version 1",
         "2 trainer a: settles 1/1/0",
     ]
-    of_block = run.told("block", "3")
-    assert of_block == [line for line in run.told("trainer", "a") if "2-3" in line]
+    of_block = run.lines("block", "3")
+    assert of_block == [line for line in run.lines("trainer", "a") if "2-3" in line]
     assert "2 trainer a: receives blocks 2-3 from pserver 1 (21) at version 0" in of_block, "as it joins"
 
 
@@ -323,15 +325,15 @@ def test_the_story_of_a_sum_names_its_batches(tmp_path: Path) -> None:
         script.carry_out(script.steps.step(), Outcome.ACCEPTED, Outcome.PARTLY_APPLIED, having=b"\x01")
         script.carry_out(script.steps.close_batch())
     run.check()
-    told = [line for line in run.told("batch", "1/1/0") if "receives" not in line and "cannot find" not in line]
-    assert told == [
+    lines = [line for line in run.lines("batch", "1/1/0") if "receives" not in line and "cannot find" not in line]
+    assert lines == [
         "0 trainer a: has a gradient of 1/1/0 and accumulates it",
         "0 trainer a: pushes the sum of 1/1/0, 1/1/1",
         "0 trainer a: pushes 1/1/0, 1/1/1 to blocks 0-1 of pserver 0 (20), at version 0: accepted",
         "0 trainer a: pushes 1/1/0, 1/1/1 to blocks 2-3 of pserver 1 (21), at version 0: rejected, partly applied",
         "0 trainer a: settles 1/1/0",
     ]
-    assert "0 trainer a: must compute 1/1/1 again" in run.told("task", "1/1")
+    assert "0 trainer a: must compute 1/1/1 again" in run.lines("task", "1/1")
 
 
 def test_the_story_of_an_evaluation_is_told(tmp_path: Path) -> None:
@@ -343,12 +345,12 @@ def test_the_story_of_an_evaluation_is_told(tmp_path: Path) -> None:
     assert task is not None
     feed.finished(task, [], run.clocks[-1].now(), {"loss": (1.0, 2.0)})
     run.check()
-    assert run.told("evaluation", "late") == [
+    assert run.lines("evaluation", "late") == [
         "0 trainer a: begins its part of evaluation late",
         "0 trainer a: begins to evaluate task 3 of evaluation late, attempt 1",
         "0 trainer a: completes task 3 of evaluation late",
     ]
-    assert run.told("task", "1/3") == []
+    assert run.lines("task", "1/3") == []
 
 
 def test_the_story_of_a_model_shows_whose_first_values_it_gets(tmp_path: Path) -> None:
@@ -366,7 +368,7 @@ def test_the_story_of_a_model_shows_whose_first_values_it_gets(tmp_path: Path) -
         happens(script.election)
     script.election.next_step()
     run.check()
-    assert run.told("trainer", "a") == [
+    assert run.lines("trainer", "a") == [
         "0 trainer a: stands for the election of first values",
         "0 trainer a: sends first values to pserver 0, election 9",
         "0 trainer a: sends first values to pserver 1, election 9",

@@ -102,7 +102,7 @@ def test_malformed_messages_are_rejected(pair: Pair, message: bytes) -> None:
 def test_random_bytes_are_rejected_or_decoded_within_bounds(pair: Pair) -> None:
     line, theirs = pair
     chance = random.Random(11)
-    taken = 0
+    received = 0
     for _ in range(3000):
         body = chance.randbytes(chance.choice((0, 1, 4, 5, 6, 30, 1000)))
         if chance.random() < 0.8:
@@ -116,8 +116,8 @@ def test_random_bytes_are_rejected_or_decoded_within_bounds(pair: Pair) -> None:
             continue
         assert found is not None
         assert bytes(found[0] or b"") + found[1] == body[:-5]
-        taken += 1
-    assert 100 < taken < 2900, taken
+        received += 1
+    assert 100 < received < 2900, received
 
 
 def test_waiting_ends_when_the_line_is_shut(pair: Pair) -> None:
@@ -129,9 +129,9 @@ def test_waiting_ends_when_the_line_is_shut(pair: Pair) -> None:
     assert sent
     shut = threading.Timer(0.05, line.shut)
     shut.start()
-    began = time.monotonic()
+    started = time.monotonic()
     assert line.receive(_never) is None
-    assert time.monotonic() - began < 5.0
+    assert time.monotonic() - started < 5.0
     shut.join()
 
 

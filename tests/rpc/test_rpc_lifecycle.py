@@ -212,9 +212,9 @@ def _is_refused(connection: Connection) -> bool:
 
 
 def test_every_kind_of_call_without_a_server_raises_unavailable() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        with Connection(f"127.0.0.1:{taken.getsockname()[1]}") as connection:
+    with socket.socket() as occupied:
+        occupied.bind(("127.0.0.1", 0))
+        with Connection(f"127.0.0.1:{occupied.getsockname()[1]}") as connection:
             for call in CALLS:
                 with pytest.raises(UnavailableError, match="not reachable: Connection refused"):
                     call(connection)

@@ -47,6 +47,6 @@ def test_a_signal_during_a_call_ends_the_caller_without_a_traceback(
             with pytest.raises(SystemExit):
                 connection.action("work", b"", timeout_s=TIMEOUT_S)
             assert is_called.is_set()
-    said = capfd.readouterr()
-    assert "Traceback" not in said.err + said.out
-    assert "Python client middleware failed" not in said.err
+    output = capfd.readouterr()
+    assert "Traceback" not in output.err + output.out
+    assert "Python client middleware failed" not in output.err

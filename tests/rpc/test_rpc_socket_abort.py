@@ -66,11 +66,11 @@ def test_an_aborted_call_ends_like_a_broken_one(
     with Connection(deaf.address.replace("127.0.0.1", host)) as connection, ThreadPoolExecutor(1) as pool:
         held = pool.submit(call, connection)
         assert handlers.entered.wait(LONG_S)
-        began = time.monotonic()
+        start = time.monotonic()
         connection.abort_calls()
         with pytest.raises((OutcomeUnknownError, UnavailableError)):
             held.result(LONG_S)
-        assert time.monotonic() - began < LONG_S / 6
+        assert time.monotonic() - start < LONG_S / 6
         with pytest.raises(UnavailableError, match="was replaced"):
             connection.action("echo", b"", timeout_s=LONG_S)
     handlers.release.set()

@@ -210,11 +210,11 @@ def test_a_stranger_that_connects_first_does_not_exclude_the_client(
     real = same_host._come_to
 
     def after_strangers(reply: ShareReply) -> SharedPair:
-        for said in (b"", b"1"):
+        for data in (b"", b"1"):
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
                 stranger.connect(same_host._address(reply.socket))
-                if said:
-                    stranger.send(said)
+                if data:
+                    stranger.send(data)
         return real(reply)
 
     monkeypatch.setattr(same_host, "_come_to", after_strangers)

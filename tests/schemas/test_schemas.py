@@ -96,11 +96,11 @@ def served(routes: Routes) -> dict[tuple[str, str], set[str]]:
 
 @pytest.mark.parametrize("server", SERVERS)
 def test_the_page_lists_every_verb_with_its_method_and_roles(server: str) -> None:
-    told = {(verb.strip("`"), method): set(roles.split(", ")) for verb, method, _, _, roles in rows_of(server)}
-    assert told == served(SERVERS[server])
+    documented = {(verb.strip("`"), method): set(roles.split(", ")) for verb, method, _, _, roles in rows_of(server)}
+    assert documented == served(SERVERS[server])
 
 
-def taken(action: Callable[[bytes, Any], bytes]) -> str:
+def message_of(action: Callable[[bytes, Any], bytes]) -> str:
     """Return the message that an action decodes, or "-" if it ignores its body."""
     try:
         action(b"no JSON", None)
@@ -117,4 +117,4 @@ def test_the_page_names_existing_messages_and_the_request_of_each_action(server:
             r"\b(?:[A-Z]\w+(?:Request|Reply|Header|Ticket|Declaration)|Declared\w+)\b", f"{request} {reply}"
         )
         assert set(named) <= known.keys(), verb
-        assert method != "DoAction" or request == taken(SERVERS[server].actions[verb.strip("`")]), verb
+        assert method != "DoAction" or request == message_of(SERVERS[server].actions[verb.strip("`")]), verb

@@ -23,8 +23,8 @@ def enable(server: EtcdServer, users: Mapping[str, Iterable[str]], password: str
         auth.RoleAdd(rpc.AuthRoleAddRequest(name=job), timeout=TIMEOUT_S)
         for prefix in (JobKeys(job).prefix, JobKeys(job).state_prefix):
             end = prefix[:-1].encode() + b"0"
-            whole = Permission(permType=Permission.READWRITE, key=prefix.encode(), range_end=end)
-            auth.RoleGrantPermission(rpc.AuthRoleGrantPermissionRequest(name=job, perm=whole), timeout=TIMEOUT_S)
+            full = Permission(permType=Permission.READWRITE, key=prefix.encode(), range_end=end)
+            auth.RoleGrantPermission(rpc.AuthRoleGrantPermissionRequest(name=job, perm=full), timeout=TIMEOUT_S)
         for name in names:
             auth.UserAdd(rpc.AuthUserAddRequest(name=name, password=password), timeout=TIMEOUT_S)
             auth.UserGrantRole(rpc.AuthUserGrantRoleRequest(user=name, role=job), timeout=TIMEOUT_S)

@@ -177,11 +177,11 @@ def test_only_the_right_role_with_the_right_certificate_reaches_a_verb(
     with client_of(places, state, role, server.server.address) as client:
         for name, (method, verb) in server.asks.items():
             server.reached.clear()
-            said = ask(client, method, verb, state)
+            reply = ask(client, method, verb, state)
             may = state == "right" and server.is_open_to(method, verb, role)
-            assert bool(server.reached) == may, f"{name} by {role} with {state}: {said}"
-            assert said, f"{name} by {role} with {state}: no error"
-            assert not FORBIDDEN.search(said), f"{name} by {role} with {state}: {said}"
+            assert bool(server.reached) == may, f"{name} by {role} with {state}: {reply}"
+            assert reply, f"{name} by {role} with {state}: no error"
+            assert not FORBIDDEN.search(reply), f"{name} by {role} with {state}: {reply}"
 
 
 def test_every_verb_names_its_roles(servers: dict[str, Recorded]) -> None:

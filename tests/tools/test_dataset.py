@@ -30,7 +30,7 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(command, ["dataset", *arguments])
 
 
-def told(*arguments: str) -> dict:
+def result_of(*arguments: str) -> dict:
     result = run(*arguments, "--json")
     assert result.exit_code == 0, result.exception
     return json.loads(result.stdout)
@@ -43,12 +43,12 @@ def refused(*arguments: str) -> str:
 
 
 def test_an_index_is_stored_and_only_changed_files_are_read_again(data: Path) -> None:
-    first = told("index", "part-*.parquet", "--checkpoint", "kept")
+    first = result_of("index", "part-*.parquet", "--checkpoint", "kept")
     assert (first["files_count"], first["chunks"], first["records"], first["files_read"]) == (3, 12, 120, 3)
     assert Path(first["index"]).is_file()
-    assert told("index", "part-*.parquet", "--checkpoint", "kept")["files_read"] == 0
+    assert result_of("index", "part-*.parquet", "--checkpoint", "kept")["files_read"] == 0
     pq.write_table(pa.table({"k": np.arange(7), "word": ["a"] * 7}), data / "part-1.parquet")
-    again = told("index", "part-*.parquet", "--checkpoint", "kept")
+    again = result_of("index", "part-*.parquet", "--checkpoint", "kept")
     assert (again["files_read"], again["records"]) == (1, 87)
     assert again["content_hash"] != first["content_hash"]
 
@@ -66,7 +66,7 @@ def test_inspect_shows_files_columns_and_records(data: Path) -> None:
     assert f"{data / 'part-2.parquet'} " in shown
     assert "int64" in shown
     assert "'a', 'b'" in shown
-    found = told("inspect", "part-*.parquet", "--records", "2")
+    found = result_of("inspect", "part-*.parquet", "--records", "2")
     assert found["columns"] == [{"name": "k", "type": "int64"}, {"name": "word", "type": "string"}]
     assert found["first_records"] == [{"k": 0, "word": "a"}, {"k": 1, "word": "b"}]
     assert [file["chunks"] for file in found["files"]] == [4, 4, 4]
@@ -74,20 +74,20 @@ def test_inspect_shows_files_columns_and_records(data: Path) -> None:
 
 def test_conversion_resumes_where_it_stopped(data: Path) -> None:
     arguments = ["convert", "part-*.parquet", "--to", "out/train", "--to-format", "jsonl", "--shards", "4"]
-    first = told(*arguments)
+    first = result_of(*arguments)
     assert [Path(name).name for name in first["files"]] == [f"train-0000{i}-of-00004.jsonl" for i in range(4)]
     lines = [json.loads(line) for name in first["files"] for line in Path(name).read_text().splitlines()]
     assert [line["k"] for line in lines] == list(range(120))
     Path(first["files"][2]).unlink()
-    assert told(*arguments)["kept"] == 3
+    assert result_of(*arguments)["kept"] == 3
     assert "overwriting" in refused(*arguments, "--filter", "k > 5")
-    filtered = told(*arguments, "--filter", "k >= 118", "--filter", "word == b", "--columns", "k", "--overwrite")
+    filtered = result_of(*arguments, "--filter", "k >= 118", "--filter", "word == b", "--columns", "k", "--overwrite")
     text = "".join(Path(name).read_text() for name in filtered["files"])
     assert [json.loads(line) for line in text.splitlines()] == [{"k": 119}]
 
 
 def test_split_keeps_the_format(data: Path) -> None:
-    found = told("split", "part-*.parquet", "--to", str(data / "half"), "--shards", "2")
+    found = result_of("split", "part-*.parquet", "--to", str(data / "half"), "--shards", "2")
     assert [pq.read_table(name).num_rows for name in found["files"]] == [60, 60]
     shown = run("split", "part-*.parquet", "--to", "half", "--shards", "2").stdout
     assert "half-00000-of-00002.parquet to half-00001-of-00002.parquet" in shown
@@ -117,9 +117,9 @@ def test_files_of_several_formats_cannot_be_split(data: Path) -> None:
 
 
 def test_columns_survive_conversion_to_recordio(data: Path) -> None:
-    told("convert", "part-*.parquet", "--to", "records", "--to-format", "recordio", "--shards", "2")
+    result_of("convert", "part-*.parquet", "--to", "records", "--to-format", "recordio", "--shards", "2")
     arguments = ["convert", "records-*.recordio", "--to", "back", "--to-format", "parquet", "--json-records"]
-    back = told(*arguments, "--columns", "word,k", "--filter", "k > 9")
+    back = result_of(*arguments, "--columns", "word,k", "--filter", "k > 9")
     expected = [{"word": "ab"[k % 2], "k": k} for k in range(10, 120)]
     assert pq.read_table(back["files"][0]).to_pylist() == expected
     arguments[1] = "part-0.parquet"
@@ -134,18 +134,18 @@ def test_an_index_that_cannot_be_stored_raises_an_error(data: Path) -> None:
 
 
 def test_an_error_about_corrupt_data_says_what_to_do(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    whole = (data / "part-0.parquet").read_bytes()
-    (data / "cut.parquet").write_bytes(whole[:-60])
+    content = (data / "part-0.parquet").read_bytes()
+    (data / "cut.parquet").write_bytes(content[:-60])
     assert run_command_line(["dataset", "index", "cut.parquet"]) == 2
     error = capsys.readouterr().err
     assert "cut.parquet is corrupt" in error
     assert "on_corrupt skip" in error
     assert error.count("\n") == 1
-    damaged = bytearray(whole)
+    damaged = bytearray(content)
     damaged[10:60] = bytes(50)
     (data / "damaged.parquet").write_bytes(damaged)
     assert "on_corrupt skip" in refused("convert", "damaged.parquet", "--to", "x", "--to-format", "csv")
-    told("convert", "damaged.parquet", "--to", "x", "--to-format", "csv", "--on-corrupt", "skip", "--overwrite")
+    result_of("convert", "damaged.parquet", "--to", "x", "--to-format", "csv", "--on-corrupt", "skip", "--overwrite")
 
 
 def test_columns_that_csv_cannot_hold_are_named(data: Path) -> None:
@@ -153,7 +153,7 @@ def test_columns_that_csv_cannot_hold_are_named(data: Path) -> None:
     convert = ["convert", "odd.parquet", "--to", "x", "--to-format", "csv", "--overwrite"]
     assert "column 'list' (list<element: int64>) cannot be written as csv" in refused(*convert)
     assert "column 'bytes' (binary) cannot be written as csv" in refused(*convert, "--columns", "k,bytes")
-    told(*convert, "--columns", "k")
+    result_of(*convert, "--columns", "k")
 
 
 def test_an_in_memory_target_is_rejected(data: Path) -> None:

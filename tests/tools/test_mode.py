@@ -13,7 +13,7 @@ from flightedl_tools.mode import _sentence, _wanted, described, mode
 
 
 @pytest.mark.parametrize(
-    ("kind", "given", "wanted"),
+    ("kind", "given", "expected"),
     [
         (None, {}, None),
         ("sync", {}, Sync()),
@@ -22,8 +22,8 @@ from flightedl_tools.mode import _sentence, _wanted, described, mode
         ("bounded", {"staleness": 0}, Bounded(0)),
     ],
 )
-def test_options_are_converted_to_a_mode(kind: str | None, given: dict[str, object], wanted: object) -> None:
-    assert _wanted(kind, given) == wanted
+def test_options_are_converted_to_a_mode(kind: str | None, given: dict[str, object], expected: object) -> None:
+    assert _wanted(kind, given) == expected
 
 
 @pytest.mark.parametrize(

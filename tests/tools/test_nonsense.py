@@ -182,10 +182,10 @@ def test_nonsense_is_rejected(
         for value in values:
             given = value.format(tmp_path)
             code = run_command_line([*path.split(), *replaced(path, name, given, tmp_path)])
-            said = capfd.readouterr().err
-            assert code == 2, f"{value!r}: exit {code}: {said}"
-            assert "Traceback" not in said
-            assert any(word.lower() in said.lower() for word in words) or (given and given in said), said
+            message = capfd.readouterr().err
+            assert code == 2, f"{value!r}: exit {code}: {message}"
+            assert "Traceback" not in message
+            assert any(word.lower() in message.lower() for word in words) or (given and given in message), message
 
 
 def test_the_tables_have_no_rows_of_removed_options() -> None:
@@ -196,18 +196,18 @@ def test_the_tables_have_no_rows_of_removed_options() -> None:
 
 def replaced(path: str, name: str, given: str, place: Path) -> list[str]:
     """Return a complete command line with this value."""
-    whole = [each.format(place) for each in WHOLE.get(path, [])]
+    complete = [each.format(place) for each in WHOLE.get(path, [])]
     if name.startswith("-"):
-        if name in whole:
-            whole[whole.index(name) + 1] = given
-            return whole
-        return [name, given, *whole] if path in {"run", "submit"} else [*whole, name, given]
+        if name in complete:
+            complete[complete.index(name) + 1] = given
+            return complete
+        return [name, given, *complete] if path in {"run", "submit"} else [*complete, name, given]
     arguments = [name_of(each) for each in COMMANDS[path].params if isinstance(each, click.Argument)]
     at = arguments.index(name)
-    options = [number for number, each in enumerate(whole) if each.startswith("--")]
-    values = [number + 1 for number in options if whole[number] not in {"--dry-run", "--all"}]
-    positions = [number for number in range(len(whole)) if number not in {*options, *values}]
+    options = [number for number, each in enumerate(complete) if each.startswith("--")]
+    values = [number + 1 for number in options if complete[number] not in {"--dry-run", "--all"}]
+    positions = [number for number in range(len(complete)) if number not in {*options, *values}]
     if at < len(positions):
-        whole[positions[at]] = given
-        return whole
-    return [*whole, given]
+        complete[positions[at]] = given
+        return complete
+    return [*complete, given]

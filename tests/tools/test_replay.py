@@ -24,18 +24,18 @@ def recorded(tmp_path: Path) -> str:
 
 def test_a_replay_without_differences_succeeds(recorded: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command_line(["replay", recorded]) == 0
-    told = capsys.readouterr()
-    assert "events, same effects" in told.out
-    assert not told.err
+    output = capsys.readouterr()
+    assert "events, same effects" in output.out
+    assert not output.err
 
 
 def test_differences_are_reported(recorded: str, capsys: pytest.CaptureFixture[str]) -> None:
     with planted([PLANTED[BUG]]):
         assert run_command_line(["replay", recorded]) == 1
-    told = capsys.readouterr()
-    assert "another effect at event" in told.out
-    assert "recorded:" in told.err
-    assert "master-1: event" in told.err
+    output = capsys.readouterr()
+    assert "another effect at event" in output.out
+    assert "recorded:" in output.err
+    assert "master-1: event" in output.err
 
 
 def test_differences_are_reported_as_json(recorded: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,11 +54,11 @@ def test_a_directory_without_recordings_is_rejected(tmp_path: Path, capsys: pyte
 
 def test_the_story_of_a_task_is_printed(recorded: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command_line(["replay", recorded, "--story", "task", "1/0"]) == 0
-    told = capsys.readouterr().out
-    assert "of task 1/0" in told
+    output = capsys.readouterr().out
+    assert "of task 1/0" in output
     assert run_command_line(["replay", recorded, "--story", "task", "1/0", "--json"]) == 0
     moments = json.loads(capsys.readouterr().out)["story"]
-    assert len(moments) == len(told.splitlines())
+    assert len(moments) == len(output.splitlines())
     assert [each["at"] for each in moments] == sorted(each["at"] for each in moments)
 
 

@@ -255,14 +255,14 @@ class Shown:
     """A display that records its input."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.printed: list[str] = []
         self.figures: list[Figures] = []
 
     def lines(self, name: str, texts: Sequence[str]) -> None:
-        self.said += [f"{name} | {text}" for text in texts]
+        self.printed += [f"{name} | {text}" for text in texts]
 
     def event(self, text: str) -> None:
-        self.said.append(text)
+        self.printed.append(text)
 
     def update(self, figures: Figures) -> None:
         self.figures.append(figures)
@@ -296,7 +296,7 @@ def test_a_job_is_followed_to_its_end(cluster: MemoryCluster, monkeypatch: pytes
     monkeypatch.setattr(submit_module, "SystemClock", Ending)
     shown = Shown()
     assert submit_module.watch(cluster, job, shown) == 0
-    assert shown.said[1:] == [
+    assert shown.printed[1:] == [
         "trainer cannot start: 0/3 nodes are available",
         "demo-trainer-a | loss=1",
         "job demo is done",

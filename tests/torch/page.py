@@ -41,7 +41,7 @@ class JobOfOne(BenchJob):
         batches = [batch for _ in range(epochs) for batch in data for _ in range(steps_per_batch)]
         return shared(batches) if explicit_done else OneByOne(self, batches, steps_per_batch, epochs)
 
-    def handed_out(self, batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def deliver(self, batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number, batch in enumerate(batches):
             if self.trainer is not None:
                 self.begin(number, batch.num_rows)
@@ -76,7 +76,7 @@ class OneByOne:
     epochs: int = 1
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        return self.job.handed_out(self.batches)
+        return self.job.deliver(self.batches)
 
     @property
     def step_of_batch(self) -> int:

@@ -107,11 +107,11 @@ def test_bags_equal_those_of_torch(mode: str, padding_idx: int | None, shape: st
         "last offset": (ids, torch.tensor([0, 4, 4, 6, 8])),
     }[shape]
     bench.job.begin(0)
-    found, wanted = ours(*given), theirs(*given)
-    assert torch.equal(found, wanted)
+    found, expected = ours(*given), theirs(*given)
+    assert torch.equal(found, expected)
     weights = torch.arange(found.numel()).reshape(found.shape)
     (found * weights).sum().backward()
-    (wanted * weights).sum().backward()
+    (expected * weights).sum().backward()
     before = rows_in(table, 20)
     optimizer.step()
     bench.job.end()

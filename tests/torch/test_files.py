@@ -121,12 +121,12 @@ def served(tmp_path: Path) -> tuple[Towers, torch.Tensor, Path]:
 
 
 def test_a_plain_module_loads_rows_of_tables(served: tuple[Towers, torch.Tensor, Path]) -> None:
-    _, said, folder = served
+    _, output, folder = served
     for kind in (nn.Embedding, nn.EmbeddingBag):
         plain = Towers(kind(5, 2))
         load_into(plain, folder / "model.npz", rows={"users": folder / "users.parquet"})
         ids = torch.tensor([1, 3])
-        assert torch.equal(plain(ids if kind is nn.Embedding else ids.reshape(-1, 1)), said)
+        assert torch.equal(plain(ids if kind is nn.Embedding else ids.reshape(-1, 1)), output)
         assert not plain.users.weight[[0, 2, 4]].any()
 
 

@@ -209,12 +209,12 @@ def test_a_weighted_loss_counts_every_record_equally(monkeypatch: pytest.MonkeyP
     label = (x > 0).long()
     net = torch.nn.Linear(2, 2)
     cross_entropy(net(torch.stack([x, y], dim=1)), label).backward()
-    wanted = [parameter.grad.clone() for parameter in net.parameters()]
+    expected = [parameter.grad.clone() for parameter in net.parameters()]
     net.zero_grad()
     monkeypatch.setattr(dist, "get_world_size", lambda: 3)
     monkeypatch.setattr(dist, "all_reduce", lambda count: count.fill_(7.0))
     for part in (slice(0, 5), slice(5, 7), slice(7, 7)):
         names: dict[str, Any] = {"net": net, "x": x[part], "y": y[part], "label": label[part]}
         exec(script("ddp-weighted"), {"torch": torch, "dist": dist, "cross_entropy": cross_entropy, **names})
-    for parameter, gradient in zip(net.parameters(), wanted, strict=True):
+    for parameter, gradient in zip(net.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad / 3, gradient)

@@ -684,12 +684,12 @@ def test_parameters_use_the_memory_in_which_values_arrive(dtype: torch.dtype, be
 def test_a_parameter_with_shared_memory_is_not_moved(bench: TorchBench) -> None:
     net = nn.Sequential(line(), line())
     loaded = net[0].state_dict()
-    whole = torch.ones(2, 2)
-    net[1].weight = nn.Parameter(whole[:1])
+    shared = torch.ones(2, 2)
+    net[1].weight = nn.Parameter(shared[:1])
     optimizer = Optimizer(net, bench.job, fe.SGD(1.0))
     step_with(bench.job, optimizer, {net[0].weight: 1.0, net[1].weight: 1.0}, 0)
     assert loaded["weight"].tolist() == [[0, 0]]
-    assert whole.tolist() == [[0, 0], [1, 1]]
+    assert shared.tolist() == [[0, 0], [1, 1]]
 
 
 def test_a_parameter_that_was_moved_still_gets_values(bench: TorchBench) -> None:

@@ -71,7 +71,7 @@ class Looks(threading.Event):
 def test_the_loop_adds_worthwhile_trainers_and_says_why_once() -> None:
     cluster, clock = started(), FakeClock()
     begun = clock.now()
-    said: list[str] = []
+    decisions: list[str] = []
 
     def read() -> StatusReply:
         now = clock.now() - begun
@@ -81,17 +81,21 @@ def test_the_loop_adds_worthwhile_trainers_and_says_why_once() -> None:
         return status(wanted, int(now * 100 * wanted))
 
     scaling = MarginalScaling(ScalingLimits(maximum=3))
-    run(cluster, "demo", read, scaling, clock, Looks(clock, 40), said.append, 10.0)
+    run(cluster, "demo", read, scaling, clock, Looks(clock, 40), decisions.append, 10.0)
     assert cluster.objects["Job", "demo-trainer"]["spec"]["parallelism"] == 3
-    assert "the master does not answer" in said
-    assert [line for line in said if "->" in line] == ["2 -> 3 trainers: 2 trainers process 200 records/s: trying more"]
-    assert len(said) == len([line for index, line in enumerate(said) if index == 0 or line != said[index - 1]])
+    assert "the master does not answer" in decisions
+    assert [line for line in decisions if "->" in line] == [
+        "2 -> 3 trainers: 2 trainers process 200 records/s: trying more"
+    ]
+    assert len(decisions) == len(
+        [line for index, line in enumerate(decisions) if index == 0 or line != decisions[index - 1]]
+    )
 
 
 def test_the_loop_ends_with_the_job() -> None:
     cluster, clock = started(), FakeClock()
     cluster.patch("Job", "demo-trainer", {"status": {"conditions": [{"type": "Complete", "status": "True"}]}})
-    said: list[str] = []
+    decisions: list[str] = []
     scaling = MarginalScaling(replace(ScalingLimits(), maximum=3))
-    run(cluster, "demo", lambda: STATUS, scaling, clock, Looks(clock, 5), said.append, 10.0)
-    assert said == ["job demo has ended"]
+    run(cluster, "demo", lambda: STATUS, scaling, clock, Looks(clock, 5), decisions.append, 10.0)
+    assert decisions == ["job demo has ended"]

@@ -299,8 +299,8 @@ def test_the_reason_why_a_pod_waits_is_shown() -> None:
 
 
 def event(kind: str, name: str, reason: str, message: str) -> dict[str, Any]:
-    said = {"type": "Warning", "reason": reason, "message": message}
-    return {"kind": "Event", "involvedObject": {"kind": kind, "name": name}, **said}
+    details = {"type": "Warning", "reason": reason, "message": message}
+    return {"kind": "Event", "involvedObject": {"kind": kind, "name": name}, **details}
 
 
 def test_the_reason_why_any_pod_cannot_start_is_shown() -> None:
@@ -353,9 +353,9 @@ def test_the_master_decides_how_a_job_ended(
     assert status_of(cluster, "demo") == status
     shown: list[str] = []
 
-    def progress(view: Any, said: StatusReply | None, _obstacles: Any) -> None:
+    def progress(view: Any, reported: StatusReply | None, _obstacles: Any) -> None:
         shown.append(view.state)
-        assert said == status
+        assert reported == status
         cluster.patch("Job", "demo-trainer", ended("Complete"))
 
     outcome, newest = wait(cluster, "demo", fake_clock, progress, keeps_checkpoints=False)
@@ -365,10 +365,10 @@ def test_the_master_decides_how_a_job_ended(
 def test_events_are_read_occasionally_while_a_pod_cannot_start(cluster: MemoryCluster, fake_clock: FakeClock) -> None:
     submit(cluster, render(JOB), fake_clock)
     cluster.apply([pod("demo-etcd-0", "etcd", phase="Pending")])
-    told: list[str] = []
+    reasons: list[str] = []
 
     def progress(_view: Any, _said: StatusReply | None, obstacles: Any) -> None:
-        told.extend(obstacles)
+        reasons.extend(obstacles)
         if fake_clock.now() - started_at < 1:
             mount = event("Pod", "demo-etcd-0", "FailedMount", "no secret")
             cluster.apply([mount | {"metadata": {"name": "e"}}])
@@ -377,7 +377,7 @@ def test_events_are_read_occasionally_while_a_pod_cannot_start(cluster: MemoryCl
 
     started_at = fake_clock.now()
     wait(cluster, "demo", fake_clock, progress, keeps_checkpoints=False)
-    assert told == ["etcd cannot start: FailedMount: no secret"]
+    assert reasons == ["etcd cannot start: FailedMount: no secret"]
     assert fake_clock.now() - started_at == pytest.approx(12.0), (
         "events may be many, so they are read only after ten seconds"
     )
