@@ -175,7 +175,7 @@ def test_a_small_run_of_tables_works_between_processes() -> None:
     done = CliRunner().invoke(command, given)
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
-    ours = ["flightedl", "flightedl, rows asked ahead"]
+    ours = ["flightedl", "flightedl, prefetched rows"]
     assert [[side["side"] for side in one["sides"]] for one in found] == [
         [*ours, *floor] for floor in (["floor"], [], [], ["floor"])
     ]

@@ -1,8 +1,8 @@
-"""The reference: a lock-step DoExchange of 1 MiB batches and a plain optimizer loop, on bare pyarrow.flight.
+"""Reference for steps on bare pyarrow.flight: a lock-step DoExchange of 1 MiB batches and a plain optimizer loop.
 
-Both sides run as processes of their own with the same settings (``config.tuned_environment``, ``process.tuning``, and
-servers under ``SCHED_BATCH``). Each server holds one array.
-A client splits its array evenly over the servers.
+Clients and servers run in separate processes with the product's settings (``config.tuned_environment``,
+``process.tuning``, and servers under ``SCHED_BATCH``). A server holds one array, without blocks, identities and checks.
+A client splits its array evenly between the servers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _batch(values: Floats) -> pa.RecordBatch:
 
 
 class BareServer(flight.FlightServerBase):  # type: ignore[misc]
-    """Applies each batch to its slice of one array and sends the slice back."""
+    """Server that applies each batch to its slice of one array and returns the slice."""
 
     def __init__(self, location: str, element_count: int, optimizer: str) -> None:
         from flightedl.kernels.compiled import kernel_for
@@ -56,7 +56,7 @@ class BareServer(flight.FlightServerBase):  # type: ignore[misc]
         super().__init__(location)
 
     def do_exchange(self, _context: Any, _descriptor: Any, reader: Any, writer: Any) -> None:
-        """One step."""
+        """Serve one step."""
         writer.begin(_SCHEMA)
         start = 0
         for chunk in reader:
@@ -82,11 +82,11 @@ def _exchange(client: flight.FlightClient) -> Iterator[tuple[Any, Any]]:
 
 
 def step(client: flight.FlightClient, gradient: Floats, values: Floats) -> None:
-    """Push the whole gradient and pull the whole values."""
+    """Push the gradient and pull all values."""
     with _exchange(client) as (writer, reader):
         read = 0
 
-        def take() -> None:
+        def receive() -> None:
             nonlocal read
             received = reader.read_chunk().data.column(0).to_numpy()
             values[read : read + received.size] = received
@@ -97,11 +97,11 @@ def step(client: flight.FlightClient, gradient: Floats, values: Floats) -> None:
             writer.write_batch(_batch(gradient[start : start + BATCH_ELEMENTS]))
             ahead += 1
             if ahead >= WINDOW:
-                take()
+                receive()
                 ahead -= 1
         writer.done_writing()
         while read < gradient.size:
-            take()
+            receive()
 
 
 def run_client(element_count: int, addresses: list[str]) -> None:
@@ -121,7 +121,7 @@ def run_client(element_count: int, addresses: list[str]) -> None:
 
 
 def run_server(element_count: int, optimizer: str) -> None:
-    """Tell the address, and serve until the input ends."""
+    """Print the address, and serve until the input ends."""
     tuning.apply()
     tuning.avoid_preemption()
     server = BareServer("grpc://127.0.0.1:0", element_count, optimizer)

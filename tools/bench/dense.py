@@ -1,4 +1,4 @@
-"""``flightedl bench dense``: push + optimizer + pull, against bare Flight on the same machine in the same run."""
+"""``flightedl bench dense``: push, optimizer and pull against bare Flight on the same machine in the same run."""
 
 from __future__ import annotations
 
@@ -45,21 +45,21 @@ STANDARD: dict[str, Workload] = {
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One line of the table. Ratios are of throughput, and each has its median, least and most over all turns."""
+    """One line of the table. Ratios of throughput are (median, lowest, highest) of all turns."""
 
     workload: Workload
     bare: Measured
     flightedl: Measured
-    #: Against bare Flight.
+    #: Ratio to bare Flight.
     ratio: tuple[float, float, float]
-    #: Shared memory only: the same job by TCP, its ratio, and that of shared memory against it.
+    #: With shared memory only: the same job by TCP, its ratio to bare Flight, and the ratio of shared memory to TCP.
     by_tcp: Measured | None = None
     ratio_by_tcp: tuple[float, float, float] | None = None
     over_tcp: tuple[float, float, float] | None = None
 
 
 def records(directory: Path, tasks: int = 16) -> Path:
-    """Return a dataset of so many tasks, written if needed."""
+    """Return a dataset with ``tasks`` tasks. Write it if it does not exist."""
     path = directory / "records.parquet"
     if not path.exists():
         pq.write_table(pa.table({"k": np.arange(RECORDS_PER_TASK * tasks)}), path, row_group_size=RECORDS_PER_TASK)
@@ -68,7 +68,7 @@ def records(directory: Path, tasks: int = 16) -> Path:
 
 @contextlib.contextmanager
 def bare_side(workload: Workload) -> Iterator[Side]:
-    """Bare Flight in the same shape."""
+    """Run bare Flight with the same numbers of clients and servers."""
     count = sum(workload.shapes)
     shares = [len(share) for share in np.array_split(np.empty(count, np.bool_), workload.pservers)]
     with contextlib.ExitStack() as stack:
@@ -80,7 +80,7 @@ def bare_side(workload: Workload) -> Iterator[Side]:
 
 @contextlib.contextmanager
 def flightedl_side(workload: Workload, directory: Path) -> Iterator[Side]:
-    """A job of real processes."""
+    """Run a job with real processes."""
     path = records(directory)
     gradients = directory / "gradients"
     if not gradients.exists() or gradients.stat().st_size != workload.size_bytes:
@@ -99,7 +99,7 @@ def flightedl_side(workload: Workload, directory: Path) -> Iterator[Side]:
 
 
 def compare(workload: Workload, *, turns: int, steps: int, directory: Path) -> Comparison:
-    """Let all sides take turns of ``steps`` steps each."""
+    """Measure all sides alternately, ``steps`` steps at a time."""
     is_shared = workload.path in _IN_MEMORY
     with contextlib.ExitStack() as stack:
         sides = [
@@ -119,7 +119,6 @@ def compare(workload: Workload, *, turns: int, steps: int, directory: Path) -> C
 
 
 def _ratio(others: Sequence[float], ours: Sequence[float]) -> tuple[float, float, float]:
-    """Return how many times as fast we are: the median of neighbouring runs, the least, and the most."""
     found = [other / our for other, our in zip(others, ours, strict=True)]
     return statistics.median(found), min(found), max(found)
 
@@ -145,7 +144,7 @@ def _cells(bare: Measured, other: Measured, ratio: tuple[float, float, float]) -
 
 
 def against_tcp(one: Comparison) -> str:
-    """Return a sentence about the gain of shared memory over TCP, empty if that was not measured."""
+    """Return a sentence about the gain of shared memory over TCP; empty if it was not measured."""
     if one.over_tcp is None or one.by_tcp is None:
         return ""
     ratio, least, most = one.over_tcp
@@ -164,7 +163,7 @@ def processor_name() -> str:
 @click.command()
 @click.argument("workloads", nargs=-1, type=click.Choice([*STANDARD, "custom"]))
 @click.option("--mb", type=Number(min=0.001), default=64.0, show_default=True, help="MiB of the model.")
-@click.option("--parameters", type=click.IntRange(min=1), default=1, show_default=True, help="Equal arrays it is of.")
+@click.option("--parameters", type=click.IntRange(min=1), default=1, show_default=True, help="Number of equal arrays.")
 @click.option("--trainers", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--pservers", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default="sgd")
@@ -175,15 +174,15 @@ def processor_name() -> str:
     "--path",
     type=click.Choice(["auto", *_IN_MEMORY, "tcp"]),
     default="auto",
-    help="What values travel by; shared memory, and with model.lend_to, stands beside TCP [auto: shared]",
+    help="Transport of values. Shared memory, also with model.lend_to, is compared with TCP. [auto: shared]",
 )
-@click.option("--steps", type=click.IntRange(min=0), default=0, help="Steps of a turn [0: by the size]")
+@click.option("--steps", type=click.IntRange(min=0), default=0, help="Steps per turn [0: by size]")
 @measuring(turns=5)
 def dense(*, workloads: Sequence[str], steps: int, turns: int, wants_json: bool, **custom: Any) -> None:
-    """Push + optimizer + pull against bare Flight.
+    """Compare push, optimizer and pull with bare Flight.
 
-    Runs the standard WORKLOADS (sgd, adam, sync, small, tiny), all of them if none is named and no option is given, or
-    with "custom" the one that the options describe. The processes of both sides take turns.
+    Runs the standard WORKLOADS (sgd, adam, sync, small, tiny), or with "custom" the workload that the options describe.
+    Runs all standard workloads if none is named and no option is given. The sides run alternately.
     """
     path = custom["path"]
     chosen = [replace(STANDARD[name], path=path) for name in workloads if name != "custom"]
@@ -207,5 +206,5 @@ def dense(*, workloads: Sequence[str], steps: int, turns: int, wants_json: bool,
 
 
 def default_steps(workload: Workload) -> int:
-    """Steps of a turn, about a second of them."""
+    """Return the number of steps that take about a second."""
     return int(min(100, max(3, 1200 / workload.mb / workload.trainers)))

@@ -1,12 +1,12 @@
-"""The floor of a small step: plain Python that does the least a step must do, alternated with the product.
+"""The floor of a small step: plain Python that does only what a step must do.
 
-* ``line``: a server with one thread (epoll) and Unix sockets. It rejects a batch that it applied before, runs SGD and
-  answers with the new values; with a barrier it answers when so many clients have pushed. The client checks that its
-  gradient is finite, and copies the values out.
-* ``flight``: the same values by one DoExchange over TCP, whole in the metadata of Flight's messages.
+* ``line``: a server with one thread (epoll) and Unix sockets. It does not apply a batch twice, runs SGD and answers
+  with the new values; with a barrier it answers when that number of clients have pushed. The client checks that its
+  gradient is finite and copies the values.
+* ``flight``: the same with one DoExchange over TCP, with the values in the metadata of Flight's messages.
 * ``rows`` in ``floor_rows``: lookup and push of an embedding table.
 
-None of them has a lease, a view, recovery, recording or metrics: the ratio to the floor is the price of these.
+The floor has no leases, views, recovery, recording and metrics. The product's ratio to the floor is their price.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _RATE = -0.01
 
 @contextlib.contextmanager
 def floor_side(kind: str, clients: int = 1, *, is_sync: bool = False) -> Iterator[Side]:
-    """Run the processes of a floor, "line" or "flight"; a synchronous one answers when all clients have pushed."""
+    """Run a floor, "line" or "flight". If ``is_sync``, the server answers when all clients have pushed."""
     serving, stepping = (serve_lines, step_by_line) if kind == "line" else (serve_flight, step_by_flight)
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(started(serving, clients if is_sync else 1))
@@ -46,7 +46,7 @@ def floor_side(kind: str, clients: int = 1, *, is_sync: bool = False) -> Iterato
 
 
 def receive(connection: socket.socket, into: memoryview) -> bool:
-    """Fill ``into``. Returns False if the other side closed before."""
+    """Fill ``into``. Return False if the other side closed the connection first."""
     received = 0
     while received < len(into):
         got = connection.recv_into(into[received:])
@@ -72,7 +72,7 @@ def _floats(data: Any) -> npt.NDArray[np.float32]:
 
 
 class _LineServer:
-    """Values, the batches that were applied, and the clients that wait for their round."""
+    """State of the server: values, applied batches, and clients that wait for their round."""
 
     def __init__(self, barrier: int) -> None:
         self._barrier = barrier
@@ -82,7 +82,7 @@ class _LineServer:
         self._version = 0
 
     def push(self, connection: socket.socket, message: memoryview, gradient: Any, out: bytearray) -> None:
-        """Apply one message, and answer those whose round is complete."""
+        """Apply one message, and answer all clients whose round is complete."""
         header = _HEADER.unpack_from(message)
         task, batch = header[2:5], header[5]
         if self._applied.get(task, 0) >> batch & 1:
@@ -108,7 +108,7 @@ class _LineServer:
 
 
 def serve_lines(barrier: int) -> None:
-    """Tell the path, and serve until the input ends."""
+    """Print the path, and serve until the input ends."""
     server, connections = _LineServer(barrier), dict[int, tuple[socket.socket, memoryview, Any, bytearray]]()
     poller = select.epoll()
     with listening() as (listener, path):
@@ -162,8 +162,6 @@ def step_by_line(path: str) -> None:
 
 
 class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
-    """SGD on values that come and go in metadata."""
-
     def do_exchange(self, _context: Any, _descriptor: Any, reader: Any, writer: Any) -> None:
         """Serve one client until it leaves."""
         values, header = np.zeros(COUNT, np.float32), bytes(_HEADER.size)

@@ -1,8 +1,8 @@
-"""The floor of a step with an embedding table: lookup, and push of row-wise Adagrad, over one Unix socket.
+"""The floor of a step with an embedding table: lookup, and push with row-wise Adagrad, over one Unix socket.
 
-The client finds the distinct ids (compiled), asks for their rows and spreads these to all positions; then it sums the
-gradients of equal ids, checks that they are finite (compiled), and pushes. The server is an open-addressing hash of ids
-and two arrays. An order's kind is the number of a workload with one table.
+The client finds the distinct ids, requests their rows and copies them to all positions. Then it sums the gradients of
+equal ids, checks that they are finite, and pushes them. The server has an open-addressing hash table of ids and two
+arrays. Loops are compiled. The kind of an order is the number of a workload with one table.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _hashed(number: Any) -> Any:
 
 @_compiled
 def _rows_of(keys: Any, slots: Any, held: Any, ids: Any, out: Any) -> Any:
-    """Write each id's row number to ``out``, new ids get the next rows; return the number of rows."""
+    """Write each id's row number to ``out``, and give new ids the next rows. Return the number of rows."""
     mask = keys.size - 1
     for i in range(ids.size):
         place = np.int64(_hashed(ids[i]) & np.uint64(mask))
@@ -102,8 +102,6 @@ def _bytes(array: Any) -> memoryview:
 
 
 class _Table:
-    """Rows of a group's only table, all of which exist."""
-
     def __init__(self, group: Group, most: int) -> None:
         self._keys = np.zeros(_power_above(group.rows), np.int64)
         self._slots = np.full(self._keys.size, -1, np.int64)
@@ -114,7 +112,7 @@ class _Table:
         self._held = _rows_of(self._keys, self._slots, 0, every, np.empty_like(every))
 
     def serve(self, connection: socket.socket, kind: int, count: int, header: bytearray) -> None:
-        """Serve one message whose header was read."""
+        """Serve one message after its header was read."""
         receive(connection, _bytes(self._ids[:count]))
         numbers = self._numbers[:count]
         self._held = _rows_of(self._keys, self._slots, self._held, self._ids[:count], numbers)
@@ -128,7 +126,7 @@ class _Table:
 
 
 def run_server(workloads: list[TableWorkload], _option: str) -> None:
-    """Tell the path, and serve one client until it leaves."""
+    """Print the path, and serve one client until it disconnects."""
     most = max(workload.ids for workload in workloads)
     tables = [_Table(group, most) for group in groups_of(workloads)]
     with listening() as (listener, path):
@@ -151,7 +149,7 @@ def _step_of(connection: socket.socket, workload: TableWorkload, group: int) -> 
     steps, (gradients,) = steps_of(workload), gradients_of(workload)
     keys, marks, places = (np.zeros(_power_above(count), np.int64) for _ in range(3))
     distinct, inverse = np.empty(count, np.int64), np.empty(count, np.int64)
-    came, sent, values = (np.empty((count, dim), np.float32) for _ in range(3))
+    received, sent, values = (np.empty((count, dim), np.float32) for _ in range(3))
     header, number = bytearray(_HEADER.size), 0
 
     def step() -> None:
@@ -161,8 +159,8 @@ def _step_of(connection: socket.socket, workload: TableWorkload, group: int) -> 
         _HEADER.pack_into(header, 0, group << 1 | _LOOKUP, found, 0, 0, number)
         connection.sendall(header)
         connection.sendall(_bytes(distinct[:found]))
-        receive(connection, _bytes(came[:found]))
-        _read(came, inverse, values)
+        receive(connection, _bytes(received[:found]))
+        _read(received, inverse, values)
         if not _summed(gradients, inverse, sent[:found]):
             raise ValueError("gradients are not finite")
         _HEADER.pack_into(header, 0, group << 1 | _PUSH, found, 0, 0, number)

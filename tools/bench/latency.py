@@ -1,6 +1,7 @@
 """``flightedl bench latency``: steps and rounds of small models against the floor, gloo and bare Flight.
 
-Each figure is alternated with another of the same run, and has its bar: a ratio holds on any machine, a time does not.
+Each figure is a ratio to another side that runs alternately, and has a limit. Ratios are comparable between machines,
+times are not.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _CLIENTS = 4
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A figure, the one beside it, and its limit: the most, or the least if ``is_at_least``."""
+    """A ratio with its limit, which is a minimum if ``is_at_least`` and otherwise a maximum."""
 
     what: str
     ours: str
@@ -40,12 +41,12 @@ class Bar:
 
     @property
     def is_met(self) -> bool:
-        """True if the value keeps its limit."""
+        """True if the value is within its limit."""
         return self.value >= self.limit if self.is_at_least else self.value <= self.limit
 
     @property
     def wanted(self) -> str:
-        """The limit for people."""
+        """The limit as text."""
         return f"{'≥' if self.is_at_least else '≤'} {self.limit:g}"
 
 
@@ -59,18 +60,18 @@ def by_floor(what: str, times: Sequence[Sequence[float]], limit: float) -> Bar:
 
 
 def when_busy(what: str, ours: Side, turns: int, limit: float) -> Bar:
-    """Compare a step while each core runs a busy loop with one on the quiet machine, by turns."""
+    """Compare a step on a machine with a busy loop on each core with one on the idle machine, alternately."""
     quiet, busy = [], []
     for _ in range(turns):
         quiet.append(ours.run(_STEPS))
         with busy_cores():
             busy.append(ours.run(_STEPS))
-    told = f"{1e3 * statistics.median(busy):.3f} ms", f"without {1e3 * statistics.median(quiet):.3f} ms"
-    return Bar(f"{what}, a busy loop on each core: x of the time without", *told, ratio(busy, quiet), limit)
+    texts = f"{1e3 * statistics.median(busy):.3f} ms", f"without {1e3 * statistics.median(quiet):.3f} ms"
+    return Bar(f"{what}, a busy loop on each core: x of the time without", *texts, ratio(busy, quiet), limit)
 
 
 def sync_steps(directory: Path, turns: int) -> list[Bar]:
-    """A synchronous round of two trainers."""
+    """Measure a synchronous round of two trainers."""
     what = f"{COUNT} parameters, sync, 2 trainers"
     with (
         flightedl_side(Workload(mb=_SMALL_MB, trainers=2, mode="sync"), directory) as ours,
@@ -81,17 +82,17 @@ def sync_steps(directory: Path, turns: int) -> list[Bar]:
         gloo.wait_until_ready()
         times = take_turns([ours, floor, gloo], turns, [_STEPS, _FLOOR_STEPS, _STEPS])
         busy = when_busy(what, ours, turns, 1.1)
-    told = [f"{1 / statistics.median(each):,.0f} steps/s" for each in times]
+    texts = [f"{1 / statistics.median(each):,.0f} steps/s" for each in times]
     faster = ratio(times[2], times[0])
     return [
         by_floor(what, times[:2], 2.5),
-        Bar(f"{what}: x of the other's steps/s", told[0], f"gloo all-reduce {told[2]}", faster, 2, True),
+        Bar(f"{what}: x of the other's steps/s", texts[0], f"gloo all-reduce {texts[2]}", faster, 2, True),
         busy,
     ]
 
 
 def async_steps(directory: Path, turns: int) -> list[Bar]:
-    """A step of one trainer on the pserver's host."""
+    """Measure a step of one trainer on the pserver's host."""
     what = f"{COUNT} parameters, async, 1 trainer"
     with flightedl_side(Workload(mb=_SMALL_MB), directory) as ours, floor_side("line") as floor:
         times = take_turns([ours, floor], turns, [_STEPS, _FLOOR_STEPS])
@@ -99,14 +100,14 @@ def async_steps(directory: Path, turns: int) -> list[Bar]:
 
 
 def tcp_steps(directory: Path, turns: int) -> list[Bar]:
-    """The same step by TCP, against the same values in Flight's metadata."""
+    """Measure the same step by TCP, against the same values in Flight's metadata."""
     with flightedl_side(Workload(mb=_SMALL_MB, path="tcp"), directory) as ours, floor_side("flight") as floor:
         times = take_turns([ours, floor], turns, [_STEPS, _STEPS])
     return [by_floor(f"{COUNT} parameters, async, by TCP", times, 1.5)]
 
 
 def many_clients(directory: Path, turns: int) -> list[Bar]:
-    """Messages a second of one pserver, and its processor time for each, with four trainers."""
+    """Measure the messages per second of one pserver with four trainers, and its processor time per message."""
     found = []
     for path, kind, steps in (("auto", "line", 4 * _FLOOR_STEPS), ("tcp", "flight", _FLOOR_STEPS)):
         workload = Workload(mb=_SMALL_MB, trainers=_CLIENTS, path=path)
@@ -114,21 +115,21 @@ def many_clients(directory: Path, turns: int) -> list[Bar]:
             take_turns([ours, floor], turns, [_STEPS, steps])
             mine, least = ours.measured(), floor.measured()
         what = f"{_CLIENTS} trainers, {'by TCP' if path == 'tcp' else 'one host'}"
-        told = f"{mine.steps_per_s:,.0f}/s", f"floor {least.steps_per_s:,.0f}/s"
+        texts = f"{mine.steps_per_s:,.0f}/s", f"floor {least.steps_per_s:,.0f}/s"
         rate = mine.steps_per_s / least.steps_per_s
-        found.append(Bar(f"{what}, messages/s: x of the floor's", *told, rate, 0.35, True))
+        found.append(Bar(f"{what}, messages/s: x of the floor's", *texts, rate, 0.35, True))
         used = f"{1e6 * mine.server_cpu_s:.0f} us", f"floor {1e6 * least.server_cpu_s:.0f} us"
         cpu = mine.server_cpu_s / max(least.server_cpu_s, 1e-9)
-        found.append(Bar(f"{what}, pserver's processor a message: x of the floor's", *used, cpu, 3))
+        found.append(Bar(f"{what}, pserver's processor time per message: x of the floor's", *used, cpu, 3))
     return found
 
 
 def many_parameters(directory: Path, turns: int) -> list[Bar]:
-    """A thousand small parameters."""
+    """Measure a model with a thousand small parameters."""
     workload = STANDARD["tiny"]
     found = compare(workload, turns=turns, steps=default_steps(workload), directory=directory)
-    told = f"{1e3 * found.flightedl.step_s:.2f} ms", f"bare Flight {1e3 * found.bare.step_s:.2f} ms"
-    return [Bar("1,000 parameters of 1,000, async: x of the other's speed", *told, found.ratio[0], 0.85, True)]
+    texts = f"{1e3 * found.flightedl.step_s:.2f} ms", f"bare Flight {1e3 * found.bare.step_s:.2f} ms"
+    return [Bar("1,000 parameters of 1,000, async: x of the other's speed", *texts, found.ratio[0], 0.85, True)]
 
 
 MEASURES: dict[str, Callable[[Path, int], list[Bar]]] = {
@@ -144,9 +145,9 @@ MEASURES: dict[str, Callable[[Path, int], list[Bar]]] = {
 @click.argument("measures", nargs=-1, type=click.Choice(list(MEASURES)))
 @measuring(turns=5)
 def latency(*, measures: Sequence[str], turns: int, wants_json: bool) -> None:
-    """Steps and rounds of small models, against the floor, gloo and bare Flight.
+    """Compare steps and rounds of small models with the floor, gloo and bare Flight.
 
-    Runs the MEASURES, all of them if none is named. "sync" needs PyTorch, for gloo.
+    Runs the MEASURES, or all of them if none is named. "sync" needs PyTorch for gloo.
     """
     found: list[Bar] = []
     if "sync" in (measures or MEASURES):
@@ -158,7 +159,7 @@ def latency(*, measures: Sequence[str], turns: int, wants_json: bool) -> None:
     if wants_json:
         print_json([asdict(bar) | {"is_met": bar.is_met} for bar in found])
         return
-    columns = ("what", "flightedl", "beside it", "", "wanted", "")
+    columns = ("figure", "flightedl", "other side", "ratio", "limit", "met")
     rows = [
         (bar.what, bar.ours, bar.other, f"{bar.value:.2f}", bar.wanted, "yes" if bar.is_met else "no") for bar in found
     ]

@@ -1,7 +1,8 @@
-"""``flightedl bench torch``: a step of a PyTorch module on a job, against the same module alone and with DDP.
+"""``flightedl bench torch``: a step of a PyTorch module in a job, against the same module alone and with DDP.
 
-One trainer against the module alone, with torch's fused Adam; two trainers against two processes of DDP with gloo. Each
-job has one pserver, each process one thread; network and batch are the same. All take turns.
+One trainer is compared with the module alone and torch's fused Adam, two trainers with two processes of DDP and gloo.
+Each job has one pserver, and each process one thread. The network and the batch are the same. All sides run
+alternately.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _RATE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class ModuleSteps:
-    """Milliseconds of a step of a model of ``mb`` MiB. Ratios are of our time: below 1 we are faster.
+    """Milliseconds of a step of a model of ``mb`` MiB. Ratios are our time divided by the other's.
 
     One trainer is compared with the module alone, two trainers with DDP of two processes.
     """
@@ -72,7 +73,6 @@ def network(mb: float) -> Any:
 
 
 def _step_of(module: Any, optimizer: Any = None) -> Callable[[], None]:
-    """Return a whole step: zero the gradients, forward, backward, the optimizer; PyTorch's fused Adam if none."""
     import torch
 
     images, digits = torch.randn(_IMAGES, 1, 8, 8), torch.randint(_DIGITS, (_IMAGES,))
@@ -101,19 +101,19 @@ def train_parallel(mb: float, rank: int, world: int, port: int) -> None:
 
 
 def train_on_a_job(mb: float, dataset: str) -> None:
-    """Step as ordered; a step is also the batch's hand-out."""
+    """Step as ordered. A step includes the hand-out of its batch."""
     net = network(mb)
     with fe.connect() as job:
         step = _step_of(net, fe.torch.Optimizer(net, job, fe.Adam(), mode=fe.Sync()))
         data = job.dataset(dataset, batch_size=1, epochs=None)
         ready()
-        # Each order is a loop of its own: a trainer that stayed in one would be waited for in others' rounds.
+        # A separate loop for each order: otherwise the rounds of other trainers would wait for an idle trainer.
         while count := next_order()[0]:
             report(*run_steps(data, step, count))
 
 
 def all_reduce(element_count: int, rank: int, world: int, port: int) -> None:
-    """Step as ordered: the mean of all gradients by gloo, and plain SGD in each process."""
+    """Step as ordered: average the gradients with gloo, and run plain SGD in each process."""
     import torch
 
     torch.set_num_threads(1)
@@ -129,7 +129,7 @@ def all_reduce(element_count: int, rank: int, world: int, port: int) -> None:
 
 
 def join_gloo(rank: int, world: int, port: int) -> None:
-    """Meet the other processes at a port, which the first of them tells."""
+    """Join the gloo group at a port, which the first process chooses and prints."""
     from torch import distributed
 
     store = distributed.TCPStore("127.0.0.1", port, world, is_master=not rank, wait_for_workers=False)
@@ -139,7 +139,7 @@ def join_gloo(rank: int, world: int, port: int) -> None:
 
 
 def gloo_side(function: Callable[..., None], size: float, world: int, stack: contextlib.ExitStack) -> Side:
-    """Start ``function(size, rank, world, port)`` in processes that meet. They may not be ready yet."""
+    """Start processes of a gloo group that run ``function(size, rank, world, port)``. They may not be ready yet."""
     environment = child_environment(**TORCH_ENVIRONMENT)
     workers = [stack.enter_context(started(function, size, 0, world, 0, environment=environment))]
     port = int(workers[0].line())
@@ -149,7 +149,7 @@ def gloo_side(function: Callable[..., None], size: float, world: int, stack: con
 
 
 def measure(mb: float, *, turns: int, steps: int, directory: Path) -> ModuleSteps:
-    """Let all sides take turns."""
+    """Measure all sides alternately."""
     plain = child_environment(**TORCH_ENVIRONMENT)
     with contextlib.ExitStack() as stack:
         jobs = [stack.enter_context(fe.local(job=f"bench-{count}")) for count in (1, 2)]
@@ -174,10 +174,10 @@ def measure(mb: float, *, turns: int, steps: int, directory: Path) -> ModuleStep
 
 @click.command()
 @click.option("--mb", "sizes", type=Number(min=0.01), multiple=True, help="MiB of the model [1, 10, 100]")
-@click.option("--steps", type=click.IntRange(min=0), default=0, help="Steps of a turn [0: by the size]")
+@click.option("--steps", type=click.IntRange(min=0), default=0, help="Steps per turn [0: by size]")
 @measuring(turns=7, least=2)
 def torch(*, sizes: Sequence[float], steps: int, turns: int, wants_json: bool) -> None:
-    """A step of a PyTorch module on a job, against DDP and against none.
+    """Compare a step of a PyTorch module in a job with the module alone and with DDP.
 
     Needs PyTorch.
     """
@@ -191,7 +191,7 @@ def torch(*, sizes: Sequence[float], steps: int, turns: int, wants_json: bool) -
     if wants_json:
         print_json(found)
         return
-    title = f"a step of a module, Adam, {os.cpu_count()} cores: median of alternated turns, and where half of them lie"
+    title = f"a step of a module, Adam, {os.cpu_count()} cores: median and quartiles of alternated turns"
     columns = ("MiB", "alone ms", "flightedl ms", "DDP x 2 ms", "flightedl x 2 ms", "by alone", "by DDP")
     rows = [
         (

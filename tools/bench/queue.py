@@ -1,8 +1,8 @@
-"""``flightedl bench queue``: what a dispatch costs, and whether that depends on how many tasks there are.
+"""``flightedl bench queue``: cost of a dispatch, and its growth with the number of tasks.
 
-Real masters on one real etcd, one for each number of tasks, alive at the same time and measured in turns. Their
-datasets are invented: the index is put where a master looks for it, and no trainer reads a record. A *dispatch* is what
-a trainer does between two tasks: one call that reports the last one and fetches the next, durable when it returns.
+Runs several real masters with one real etcd, one master for each number of tasks, and measures them alternately. Their
+datasets are invented: the benchmark publishes an index, and trainers read no records. A *dispatch* is the call that a
+trainer makes between two tasks. It reports the last task and fetches the next one, durably when it returns.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ _START_S = 120.0
 _POLL_S = 0.005
 _CALL_S = 20.0
 _LEASE_S = 60.0
-#: About as long as the queue's state with 64 trainers.
+#: Approximate size of the queue's state with 64 trainers.
 _STATE_BYTES = 3000
 
 
 @dataclass(frozen=True, slots=True)
 class OfTasks:
-    """Figures of one master."""
+    """Figures of one master, named by its number of tasks."""
 
     tasks: int
     start_s: float
@@ -76,15 +76,15 @@ class Found:
     """All figures. Ratios are medians over the turns."""
 
     masters: tuple[OfTasks, ...]
-    #: Time of a dispatch with the most tasks over that with the fewest.
+    #: Time of a dispatch with the most tasks divided by that with the fewest.
     growth: float
     bare_ms: float
-    #: Time of one trainer's dispatch over that of a bare transaction and a bare call.
+    #: Time of one trainer's dispatch divided by that of a bare transaction and a bare call.
     over_bare: float
     trainers: int
     one_per_s: float
     all_per_s: float
-    #: Dispatches a second of all trainers over those of one.
+    #: Dispatches per second of all trainers divided by those of one trainer.
     group_commit: float
 
 
@@ -152,8 +152,6 @@ def job_of(task_count: int) -> str:
 
 
 class _Asking:
-    """A trainer with a lease, a connection and the task that it holds."""
-
     def __init__(self, job: str, name: str, coordinator: Coordinator, address: str, generation: int) -> None:
         held = HeldKey.claim(coordinator, SystemClock(), JobKeys(job).trainer(name), b'{"id":"t"}', _LEASE_S)
         assert held is not None
@@ -199,7 +197,7 @@ class _Asking:
 
 
 def run_trainers(etcd: str, job: str, count: int) -> None:
-    """Let each of ``count`` trainers, threads with a connection each, dispatch as often as ordered, all at once."""
+    """Run ``count`` trainers as threads with separate connections. All dispatch concurrently, as often as ordered."""
     process_tuning.apply()
     clock = SystemClock()
     coordinator = EtcdCoordinator(etcd, clock=clock)
@@ -231,15 +229,13 @@ def run_trainers(etcd: str, job: str, count: int) -> None:
 
 
 class _BareServer(flight.FlightServerBase):  # type: ignore[misc]
-    """Answers every call with one row."""
-
     def do_get(self, _context: Any, _ticket: flight.Ticket) -> flight.RecordBatchStream:
         """Return one row."""
         return flight.RecordBatchStream(pa.table({"value": pa.array([1], pa.int64())}))
 
 
 def run_bare(etcd: str, address: str) -> None:
-    """Do as ordered what no durable dispatch can do without: a Flight call, and a transaction on etcd."""
+    """Run the minimum of a durable dispatch as ordered: a Flight call and an etcd transaction."""
     process_tuning.apply()
     coordinator = EtcdCoordinator(etcd, clock=SystemClock())
     client = flight.FlightClient(f"grpc://{address}")
@@ -256,7 +252,7 @@ def run_bare(etcd: str, address: str) -> None:
 
 
 def run_server() -> None:
-    """Tell the address, and serve until the input ends."""
+    """Print the address, and serve until the input ends."""
     process_tuning.apply()
     server = _BareServer("grpc://127.0.0.1:0")
     tell(f"127.0.0.1:{server.port}")
@@ -266,12 +262,12 @@ def run_server() -> None:
 
 def measure(sizes: Sequence[int], trainers: int, turns: int, dispatches: int, directory: Path) -> Found:
     """Measure all masters in one run."""
-    # All stay in their first epoch: at its end copies would be handed out, and the states would grow shorter.
+    # All jobs stay in their first epoch, since copies of tasks and shorter states at its end would change the figures.
     dispatches = max(min(dispatches, (min(sizes) - trainers) // (turns + 1)), 1)
     of_each = max(dispatches // trainers, 1) * 4
     needed = trainers + (turns + 1) * (dispatches + trainers * of_each)
     if sizes[-1] < needed:
-        raise UsageError(f"{trainers} trainers dispatch {needed} tasks in {turns} turns: name a size above that, too")
+        raise UsageError(f"{trainers} trainers dispatch {needed} tasks in {turns} turns: add a larger size to --sizes")
     with contextlib.ExitStack() as stack:
         children = stack.enter_context(Children(directory / "logs"))
         etcd = stack.enter_context(EmbeddedEtcd(children)).address
@@ -280,8 +276,8 @@ def measure(sizes: Sequence[int], trainers: int, turns: int, dispatches: int, di
         masters = {size: bench.start_master(size) for size in sizes}
         stack.callback(lambda: children.stop([child for child, _ in masters.values()], 2.0))
         ones = [Side(begin(stack, run_trainers, etcd, job_of(size), 1), [], 0) for size in sizes]
-        # All of them hold a task in every job, so that the states have the same length.
-        # In two processes, so that it is not their interpreter's lock that is measured.
+        # All trainers hold a task in every job, so that the states have the same size. They run in two processes, so
+        # that the benchmark does not measure an interpreter's lock.
         shares = [share for share in (trainers // 2, trainers - trainers // 2) if share]
         for size in sizes:
             crowd = [begin(stack, run_trainers, etcd, job_of(size), share)[0] for share in shares]
@@ -311,7 +307,7 @@ def measure(sizes: Sequence[int], trainers: int, turns: int, dispatches: int, di
 
 
 def print_found(found: Found) -> None:
-    """Print the table and sentences for people."""
+    """Print the table and the sentences."""
     layouts = ("{0.tasks:,}", "{0.dispatch_ms:.2f}", "{0.state_bytes:,}", "{0.memory_mb:.0f}", "{0.start_s:.2f}")
     rows = [[layout.format(one) for layout in layouts] for one in found.masters]
     columns = ("tasks", "dispatch ms", "state bytes", "master's peak MB", "start s")
@@ -321,7 +317,7 @@ def print_found(found: Found) -> None:
 
 
 def sentences(found: Found) -> list[str]:
-    """Return the ratios, with their bars."""
+    """Return sentences with the ratios and their limits."""
     first, last = found.masters[0].tasks, found.masters[-1].tasks
     over_bare = f"a dispatch takes {found.over_bare:.2f} x a bare etcd transaction and a bare Flight call"
     group = f"{found.trainers} trainers get {found.all_per_s:,.0f} tasks a second, one gets {found.one_per_s:,.0f}"
@@ -334,13 +330,16 @@ def sentences(found: Found) -> list[str]:
 
 @click.command()
 @click.option("--sizes", default="1000,10000,100000,1000000", show_default=True, help="Numbers of tasks.")
-@click.option("--trainers", type=click.IntRange(min=1), default=64, show_default=True, help="That ask at once.")
-@click.option("--dispatches", type=click.IntRange(min=1), default=200, show_default=True, help="Of one trainer a turn.")
+@click.option("--trainers", type=click.IntRange(min=1), default=64, show_default=True, help="Concurrent trainers.")
+@click.option(
+    "--dispatches", type=click.IntRange(min=1), default=200, show_default=True, help="Dispatches per trainer and turn."
+)
 @measuring(turns=7)
 def queue(*, sizes: str, trainers: int, turns: int, dispatches: int, wants_json: bool) -> None:
-    """Cost of a dispatch by the number of tasks.
+    """Measure the cost of a dispatch by the number of tasks.
 
-    Also: bytes of the durable state, memory and start of the master, group commit, and a bare transaction and call.
+    Also measures the size of the durable state, the master's memory and start, group commit, and a bare transaction and
+    call.
     """
     if not all(size.strip().isdecimal() for size in sizes.split(",")):
         raise UsageError(f"--sizes is {sizes!r:.80}, but must be numbers of tasks, separated by commas")

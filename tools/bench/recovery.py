@@ -1,18 +1,19 @@
-"""``flightedl bench recovery``: how long a job stands still when a process is killed or frozen.
+"""``flightedl bench recovery``: time for which a job stops when a process is killed or frozen.
 
-A real job (etcd, masters, pservers, trainers that never finish, asynchronous, tasks of half a second) runs while its
-processes are killed with SIGKILL or frozen with SIGSTOP, one at a time, each time when the job is well again:
+In a real asynchronous job (etcd, masters, pservers, trainers with endless tasks of half a second each), processes are
+killed with SIGKILL or frozen with SIGSTOP, one at a time, after the job has recovered from the previous loss:
 
-* pserver: until the process that replaced it has accepted a push; the load of the checkpoint is part of it.
-* trainer: until the master has taken its work back, ready for the next one who asks.
-* master: until its successor counts a further finished task; and the longest time from one accepted push of a trainer
-  to its next meanwhile.
+* pserver: time until its replacement has loaded the checkpoint and accepted a push
+* trainer: time until the master has returned its tasks to the queue
+* master: time until its successor counts another finished task, and the longest time between two accepted pushes of a
+  trainer in that period
 
-The launcher sees its children die, and ends their leases at once. On a cluster nobody may: so trainers and masters are
-also killed while the launcher leaves the leases of the dead alone, and only their end tells that they are gone. It is
-the same for a process that is frozen, which also holds the calls that are under way to it.
+The launcher notices the death of its children and ends their leases at once. On a cluster, nothing may do this.
+Trainers and masters are therefore also killed while the launcher leaves their leases alone, so that only the end of the
+lease reveals the death. The same applies to frozen processes, which also hold the calls in progress.
 
-Then the tasks finished in some minutes with one kill each are compared with those of as many minutes without.
+Afterwards the number of tasks finished in some minutes with one kill each is compared with that of as many minutes
+without kills.
 """
 
 from __future__ import annotations
@@ -58,21 +59,19 @@ _POLL_S = 0.01
 _PATIENCE_S = 90.0
 _STANDBY_STARTS_S = 3.0
 _JOB = "recovery"
-#: Directory in which the trainers write down when their pushes were accepted.
+#: Directory of the files with the times of accepted pushes.
 _INSTANTS = "instants"
 _INSTANT = struct.Struct("d")
 _RECORDS, _RECORDS_PER_TASK = 20_000, 20
-#: Pause of each batch of one record, as if it were computed: a task of 20 batches takes about half a second.
+#: Simulated computing time of a batch with one record, so that a task of 20 batches takes about half a second.
 _PAUSE_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """How a process is taken out of its job."""
-
-    told: str
+    name: str
     signal: signal.Signals = signal.SIGKILL
-    #: True if the launcher ends the leases of the dead.
+    #: True if the launcher ends the leases of dead processes.
     revokes_leases: bool = True
 
 
@@ -81,7 +80,7 @@ _LEFT = _Way("killed, lease left alone", revokes_leases=False)
 _FROZEN = _Way("frozen", signal.SIGSTOP)
 _WHAT_ENDS_IT = {
     "pserver": "its successor accepts a push",
-    "trainer": "its work is back",
+    "trainer": "its tasks are back in the queue",
     "master": "the next task is done",
 }
 _ROLES = tuple(_WHAT_ENDS_IT)
@@ -97,10 +96,10 @@ _MEASURED = [
 
 
 def train(directory: str) -> None:
-    """Train without end, and write down when each push was accepted.
+    """Train endlessly, and record the time at which each push was accepted.
 
-    A push is accepted when every pserver has said so, which is when ``model.step`` returns in async mode. The instants
-    are of the clock that all processes of a machine share, in one file for each trainer process.
+    A push is accepted when every pserver has acknowledged it, which is when ``model.step`` returns in async mode. Times
+    are from the machine's monotonic clock, in one file for each trainer process.
     """
     kind = f"ledger-{_RECORDS}-{_RECORDS_PER_TASK}"
     data = prepared_directory(
@@ -120,30 +119,30 @@ def train(directory: str) -> None:
 
 
 def accepted_pushes(instants: Path) -> dict[str, list[float]]:
-    """Return when the pushes of each trainer were accepted, so far, without trainers that have none."""
+    """Return the times of accepted pushes by trainer, without trainers that have none."""
     found: dict[str, list[float]] = {}
     for path in instants.iterdir():
         data = path.read_bytes()
-        whole = len(data) - len(data) % _INSTANT.size
-        if whole:
-            found[path.name] = [instant for (instant,) in _INSTANT.iter_unpack(data[:whole])]
+        size = len(data) - len(data) % _INSTANT.size
+        if size:
+            found[path.name] = [instant for (instant,) in _INSTANT.iter_unpack(data[:size])]
     return found
 
 
 def longest_pause(pushes: list[float], began: float, ended: float) -> float:
-    """Return the longest time between two accepted pushes that overlaps with the time from ``began`` to ``ended``.
+    """Return the longest time between two accepted pushes that overlaps with the period from ``began`` to ``ended``.
 
     Args:
-        pushes: Instants of the pushes, rising, the first of them before ``began``; a pause after the last is open.
-        began: Start of the time that counts.
-        ended: End of it.
+        pushes: Ascending times of the pushes, the first of them before ``began``. The time after the last also counts.
+        began: Start of the period.
+        ended: End of the period.
     """
     edges = [*pushes, max(ended, pushes[-1])]
     return max(after - before for before, after in pairwise(edges) if after > began and before < ended)
 
 
 class Watcher:
-    """Looks at a running job from outside, and takes its processes out."""
+    """Observer of a running job, which also takes its processes out."""
 
     def __init__(self, cluster: LocalCluster, status: JobStatus, instants: Path, stack: ExitStack) -> None:
         self._cluster = cluster
@@ -163,11 +162,11 @@ class Watcher:
         return self._until(self.job, "the master")
 
     def finished(self) -> int:
-        """Return the number of finished tasks, those of earlier epochs included."""
+        """Return the number of finished tasks, including those of earlier epochs."""
         return _finished(self._seen_job())
 
     def _accepted(self) -> dict[int, tuple[int, int]]:
-        """Return the generation and the rows accepted of each pserver that answers, by index."""
+        """Return the generation and the number of accepted rows of each pserver that answers, by index."""
         job = self.job()
         found: dict[int, tuple[int, int]] = {}
         for each in [] if job is None else job.pservers:
@@ -196,7 +195,7 @@ class Watcher:
         return found
 
     def settle(self) -> None:
-        """Return when all processes work, and those that stand by have had time to start."""
+        """Wait until all processes work, and standby processes have had time to start."""
         time.sleep(_STANDBY_STARTS_S)
 
         def works() -> bool | None:
@@ -210,7 +209,7 @@ class Watcher:
 
     @contextmanager
     def _taken_out(self, pid: int, way: _Way) -> Iterator[float]:
-        """Take a process out, and yield when; a frozen one wakes at the end, and finds itself replaced."""
+        """Take a process out and yield the time. A frozen process wakes at the end and finds itself replaced."""
         self._cluster.revokes_leases = way.revokes_leases
         began = time.monotonic()
         os.kill(pid, way.signal)
@@ -231,8 +230,6 @@ class Watcher:
         os.kill(master if role == "master" else self._pserver(index)[0], signal.SIGKILL)
 
     def _pserver(self, index: int) -> tuple[int, int]:
-        """Return the process and the generation that hold an index."""
-
         def found() -> tuple[int, int] | None:
             job = self.job()
             return (
@@ -254,9 +251,9 @@ class Watcher:
             return time.monotonic() - began
 
     def without_trainer(self, index: int, way: _Way) -> float:
-        """Return the seconds until the work of a trainer is back."""
+        """Return the seconds until the tasks of a trainer are back in the queue."""
         pid = self._cluster.pid("trainer", index)
-        assert pid is not None, "a trainer that is not there"
+        assert pid is not None, "the trainer is not running"
 
         def is_there() -> bool | None:
             job = self.job()
@@ -268,13 +265,13 @@ class Watcher:
 
         self._until(is_there, "trainer that works")
         with self._taken_out(pid, way) as began:
-            self._until(is_gone, "taking back of a trainer's work")
+            self._until(is_gone, "return of a trainer's tasks")
             return time.monotonic() - began
 
     def without_master(self, way: _Way) -> tuple[float, float]:
-        """Return the seconds until the next task is done, and the longest pause of any trainer's pushes meanwhile."""
+        """Return the seconds until the next task is done, and the longest pause of a trainer's pushes in that time."""
         job = self._seen_job()
-        assert job.master is not None, "a master that does not know itself"
+        assert job.master is not None, "the status names no master"
         generation = job.master.generation
         done_before: list[int] = []
 
@@ -305,14 +302,12 @@ def _finished(job: StatusReply) -> int:
 
 @dataclass
 class _Figures:
-    """Seconds of each time that a process was taken out."""
-
     seconds: dict[tuple[str, _Way], list[float]] = field(default_factory=lambda: {each: [] for each in _MEASURED})
-    #: The longest time from one accepted push of a trainer to its next, each time that there was no master.
+    #: Longest time between two accepted pushes of a trainer during each absence of a master.
     paused: list[float] = field(default_factory=list)
 
     def measure(self, watcher: Watcher, times: int, roles: Sequence[str], say: Callable[[str], None]) -> None:
-        """Take out each kind in each way ``times`` times, each time when all is well."""
+        """Take out each kind of process in each way ``times`` times, and let the job recover after each."""
         for number in range(times):
             for role, way in [each for each in _MEASURED if each[0] in roles]:
                 watcher.settle()
@@ -326,25 +321,25 @@ class _Figures:
                     self.paused.append(paused)
                     pause = f", pushes paused {paused:.2f} s"
                 self.seconds[role, way].append(seconds)
-                say(f"{role} {number + 1} of {times}, {way.told}: {seconds:.2f} s{pause}")
+                say(f"{role} {number + 1} of {times}, {way.name}: {seconds:.2f} s{pause}")
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines for people."""
+        """Yield lines with the results."""
         for (role, way), seconds in self.seconds.items():
-            what = f"{role} {way.told} -> {_WHAT_ENDS_IT[role]}"
+            what = f"{role} {way.name} -> {_WHAT_ENDS_IT[role]}"
             if seconds:
                 highest = float(np.quantile(seconds, 0.99))
-                told = f"p50 {statistics.median(seconds):6.2f} s  p99 {highest:6.2f} s  of {len(seconds)}"
+                text = f"p50 {statistics.median(seconds):6.2f} s  p99 {highest:6.2f} s  of {len(seconds)}"
             else:
-                told = "not measured"
-            yield f"{what:<56} {told}"
+                text = "not measured"
+            yield f"{what:<56} {text}"
         if self.paused:
             often = f"of any trainer, {len(self.paused)} times, tasks of about 0.5 s"
             yield f"pushes paused at most {max(self.paused):.2f} s while there was no master ({often})"
 
 
 def _goodput(watcher: Watcher, minutes: int, window_s: float, say: Callable[[str], None]) -> str:
-    """Compare finished tasks in windows with one kill each with windows without, by turns."""
+    """Compare the finished tasks of alternating windows with one kill each and without."""
     done = {False: 0, True: 0}
     for number in range(2 * minutes):
         has_kill = number % 2 == 1
@@ -363,18 +358,18 @@ def _goodput(watcher: Watcher, minutes: int, window_s: float, say: Callable[[str
 
 
 @click.command()
-@click.option("--kills", type=click.IntRange(min=0), default=5, show_default=True, help="Of each kind of process.")
+@click.option("--kills", type=click.IntRange(min=0), default=5, show_default=True, help="Kills per kind of process.")
 @click.option(
-    "--role", "roles", type=click.Choice(_ROLES), multiple=True, default=_ROLES, help="Only this kind; may be repeated."
+    "--role", "roles", type=click.Choice(_ROLES), multiple=True, default=_ROLES, help="Only this role; may be repeated."
 )
 @click.option("--lease-ttl-s", type=Number(min=1), default=2.0, show_default=True, help="Time to live of all leases.")
-@click.option("--standby/--no-standby", default=True, show_default=True, help="With one more master and pserver.")
-@click.option("--minutes", type=click.IntRange(min=0), default=3, show_default=True, help="Of goodput under kills.")
-@click.option("--window-s", type=Number(min=1), default=60.0, show_default=True, help="Seconds of such a minute.")
+@click.option("--standby/--no-standby", default=True, show_default=True, help="Run a standby master and pserver.")
+@click.option("--minutes", type=click.IntRange(min=0), default=3, show_default=True, help="Windows with a kill.")
+@click.option("--window-s", type=Number(min=1), default=60.0, show_default=True, help="Length of a window, seconds.")
 def recovery(
     *, kills: int, roles: tuple[str, ...], lease_ttl_s: float, standby: bool, minutes: int, window_s: float
 ) -> None:
-    """Measure the time from kill -9 to working again."""
+    """Measure the time from kill -9 until the job works again."""
     process_tuning.apply()
     began = time.monotonic()
 

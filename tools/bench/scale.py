@@ -1,9 +1,9 @@
-"""``flightedl bench scale``: what a step costs whom, predictions for larger jobs, and a job on paper.
+"""``flightedl bench scale``: cost of a step for each process, and predictions for larger jobs.
 
-Constants come from small jobs; what they predict for larger ones is compared with what these take on this machine, and
-the job that the options describe is worked out. All is linear (``docs/scale.md`` explains it): a step of a trainer
-costs something by itself, something for each parameter server that it talks to, and something for each byte. The master
-pays for each request, etcd for each process that has a lease, and second.
+Constants are fitted to measurements of small jobs. Their predictions for larger jobs are compared with measurements on
+this machine, and the load of the job that the options describe is computed. The model is linear (see
+``docs/scale.md``): the cost of a trainer's step has a constant part, a part for each parameter server and a part for
+each byte. The master's cost grows with the requests, etcd's with the processes that have a lease.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MB, GB = 1 << 20, 1e9
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How many processes a job has, and what a step moves: bytes of float32 in each direction, over all servers."""
+    """Numbers of a job's processes, and the bytes that a trainer's step pushes to all servers, and pulls."""
 
     trainers: int
     pservers: int
@@ -41,7 +41,7 @@ class Shape:
 
     @property
     def moved_gb(self) -> float:
-        """Pushed and pulled by one trainer in a step, GB."""
+        """GB pushed and pulled by one trainer's step."""
         return 2 * self.step_bytes / GB
 
     def __str__(self) -> str:
@@ -50,61 +50,62 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a job of some shape took; seconds of the processor."""
+    """Processor time of a job, in seconds."""
 
     shape: Shape
-    #: Of one trainer, and of all parameter servers together, for one step of one trainer.
+    #: Time of one trainer per step.
     trainer_s: float
+    #: Time of all parameter servers together per step of one trainer.
     servers_s: float
-    #: Seconds per second of the master, and of etcd.
+    #: Times of the master and of etcd per second.
     master_s: float
     etcd_s: float
-    #: Steps a second of all trainers together, and requests to the master.
+    #: Rates of all trainers together: steps, and requests to the master.
     steps_per_s: float
     requests_per_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """Seconds of the processor."""
+    """Constants of the linear model, in seconds of processor time."""
 
-    #: Of a trainer: for a step, for each server in it, for a GB pushed and pulled.
+    #: Trainer: per step, per server in a step, per GB pushed and pulled.
     step_s: float
     step_server_s: float
     trainer_gb_s: float
-    #: Of a server: for a message of one trainer, for a GB of it.
+    #: Server: per message of one trainer, per GB pushed and pulled.
     message_s: float
     server_gb_s: float
-    #: Of the master: a second by itself, and for each request.
+    #: Master: per second, per request.
     master_s: float
     request_s: float
-    #: A second, of etcd: by itself, and for each process that has a lease.
+    #: etcd: per second, per second and process with a lease.
     etcd_s: float
     etcd_process_s: float
 
     def trainer_cpu_s(self, shape: Shape) -> float:
-        """Of one trainer, for a step."""
+        """Return the time of one trainer per step."""
         return self.step_s + self.step_server_s * shape.pservers + self.trainer_gb_s * shape.moved_gb
 
     def servers_cpu_s(self, shape: Shape) -> float:
-        """Of all servers together, for a step of one trainer."""
+        """Return the time of all servers together per step of one trainer."""
         return self.message_s * shape.pservers + self.server_gb_s * shape.moved_gb
 
     def master_cpu_s(self, requests: float) -> float:
-        """A second with so many requests."""
+        """Return the master's time per second with ``requests`` requests per second."""
         return self.master_s + self.request_s * requests
 
     def etcd_cpu_s(self, processes: int) -> float:
-        """A second."""
+        """Return etcd's time per second."""
         return self.etcd_s + self.etcd_process_s * processes
 
 
 def fitted(seen: Sequence[Seen], more: Sequence[Seen] = ()) -> Constants:
-    """The constants that explain what was seen best, none of them below 0.
+    """Return the non-negative constants that fit measurements best.
 
     Args:
-        seen: Of shapes that differ in servers, and in bytes.
-        more: Other shapes, which count for the master and for etcd only: with few trainers these have little to do.
+        seen: Measurements of shapes with different numbers of servers and bytes.
+        more: Measurements that count only for the master and etcd, which have little load with few trainers.
     """
     shapes = [each.shape for each in seen]
     servers = [float(shape.pservers) for shape in shapes]
@@ -121,17 +122,17 @@ def fitted(seen: Sequence[Seen], more: Sequence[Seen] = ()) -> Constants:
 
 
 def requests_per_s(trainers: int, task_s: float) -> float:
-    """Requests to the master: each trainer asks for tasks, and says how far it is."""
+    """Return the requests per second to the master: requests for tasks and reports of progress."""
     return trainers * (1 / task_s + 1 / report_every_s(trainers))
 
 
 def processes_of(shape: Shape) -> int:
-    """Those with a lease: trainers, servers, a master."""
+    """Return the number of processes with a lease: trainers, servers and a master."""
     return shape.trainers + shape.pservers + 1
 
 
 def _least_squares(columns: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
-    """Relative errors count: a step of a microsecond as much as one of a second."""
+    """Fit non-negative coefficients that minimize the relative errors."""
     weights = 1 / np.maximum(np.asarray(values), 1e-9)
     left = np.asarray(columns).T * weights[:, None]
     found = np.zeros(len(columns))
@@ -147,45 +148,46 @@ def _least_squares(columns: Sequence[Sequence[float]], values: Sequence[float]) 
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """What the job on paper runs on. Cores: what a process can use of them."""
+    """Machines of a predicted job. Cores are those that one process can use."""
 
     trainer_cores: float = 2.0
     server_cores: float = 8.0
-    #: Of Python, one thread at a time.
+    #: Python runs one thread at a time.
     master_cores: float = 1.0
     etcd_cores: float = 4.0
-    #: Of each machine, in each direction.
+    #: Network of each machine, in each direction.
     network_bytes_per_s: float = 25e9 / 8
-    #: What a server writes to the checkpoints' storage.
+    #: Rate at which a server writes to the checkpoints' storage.
     store_bytes_per_s: float = 200e6
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How busy something is at the wanted pace; above 1: it cannot keep up."""
+    """Utilization of a resource, described by ``text``. Above 1 the resource is overloaded."""
 
     what: str
-    told: str
+    text: str
     part: float
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job on paper."""
+    """A job whose load is predicted."""
 
     shape: Shape
-    #: Of the model, with slots.
+    #: Bytes of the model with slots.
     stored_bytes: float
-    #: Of a trainer, from one step to the next; and how long a task lasts.
+    #: Time between two steps of a trainer.
     step_s: float
+    #: Duration of a task.
     task_s: float
     ttl_s: float = 5.0
 
 
 def loads(job: Job, cost: Constants, machines: Machines) -> list[Load]:
-    """What is busy by how much, the busiest first.
+    """Return the utilization of all resources, the busiest first.
 
-    A message costs a server's Python its whole constant, of which a part is gRPC's: so that is the most it can be.
+    The load of a server's Python is an upper bound: it includes gRPC's part of a message's time.
     """
     shape = job.shape
     steps_per_s = shape.trainers / job.step_s
@@ -202,17 +204,17 @@ def loads(job: Job, cost: Constants, machines: Machines) -> list[Load]:
     of_etcd = (
         f"{renewals:,.0f} renewals/s of {processes_of(shape):,} leases, {shape.trainers / job.task_s:,.0f} tasks/s"
     )
-    written = f"{_bytes(job.stored_bytes)}, {written_s:,.0f} s at each server, beside training"
+    written = f"{_bytes(job.stored_bytes)}, {written_s:,.0f} s at each server, during training"
     master_s = cost.master_cpu_s(requests)
     found = [
         Load("a server's network", _bytes(server_bytes) + each_way, server_bytes / machines.network_bytes_per_s),
         Load("a server's cores", f"{server_cpu:.2f} busy", server_cpu / machines.server_cores),
         Load("a server's Python", f"{messages:,.0f} messages/s, one at a time", messages * cost.message_s),
         Load("a trainer's network", _bytes(trainer_bytes) + each_way, trainer_bytes / machines.network_bytes_per_s),
-        Load("a trainer's cores", f"{trainer_cpu:.2f} busy beside its own work", trainer_cpu / machines.trainer_cores),
+        Load("a trainer's cores", f"{trainer_cpu:.2f} busy besides its own work", trainer_cpu / machines.trainer_cores),
         Load("the master", f"{requests:,.0f} requests/s, {master_s:.2f} cores", master_s / machines.master_cores),
         Load("etcd", f"{of_etcd} in groups, {etcd_s:.2f} cores", etcd_s / machines.etcd_cores),
-        Load("a checkpoint an hour", written, written_s / 3600),
+        Load("a checkpoint per hour", written, written_s / 3600),
     ]
     return sorted(found, key=lambda load: -load.part)
 
@@ -225,13 +227,14 @@ def _bytes(count: float) -> str:
     return f"{count:.3g} TB"
 
 
-#: What the constants come from, and what they are tried on.
+#: Shapes to which the constants are fitted.
 SMALL = (Shape(1, 1, MB // 16), Shape(1, 4, MB // 16), Shape(4, 1, MB // 16), Shape(1, 1, 64 * MB))
+#: Shapes with which the predictions are compared.
 LARGE = (Shape(2, 1, 64 * MB), Shape(2, 2, 16 * MB), Shape(4, 2, 64 * MB), Shape(8, 4, MB), Shape(8, 4, 64 * MB))
 
 
 def seen(shape: Shape, turns: int, directory: Path) -> Seen:
-    """What a job of this shape takes: SGD, async, by TCP, as between machines."""
+    """Measure a job of this shape with SGD, in async mode, by TCP as between machines."""
     workload = Workload(mb=shape.step_bytes / MB, trainers=shape.trainers, pservers=shape.pservers, path="tcp")
     steps = max(default_steps(workload), 20)
     with flightedl_side(workload, directory) as side:
@@ -258,20 +261,20 @@ def seen(shape: Shape, turns: int, directory: Path) -> Seen:
 
 
 def print_constants(cost: Constants) -> None:
-    """Print the constants for people."""
+    """Print the constants."""
     step = f"{cost.step_s * 1e6:.0f} us + {cost.step_server_s * 1e6:.0f} us"
     rows = (
-        ("trainer: a step, and each server in it", step),
-        ("trainer: a GB pushed and pulled", f"{cost.trainer_gb_s:.2f} s"),
-        ("server: a message, a GB", f"{cost.message_s * 1e6:.0f} us, {cost.server_gb_s:.2f} s"),
-        ("master: a second, and each request in it", f"{cost.master_s * 1e3:.1f} ms + {cost.request_s * 1e3:.2f} ms"),
-        ("etcd: a second, and each process in it", f"{cost.etcd_s * 1e3:.1f} ms + {cost.etcd_process_s * 1e3:.2f} ms"),
+        ("trainer: per step + per server", step),
+        ("trainer: per GB pushed and pulled", f"{cost.trainer_gb_s:.2f} s"),
+        ("server: per message, per GB", f"{cost.message_s * 1e6:.0f} us, {cost.server_gb_s:.2f} s"),
+        ("master: per second + per request", f"{cost.master_s * 1e3:.1f} ms + {cost.request_s * 1e3:.2f} ms"),
+        ("etcd: per second + per process", f"{cost.etcd_s * 1e3:.1f} ms + {cost.etcd_process_s * 1e3:.2f} ms"),
     )
-    print_table("what costs how much of a processor", ("what", "seconds"), rows)
+    print_table("processor time", ("work", "time"), rows)
 
 
 def print_tried(tried: Sequence[Seen], cost: Constants) -> None:
-    """Print predictions beside measurements."""
+    """Print predictions and measurements."""
     cores, rows = os.cpu_count() or 1, []
     for each in tried:
         trainer_s, servers_s = cost.trainer_cpu_s(each.shape), cost.servers_cpu_s(each.shape)
@@ -283,40 +286,40 @@ def print_tried(tried: Sequence[Seen], cost: Constants) -> None:
                 f"{cores / (trainer_s + servers_s):,.0f} / {each.steps_per_s:,.0f}",
             )
         )
-    columns = ("trainers x servers", "trainer ms a step", "servers ms a step", "steps/s of all")
-    print_table(f"larger jobs: predicted and measured, {cores} cores", columns, rows)
+    columns = ("trainers x servers", "trainer ms/step", "servers ms/step", "total steps/s")
+    print_table(f"larger jobs: predicted / measured, {cores} cores", columns, rows)
 
 
 def print_paper(found: Sequence[Load], job: Job) -> None:
-    """Print the job on paper."""
+    """Print the loads of the predicted job."""
     shape = job.shape
-    title = f"on paper: {shape.trainers:,} trainers x {shape.pservers} servers, {job.stored_bytes / GB:,.0f} GB, "
-    rows = [(load.what, load.told, f"{load.part:,.0%}") for load in found]
-    title += f"{2 * shape.step_bytes / 1e6:,.1f} MB a step of {job.step_s:g} s"
-    print_table(title, ("what", "does", "of what it can"), rows, left=(0, 1))
+    title = f"predicted: {shape.trainers:,} trainers x {shape.pservers} servers, {job.stored_bytes / GB:,.0f} GB, "
+    rows = [(load.what, load.text, f"{load.part:,.0%}") for load in found]
+    title += f"{2 * shape.step_bytes / 1e6:,.1f} MB per step of {job.step_s:g} s"
+    print_table(title, ("resource", "load", "utilization"), rows, left=(0, 1))
 
 
 @click.command()
-@click.option("--trainers", type=click.IntRange(min=1), default=1000, show_default=True, help="Of the job on paper.")
-@click.option("--pservers", type=click.IntRange(min=1), default=64, show_default=True)
-@click.option("--gb", type=Number(min=0.001), default=100.0, show_default=True, help="Of it, with slots.")
+@click.option("--trainers", type=click.IntRange(min=1), default=1000, show_default=True, help="In the predicted job.")
+@click.option("--pservers", type=click.IntRange(min=1), default=64, show_default=True, help="In the predicted job.")
+@click.option("--gb", type=Number(min=0.001), default=100.0, show_default=True, help="Model with optimizer slots.")
 @click.option(
     "--step-mb",
     type=Number(min=0.0001),
     default=20.0,
     show_default=True,
-    help="That a step touches and pushes: all of a dense model, some rows of tables.",
+    help="Values that a step pushes: all of a dense model, some rows of tables.",
 )
-@click.option("--step-s", type=Number(min=0.0001), default=0.2, show_default=True, help="From step to step.")
-@click.option("--task-s", type=Number(min=0.001), default=30.0, show_default=True, help="A task lasts.")
-@click.option("--gbit", type=Number(min=0.001), default=25.0, show_default=True, help="Network a machine.")
-@click.option("--cores", type=Number(min=0.1), default=8.0, show_default=True, help="Cores of a server.")
+@click.option("--step-s", type=Number(min=0.0001), default=0.2, show_default=True, help="Time between two steps.")
+@click.option("--task-s", type=Number(min=0.001), default=30.0, show_default=True, help="Duration of a task.")
+@click.option("--gbit", type=Number(min=0.001), default=25.0, show_default=True, help="Network per machine.")
+@click.option("--cores", type=Number(min=0.1), default=8.0, show_default=True, help="Cores per server.")
 @measuring(turns=3)
 def scale(*, turns: int, wants_json: bool, **paper: Any) -> None:
-    """What a step costs whom, and what a large job would cost.
+    """Measure the cost of a step for each process, and predict the load of a large job.
 
-    Measures small jobs (SGD, async, by TCP as between machines), predicts larger ones beside what they take here, then
-    works out the job that the options describe: what is how busy, the busiest first.
+    Measures small jobs (SGD, async, by TCP as between machines), compares predictions for larger jobs with
+    measurements, and prints the utilization of each resource in the job that the options describe, the busiest first.
     """
     found: list[Seen] = []
     with tempfile.TemporaryDirectory(prefix="flightedl-bench-") as directory:

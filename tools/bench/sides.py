@@ -1,4 +1,4 @@
-"""Sides of a comparison: processes that step, processes that serve them, how they take turns, and what is printed."""
+"""Sides of a comparison: their processes, the alternation of their runs, and the output of results."""
 
 from __future__ import annotations
 
@@ -20,26 +20,27 @@ from rich.table import Table
 from ..options import Decorator, together
 from .workers import Worker, cpu_s, resident_bytes, started
 
-#: Time that an interpreter takes to start.
+#: Time for an interpreter to start.
 _LOOPS_START_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one side measured."""
+    """Measurements of one side."""
 
     #: Median wall time of a step of one trainer.
     step_s: float
-    #: Bytes pushed and pulled a second, by all trainers together.
+    #: Bytes pushed and pulled per second by all trainers together.
     bytes_per_s: float
-    #: Processor time of all trainers and servers for a GB pushed and pulled.
+    #: Processor time of all trainers and servers per GB pushed and pulled.
     cpu_s_per_gb: float
     #: Largest resident memory of one server.
     server_bytes: int
-    #: Processor time of a trainer, and of all servers together, for one step of one trainer.
+    #: Processor time of one trainer per step.
     trainer_cpu_s: float = 0.0
+    #: Processor time of all servers together per step of one trainer.
     server_cpu_s: float = 0.0
-    #: Steps a second of all trainers together.
+    #: Steps per second of all trainers together.
     steps_per_s: float = 0.0
 
 
@@ -47,10 +48,10 @@ class Side:
     """The workers of one side, and the servers whose processor time counts.
 
     Args:
-        workers: Processes that take orders.
+        workers: Processes that execute orders.
         servers: Ids of the server processes.
         size_bytes: Bytes of the values that a step pushes.
-        others: Ids of further processes by their role; their processor time does not count.
+        others: Ids of other processes by role. Their processor time does not count.
         choice: Kind of the steps that this side orders.
     """
 
@@ -72,20 +73,20 @@ class Side:
         self._server_bytes = 0
 
     def forget(self) -> None:
-        """Discard all measurements: they belong to the warm-up."""
+        """Discard all measurements, because they belong to the warm-up."""
         self._trainer_cpu_s: list[float] = []
         self._server_cpu_s: list[float] = []
         self._medians: list[float] = []
-        #: Steps a second of all workers together, by run.
+        #: Steps per second of all workers together, by run.
         self.rates: list[float] = []
 
     def wait_until_ready(self) -> None:
-        """Return when all workers take orders."""
+        """Wait until all workers are ready for orders."""
         for one in self._workers:
             one.answer()
 
     def run(self, step_count: int) -> float:
-        """Let all workers step, and return the median time of a step."""
+        """Run steps in all workers, and return the median time of a step."""
         before = sum(map(cpu_s, self.server_pids))
         for one in self._workers:
             one.order(step_count, self._choice)
@@ -110,14 +111,13 @@ class Side:
             statistics.median(each_s) / (moved / 1e9),
             self._server_bytes,
             statistics.median(self._trainer_cpu_s),
-            # A few ticks of the clock a turn: their sum is less coarse than the median.
+            # A turn takes only a few ticks of the clock, so the mean is less coarse than the median.
             statistics.fmean(self._server_cpu_s),
             statistics.median(self.rates),
         )
 
 
 def _rate(seconds: Sequence[float], threads: int) -> float:
-    """Return the steps a second of threads that step at once."""
     return threads * len(seconds) / sum(seconds)
 
 
@@ -128,7 +128,7 @@ def begin(
     count: int = 1,
     environment: Mapping[str, str] | None = None,
 ) -> list[Worker]:
-    """Start ``count`` workers, and return when they take orders."""
+    """Start ``count`` workers, and wait until they are ready for orders."""
     found = [stack.enter_context(started(function, *arguments, environment=environment)) for _ in range(count)]
     for each in found:
         each.answer()
@@ -136,13 +136,13 @@ def begin(
 
 
 def take_turns(sides: Sequence[Side], turns: int, steps: Sequence[int]) -> list[list[float]]:
-    """Warm all sides up, let them take turns of so many steps, and return each side's seconds of a step by turn."""
+    """Warm up all sides, then run them alternately. Return each side's seconds per step, by turn."""
     for side, count in zip(sides, steps, strict=True):
         side.run(max(2, count // 2))
         side.forget()
     times: list[list[float]] = [[] for _ in sides]
     for turn in range(turns):
-        # The order alternates, so that a machine that slows down favours no side.
+        # The order alternates, so that a machine that slows down favors no side.
         order = list(zip(sides, times, steps, strict=True))
         for side, found, count in order if turn % 2 == 0 else reversed(order):
             found.append(side.run(count))
@@ -151,7 +151,7 @@ def take_turns(sides: Sequence[Side], turns: int, steps: Sequence[int]) -> list[
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The median of several turns; half of them lie between ``low`` and ``high``."""
+    """Median and quartiles of several turns."""
 
     median: float
     low: float
@@ -168,7 +168,7 @@ class Spread:
 
 
 def ratio(times: Sequence[float], others: Sequence[float]) -> float:
-    """Return the median of one side's times by another's of the same turns."""
+    """Return the median ratio of one side's times to another's in the same turns."""
     return statistics.median(one / other for one, other in zip(times, others, strict=True))
 
 
@@ -187,15 +187,15 @@ def busy_cores() -> Iterator[None]:
 
 def measuring(turns: int, least: int = 1) -> Decorator:
     """Add the options of all benchmarks, ``--turns`` and ``--json``."""
-    kind, says = click.IntRange(min=least), "Turns of each side."
+    kind, text = click.IntRange(min=least), "Turns of each side."
     return together(
         click.option("--json", "wants_json", is_flag=True, help="Print JSON."),
-        click.option("--turns", type=kind, default=turns, show_default=True, help=says),
+        click.option("--turns", type=kind, default=turns, show_default=True, help=text),
     )
 
 
 def say(text: str) -> None:
-    """Tell people on standard error what is being measured."""
+    """Print on standard error what is being measured."""
     click.echo(f"measuring {text} ...", err=True)
 
 
@@ -205,7 +205,7 @@ def print_json(found: Any) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> None:
-    """Print a table whose columns are aligned to the right, but for those whose numbers are in ``left``."""
+    """Print a table. Columns with numbers in ``left`` are left-aligned, all others right-aligned."""
     Console(highlight=False, width=180).print(table_of(title, columns, rows, left))
 
 

@@ -1,7 +1,7 @@
 """``flightedl bench sparse``: lookup, push and optimizer of embedding tables between a trainer and a pserver.
 
-All sides run at the same time and take turns, workload by workload, so a ratio is of neighbouring runs: the product,
-the product with rows asked ahead, the floor (``floor_rows``), and peers that a caller adds.
+The sides are the product, the product with prefetched rows, the floor (``floor_rows``), and peers that a caller adds.
+All sides are started together and measured alternately for each workload, so a ratio compares neighbouring runs.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from .sides import Side, begin, measuring, print_json, print_table, ratio, say, 
 from .tables import Group, TableWorkload, train
 from .workers import Worker, started
 
-#: Seconds of a turn of one side with one workload.
+#: Seconds of one side's turn with one workload.
 _TURN_S = 0.4
-_OURS, _AHEAD = "flightedl", "flightedl, rows asked ahead"
+_OURS, _AHEAD = "flightedl", "flightedl, prefetched rows"
 
 
 @dataclass(frozen=True, slots=True)
 class RowPeer:
-    """Another system: ``server(workloads, option)`` tells its address to ``client(workloads, address, option)``.
+    """Another system. ``server(workloads, option)`` prints its address for ``client(workloads, address, option)``.
 
-    A client without a server gets the workloads only, and starts its server itself.
+    If there is no ``server``, the client gets only the workloads and starts its own server.
     """
 
     name: str
@@ -52,16 +52,16 @@ class OfSide:
 
     side: str
     step_s: float
-    #: Processor time of a step, trainer and server together: other programs on the machine change it least.
+    #: Processor time per step of trainer and server together, which other programs on the machine affect least.
     cpu_s: float
-    #: Ids a second, repetitions counted.
+    #: Ids per second, including repetitions.
     ids_per_s: float
-    #: Time of this side by flightedl's, and by flightedl's with rows asked ahead: above 1 flightedl is faster.
+    #: Time of this side divided by flightedl's, without and with prefetched rows.
     ratio: float
     ratio_ahead: float
-    #: Time of this side by the floor's.
+    #: Time of this side divided by the floor's.
     by_floor: float | None = None
-    #: flightedl only: its time by that with another workload of as many ids.
+    #: flightedl only: its time divided by that with another workload with the same number of ids.
     by_other: float | None = None
 
 
@@ -81,7 +81,7 @@ def _own_side(workloads: Sequence[TableWorkload], directory: Path) -> Iterator[t
         environment = child_environment(settings(TrainerSettings, etcd=cluster.etcd_address, job="bench"))
         (trainer,) = begin(stack, train, workloads, str(records(directory)), environment=environment)
         pid = cluster.pid("pserver", 0)
-        assert pid is not None, "it has answered"
+        assert pid is not None, "the pserver is not running"
         yield trainer, pid
 
 
@@ -102,7 +102,7 @@ def _peer_side(peer: RowPeer, workloads: Sequence[TableWorkload]) -> Iterator[tu
 def compare(
     wanted: Sequence[tuple[TableWorkload, bool]], *, turns: int, directory: Path, peers: Sequence[RowPeer]
 ) -> list[Compared]:
-    """Measure all workloads turn by turn; each says whether the peers take part."""
+    """Measure all workloads. The bool of a workload says whether the peers take part."""
     workloads = [workload for workload, _ in wanted]
     sizes = [4 * workload.ids * workload.group.dim for workload in workloads]
     sides: dict[tuple[int, str], Side] = {}
@@ -121,7 +121,7 @@ def compare(
             try:
                 other, pid = stack.enter_context(_peer_side(peer, [workloads[number] for number in theirs]))
             except JobFailedError as error:
-                click.echo(f"{peer.name} does not start here, so it is not compared: {error}", err=True)
+                click.echo(f"{peer.name} cannot start and is left out: {error}", err=True)
                 continue
             for choice, number in enumerate(theirs):
                 sides[number, peer.name] = Side([other], [pid], sizes[number], choice=choice)
@@ -167,7 +167,7 @@ def _compared(
 
 
 def _reference(number: int, workloads: Sequence[TableWorkload]) -> int | None:
-    """Return the workload to compare with: for many tables one of as many rows in all, for many rows the fewest."""
+    """Return the workload to compare with: one table with the same total number of rows, or with the fewest rows."""
     mine = workloads[number]
     alike = [
         place
@@ -182,9 +182,10 @@ def _reference(number: int, workloads: Sequence[TableWorkload]) -> int | None:
 def standard(
     *, is_full: bool, rows: Sequence[int], dims: Sequence[int], ids: Sequence[int]
 ) -> list[tuple[TableWorkload, bool]]:
-    """Return workloads, each with whether peers take part.
+    """Return workloads, each with True if peers take part.
 
-    Unless in full, peers take part with the fewest rows; many tables and many rows have uniform ids and the first dim.
+    Unless ``is_full``, peers take part only in workloads with the fewest rows and one table. Workloads with many tables
+    or many rows then have uniform ids and the first dimension.
     """
     fewest, most, first_dim = min(rows), max(rows), dims[0]
     found: dict[TableWorkload, bool] = {}
@@ -201,7 +202,7 @@ def standard(
 
 
 def print_compared(found: Sequence[Compared]) -> None:
-    """Print the table for people."""
+    """Print the table."""
     rows = []
     for one in found:
         for place, side in enumerate(one.sides):
@@ -222,7 +223,7 @@ def print_compared(found: Sequence[Compared]) -> None:
                 )
             )
     columns = ("workload", "side", "ms a step", "cpu ms", "M ids/s", "time by the floor's")
-    more = ("flightedl is faster", "asked ahead", "by one table")
+    more = ("flightedl is faster", "with prefetching", "by one table")
     title = "lookup + push + row-wise Adagrad, 1 trainer, 1 pserver, medians of alternated turns"
     print_table(title, (*columns, *more), rows, left=(0, 1))
 
@@ -230,9 +231,11 @@ def print_compared(found: Sequence[Compared]) -> None:
 @click.command()
 @click.option("--rows", "row_counts", multiple=True, type=click.IntRange(min=1000), help="[default: 1 M and 10 M]")
 @click.option("--dim", "dims", multiple=True, type=click.IntRange(min=1), help="Elements of a row. [default: 16]")
-@click.option("--ids", "id_counts", multiple=True, type=click.IntRange(min=1), help="A step. [default: 4096, 65536]")
+@click.option(
+    "--ids", "id_counts", multiple=True, type=click.IntRange(min=1), help="Ids per step. [default: 4096, 65536]"
+)
 @click.option("--full", "is_full", is_flag=True, help="Skewed ids and the floor with all numbers of tables and rows.")
-@click.option("--floor/--no-floor", "wants_floor", default=True, help="The same in plain Python with nothing around.")
+@click.option("--floor/--no-floor", "wants_floor", default=True, help="Compare with the same steps in plain Python.")
 @measuring(turns=5, least=2)
 def sparse(
     *,
@@ -244,9 +247,9 @@ def sparse(
     turns: int,
     wants_json: bool,
 ) -> None:
-    """Lookup, push and optimizer of embedding tables against the floor.
+    """Compare lookup, push and optimizer of embedding tables with the floor.
 
-    Uniform and skewed ids; 26 and 100 tables against one; many rows against few; rows asked ahead.
+    Uniform and skewed ids; 26 and 100 tables against one; many rows against few; prefetched rows.
     """
     chosen = (row_counts, dims, id_counts, is_full)
     run(chosen, turns=turns, peers=[FLOOR] if wants_floor else [], wants_json=wants_json)
@@ -259,7 +262,7 @@ def run(
     peers: Sequence[RowPeer],
     wants_json: bool,
 ) -> None:
-    """Measure the standard workloads of (rows, dims, ids, in full) against peers, and print them."""
+    """Compare the standard workloads of (rows, dims, ids, is_full) with peers, and print the results."""
     rows, dims, ids, is_full = chosen
     workloads = standard(
         is_full=is_full,

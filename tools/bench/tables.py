@@ -1,7 +1,7 @@
-"""Steps with embedding tables: the same ids and gradients for all sides, and a trainer that takes them.
+"""Steps with embedding tables: ids and gradients, which are the same for all sides, and a trainer.
 
-The number of an order's kind is that of a workload, or, behind all of them, of one whose rows come with the step
-before, as ``data.prefetching`` has it.
+The kind of an order is the number of a workload. Numbers from ``len(workloads)`` on are the same workloads with
+prefetched rows (``data.prefetching``).
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ Floats = npt.NDArray[np.float32]
 RATE, EPS = 0.05, 1e-8
 #: Exponent of the skewed ids.
 ZIPF = 1.05
-#: Different steps, which are repeated.
+#: Number of different steps, which are repeated.
 _STEPS = 8
-#: New rows of one step while the tables are filled.
+#: Rows per step while the tables are filled.
 _FILL = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Tables that take part in one step, with ``rows`` in all."""
+    """Tables of one step, with ``rows`` rows in total."""
 
     tables: int
     rows: int
@@ -48,7 +48,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class TableWorkload:
-    """Steps of some tables. ``ids`` of one step, of all tables together, with repetitions."""
+    """Steps with a group of tables. ``ids`` is the number of ids per step in all tables, including repetitions."""
 
     group: Group
     ids: int
@@ -56,7 +56,7 @@ class TableWorkload:
 
     @property
     def ids_of_one(self) -> int:
-        """Ids of one step of each table."""
+        """Ids per step and table."""
         return max(1, self.ids // self.group.tables)
 
     def __str__(self) -> str:
@@ -67,7 +67,7 @@ class TableWorkload:
 
 
 def skewed(random: np.random.Generator, order: Ids, count: int) -> Ids:
-    """Draw ids by a bounded power law: the inverse of its distribution. ``order`` has the ids by rank."""
+    """Draw ids from a bounded power law by inverting its distribution. ``order`` contains the ids by rank."""
     rows, power = len(order), 1 - ZIPF
     ranks = ((random.random(count) * (rows**power - 1) + 1) ** (1 / power)).astype(np.int64)
     found: Ids = order[np.clip(ranks, 1, rows) - 1]
@@ -85,7 +85,7 @@ def steps_of(workload: TableWorkload) -> list[list[Ids]]:
 
 
 def gradients_of(workload: TableWorkload) -> list[Floats]:
-    """Return the gradients of each table's ids, the same in every step."""
+    """Return the gradients of each table's ids, which are the same in every step."""
     random = np.random.default_rng(1)
     shape = (workload.ids_of_one, workload.group.dim)
     return [0.01 * random.standard_normal(shape, np.float32) for _ in range(workload.group.tables)]
@@ -97,15 +97,13 @@ def groups_of(workloads: Sequence[TableWorkload]) -> list[Group]:
 
 
 class _Loop:
-    """The steps of one workload, from where the order before stopped."""
-
     def __init__(self, job: Any, tables: list[Any], workload: TableWorkload) -> None:
         self._job, self._tables = job, tables
         self._steps, self._gradients = itertools.cycle(steps_of(workload)), gradients_of(workload)
         self._ids = next(self._steps)
 
     def ahead(self) -> dict[Any, Callable[[object], Ids]]:
-        """Return a function for each table that makes the ids of the next step."""
+        """Return a function for each table that returns the ids of the next step."""
         return {table: partial(self._next_ids, place) for place, table in enumerate(self._tables)}
 
     def _next_ids(self, place: int, _batch: object) -> Ids:
@@ -121,7 +119,7 @@ class _Loop:
 
 
 def train(workloads: list[TableWorkload], dataset: str) -> None:
-    """Fill the tables, and train as ordered."""
+    """Fill the tables, and step as ordered."""
     with fe.connect() as job:
         data = job.dataset(dataset, batch_size=1, epochs=None)
         optimizer, groups = fe.RowAdagrad(lr=RATE, eps=EPS), dict[Group, list[Any]]()

@@ -1,7 +1,7 @@
-"""A trainer of the benchmarks: the user's loop, with steps of the size asked for, in a job of real processes.
+"""Trainer of the benchmarks: a user's loop with steps of a given size, in a job with real processes.
 
-A step's time is that of a whole turn of the loop: batch handed out, pushed, pulled, closed. Gradients lie in a
-trainer's own memory, as a model's do; where they would not fit, all trainers of a bench map one file of them.
+The time of a step is that of a complete iteration: the batch is handed out, pushed, pulled and closed. Gradients are in
+the trainer's own memory, as those of a model are. If they would not fit, all trainers map one file of gradients.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ MODES: dict[str, Mode] = {
     "backup": Sync(backup=1),
     "deterministic": Sync(deterministic=True),
 }
-#: Of all trainers together; beyond they share one file.
+#: Largest size of the gradients of all trainers together for which each trainer has its own copy.
 _OWN_GRADIENTS_BYTES = 2 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The workload of a comparison. ``parameters`` arrays of equal size, ``mb`` MiB of float32 together."""
+    """Workload of a comparison: ``parameters`` float32 arrays of equal size, ``mb`` MiB in total."""
 
     mb: float = 64.0
     parameters: int = 1
@@ -43,8 +43,8 @@ class Workload:
     mode: str = "async"
     wire: str = ""
     integrity: str = "auto"
-    #: Carrier of the values: "shared" is memory that both sides map, "lent" the same without a copy in the trainer,
-    #: "tcp" a network stream, "auto" the job's own choice, which is shared here.
+    #: Transport of the values: "shared" is memory that both sides map, "lent" the same without a copy in the trainer,
+    #: "tcp" a network stream, "auto" the job's default, which is shared memory here.
     path: str = "auto"
 
     @property
@@ -67,7 +67,7 @@ class Workload:
 
 
 def train(workload: Workload, dataset: str, gradients_file: str) -> None:
-    """Train as ordered."""
+    """Step as ordered."""
     line: np.ndarray[tuple[int], np.dtype[np.float32]] = np.memmap(gradients_file, np.float32, "r")
     if workload.trainers * workload.size_bytes <= _OWN_GRADIENTS_BYTES:
         line = np.array(line)
@@ -83,14 +83,14 @@ def train(workload: Workload, dataset: str, gradients_file: str) -> None:
         if workload.path == "lent":
             model.lend_to(lambda _name, _start, _values: None)
         ready()
-        # Each order is a loop of its own. One who stayed in its loop would be a member of synchronous rounds between
-        # two orders, and another that still has a step to do, as it joined later, would wait for it.
+        # A separate loop for each order. Otherwise an idle trainer would remain a member of synchronous rounds, and a
+        # trainer that joined later and still has steps to do would wait for it.
         while count := next_order()[0]:
             report(*run_steps(data, partial(model.step, gradients), count))
 
 
 def run_steps(data: fe.Dataset, step: Callable[[], object], count: int) -> tuple[list[float], float]:
-    """Return the seconds of each of ``count`` turns of the loop and their processor time; the loop is left then."""
+    """Run ``count`` iterations and leave the loop. Return the seconds of each, and their processor time."""
     seconds: list[float] = []
     begun, cpu_s = 0.0, time.process_time()
     for _ in data:

@@ -1,8 +1,8 @@
-"""Processes of a benchmark: how they start, the orders that they take, their processor time and memory.
+"""Processes of a benchmark: start, orders, processor time and memory.
 
-``started`` runs a function in a process of its own. Some of these are workers: an order is a line with a number of
-steps and their kind, answered by a line of JSON with the wall time of each step, the processor time of the process for
-all of them, and the number of its threads that step at once. The end of the input ends a worker.
+``started`` runs a function in a separate process. Some of these processes are workers. An order to a worker is a line
+with a number of steps and their kind. The worker answers with a line of JSON: the wall time of each step, the process's
+processor time for all of them, and the number of threads that step concurrently. The end of its input ends a worker.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ _USER_TICKS, _SYSTEM_TICKS, _RESIDENT_PAGES = 11, 12, 21
 
 
 def tell(value: object) -> None:
-    """Tell the benchmark something in one line, such as the port of this server."""
+    """Send the benchmark a line, such as the port of this server."""
     sys.stdout.write(f"{value}\n")
     sys.stdout.flush()
 
 
 def ready(servers: Sequence[int] = ()) -> None:
-    """Say that orders are accepted, and name the server processes that this worker started."""
+    """Report that this worker is ready for orders, with the server processes that it started."""
     tell(json.dumps({"servers": list(servers)}))
 
 
 def next_order() -> tuple[int, int]:
-    """Return the number of steps to run and their kind; 0 steps end the worker."""
+    """Wait for an order. Return the number of steps to run and their kind; 0 steps end the worker."""
     count, choice, *_ = *map(int, sys.stdin.readline().split()), 0, 0
     return count, choice
 
@@ -55,7 +55,7 @@ def report(seconds: Sequence[float], cpu_s: float, threads: int = 1) -> None:
 
 
 def serve(*steps: Callable[[], object], servers: Sequence[int] = ()) -> None:
-    """Run steps as ordered until the input ends. With several kinds of steps each order names one."""
+    """Run steps as ordered until the input ends. Each order selects one of the functions."""
     ready(servers)
     while True:
         count, choice = next_order()
@@ -77,28 +77,28 @@ class Worker:
     process: subprocess.Popen[str]
 
     def order(self, count: int, choice: int = 0) -> None:
-        """Begin ``count`` steps of a kind."""
+        """Order ``count`` steps of a kind."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(f"{count} {choice}\n")
             self.process.stdin.flush()
 
     def answer(self) -> dict[str, Any]:
-        """Return the answer to the previous order, or the process's word that it is ready."""
+        """Wait for the answer to the previous order, or for the report that the process is ready."""
         line = self.line()
         if not line:
-            raise JobFailedError(f"a process of the bench ended with code {self.process.wait()}: see its output above")
+            raise JobFailedError(f"a benchmark process ended with code {self.process.wait()}: see its output above")
         found: dict[str, Any] = json.loads(line)
         return found
 
     def line(self) -> str:
-        """Return the next line of output."""
+        """Wait for the next line of output."""
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
 
 def program_of(function: Callable[..., object], *arguments: object) -> list[str]:
-    """Return the arguments of an interpreter that calls a function of a module. Its values travel as JSON."""
+    """Return the arguments of an interpreter that calls a function of a module, whose arguments are passed as JSON."""
     return [__name__, function.__module__, function.__name__, msgspec.json.encode(arguments).decode()]
 
 
@@ -106,7 +106,7 @@ def program_of(function: Callable[..., object], *arguments: object) -> list[str]
 def started(
     function: Callable[..., object], *arguments: object, environment: Mapping[str, str] | None = None
 ) -> Iterator[Worker]:
-    """Run a function in a process of its own until the block ends."""
+    """Run a function in a separate process until the block ends."""
     with subprocess.Popen(
         [sys.executable, "-m", *program_of(function, *arguments)],
         stdin=subprocess.PIPE,
@@ -133,24 +133,26 @@ def cpu_s(pid: int) -> float:
 
 
 def resident_bytes(pid: int) -> int:
-    """Return the main memory that a process has now."""
+    """Return the current resident memory of a process."""
     return int(_stat(pid)[_RESIDENT_PAGES]) * _PAGE_BYTES
 
 
 def peak_bytes(pid: int) -> int:
-    """Return the most main memory that a process ever had."""
+    """Return the peak resident memory of a process."""
     (line,) = [text for text in _read(_PROC / str(pid) / "status").splitlines() if text.startswith("VmHWM:")]
     return int(line.split()[1]) << 10
 
 
 def _stat(pid: int) -> list[str]:
-    # The program's name comes in parentheses, and may have spaces and parentheses in it.
+    # The program's name is in parentheses, and may itself contain spaces and parentheses.
     return _read(_PROC / str(pid) / "stat").rpartition(")")[2].split()
 
 
 def _read(place: Path) -> str:
     if not _PROC.joinpath("self").exists():
-        raise UsageError("benchmarks measure processes by /proc, which this system does not have: run them on Linux")
+        raise UsageError(
+            "benchmarks need /proc to measure processes, which this system does not have: run them on Linux"
+        )
     return place.read_text()
 
 
