@@ -66,7 +66,7 @@ class BatchSums:
         return self._again
 
     def is_of_others(self, current: CurrentBatch) -> bool:
-        """True if the batch cannot join the waiting batches, because only one of the two sums is a repeated one."""
+        """True if the batch belongs to another sum than the waiting batches, because one of the sums is repeated."""
         return self.has_batches and self._again != current.batch.again
 
     def is_at(self, current: CurrentBatch) -> bool:
