@@ -154,7 +154,7 @@ def test_every_argument_is_documented(name: str) -> None:
 def test_every_extra_for_users_has_its_row() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     rows = re.findall(r"^\| `(\w+)` \|", sections(ROOT / "docs" / "operations.md")["What to install"], re.MULTILINE)
-    assert sorted(rows) == sorted(extras.keys() - {"test", "unit", "frameworks", "lint"})
+    assert sorted(rows) == sorted(extras.keys() - {"test", "unit", "frameworks", "docs", "lint"})
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.name)
