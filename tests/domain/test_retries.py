@@ -55,7 +55,7 @@ class EndpointConnectionError(Exception):
     ],
     ids=repr,
 )
-def test_errors_that_may_pass(error: Exception) -> None:
+def test_errors_that_may_pass_are_retried(error: Exception) -> None:
     assert is_transient(error)
 
 
@@ -76,7 +76,7 @@ def test_errors_that_may_pass(error: Exception) -> None:
     ],
     ids=repr,
 )
-def test_errors_that_another_attempt_cannot_cure(error: Exception) -> None:
+def test_permanent_errors_are_not_retried(error: Exception) -> None:
     assert not is_transient(error)
 
 

@@ -26,7 +26,7 @@ def look(known: Pservers, present: dict[int, int]) -> None:
         known.seen(index, generation)
 
 
-def test_who_has_values_ends_and_then_the_election_does() -> None:
+def test_pservers_with_values_end_before_the_election_does() -> None:
     known = pservers({0: 4, 1: 5}, 0, 1)
     look(known, {0: 7, 1: 5})
     assert known.lacks(0, 7, 3, may_be_saved=False) is None
@@ -40,7 +40,7 @@ def test_who_has_values_ends_and_then_the_election_does() -> None:
     assert not known.is_settled(1, 9)
 
 
-def test_nobody_ends_when_a_checkpoint_turned_up() -> None:
+def test_no_pserver_ends_if_a_checkpoint_is_found() -> None:
     known = pservers({0: 7, 1: 5}, 1)
     known.lacks(0, 7, 3, may_be_saved=False)
     assert known.must_end(1, 5)
@@ -49,7 +49,7 @@ def test_nobody_ends_when_a_checkpoint_turned_up() -> None:
     assert not known.waiting_for
 
 
-def test_what_a_process_said_is_forgotten_with_it() -> None:
+def test_the_report_of_an_ended_process_is_forgotten() -> None:
     known = pservers({0: 8, 1: 5}, 1)
     known.lacks(0, 7, 3, may_be_saved=False)
     assert not known.waiting_for

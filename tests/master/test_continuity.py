@@ -90,7 +90,7 @@ def job() -> Job:
     return Job()
 
 
-def test_a_job_notes_the_etcd_that_it_begins_on_and_goes_on_there(job: Job) -> None:
+def test_a_job_records_its_etcd_and_continues_on_it(job: Job) -> None:
     assert job.begin()
     seen = job.store.another()
     seen.get("")
@@ -104,7 +104,7 @@ def test_a_job_notes_the_etcd_that_it_begins_on_and_goes_on_there(job: Job) -> N
     assert KEYS.task_queues in job.stored()
 
 
-def test_a_manifest_that_a_deposed_master_finishes_meanwhile_is_no_proof_of_a_lost_state(
+def test_a_late_manifest_of_a_deposed_master_does_not_prove_a_lost_state(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert job.begin()
@@ -188,7 +188,7 @@ def test_resuming_on_the_same_etcd_needs_no_new_life(job: Job) -> None:
     assert job.begin(resume=True)
 
 
-def test_without_checkpoints_another_cluster_is_all_that_is_found_out(job: Job) -> None:
+def test_without_checkpoints_only_another_cluster_is_detected(job: Job) -> None:
     assert job.begin(storage=False)
     coordinator = JobCoordinator(job.store.another(), KEYS)
     coordinator.transact([], [Put(KEYS.job, b"{}")])
@@ -200,14 +200,14 @@ def test_without_checkpoints_another_cluster_is_all_that_is_found_out(job: Job) 
             job.begin(storage=False, resume=resume)
 
 
-def test_checkpoints_that_cannot_be_read_keep_no_master_from_its_work(job: Job) -> None:
+def test_unreadable_checkpoints_do_not_stop_a_master(job: Job) -> None:
     assert job.begin()
     job.reach(1)
     job.storage.plan.fail_at("list", 1, UnavailableError("down"))
     assert job.begin()
 
 
-def test_a_master_that_dies_while_it_begins_a_life_leaves_what_its_successor_finds_out(job: Job) -> None:
+def test_the_successor_of_a_master_that_dies_while_beginning_a_life_detects_it_again(job: Job) -> None:
     assert job.begin()
     job.reach(1)
     older(job)

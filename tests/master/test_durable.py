@@ -44,7 +44,7 @@ def counter() -> Iterator[Counter]:
     made.held.release()
 
 
-def test_what_was_waited_for_is_stored(counter: Counter) -> None:
+def test_awaited_state_is_stored(counter: Counter) -> None:
     counter.value = 3
     counter.durable.wait(3, 5.0)
     assert counter.stored() == b"3"
@@ -61,7 +61,7 @@ def test_many_waiters_share_few_writes(counter: Counter) -> None:
     assert counter.stored() == b"64"
 
 
-def test_those_who_shared_a_write_share_the_next_one(counter: Counter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiters_that_shared_a_write_share_the_next_one(counter: Counter, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are back one after the other, but within the moment that the writer waits for them."""
     # A moment that is long enough on a machine that is busy with something else.
     monkeypatch.setattr("flightedl.master.durable._GATHER_S", 0.1)
@@ -86,7 +86,7 @@ def test_those_who_shared_a_write_share_the_next_one(counter: Counter, monkeypat
     assert counter.durable.write_count < count * rounds / 2
 
 
-def test_one_who_is_alone_is_never_put_off(counter: Counter) -> None:
+def test_a_single_waiter_is_never_delayed(counter: Counter) -> None:
     for revision in range(1, 101):
         counter.value = revision
         counter.durable.wait(revision, 5.0)
@@ -102,7 +102,7 @@ def test_a_deposed_master_writes_nothing_and_steps_down(counter: Counter) -> Non
     assert counter.reasons
 
 
-def test_somebody_elses_bytes_make_it_step_down(counter: Counter) -> None:
+def test_bytes_of_another_writer_make_it_step_down(counter: Counter) -> None:
     counter.coordinator.transact([], [Put("state", b"not mine")])
     counter.value = 1
     with pytest.raises(NotReadyError):
@@ -112,7 +112,7 @@ def test_somebody_elses_bytes_make_it_step_down(counter: Counter) -> None:
 
 
 @pytest.mark.parametrize("fault", ["unavailable", "lost_request", "lost_reply"])
-def test_a_write_that_fails_in_any_way_is_carried_on(counter: Counter, fault: FaultKind) -> None:
+def test_a_write_that_fails_in_any_way_is_retried(counter: Counter, fault: FaultKind) -> None:
     counter.value = 1
     counter.coordinator.fail_next(fault)
     counter.durable.wait(1, 5.0)

@@ -51,7 +51,7 @@ def is_gone(master: Master, index: int) -> bool:
         return index not in master.state.core.pservers.present
 
 
-def test_done_is_told_when_the_last_checkpoint_is_complete(make_job: MakeJob) -> None:
+def test_the_job_is_reported_as_done_when_the_last_checkpoint_is_complete(make_job: MakeJob) -> None:
     job = make_job()
     master, _, a = trained(job)
     assert newest(job) == 1
@@ -60,7 +60,7 @@ def test_done_is_told_when_the_last_checkpoint_is_complete(make_job: MakeJob) ->
     assert newest(job) > 1
 
 
-def test_who_hears_of_the_end_hears_which_processes_have_all_of_it(make_job: MakeJob) -> None:
+def test_the_report_of_the_end_names_the_complete_processes(make_job: MakeJob) -> None:
     job = make_job(2)
     master, pservers, a = trained(job)
     before = master.ask("a", a)
@@ -75,7 +75,7 @@ def test_who_hears_of_the_end_hears_which_processes_have_all_of_it(make_job: Mak
     assert (after.is_ending, after.pservers) == (False, [pservers[0].generation, back.generation])
 
 
-def test_who_asks_when_something_is_done_again_hears_that_there_is_work(make_job: MakeJob) -> None:
+def test_a_trainer_gets_tasks_while_lost_ones_are_repeated(make_job: MakeJob) -> None:
     job = make_job(2)
     master, _, a = trained(job)
     eventually(lambda: master.says_done("a", a))
@@ -87,7 +87,7 @@ def test_who_asks_when_something_is_done_again_hears_that_there_is_work(make_job
     assert (reply.outcome, reply.is_ending, reply.pservers) == ("none_now", False, [])
 
 
-def test_the_store_may_be_away_for_a_moment_at_the_end(make_job: MakeJob) -> None:
+def test_the_store_may_fail_briefly_at_the_end(make_job: MakeJob) -> None:
     job = make_job()
     master, (pserver,), a = trained(job)
     pserver.store_trouble = "no space"
@@ -97,7 +97,7 @@ def test_the_store_may_be_away_for_a_moment_at_the_end(make_job: MakeJob) -> Non
     assert newest(job) > 1
 
 
-def test_a_store_that_fails_again_and_again_is_not_waited_for(make_job: MakeJob) -> None:
+def test_a_store_that_fails_repeatedly_is_not_awaited(make_job: MakeJob) -> None:
     job = make_job()
     master, (pserver,), a = trained(job)
     pserver.store_trouble = "no space"
@@ -106,7 +106,7 @@ def test_a_store_that_fails_again_and_again_is_not_waited_for(make_job: MakeJob)
     assert "no space" in master.state.core.checkpointing.checkpoints.trouble
 
 
-def test_a_pserver_that_dies_while_the_last_checkpoint_is_made_is_waited_for(make_job: MakeJob) -> None:
+def test_a_pserver_that_dies_during_the_last_checkpoint_is_awaited(make_job: MakeJob) -> None:
     """It takes along what it had since the checkpoint before: its death is not the store's trouble."""
     job = make_job()
     master, (pserver,), a = trained(job)
@@ -122,9 +122,7 @@ def test_a_pserver_that_dies_while_the_last_checkpoint_is_made_is_waited_for(mak
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
-def test_nobody_hears_that_all_is_done_while_a_pserver_is_away_or_has_not_said_what_it_has(
-    make_job: MakeJob, is_kept: bool
-) -> None:
+def test_the_job_is_not_done_while_a_pserver_is_down_or_has_not_answered(make_job: MakeJob, is_kept: bool) -> None:
     job = make_job(2, is_kept=is_kept)
     master, pservers, a = trained(job)
     eventually(lambda: master.says_done("a", a))
@@ -142,13 +140,13 @@ def test_nobody_hears_that_all_is_done_while_a_pserver_is_away_or_has_not_said_w
     eventually(lambda: master.says_done("a", a))
 
 
-def test_a_job_in_which_nothing_is_missing_does_nothing_again(make_job: MakeJob) -> None:
+def test_a_job_without_missing_tasks_repeats_nothing(make_job: MakeJob) -> None:
     master, _, a = trained(make_job(2))
     eventually(lambda: master.says_done("a", a))
     assert master.service.status().missing_tasks == 0
 
 
-def test_work_that_was_reported_and_is_missing_is_done_again_before_the_end(make_job: MakeJob) -> None:
+def test_reported_but_missing_tasks_are_repeated_before_the_end(make_job: MakeJob) -> None:
     job = make_job(2)
     first, second = (job.start_pserver(index) for index in range(2))
     master = job.start_master()
@@ -170,7 +168,7 @@ def test_work_that_was_reported_and_is_missing_is_done_again_before_the_end(make
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
-def test_nobody_hears_that_all_is_done_while_a_round_may_be_open(make_job: MakeJob, is_kept: bool) -> None:
+def test_the_job_is_not_done_while_a_round_may_be_open(make_job: MakeJob, is_kept: bool) -> None:
     """The last batches wait in it until each pserver has heard that nobody else comes."""
     job = make_job(is_kept=is_kept)
     (pserver,) = [job.start_pserver(0)]
@@ -197,7 +195,7 @@ def test_nobody_hears_that_all_is_done_while_a_round_may_be_open(make_job: MakeJ
     assert not pserver.views[-1].members
 
 
-def test_a_master_that_ends_waits_for_a_last_checkpoint_unless_a_pserver_is_gone(make_job: MakeJob) -> None:
+def test_a_master_that_shuts_down_waits_for_a_last_checkpoint_unless_a_pserver_is_gone(make_job: MakeJob) -> None:
     job = make_job()
     master, (pserver,), _ = trained(job)
     master.service.drain(5.0)
@@ -208,7 +206,7 @@ def test_a_master_that_ends_waits_for_a_last_checkpoint_unless_a_pserver_is_gone
     assert msgspec.json.decode(job.storage.read("c-2/manifest.json"))["body"]["number"] == 2  # type: ignore[union-attr]
 
 
-def test_a_task_with_a_quarantined_batch_is_not_taken_for_lost(make_job: MakeJob) -> None:
+def test_a_task_with_a_quarantined_batch_is_not_missing(make_job: MakeJob) -> None:
     """A pserver tells of whole tasks only; what is left of this one would be done again until the job had failed."""
     job = make_job(is_kept=False)
     pserver = job.start_pserver(0)

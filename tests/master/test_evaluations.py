@@ -61,7 +61,7 @@ def test_means_are_weighted_and_a_piece_counts_once() -> None:
     assert (status.tasks.done, status.tasks.total, status.is_done) == (3, 3, True)
 
 
-def test_a_successor_takes_it_up() -> None:
+def test_a_successor_continues_an_evaluation() -> None:
     known = evaluations()
     found = begun(known)
     (first,) = ask(found, "x", [])
@@ -95,7 +95,7 @@ def test_a_name_is_one_evaluation(make_job: Callable[..., Job]) -> None:
         master.work("a", a, evaluation="other")
 
 
-def test_what_a_dead_trainer_held_goes_to_another() -> None:
+def test_pieces_of_a_dead_trainer_go_to_another() -> None:
     known = evaluations()
     found = begun(known)
     held = ask(found, "x", [], want=2)
@@ -104,7 +104,7 @@ def test_what_a_dead_trainer_held_goes_to_another() -> None:
     assert {a.position for a in again} == {a.position for a in held}
 
 
-def test_a_checkpoint_has_the_results_of_those_that_are_through() -> None:
+def test_a_checkpoint_has_the_results_of_finished_evaluations() -> None:
     known = evaluations()
     through, under_way = begun(known, "through"), begun(known, "under way")
     assert known.encode_results() is None

@@ -36,19 +36,19 @@ def exports_of(storage: MemoryStorage, error: Exception | None = None) -> ModelE
     return ModelExports(storage, "j", checkpoint, lambda: None, SystemClock())
 
 
-def test_an_export_that_fails_by_a_foreign_error_has_failed_and_can_be_asked_for_again() -> None:
+def test_an_export_that_fails_with_a_foreign_error_can_be_requested_again() -> None:
     exports = exports_of(MemoryStorage(), MemoryError())
     for _ in range(2):
         reply = ended(exports)
         assert (reply.state, reply.error) == ("failed", "export failed by MemoryError: see the log of the server")
 
 
-def test_an_export_whose_checkpoint_is_gone_says_so() -> None:
+def test_an_export_reports_that_its_checkpoint_was_deleted() -> None:
     assert ended(exports_of(MemoryStorage())).error == "its checkpoint was already deleted"
 
 
 @pytest.mark.parametrize("point", ["list", "read"])
-def test_a_store_that_fails_for_a_moment_is_asked_again(point: str) -> None:
+def test_a_store_that_fails_briefly_is_retried(point: str) -> None:
     storage = MemoryStorage()
     model = DeclaredModel(declaration=ModelDeclaration(parameters=[], optimizer={}, mode={}), pservers=0, plan_hash="p")
     manifest = Manifest(

@@ -44,13 +44,13 @@ def failed(task: int, first: int, end: int, epoch: int = 1) -> FailedPiece:
         (failed(2, 2, 3), ("b.parquet", 2, 10, 2), [("b.parquet", 2, 10, 2)]),
     ],
 )
-def test_in_stored_order_batches_are_stretches_of_records(piece: FailedPiece, place: tuple, ranges: list) -> None:
+def test_in_stored_order_batches_are_ranges_of_records(piece: FailedPiece, place: tuple, ranges: list) -> None:
     found = failed_piece(piece, indexed(), None)
     assert (found.url, found.chunk, found.first_record, found.records) == place
     assert [(r.url, r.chunk, r.first_record, r.records) for r in found.ranges] == ranges
 
 
-def test_shuffled_batches_are_found_where_the_trainers_take_them_from() -> None:
+def test_shuffled_batches_are_located_where_trainers_read_them() -> None:
     found = failed_piece(failed(0, 0, 1), indexed(), 7)
     numbers = sorted(int(number) for number in record_order(8, 7, 1, 0)[:3])
     assert [n for r in found.ranges for n in range(r.first_record, r.first_record + r.records)] == numbers

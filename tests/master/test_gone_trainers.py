@@ -122,9 +122,7 @@ def waits(future: Future[Result], master: Master) -> None:
     assert not future.done()
 
 
-def test_a_join_that_waits_ends_with_its_trainer(
-    master: Master, trainers: Trainers, beside: ThreadPoolExecutor
-) -> None:
+def test_a_waiting_join_ends_with_its_trainer(master: Master, trainers: Trainers, beside: ThreadPoolExecutor) -> None:
     generation = trainers.live("a")
     until_ready(lambda: master.work("a", generation))
     joining = beside.submit(master.join, "a", generation, WAIT_S)
@@ -137,7 +135,7 @@ def test_a_join_that_waits_ends_with_its_trainer(
     assert members.membership.members == ()
 
 
-def test_a_request_for_work_that_waits_ends_with_its_trainer(
+def test_a_waiting_request_for_tasks_ends_with_its_trainer(
     master: Master, trainers: Trainers, beside: ThreadPoolExecutor
 ) -> None:
     busy, idle = trainers.live("busy"), trainers.live("idle")
@@ -157,7 +155,7 @@ def test_a_request_for_work_that_waits_ends_with_its_trainer(
     assert len(given) == 2
 
 
-def test_whoever_is_gone_or_not_seen_yet_is_told_so(master: Master, trainers: Trainers) -> None:
+def test_gone_and_unknown_trainers_get_an_error(master: Master, trainers: Trainers) -> None:
     generation = trainers.live("a")
     until_ready(lambda: master.work("a", generation))
     with pytest.raises(FencedError, match="no lease of generation"):
@@ -170,7 +168,7 @@ def test_whoever_is_gone_or_not_seen_yet_is_told_so(master: Master, trainers: Tr
         master.work("b", generation, evaluation="e")
 
 
-def test_a_trainer_that_dies_while_a_master_begins_is_gone(
+def test_a_trainer_that_dies_while_a_master_starts_is_gone(
     master: Master, start: Callable[[], Master], trainers: Trainers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The directory tells only of changes after it was asked to: what was before is looked at then, not sooner."""
@@ -190,7 +188,7 @@ def test_a_trainer_that_dies_while_a_master_begins_is_gone(
         successor.work("a", generation)
 
 
-def test_a_successor_gives_the_work_of_the_dead_to_others(
+def test_a_successor_assigns_the_tasks_of_dead_trainers_to_others(
     master: Master, start: Callable[[], Master], trainers: Trainers
 ) -> None:
     request = EvaluationDeclaration(name="e", dataset=DATASET)
@@ -208,7 +206,7 @@ def test_a_successor_gives_the_work_of_the_dead_to_others(
     assert successor.work("b", other, evaluation="e", finished=done).outcome == "epochs_done"
 
 
-def test_a_trainer_that_came_back_under_its_name_while_nobody_led_holds_nothing(
+def test_a_trainer_that_registered_again_without_a_master_holds_nothing(
     master: Master, trainers: Trainers, start: Callable[[], Master]
 ) -> None:
     first = trainers.live("a")
@@ -222,7 +220,7 @@ def test_a_trainer_that_came_back_under_its_name_while_nobody_led_holds_nothing(
     assert not {a.attempt for a in given.assignments} & set(held), "told again under other numbers"
 
 
-def test_the_answer_to_a_join_is_about_the_work_that_was_asked_about(master: Master, trainers: Trainers) -> None:
+def test_the_answer_to_a_join_is_about_the_requested_attempt(master: Master, trainers: Trainers) -> None:
     """Of a copy that somebody else finished nothing follows for what the trainer was given since."""
     generation = trainers.live("a")
     first, second = until_ready(lambda: master.work("a", generation)).assignments
@@ -237,7 +235,7 @@ def test_the_answer_to_a_join_is_about_the_work_that_was_asked_about(master: Mas
     assert ask(second.attempt)
 
 
-def test_a_stopped_job_stays_stopped_under_the_next_master(
+def test_a_stopped_job_remains_stopped_under_the_next_master(
     master: Master, start: Callable[[], Master], trainers: Trainers
 ) -> None:
     generation = trainers.live("a")
@@ -253,7 +251,7 @@ def test_a_stopped_job_stays_stopped_under_the_next_master(
     assert status.tasks.todo == status.tasks.total
 
 
-def test_an_answer_on_its_way_from_another_thread_is_waited_for(
+def test_an_answer_caused_by_another_thread_is_awaited(
     master: Master, trainers: Trainers, beside: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The time of a request is up between the moment that it is answered and the one that its thread hears of it."""

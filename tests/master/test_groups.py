@@ -76,7 +76,7 @@ def phase(master: Master) -> str:
     return group.phase
 
 
-def test_a_group_is_done_when_all_ranks_have_left_cleanly_also_under_the_next_master(job: Job, master: Master) -> None:
+def test_a_group_is_done_when_all_ranks_have_left_cleanly_even_after_a_takeover(job: Job, master: Master) -> None:
     zero, one = start(job, master, "a", "", "T")
     assert zero.at(master, 4, (0, 1, 0, 2))
     assert one.at(master, 8, (0, 2, 0, 2))
@@ -95,7 +95,7 @@ def test_a_group_is_done_when_all_ranks_have_left_cleanly_also_under_the_next_ma
     assert (status.state, status.records) == ("done", RECORDS)
 
 
-def test_a_rank_that_dies_under_no_master_ends_its_group(job: Job, master: Master) -> None:
+def test_a_rank_that_dies_without_a_master_ends_its_group(job: Job, master: Master) -> None:
     zero, one = start(job, master, "a", "", "")
     job.end_master()
     job.end_trainer(one.name)
@@ -109,7 +109,7 @@ def test_a_rank_that_dies_under_no_master_ends_its_group(job: Job, master: Maste
     assert not zero.at(successor, 4)
 
 
-def test_a_rank_without_a_lease_is_not_let_in(job: Job, master: Master) -> None:
+def test_a_rank_without_a_lease_is_not_admitted(job: Job, master: Master) -> None:
     rank = Rank(job, "a", 0)
     rank.enter(master)
     job.end_trainer(rank.name)
@@ -118,7 +118,7 @@ def test_a_rank_without_a_lease_is_not_let_in(job: Job, master: Master) -> None:
         rank.enter(master)
 
 
-def test_records_that_kill_their_rank_are_named_as_failed(job: Job) -> None:
+def test_records_that_kill_their_rank_are_listed_as_failed(job: Job) -> None:
     master = job.start_master(attempts_limit=2)
     until_ready(lambda: master.service.declaring.dataset(DATASET))
     for name in ("a", "b"):
@@ -140,7 +140,7 @@ def test_records_that_kill_their_rank_are_named_as_failed(job: Job) -> None:
     assert (piece.attempts, piece.error) == (2, "it ended without a word")
 
 
-def test_people_are_told_of_starts_and_ends(job: Job, master: Master) -> None:
+def test_starts_and_ends_are_logged(job: Job, master: Master) -> None:
     _, one = start(job, master, "a", "", "")
     job.end_trainer(one.name)
     eventually(lambda: phase(master) == "over")

@@ -155,7 +155,7 @@ def declare(master: Master) -> None:
     eventually(asked)
 
 
-def test_files_join_in_the_order_in_which_they_come_and_the_next_master_knows(start: Start, files: MemoryFiles) -> None:
+def test_files_join_in_the_order_of_their_arrival_also_after_a_takeover(start: Start, files: MemoryFiles) -> None:
     master = start()
     declare(master)
     assert master.take_all() == [100, 110]
@@ -202,7 +202,7 @@ def test_it_waits_for_the_first_file(start: Start, files: MemoryFiles, monkeypat
     assert master.take_all() == [100, 110]
 
 
-def test_a_file_that_does_not_fit_is_told_and_joins_when_it_is_repaired(start: Start, files: MemoryFiles) -> None:
+def test_an_unusable_file_is_reported_and_joins_when_it_is_repaired(start: Start, files: MemoryFiles) -> None:
     master = start()
     declare(master)
     files.contents["/d/200.parquet"] = b"not yet"
@@ -214,7 +214,7 @@ def test_a_file_that_does_not_fit_is_told_and_joins_when_it_is_repaired(start: S
     eventually(lambda: not master.state.dataset_alarm)
 
 
-def test_a_file_that_is_removed_is_told_and_the_next_master_refuses_what_it_cannot_know(
+def test_a_removed_file_is_reported_and_the_next_master_refuses_unknown_ones(
     start: Start, files: MemoryFiles, storage: MemoryStorage | None
 ) -> None:
     master = start()
@@ -228,7 +228,7 @@ def test_a_file_that_is_removed_is_told_and_the_next_master_refuses_what_it_cann
             start()
 
 
-def test_a_user_says_that_nothing_is_to_come(start: Start, files: MemoryFiles) -> None:
+def test_a_user_declares_the_dataset_complete(start: Start, files: MemoryFiles) -> None:
     master = start()
     declare(master)
     files.contents["/d/200.parquet"] = parquet(*range(10))
@@ -239,7 +239,7 @@ def test_a_user_says_that_nothing_is_to_come(start: Start, files: MemoryFiles) -
     assert master.state.core.work.queue.is_done
 
 
-def test_only_what_follows_can_end(start: Start) -> None:
+def test_only_a_followed_dataset_can_end(start: Start) -> None:
     master = start()
     with pytest.raises(NotReadyError, match="no trainer has declared"):
         master.growing.end(SENDER)
@@ -248,7 +248,7 @@ def test_only_what_follows_can_end(start: Start) -> None:
         master.growing.end(SENDER)
 
 
-def test_a_listing_that_fails_is_told_and_tried_again(start: Start, files: MemoryFiles) -> None:
+def test_a_listing_that_fails_is_reported_and_retried(start: Start, files: MemoryFiles) -> None:
     master = start()
     declare(master)
     files.plan.fail_from("expand", UnavailableError("the store does not answer"))
@@ -280,7 +280,7 @@ def test_a_new_file_joins_although_the_store_failed_while_it_was_indexed(
     assert master.state.core.declaration.left_out == []
 
 
-def test_what_was_left_out_of_a_complete_dataset_is_known_to_the_next_master(
+def test_the_next_master_knows_the_excluded_files_of_a_complete_dataset(
     start: Start, files: MemoryFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("flightedl.formats.following.PATIENT", Patience(limit_s=0.0))
@@ -300,9 +300,7 @@ def test_what_was_left_out_of_a_complete_dataset_is_known_to_the_next_master(
         assert "400.parquet cannot be read at the moment" in unreadable
 
 
-def test_a_master_that_cannot_look_for_files_by_a_mistake_of_its_own_steps_down(
-    start: Start, files: MemoryFiles
-) -> None:
+def test_a_master_that_cannot_look_for_files_because_of_a_bug_steps_down(start: Start, files: MemoryFiles) -> None:
     master = start()
     declare(master)
     files.plan.fail_at("expand", 1, MemoryError("no memory"))
@@ -310,7 +308,7 @@ def test_a_master_that_cannot_look_for_files_by_a_mistake_of_its_own_steps_down(
 
 
 @pytest.mark.parametrize("point", ["stat", "open", "file:read"])
-def test_a_successor_waits_for_a_store_that_fails_for_a_moment(start: Start, files: MemoryFiles, point: str) -> None:
+def test_a_successor_waits_for_a_store_that_fails_briefly(start: Start, files: MemoryFiles, point: str) -> None:
     master = start()
     declare(master)
     files.contents["/d/200.parquet"] = parquet(*range(10))

@@ -23,7 +23,7 @@ def dataset_of(path: Path, records: int) -> SimpleNamespace:
     return SimpleNamespace(layout=TaskLayout(build_index(FsspecFiles(), DatasetSpec((str(path),))), 1))
 
 
-def test_an_index_is_encoded_once_and_again_when_the_dataset_is_another(tmp_path: Path) -> None:
+def test_an_index_is_encoded_once_for_each_dataset(tmp_path: Path) -> None:
     state = SimpleNamespace(dataset=None)
     tasks = Tasks(state)  # type: ignore[arg-type]
     with pytest.raises(NotReadyError, match="no dataset is declared yet"):

@@ -47,7 +47,7 @@ def indexed(indexing: DatasetIndexing) -> IndexedDataset:
 
 
 @pytest.mark.parametrize("point", ["expand", "open", "file:read"])
-def test_trainers_are_told_that_the_store_fails_and_get_the_dataset_when_it_answers(
+def test_trainers_learn_that_the_store_fails_and_get_the_dataset_when_it_answers(
     files: MemoryFiles, point: str
 ) -> None:
     indexing = DatasetIndexing(files, SystemClock())
@@ -59,14 +59,14 @@ def test_trainers_are_told_that_the_store_fails_and_get_the_dataset_when_it_answ
     assert indexing.doing == ""
 
 
-def test_a_store_that_stays_away_ends_the_declaration(files: MemoryFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_keeps_failing_ends_the_declaration(files: MemoryFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flightedl.master.indexing.PATIENT", Patience(limit_s=0.2))
     files.plan.fail_from("expand", DOWN)
     with pytest.raises(DataError, match=r"the store does not answer; the last attempt was made after 0\.2 s"):
         indexed(DatasetIndexing(files, SystemClock()))
 
 
-def test_a_mistake_of_the_master_ends_the_declaration(files: MemoryFiles) -> None:
+def test_a_bug_of_the_master_ends_the_declaration(files: MemoryFiles) -> None:
     files.plan.fail_at("expand", 1, KeyError("a bug"))
     with pytest.raises(InternalError, match="indexing failed by KeyError"):
         indexed(DatasetIndexing(files, SystemClock()))

@@ -24,18 +24,18 @@ def numbers(journal: Journal, **request: float) -> list[int]:
     return [event.number for event in journal.read(EventsRequest(**request)).events]  # type: ignore[arg-type]
 
 
-def test_who_follows_gets_each_event_once(journal: Journal) -> None:
+def test_a_follower_gets_each_event_once(journal: Journal) -> None:
     assert numbers(journal) == [1, 2]
     assert numbers(journal, after=2, generation=7) == []
     journal.add(Kind.TRAINER_GONE, "t", "trainer is gone")
     assert numbers(journal, after=2, generation=7) == [3]
 
 
-def test_who_followed_another_master_gets_all(journal: Journal) -> None:
+def test_a_follower_of_another_master_gets_all_events(journal: Journal) -> None:
     assert numbers(journal, after=900, generation=6) == [1, 2]
 
 
-def test_what_is_forgotten_is_counted(journal: Journal) -> None:
+def test_forgotten_events_are_counted(journal: Journal) -> None:
     for _ in range(4):
         journal.add(Kind.EPOCH_DONE, "", "x" * 9999)
     reply = journal.read(EventsRequest(after=1, generation=7))
@@ -46,12 +46,12 @@ def test_what_is_forgotten_is_counted(journal: Journal) -> None:
     assert journal.counts["job_done"] == 0
 
 
-def test_who_waits_is_woken_by_the_next_event(journal: Journal) -> None:
+def test_a_waiting_reader_is_woken_by_the_next_event(journal: Journal) -> None:
     threading.Timer(0.02, journal.add, (Kind.EPOCH_DONE, "", "epoch is done")).start()
     assert numbers(journal, after=2, generation=7, wait_s=10.0) == [3]
 
 
-def test_nobody_waits_for_a_master_that_ends(journal: Journal) -> None:
+def test_readers_do_not_wait_for_a_closing_master(journal: Journal) -> None:
     closing = threading.Event()
     closing.set()
     assert journal.read(EventsRequest(after=2, generation=7, wait_s=10.0), closing).events == []

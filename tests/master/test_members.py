@@ -66,14 +66,14 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     made.membership.check()
 
 
-def test_a_view_for_the_successor_is_not_taken_by_who_still_talks_to_the_old_process(bench: Bench) -> None:
+def test_a_view_for_the_successor_is_not_sent_to_the_old_process(bench: Bench) -> None:
     bench.up(NEW)
     assert bench.next(OLD) is None
     bench.check_all_is_told(NEW)
 
 
 @pytest.mark.parametrize("is_answered", [True, False], ids=["answered", "failed"])
-def test_what_became_of_a_view_at_the_old_process_says_nothing_of_the_new_one(bench: Bench, is_answered: bool) -> None:
+def test_the_old_process_answer_to_a_view_does_not_count_for_the_new_one(bench: Bench, is_answered: bool) -> None:
     view = bench.take(OLD)
     bench.up(NEW)
     if is_answered:
@@ -89,7 +89,7 @@ def test_a_view_that_failed_is_sent_again_to_the_same_process(bench: Bench) -> N
     bench.check_all_is_told(OLD)
 
 
-def test_a_pserver_that_was_gone_and_is_the_same_process_gets_the_view(bench: Bench) -> None:
+def test_a_pserver_that_was_unreachable_gets_the_view_again(bench: Bench) -> None:
     bench.take(OLD)
     bench.down()
     bench.up(OLD)

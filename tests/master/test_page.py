@@ -67,27 +67,27 @@ def test_the_files_of_the_page_load_nothing_from_elsewhere(port: int, path: str)
     assert not re.search(r"https?://|@import|innerHTML|eval\(", text)
 
 
-def test_every_element_that_the_script_asks_for_is_on_the_page(port: int) -> None:
+def test_every_element_that_the_script_uses_is_on_the_page(port: int) -> None:
     html, script = get(port, "/")[2].decode(), get(port, "/page.js")[2].decode()
     wanted = set(re.findall(r'\$\("(\w+)"\)', script)) | set(re.findall(r'table\("(\w+)"', script))
     assert len(wanted) > 8
     assert wanted <= set(re.findall(r'id="([\w-]+)"', html))
 
 
-def test_fields_that_the_script_reads_are_in_the_news(port: int) -> None:
+def test_fields_that_the_script_reads_are_in_the_updates(port: int) -> None:
     script = get(port, "/page.js")[2].decode()
     read = set(re.findall(r"\bstatus\.(\w+)", script))
     assert read <= set(StatusReply.__struct_fields__)
 
 
-def test_the_status_is_there_for_programs(port: int) -> None:
+def test_the_status_is_available_to_programs(port: int) -> None:
     status, headers, body = get(port, "/status.json")
     assert (status, headers["Content-Type"]) == (200, "application/json")
     assert json.loads(body)["job"] == "demo"
     assert get(port, "/../etc/passwd")[0] == 404
 
 
-def test_a_reader_gets_news_again_and_again_and_each_event_once(page: JobPage, journal: Journal) -> None:
+def test_a_reader_gets_repeated_updates_and_each_event_once(page: JobPage, journal: Journal) -> None:
     closing = threading.Event()
     parts = page.answer(Asked("/stream", "", closing)).body
     assert not isinstance(parts, bytes)
@@ -102,7 +102,7 @@ def test_a_reader_gets_news_again_and_again_and_each_event_once(page: JobPage, j
     assert b"epoch_done" in next(iter(second))  # type: ignore[arg-type]
 
 
-def test_a_page_that_is_closed_ends_its_streams(page: JobPage) -> None:
+def test_closing_a_page_ends_its_streams(page: JobPage) -> None:
     served = HttpPage("page", "127.0.0.1", 0, page.answer)
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", served.port, timeout=5)) as connection:
         connection.request("GET", "/stream")
@@ -112,7 +112,7 @@ def test_a_page_that_is_closed_ends_its_streams(page: JobPage) -> None:
         reply.read()
 
 
-def test_readers_of_the_page_keep_nobody_else_out(port: int) -> None:
+def test_readers_of_the_page_do_not_block_others(port: int) -> None:
     with contextlib.ExitStack() as stack:
         statuses = []
         for _ in range(12):
@@ -124,7 +124,7 @@ def test_readers_of_the_page_keep_nobody_else_out(port: int) -> None:
         assert get(port, "/status.json")[0] == 200
 
 
-def test_curves_have_few_points_however_long_it_takes() -> None:
+def test_curves_have_few_points_at_any_duration() -> None:
     history, now = History(), 0.0
     for _ in range(20_000):
         if history.is_due(now):
@@ -136,7 +136,7 @@ def test_curves_have_few_points_however_long_it_takes() -> None:
     assert points[-1][0] > 0.95 * now
 
 
-def test_progress_is_of_all_epochs() -> None:
+def test_progress_covers_all_epochs() -> None:
     assert progress_of(STATUS) == 0.375
     assert progress_of(StatusReply(job="a", state="waiting")) == 0.0
     assert progress_of(StatusReply(job="a", state="done", epoch=4, epochs=4)) == 1.0

@@ -8,7 +8,7 @@ from flightedl.master.progress import JobProgress
 from flightedl.messages.tasks import FailedTask, LogRequest
 
 
-def test_models_of_their_own_are_counted_where_no_trainer_shares_one() -> None:
+def test_trainers_own_models_are_counted_if_none_is_shared() -> None:
     progress = JobProgress()
 
     def say(trainer: str, model: str) -> int:
@@ -53,7 +53,7 @@ def test_a_trainer_that_left_is_forgotten() -> None:
     assert progress.records_per_s(0.0) == 5.0
 
 
-def test_who_finished_a_batch_is_told_once() -> None:
+def test_each_finished_batch_is_reported_once() -> None:
     progress = JobProgress()
     for trainer in ("a", "b", "c"):
         progress.add(LogRequest(trainer=trainer, generation=1), 10.0)
@@ -66,7 +66,7 @@ def test_who_finished_a_batch_is_told_once() -> None:
     assert progress.take_progressed() == ()
 
 
-def test_skipped_records_are_added_up() -> None:
+def test_skipped_records_are_summed() -> None:
     progress = JobProgress()
     for trainer in ("a", "b"):
         progress.add(LogRequest(trainer=trainer, generation=1, skipped_records=7), 0.0)
@@ -88,7 +88,7 @@ def test_errors_of_the_script_are_counted_by_place_and_batch() -> None:
     assert (second.batches, second.repeated) == (1, 0)
 
 
-def test_errors_that_come_rarely_are_forgotten() -> None:
+def test_rare_errors_are_forgotten() -> None:
     progress = JobProgress()
     progress.failed([_failed(1, 1)], 0.0)
     progress.failed([_failed(2, 2)], 500.0)

@@ -64,7 +64,7 @@ def test_without_tables_nothing_is_read() -> None:
 
 
 @pytest.mark.parametrize("is_gone", [True, False])
-def test_a_master_leads_without_them_where_they_cannot_be_read(is_gone: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_master_leads_without_files_that_cannot_be_read(is_gone: bool, caplog: pytest.LogCaptureFixture) -> None:
     coordinator, storage = stored(TABLE)
     name = manifest_name(3)
     if is_gone:

@@ -43,14 +43,14 @@ def grown(epochs: int) -> tuple[TaskQueue, list[tuple[int, int]]]:
     return queue, done
 
 
-def test_a_dataset_that_grew_in_many_epochs_is_done_again_wholly() -> None:
+def test_a_dataset_that_grew_in_many_epochs_is_repeated_completely() -> None:
     queue, done = grown(100)
     pservers = Pservers(1, "replay", None, Outbox())
     assert pservers.answered(0, 7, None, NOTHING, queue)
     assert do(queue, len(done)) == done
 
 
-def test_a_pserver_that_lacks_what_nobody_knows_any_more_is_refused_until_another_process_has_it(
+def test_a_pserver_that_lacks_forgotten_epochs_is_refused_until_another_process_has_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("flightedl.domain.queue.order.REMEMBERED", 10)
@@ -72,9 +72,7 @@ def test_a_pserver_that_lacks_what_nobody_knows_any_more_is_refused_until_anothe
     assert queue.encode() == before
 
 
-def test_a_job_with_a_loss_that_cannot_be_made_good_fails(
-    make_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_with_an_irreparable_loss_fails(make_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch) -> None:
     job = make_job()
     pserver = job.start_pserver(0)
     master = job.start_master()

@@ -71,7 +71,7 @@ def resumed(coordinator: MemoryCoordinator) -> Master:
     return Master(coordinator)
 
 
-def test_more_epochs(coordinator: MemoryCoordinator) -> None:
+def test_a_resumed_job_may_have_more_epochs(coordinator: MemoryCoordinator) -> None:
     master = resumed(coordinator)
     assert master.declare(THREE_EPOCHS).declaration.epochs == 3
     with pytest.raises(DeclarationError, match="epochs is 3, not 1"):
@@ -84,7 +84,7 @@ def test_more_epochs(coordinator: MemoryCoordinator) -> None:
     successor.close()
 
 
-def test_the_same_as_before(coordinator: MemoryCoordinator) -> None:
+def test_a_resumed_job_may_be_unchanged(coordinator: MemoryCoordinator) -> None:
     master = resumed(coordinator)
     assert master.declare(ONE_EPOCH).declaration.epochs == 1
     assert master.service.status().epochs == 1
@@ -93,7 +93,7 @@ def test_the_same_as_before(coordinator: MemoryCoordinator) -> None:
     master.close()
 
 
-def test_anything_else_is_refused(coordinator: MemoryCoordinator) -> None:
+def test_other_changes_are_refused(coordinator: MemoryCoordinator) -> None:
     master = resumed(coordinator)
     with pytest.raises(
         DeclarationError,
@@ -104,7 +104,7 @@ def test_anything_else_is_refused(coordinator: MemoryCoordinator) -> None:
     master.close()
 
 
-def test_fewer_epochs_than_there_were(coordinator: MemoryCoordinator) -> None:
+def test_fewer_epochs_than_begun_are_refused(coordinator: MemoryCoordinator) -> None:
     master = resumed(coordinator)
     master.declare(THREE_EPOCHS)
     held = HeldKey.claim(coordinator, SystemClock(), KEYS.trainer("a"), TRAINER, 20.0)

@@ -15,7 +15,7 @@ from flightedl.messages.base import encode
 from flightedl.messages.declarations import DeclaredModel, JobDeclaration, ModelDeclaration, ParameterDeclaration
 
 
-def test_a_resumed_job_goes_on_in_the_mode_that_it_had() -> None:
+def test_a_resumed_job_continues_in_its_mode() -> None:
     plan = plan_for([ParameterSpec("w", (40_000,))], 1)
     declared = ModelDeclaration(
         parameters=[ParameterDeclaration(name="w", shape=[40_000], dtype="float32")],

@@ -60,7 +60,7 @@ def stored(job: Job) -> DeclaredModel:
         (SGD(lr=0.1), SGD(lr=0.1)),
     ],
 )
-def test_other_settings(make_job: MakeJob, before: Optimizer, now: Optimizer) -> None:
+def test_a_resumed_job_may_have_other_settings(make_job: MakeJob, before: Optimizer, now: Optimizer) -> None:
     job = make_job()
     master = resumed(job, model_of(before))
     assert stored(job).is_former, "no pserver works by the former settings"
@@ -96,7 +96,7 @@ def test_other_settings(make_job: MakeJob, before: Optimizer, now: Optimizer) ->
         ),
     ],
 )
-def test_anything_else_is_refused(
+def test_other_changes_are_refused(
     make_job: MakeJob, before: Optimizer, now: Optimizer, changes: dict[str, Any], text: str
 ) -> None:
     job = make_job()
@@ -112,7 +112,7 @@ def _table(optimizer: Optimizer, name: str = "users", dim: int = 4, **changes: A
     return [TableSpec(name, dim, optimizer, **changes).to_json()]
 
 
-def test_the_optimizer_of_a_table_may_get_other_settings_too(make_job: MakeJob) -> None:
+def test_the_optimizer_of_a_table_may_have_other_settings_too(make_job: MakeJob) -> None:
     job = make_job()
     master = resumed(job, model_of(SGD(lr=0.1), tables=_table(Adagrad(lr=0.1))))
     refused = [
@@ -129,7 +129,7 @@ def test_the_optimizer_of_a_table_may_get_other_settings_too(make_job: MakeJob) 
 
 
 @pytest.mark.parametrize("name", ["my_optimizer", "my.optimizer", "tables.optimizer", "optimizer"])
-def test_a_tables_shape_stays_whatever_it_is_called(make_job: MakeJob, name: str) -> None:
+def test_the_shape_of_a_table_with_any_name_must_not_change(make_job: MakeJob, name: str) -> None:
     master = resumed(make_job(), model_of(SGD(lr=0.1), tables=_table(SGD(lr=0.1), name)))
     with pytest.raises(DeclarationError, match=f"tables.{name}.dim is 4, not 8"):
         master.service.declaring.model(model_of(SGD(lr=0.1), tables=_table(SGD(lr=0.1), name, 8)))
@@ -137,13 +137,13 @@ def test_a_tables_shape_stays_whatever_it_is_called(make_job: MakeJob, name: str
     assert master.service.declaring.model(now).declaration == now
 
 
-def test_a_pattern_that_matches_nothing_is_refused(make_job: MakeJob) -> None:
+def test_a_pattern_without_matches_is_refused(make_job: MakeJob) -> None:
     master = resumed(make_job())
     with pytest.raises(UsageError, match="matches none of the 1 parameters"):
         master.service.declaring.model(model_of(SGD(lr=0.1, overrides={"v": {"lr": 1.0}})))
 
 
-def test_who_declares_the_former_settings_later_is_refused(make_job: MakeJob) -> None:
+def test_a_later_declaration_of_the_former_settings_is_refused(make_job: MakeJob) -> None:
     job = make_job()
     master = resumed(job, model_of(SGD(lr=0.1)))
     master.service.declaring.model(model_of(SGD(lr=0.001)))
@@ -160,7 +160,7 @@ def test_a_job_that_was_not_resumed_keeps_its_settings(make_job: MakeJob) -> Non
         master.service.declaring.model(model_of(SGD(lr=0.2)))
 
 
-def test_a_master_that_dies_before_it_could_store_them_leaves_the_choice(make_job: MakeJob) -> None:
+def test_a_master_that_dies_before_storing_the_settings_leaves_the_choice(make_job: MakeJob) -> None:
     job = make_job()
     master = resumed(job)
     job.master_coordinator.disconnect()
@@ -179,13 +179,13 @@ def test_the_mode_may_be_changed_before_the_model_is_declared(make_job: MakeJob)
     assert reply.present_mode["kind"] == "Async"
 
 
-def test_a_model_that_nobody_has_declared_is_not_saved(make_job: MakeJob) -> None:
+def test_a_model_that_was_not_declared_again_is_not_saved(make_job: MakeJob) -> None:
     master = resumed(make_job())
     with pytest.raises(NotReadyError, match="no trainer has declared the model"):
         master.service.ask(CheckpointRequest(reason="a test", wait_s=0.0))
 
 
-def test_a_job_that_is_done_ends_without_a_trainer_that_declares_the_model(make_job: MakeJob) -> None:
+def test_a_finished_job_ends_although_no_trainer_declares_the_model(make_job: MakeJob) -> None:
     job = make_job(is_kept=False)
     master = resumed(job)
     pserver = job.start_pserver(0, {0: range(TASKS)})

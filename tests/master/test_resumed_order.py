@@ -128,7 +128,7 @@ def test_shuffling_ends_with_the_epoch_and_epochs_may_change_with_it(job: Job) -
     assert train(job, master, a) == order_by(1, 0, 1) + order_by(None, 1)
 
 
-def test_a_further_resume_may_change_it_again(job: Job) -> None:
+def test_the_order_may_change_again_when_the_job_is_resumed_again(job: Job) -> None:
     a = job.start_trainer("a")
     records = train(job, begun(job), a, 2)
     records += train(job, resumed(job, declared(seed=2)), a, TASKS)
@@ -136,7 +136,7 @@ def test_a_further_resume_may_change_it_again(job: Job) -> None:
     assert records == order_by(1, 0) + order_by(2, 1) + order_by(3, 2)
 
 
-def test_who_was_given_a_task_before_reads_it_by_the_seed_that_it_was_given(job: Job) -> None:
+def test_an_assigned_task_is_read_with_the_seed_of_its_assignment(job: Job) -> None:
     a = job.start_trainer("a")
     _, (piece,) = exchange(begun(job), a)
     master = resumed(job, declared(seed=2))
@@ -145,7 +145,7 @@ def test_who_was_given_a_task_before_reads_it_by_the_seed_that_it_was_given(job:
     assert read(job, again) == order_by(1, 0, 0, 1)
 
 
-def test_an_epoch_is_done_again_by_the_seed_that_it_had(job: Job) -> None:
+def test_a_repeated_epoch_keeps_its_seed(job: Job) -> None:
     """A pserver that comes back lacks two epochs: the one before the change, and the one after it."""
     a = job.start_trainer("a")
     train(job, begun(job), a, 1)
@@ -156,7 +156,7 @@ def test_an_epoch_is_done_again_by_the_seed_that_it_had(job: Job) -> None:
     assert train(job, master, a, pserver=pserver) == order_by(1, 0) + order_by(2, 1) + order_by(2, 2)
 
 
-def test_from_a_checkpoint_alone(make_job: MakeJob) -> None:
+def test_the_order_may_change_after_restoring_only_a_checkpoint(make_job: MakeJob) -> None:
     job = with_data(make_job())
     pserver = job.start_pserver(0)
     master = begun(job)
@@ -188,7 +188,7 @@ def test_the_same_seed_changes_nothing(job: Job) -> None:
     assert train(job, master, a) == order_by(1, 0, 2) + order_by(1, 1) + order_by(1, 2)
 
 
-def test_it_is_stored_before_it_is_answered(job: Job) -> None:
+def test_a_new_order_is_stored_before_it_is_answered(job: Job) -> None:
     a = job.start_trainer("a")
     train(job, begun(job), a, 2)
     resumed(job, declared(seed=2))
@@ -199,7 +199,7 @@ def test_it_is_stored_before_it_is_answered(job: Job) -> None:
     assert json.loads(stored.queue)["seeds"] == [[0, 1], [1, 2]]
 
 
-def test_who_declares_the_former_seed_later_is_refused(job: Job) -> None:
+def test_a_later_declaration_of_the_former_seed_is_refused(job: Job) -> None:
     begun(job)
     master = resumed(job, declared(seed=2))
     for each in (master, job.start_master()):
@@ -218,7 +218,7 @@ def test_a_job_that_was_not_resumed_keeps_its_order(job: Job, changes: dict[str,
         master.service.declaring.dataset(declared(**changes))
 
 
-def test_nothing_is_changed_where_the_epochs_are_refused(job: Job) -> None:
+def test_the_order_is_unchanged_if_the_epochs_are_refused(job: Job) -> None:
     a = job.start_trainer("a")
     train(job, begun(job), a, TASKS + 1)
     master = resumed(job)
@@ -243,7 +243,7 @@ def test_evaluations_are_read_in_stored_order(job: Job) -> None:
     assert records == order_by(None, 0)
 
 
-def test_failed_work_is_found_where_it_was_read(job: Job) -> None:
+def test_failed_work_is_located_by_the_seed_of_its_epoch(job: Job) -> None:
     a = job.start_trainer("a")
     master = begun(job)
     while not (failed := master.service.status().failed):

@@ -62,7 +62,7 @@ def begun(job: Job) -> tuple[Master, PserverTwin]:
     return master, pserver
 
 
-def test_a_job_that_is_resumed_if_there_is_a_checkpoint_begins_without_one(make_job: MakeJob) -> None:
+def test_a_job_that_resumes_if_possible_starts_without_a_checkpoint(make_job: MakeJob) -> None:
     job = make_job()
     for resume in (Resume.NEVER, Resume.AUTO):
         assert resumed(job, make_job, resume).coordinator.get(KEYS.job) is None
@@ -76,7 +76,7 @@ def test_a_job_that_is_resumed_if_there_is_a_checkpoint_begins_without_one(make_
         resumed(job, make_job, Resume.NEVER)
 
 
-def test_what_trainers_held_when_the_job_was_stopped_is_not_held_against_it(make_job: MakeJob) -> None:
+def test_trainers_that_held_tasks_when_the_job_was_stopped_are_not_blamed(make_job: MakeJob) -> None:
     job = make_job()
     master, pserver = begun(job)
     a = job.start_trainer("a")
@@ -93,7 +93,7 @@ def test_what_trainers_held_when_the_job_was_stopped_is_not_held_against_it(make
     assert len(successor.do_all("b", b, [back])) == TASKS
 
 
-def test_a_checkpoint_that_cannot_be_read_does_not_count_among_those_that_are_kept(make_job: MakeJob) -> None:
+def test_unreadable_checkpoints_are_not_counted_by_retention(make_job: MakeJob) -> None:
     job = make_job()
     master, _ = begun(job)
     for _ in range(3):
@@ -112,7 +112,7 @@ def test_a_checkpoint_that_cannot_be_read_does_not_count_among_those_that_are_ke
     assert {newest - 1, *kept} < set(candidates(job.storage.files)), "three that can be read"
 
 
-def test_what_a_pserver_could_not_load_is_remembered(make_job: MakeJob) -> None:
+def test_checkpoints_that_a_pserver_could_not_load_are_stored(make_job: MakeJob) -> None:
     job = make_job()
     master, pserver = begun(job)
     newest = saved(job, master)

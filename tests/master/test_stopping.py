@@ -49,7 +49,7 @@ def work() -> Work:
     return Work(TaskQueue(QueueSettings(8, lambda _: 1, epochs=2)), Outbox())
 
 
-def test_what_was_begun_is_finished_and_nothing_else_is_handed_out(work: Work) -> None:
+def test_begun_tasks_are_finished_and_no_others_are_assigned(work: Work) -> None:
     first, second = Trainer(work, "a"), Trainer(work, "b")
     first.ask(5)
     second.ask(1)
@@ -66,7 +66,7 @@ def test_what_was_begun_is_finished_and_nothing_else_is_handed_out(work: Work) -
     assert (counts.done, counts.todo, counts.pending) == (3, 5, 0)
 
 
-def test_work_whose_assignment_was_lost_on_the_way_does_not_keep_a_stopped_job_open(work: Work) -> None:
+def test_an_assignment_whose_reply_was_lost_does_not_keep_a_stopped_job_open(work: Work) -> None:
     trainer = Trainer(work, "a")
     trainer.ask(1)
     trainer.held.clear()
@@ -85,7 +85,7 @@ def test_a_trainer_that_dies_does_not_keep_a_stopped_job_open(work: Work) -> Non
 
 
 @pytest.mark.parametrize("is_kept", [True, False], ids=["checkpoints", "none"])
-def test_a_stopped_job_ends_after_its_last_checkpoint_also_under_the_next_master(
+def test_a_stopped_job_ends_after_its_last_checkpoint_even_after_a_takeover(
     make_job: Callable[..., Job], is_kept: bool
 ) -> None:
     job = make_job(is_kept=is_kept)

@@ -61,7 +61,7 @@ def actions(master: Master) -> dict[str, Callable[[bytes, Call], bytes]]:
 
 
 @pytest.mark.parametrize("body", STRANGE, ids=repr)
-def test_a_master_does_nothing_for_strange_json(master: Master, body: bytes) -> None:
+def test_a_master_ignores_strange_json(master: Master, body: bytes) -> None:
     refused = set()
     for verb, action in actions(master).items():
         before = master.state.core.encode()
@@ -74,7 +74,7 @@ def test_a_master_does_nothing_for_strange_json(master: Master, body: bytes) -> 
 
 
 @pytest.mark.parametrize("body", STRANGE, ids=repr)
-def test_a_pserver_does_nothing_for_strange_json(body: bytes) -> None:
+def test_a_pserver_ignores_strange_json(body: bytes) -> None:
     routes = PserverFlight(cast("Any", Unasked()), SystemClock()).routes()
     for verb in set(routes.actions) - TELLING:
         with pytest.raises(MessageError):
@@ -85,7 +85,7 @@ def test_a_pserver_does_nothing_for_strange_json(body: bytes) -> None:
     "verb", ["set_mode", "checkpoint", "retry_failed", "drop_failed", "end_growth", "stop"], ids=str
 )
 @pytest.mark.parametrize("named", [{}, {"job": ""}, {"job": "another"}], ids=str)
-def test_who_changes_a_job_names_it(master: Master, verb: str, named: dict[str, str]) -> None:
+def test_a_request_that_changes_a_job_names_it(master: Master, verb: str, named: dict[str, str]) -> None:
     sender: dict[str, object] = {"trainer": "a", "generation": 1} if verb in {"end_growth", "stop"} else {}
     more = {"reason": "a test"} if verb == "stop" else {}
     with pytest.raises(MessageError, match="names another job"):
@@ -93,13 +93,13 @@ def test_who_changes_a_job_names_it(master: Master, verb: str, named: dict[str, 
     assert not master.service.status().is_stopped
 
 
-def test_what_names_its_job_is_heard(master: Master) -> None:
+def test_a_request_that_names_its_job_is_handled(master: Master) -> None:
     with pytest.raises(NotFoundError):
         actions(master)["drop_failed"](b'{"job": "demo"}', call())
     assert actions(master)["set_mode"](b'{"job": "demo", "wait_s": 0}', call())
 
 
-def test_only_a_registered_trainer_stops_a_job_and_the_status_says_which(make_job: Callable[..., Job]) -> None:
+def test_only_a_registered_trainer_stops_a_job_and_the_status_names_it(make_job: Callable[..., Job]) -> None:
     job = make_job()
     job.start_pserver(0)
     master = job.start_master()
@@ -121,7 +121,7 @@ def test_only_a_registered_trainer_stops_a_job_and_the_status_says_which(make_jo
     assert (told.is_stopped, told.stopped_by, told.stop_reason) == (True, "trainer-0", "good enough")
 
 
-def test_a_stop_that_an_older_version_stored_still_counts(make_job: Callable[..., Job]) -> None:
+def test_a_stop_stored_by_an_older_version_still_counts(make_job: Callable[..., Job]) -> None:
     job = make_job()
     job.start_master().declare()
     job.end_master()

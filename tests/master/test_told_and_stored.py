@@ -46,7 +46,7 @@ def stored(job: Job, key: str) -> bytes:
 # --- stored before it is told ---
 
 
-def test_work_is_handed_out_when_it_is_stored(make_job: MakeJob) -> None:
+def test_an_assignment_is_stored_before_it_is_sent(make_job: MakeJob) -> None:
     job = make_job()
     master, _ = begun(job)
     a = job.start_trainer("trainer-a")
@@ -63,7 +63,7 @@ def test_work_is_handed_out_when_it_is_stored(make_job: MakeJob) -> None:
     assert [each.attempt for each in successor.work("trainer-a", a, want=1).assignments] == [given.attempt]
 
 
-def test_a_report_is_answered_when_it_is_stored(make_job: MakeJob) -> None:
+def test_a_report_is_stored_before_it_is_answered(make_job: MakeJob) -> None:
     job = make_job()
     master, (pserver,) = begun(job)
     a = job.start_trainer("a")
@@ -81,7 +81,7 @@ def test_a_report_is_answered_when_it_is_stored(make_job: MakeJob) -> None:
     assert stored(job, KEYS.task_queues) != before
 
 
-def test_a_pserver_hears_of_a_member_when_the_membership_is_stored(make_job: MakeJob) -> None:
+def test_the_membership_is_stored_before_a_pserver_gets_it(make_job: MakeJob) -> None:
     job = make_job()
     master, (pserver,) = begun(job)
     known: list[bool] = []
@@ -124,7 +124,7 @@ def count_calls(master: Master, name: str) -> list[object]:
 # --- what is lost is done again ---
 
 
-def test_what_a_pserver_has_lost_is_stored_as_to_be_done_again(make_job: MakeJob) -> None:
+def test_reopened_tasks_of_a_lost_pserver_are_stored(make_job: MakeJob) -> None:
     job = make_job()
     master, pservers = begun(job)
     a = job.start_trainer("a")
@@ -143,7 +143,7 @@ def test_what_a_pserver_has_lost_is_stored_as_to_be_done_again(make_job: MakeJob
     assert {each.task for each in successor.do_all("a", a, [back])} == {0, 3}
 
 
-def test_what_a_pserver_has_lost_of_earlier_epochs_is_done_again_first(make_job: MakeJob) -> None:
+def test_lost_tasks_of_earlier_epochs_are_repeated_first(make_job: MakeJob) -> None:
     job = make_job()
     master, pservers = begun(job, epochs=3)
     a = job.start_trainer("a")
@@ -159,7 +159,7 @@ def test_what_a_pserver_has_lost_of_earlier_epochs_is_done_again_first(make_job:
     assert sorted(again[4:]) == [(2, task) for task in range(TASKS)]
 
 
-def test_finished_work_that_went_with_a_pserver_is_given_to_others(make_job: MakeJob) -> None:
+def test_finished_tasks_lost_with_a_pserver_are_assigned_to_others(make_job: MakeJob) -> None:
     job = make_job(2)
     master, pservers = begun(job)
     a, b = job.start_trainer("a"), job.start_trainer("b")
@@ -179,7 +179,7 @@ def test_finished_work_that_went_with_a_pserver_is_given_to_others(make_job: Mak
 # --- whoever is gone holds nothing ---
 
 
-def test_a_trainer_that_died_while_nobody_led_loses_its_work(make_job: MakeJob) -> None:
+def test_a_trainer_that_died_without_a_master_loses_its_tasks(make_job: MakeJob) -> None:
     job = make_job()
     master, pservers = begun(job)
     a = job.start_trainer("a")
@@ -193,7 +193,7 @@ def test_a_trainer_that_died_while_nobody_led_loses_its_work(make_job: MakeJob) 
     assert sorted(each.task for each in done) == list(range(TASKS))
 
 
-def test_a_trainer_that_registers_again_at_once_loses_what_it_held(make_job: MakeJob) -> None:
+def test_a_trainer_that_registers_again_at_once_loses_its_tasks(make_job: MakeJob) -> None:
     """The directory may tell of both changes at once; the name is there before and after."""
     job = make_job()
     master, pservers = begun(job)

@@ -34,7 +34,7 @@ def begin(coordinator: MemoryCoordinator, storage: MemoryStorage) -> None:
         held.release()
 
 
-def test_a_store_that_works_is_left_as_it_was(coordinator: MemoryCoordinator) -> None:
+def test_a_working_store_is_left_unchanged(coordinator: MemoryCoordinator) -> None:
     storage = MemoryStorage()
     begin(coordinator, storage)
     assert storage.files == {}
@@ -42,14 +42,14 @@ def test_a_store_that_works_is_left_as_it_was(coordinator: MemoryCoordinator) ->
 
 
 @pytest.mark.parametrize("point", ["list", "publish:start", "publish:end", "read", "delete"])
-def test_a_store_that_fails_is_the_users_to_repair(coordinator: MemoryCoordinator, point: str) -> None:
+def test_a_failing_store_is_reported_to_the_user(coordinator: MemoryCoordinator, point: str) -> None:
     storage = MemoryStorage()
     storage.plan.fail_at(point, error=UnavailableError("no space left on device"))
     with pytest.raises(UsageError, match=r"the job cannot start, because .* no space left on device. Repair it"):
         begin(coordinator, storage)
 
 
-def test_a_job_that_has_begun_goes_on_without_its_store(coordinator: MemoryCoordinator) -> None:
+def test_a_started_job_continues_without_its_store(coordinator: MemoryCoordinator) -> None:
     coordinator.transact([], [Put(KEYS.job, b"{}")])
     storage = MemoryStorage()
     storage.plan.fail_at("list", error=UnavailableError("away"))

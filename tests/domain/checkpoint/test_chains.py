@@ -38,7 +38,7 @@ def made(chains: Chains, number: int, size_bytes: int = 10, rejected: tuple[int,
     return offer
 
 
-def test_a_chain_is_a_base_and_so_many_increments():
+def test_a_chain_is_a_base_and_a_limited_number_of_increments():
     chains = Chains(2, None)
     offers = [made(chains, number) for number in range(1, 8)]
     assert [offer.is_base for offer in offers] == [True, False, False, True, False, False, True]
@@ -49,7 +49,7 @@ def test_a_chain_is_a_base_and_so_many_increments():
     assert [link.name for link in last.links] == ["c-7/a"]
 
 
-def test_without_increments_all_are_bases():
+def test_without_increments_all_files_are_bases():
     chains = Chains(0, None)
     assert all(made(chains, number).is_base for number in range(1, 5))
 
@@ -61,7 +61,7 @@ def test_a_chain_ends_when_its_increments_are_larger_than_its_base():
     assert [made(chains, number, 500).is_base for number in range(1, 6)] == [True, False, False, False, True]
 
 
-def test_where_rows_are_a_small_part_there_are_no_increments():
+def test_files_with_few_rows_have_no_increments():
     chains = Chains(8, None)
     chains.completed(1, [file(1, row_bytes=333)])
     assert chains.offer(0, 5, 2, ()).is_base
@@ -70,12 +70,12 @@ def test_where_rows_are_a_small_part_there_are_no_increments():
         assert not chains.offer(0, 5, 2, ()).is_base
 
 
-def test_what_is_kept_for_ever_is_a_base():
+def test_a_permanent_checkpoint_is_a_base():
     chains = Chains(8, 4)
     assert [number for number in range(1, 10) if made(chains, number).is_base] == [1, 4, 8]
 
 
-def test_nothing_is_built_on_what_could_not_be_loaded():
+def test_no_increment_is_based_on_an_unloadable_checkpoint():
     chains = Chains(8, None)
     for number in (1, 2, 3):
         made(chains, number)
@@ -90,7 +90,7 @@ def test_another_process_begins_with_a_base():
     assert chains.offer(1, 5, 2, ()) == Offer("", is_base=True, since=2)
 
 
-def test_a_process_may_make_a_base_all_the_same():
+def test_a_process_may_write_a_base_instead_of_an_increment():
     chains = Chains(8, None)
     made(chains, 1)
     offer = chains.offer(0, 5, 2, ())
@@ -98,7 +98,7 @@ def test_a_process_may_make_a_base_all_the_same():
 
 
 @pytest.mark.parametrize("after", ["c-1/a", "c-3/a"])
-def test_nothing_is_built_on_what_was_not_offered(after: str):
+def test_an_increment_on_a_file_not_offered_is_refused(after: str):
     chains = Chains(8, None)
     made(chains, 1)
     made(chains, 2)
@@ -108,7 +108,7 @@ def test_nothing_is_built_on_what_was_not_offered(after: str):
     assert chains.linked(replace(file(3, "c-2/a"), index=1), offer) is None
 
 
-def test_a_name_says_with_which_checkpoint_its_chain_begins():
+def test_a_file_name_contains_the_checkpoint_of_its_base():
     assert since_of(shard_name(12, 0, 2, 7, 1, since=9)) == 9
     assert since_of(shard_name(12, 0, 2, 7, 1, since=12)) is None
     assert since_of(shard_name(12, 0, 2, 7, 1)) is None
@@ -148,7 +148,7 @@ def increment_of_two() -> ShardFile:
     return linked
 
 
-def test_another_master_goes_on_with_the_chain_that_the_newest_manifest_describes():
+def test_a_new_master_continues_the_chain_of_the_newest_manifest():
     data = manifest_of(7, increment_of_two()).encode()
     latest = Pointer(7, checksum(data))
     files = files_of(latest, data)
@@ -158,7 +158,7 @@ def test_another_master_goes_on_with_the_chain_that_the_newest_manifest_describe
     assert (of_another_process.after, of_another_process.is_base) == ("", True)
 
 
-def test_where_the_newest_manifest_is_not_known_or_of_other_pservers_bases_are_ordered():
+def test_bases_are_ordered_if_the_newest_manifest_is_unknown_or_has_other_pservers():
     whole = increment_of_two()
     data = manifest_of(7, whole).encode()
     latest = Pointer(7, checksum(data))
@@ -169,7 +169,7 @@ def test_where_the_newest_manifest_is_not_known_or_of_other_pservers_bases_are_o
 
 
 @pytest.mark.parametrize("number", [6, 7])
-def test_only_the_manifest_that_the_pointer_means_counts(number: int):
+def test_only_the_manifest_of_the_pointer_counts(number: int):
     data = manifest_of(7, increment_of_two()).encode()
     assert files_of(Pointer(number, checksum(data)), data) == ((increment_of_two(),) if number == 7 else ())
     assert files_of(Pointer(7, checksum(data[:-1])), data) == ()

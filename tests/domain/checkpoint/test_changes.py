@@ -16,7 +16,7 @@ def these(*numbers: int) -> frozenset[int]:
     return frozenset(numbers)
 
 
-def test_what_changed_up_to_a_cut_that_came_to_nothing_is_in_the_next_one():
+def test_changes_of_a_lost_cut_are_in_the_next_one():
     known = changes()
     assert known.cut("a", "", these(1)) is None
     assert known.cut("b", "a", these(2)) == {2}
@@ -26,7 +26,7 @@ def test_what_changed_up_to_a_cut_that_came_to_nothing_is_in_the_next_one():
     assert known.cut("f", "d", these(5)) == {4, 5}
 
 
-def test_a_base_swallows_nothing_either():
+def test_a_lost_base_loses_no_changes():
     """The caller takes everything, and the next one may still be an increment on the file before it."""
     known = changes()
     known.cut("a", "", these())
@@ -34,7 +34,7 @@ def test_a_base_swallows_nothing_either():
     assert known.cut("b", "a", these(2)) == {1, 2}
 
 
-def test_what_is_not_known_is_said():
+def test_unknown_changes_are_reported():
     known = changes()
     assert not known.knows("")
     assert known.cut("a", "of another process", these(1)) is None
@@ -66,7 +66,7 @@ def test_a_chain_has_every_change(steps: list[tuple[frozenset[int], bool, bool]]
             assert stored == last
 
 
-def test_an_increment_is_made_where_it_is_wanted_and_can_be():
+def test_an_increment_is_written_only_if_it_is_wanted_and_possible():
     assert increment_on("a", lambda _: True, is_base=False) == "a"
     assert increment_on("a", lambda _: True, is_base=True) == ""
     assert increment_on("a", lambda _: False, is_base=False) == ""

@@ -34,7 +34,7 @@ def ready(**settings) -> Checkpoints:
     return master
 
 
-def test_a_checkpoint_every_interval_and_only_the_newest_are_kept():
+def test_a_checkpoint_is_made_every_interval_and_only_the_newest_are_kept():
     world = World()
     world.run(60)
     assert world.stored_pointer.number >= 4
@@ -44,7 +44,7 @@ def test_a_checkpoint_every_interval_and_only_the_newest_are_kept():
     assert world.alarms == []
 
 
-def test_nothing_is_ordered_before_all_pservers_are_there():
+def test_nothing_is_ordered_before_all_pservers_are_present():
     master = Checkpoints(CheckpointSettings(interval_s=1), 1, 2, 0.0)
     master.pserver_up(0, 10, 0.0)
     assert master.tick(5.0, None) == ()
@@ -77,7 +77,7 @@ def test_a_refused_round_is_proposed_later_with_a_growing_margin():
     assert len({order.snapshot.name for order in (*first, *second, *third)}) == 6
 
 
-def test_who_waits_for_a_checkpoint_need_not_reach_another_round_for_it():
+def test_an_awaited_checkpoint_is_made_at_the_open_round():
     master = ready()
     master.request("a test", is_waited_for=True)
     first = ordered(master.tick(1.0, OpenRounds(7)))
@@ -90,7 +90,7 @@ def test_who_waits_for_a_checkpoint_need_not_reach_another_round_for_it():
     assert {order.snapshot.round for order in fourth} == {14}, "they go on"
 
 
-def test_a_round_that_is_not_reached_is_given_up_for_now():
+def test_a_round_that_is_not_reached_is_replaced_by_now():
     master = ready(patience_s=5)
     master.request("a test")
     assert {order.snapshot.round for order in ordered(master.tick(1.0, OpenRounds(7)))} == {8}
@@ -110,7 +110,7 @@ def test_patience_ends_after_its_time_and_only_while_copies_are_missing():
     assert [type(effect) for effect in master.tick(21.1, OpenRounds(8))] == [Alarm]
 
 
-def test_a_round_that_nobody_is_left_to_reach_is_not_waited_for():
+def test_a_round_that_no_remaining_member_can_reach_is_replaced():
     master = ready(patience_s=30)
     master.request("a test")
     assert {order.snapshot.round for order in ordered(master.tick(1.0, OpenRounds(7)))} == {8}
@@ -119,7 +119,7 @@ def test_a_round_that_nobody_is_left_to_reach_is_not_waited_for():
     assert master.tick(1.3, OpenRounds(7)) == (), "who joins now does not matter"
 
 
-def test_a_round_that_only_some_pservers_reached_before_all_members_left_is_given_up_for_now():
+def test_a_round_that_only_some_pservers_reached_before_all_members_left_is_replaced_by_now():
     master = ready(patience_s=30)
     master.request_last("the master is shutting down")
     nobody = OpenRounds(8, has_members=False)
@@ -130,7 +130,7 @@ def test_a_round_that_only_some_pservers_reached_before_all_members_left_is_give
     assert {order.snapshot.round for order in ordered(master.tick(1.6, nobody))} == {None}
 
 
-def test_a_round_that_some_have_reached_is_not_taken_back_when_nobody_is_left():
+def test_a_round_that_some_have_reached_is_kept_after_all_members_left():
     master = ready(patience_s=30)
     master.request("a test")
     order = ordered(master.tick(1.0, OpenRounds(7)))[0].snapshot.order
@@ -138,7 +138,7 @@ def test_a_round_that_some_have_reached_is_not_taken_back_when_nobody_is_left():
     assert master.tick(1.2, OpenRounds(8, has_members=False)) == ()
 
 
-def test_where_nobody_trains_the_open_round_is_taken():
+def test_without_members_the_open_round_is_used():
     world = World(has_members=False)
     world.master.request("the end")
     world.tick()
@@ -146,7 +146,7 @@ def test_where_nobody_trains_the_open_round_is_taken():
     assert b'"round":5' in world.store["c-1/manifest.json"]
 
 
-def test_an_order_is_sent_again_until_the_file_is_reported():
+def test_an_order_is_repeated_until_the_file_is_reported():
     master = ready()
     master.request("a test")
     effect = ordered(master.tick(1.0, None))[0]
@@ -154,7 +154,7 @@ def test_an_order_is_sent_again_until_the_file_is_reported():
     assert master.send_failed(0, 9, effect.snapshot.order) == ()
 
 
-def test_a_pserver_that_dies_meanwhile_ends_the_attempt_and_the_next_one_succeeds():
+def test_a_pserver_that_dies_during_a_checkpoint_aborts_it_and_the_next_one_succeeds():
     world = World()
     world.run(9)
     world.tick()
@@ -182,7 +182,7 @@ def test_a_pserver_that_dies_after_its_report_does_no_harm():
     assert world.master.under_way is None
 
 
-def test_an_attempt_that_takes_too_long_is_given_up_and_says_who():
+def test_an_attempt_that_takes_too_long_is_aborted_and_names_the_late_pservers():
     master = ready(give_up_s=20)
     master.request("a test")
     master.tick(1.0, None)
@@ -192,7 +192,7 @@ def test_an_attempt_that_takes_too_long_is_given_up_and_says_who():
     assert ordered(master.tick(24.0, None)), "still wanted"
 
 
-def test_the_alarm_comes_once_and_pauses_grow():
+def test_the_alarm_is_raised_once_and_pauses_grow():
     master = ready(interval_s=None, retry_floor_s=1, retry_ceiling_s=4)
     master.request("a test")
     pauses, alarms, now = [], 0, 0.0
@@ -210,7 +210,7 @@ def test_the_alarm_comes_once_and_pauses_grow():
     assert alarms == 5, "each names another checkpoint"
 
 
-def test_an_epochs_end_and_finished_tasks_make_one_due():
+def test_the_end_of_an_epoch_and_finished_tasks_make_a_checkpoint_due():
     master = ready(interval_s=None, interval_tasks=10)
     assert master.tick(100.0, None) == ()
     master.tasks_finished(10)
@@ -223,7 +223,7 @@ def test_an_epochs_end_and_finished_tasks_make_one_due():
     assert quiet.tick(1.0, None) == ()
 
 
-def test_a_request_while_one_is_under_way_gets_the_next_one():
+def test_a_request_during_a_checkpoint_gets_the_next_one():
     world = World(has_members=False, has_rounds=False)
     world.master.request("before")
     ticket = world.master.request("a test")
@@ -247,7 +247,7 @@ def test_the_master_may_die_after_any_step(has_rounds):
         assert world.store.keys() == {n for n in world.store if n.startswith(tuple(f"c-{i}/" for i in range(1, 9)))}
 
 
-def test_the_store_may_fail_at_any_step_and_all_is_well_later():
+def test_the_store_may_fail_at_any_step_and_later_checkpoints_succeed():
     quiet = World()
     quiet.run(45)
     for step in range(1, quiet.steps + 1):
@@ -257,7 +257,7 @@ def test_the_store_may_fail_at_any_step_and_all_is_well_later():
         assert world.master.trouble == ""
 
 
-def test_a_store_that_is_away_for_long_keeps_the_last_checkpoint_and_the_alarm():
+def test_a_store_that_is_down_for_long_keeps_the_last_checkpoint_and_the_alarm():
     world = World(store_fails_at=frozenset(range(60, 10_000)))
     world.run(200)
     assert world.stored_pointer is not None
@@ -265,14 +265,14 @@ def test_a_store_that_is_away_for_long_keeps_the_last_checkpoint_and_the_alarm()
     assert world.master.age_s(world.now) > 100
 
 
-def test_what_is_stored_is_checked():
+def test_the_stored_state_is_checked():
     assert latest_of(ready().encode()) is None
     for data in (b"", b"{}", b'{"format":9,"next_number":1,"latest":null,"rejected":[]}'):
         with pytest.raises(CorruptError):
             Checkpoints.restore(data, SETTINGS, 1, 1, 0.0)
 
 
-def test_a_job_restored_into_a_new_etcd_goes_on_with_higher_numbers():
+def test_a_job_restored_into_a_new_etcd_continues_with_higher_numbers():
     names = ["c-7/manifest.json", "c-7/shard-0-of-1-5-1.arrow", "c-9/shard-0-of-1-6-1.arrow", "notes.txt"]
     assert next_number_after(names) == 10
     master = Checkpoints(SETTINGS, 1, 1, 0.0, next_number=10, latest=Pointer(7, "x"), rejected=[8])
@@ -292,7 +292,7 @@ def published(master: Checkpoints, number: int) -> Manifest:
     return manifest
 
 
-def test_what_was_never_pointed_to_is_not_loaded_for_it_may_be_of_other_first_values():
+def test_checkpoints_below_the_first_pointer_are_not_loaded():
     master = Checkpoints(SETTINGS, 1, 2, 0.0, next_number=3)
     assert loadable_of(master.encode()) is None
     master.pserver_up(0, 10, 0.0)
@@ -316,7 +316,7 @@ def test_settings_are_checked():
             CheckpointSettings(**wrong)
 
 
-def test_the_manifest_is_of_the_reports():
+def test_the_manifest_contains_the_reports():
     world = World(has_rounds=False)
     world.master.request("a test")
     world.tick()
@@ -332,7 +332,7 @@ def fail_once(master: Checkpoints, now: float) -> None:
     master.progressed(0, 10, SnapshotReply(order, "failed", reason="no space"), now)
 
 
-def test_a_last_checkpoint_is_waited_for_until_the_store_has_failed_several_times_also_since():
+def test_a_last_checkpoint_is_awaited_until_the_store_has_failed_several_times():
     master = ready(interval_s=None, retry_floor_s=1, retry_ceiling_s=1)
     master.request("before")
     for now in (0.0, 1.0, 2.0, 3.0):
@@ -352,7 +352,7 @@ def test_a_last_checkpoint_is_waited_for_until_the_store_has_failed_several_time
     assert fresh.is_over(ticket)
 
 
-def test_neither_a_pserver_that_goes_away_nor_one_that_is_late_ends_the_wait_for_a_last_checkpoint():
+def test_lost_and_late_pservers_do_not_end_the_wait_for_a_last_checkpoint():
     master = ready(give_up_s=5, retry_floor_s=1, retry_ceiling_s=1)
     ticket = master.request_last("the end")
     now = 0.0
@@ -371,7 +371,7 @@ def test_neither_a_pserver_that_goes_away_nor_one_that_is_late_ends_the_wait_for
         assert not master.is_over(ticket)
 
 
-def test_copies_that_are_taken_and_never_written_are_the_stores_trouble():
+def test_copies_that_are_never_written_count_as_failures_of_the_store():
     master = ready(interval_s=None, give_up_s=5, retry_floor_s=1, retry_ceiling_s=1)
     ticket = master.request_last("the end")
     for attempt in range(3):
@@ -406,7 +406,7 @@ def test_a_manifest_that_cannot_be_written_does_not_delay_the_last_checkpoint():
     assert master.is_over(ticket)
 
 
-def test_the_model_may_be_saved_from_when_a_manifest_is_written():
+def test_the_model_may_be_saved_as_soon_as_a_manifest_is_being_written():
     assert not ready().may_be_saved
     master = publishing()
     assert master.may_be_saved
@@ -415,14 +415,14 @@ def test_the_model_may_be_saved_from_when_a_manifest_is_written():
     assert master.may_be_saved
 
 
-def test_a_manifest_is_tried_again_when_its_pause_is_over():
+def test_a_manifest_is_retried_after_its_pause():
     master = publishing(retry_floor_s=60)
     master.manifest_failed(1, "no space", 0.0)
     assert master.tick(59.9, None) == ()
     assert master.tick(60.0, None) == (WriteManifest(1),)
 
 
-def test_what_is_said_of_another_checkpoint_than_the_one_being_published_changes_nothing():
+def test_reports_of_other_checkpoints_than_the_published_one_change_nothing():
     master = publishing()
     assert master.manifest_written(2, "x") == ()
     assert master.manifest_failed(2, "no space", 1.0) == ()
@@ -438,7 +438,7 @@ def test_what_is_said_of_another_checkpoint_than_the_one_being_published_changes
     ) * 3
 
 
-def test_checkpoints_that_could_not_be_loaded_do_not_count_among_those_that_are_kept():
+def test_unloadable_checkpoints_are_not_counted_by_retention():
     master = ready(keep=2)
     names = [published(master, number).number for number in (1, 2, 3, 4)]
     assert names == [1, 2, 3, 4]

@@ -43,11 +43,11 @@ def manifest(number=3, job="job", pserver_count=2) -> Manifest:
     )
 
 
-def test_a_manifest_comes_back_as_it_was():
+def test_a_decoded_manifest_is_unchanged():
     assert Manifest.decode(manifest().encode()) == manifest()
 
 
-def test_no_mutation_of_a_manifest_is_taken_for_one():
+def test_no_mutation_of_a_manifest_is_accepted():
     data = manifest().encode()
     rng = random.Random(0)
     for _ in range(3000):
@@ -67,7 +67,7 @@ def test_no_mutation_of_a_manifest_is_taken_for_one():
                 Manifest.decode(bytes(mutated))
 
 
-def test_names_tell_their_checkpoint():
+def test_names_contain_their_checkpoint():
     assert number_of(manifest_name(12)) == 12
     assert number_of(shard_name(3, 0, 2, 5, 1)) == 3
     for foreign in ("c-x/manifest.json", "c-03/manifest.json", "other", "c-3", "d/c-3/manifest.json"):
@@ -112,14 +112,14 @@ def gone(names, **arguments):
     return {number_of(name) for name in deletable(names, **arguments)}
 
 
-def test_the_newest_stay_and_every_nth():
+def test_the_newest_and_every_nth_checkpoint_are_kept():
     names = files(*range(1, 10))
     assert gone(names, latest=9, keep=2, keep_every=None) == set(range(1, 8))
     assert gone(names, latest=9, keep=2, keep_every=3) == {1, 2, 4, 5, 7}
     assert gone(names, latest=9, keep=20, keep_every=None) == set()
 
 
-def test_what_increments_are_built_on_stays():
+def test_bases_of_kept_increments_are_kept():
     names = [*files(*range(1, 10)), "c-8/shard-1-of-2-1-1-on-5.arrow", "c-9/shard-1-of-2-1-1-on-5.arrow"]
     assert gone(names, latest=9, keep=1, keep_every=None) == {1, 2, 3, 4}
     assert gone(names, latest=9, keep=2, keep_every=None, rejected=[8]) == {1, 2, 3, 4}
@@ -128,7 +128,7 @@ def test_what_increments_are_built_on_stays():
     assert gone(names, latest=9, keep=1, keep_every=4) == {1, 2, 5, 6, 7}, "they may have been kept by other rules"
 
 
-def test_an_increment_needs_what_it_is_built_on():
+def test_an_increment_needs_its_links():
     links = (
         Link(number=1, name="c-1/shard-0-of-1-1-1.arrow", size_bytes=7, hash="1" * 32, row_bytes=5),
         Link(number=2, name="c-2/shard-0-of-1-1-1-on-1.arrow", size_bytes=8, hash="2" * 32, row_bytes=5),
@@ -153,33 +153,33 @@ def test_an_increment_needs_what_it_is_built_on():
         assert "is based on other files" in examine(3, broken.encode(), sizes, "job").reason
 
 
-def test_manifests_go_before_what_they_name():
+def test_manifests_are_deleted_before_their_files():
     order = deletable(files(1, 2, 3), latest=3, keep=1, keep_every=None)
     assert order[0] == "c-1/manifest.json"
     assert order.index("c-2/manifest.json") < order.index("c-2/shard-0-of-1-1-1.arrow")
 
 
-def test_what_is_being_written_is_left_alone():
+def test_a_checkpoint_that_is_being_written_is_kept():
     names = files(1, 2, 3, 4, 5, without=(2, 4, 5))
     assert gone(names, latest=3, keep=2, keep_every=None) == set(), "2 lies between kept ones"
     assert gone(names, latest=3, keep=1, keep_every=None) == {1, 2}
 
 
-def test_a_newer_manifest_than_the_pointers_neither_goes_nor_counts():
+def test_a_manifest_newer_than_the_pointer_is_kept_and_not_counted():
     assert gone(files(1, 2, 3, 4), latest=3, keep=1, keep_every=None) == {1, 2}
 
 
-def test_rejected_checkpoints_count_for_nothing():
+def test_rejected_checkpoints_are_not_counted():
     names = files(7, 8, 9, 10, 11)
     assert gone(names, latest=11, keep=2, keep_every=None, rejected=[8, 9, 10]) == set()
     assert gone(names, latest=11, keep=1, keep_every=10, rejected=[8, 9, 10]) == {7, 8, 9, 10}
 
 
-def test_nothing_goes_when_the_latest_is_not_there():
+def test_nothing_is_deleted_if_the_latest_is_missing():
     assert deletable(files(1, 2, 3), latest=4, keep=1, keep_every=None) == ()
 
 
-def test_foreign_files_stay():
+def test_foreign_files_are_kept():
     assert deletable(["c-x/a", "notes", *files(1, 2)], latest=2, keep=1, keep_every=None) == (
         "c-1/manifest.json",
         "c-1/shard-0-of-1-1-1.arrow",

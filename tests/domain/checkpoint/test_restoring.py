@@ -44,7 +44,7 @@ def manifest(pserver_count: int, cut_for: int) -> Manifest:
     )
 
 
-def test_the_blocks_stay_and_the_owners_change():
+def test_the_blocks_remain_and_their_owners_change():
     first = plan_shards(PARAMETERS, 3)
     for count in (1, 2, 4, 7):
         moved = reassigned(first, count)
@@ -55,7 +55,7 @@ def test_the_blocks_stay_and_the_owners_change():
         assert max(loads) <= sum(loads) / count + BLOCK_BYTES
 
 
-def test_the_plan_depends_on_the_first_cut_and_the_present_count_only():
+def test_the_plan_depends_only_on_the_first_cut_and_the_current_count():
     first = plan_shards(PARAMETERS, 3)
     assert reassigned(reassigned(first, 5), 2).hash == reassigned(first, 2).hash == plan_for(PARAMETERS, 2, 3).hash
     assert plan_for(PARAMETERS, 3, 3).hash == plan_for(PARAMETERS, 3).hash == first.hash
@@ -64,7 +64,7 @@ def test_the_plan_depends_on_the_first_cut_and_the_present_count_only():
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (2, 5), (4, 3), (2, 2)])
-def test_every_block_is_read_once_from_where_it_is(before, after):
+def test_every_block_is_read_once_from_its_file(before, after):
     stored = manifest(before, before)
     saved = saved_plan(stored, PARAMETERS)
     plan = plan_for(PARAMETERS, after, before)
@@ -97,7 +97,7 @@ def test_other_parameters_and_other_cuts_are_refused():
 
 
 @pytest.mark.parametrize("changed", ["block_starts", "block_parameters"])
-def test_as_many_blocks_that_are_cut_elsewhere_are_refused(changed):
+def test_an_equal_number_of_blocks_with_another_cut_is_refused(changed):
     stored = manifest(2, 2)
     saved = saved_plan(stored, PARAMETERS)
     other = getattr(saved, changed).copy()
@@ -129,7 +129,7 @@ def with_tables(pserver_count: int) -> Manifest:
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (2, 5), (4, 3), (2, 2)])
-def test_each_bucket_has_one_owner_and_brings_what_is_applied_to_it(before, after):
+def test_each_bucket_has_one_owner_and_brings_its_applied_batches(before, after):
     made = with_tables(before)
     saved, plan = saved_plan(made, PARAMETERS), plan_for(PARAMETERS, after, before, TABLES)
     count, seen = plan.block_count, []
@@ -150,7 +150,7 @@ def test_each_bucket_has_one_owner_and_brings_what_is_applied_to_it(before, afte
     assert seen == list(range(count, count + BUCKETS))
 
 
-def test_a_checkpoint_names_its_placement_and_one_without_has_the_computed_one():
+def test_a_checkpoint_has_a_placement_or_the_computed_one():
     made = with_tables(3)
     computed = saved_plan(made, PARAMETERS)
     declared = ModelDeclaration(parameters=[], optimizer={}, mode={}, tables=[each.to_json() for each in TABLES])

@@ -36,7 +36,7 @@ def test_only_the_newest_order_counts():
     assert not snapshots.taken(OrderNumber(3, 2, 1)), "the copies of the proposal before are dropped"
 
 
-def test_an_order_is_current_until_a_newer_one_comes():
+def test_an_order_is_current_until_a_newer_one_arrives():
     snapshots = PserverSnapshots()
     assert not snapshots.is_current(order().order)
     snapshots.take(order(), [0], 0)
@@ -46,13 +46,13 @@ def test_an_order_is_current_until_a_newer_one_comes():
 
 
 @pytest.mark.parametrize("file", [None, shard_file(3, 10, "c-1/shard", b"abc")])
-def test_progress_travels_as_it_is(file):
+def test_progress_is_reported_unchanged(file):
     heard = decode(encode(SnapshotReply(order().order, "written", 7, file, "why")), SnapshotReply)
     assert (heard.order, heard.state, heard.highest_open_round, heard.reason) == (order().order, "written", 7, "why")
     assert (None if heard.file is None else ShardFile.of(3, 10, heard.file)) == file
 
 
-def test_a_passed_round_is_refused_with_where_it_is():
+def test_a_passed_round_is_refused_with_the_highest_open_round():
     snapshots = PserverSnapshots()
     assert not snapshots.take(order(at_round=4), [4, 5], 5)
     assert (snapshots.progress.state, snapshots.progress.highest_open_round) == ("refused", 5)
@@ -114,7 +114,7 @@ class Pushed:
 
 
 @pytest.mark.parametrize("at_round", [None, 2])
-def test_what_waits_in_an_accumulator_and_what_comes_after_the_cut_is_not_in_the_copy(at_round):
+def test_batches_in_an_accumulator_and_after_the_cut_are_not_in_the_copy(at_round):
     saved = 0
     for seed in range(60):
         rng = random.Random(seed)
@@ -139,7 +139,7 @@ def test_what_waits_in_an_accumulator_and_what_comes_after_the_cut_is_not_in_the
     assert saved > 40
 
 
-def test_a_failure_is_told_and_a_later_order_starts_anew():
+def test_a_failure_is_reported_and_a_later_order_starts_again():
     snapshots = PserverSnapshots()
     assert snapshots.take(order(1), [0], 0)
     assert snapshots.taken(order(1).order)

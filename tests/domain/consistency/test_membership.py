@@ -58,7 +58,7 @@ def join(membership, trainer, generation=50, highest=0):
     return membership.member_id_of(trainer)
 
 
-def test_a_join_is_told_only_when_all_pservers_wait_for_the_trainer(membership):
+def test_a_trainer_is_admitted_only_when_all_pservers_wait_for_it(membership):
     effects = membership.join("a", 50)
     assert effects[0] == Persist()
     views = sends(effects)
@@ -105,19 +105,19 @@ def join_after(membership, trainer, late_by):
     return margins[1:]
 
 
-def test_the_margin_that_was_enough_is_tried_first_next_time_and_then_a_smaller_one(membership):
+def test_a_sufficient_margin_is_tried_first_and_then_a_smaller_one(membership):
     assert join_after(membership, "a", late_by=3) == [1, 2, 4]
     assert join_after(membership, "b", late_by=3) == [2, 4]
     assert join_after(membership, "c", late_by=0) == [2]
     assert join_after(membership, "d", late_by=0) == [1]
 
 
-def test_one_join_that_took_long_does_not_make_the_next_one_wait_for_long(membership):
+def test_one_join_with_many_refusals_does_not_delay_the_next_one_for_long(membership):
     assert join_after(membership, "a", late_by=20) == [1, 2, 4, 8, 16, 32]
     assert join_after(membership, "b", late_by=0) == [2]
 
 
-def test_who_joins_is_waited_for_from_the_round_that_members_say_they_are_at(membership):
+def test_a_new_member_starts_at_the_round_that_members_report(membership):
     join(membership, "a", highest=4)
     membership.note_round("a", 9)
     membership.note_round("a", 7)
@@ -130,7 +130,7 @@ def test_who_joins_is_waited_for_from_the_round_that_members_say_they_are_at(mem
     assert sends(effects)[0].members[2].first_round == 4 + 256, "no member is believed to be further than that"
 
 
-def test_rounds_that_members_were_at_count_for_nothing_when_a_pserver_has_lost_its_own(membership):
+def test_reported_rounds_are_ignored_after_a_pserver_has_lost_its_own(membership):
     join(membership, "a", highest=4)
     membership.note_round("a", 9)
     effects = membership.pserver_up(0, 200, 0)
@@ -138,7 +138,7 @@ def test_rounds_that_members_were_at_count_for_nothing_when_a_pserver_has_lost_i
     assert member.first_round == 4
 
 
-def test_in_other_modes_versions_are_no_rounds():
+def test_versions_are_not_rounds_in_other_modes():
     made = Membership(7, 1, mode=Bounded(2))
     made.pserver_up(0, 100, 0)
     answer(made, 0)
@@ -148,7 +148,7 @@ def test_in_other_modes_versions_are_no_rounds():
     assert sends(made.join("b", 51))[0].members[1].first_round == 0
 
 
-def test_joins_that_come_together_travel_in_one_view(membership):
+def test_simultaneous_joins_share_one_view(membership):
     membership.join("a", 50)
     assert sends(membership.join("b", 51)) == {}
     view = sends(answer(membership, 0))[0]
@@ -158,7 +158,7 @@ def test_joins_that_come_together_travel_in_one_view(membership):
     assert admitted(answer(membership, 1)) == ["b"]
 
 
-def test_a_leave_needs_nobodys_agreement(membership):
+def test_a_leave_needs_no_agreement(membership):
     join(membership, "a")
     membership.pserver_down(1)
     effects = membership.leave("a")
@@ -179,7 +179,7 @@ def test_the_leave_of_an_old_registration_is_ignored(membership):
     assert membership.member_id_of("a") == new
 
 
-def test_a_lost_answer_is_asked_for_again_with_the_newest_view(membership):
+def test_an_unanswered_view_is_replaced_by_the_newest_one(membership):
     view = sends(membership.join("a", 50))[0]
     membership.join("b", 51)
     again = sends(membership.send_failed(0, 100, view.serial))[0]
@@ -192,7 +192,7 @@ def test_a_lost_answer_is_asked_for_again_with_the_newest_view(membership):
     assert membership.member_id_of("b") is None
 
 
-def test_answers_of_another_generation_count_for_nothing(membership):
+def test_answers_of_another_generation_are_ignored(membership):
     view = sends(membership.join("a", 50))[0]
     answer(membership, 1)
     membership.pserver_up(0, 200, 0)
@@ -202,7 +202,7 @@ def test_answers_of_another_generation_count_for_nothing(membership):
         membership.pserver_up(0, 100, 0)
 
 
-def test_answers_to_views_to_come_or_of_nobody_count_for_nothing(membership):
+def test_answers_to_future_views_or_of_unknown_pservers_are_ignored(membership):
     view = sends(membership.join("a", 50))[0]
     assert membership.answered(0, 100, view.serial + 1, [], 99) == []
     assert membership.answered(9, 100, view.serial, [], 99) == []
@@ -226,13 +226,13 @@ def test_it_is_quiet_while_all_are_up_and_have_the_newest_view(membership):
     assert not membership.is_quiet
 
 
-def test_a_mode_that_all_have_had_is_agreed_for_good(membership):
+def test_a_mode_that_all_pservers_have_adopted_remains_agreed(membership):
     assert membership.late_to_switch == []
     membership.pserver_up(1, 201, 0)
     assert membership.late_to_switch == []
 
 
-def test_a_pserver_beyond_the_count_is_forgotten_with_its_rounds():
+def test_an_excess_pserver_is_forgotten_with_its_rounds():
     larger = Membership(7, 3)
     for index, highest in enumerate((4, 5, 60)):
         larger.pserver_up(index, 100 + index, highest)
@@ -241,7 +241,7 @@ def test_a_pserver_beyond_the_count_is_forgotten_with_its_rounds():
     assert [member.first_round for member in smaller.members] == [5]
 
 
-def test_a_join_waits_for_a_pserver_that_is_away(membership):
+def test_a_join_waits_for_a_pserver_that_is_down(membership):
     membership.pserver_down(1)
     membership.join("a", 50)
     answer(membership, 0)
@@ -250,7 +250,7 @@ def test_a_join_waits_for_a_pserver_that_is_away(membership):
     assert admitted(answer(membership, 1, highest=3)) == ["a"]
 
 
-def test_a_returned_pserver_makes_every_member_start_anew_at_one_round(membership):
+def test_a_restarted_pserver_makes_all_members_start_again_at_one_round(membership):
     old = {join(membership, "a"), join(membership, "b", 51)}
     answer_highest = 40
     membership.answered(0, 100, membership.view.serial, [], answer_highest)
@@ -264,7 +264,7 @@ def test_a_returned_pserver_makes_every_member_start_anew_at_one_round(membershi
     assert sorted(admitted(answer(membership, 1, highest=40))) == ["a", "b"]
 
 
-def test_a_returned_pserver_gets_the_view_as_it_is_in_async_mode():
+def test_a_restarted_pserver_gets_the_view_unchanged_in_async_mode():
     membership = Membership(7, 1, mode=Async())
     membership.pserver_up(0, 100, 0)
     answer(membership, 0)
@@ -277,7 +277,7 @@ def test_a_returned_pserver_gets_the_view_as_it_is_in_async_mode():
     membership.check()
 
 
-def test_member_ids_are_never_given_twice_over_masters():
+def test_member_ids_are_never_reused_by_later_masters():
     seen = set()
     stored = None
     for generation in (3, 4, 9):
@@ -291,7 +291,7 @@ def test_member_ids_are_never_given_twice_over_masters():
     assert len(seen) == 18
 
 
-def test_a_new_master_goes_on_with_the_stored_members(membership):
+def test_a_new_master_continues_with_the_stored_members(membership):
     member_id = join(membership, "a", highest=4)
     membership.join("b", 51)
     restored = Membership.restore(membership.encode(), 8, 2)
@@ -307,7 +307,7 @@ def test_a_new_master_goes_on_with_the_stored_members(membership):
     assert restored.member_id_of("a") == member_id
 
 
-def test_a_stored_member_that_a_pserver_cannot_wait_for_is_proposed_anew(membership):
+def test_a_stored_member_that_a_pserver_cannot_admit_is_proposed_again(membership):
     member_id = join(membership, "a")
     restored = Membership.restore(membership.encode(), 8, 2)
     for index in range(2):
@@ -318,7 +318,7 @@ def test_a_stored_member_that_a_pserver_cannot_wait_for_is_proposed_anew(members
     restored.check()
 
 
-def test_a_pserver_that_returned_while_there_was_no_master_is_noticed(membership):
+def test_a_pserver_that_restarted_while_there_was_no_master_is_noticed(membership):
     member_id = join(membership, "a")
     restored = Membership.restore(membership.encode(), 8, 2)
     restored.pserver_up(0, 100, 9)
@@ -355,7 +355,7 @@ def view(serial, *members, master=1):
     return view_of(master, serial, [member_of(m, first, f"t{m}", 5) for m, first in members])
 
 
-def test_views_change_no_mode_where_they_may_not_or_where_it_is_the_same():
+def test_views_change_no_mode_if_they_must_not_or_if_it_is_the_same():
     new, same = view_of(1, 1, (), Async()), view_of(1, 1, (), Sync())
     fixed, free = PserverView(), PserverView(Sync())
     assert fixed.begins_in(new) is None
@@ -366,7 +366,7 @@ def test_views_change_no_mode_where_they_may_not_or_where_it_is_the_same():
     assert PserverView(Sync()).begins_in(new) == Async()
 
 
-def test_a_pserver_admits_whom_it_can_and_says_whom_not():
+def test_a_pserver_admits_possible_members_and_names_the_others():
     pserver = PserverView()
     verdict = pserver.consider(view(1, (11, 3), (12, 2)), lambda first: first >= 3)
     assert [member.member for member in verdict.admit] == [11]
@@ -375,7 +375,7 @@ def test_a_pserver_admits_whom_it_can_and_says_whom_not():
     assert [(m.member, m.trainer, m.generation) for m in pserver.members] == [(11, "t11", 5)]
 
 
-def test_known_members_are_kept_however_far_the_rounds_are():
+def test_known_members_are_kept_at_any_round():
     pserver = PserverView()
     pserver.consider(view(1, (11, 0)), lambda first: True)
     verdict = pserver.consider(view(2, (11, 0), (12, 9)), lambda first: first >= 9)
@@ -386,7 +386,7 @@ def test_known_members_are_kept_however_far_the_rounds_are():
     assert verdict.remove == (11,)
 
 
-def test_the_same_view_again_gets_the_same_answer_and_an_older_one_none():
+def test_a_repeated_view_gets_the_same_answer_and_an_older_one_none():
     pserver = PserverView()
     pserver.consider(view(4, (11, 0)), lambda first: False)
     verdict = pserver.consider(view(4, (11, 0)), lambda first: True)
@@ -397,7 +397,7 @@ def test_the_same_view_again_gets_the_same_answer_and_an_older_one_none():
     assert pserver.number == (2, 1)
 
 
-def test_a_view_that_contradicts_itself_changes_nothing():
+def test_an_inconsistent_view_changes_nothing():
     pserver = PserverView()
     pserver.consider(view(1, (11, 0)), lambda first: True)
     with pytest.raises(MessageError, match="twice"):
@@ -425,7 +425,7 @@ class TestModes:
         self.agreed(membership, 2, highest=5)
         return membership
 
-    def test_everybody_begins_anew_at_one_round(self, membership: Membership) -> None:
+    def test_all_members_start_again_at_one_round(self, membership: Membership) -> None:
         before = membership.member_id_of("a")
         assert membership.late_to_switch == []
         assert membership.switch(Sync()) == []
@@ -440,7 +440,7 @@ class TestModes:
         assert membership.member_id_of("a") not in {None, before}
         assert membership.late_to_switch == []
 
-    def test_a_pserver_that_is_further_moves_the_round_for_all(self, membership: Membership) -> None:
+    def test_a_pserver_that_is_ahead_moves_the_round_for_all(self, membership: Membership) -> None:
         membership.switch(Async())
         refused = [member.member for member in membership.view.members]
         membership.answered(0, 20, membership.view.serial, refused, 9, refuses_mode=True)
@@ -460,14 +460,14 @@ class TestModes:
         assert (successor.mode, successor.view.switch_round) == (Bounded(2), 5)
         assert successor.late_to_switch == [0, 1]
 
-    def test_who_joins_meanwhile_does_not_start_before_the_change(self, membership: Membership) -> None:
+    def test_a_member_that_joins_during_the_change_does_not_start_before_it(self, membership: Membership) -> None:
         membership.switch(Async())
         refused = [member.member for member in membership.view.members]
         membership.answered(0, 20, membership.view.serial, refused, 9, refuses_mode=True)
         membership.join("b", 31)
         assert all(member.first_round >= membership.switch_round for member in membership.view.members)
 
-    def test_a_pserver_removes_everybody_also_when_it_refuses(self) -> None:
+    def test_a_pserver_removes_all_members_even_if_it_refuses(self) -> None:
         view = PserverView(Sync())
         first = member_of(1, 0)
         view.consider(view_of(7, 1, (first,), Sync()), lambda _: True)
@@ -481,7 +481,7 @@ class TestModes:
         again = view_of(7, 4, later.members, Async(), 6)
         assert view.consider(again, lambda _: True, lambda _: False).switch is None
 
-    def test_the_first_view_of_a_process_just_has_its_mode(self) -> None:
+    def test_the_first_view_of_a_process_determines_its_mode(self) -> None:
         view = PserverView(Sync())
         first = view_of(7, 3, (), Async(), 6)
         assert view.begins_in(first) == Async()
@@ -489,7 +489,7 @@ class TestModes:
         assert view.begins_in(view_of(7, 4, (), Sync(), 9)) is None
 
 
-def test_who_joins_together_starts_at_one_round_under_one_view():
+def test_trainers_that_join_together_start_at_one_round_in_one_view():
     membership = Membership(1, 1)
     membership.pserver_up(0, 5, 7)
     membership.join_together({"a": 1, "b": 2, "c": 3})

@@ -19,7 +19,7 @@ MODES = [
 
 
 @pytest.mark.parametrize("mode", MODES, ids=repr)
-def test_json_and_back(mode: Mode) -> None:
+def test_modes_survive_encoding_as_json(mode: Mode) -> None:
     assert Mode.from_json(json.loads(json.dumps(mode.to_json()))) == mode
 
 
@@ -59,7 +59,7 @@ def test_the_json_is_a_contract() -> None:
         (lambda: Mode.from_json(None), "'kind'"),
     ],
 )
-def test_a_wrong_value_is_named(make: object, text: str) -> None:
+def test_an_invalid_value_is_named(make: object, text: str) -> None:
     with pytest.raises(UsageError, match=text):
         make()
 
@@ -87,7 +87,7 @@ def test_a_mode_or_optimizer_may_be_chosen_by_its_name_or_class() -> None:
         (lambda: Mode.chosen({"kind": "Sync"}), "there is no mode {'kind': 'Sync'}"),
     ],
 )
-def test_what_cannot_be_chosen_is_one_sentence(choose: Callable[[], object], text: str) -> None:
+def test_an_impossible_choice_is_one_sentence(choose: Callable[[], object], text: str) -> None:
     with pytest.raises(UsageError) as caught:
         choose()
     assert text in str(caught.value)

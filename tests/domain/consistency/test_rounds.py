@@ -45,7 +45,7 @@ def push(rounds, member, base=None, weight=1.0, *, applied=False, batch=0, step=
 # sync
 
 
-def test_a_round_closes_when_all_members_arrived(make):
+def test_a_round_closes_when_all_members_have_arrived(make):
     rounds = make()
     assert push(rounds, A, weight=2.0) == Accumulate(is_first=True)
     assert not rounds.closable()
@@ -61,7 +61,7 @@ def test_a_round_closes_when_all_members_arrived(make):
     assert push(rounds, B) == Accumulate(is_first=True)
 
 
-def test_those_are_waited_for_who_hold_up_a_round_that_has_begun_or_that_others_join_after(make):
+def test_members_are_awaited_in_a_round_that_has_begun_or_precedes_a_joining_member(make):
     rounds = make()
     assert rounds.holds_up() == []
     push(rounds, A)
@@ -73,11 +73,11 @@ def test_those_are_waited_for_who_hold_up_a_round_that_has_begun_or_that_others_
     assert rounds.holds_up() == [A, B]
 
 
-def test_nobody_is_waited_for_where_nobody_is():
+def test_nothing_is_awaited_without_members():
     assert BlockRounds(Bounded(staleness=1)).holds_up() == []
 
 
-def test_who_is_too_far_behind_is_waited_for(make):
+def test_a_member_too_far_behind_is_awaited(make):
     rounds = make(Bounded(staleness=1))
     push(rounds, A, step=1)
     assert rounds.holds_up() == []
@@ -102,7 +102,7 @@ def test_a_retry_after_the_round_closed_does_not_arrive_in_the_next(make):
     assert rounds.waits_for() == [A]
 
 
-def test_a_batch_that_somebody_else_brought_arrives_with_weight_zero(make):
+def test_a_batch_already_pushed_by_another_arrives_with_weight_zero(make):
     rounds = make()
     push(rounds, A)
     assert push(rounds, B, applied=True) == Arrived()
@@ -132,7 +132,7 @@ def test_a_base_from_the_future_is_an_error_that_changes_nothing(make):
     assert rounds.waits_for() == [A, B]
 
 
-def test_strangers_are_refused_even_with_a_batch_that_is_applied(make):
+def test_unknown_senders_are_refused_even_with_an_applied_batch(make):
     rounds = make()
     assert push(rounds, C) == NotMember()
     assert push(rounds, C, applied=True) == NotMember()
@@ -163,7 +163,7 @@ def test_a_second_batch_of_one_member_is_added(make):
     assert rounds.close().contributors == {A: 2.0, B: 1.0}
 
 
-def test_nobody_waits_for_a_member_that_left_but_its_gradient_stays(make):
+def test_rounds_do_not_wait_for_a_member_that_left_but_keep_its_gradient(make):
     rounds = make()
     push(rounds, A, weight=4.0)
     remove(rounds, A)
@@ -179,7 +179,7 @@ def test_a_leave_can_close_the_round(make):
     assert rounds.closable()
 
 
-def test_the_last_gradients_are_not_left_in_the_accumulator_by_an_empty_view(make):
+def test_an_empty_view_does_not_leave_the_last_gradients_in_the_accumulator(make):
     rounds = make()
     push(rounds, A)
     rounds.change({}, [A, B])
@@ -188,14 +188,14 @@ def test_the_last_gradients_are_not_left_in_the_accumulator_by_an_empty_view(mak
     assert not rounds.closable()
 
 
-def test_an_empty_view_closes_nothing_by_itself(make):
+def test_an_empty_view_alone_closes_nothing(make):
     rounds = make()
     push(rounds, A, weight=0)
     rounds.change({}, [A, B])
     assert not rounds.closable()
 
 
-def test_a_member_that_comes_back_under_its_id_has_still_arrived(make):
+def test_a_member_that_returns_with_its_id_has_still_arrived(make):
     rounds = make()
     push(rounds, A)
     remove(rounds, A)
@@ -203,7 +203,7 @@ def test_a_member_that_comes_back_under_its_id_has_still_arrived(make):
     assert rounds.waits_for() == [B]
 
 
-def test_blocks_behind_catch_up_in_one_step_when_nobody_is_due(make):
+def test_blocks_that_are_behind_catch_up_in_one_step_when_no_member_is_due(make):
     rounds = make(version=3)
     push(rounds, A)
     rounds.change({21: 1_000_000, 22: 1_000_005}, [A, B])
@@ -226,7 +226,7 @@ def test_a_member_cannot_start_in_a_closed_round(make):
     assert rounds.members == {A: 3, B: 3}
 
 
-def test_who_names_an_ended_membership_is_never_left_waiting(make):
+def test_a_pull_with_an_ended_membership_never_waits(make):
     rounds = make()
     push(rounds, A)
     assert rounds.pull(A, 1) is Pull.WAIT
@@ -239,7 +239,7 @@ def test_who_names_an_ended_membership_is_never_left_waiting(make):
 # backup
 
 
-def test_with_backup_the_slowest_is_not_waited_for_and_its_gradient_joins_the_next_round(make):
+def test_with_backup_a_late_gradient_joins_the_next_round(make):
     rounds = make(Sync(backup=1), members=[A, B, C])
     push(rounds, A)
     assert not rounds.closable()
@@ -254,7 +254,7 @@ def test_with_backup_the_slowest_is_not_waited_for_and_its_gradient_joins_the_ne
     assert rounds.close().contributors == {A: 1.0, C: 2.0}
 
 
-def test_backup_never_closes_a_round_nobody_arrived_in(make):
+def test_backup_never_closes_a_round_without_arrivals(make):
     rounds = make(Sync(backup=2), members=[A, B])
     assert not rounds.closable()
     push(rounds, A)
@@ -315,7 +315,7 @@ def test_bounded_clocks_are_not_moved_by_repeated_messages(make):
     assert rounds.may_proceed(B)
 
 
-def test_bounded_a_leave_lets_the_others_go_on_and_newcomers_start_where_agreed(make):
+def test_bounded_a_leave_releases_the_others_and_new_members_start_at_the_agreed_round(make):
     rounds = make(Bounded(staleness=0))
     push(rounds, A, step=5)
     assert rounds.pull(A, 0) is Pull.WAIT
@@ -355,7 +355,7 @@ def test_sync_changes_to_bounded_with_equal_clocks(make):
     assert rounds.position == 3
 
 
-def test_catching_up_stops_where_the_mode_changes(make):
+def test_catching_up_stops_at_the_change_of_the_mode(make):
     rounds = make(members=[A])
     rounds.switch(Async(), 4)
     rounds.change({C: 9}, [A])
@@ -375,14 +375,14 @@ def test_async_changes_to_sync_at_one_version_for_all_blocks(make):
     assert rounds.waits_for() == [B]
 
 
-def test_a_begun_round_is_not_changed_under_its_members(make):
+def test_a_begun_round_keeps_its_mode(make):
     rounds = make()
     push(rounds, A)
     with pytest.raises(MessageError, match="has begun"):
         rounds.switch(Async(), 0)
 
 
-def test_the_mode_may_change_at_the_open_round_until_somebody_arrived(make):
+def test_the_mode_may_change_at_the_open_round_until_a_member_arrives(make):
     rounds = make(version=3)
     assert [rounds.can_switch(version) for version in (2, 3, 4)] == [False, True, True]
     push(rounds, A, weight=0.0)
@@ -394,7 +394,7 @@ def test_the_mode_may_change_at_the_open_round_until_somebody_arrived(make):
     assert (fresh.mode, fresh.version) == (Async(), 3)
 
 
-def test_values_that_are_there_may_be_pulled_at_once(make):
+def test_present_values_may_be_pulled_at_once(make):
     rounds = make(version=3)
     assert [rounds.pull(A, version) for version in (2, 3, 4)] == [Pull.READY, Pull.READY, Pull.WAIT]
 
@@ -413,7 +413,7 @@ def test_the_optimizer_may_run_when_the_last_missing_member_arrives(make):
     assert make(Async()).may_update(A, 0)
 
 
-def test_a_copy_goes_its_own_way(make):
+def test_a_copy_is_independent(make):
     rounds = make()
     push(rounds, A)
     copy = rounds.copy()

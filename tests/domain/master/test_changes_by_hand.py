@@ -36,7 +36,7 @@ def asked(bench: Bench, mode: Any) -> tuple[list[out.Note], Any]:
 
 
 @pytest.mark.parametrize("mode", [None, Sync().to_json()])
-def test_to_ask_for_no_mode_or_for_the_present_one_changes_nothing(mode: Any) -> None:
+def test_requesting_no_mode_or_the_current_mode_changes_nothing(mode: Any) -> None:
     bench = Bench()
     bench.serve()
     before = bench.core.revision
@@ -46,7 +46,7 @@ def test_to_ask_for_no_mode_or_for_the_present_one_changes_nothing(mode: Any) ->
     assert bench.core.revision == before
 
 
-def test_another_mode_is_proposed_once_and_whom_it_waits_for_is_told() -> None:
+def test_another_mode_is_proposed_once_and_the_reply_names_the_missing_pservers() -> None:
     bench = Bench()
     bench.serve()
     notes, reply = asked(bench, Async().to_json())
@@ -71,7 +71,7 @@ def test_without_a_model_there_is_no_mode_to_change() -> None:
 
 
 @pytest.mark.parametrize("is_last", [True, False])
-def test_after_a_failure_of_the_store_the_last_checkpoint_is_tried_at_once(is_last: bool) -> None:
+def test_the_last_checkpoint_is_retried_at_once_after_a_failure_of_the_store(is_last: bool) -> None:
     settings = CheckpointSettings(interval_s=None, at_epoch_end=False, retry_floor_s=50.0)
     bench = Bench(keeps_checkpoints=True, checkpoints=settings)
     bench.serve()
@@ -92,7 +92,7 @@ def evaluated(bench: Bench, **report: Any) -> tuple[TasksReply, int]:
     return bench.reply(call), bench.answers[call].revision
 
 
-def test_what_an_evaluation_gives_out_is_stored_and_its_result_told_at_its_end() -> None:
+def test_assignments_of_an_evaluation_are_stored_and_its_result_is_returned_at_its_end() -> None:
     bench = Bench()
     declared = DeclaredDataset(
         index_hash="i",
@@ -120,7 +120,7 @@ def test_what_an_evaluation_gives_out_is_stored_and_its_result_told_at_its_end()
 # a deterministic run
 
 
-def test_the_members_of_an_epoch_stay_until_the_next_one_begins() -> None:
+def test_members_of_a_deterministic_epoch_remain_until_the_next_one_begins() -> None:
     bench = Bench(Sync(deterministic=True), tasks=2, epochs=2, trainer_count=1)
     bench.serve()
     first = bench.take()
@@ -139,12 +139,12 @@ def test_the_members_of_an_epoch_stay_until_the_next_one_begins() -> None:
 
 
 @pytest.mark.parametrize(("wait_s", "is_answered"), [(0.0, True), (0.5, False)])
-def test_a_checkpoint_is_waited_for_by_who_has_time(wait_s: float, is_answered: bool) -> None:
+def test_a_checkpoint_request_waits_until_its_timeout(wait_s: float, is_answered: bool) -> None:
     bench = Bench(Async(), keeps_checkpoints=True)
     assert (bench.call(CheckpointRequest(wait_s=wait_s)) in bench.answers) == is_answered
 
 
-def test_a_last_checkpoint_is_asked_for_again_by_its_ticket() -> None:
+def test_a_last_checkpoint_is_requested_again_by_its_ticket() -> None:
     bench = Bench(Async(), keeps_checkpoints=True)
     bench.serve()
     bench.apply(events.Asked(1, CheckpointRequest(wait_s=0.0), is_last=True))
@@ -153,7 +153,7 @@ def test_a_last_checkpoint_is_asked_for_again_by_its_ticket() -> None:
     assert (bench.reply(1).complete, bench.reply(2).complete) == (False, True)
 
 
-def test_of_a_stopped_deterministic_run_a_trainer_joins_alone() -> None:
+def test_a_trainer_of_a_stopped_deterministic_run_joins_alone() -> None:
     """Of two trainers, the other one may not come again."""
     bench = Bench(Sync(deterministic=True), trainer_count=2)
     bench.serve()

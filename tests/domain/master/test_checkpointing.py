@@ -24,7 +24,7 @@ def ordered() -> Checkpointing:
     return made
 
 
-def test_an_order_is_told_to_its_process_only() -> None:
+def test_only_the_addressed_process_gets_an_order() -> None:
     made = ordered()
     order = made.order_for(0, 10, "p")
     assert order is not None
@@ -47,14 +47,14 @@ def test_an_order_is_told_to_its_process_only() -> None:
         (11, ORDER, "written", False),
     ],
 )
-def test_an_order_is_told_until_it_is_answered(generation, order, state, is_over) -> None:
+def test_an_order_is_repeated_until_it_is_answered(generation, order, state, is_over) -> None:
     made = ordered()
     made.answered(0, generation, SnapshotReply(order, state), 1.0)
     assert (made.order_for(0, 10, "p") is None) == is_over
     made.answered(3, 10, SnapshotReply(ORDER, "written"), 1.0)  # Of a pserver without an order.
 
 
-def test_where_no_checkpoints_are_kept_nothing_is_ordered() -> None:
+def test_without_checkpoints_nothing_is_ordered() -> None:
     for is_kept in (True, False):
         made = checkpointing(is_kept=is_kept)
         assert (made.age_s(7.0) is None) != is_kept

@@ -143,7 +143,7 @@ def written(order: SnapshotRequest) -> SnapshotReply:
 # --- work ---
 
 
-def test_work_is_told_when_it_is_stored() -> None:
+def test_an_assignment_is_announced_only_after_it_is_stored() -> None:
     bench = Bench()
     answer = bench.answers[bench.ask()]
     assert isinstance(answer.reply, TasksReply)
@@ -151,7 +151,7 @@ def test_work_is_told_when_it_is_stored() -> None:
     assert answer.revision == bench.core.revision > 0
 
 
-def test_a_request_waits_for_work_that_comes_back() -> None:
+def test_a_request_waits_for_a_returned_task() -> None:
     bench = Bench(tasks=1)
     bench.take()
     waiting = bench.ask("b", B, wait_s=2.0)
@@ -161,7 +161,7 @@ def test_a_request_waits_for_work_that_comes_back() -> None:
     assert given.task == 0
 
 
-def test_a_request_that_has_waited_long_enough_is_answered_with_nothing() -> None:
+def test_an_expired_request_is_answered_with_no_task() -> None:
     bench = Bench(tasks=1)
     bench.take()
     waiting = bench.ask("b", B, wait_s=2.0)
@@ -171,12 +171,12 @@ def test_a_request_that_has_waited_long_enough_is_answered_with_nothing() -> Non
 
 
 @pytest.mark.parametrize("wait_s", [0.0, 2.0])
-def test_who_only_reports_is_answered_at_once(wait_s: float) -> None:
+def test_a_ticket_that_only_reports_is_answered_at_once(wait_s: float) -> None:
     bench = Bench()
     assert bench.reply(bench.ask(want=0, wait_s=wait_s)).outcome == "none_now"
 
 
-def test_a_request_of_a_trainer_that_is_gone_is_refused_also_while_it_waits() -> None:
+def test_a_waiting_request_of_a_gone_trainer_is_refused() -> None:
     bench = Bench(tasks=1)
     bench.take()
     waiting = bench.ask("b", B, wait_s=2.0)
@@ -186,7 +186,7 @@ def test_a_request_of_a_trainer_that_is_gone_is_refused_also_while_it_waits() ->
     assert bench.answers[waiting].revision == 0
 
 
-def test_a_trainer_that_registers_again_is_given_its_task_anew() -> None:
+def test_a_trainer_that_registers_again_gets_its_task_again() -> None:
     bench = Bench(tasks=1)
     first = bench.take()
     bench.see({"a": A + 50, "b": B}, {0: PSERVER})
@@ -195,7 +195,7 @@ def test_a_trainer_that_registers_again_is_given_its_task_anew() -> None:
     assert again.attempt != first.attempt
 
 
-def test_a_report_counts_only_by_the_pserver_that_is_there() -> None:
+def test_a_report_counts_only_if_it_names_the_current_pserver() -> None:
     bench = Bench()
     done = bench.take()
     bench.see({"a": A, "b": B}, {0: PSERVER + 1})
@@ -207,7 +207,7 @@ def test_a_report_counts_only_by_the_pserver_that_is_there() -> None:
     assert bench.core.work.queue.counts().done == 1
 
 
-def test_before_there_is_a_dataset_there_is_no_work() -> None:
+def test_without_a_dataset_there_are_no_tasks() -> None:
     core = MasterCore(CoreSettings(generation=MASTER, pserver_count=1), 0.0)
     core.apply(events.LeasesSeen({"a": A}, {}, 100), 0.0)
     (answer,) = core.apply(events.Asked(1, TasksTicket(trainer="a", generation=A)), 0.0)
@@ -215,7 +215,7 @@ def test_before_there_is_a_dataset_there_is_no_work() -> None:
     assert isinstance(answer.reply, NotReadyError)
 
 
-def test_a_stopped_job_ends_with_what_has_begun() -> None:
+def test_a_stopped_job_ends_with_the_tasks_already_begun() -> None:
     bench = Bench(tasks=4)
     bench.serve()
     done = bench.take()
@@ -233,12 +233,12 @@ def test_a_stopped_job_ends_with_what_has_begun() -> None:
 # --- members ---
 
 
-def test_a_trainer_without_work_is_no_member() -> None:
+def test_a_trainer_without_tasks_is_not_a_member() -> None:
     bench = Bench()
     assert not bench.reply(bench.join()).holds_work
 
 
-def test_a_join_is_about_one_attempt() -> None:
+def test_a_join_names_one_attempt() -> None:
     bench = Bench()
     held = bench.take()
     assert not bench.reply(bench.join(attempt=held.attempt + 100)).holds_work
@@ -269,7 +269,7 @@ def reported(done: Assignment) -> list[FinishedTask]:
     return [FinishedTask(epoch=done.epoch, position=done.position, attempt=done.attempt, pservers=[PSERVER])]
 
 
-def test_the_first_to_report_stays_a_member_until_the_epoch_ends() -> None:
+def test_the_first_reporter_remains_a_member_until_the_epoch_ends() -> None:
     bench, mine, other = two_at_the_end(epochs=2)
     waiting = bench.ask(finished=reported(mine), wait_s=MOMENT_S)
     assert waiting not in bench.answers
@@ -292,17 +292,17 @@ def rounds_apart(told: int, mine: int) -> list[str]:
     return member_names(bench)
 
 
-def test_who_has_done_as_many_rounds_as_the_others_will_have_stays() -> None:
+def test_a_trainer_that_has_done_all_rounds_of_the_others_remains_a_member() -> None:
     assert rounds_apart(told=6, mine=6) == ["a", "b"]
     assert rounds_apart(told=6, mine=7) == ["a", "b"]
 
 
-def test_it_leaves_where_another_has_a_round_more_to_do_or_does_not_say_how_many() -> None:
+def test_a_trainer_leaves_if_another_has_more_rounds_or_does_not_report_its_round() -> None:
     assert rounds_apart(told=7, mine=6) == ["b"]
     assert rounds_apart(told=0, mine=6) == ["b"]
 
 
-def test_rounds_wait_for_a_trainer_with_the_work_that_it_has_read_ahead() -> None:
+def test_a_trainer_rejoins_with_the_task_that_it_has_read_ahead() -> None:
     bench, mine, other = two_at_the_end(epochs=2)
     waiting = bench.ask(finished=reported(mine), wait_s=1.0)
     bench.apply(events.WaitEnded(waiting))
@@ -316,14 +316,14 @@ def test_rounds_wait_for_a_trainer_with_the_work_that_it_has_read_ahead() -> Non
     assert given.member == 0, "it is no member before all pservers have agreed"
 
 
-def test_rounds_do_not_wait_before_a_trainer_asks_where_it_has_not_read_ahead() -> None:
+def test_a_trainer_without_a_promised_task_must_ask_to_join() -> None:
     bench = Bench(tasks=4)
     bench.take()
     bench.take("b", B)
     assert member_names(bench) == []
 
 
-def test_it_leaves_when_the_moment_is_over() -> None:
+def test_an_idle_trainer_leaves_after_a_moment() -> None:
     bench, mine, _ = two_at_the_end(epochs=2)
     waiting = bench.ask(finished=reported(mine), wait_s=MOMENT_S)
     bench.apply(events.WaitEnded(waiting))
@@ -331,7 +331,7 @@ def test_it_leaves_when_the_moment_is_over() -> None:
     assert member_names(bench) == ["b"]
 
 
-def test_it_leaves_at_once_where_it_would_wait_for_longer_or_the_others_have_just_begun() -> None:
+def test_an_idle_trainer_leaves_at_once_if_its_request_is_long_or_the_others_have_just_begun() -> None:
     bench, mine, _ = two_at_the_end(epochs=2)
     bench.ask(finished=reported(mine), wait_s=2 * MOMENT_S)
     assert member_names(bench) == ["b"]
@@ -343,7 +343,7 @@ def test_it_leaves_at_once_where_it_would_wait_for_longer_or_the_others_have_jus
     assert "a" not in member_names(bench)
 
 
-def test_who_gets_less_than_it_asks_for_is_told_what_it_may_read_meanwhile() -> None:
+def test_a_trainer_that_gets_too_few_tasks_is_promised_some() -> None:
     bench, mine, _ = two_at_the_end(epochs=2)
     reply = bench.reply(bench.ask(want=1, holding=[mine.attempt]))
     assert [(each.epoch, each.attempt) for each in reply.ahead] == [(1, 0), (1, 0)]
@@ -367,7 +367,7 @@ def test_a_trainer_is_a_member_when_every_pserver_has_the_view() -> None:
     assert bench.answers[joining].revision == bench.core.revision
 
 
-def test_a_join_whose_time_is_up_says_whom_it_waits_for() -> None:
+def test_an_expired_join_names_the_missing_pservers() -> None:
     bench = Bench()
     bench.take()
     joining = bench.join()
@@ -376,7 +376,7 @@ def test_a_join_whose_time_is_up_says_whom_it_waits_for() -> None:
     assert "pserver 0" in bench.reply(joining).waiting_for
 
 
-def test_nobody_waits_for_a_trainer_without_work() -> None:
+def test_rounds_do_not_wait_for_a_trainer_without_tasks() -> None:
     bench = Bench(tasks=1)
     bench.serve()
     done = bench.take()
@@ -402,7 +402,7 @@ def test_a_lost_view_is_sent_again() -> None:
     assert isinstance(again.request, ViewRequest)
 
 
-def test_a_change_of_the_mode_is_answered_when_all_have_it() -> None:
+def test_a_change_of_the_mode_is_answered_when_all_pservers_have_adopted_it() -> None:
     bench = Bench()
     bench.serve()
     asking = bench.call(ModeRequest(mode=Async().to_json(), wait_s=2.0))
@@ -417,14 +417,14 @@ def test_a_change_of_the_mode_is_answered_when_all_have_it() -> None:
 # --- pservers ---
 
 
-def test_a_new_process_is_asked_what_it_has_before_anything_else() -> None:
+def test_a_new_process_is_first_asked_for_its_applied_batches() -> None:
     bench = Bench()
     kinds = [type(each) for each in bench.serve()]
     assert kinds[0] is AppliedRequest
     assert bench.core.pservers.is_settled(0, PSERVER)
 
 
-def test_who_cannot_say_yet_what_it_has_is_asked_again_a_moment_later() -> None:
+def test_a_process_that_cannot_answer_yet_is_asked_again_soon() -> None:
     bench = Bench()
     assert isinstance(bench.control(), out.ControlCall)
     other = [bench.control(), bench.control()]
@@ -437,7 +437,7 @@ def test_who_cannot_say_yet_what_it_has_is_asked_again_a_moment_later() -> None:
     assert isinstance(again.request, AppliedRequest)
 
 
-def test_what_a_pserver_has_lost_is_done_again() -> None:
+def test_tasks_that_a_pserver_has_lost_are_repeated() -> None:
     bench = Bench(tasks=2)
     bench.serve()
     done = bench.take()
@@ -468,14 +468,14 @@ def core_that_sends_pserver_1_back(mode: Mode) -> MasterCore:
     return core
 
 
-def test_a_process_told_to_end_hears_nothing_else() -> None:
+def test_a_process_that_must_end_gets_no_other_call() -> None:
     call = core_that_sends_pserver_1_back(Sync()).apply(events.ControlAsked(1, 2), 0.0)[-1]
     assert isinstance(call, out.ControlCall)
     assert isinstance(call.request, ReloadRequest)
     assert call.request.master_generation == MASTER
 
 
-def test_a_process_told_to_go_back_has_no_part_in_a_checkpoint() -> None:
+def test_a_process_that_must_reload_takes_no_part_in_a_checkpoint() -> None:
     core = core_that_sends_pserver_1_back(Async())
     core.apply(events.TimePassed(), 1.0)
     assert core.checkpointing.checkpoints.under_way is None, "it would save what is about to be given up"
@@ -485,7 +485,7 @@ def test_a_process_told_to_go_back_has_no_part_in_a_checkpoint() -> None:
     assert core.checkpointing.checkpoints.under_way is not None
 
 
-def test_pservers_are_told_the_size_of_epochs_that_are_over_once() -> None:
+def test_pservers_get_the_size_of_each_finished_epoch_once() -> None:
     bench = Bench(tasks=1, epochs=3)
     bench.serve()
     for epoch in range(2):
@@ -497,7 +497,7 @@ def test_pservers_are_told_the_size_of_epochs_that_are_over_once() -> None:
         assert [each.epochs for each in sealed] == [[(epoch, 1)]]
 
 
-def test_a_process_that_lacks_its_values_makes_the_model_begin_again_when_all_do() -> None:
+def test_the_model_is_initialized_again_when_all_pservers_lack_its_values() -> None:
     bench = Bench()
     call = bench.control()
     assert isinstance(call, out.ControlCall)
@@ -516,7 +516,7 @@ def done(bench: Bench) -> str:
     return str(bench.reply(bench.ask(want=1)).outcome)
 
 
-def test_the_job_ends_when_an_audit_has_found_nothing() -> None:
+def test_the_job_ends_after_a_clean_audit() -> None:
     bench = Bench(tasks=1)
     bench.serve()
     bench.finish(bench.take())
@@ -527,7 +527,7 @@ def test_the_job_ends_when_an_audit_has_found_nothing() -> None:
     assert (reply.outcome, reply.pservers) == ("epochs_done", [PSERVER])
 
 
-def test_work_that_an_audit_finds_missing_is_done_again() -> None:
+def test_tasks_found_missing_by_an_audit_are_repeated() -> None:
     bench = Bench(tasks=1)
     bench.serve()
     bench.finish(bench.take())
@@ -537,7 +537,7 @@ def test_work_that_an_audit_finds_missing_is_done_again() -> None:
     assert bench.take().task == 0
 
 
-def test_an_answer_older_than_work_done_again_finds_nothing_missing() -> None:
+def test_an_answer_older_than_repeated_work_finds_nothing_missing() -> None:
     bench = Bench(tasks=1, epochs=2)
     bench.serve()
     bench.finish(bench.take())
@@ -561,7 +561,7 @@ def test_an_answer_older_than_work_done_again_finds_nothing_missing() -> None:
     assert asked_again.audit == auditing.audit
 
 
-def test_work_that_stays_missing_ends_the_job() -> None:
+def test_work_that_remains_missing_ends_the_job() -> None:
     bench = Bench(tasks=1)
     bench.serve()
     for _ in range(20):
@@ -606,7 +606,7 @@ def save(bench: Bench, **done: Any) -> None:
 # --- checkpoints ---
 
 
-def test_a_checkpoint_is_made_after_so_many_tasks() -> None:
+def test_a_checkpoint_is_made_after_the_configured_number_of_tasks() -> None:
     settings = CheckpointSettings(interval_s=None, interval_tasks=2, at_epoch_end=False)
     bench = Bench(tasks=9, keeps_checkpoints=True, checkpoints=settings)
     bench.serve()
@@ -620,7 +620,7 @@ def test_a_checkpoint_is_made_after_so_many_tasks() -> None:
     assert bench.core.checkpointing.checkpoints.under_way == 2
 
 
-def test_the_manifest_is_written_when_all_have_written_their_files() -> None:
+def test_the_manifest_is_written_when_all_pservers_have_written_their_files() -> None:
     bench = Bench(keeps_checkpoints=True)
     bench.serve()
     asking = bench.call(CheckpointRequest(wait_s=2.0))
@@ -636,7 +636,7 @@ def test_the_manifest_is_written_when_all_have_written_their_files() -> None:
     assert bench.reply(asking).complete
 
 
-def test_a_manifest_that_could_not_be_written_is_told_as_trouble() -> None:
+def test_a_failure_to_write_the_manifest_is_reported() -> None:
     bench = Bench(keeps_checkpoints=True)
     bench.serve()
     asking = bench.call(CheckpointRequest(wait_s=2.0))
@@ -647,14 +647,14 @@ def test_a_manifest_that_could_not_be_written_is_told_as_trouble() -> None:
     assert not bench.reply(asking).complete
 
 
-def test_a_job_without_a_place_for_them_keeps_no_checkpoints() -> None:
+def test_a_job_without_a_store_keeps_no_checkpoints() -> None:
     bench = Bench()
     bench.serve()
     assert isinstance(bench.reply(bench.call(CheckpointRequest())), UsageError)
     assert "checkpoints" not in bench.core.encode()
 
 
-def test_a_pserver_about_to_end_wants_a_checkpoint() -> None:
+def test_a_pserver_that_shuts_down_requests_a_checkpoint() -> None:
     settings = CheckpointSettings(interval_s=None, at_epoch_end=False)
     bench = Bench(keeps_checkpoints=True, checkpoints=settings)
     bench.serve()
@@ -692,7 +692,7 @@ def successor_of(bench: Bench, tasks: QueueSettings) -> MasterCore:
     return MasterCore(CoreSettings(generation=MASTER + 1, pserver_count=1), 0.0, state, tasks)
 
 
-def test_a_successor_goes_on_from_what_is_stored() -> None:
+def test_a_successor_continues_from_the_stored_state() -> None:
     bench = Bench(tasks=3)
     bench.serve()
     held = bench.take()
@@ -704,7 +704,7 @@ def test_a_successor_goes_on_from_what_is_stored() -> None:
     successor.check()
 
 
-def test_those_who_died_while_nobody_led_lose_their_work() -> None:
+def test_trainers_that_died_without_a_master_lose_their_tasks() -> None:
     bench = Bench(tasks=1)
     bench.take()
     successor = successor_of(bench, QueueSettings(1, lambda _: 1))

@@ -60,7 +60,7 @@ def test_a_dataset_is_declared_when_its_tasks_are_known() -> None:
     assert core.work.queue.counts().total == 2
 
 
-def test_the_first_dataset_counts() -> None:
+def test_the_first_dataset_wins() -> None:
     core = core_of()
     core.apply(events.DatasetIndexed(REPLY, TASKS), 0.0)
     revision = core.revision
@@ -81,7 +81,7 @@ def resumed() -> MasterCore:
     return core_of(StoredState(declaration=declaration, queue=queue, failures=failures, is_resumed=True), TASKS)
 
 
-def test_a_resumed_job_takes_the_first_order_since() -> None:
+def test_a_resumed_job_adopts_the_order_of_the_next_declaration() -> None:
     core = resumed()
     again = replace(DATA, seed=2, epochs=3)
     assert reply(core, events.Asked(1, again)).declaration is again
@@ -98,11 +98,11 @@ def test_a_resumed_job_takes_the_first_order_since() -> None:
         (replace(DATA, seed=2), ["order changed shuffle=%s seed=%d first_epoch=%d"]),
     ],
 )
-def test_what_a_resumed_job_has_changed_is_noted(again: DatasetDeclaration, said: list[str]) -> None:
+def test_changes_of_a_resumed_job_are_noted(again: DatasetDeclaration, said: list[str]) -> None:
     assert notes(resumed().apply(events.Asked(1, again), 0.0)) == said
 
 
-def test_a_dataset_grows_and_its_growth_ends() -> None:
+def test_a_dataset_grows_until_its_growth_ends() -> None:
     declared = replace(DATA, follow=True)
     core = core_of()
     indexed = events.DatasetIndexed(
@@ -124,7 +124,7 @@ def deduplicates(core: MasterCore) -> bool:
     return core.work.queue.settings.is_deduplicated
 
 
-def test_only_a_declared_model_lets_a_task_be_out_twice() -> None:
+def test_a_task_has_two_holders_only_in_a_job_with_a_model() -> None:
     core = core_of()
     core.apply(events.DatasetIndexed(REPLY, TASKS), 0.0)
     assert not deduplicates(core)
@@ -175,7 +175,7 @@ def test_a_resumed_model_may_have_other_settings_of_its_optimizer() -> None:
     assert not answer.reply.is_former
 
 
-def test_a_resumed_model_that_stays_as_it_is_is_nothing_to_note() -> None:
+def test_an_unchanged_resumed_model_is_not_noted() -> None:
     former = DeclaredModel(declaration=MODEL, pservers=1, plan_hash="p", is_former=True)
     core = core_of(StoredState(declaration=JobDeclaration(model=former)))
     assert not notes(core.apply(events.Asked(1, MODEL), 0.0))

@@ -25,7 +25,7 @@ def do(queue: TaskQueue, trainer: str, count: int) -> None:
         queue.finish(trainer, given.epoch, given.position, given.attempt, 0.0)
 
 
-def test_it_is_on_for_deterministic_rounds_of_a_known_number_of_trainers() -> None:
+def test_it_is_active_for_deterministic_rounds_of_a_known_number_of_trainers() -> None:
     assert DeterministicSchedule(2).is_on(Sync(deterministic=True))
     assert not DeterministicSchedule(0).is_on(Sync(deterministic=True))
     assert not DeterministicSchedule(2).is_on(Sync())
@@ -56,7 +56,7 @@ def test_a_trainer_gets_one_task_when_it_holds_none(queue: TaskQueue) -> None:
     assert schedule.pieces_for(queue, "e", 5) == 0, "no copies"
 
 
-def test_the_next_epoch_begins_with_all_again(queue: TaskQueue) -> None:
+def test_all_trainers_begin_the_next_epoch_together(queue: TaskQueue) -> None:
     schedule = DeterministicSchedule(2)
     schedule.begins(queue, "a", ALIVE, 0.0)
     schedule.begins(queue, "b", ALIVE, 0.0)
@@ -71,14 +71,14 @@ def test_the_next_epoch_begins_with_all_again(queue: TaskQueue) -> None:
     assert schedule.pieces_for(queue, "a", 3) == 3, "to hear that all is done"
 
 
-def test_who_works_on_begins_nothing(queue: TaskQueue) -> None:
+def test_a_trainer_with_a_task_begins_no_epoch(queue: TaskQueue) -> None:
     schedule = DeterministicSchedule(1)
     queue.request("a", 0.0)
     assert not schedule.begins(queue, "a", ALIVE, 0.0), "it was given that by a master before this one"
     assert schedule.begins(queue, "b", ALIVE, 0.0)
 
 
-def test_after_a_minute_an_epoch_begins_with_those_who_are_there(queue: TaskQueue) -> None:
+def test_after_a_minute_an_epoch_begins_without_the_missing_trainers(queue: TaskQueue) -> None:
     schedule = DeterministicSchedule(2)
     assert not schedule.begins(queue, "a", ALIVE, 100.0)
     assert not schedule.begins(queue, "a", ALIVE, 160.0)
@@ -87,7 +87,7 @@ def test_after_a_minute_an_epoch_begins_with_those_who_are_there(queue: TaskQueu
     assert not schedule.begins(queue, "a", ALIVE, 300.0), "another minute for the next epoch"
 
 
-def test_all_are_admitted_at_once(queue: TaskQueue) -> None:
+def test_all_trainers_are_admitted_together(queue: TaskQueue) -> None:
     schedule = DeterministicSchedule(2)
     assert schedule.joins(queue, "a", 1, ALIVE, 0.0) == {}
     assert schedule.joins(queue, "b", 9, ALIVE, 0.0) == {}, "a registration that is not alive"
@@ -99,14 +99,14 @@ def test_all_are_admitted_at_once(queue: TaskQueue) -> None:
     assert schedule.joins(queue, "a", 1, ALIVE, 61.1) == {"a": 1}, "after a minute"
 
 
-def test_no_more_are_waited_for_than_there_are_tasks(queue: TaskQueue) -> None:
+def test_at_most_one_trainer_per_task_is_awaited(queue: TaskQueue) -> None:
     schedule = DeterministicSchedule(9)
     alive = dict.fromkeys("abcd", 1)
     joined = [schedule.joins(queue, name, 1, alive, 0.0) for name in "abcd"]
     assert joined == [{}, {}, {}, alive]
 
 
-def test_a_task_of_an_earlier_epoch_that_was_lost_is_handed_out(queue: TaskQueue) -> None:
+def test_a_lost_task_of_an_earlier_epoch_is_assigned(queue: TaskQueue) -> None:
     schedule = DeterministicSchedule(1)
     do(queue, "a", 4)
     do(queue, "a", 3)
@@ -122,7 +122,7 @@ def test_a_task_of_an_earlier_epoch_that_was_lost_is_handed_out(queue: TaskQueue
     assert schedule.pieces_for(queue, "c", 1) == 0, "no copies"
 
 
-def test_nobody_waits_for_trainers_that_get_no_task(queue: TaskQueue) -> None:
+def test_trainers_without_tasks_are_not_awaited(queue: TaskQueue) -> None:
     schedule = DeterministicSchedule(3)
     do(queue, "a", 2)
     for trainer in ("a", "b"):

@@ -14,7 +14,7 @@ def _model(rows: int, lr: float) -> ModelDeclaration:
     return ModelDeclaration(parameters=[parameter], optimizer={"kind": "SGD", "lr": lr}, mode={"kind": "Sync"})
 
 
-def test_the_same_is_fine() -> None:
+def test_equal_declarations_are_accepted() -> None:
     require_same("model", _model(2, 0.1), _model(2, 0.1))
 
 
@@ -26,7 +26,7 @@ def test_the_difference_is_named() -> None:
     assert "another job name" in str(caught.value)
 
 
-def test_as_many_differences_as_are_shown_need_no_count() -> None:
+def test_few_differences_are_not_counted() -> None:
     known = DatasetDeclaration(urls=["a"], batch_size=1)
     declared = DatasetDeclaration(urls=["a"], batch_size=2, epochs=3, shuffle=True, seed=4)
     with pytest.raises(DeclarationError, match=r"not True\. Declare the same"):
@@ -40,7 +40,7 @@ def test_many_differences_are_counted() -> None:
         require_same("dataset", known, declared)
 
 
-def test_lists_of_other_lengths_differ_as_a_whole() -> None:
+def test_lists_of_different_lengths_are_compared_as_single_values() -> None:
     known = DatasetDeclaration(urls=["a", "b"], batch_size=1)
     with pytest.raises(DeclarationError, match=r"urls is \['a', 'b'\], not \['a'\]"):
         require_same("dataset", known, DatasetDeclaration(urls=["a"], batch_size=1))
@@ -54,7 +54,7 @@ def _with_tables(**dims: int) -> ModelDeclaration:
     return ModelDeclaration(parameters=[], optimizer={}, mode={}, tables=tables)
 
 
-def test_differences_of_tables_are_named_by_table() -> None:
+def test_differences_of_tables_name_the_table() -> None:
     with pytest.raises(DeclarationError, match=r"tables\.items\.dim is 8, not 4; tables\.users is \{"):
         require_same("model", _with_tables(items=8, users=2), _with_tables(items=4))
     with pytest.raises(DeclarationError, match=r"tables\.items is None, not \{"):
@@ -66,7 +66,7 @@ def _of(*names: str) -> ModelDeclaration:
     return ModelDeclaration(parameters=parameters, optimizer={}, mode={})
 
 
-def test_another_order_of_parameters_is_another_model() -> None:
+def test_a_different_order_of_parameters_is_a_different_model() -> None:
     with pytest.raises(DeclarationError, match=r"the order of the parameters is \['a', 'b'\], not \['b', 'a'\]"):
         require_same("model", _of("a", "b"), _of("b", "a"))
     with pytest.raises(DeclarationError, match=r"model: parameters\.b is None, not \{'name': 'b'"):

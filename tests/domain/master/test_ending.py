@@ -35,7 +35,7 @@ def queue_of(bench: Bench) -> TaskQueue:
     return bench.core.work.queue
 
 
-def test_a_stopped_job_does_again_what_was_lost() -> None:
+def test_a_stopped_job_repeats_lost_tasks() -> None:
     bench = stopped_after_a_loss()
     again = bench.take("b", B)
     assert bench.reply(bench.ask()).outcome == "none_now", "nothing new is begun"
@@ -45,7 +45,7 @@ def test_a_stopped_job_does_again_what_was_lost() -> None:
     assert bench.reply(bench.ask()).outcome == "epochs_done"
 
 
-def test_a_successor_does_it_too() -> None:
+def test_the_successor_of_a_stopped_job_repeats_lost_tasks() -> None:
     queue = queue_of(stopped_after_a_loss())
     successor = TaskQueue.decode(queue.encode(), queue.settings)
     successor.stop()
@@ -55,7 +55,7 @@ def test_a_successor_does_it_too() -> None:
     assert successor.is_over
 
 
-def test_a_stopped_job_that_nobody_finishes_names_its_tasks() -> None:
+def test_a_stopped_job_that_no_trainer_finishes_names_its_tasks() -> None:
     bench = stopped_after_a_loss()
     ((epoch, task),) = queue_of(bench).unfinished(5)
     bench.see({}, {0: PSERVER + 1})
@@ -107,7 +107,7 @@ ALL_OF_1 = AppliedSummary(done={0: b"\x02"})
         (AppliedSummary(parts={0: {2: b"\x01"}}), AppliedSummary(has_blocks=False), []),
     ],
 )
-def test_a_task_that_only_some_blocks_have_is_claimed(
+def test_a_task_that_only_some_blocks_have_applied_is_claimed(
     one: AppliedSummary, other: AppliedSummary, torn: list[int]
 ) -> None:
     pservers, queue = Pservers(2, "replay", None, Outbox()), TaskQueue(QueueSettings(4, lambda _: 2))
@@ -128,7 +128,7 @@ def test_a_task_that_only_some_blocks_have_is_claimed(
     queue.check()
 
 
-def test_a_model_that_begins_anew_begins_with_the_first_epoch() -> None:
+def test_a_model_that_is_initialized_again_starts_with_the_first_epoch() -> None:
     bench = Bench(tasks=2, epochs=2)
     bench.serve()
     bench.finish(bench.take())

@@ -25,7 +25,7 @@ def work(position: int, epoch: int = 1) -> Assignment:
     ("generation", "given", "joins"),
     [(A, work(3), True), (A, work(4), False), (A, work(3, epoch=2), False), (A + 1, work(3), False)],
 )
-def test_who_gets_what_it_was_told_to_read_ahead_joins_with_it(generation: int, given: Assignment, joins: bool) -> None:
+def test_a_trainer_joins_with_a_promised_task(generation: int, given: Assignment, joins: bool) -> None:
     ends = EpochEnds()
     ends.promised(ticket("a", A), [work(3)])
     ends.promised(ticket("a", A), [])
@@ -43,13 +43,13 @@ def at_the_last_piece(ends: EpochEnds) -> TaskQueue:
 
 
 @pytest.mark.parametrize(("round_", "stays"), [(6, False), (7, True), (8, True)])
-def test_who_has_done_the_rounds_that_are_left_stays(round_: int, stays: bool) -> None:
+def test_a_trainer_that_has_done_the_remaining_rounds_stays(round_: int, stays: bool) -> None:
     ends = EpochEnds()
     queue = at_the_last_piece(ends)
     assert ends.should_stay(queue, ticket("a", A, round_), 1.0) is stays
 
 
-def test_what_is_known_of_a_trainer_goes_with_it() -> None:
+def test_a_gone_trainer_is_forgotten() -> None:
     ends = EpochEnds()
     queue = at_the_last_piece(ends)
     ends.promised(ticket("b", B), [work(3)])

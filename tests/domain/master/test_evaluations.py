@@ -44,7 +44,7 @@ def do(evaluations: Evaluations, found: Evaluation, count: int = 1, total: float
         evaluations.settle(found)
 
 
-def test_one_that_is_through_has_its_result_and_no_queue(evaluations: Evaluations) -> None:
+def test_a_finished_evaluation_has_a_result_and_no_queue(evaluations: Evaluations) -> None:
     assert not evaluations
     found = begin(evaluations)
     assert evaluations
@@ -62,7 +62,7 @@ def test_one_that_is_through_has_its_result_and_no_queue(evaluations: Evaluation
     assert (status.is_done, status.tasks.done, status.tasks.failed) == (True, 2, 0)
 
 
-def test_a_name_that_is_not_declared_is_not_found(evaluations: Evaluations) -> None:
+def test_an_undeclared_name_is_not_found(evaluations: Evaluations) -> None:
     begin(evaluations)
     assert evaluations.known("test") is evaluations.find("test")
     assert evaluations.known("other") is None
@@ -77,7 +77,7 @@ def test_metrics_without_weight_are_left_out(evaluations: Evaluations) -> None:
     assert found.metrics == {"loss": 2.0}
 
 
-def test_only_the_newest_results_are_kept_and_all_that_run(evaluations: Evaluations) -> None:
+def test_running_evaluations_and_the_newest_results_are_kept(evaluations: Evaluations) -> None:
     begin(evaluations, "running")
     names = [f"n{number}" for number in range(KEPT + 2)]
     for name in names:
@@ -86,7 +86,7 @@ def test_only_the_newest_results_are_kept_and_all_that_run(evaluations: Evaluati
     assert [each.name for each in evaluations.status()] == ["running", *names[2:], "last"]
 
 
-def test_a_successor_goes_on_with_what_runs_and_knows_what_is_through(evaluations: Evaluations) -> None:
+def test_a_successor_continues_running_evaluations_and_knows_results(evaluations: Evaluations) -> None:
     do(evaluations, begin(evaluations, "through", task_count=1))
     do(evaluations, begin(evaluations, "running"))
     later = Evaluations(Outbox())
@@ -108,7 +108,7 @@ def test_a_successor_goes_on_with_what_runs_and_knows_what_is_through(evaluation
     assert [each.name for each in results.status()] == ["through"], "what runs is begun anew"
 
 
-def test_what_a_trainer_held_that_is_gone_is_handed_out_again(evaluations: Evaluations) -> None:
+def test_pieces_of_a_gone_trainer_are_assigned_again(evaluations: Evaluations) -> None:
     do(evaluations, begin(evaluations, "through", task_count=1))
     found = begin(evaluations, task_count=1, attempts_limit=1, confirmations=0)
     assert found.work is not None
@@ -122,7 +122,7 @@ def test_what_a_trainer_held_that_is_gone_is_handed_out_again(evaluations: Evalu
     assert (status.tasks.done, status.tasks.failed) == (0, 1)
 
 
-def test_what_is_out_for_too_long_goes_back(evaluations: Evaluations) -> None:
+def test_expired_pieces_are_taken_back(evaluations: Evaluations) -> None:
     do(evaluations, begin(evaluations, "through", task_count=1))
     found = begin(evaluations, task_count=1, attempts_limit=1, confirmations=0)
     assert found.work is not None
@@ -147,7 +147,7 @@ def test_results_belong_to_a_life_of_the_model(evaluations: Evaluations) -> None
             each.enter(7)
 
 
-def test_nothing_is_measured_of_a_life_that_is_over(evaluations: Evaluations) -> None:
+def test_an_ended_life_is_not_evaluated(evaluations: Evaluations) -> None:
     evaluations.enter(7)
     begin(evaluations)
     evaluations.begin_anew(7)
@@ -159,7 +159,7 @@ def test_nothing_is_measured_of_a_life_that_is_over(evaluations: Evaluations) ->
         successor.enter(7)
 
 
-def test_results_of_a_checkpoint_belong_to_the_life_that_goes_on(evaluations: Evaluations) -> None:
+def test_results_in_a_checkpoint_belong_to_the_resumed_life(evaluations: Evaluations) -> None:
     evaluations.enter(7)
     do(evaluations, begin(evaluations), 2)
     results = evaluations.encode_results()

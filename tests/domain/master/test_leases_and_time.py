@@ -16,7 +16,7 @@ from flightedl.messages.tasks import DroppedTasksRequest, FailedTask, FailedTask
 from .test_core import MASTER, PSERVER, A, B, Bench, declaration_in
 
 
-def test_time_changes_only_what_is_out_for_too_long() -> None:
+def test_time_only_affects_expired_pieces() -> None:
     bench = Bench(tasks=1)
     bench.serve()
     bench.take()
@@ -34,7 +34,7 @@ def test_time_changes_only_what_is_out_for_too_long() -> None:
 
 
 @pytest.mark.parametrize("is_settled", [False, True], ids=["loading", "serving"])
-def test_the_clocks_of_tasks_stand_while_a_pserver_is_away_or_loads(is_settled: bool) -> None:
+def test_clocks_of_tasks_are_stopped_while_a_pserver_is_down_or_loading(is_settled: bool) -> None:
     bench = Bench(tasks=1)
     bench.serve()
     held = bench.take()
@@ -52,7 +52,7 @@ def test_the_clocks_of_tasks_stand_while_a_pserver_is_away_or_loads(is_settled: 
     assert bench.core.work.queue.is_current("a", held.attempt, A) is not is_settled
 
 
-def test_nobody_waits_for_pservers_of_a_job_without_a_model() -> None:
+def test_a_job_without_a_model_does_not_wait_for_pservers() -> None:
     settings = CoreSettings(generation=MASTER, pserver_count=1, keeps_checkpoints=False)
     core = MasterCore(settings, 0.0, StoredState(), QueueSettings(1, lambda _: 1))
     core.apply(events.LeasesSeen({"a": A}, {}, 100), 0.0)
@@ -61,7 +61,7 @@ def test_nobody_waits_for_pservers_of_a_job_without_a_model() -> None:
     assert any(isinstance(each, out.QueueNews) for each in core.apply(events.TimePassed(), 10_000.0))
 
 
-def test_progress_within_a_first_task_keeps_it() -> None:
+def test_progress_within_a_first_task_prevents_its_expiry() -> None:
     bench = Bench(tasks=1)
     bench.serve()
     bench.take()
@@ -71,7 +71,7 @@ def test_progress_within_a_first_task_keeps_it() -> None:
     assert any(isinstance(each, out.QueueNews) for each in bench.apply(events.TimePassed()))
 
 
-def test_the_first_leases_change_nothing_where_nobody_died() -> None:
+def test_the_first_leases_change_nothing_if_no_trainer_has_died() -> None:
     core = MasterCore(
         CoreSettings(generation=MASTER, pserver_count=1, keeps_checkpoints=False),
         0.0,
@@ -89,7 +89,7 @@ def test_the_same_leases_again_change_nothing() -> None:
     assert bench.core.revision == before
 
 
-def test_members_that_died_without_a_master_are_members_no_more() -> None:
+def test_members_that_died_without_a_master_are_removed() -> None:
     bench = Bench()
     bench.serve()
     for trainer, generation in (("a", A), ("b", B)):
@@ -113,7 +113,7 @@ def test_members_that_died_without_a_master_are_members_no_more() -> None:
     assert [member.trainer for member in successor.members.membership.members] == ["b"]
 
 
-def test_a_pserver_that_is_gone_or_beyond_the_count_has_no_view() -> None:
+def test_a_gone_or_excess_pserver_gets_no_view() -> None:
     bench = Bench()
     bench.serve()
     members = bench.core.members
@@ -126,7 +126,7 @@ def test_a_pserver_that_is_gone_or_beyond_the_count_has_no_view() -> None:
     assert not members.membership.is_quiet
 
 
-def test_a_deterministic_epoch_begins_with_all_trainers_at_one_round() -> None:
+def test_all_trainers_begin_a_deterministic_epoch_at_one_round() -> None:
     bench = Bench(Sync(deterministic=True), tasks=4, trainer_count=2)
     bench.serve()
     first = bench.reply(bench.ask("a", A, want=5))
@@ -147,7 +147,7 @@ def test_a_deterministic_epoch_begins_with_all_trainers_at_one_round() -> None:
 
 
 @pytest.mark.parametrize("is_dropped", [True, False])
-def test_quarantined_batches_are_dropped_or_done_again(is_dropped: bool) -> None:
+def test_quarantined_batches_are_dropped_or_repeated(is_dropped: bool) -> None:
     bench = Bench(tasks=1)
     request = DroppedTasksRequest(task=0) if is_dropped else FailedTasksRequest(task=0)
     assert isinstance(bench.reply(bench.call(request)), NotFoundError)

@@ -36,7 +36,7 @@ def watched() -> Watched:
     return Watched()
 
 
-def test_a_round_that_waits_long_is_told_once_however_many_pservers_say_so(watched: Watched) -> None:
+def test_a_waiting_round_is_logged_once_for_all_pservers(watched: Watched) -> None:
     assert watched.look(0.0, said(waits_for=[1], waits_s=9.9), None) == []
     slow = said(waits_for=[1], waits_at=7, waits_s=10.0)
     assert watched.look(1.0, slow, slow) == [(Kind.ROUND_WAITS, "t1")]
@@ -45,17 +45,17 @@ def test_a_round_that_waits_long_is_told_once_however_many_pservers_say_so(watch
     assert watched.look(4.0, said(), said()) == []
 
 
-def test_each_trainer_that_is_waited_for_is_told(watched: Watched) -> None:
+def test_each_awaited_trainer_is_logged(watched: Watched) -> None:
     assert watched.look(0.0, said(waits_for=[1], waits_s=20)) == [(Kind.ROUND_WAITS, "t1")]
     assert watched.look(1.0, said(waits_for=[1, 2], waits_s=20)) == [(Kind.ROUND_WAITS, "t2")]
     assert watched.look(2.0, said(waits_for=[2], waits_s=30)) == [(Kind.ROUND_GOES_ON, "t1")]
 
 
-def test_members_that_nobody_knows_any_more_are_not_told(watched: Watched) -> None:
+def test_unknown_members_are_not_logged(watched: Watched) -> None:
     assert watched.look(0.0, said(waits_for=[99], waits_s=20)) == []
 
 
-def test_refusals_are_told_once_a_minute_and_usual_ones_never(watched: Watched) -> None:
+def test_refusals_are_logged_once_a_minute_and_usual_ones_never(watched: Watched) -> None:
     refusing = [(Kind.CALLS_REFUSED, "pserver-0")]
     assert watched.look(0.0, said(refused_calls={"not_ready": 500})) == []
     assert watched.look(1.0, said(refused_calls={"gradient": 1})) == refusing

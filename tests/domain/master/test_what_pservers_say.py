@@ -33,7 +33,7 @@ def is_admitted(bench: Bench) -> bool:
     return joining in bench.answers and bool(bench.reply(joining).member)
 
 
-def test_a_pserver_beyond_the_count_changes_nothing() -> None:
+def test_an_excess_pserver_changes_nothing() -> None:
     bench = Bench()
     before = bench.core.encode()
     bench.see({"a": A, "b": B}, {0: PSERVER, 1: BEYOND})
@@ -49,7 +49,7 @@ def before_the_model(pservers: dict[int, int]) -> MasterCore:
     return core
 
 
-def test_a_pserver_beyond_the_count_that_was_there_before_the_model_changes_nothing() -> None:
+def test_an_excess_pserver_that_registered_before_the_model_changes_nothing() -> None:
     alone, beside = before_the_model({0: PSERVER}), before_the_model({0: PSERVER, 1: BEYOND})
     assert alone.encode() == beside.encode() != before_the_model({}).encode()
 
@@ -58,14 +58,14 @@ def lacking() -> AppliedReply:
     return AppliedReply(summary=AppliedSummary().encode(), lacks_election=3)
 
 
-def test_the_model_does_not_begin_again_for_a_pserver_beyond_the_count() -> None:
+def test_an_excess_pserver_does_not_initialize_the_model_again() -> None:
     bench = Bench()
     bench.see({"a": A, "b": B}, {0: PSERVER, 1: BEYOND})
     effects = bench.apply(events.Answered(1, BEYOND, AppliedRequest(plan_hash=""), lacking()))
     assert not any(isinstance(each, out.DeleteElection) for each in effects)
 
 
-def test_that_values_are_lost_is_noted_once() -> None:
+def test_lost_values_are_noted_once() -> None:
     bench = Bench()
     first, again = (bench.apply(events.Answered(0, PSERVER, AppliedRequest(plan_hash=""), lacking())) for _ in range(2))
     assert [len(notes(effects, out.Kind.VALUES_LOST)) for effects in (first, again)] == [1, 0]
@@ -80,7 +80,7 @@ def audited(bench: Bench, **done: bytes) -> list[out.Effect]:
     return bench.applied(call, done={0: done["done"]} if done else {})
 
 
-def test_what_an_audit_finds_missing_is_noted_and_stored() -> None:
+def test_work_found_missing_by_an_audit_is_noted_and_stored() -> None:
     bench = Bench(tasks=1)
     bench.serve()
     bench.finish(bench.take())
@@ -91,7 +91,7 @@ def test_what_an_audit_finds_missing_is_noted_and_stored() -> None:
     assert bench.core.revision > before
 
 
-def test_an_audit_that_finds_nothing_changes_nothing() -> None:
+def test_a_clean_audit_changes_nothing() -> None:
     bench = Bench(tasks=1)
     bench.serve()
     bench.finish(bench.take())
@@ -104,7 +104,7 @@ def test_an_audit_that_finds_nothing_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("generation", [PSERVER, PSERVER + 1])
-def test_only_the_process_that_is_there_takes_part_in_checkpoints(generation: int) -> None:
+def test_only_the_current_process_takes_part_in_checkpoints(generation: int) -> None:
     bench = Bench(keeps_checkpoints=True)
     bench.see({"a": A, "b": B}, {0: PSERVER + 1})
     bench.apply(
@@ -115,7 +115,7 @@ def test_only_the_process_that_is_there_takes_part_in_checkpoints(generation: in
 
 
 @pytest.mark.parametrize(("mode", "has_round"), [(Sync(), True), (Async(), False)])
-def test_a_checkpoint_is_at_a_round_where_there_are_rounds(mode: Mode, has_round: bool) -> None:
+def test_a_checkpoint_is_made_at_a_round_if_the_mode_has_rounds(mode: Mode, has_round: bool) -> None:
     bench = Bench(mode, keeps_checkpoints=True)
     assert is_admitted(bench)
     said = bench.core.apply(events.StatusTold([status(highest_version=7)]), 0.0)
@@ -153,7 +153,7 @@ def test_an_epoch_ends_with_a_checkpoint() -> None:
     assert bench.core.checkpointing.checkpoints.under_way == 2
 
 
-def test_a_pserver_about_to_end_wants_one_checkpoint() -> None:
+def test_a_pserver_that_shuts_down_requests_one_checkpoint() -> None:
     bench = Bench(keeps_checkpoints=True, checkpoints=CheckpointSettings(interval_s=None, at_epoch_end=False))
     bench.serve()
     for number in (1, 2):
@@ -165,7 +165,7 @@ def test_a_pserver_about_to_end_wants_one_checkpoint() -> None:
     assert bench.core.checkpointing.checkpoints.under_way is None
 
 
-def test_a_view_says_in_which_mode() -> None:
+def test_a_view_contains_the_mode() -> None:
     bench = Bench(Sync(backup=1))
     bench.serve()
     bench.take()
@@ -174,7 +174,7 @@ def test_a_view_says_in_which_mode() -> None:
     assert view.mode == Sync(backup=1).to_json()
 
 
-def test_a_round_that_waits_names_its_trainers() -> None:
+def test_a_waiting_round_names_its_trainers() -> None:
     bench = Bench()
     assert is_admitted(bench)
     assert bench.core.members is not None

@@ -41,7 +41,7 @@ def finished(*done: Assignment) -> list[FinishedTask]:
     return [FinishedTask(epoch=each.epoch, position=each.position, attempt=each.attempt, pservers=[]) for each in done]
 
 
-def test_what_a_trainer_holds_no_more_comes_back(work: Work) -> None:
+def test_a_trainer_must_drop_tasks_that_it_no_longer_holds(work: Work) -> None:
     mine, lost = take(work, 2)
     work.trainer_gone("a", 0.0)
     (again,) = take(work, 1)
@@ -49,7 +49,7 @@ def test_what_a_trainer_holds_no_more_comes_back(work: Work) -> None:
     assert [each.attempt for each in work.take_reports(ticket(holding=holding), 0.0)] == holding[:2]
 
 
-def test_reports_are_counted_by_what_became_of_them(work: Work) -> None:
+def test_reports_are_counted_by_outcome(work: Work) -> None:
     done, returned = take(work, 2)
     back = ReturnedTask(epoch=0, position=returned.position, attempt=returned.attempt)
     work.take_reports(ticket(finished=finished(done), returned=[back]), 0.0)
@@ -63,7 +63,7 @@ def test_reports_are_counted_by_what_became_of_them(work: Work) -> None:
     }
 
 
-def test_what_is_done_of_a_piece_that_goes_back_is_not_handed_out_again() -> None:
+def test_done_batches_of_a_returned_piece_are_not_assigned_again() -> None:
     work = work_of(1, batch_counts=lambda _: 4, is_deduplicated=False)
     (given,) = take(work, 1)
     done = [DoneBatches(attempt=given.attempt, stretches=[(0, 3)])]
@@ -73,7 +73,7 @@ def test_what_is_done_of_a_piece_that_goes_back_is_not_handed_out_again() -> Non
     assert (again.first_batch, again.end_batch) == (3, 4)
 
 
-def test_what_is_wholly_done_and_goes_back_ends_the_epoch() -> None:
+def test_a_completely_done_piece_that_is_returned_ends_the_epoch() -> None:
     outbox = Outbox()
     work = Work(TaskQueue(QueueSettings(1, lambda _: 1, is_deduplicated=False)), outbox, "e")
     (given,) = take(work, 1)
@@ -83,7 +83,7 @@ def test_what_is_wholly_done_and_goes_back_ends_the_epoch() -> None:
     assert work.queue.is_over
 
 
-def test_only_work_of_epochs_gone_by_counts_as_repeated() -> None:
+def test_only_work_of_past_epochs_counts_as_repeated() -> None:
     work = work_of(2, epochs=2)
     first, second = take(work, 2)
     assert work.take_reports(ticket(finished=finished(first, second)), 0.0) == []
@@ -93,7 +93,7 @@ def test_only_work_of_epochs_gone_by_counts_as_repeated() -> None:
     assert (len(work.take_finished()), work.repeated_count) == (1, 1)
 
 
-def test_a_stopped_job_takes_back_what_the_trainer_has_not_heard_of() -> None:
+def test_a_stopped_job_takes_back_assignments_whose_reply_was_lost() -> None:
     work = work_of(40)
     attempts = [each.attempt for each in take(work, 2)]
     (unheard,) = take(work, 1)
@@ -106,7 +106,7 @@ def test_a_stopped_job_takes_back_what_the_trainer_has_not_heard_of() -> None:
     assert work.take_back_unbegun(ticket(generation=A + 1), 0.0) == [], "another registration holds it"
 
 
-def test_of_a_stopped_job_a_trainer_keeps_what_it_trains_and_what_it_reads() -> None:
+def test_a_trainer_of_a_stopped_job_keeps_the_running_task_and_the_next_one() -> None:
     work = work_of(40)
     attempts = [each.attempt for each in take(work, 4)]
     work.queue.stop()
@@ -119,7 +119,7 @@ def test_of_a_stopped_job_a_trainer_keeps_what_it_trains_and_what_it_reads() -> 
     assert work.hand_out(ticket(), 0.0, 1)[:2] == ([], "epochs_done")
 
 
-def test_who_only_reports_is_told_whether_all_is_done(work: Work) -> None:
+def test_a_ticket_that_only_reports_learns_whether_the_job_is_over(work: Work) -> None:
     assert work.hand_out(ticket(want=0), 0.0, 1) == ([], "none_now", 0.0)
     work.take_reports(ticket(finished=finished(*take(work, 2))), 0.0)
     while not work.queue.is_over:
@@ -132,7 +132,7 @@ def test_who_only_reports_is_told_whether_all_is_done(work: Work) -> None:
     [({}, False, True), ({}, True, False), ({"a": A + 1}, False, False)],
     ids=["dead", "not known", "registered again"],
 )
-def test_only_who_is_known_to_have_died_is_blamed(alive, is_graceful, has_failed) -> None:
+def test_only_trainers_known_to_have_died_are_blamed(alive, is_graceful, has_failed) -> None:
     work = work_of(1, attempts_limit=1, confirmations=0)
     take(work, 1)
     assert not work.forget_the_dead({"a": A}, 0.0)
@@ -140,7 +140,7 @@ def test_only_who_is_known_to_have_died_is_blamed(alive, is_graceful, has_failed
     assert bool(work.queue.failed.details) == has_failed
 
 
-def test_what_is_out_for_too_long_is_told(work: Work) -> None:
+def test_expired_pieces_are_reported(work: Work) -> None:
     take(work, 1)
     assert not work.tick(1.0)
     assert work.tick(10_000.0)

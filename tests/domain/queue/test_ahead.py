@@ -52,7 +52,7 @@ def given(queue: TaskQueue, trainer: str) -> Assignment:
     return answer.assignment
 
 
-def test_what_is_promised_is_given_when_the_epoch_begins(make: Make) -> None:
+def test_promised_tasks_are_assigned_when_the_epoch_begins(make: Make) -> None:
     queue = make()
     last = at_the_end(queue, "a", "b")
     promised = {trainer: queue.promise(trainer) for trainer in ("b", "a")}
@@ -67,7 +67,7 @@ def test_what_is_promised_is_given_when_the_epoch_begins(make: Make) -> None:
     assert queue.counts().todo == 2
 
 
-def test_nothing_is_held_of_what_is_promised(make: Make) -> None:
+def test_promised_tasks_are_not_held(make: Make) -> None:
     queue = make()
     last = at_the_end(queue, "a", "b")
     revision, stored = queue.revision, queue.encode()
@@ -82,14 +82,14 @@ def test_nothing_is_held_of_what_is_promised(make: Make) -> None:
     assert queue.epoch == 0
 
 
-def test_the_same_is_promised_again(make: Make) -> None:
+def test_repeated_requests_get_the_same_promises(make: Make) -> None:
     queue = make()
     at_the_end(queue, "a", "b")
     assert queue.promise("a") == queue.promise("a")
     assert not {each.task for each in queue.promise("a")} & {each.task for each in queue.promise("b")}
 
 
-def test_every_task_is_done_once_whoever_comes_for_what_was_promised(make: Make) -> None:
+def test_every_task_is_done_once_whichever_trainer_gets_promised_ones(make: Make) -> None:
     queue = make(epochs=2)
     last = at_the_end(queue, "a", "b")
     for trainer in ("a", "b", "c"):
@@ -104,7 +104,7 @@ def test_every_task_is_done_once_whoever_comes_for_what_was_promised(make: Make)
     assert queue.is_done
 
 
-def test_others_get_it_last_unless_its_trainer_is_gone(make: Make) -> None:
+def test_others_get_promised_tasks_last_unless_their_trainer_is_gone(make: Make) -> None:
     queue = make(8)
     last = at_the_end(queue, "a", "b")
     queue.promise("a")
@@ -116,7 +116,7 @@ def test_others_get_it_last_unless_its_trainer_is_gone(make: Make) -> None:
     assert given(queue, "b").position == 2
 
 
-def test_what_others_have_taken_is_not_given_again(make: Make) -> None:
+def test_a_promised_task_that_was_assigned_is_not_assigned_again(make: Make) -> None:
     queue = make(4, epochs=2)
     last = at_the_end(queue, "a", "b")
     queue.promise("a")
@@ -129,13 +129,13 @@ def test_what_others_have_taken_is_not_given_again(make: Make) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"epochs": 1}, {"follow": True}])
-def test_nothing_is_promised_of_an_epoch_that_may_never_begin_or_change(make: Make, settings: dict[str, Any]) -> None:
+def test_an_epoch_that_may_never_begin_or_may_change_has_no_promises(make: Make, settings: dict[str, Any]) -> None:
     queue = make(**settings)
     at_the_end(queue, "a", "b")
     assert queue.promise("a") == ()
 
 
-def test_nothing_is_promised_while_something_is_left(make: Make) -> None:
+def test_nothing_is_promised_while_tasks_are_left(make: Make) -> None:
     queue = make(7)
     first = given(queue, "a")
     assert queue.promise("a") == ()
@@ -145,7 +145,7 @@ def test_nothing_is_promised_while_something_is_left(make: Make) -> None:
     assert queue.promise("a") == ()
 
 
-def test_a_new_master_has_promised_nothing_and_loses_nothing(make: Make) -> None:
+def test_a_new_master_has_no_promises_and_loses_no_task(make: Make) -> None:
     queue = make(4, epochs=2)
     last = at_the_end(queue, "a", "b")
     queue.promise("a")
@@ -159,7 +159,7 @@ def test_a_new_master_has_promised_nothing_and_loses_nothing(make: Make) -> None
     assert again.is_done
 
 
-def test_who_has_nothing_stays_only_while_the_others_should_be_through(make: Make) -> None:
+def test_an_idle_trainer_stays_only_while_the_others_should_finish(make: Make) -> None:
     queue = make(batch_counts=lambda _: 4, is_deduplicated=False, epochs=2)
 
     def hand_out(trainer: str, now: float) -> Assignment:
@@ -180,7 +180,7 @@ def test_who_has_nothing_stays_only_while_the_others_should_be_through(make: Mak
     assert not queue.should_end_now(50.0), "it waits for somebody"
 
 
-def test_it_is_not_known_when_an_epoch_ends_before_a_task_was_done(make: Make) -> None:
+def test_the_end_of_an_epoch_is_unknown_before_the_first_finished_task(make: Make) -> None:
     queue = make(1)
     queue.request("a", 0.0)
     assert not queue.should_end_now(1000.0)

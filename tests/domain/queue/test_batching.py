@@ -19,12 +19,12 @@ def test_batches_cover_each_record_once_and_only_the_last_is_short(records: int,
     assert ranges[:full] == [part for part in ranges if len(part) == size]
 
 
-def test_there_may_be_no_records_and_batches_of_one() -> None:
+def test_a_task_may_be_empty_and_a_batch_may_have_one_record() -> None:
     assert batch_count(0, 4) == 0
     assert batch_count(3, 1) == 3
 
 
-def test_no_such_batch() -> None:
+def test_invalid_batches_are_refused() -> None:
     assert batch_range(10, 4, 2) == range(8, 10)
     with pytest.raises(ValueError, match="no batch 3"):
         batch_range(10, 4, 3)

@@ -14,7 +14,7 @@ def failing(first: int, end: int, failures: int) -> BatchRange:
     return BatchRange(0, 0, first, end, 8, failures)
 
 
-def test_it_goes_back_as_it_is_until_it_has_failed_often_enough() -> None:
+def test_a_piece_is_retried_unchanged_below_the_limit() -> None:
     piece = failing(2, 6, LIMIT - 1)
     assert after_failure(piece, 3, LIMIT, CONFIRMATIONS) == (piece,)
 

@@ -12,12 +12,12 @@ def piece(position: int, first: int, end: int) -> FailedPiece:
     )
 
 
-def test_an_error_as_long_as_may_be_is_kept_whole() -> None:
+def test_an_error_of_maximum_length_is_not_truncated() -> None:
     assert shortened("x" * ERROR_LIMIT) == "x" * ERROR_LIMIT
     assert shortened("x" * (ERROR_LIMIT + 1)) == "x" * (ERROR_LIMIT - 1) + "…"
 
 
-def test_a_released_stretch_is_listed_no_more_and_its_neighbours_stay() -> None:
+def test_a_released_range_is_no_longer_listed_but_its_neighbours_are() -> None:
     failed = FailedPieces(limit=10)
     for each in (piece(0, 0, 2), piece(0, 2, 4), piece(0, 4, 6), piece(1, 2, 4)):
         failed.quarantine(each)
@@ -26,7 +26,7 @@ def test_a_released_stretch_is_listed_no_more_and_its_neighbours_stay() -> None:
     assert [list(batches) for _, batches in failed.failed] == [[(0, 2), (4, 6)], [(2, 4)]]
 
 
-def test_one_batch_of_a_failed_stretch_can_be_meant() -> None:
+def test_one_batch_of_a_failed_range_can_be_selected() -> None:
     failed = FailedPieces(limit=10)
     failed.quarantine(piece(0, 2, 4))
     assert failed.select(lambda _: True, None) == [((0, 0), 2, 4)]

@@ -8,7 +8,7 @@ from flightedl.domain.queue.tasks import TaskQueue
 from flightedl.domain.queue.values import QueueSettings, TaskGiven
 
 
-def test_what_is_wanted_covers_the_time():
+def test_the_wanted_pieces_cover_the_time():
     assert wanted_count(None, 3.5) == 2
     assert wanted_count(60.0, 3.5) == 2, "the one that runs and the next, as long as they take"
     assert wanted_count(0.5, 3.5) == 11
@@ -16,12 +16,12 @@ def test_what_is_wanted_covers_the_time():
     assert wanted_count(0.0, 3.5) == HOLDING_CEILING
 
 
-def test_it_is_asked_for_when_a_third_is_missing():
+def test_pieces_are_requested_when_a_third_is_missing():
     assert [count_to_ask_for(6, held) for held in (6, 5, 4, 0)] == [0, 0, 2, 6]
 
 
 @given(pace_s=st.floats(0.001, 100.0), cover_s=st.floats(0.0, 60.0))
-def test_whenever_it_does_not_ask_enough_are_left(pace_s, cover_s):
+def test_enough_pieces_are_left_whenever_none_are_requested(pace_s, cover_s):
     wanted = wanted_count(pace_s, cover_s)
     assert HOLDING_FLOOR <= wanted <= HOLDING_CEILING
     needed = min(cover_s / pace_s, HOLDING_CEILING * 2 // 3)
@@ -36,7 +36,7 @@ def test_whenever_it_does_not_ask_enough_are_left(pace_s, cover_s):
     chooses=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), max_size=300),
     task_s=st.sampled_from([0.001, 1.0]),
 )
-def test_nobody_holds_more_rows_than_are_stored_in_200_bytes(wants, chooses, task_s):
+def test_no_trainer_holds_more_rows_than_fit_into_200_bytes(wants, chooses, task_s):
     """Trainers ask as the feed does, finish in their order, and some die; whatever they do, the state stays small."""
     settings = QueueSettings(task_count=1_000_000, batch_counts=lambda _: 1000, shuffle=True, epochs=None)
     queue = TaskQueue(settings)
@@ -78,17 +78,17 @@ def _shares_near_the_end(task_s: float, task_count: int, trainers: int) -> list[
                 queue.finish(name, one.epoch, one.position, one.attempt, now)
 
 
-def test_of_short_tasks_more_are_held_than_a_report_takes_to_be_answered():
+def test_a_trainer_holds_enough_short_tasks_until_its_report_is_answered():
     shares = _shares_near_the_end(0.01, 20, 2)
     assert shares[1:] == [[4, 4]] * 6 + [[3, 3], [2, 2], [1, 1]]
 
 
-def test_of_long_tasks_nobody_holds_more_than_two_when_few_are_left():
+def test_a_trainer_holds_at_most_two_long_tasks_when_few_are_left():
     assert max(map(max, _shares_near_the_end(1.0, 20, 2)[5:])) == 2
 
 
 @given(task_count=st.integers(1, 60), trainers=st.integers(1, 5), task_s=st.sampled_from([0.005, 0.02, 0.04]))
-def test_short_tasks_are_shared_equally_to_the_end(task_count, trainers, task_s):
+def test_short_tasks_are_shared_equally_until_the_end(task_count, trainers, task_s):
     shares = _shares_near_the_end(task_s, task_count, trainers)
     worked = [sum(1 for share in shares if share[index]) for index in range(trainers)]
     assert sum(worked) == task_count

@@ -46,7 +46,7 @@ def test_a_task_contains_about_one_chunk_of_the_source_with_the_greatest_weight(
 
 
 @pytest.mark.parametrize(("stop", "times"), [("all", {1}), ("repeat", {1, 5})])
-def test_all_records_are_given_once_or_the_shorter_sources_repeatedly(stop: str, times: set[int]) -> None:
+def test_all_records_are_used_once_or_shorter_sources_are_repeated(stop: str, times: set[int]) -> None:
     records, sources = np.array([100, 400, 50, 50]), np.array([0, 0, 1, 1])
     found = given_records(mixed(records, sources, [0.5, 0.5], [True, True], 64, stop), records)
     assert {int(each) for chunk in found for each in chunk} == times
@@ -63,7 +63,7 @@ chunks = st.lists(st.tuples(st.integers(1, 300), st.integers(0, 2)), min_size=3,
     st.integers(0, 400),
     st.sampled_from(STOPS),
 )
-def test_whatever_the_sources_no_piece_leaves_its_chunk(
+def test_no_piece_leaves_its_chunk(
     found: list[tuple[int, int]], weights: list[float], is_cut: list[bool], per_task: int, stop: str
 ) -> None:
     records = np.array([count for count, _ in found] + [5, 5, 5])

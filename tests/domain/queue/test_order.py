@@ -10,20 +10,20 @@ from flightedl.errors import NotFoundError
 
 
 @pytest.mark.parametrize("key", [None, 7])
-def test_tasks_that_joined_under_way_come_last_in_the_order_of_their_arrival(key) -> None:
+def test_tasks_that_join_a_running_epoch_come_last_in_the_order_of_their_arrival(key) -> None:
     order = EpochOrder(4, 6, key)
     assert [order.at(position) for position in (4, 5)] == [4, 5]
     assert [order.position_of(order.at(position)) for position in range(6)] == list(range(6))
 
 
-def test_positions_of_a_set_are_those_of_its_tasks() -> None:
+def test_the_positions_of_a_set_are_those_of_its_tasks() -> None:
     order = EpochOrder(50, 60, 7)
     for tasks in ([(3, 20), (55, 57)], [(10, 11)], [(0, 50), (59, 60)], [(50, 60)], []):
         expected = IntervalSet.of(order.position_of(task) for start, end in tasks for task in range(start, end))
         assert order.positions(IntervalSet(tasks)) == expected
 
 
-def test_sizes_are_remembered_where_they_change() -> None:
+def test_only_changes_of_the_size_are_stored() -> None:
     sizes = EpochSizes([(0, 3, 3)])
     sizes.grow(0, 4, is_begun=True)
     sizes.grow(0, 5, is_begun=True)
@@ -40,7 +40,7 @@ def rows(first: int, end: int) -> list[tuple[int, int, int]]:
     return [(epoch, epoch + 1, epoch + 1) for epoch in range(first, end)]
 
 
-def test_half_of_the_recent_sizes_are_put_away_when_there_are_many() -> None:
+def test_half_of_many_recent_sizes_become_older_ones() -> None:
     few = EpochSizes(rows(0, 31))
     assert not few.put_away(31)
     assert few.older == []

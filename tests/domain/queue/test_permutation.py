@@ -23,7 +23,7 @@ def test_every_element_has_one_position(size, key):
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 2**62), keys, st.data())
-def test_inverse_of_large_sizes(size, key, data):
+def test_positions_and_elements_are_inverse_for_large_sizes(size, key, data):
     permutation = KeyedPermutation(size, key)
     position = data.draw(st.integers(0, size - 1))
 
@@ -41,7 +41,7 @@ def test_arrays_and_integers_agree(size, key):
     assert permutation.elements_at(elements).tolist() == [permutation.at(int(e)) for e in elements]
 
 
-def test_golden_values():
+def test_orders_have_golden_values():
     """Stored queues depend on these: they may never change."""
     assert mix(1) == 6238072747940578789
     assert [key_of(), key_of(0), key_of(0, 1), key_of(-1)] == GOLDEN_KEYS
@@ -73,7 +73,7 @@ def test_orders_look_shuffled():
 
 
 @pytest.mark.parametrize("position", [-1, 5, 2**70])
-def test_outside_is_refused(position):
+def test_numbers_outside_are_refused(position):
     permutation = KeyedPermutation(5, 0)
     with pytest.raises(IndexError, match="outside of 0 … 4"):
         permutation.at(position)
@@ -88,6 +88,6 @@ def test_arrays_outside_are_refused():
         KeyedPermutation(5, 0).positions_of(np.array([0, 5]))
 
 
-def test_size_is_checked():
+def test_the_size_is_checked():
     with pytest.raises(ValueError, match="size"):
         KeyedPermutation(-1, 0)

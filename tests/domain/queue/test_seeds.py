@@ -46,7 +46,7 @@ def order_by(seed: int | None, epoch: int, first: int = 0, end: int = TASKS) -> 
 # the seeds alone
 
 
-def test_a_seed_holds_until_the_next_one() -> None:
+def test_a_seed_is_valid_until_the_next_one() -> None:
     seeds = EpochSeeds([(0, 1)])
     seeds.change(3, None)
     seeds.change(5, 2)
@@ -54,7 +54,7 @@ def test_a_seed_holds_until_the_next_one() -> None:
     assert (seeds.rows, seeds.last) == ([(0, 1), (3, None), (5, 2)], 2)
 
 
-def test_a_seed_that_never_counted_is_forgotten() -> None:
+def test_a_seed_that_was_never_used_is_forgotten() -> None:
     seeds = EpochSeeds([(0, 1)])
     seeds.change(3, 2)
     seeds.change(3, 4)
@@ -68,7 +68,7 @@ def test_a_seed_that_never_counted_is_forgotten() -> None:
 # the queue
 
 
-def test_the_epoch_under_way_keeps_its_seed_and_the_next_one_has_the_new_one() -> None:
+def test_a_running_epoch_keeps_its_seed_and_the_next_one_has_the_new_one() -> None:
     queue = TaskQueue(SETTINGS)
     assert do(queue, 7) == order_by(1, 0, 0, 7)
     queue = resumed(queue, seed=2)
@@ -77,7 +77,7 @@ def test_the_epoch_under_way_keeps_its_seed_and_the_next_one_has_the_new_one() -
 
 
 @pytest.mark.parametrize("done", [0, TASKS, 3 * TASKS])
-def test_an_epoch_of_which_nothing_was_handed_out_has_the_new_seed_at_once(done: int) -> None:
+def test_an_epoch_that_has_not_begun_has_the_new_seed_at_once(done: int) -> None:
     queue = TaskQueue(SETTINGS)
     do(queue, done)
     queue = resumed(queue, seed=2, epochs=4)
@@ -85,7 +85,7 @@ def test_an_epoch_of_which_nothing_was_handed_out_has_the_new_seed_at_once(done:
     assert do(queue) == [each for epoch in range(first, 4) for each in order_by(2, epoch)]
 
 
-def test_a_task_that_is_only_out_has_begun_its_epoch() -> None:
+def test_an_epoch_with_an_assigned_task_has_begun() -> None:
     queue = TaskQueue(SETTINGS)
     assert isinstance(queue.request("gone", 0.0), TaskGiven)
     queue = resumed(queue, seed=2)
@@ -101,7 +101,7 @@ def test_shuffling_may_begin_and_end(before: int | None, now: int | None) -> Non
     assert do(queue) == order_by(before, 0, 3) + order_by(now, 1) + order_by(now, 2)
 
 
-def test_another_change_and_its_successors() -> None:
+def test_seeds_may_change_again_and_survive_a_takeover() -> None:
     queue = TaskQueue(SETTINGS)
     do(queue, 1)
     queue = resumed(queue, seed=2)
@@ -112,7 +112,7 @@ def test_another_change_and_its_successors() -> None:
     assert do(again) == do(queue) == order_by(2, 1, 1) + order_by(3, 2)
 
 
-def test_an_earlier_epoch_is_done_again_by_the_seed_that_it_had() -> None:
+def test_a_repeated_epoch_keeps_its_seed() -> None:
     """Its tasks lie at the positions that they had, so what is reopened is what was meant."""
     queue = TaskQueue(SETTINGS)
     do(queue, TASKS + 3)
@@ -146,7 +146,7 @@ def test_the_same_history_gives_the_same_order() -> None:
     assert sorted(history()) == [(epoch, task) for epoch in range(3) for task in range(TASKS)]
 
 
-def test_who_only_takes_over_may_not_change_the_seed() -> None:
+def test_a_takeover_must_not_change_the_seed() -> None:
     queue = TaskQueue(SETTINGS)
     do(queue, 3)
     again = resumed(queue, seed=2)
@@ -156,7 +156,7 @@ def test_who_only_takes_over_may_not_change_the_seed() -> None:
 
 
 @pytest.mark.parametrize("seeds", [[], [[1, 5]], [[0, 1], [0, 2]], [[0, 1], [2, 5]], [[0, 1], [1, 2], [1, 3]]])
-def test_seeds_that_cannot_be_are_refused(seeds: list[list[int]]) -> None:
+def test_impossible_seeds_are_refused(seeds: list[list[int]]) -> None:
     document = json.loads(TaskQueue(SETTINGS).encode())
     document["dispatch"]["seeds"] = seeds
     with pytest.raises(CorruptError, match="impossible seeds"):

@@ -81,7 +81,7 @@ def stretch(assignment):
 # --- who asks ---
 
 
-def test_another_registration_of_a_name_holds_nothing_of_the_one_before(make):
+def test_another_registration_of_a_name_does_not_hold_its_tasks(make):
     queue = make(3)
     held = take(queue, generation=5)
     where = (held.epoch, held.position, held.attempt)
@@ -99,7 +99,7 @@ def test_another_registration_of_a_name_holds_nothing_of_the_one_before(make):
     assert (again.position, again.attempt) == (held.position, held.attempt + 1)
 
 
-def test_the_registration_that_holds_work_is_stored(make):
+def test_the_registration_that_holds_tasks_is_stored(make):
     queue = make(3)
     held = take(queue, generation=5)
     take(queue, "b", generation=9)
@@ -113,7 +113,7 @@ def test_the_registration_that_holds_work_is_stored(make):
 # --- the plain way ---
 
 
-def test_every_task_of_every_epoch_once(make):
+def test_every_task_of_every_epoch_is_assigned_once(make):
     queue = make(3, epochs=2)
 
     assert run(queue) == [(epoch, task, 0, 4) for epoch in range(2) for task in range(3)]
@@ -134,7 +134,7 @@ def test_shuffled_epochs_follow_the_keyed_permutation(make):
         assert tasks[50 * epoch : 50 * epoch + 50] == [permutation.at(position) for position in range(50)]
 
 
-def test_an_epoch_has_begun_when_the_one_before_is_done(make):
+def test_an_epoch_begins_when_the_previous_one_is_done(make):
     queue = make(2, epochs=2)
     begun = [queue.begun_epochs]
     for _ in range(4):
@@ -143,7 +143,7 @@ def test_an_epoch_has_begun_when_the_one_before_is_done(make):
     assert begun == [1, 1, 2, 2, 2]
 
 
-def test_the_batches_of_a_task_that_does_not_exist_are_not_told(make):
+def test_a_task_that_does_not_exist_has_no_batches(make):
     queue = make(2)
     assert queue.batches(0, 1).todo == ((0, 4),)
     for task in (-1, 2):
@@ -151,13 +151,13 @@ def test_the_batches_of_a_task_that_does_not_exist_are_not_told(make):
             queue.batches(0, task)
 
 
-def test_endless_epochs_go_on(make):
+def test_endless_epochs_continue(make):
     queue = make(2, epochs=None)
     assert len(run(queue, count=9)) == 9
     assert queue.epoch == 4
 
 
-def test_the_last_finish_of_an_epoch_ends_it(make):
+def test_the_last_finished_task_ends_an_epoch(make):
     queue = make(2, epochs=2, is_deduplicated=False)
     first, second = take(queue), take(queue)
     assert queue.request("b", 0.0) == NoTaskNow(1.0), "the next epoch waits for this one"
@@ -167,7 +167,7 @@ def test_the_last_finish_of_an_epoch_ends_it(make):
     assert take(queue).epoch == 1
 
 
-def test_a_trainer_holds_no_more_than_it_may(make):
+def test_a_trainer_holds_at_most_its_limit(make):
     queue = make()
     take(queue, holding_limit=1)
     assert isinstance(queue.request("a", 0.0, holding_limit=1), NoTaskNow)
@@ -177,7 +177,7 @@ def test_a_trainer_holds_no_more_than_it_may(make):
     assert not queue.holds("b")
 
 
-def test_a_lost_reply_is_told_again(make):
+def test_an_assignment_whose_reply_was_lost_is_repeated(make):
     queue = make()
     known = take(queue)
     lost = take(queue)
@@ -188,7 +188,7 @@ def test_a_lost_reply_is_told_again(make):
     assert isinstance(queue.request("a", 0.0, known={known.attempt, lost.attempt}), NoTaskNow)
 
 
-def test_who_is_told_again_learns_whether_it_is_a_copy(near_end):
+def test_a_repeated_assignment_is_marked_if_it_is_a_copy(near_end):
     queue, _, waiting = near_end
     assert queue.request("slow", 101.0, known=()) == TaskGiven(queue.holders()["slow"][0], is_copy=False)
     copy = queue.request("fast", 120.0)
@@ -197,7 +197,7 @@ def test_who_is_told_again_learns_whether_it_is_a_copy(near_end):
     assert queue.request("fast", 120.0, known=()) == copy
 
 
-def test_revision_rises_with_changes_only(make):
+def test_only_changes_increment_the_revision(make):
     queue = make(1)
     assignment = take(queue)
     revisions = [queue.revision]
@@ -223,7 +223,7 @@ def test_a_task_without_batches_is_refused(make):
 # --- reports ---
 
 
-def test_reports_of_what_is_not_held_are_refused(make):
+def test_reports_of_pieces_that_are_not_held_are_refused(make):
     queue = make()
     mine = take(queue)
     before = queue.encode()
@@ -240,7 +240,7 @@ def test_reports_of_what_is_not_held_are_refused(make):
     assert queue.encode() == before
 
 
-def test_reports_of_work_that_was_never_given_are_refused(make):
+def test_reports_of_pieces_that_were_never_assigned_are_refused(make):
     queue = make(3, epochs=2)
     run(queue, count=1)
     held = take(queue)
@@ -269,7 +269,7 @@ def test_a_repeated_report_is_already_done(make):
     assert queue.encode() == before
 
 
-def test_what_is_given_back_comes_first_and_is_not_counted(make):
+def test_returned_pieces_come_first_and_are_not_counted(make):
     queue = make(attempts_limit=1)
     first, second = take(queue), take(queue)
     give_back(queue, second)
@@ -282,7 +282,7 @@ def test_what_is_given_back_comes_first_and_is_not_counted(make):
         finish(queue, first)
 
 
-def test_a_gone_trainer_counts_as_a_failure_and_a_leaving_one_does_not(make):
+def test_a_dead_trainer_counts_as_a_failure_and_a_leaving_one_does_not(make):
     queue = make(1, attempts_limit=1)
     take(queue)
     queue.trainer_gone("a", 0.0, is_graceful=True)
@@ -299,7 +299,7 @@ def expired(effects):
     return [(each.trainer, each.assignment) for each in effects if isinstance(each, Expired)]
 
 
-def test_a_first_task_may_take_as_long_as_its_trainer_makes_progress(make):
+def test_a_first_task_may_run_while_its_trainer_makes_progress(make):
     queue = make(stuck_after_s=100.0)
     slow = take(queue, "a", 0.0)
     for now in range(50, 1250, 50):
@@ -308,7 +308,7 @@ def test_a_first_task_may_take_as_long_as_its_trainer_makes_progress(make):
     assert expired(queue.tick(1301.0)) == [("a", slow)]
 
 
-def test_a_task_may_take_as_long_as_the_others_did_with_or_without_progress(make):
+def test_a_task_may_run_as_long_as_the_others_regardless_of_progress(make):
     queue = make(stuck_after_s=100.0, timeout_factor=2.0)
     finish(queue, take(queue, "a", 0.0), now=1200.0)
     slow = take(queue, "a", 1200.0)
@@ -317,7 +317,7 @@ def test_a_task_may_take_as_long_as_the_others_did_with_or_without_progress(make
 
 
 @pytest.mark.parametrize("average_s", [None, 10.0])
-def test_clocks_stand_while_nothing_can_be_done(make, average_s):
+def test_clocks_are_stopped_while_no_task_can_run(make, average_s):
     queue = make(4, stuck_after_s=20.0, timeout_factor=2.0, timeout_floor_s=1.0)
     if average_s is not None:
         finish(queue, take(queue, "a", 0.0), now=average_s)
@@ -335,7 +335,7 @@ def test_clocks_stand_while_nothing_can_be_done(make, average_s):
     assert expired(queue.tick(720.5)) == [("b", late)]
 
 
-def test_the_time_in_which_nothing_could_be_done_is_not_averaged(make):
+def test_the_time_in_which_no_task_could_run_is_not_averaged(make):
     queue = make()
     held = take(queue, "a", 0.0)
     queue.tick(3.0, is_held_up=True)
@@ -344,7 +344,7 @@ def test_the_time_in_which_nothing_could_be_done_is_not_averaged(make):
     assert queue.average_s == 5.0
 
 
-def test_what_is_taken_back_says_how_long_it_ran_and_which_setting_decides(make):
+def test_an_expired_piece_names_its_duration_and_the_deciding_setting(make):
     queue = make(stuck_after_s=100.0, timeout_factor=2.0, timeout_floor_s=30.0)
     take(queue, "a", 0.0)
     (first,) = queue.tick(101.0)
@@ -358,7 +358,7 @@ def test_what_is_taken_back_says_how_long_it_ran_and_which_setting_decides(make)
     )
 
 
-def test_timeout_follows_the_average_however_long_tasks_are(make):
+def test_the_timeout_follows_the_average_duration_of_tasks(make):
     queue = make(8, timeout_floor_s=10.0, stuck_after_s=100.0, timeout_factor=4.0)
     assert queue.timeout_s == 100.0
     for duration_s, timeout_s in [(1.0, 10.0), (9.0, 20.0), (200.0, 280.0)]:
@@ -368,7 +368,7 @@ def test_timeout_follows_the_average_however_long_tasks_are(make):
     assert queue.average_s == 70.0
 
 
-def test_what_is_out_for_too_long_goes_back(make):
+def test_expired_pieces_are_taken_back(make):
     queue = make(stuck_after_s=100.0)
     early, late = take(queue, "a", 0.0), take(queue, "b", 50.0)
 
@@ -385,7 +385,7 @@ def test_what_is_out_for_too_long_goes_back(make):
     assert finish(queue, early, "a", 102.0) == AlreadyDone()
 
 
-def test_timeouts_begin_anew_with_another_master(make):
+def test_timeouts_restart_under_another_master(make):
     queue = make(stuck_after_s=100.0)
     assignment = take(queue, now=9000.0)
     settings = QueueSettings(task_count=3, batch_counts=four, stuck_after_s=100.0)
@@ -415,7 +415,7 @@ def test_a_part_of_a_task_is_not_averaged(make):
     assert queue.average_s is None
 
 
-def test_a_piece_begins_when_the_one_before_it_was_reported(make):
+def test_a_piece_begins_when_the_previous_one_is_reported(make):
     queue = make(9, timeout_floor_s=1.0, timeout_factor=4.0)
     pieces = [take(queue, now=float(n), holding_limit=9) for n in range(3)]
     assert len(pieces) == 3
@@ -426,7 +426,7 @@ def test_a_piece_begins_when_the_one_before_it_was_reported(make):
     assert queue.average_s == 8.0, "of what is reported together nobody knows how long each took"
 
 
-def test_time_is_up_for_what_runs_and_all_behind_it_goes_back_without_blame(make):
+def test_when_a_piece_expires_its_backlog_is_taken_back_without_blame(make):
     queue = make(30, attempts_limit=1, stuck_after_s=100.0)
     running, *waiting = [take(queue, now=float(n), holding_limit=5) for n in range(5)]
     other = take(queue, "b", 60.0)
@@ -440,7 +440,7 @@ def test_time_is_up_for_what_runs_and_all_behind_it_goes_back_without_blame(make
     finish(queue, other, "b", 101.0)
 
 
-def test_the_clock_of_what_waits_does_not_go(make):
+def test_the_clock_of_a_waiting_piece_is_stopped(make):
     queue = make(30, timeout_factor=2.0)
     first, second = take(queue, now=0.0), take(queue, now=0.0)
     finish(queue, first, now=99.0)
@@ -448,7 +448,7 @@ def test_the_clock_of_what_waits_does_not_go(make):
     assert expired(queue.tick(297.5)) == [("a", second)]
 
 
-def test_only_what_a_dead_trainer_may_have_begun_is_blamed(make):
+def test_only_pieces_that_a_dead_trainer_may_have_begun_are_blamed(make):
     """What runs, and the next one, which it reads ahead; with a limit of 1 they are suspect at once."""
     queue = make(60, attempts_limit=1)
     held = [take(queue, holding_limit=9) for _ in range(9)]
@@ -460,7 +460,7 @@ def test_only_what_a_dead_trainer_may_have_begun_is_blamed(make):
     assert {piece.task for piece in queue.waiting.pieces} == set(), "c did the suspects, alone"
 
 
-def test_a_piece_that_was_finished_elsewhere_makes_way_for_the_next(make):
+def test_a_piece_finished_elsewhere_makes_way_for_the_next(make):
     queue = make(3, timeout_floor_s=1.0, timeout_factor=1.0)
     finish(queue, take(queue, "b", 0.0), "b", 10.0)
     first, second = take(queue, "a", 10.0), take(queue, "a", 10.0)
@@ -476,7 +476,7 @@ def test_a_piece_that_was_finished_elsewhere_makes_way_for_the_next(make):
 # --- shares ---
 
 
-def test_more_than_two_only_while_enough_is_left_for_all(make):
+def test_a_trainer_holds_more_than_two_only_while_enough_is_left_for_all(make):
     queue = make(100)
     asks = {"holding_limit": 64, "trainer_count": 4}
     held = []
@@ -486,7 +486,7 @@ def test_more_than_two_only_while_enough_is_left_for_all(make):
     assert len(queue.holders()) == 1
 
 
-def test_shares_shrink_to_two_as_the_epoch_ends(make):
+def test_shares_shrink_to_two_at_the_end_of_an_epoch(make):
     """Everybody wants all it can get; whoever finishes a piece takes as much as it may."""
     queue = make(400)
     trainers = [f"t{n}" for n in range(5)]
@@ -504,7 +504,7 @@ def test_shares_shrink_to_two_as_the_epoch_ends(make):
     assert max(left_behind) <= 2
 
 
-def test_pieces_given_at_once_are_one_row_of_the_stored_state(make):
+def test_pieces_assigned_together_are_one_stored_row(make):
     queue = make(1000)
     for _ in range(40):
         take(queue, holding_limit=64)
@@ -516,7 +516,7 @@ def test_pieces_given_at_once_are_one_row_of_the_stored_state(make):
     assert TaskQueue.decode(queue.encode(), settings).holders() == queue.holders()
 
 
-def test_who_asks_for_one_at_a_time_beside_others_soon_gets_no_more(make):
+def test_a_trainer_that_asks_for_single_pieces_soon_gets_no_more(make):
     """Each of its pieces is a row of its own."""
     queue = make(1000)
     for _ in range(20):
@@ -541,7 +541,7 @@ def near_end(make):
     return queue, take(queue, "slow", 100.0), take(queue, "slow", 101.0)
 
 
-def test_an_idle_trainer_gets_a_copy_of_what_only_waits_then_of_the_slowest(near_end):
+def test_an_idle_trainer_gets_a_copy_of_a_waiting_piece_then_of_the_slowest(near_end):
     queue, slowest, waiting = near_end
     answer = queue.request("fast", 101.5)
 
@@ -560,7 +560,7 @@ def test_an_idle_trainer_gets_a_copy_of_what_only_waits_then_of_the_slowest(near
 
 
 @pytest.mark.parametrize("winner", ["fast", "slow"])
-def test_the_first_finish_wins(near_end, winner):
+def test_the_first_to_finish_wins(near_end, winner):
     queue, _, original = near_end
     both = {"slow": original, "fast": take(queue, "fast", 120.0)}
     loser = "slow" if winner == "fast" else "fast"
@@ -570,7 +570,7 @@ def test_the_first_finish_wins(near_end, winner):
     assert queue.counts().done == 2
 
 
-def test_no_third_holder(near_end):
+def test_a_piece_has_at_most_two_holders(near_end):
     queue, slowest, waiting = near_end
     assert take(queue, "fast", 120.0).task == waiting.task
     assert take(queue, "third", 120.0).task == slowest.task
@@ -587,7 +587,7 @@ def test_a_copy_survives_its_original(near_end):
     assert isinstance(finish(queue, copy, "fast", 123.0), Finished)
 
 
-def test_of_the_longest_line_the_last_piece_is_copied(make):
+def test_the_last_piece_of_the_longest_backlog_is_copied(make):
     queue = make(60)
     first = [take(queue, "a", 0.0, holding_limit=9) for _ in range(3)]
     second = [take(queue, "b", 0.0, holding_limit=9) for _ in range(5)]
@@ -600,7 +600,7 @@ def test_of_the_longest_line_the_last_piece_is_copied(make):
     }
 
 
-def test_copies_of_what_waits_are_of_the_longest_line(make):
+def test_waiting_pieces_of_the_longest_backlog_are_copied_first(make):
     queue = make(60)
     for trainer, count in [("a", 3), ("b", 5)]:
         for _ in range(count):
@@ -610,7 +610,7 @@ def test_copies_of_what_waits_are_of_the_longest_line(make):
     assert take(queue, "idle").task == last.task
 
 
-def test_of_lines_of_one_length_the_last_piece_of_the_first_is_copied(make):
+def test_the_first_of_equally_long_backlogs_is_copied(make):
     queue = make(4)
     lines = {trainer: [take(queue, trainer) for _ in range(2)] for trainer in "ab"}
     assert take(queue, "idle").task == lines["a"][1].task
@@ -625,7 +625,7 @@ def test_a_suspect_is_not_copied(make):
     assert queue.is_current("a", suspect.attempt)
 
 
-def test_data_alone_is_never_out_twice(make):
+def test_data_without_a_model_is_never_assigned_twice(make):
     queue = make(3, is_deduplicated=False, stuck_after_s=600.0)
     finish(queue, take(queue, "fast", 0.0), "fast", 1.0)
     runs, waits = take(queue, "slow", 1.0), take(queue, "slow", 1.0)
@@ -647,7 +647,7 @@ def taken_stretches(queue, trainer, now=0.0):
 
 
 @pytest.mark.parametrize("how", ["back", "fail", "gone", "tick", "restart"])
-def test_of_data_alone_only_what_is_not_done_is_handed_out_again(make, how):
+def test_only_undone_batches_of_data_without_a_model_are_assigned_again(make, how):
     queue = make(1, batch_counts=lambda _: 8, is_deduplicated=False, stuck_after_s=60.0)
     given = take(queue)
     queue.note_done("a", given.attempt, [(0, 2), (5, 6)], 1.0)
@@ -671,7 +671,7 @@ def test_of_data_alone_only_what_is_not_done_is_handed_out_again(make, how):
     assert queue.is_done
 
 
-def test_of_data_alone_a_piece_whose_batches_are_all_done_is_not_handed_out_again(make):
+def test_a_completely_done_piece_of_data_without_a_model_is_not_assigned_again(make):
     queue = make(1, epochs=2, is_deduplicated=False)
     given = take(queue)
     queue.note_done("a", given.attempt, [(0, 4)], 1.0)
@@ -683,7 +683,7 @@ def test_of_data_alone_a_piece_whose_batches_are_all_done_is_not_handed_out_agai
     assert finish(queue, again) == Finished((EpochFinished(1),))
 
 
-def test_what_is_said_of_pieces_that_are_not_held_is_not_heard(make):
+def test_done_batches_of_pieces_that_are_not_held_are_ignored(make):
     queue = make(2, is_deduplicated=False)
     given = take(queue)
     before = queue.encode()
@@ -694,7 +694,7 @@ def test_what_is_said_of_pieces_that_are_not_held_is_not_heard(make):
     assert queue.encode() == before
 
 
-def test_where_there_is_a_model_only_pservers_say_what_is_done(make):
+def test_only_pservers_decide_what_is_done_if_there_is_a_model(make):
     queue = make(1)
     given = take(queue)
     queue.note_done("a", given.attempt, [(0, 1)], 1.0)
@@ -706,7 +706,7 @@ def test_where_there_is_a_model_only_pservers_say_what_is_done(make):
     assert alone.batches(0, 0).pending == ((0, 4),)
 
 
-def test_when_a_model_is_declared_what_is_out_may_be_copied(make):
+def test_pending_pieces_may_be_copied_once_a_model_is_declared(make):
     queue = make(2, is_deduplicated=False)
     finish(queue, take(queue, "fast", 0.0), "fast", 1.0)
     take(queue, "slow", 1.0)
@@ -718,7 +718,7 @@ def test_when_a_model_is_declared_what_is_out_may_be_copied(make):
 # --- poison ---
 
 
-def test_a_known_failing_batch_is_cut_out(make):
+def test_a_known_failing_batch_is_isolated(make):
     queue = make(1, attempts_limit=2, confirmations=1)
     fail(queue, take(queue), batch=2)
     fail(queue, take(queue), batch=2)
@@ -744,7 +744,7 @@ def test_a_known_failing_batch_is_cut_out(make):
     assert (batches.done, batches.failed) == (((0, 2), (3, 4)), ((2, 3),))
 
 
-def test_an_unknown_failing_batch_is_found_by_halves(make):
+def test_an_unknown_failing_batch_is_found_by_halving(make):
     queue = make(1, batch_counts=lambda _: 64, attempts_limit=2)
     tried = 0
     while not queue.is_done:
@@ -813,13 +813,13 @@ def test_losses_convict_nothing_while_other_trainers_are_lost_too(suspect):
     finish(suspect, take(suspect, "victim"), "victim")
 
 
-def test_a_trainer_that_leaves_in_good_order_is_no_loss(suspect):
+def test_a_trainer_that_leaves_gracefully_is_not_a_loss(suspect):
     lose(suspect, 4)
     suspect.trainer_gone("idle", 0.0, is_graceful=True)
     assert lose(suspect)
 
 
-def test_a_piece_that_took_too_long_is_a_loss(suspect):
+def test_an_expired_piece_is_a_loss(suspect):
     finish(suspect, suspect.holders()["busy"][0], "busy", 1.0)
     for number in range(1, 5):
         take(suspect, "slow", 1000.0 * number)
@@ -828,14 +828,14 @@ def test_a_piece_that_took_too_long_is_a_loss(suspect):
     assert isinstance(suspect.tick(5901.0)[1], Quarantined)
 
 
-def test_reported_failures_convict_whichever_trainers_are_lost(suspect):
+def test_reported_failures_convict_a_batch_regardless_of_lost_trainers(suspect):
     suspect.trainer_gone("idle", 0.0)
     assert fail(suspect, take(suspect), error="bad record") == ()
     suspect.trainer_gone("idle", 0.0)
     assert isinstance(fail(suspect, take(suspect), error="bad record")[0], Quarantined)
 
 
-def test_a_batch_that_was_done_after_all_begins_its_count_again(suspect):
+def test_the_count_of_a_batch_that_is_done_after_all_starts_again(suspect):
     lose(suspect, 4)
     finish(suspect, take(suspect, "victim"), "victim")
     suspect.reopen(0, [(0, 1)])
@@ -845,7 +845,7 @@ def test_a_batch_that_was_done_after_all_begins_its_count_again(suspect):
     assert isinstance(lose(suspect)[0], Quarantined)
 
 
-def test_a_suspect_is_given_alone(make):
+def test_a_suspect_is_assigned_alone(make):
     queue = make(3, attempts_limit=1)
     fail(queue, take(queue, "a"), "a")  # task 0 is in halves, both suspect
     take(queue, "b")
@@ -906,7 +906,7 @@ def test_too_many_failures_stop_the_job(make):
     assert take(queue).task == 3
 
 
-def test_what_is_quarantined_is_told_by_epoch(make):
+def test_quarantined_batches_are_listed_by_epoch(make):
     queue = make(3, attempts_limit=1, confirmations=0, batch_counts=lambda _: 1, epochs=2)
     run(queue, count=1)
     fail(queue, take(queue))
@@ -926,7 +926,7 @@ def test_failures_of_old_epochs_are_forgotten_first(make):
 # --- reopening ---
 
 
-def test_done_tasks_are_reopened_with_priority(make):
+def test_reopened_tasks_have_priority(make):
     queue = make(6, epochs=2)
     run(queue, count=4)
     pending = take(queue)
@@ -948,7 +948,7 @@ def test_parts_of_tasks_are_reopened(make):
     assert queue.is_done
 
 
-def test_what_is_done_of_a_task_that_is_open_in_part_is_reopened_too(make):
+def test_done_batches_of_a_partly_open_task_are_reopened(make):
     queue = make(3)
     run(queue)
     assert queue.reopen(0, [], {0: [(1, 3)], 1: [(1, 3)]}) == 2
@@ -956,7 +956,7 @@ def test_what_is_done_of_a_task_that_is_open_in_part_is_reopened_too(make):
     assert [queue.batches(0, task).todo for task in range(3)] == [((0, 4),), ((1, 3),), ()]
 
 
-def test_what_is_reopened_in_two_steps_waits_once(make):
+def test_a_task_reopened_in_two_steps_waits_once(make):
     queue = make(6)
     run(queue)
     assert queue.reopen(0, [(1, 3)]) == 2
@@ -966,7 +966,7 @@ def test_what_is_reopened_in_two_steps_waits_once(make):
     assert [task for _, task, _, _ in run(queue)] == list(range(6))
 
 
-def test_a_failure_in_another_epoch_does_not_keep_a_task_from_being_reopened(make):
+def test_a_failure_in_another_epoch_does_not_prevent_reopening_a_task(make):
     queue = make(3, epochs=2)
     run(queue, count=3)
     fail(queue, take(queue))
@@ -981,7 +981,7 @@ def test_a_part_of_a_task_that_has_not_begun_is_todo_anyway(make):
     assert [queue.batches(0, task).todo for task in range(3)] == [(), ((0, 4),), ((0, 4),)]
 
 
-def test_a_reopened_epoch_is_not_over_while_a_task_of_it_waits(make):
+def test_a_reopened_epoch_is_not_over_while_one_of_its_tasks_waits(make):
     queue = make(3, epochs=3)
     run(queue, count=4)
     queue.reopen(0, [(1, 3)])
@@ -989,7 +989,7 @@ def test_a_reopened_epoch_is_not_over_while_a_task_of_it_waits(make):
     assert finish(queue, take(queue)) == Finished((EpochFinished(0),))
 
 
-def test_what_is_given_back_in_the_current_epoch_is_not_reopened(make):
+def test_returned_pieces_of_the_current_epoch_are_not_reopened(make):
     queue = make(3)
     give_back(queue, take(queue))
     assert (queue.counts().reopened, queue.counts().retries) == (0, 1)
@@ -1011,7 +1011,7 @@ def test_an_earlier_epoch_is_reopened_and_ends_again(make):
     assert take(queue).epoch == 1
 
 
-def test_reopening_what_is_not_done_changes_nothing(make):
+def test_reopening_undone_tasks_changes_nothing(make):
     queue = make(3)
     take(queue)
     revision = queue.revision
@@ -1042,7 +1042,7 @@ def test_impossible_reopenings_are_refused(make, epoch, tasks, parts):
 
 
 @pytest.mark.slow
-def test_a_million_reopened_tasks_stay_small():
+def test_a_million_reopened_tasks_need_little_space():
     settings = QueueSettings(task_count=1_000_000, batch_counts=four, epochs=2, shuffle=True, seed=1)
     queue = TaskQueue(settings)
     queue.epoch = 1
@@ -1073,7 +1073,7 @@ def test_a_million_reopened_tasks_stay_small():
     again.check()
 
 
-def test_gaps_between_reopened_runs_are_filled_where_all_is_done():
+def test_gaps_of_done_tasks_between_reopened_runs_are_filled():
     runs = IntervalSet([(0, 1), (2, 3), (6, 7), (8, 9), (20, 30)])
     obstacles = IntervalSet([(1, 2)])
     assert with_gaps_filled(runs, obstacles, 5) == runs
@@ -1082,7 +1082,7 @@ def test_gaps_between_reopened_runs_are_filled_where_all_is_done():
     assert list(with_gaps_filled(runs, obstacles, 1)) == [(0, 1), (2, 30)]
 
 
-def test_filled_gaps_leave_open_and_failed_tasks_alone(make):
+def test_filled_gaps_spare_open_and_failed_tasks(make):
     queue = make(2000, attempts_limit=2, confirmations=0, batch_counts=lambda _: 1, epochs=2)
     run(queue, count=400)
     fail(queue, take(queue))
@@ -1114,7 +1114,7 @@ def test_new_tasks_join_this_epoch_in_order_and_the_next_one_shuffled(make):
     assert second == [KeyedPermutation(9, key_of(0, 1)).at(position) for position in range(9)]
 
 
-def test_the_last_epoch_of_a_followed_dataset_waits_for_more(make):
+def test_the_last_epoch_of_a_followed_dataset_waits_for_more_tasks(make):
     queue = make(0, follow=True)
     assert isinstance(queue.request("a", 0.0), NoTaskNow)
     queue.grow(1)
@@ -1160,7 +1160,7 @@ def test_an_empty_followed_dataset_can_end(make):
     assert queue.request("a", 0.0) == EpochsDone()
 
 
-def test_tasks_do_not_vanish(make):
+def test_tasks_cannot_be_removed(make):
     queue = make(3, follow=True)
     queue.grow(3)
     with pytest.raises(UsageError, match="had 3 tasks and now has 2"):
@@ -1184,7 +1184,7 @@ def restored(queue, **settings):
     return TaskQueue.decode(dispatch, QueueSettings(batch_counts=four, follow=True, epochs=None, **settings), failures)
 
 
-def test_every_epoch_of_a_dataset_that_grows_can_be_done_again_with_the_tasks_it_had(make):
+def test_every_epoch_of_a_growing_dataset_can_be_repeated_with_its_tasks(make):
     queue, done = grown(make, 100)
     assert len(queue.encode_parts()[0]) < 1500, "what changes with each dispatch stays small"
     again = restored(queue, task_count=99, shuffle=True)
@@ -1197,7 +1197,7 @@ def test_every_epoch_of_a_dataset_that_grows_can_be_done_again_with_the_tasks_it
     again.check()
 
 
-def test_long_ago_sizes_are_forgotten(make, monkeypatch):
+def test_old_sizes_are_forgotten(make, monkeypatch):
     monkeypatch.setattr("flightedl.domain.queue.order.REMEMBERED", 20)
     queue, _ = grown(make, 100)
     assert len(queue.encode()) < 2500
@@ -1214,7 +1214,7 @@ def trainer_name(number):
 
 
 @pytest.mark.parametrize("trainers", [1, 64, 300])
-def test_the_stored_state_is_small_at_a_million_tasks(trainers):
+def test_the_stored_state_of_a_million_tasks_is_small(trainers):
     """Whatever dies, the dispatch document is below 4 kB + 200 B for each trainer that was alive."""
     settings = QueueSettings(
         task_count=1_000_000, batch_counts=lambda _: 1000, shuffle=True, epochs=None, attempts_limit=2, follow=True
@@ -1245,14 +1245,14 @@ def test_the_stored_state_is_small_at_a_million_tasks(trainers):
     assert largest < 4096 + 200 * trainers
 
 
-def test_the_end_of_an_epoch_changes_nothing_that_is_stored_apart(make):
+def test_the_end_of_an_epoch_does_not_change_the_failures_document(make):
     queue = make(2, epochs=3)
     apart = queue.encode_parts()[1]
     run(queue, count=5)
     assert queue.encode_parts()[1] == apart
 
 
-def test_a_stored_queue_tells_whether_it_was_done(make):
+def test_a_stored_queue_shows_whether_it_is_done(make):
     def is_over_now(queue, epochs=1):
         return is_over(queue.encode_parts()[0], epochs)
 
@@ -1271,7 +1271,7 @@ def test_a_stored_queue_tells_whether_it_was_done(make):
     assert not is_over_now(followed, 0), "tasks may still join"
 
 
-def test_failures_are_stored_apart(make):
+def test_failures_are_stored_separately(make):
     queue = make(500, attempts_limit=1, confirmations=0, batch_counts=lambda _: 1)
     for _ in range(300):
         fail(queue, take(queue), error="e" * 500)
@@ -1369,7 +1369,7 @@ def held(*row):
         ({"parts": [[1, 68, 1, 3, 0]]}, 0),
     ],
 )
-def test_possible_state_is_taken(changes, held_count):
+def test_valid_state_is_accepted(changes, held_count):
     assert decoded(**changes).held_count("a") == held_count
 
 
@@ -1406,7 +1406,7 @@ def test_impossible_state_is_refused(changes, words):
         decoded(**changes)
 
 
-def test_a_dataset_that_was_followed_has_to_be_followed_still():
+def test_a_followed_dataset_must_remain_followed():
     settings = QueueSettings(task_count=3, batch_counts=four, follow=True)
     data = TaskQueue(settings).encode()
     assert TaskQueue.decode(data, settings).is_growing
@@ -1433,7 +1433,7 @@ def test_state_of_another_dataset_is_refused(make, changes, words):
         TaskQueue.decode(queue.encode(), replace(settings, **changes))
 
 
-def test_a_finished_job_can_be_given_more_epochs(make):
+def test_a_finished_job_can_get_more_epochs(make):
     queue = make(2)
     run(queue)
     more = TaskQueue.decode(queue.encode(), QueueSettings(task_count=2, batch_counts=four, epochs=2))
@@ -1460,12 +1460,12 @@ def test_seeds_of_any_size_are_stored(make):
         {"timeout_factor": 0.0},
     ],
 )
-def test_wrong_settings_are_refused(wrong):
+def test_invalid_settings_are_refused(wrong):
     with pytest.raises(UsageError):
         QueueSettings(**({"task_count": 1, "batch_counts": four} | wrong))
 
 
-def test_the_lowest_settings_are_possible():
+def test_the_lowest_valid_settings_are_accepted():
     QueueSettings(
         task_count=1,
         batch_counts=four,

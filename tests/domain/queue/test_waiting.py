@@ -15,14 +15,14 @@ def test_runs_know_their_positions() -> None:
     assert runs.size == 5
 
 
-def test_neighbours_are_one_run_if_they_failed_as_often() -> None:
+def test_adjacent_runs_are_merged_if_they_failed_equally_often() -> None:
     runs = Runs()
     for start, end, failures in [(4, 6, 0), (2, 4, 0), (6, 7, 0), (7, 8, 1), (8, 9, 0)]:
         runs.add(start, end, failures)
     assert list(runs) == [(2, 7, 0), (7, 8, 1), (8, 9, 0)]
 
 
-def test_what_never_failed_is_replaced_and_what_failed_stays() -> None:
+def test_tasks_that_never_failed_are_replaced_and_failed_ones_remain() -> None:
     runs = Runs()
     runs.add(0, 2, 0)
     runs.add(4, 5, 2)
@@ -31,7 +31,7 @@ def test_what_never_failed_is_replaced_and_what_failed_stays() -> None:
     assert runs.size == 5
 
 
-def test_one_position_is_taken_out_of_its_run() -> None:
+def test_one_position_is_removed_from_its_run() -> None:
     runs = Runs()
     runs.add(2, 5, 1)
     runs.add(7, 8, 0)
@@ -41,7 +41,7 @@ def test_one_position_is_taken_out_of_its_run() -> None:
     assert (list(runs), runs.size) == ([], 0)
 
 
-def test_a_whole_task_is_taken_once_and_only_if_it_waits() -> None:
+def test_a_complete_task_is_removed_once_and_only_if_it_waits() -> None:
     waiting = WaitingPieces(3, lambda _epoch, position: position + 1)
     waiting.put_run(4, 2, 4, 1)
     assert waiting.take_whole(4, 1) is None
@@ -52,7 +52,7 @@ def test_a_whole_task_is_taken_once_and_only_if_it_waits() -> None:
     assert waiting.lowest_epoch is None
 
 
-def test_what_is_kept_for_others_is_passed_over() -> None:
+def test_tasks_promised_to_others_are_skipped() -> None:
     waiting = WaitingPieces(3, lambda _epoch, _position: 2)
     waiting.put_run(0, 1, 3, 0)
     waiting.put_run(0, 5, 6, 0)

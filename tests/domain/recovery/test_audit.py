@@ -30,13 +30,13 @@ def ask(audit: Audit, index: int, generation: int = 1, summary: AppliedSummary =
     return {epoch: list(tasks) for epoch, tasks in found.items()}
 
 
-def test_nobody_is_asked_before_an_epoch_has_ended() -> None:
+def test_pservers_are_not_asked_before_an_epoch_has_ended() -> None:
     audit = Audit(2)
     assert not audit.epochs_ended(0, 5, is_last=False)
     assert audit.wanted(0, 1) is None
 
 
-def test_each_epoch_that_ends_is_looked_at_once() -> None:
+def test_each_finished_epoch_is_audited_once() -> None:
     audit = Audit(1)
     assert audit.epochs_ended(1, 5, is_last=False)
     assert not audit.epochs_ended(1, 6, is_last=False), "what belongs to the next epoch is no reason"
@@ -46,14 +46,14 @@ def test_each_epoch_that_ends_is_looked_at_once() -> None:
     assert ask(audit, 0, summary=having(*range(SIZE), epochs=2)) == {}
 
 
-def test_what_is_missing_is_told_for_epochs_that_have_ended_only() -> None:
+def test_only_missing_tasks_of_finished_epochs_are_reported() -> None:
     audit = Audit(1)
     audit.epochs_ended(1, 5, is_last=False)
     assert ask(audit, 0, summary=having(0, 1, 2, 3, 6, 7)) == {0: [(4, 6)]}
     assert audit.missing_count == 2
 
 
-def test_it_is_clean_when_all_have_answered_and_nothing_has_changed_since() -> None:
+def test_an_audit_is_clean_when_all_have_answered_and_nothing_has_changed_since() -> None:
     audit = Audit(2)
     audit.epochs_ended(1, 5, is_last=True)
     present = {0: 1, 1: 1}
@@ -66,7 +66,7 @@ def test_it_is_clean_when_all_have_answered_and_nothing_has_changed_since() -> N
     assert not audit.is_clean(5, {0: 1, 1: 2}), "a process that was not asked took the place of one"
 
 
-def test_the_end_of_an_epoch_under_way_is_not_the_end_of_the_job() -> None:
+def test_the_end_of_an_inner_epoch_is_not_the_end_of_the_job() -> None:
     audit = Audit(1)
     audit.epochs_ended(1, 5, is_last=False)
     ask(audit, 0)
@@ -85,14 +85,14 @@ def test_an_answer_to_an_earlier_question_does_not_count() -> None:
     assert not audit.is_clean(9, {0: 1})
 
 
-def test_the_process_that_takes_a_place_is_asked() -> None:
+def test_the_replacement_of_a_process_is_asked() -> None:
     audit = Audit(1)
     audit.epochs_ended(1, 5, is_last=False)
     ask(audit, 0, generation=1)
     assert audit.wanted(0, 2) is not None
 
 
-def test_what_was_found_is_done_again_and_looked_at_again() -> None:
+def test_missing_tasks_are_repeated_and_audited_again() -> None:
     audit = Audit(1)
     audit.epochs_ended(1, 5, is_last=True)
     assert ask(audit, 0, summary=having(0)) == {0: [(1, SIZE)]}
@@ -104,7 +104,7 @@ def test_what_was_found_is_done_again_and_looked_at_again() -> None:
     assert not audit.has_failed
 
 
-def test_work_that_is_missing_however_often_it_is_done_fails_the_job() -> None:
+def test_tasks_that_remain_missing_fail_the_job() -> None:
     audit = Audit(1)
     for revision in range(ROUNDS_LIMIT + 1):
         assert not audit.has_failed
@@ -113,7 +113,7 @@ def test_work_that_is_missing_however_often_it_is_done_fails_the_job() -> None:
     assert audit.has_failed
 
 
-def test_work_that_was_reopened_for_another_reason_fails_nothing() -> None:
+def test_tasks_reopened_for_another_reason_do_not_fail_the_job() -> None:
     audit = Audit(1)
     for revision in range(2 * ROUNDS_LIMIT):
         audit.epochs_ended(1, revision, is_last=True)
@@ -122,7 +122,7 @@ def test_work_that_was_reopened_for_another_reason_fails_nothing() -> None:
 
 
 @pytest.mark.parametrize("reopened", [0, 3])
-def test_only_what_counted_as_done_is_a_finding(reopened: int) -> None:
+def test_only_done_tasks_count_as_missing(reopened: int) -> None:
     """A pserver lacks what failed for good as well: the queue reopens nothing of it."""
     audit = Audit(1)
     audit.epochs_ended(1, 5, is_last=True)

@@ -8,7 +8,7 @@ from flightedl.domain.recovery.lives import PresentLife, name_in
 from flightedl.errors import BegunAnewError
 
 
-def test_a_later_life_forgets_the_names_of_the_one_before() -> None:
+def test_a_later_life_forgets_the_names_of_the_previous_one() -> None:
     present = PresentLife()
     assert not present.enter(7), "what is known is of an unknown life, so of this one"
     assert not present.enter(7)
@@ -28,5 +28,5 @@ def test_a_life_ends_before_the_next_one_has_a_number() -> None:
     assert not present.enter(9), "that one ended long ago"
 
 
-def test_a_name_of_a_life_is_none_of_another() -> None:
+def test_names_of_different_lives_differ() -> None:
     assert len({name_in(0, "a"), name_in(1, "a"), name_in(2, "a")}) == 3

@@ -23,7 +23,7 @@ def with_tasks(tasks, blocks=2) -> AppliedBatches:
 
 
 @given(st.sets(st.tuples(st.integers(0, 3), st.integers(0, 40))), st.integers(0, 4), st.integers(1, 41))
-def test_what_lacks_is_everything_but_what_is_applied(tasks, begun, size):
+def test_all_tasks_that_are_not_applied_are_missing(tasks, begun, size):
     applied = with_tasks({(e, t) for e, t in tasks if t < size})
     if tasks:
         applied.set_task_count(0, size)
@@ -34,7 +34,7 @@ def test_what_lacks_is_everything_but_what_is_applied(tasks, begun, size):
     assert all(lacking.values())
 
 
-def test_epochs_that_are_through_cost_a_few_bytes():
+def test_complete_epochs_take_a_few_bytes():
     applied = AppliedBatches(range(1))
     for epoch in range(500):
         applied.mark([0], Batch(epoch, 0, 0), 1)
@@ -79,7 +79,7 @@ def test_reports_of_a_past_generation_do_not_count():
     assert recovery.accepts([5, 9])
 
 
-def test_all_is_settled_only_when_everybody_announced():
+def test_all_is_settled_only_when_every_pserver_has_announced():
     recovery = settled(5, 6)
     assert recovery.is_all_settled
     recovery.seen(1, 9)
@@ -90,7 +90,7 @@ def test_all_is_settled_only_when_everybody_announced():
     assert recovery.announced(1, 6, NOTHING, 1, lambda _: 3) is None, "of a process that is gone"
 
 
-def test_a_new_master_asks_again_what_its_predecessor_had_not_stored():
+def test_a_new_master_repeats_questions_whose_answers_were_not_stored():
     stored = settled(5, 6).encode()
     recovery = PserverRecovery.restore(stored, 2)
     recovery.check()
@@ -102,7 +102,7 @@ def test_a_new_master_asks_again_what_its_predecessor_had_not_stored():
         PserverRecovery.restore(b"", 2)
 
 
-def test_a_pserver_of_an_impossible_index_is_not_known():
+def test_a_pserver_with_an_impossible_index_is_unknown():
     recovery = settled(5, 6)
     for index in (-1, 2):
         recovery.seen(index, 9)
@@ -110,7 +110,7 @@ def test_a_pserver_of_an_impossible_index_is_not_known():
     assert PserverRecovery.restore(settled(5, 6, 7).encode(), 2).settled() == {0: 5, 1: 6}
 
 
-def test_done_is_applied_after_an_announcement_whatever_the_queues_state():
+def test_done_tasks_are_applied_after_an_announcement_in_any_state_of_the_queue():
     """The claim of ``checkpoints``: any state of the queue with any applied sets ends in done ⊆ applied, and in all."""
     settings = QueueSettings(
         task_count=6, batch_counts=lambda _: 1, epochs=2, seed=3, shuffle=True, is_deduplicated=False
@@ -143,7 +143,7 @@ def test_done_is_applied_after_an_announcement_whatever_the_queues_state():
             assert applied.done_tasks(0) == applied.done_tasks(1) == list(range(6))
 
 
-def test_rollback_sends_the_others_back_to_the_same_checkpoint():
+def test_rollback_restores_the_other_pservers_from_the_same_checkpoint():
     recovery = settled(5, 6, 7, recovery="rollback")
     assert recovery.is_all_settled
     recovery.announced(1, 20, NOTHING, 1, lambda _: 3, 4)
@@ -156,7 +156,7 @@ def test_rollback_sends_the_others_back_to_the_same_checkpoint():
     assert recovery.is_all_settled
 
 
-def test_a_second_loss_during_a_rollback_begins_it_anew():
+def test_a_second_loss_during_a_rollback_starts_it_again():
     recovery = settled(5, 6, 7, recovery="rollback")
     recovery.announced(1, 20, NOTHING, 1, lambda _: 3, 4)
     recovery.announced(0, 21, NOTHING, 1, lambda _: 3, 4)
@@ -166,7 +166,7 @@ def test_a_second_loss_during_a_rollback_begins_it_anew():
     assert recovery.to_reload() == {0: Reload(23, 5), 1: Reload(20, 5)}, "it loaded another one: all go there"
 
 
-def test_the_pserver_that_began_a_rollback_is_lost_again():
+def test_the_pserver_that_started_a_rollback_may_be_lost_again():
     recovery = settled(5, 6, recovery="rollback")
     recovery.announced(1, 20, NOTHING, 1, lambda _: 3, 4)
     recovery.announced(0, 21, NOTHING, 1, lambda _: 3, 4)
@@ -174,7 +174,7 @@ def test_the_pserver_that_began_a_rollback_is_lost_again():
     assert recovery.to_reload() == {0: Reload(21, 4)}, "it may have trained meanwhile"
 
 
-def test_replay_sends_nobody_back():
+def test_replay_restarts_no_other_pserver():
     recovery = settled(5, 6)
     recovery.announced(1, 20, NOTHING, 1, lambda _: 3, 4)
     assert recovery.to_reload() == {}

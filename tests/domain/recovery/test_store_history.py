@@ -28,17 +28,17 @@ def witness(*seen: Sighting) -> Witness:
     return made
 
 
-def test_the_first_sighting_is_taken_as_it_is() -> None:
+def test_the_first_sighting_is_accepted() -> None:
     assert witness(Sighting(A, 1)).seen == Sighting(A, 1)
 
 
-def test_a_store_that_goes_on_is_the_same() -> None:
+def test_a_store_with_a_rising_revision_is_the_same() -> None:
     seen = witness(Sighting(A, 5), Sighting(A, 5), Sighting(A, 9))
     assert seen.seen == Sighting(A, 9)
 
 
 @pytest.mark.parametrize(("now", "word"), [(Sighting(A, 8), "revision 8"), (Sighting(B, 100), f"cluster id {B}")])
-def test_a_store_that_went_back_is_refused_for_ever(now: Sighting, word: str) -> None:
+def test_a_store_that_went_back_is_refused_permanently(now: Sighting, word: str) -> None:
     seen = witness(Sighting(A, 9))
     assert word in seen.saw(seen.seen, now)
     # Also when its revision has caught up meanwhile.
@@ -46,7 +46,7 @@ def test_a_store_that_went_back_is_refused_for_ever(now: Sighting, word: str) ->
     assert seen.seen == Sighting(A, 9)
 
 
-def test_an_answer_is_compared_with_what_was_seen_when_it_was_asked_for() -> None:
+def test_an_answer_is_compared_with_the_sighting_at_its_request() -> None:
     seen = witness(Sighting(A, 5))
     first, second = seen.seen, seen.seen
     assert not seen.saw(second, Sighting(A, 9))
@@ -74,7 +74,7 @@ def test_an_answer_that_may_be_old_proves_only_another_cluster() -> None:
         (Sighting(B, LIFE_REVISIONS + 5), B, 4, 3, Sighting(A, 700), ""),
     ],
 )
-def test_a_state_older_than_the_newest_checkpoint_is_told(
+def test_a_state_older_than_the_newest_checkpoint_is_detected(
     present: Sighting, begun_on: str, next_number: int, newest_number: int, newest: Sighting | None, word: str
 ) -> None:
     reason = older_than(present, begun_on, next_number, newest_number, newest)
@@ -92,11 +92,11 @@ def test_a_state_older_than_the_newest_checkpoint_is_told(
         (Sighting(B, LIFE_REVISIONS + 1), False),
     ],
 )
-def test_a_job_that_is_resumed_behind_its_checkpoint_begins_another_life(present: Sighting, *, expected: bool) -> None:
+def test_a_job_resumed_behind_its_checkpoint_begins_a_new_life(present: Sighting, *, expected: bool) -> None:
     assert is_behind(present, Sighting(A, 700)) is expected
 
 
-def test_generations_of_a_new_life_are_newer_than_all_before() -> None:
+def test_generations_of_a_new_life_are_newer_than_all_earlier_ones() -> None:
     newest = Sighting(A, LIFE_REVISIONS + 1_000_000)
     for stored in (0, 1, 2):
         life = life_after(stored, newest)
@@ -122,12 +122,12 @@ def test_generations_of_a_new_life_are_newer_than_all_before() -> None:
         (A, None, Sighting(A, 2 * LIFE_REVISIONS + 1), True, BeginLife(3, "")),
     ],
 )
-def test_what_a_master_does_with_what_it_finds(
+def test_a_master_decides_by_the_stored_state(
     begun_on: str, next_number: int | None, newest: Sighting | None, resume: bool, verdict: object
 ) -> None:
     found = judge(Sighting(A, 30), 0, begun_on, next_number, 3, newest, resume=resume)
     assert found == verdict or (isinstance(verdict, type) and isinstance(found, verdict))
 
 
-def test_without_a_checkpoint_there_is_nothing_to_go_on_from() -> None:
+def test_without_a_checkpoint_a_state_that_went_back_is_refused() -> None:
     assert isinstance(judge(Sighting(A, 30), 0, B, 1, 0, None, resume=True), Refuse)

@@ -73,7 +73,7 @@ class SimulatedJob:
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(("of_one", "of_all"), [(100, 300), (100, 1000), (100, 4000), (100, 1e9), (100, 80)])
-def test_it_finds_how_many_are_worth_it_and_stays_there(of_one: float, of_all: float, seed: int) -> None:
+def test_it_finds_the_number_that_is_worth_it_and_keeps_it(of_one: float, of_all: float, seed: int) -> None:
     curve = saturating(of_one, of_all)
     job = SimulatedJob(curve, MarginalScaling(LIMITS), seed=seed)
     job.run(3600)
@@ -84,7 +84,7 @@ def test_it_finds_how_many_are_worth_it_and_stays_there(of_one: float, of_all: f
     assert len(job.counts) - settled <= 24, f"more than one change in five minutes, with trials: {job.counts}"
 
 
-def test_it_never_costs_more_than_may_be_paid() -> None:
+def test_the_cost_never_exceeds_its_limit() -> None:
     limits = replace(LIMITS, hourly_cost=0.3, hourly_limit=2.1)
     assert limits.most == 7
     job = SimulatedJob(saturating(100, 1e9), MarginalScaling(limits), wanted=20)
@@ -97,7 +97,7 @@ def test_the_minimum_is_kept_even_if_it_costs_too_much() -> None:
     assert replace(LIMITS, minimum=3, hourly_cost=1.0, hourly_limit=2.0).most == 3
 
 
-def test_trainers_are_removed_when_something_else_becomes_the_limit() -> None:
+def test_trainers_are_removed_when_something_else_becomes_the_bottleneck() -> None:
     def curve(count: int, now: float) -> float:
         return min(count * 100.0, 4000.0 if now < 4000 else 500.0)
 
@@ -120,7 +120,7 @@ def test_a_job_whose_trainers_all_become_slower_keeps_them() -> None:
     assert job.scaling.target == 10
 
 
-def test_notices_are_answered_by_replacements_and_conclude_nothing() -> None:
+def test_leaving_trainers_are_replaced_and_disturb_the_measurement() -> None:
     limits = replace(LIMITS, maximum=12)
     job = SimulatedJob(saturating(100, 1e9), MarginalScaling(limits), notices=(1500.0, 1500.0, 2400.0))
     job.run(1400)
@@ -137,7 +137,7 @@ def look(scaling: MarginalScaling, now: float, **more: object) -> int:
     return scaling.look(replace(seen, **more), now).trainers  # type: ignore[arg-type]
 
 
-def test_nothing_is_concluded_before_everybody_is_there_and_has_been_measured() -> None:
+def test_nothing_is_decided_before_all_trainers_are_present_and_measured() -> None:
     scaling = MarginalScaling(LIMITS)
     assert look(scaling, 0, running=3) == 4
     assert look(scaling, 100) == 4
@@ -148,7 +148,7 @@ def test_nothing_is_concluded_before_everybody_is_there_and_has_been_measured() 
     assert look(scaling, 286) == 6
 
 
-def test_no_more_trainers_than_tasks_are_left() -> None:
+def test_there_are_no_more_trainers_than_tasks_left() -> None:
     scaling = MarginalScaling(LIMITS)
     for now in (0, 31, 92):
         found = look(scaling, now, tasks_left=5)
@@ -158,7 +158,7 @@ def test_no_more_trainers_than_tasks_are_left() -> None:
     assert found == 4, "back, since a fifth brings nothing"
 
 
-def test_what_somebody_else_wants_is_measured_from_there_within_the_limits() -> None:
+def test_a_number_set_by_a_person_is_the_new_start_within_the_limits() -> None:
     scaling = MarginalScaling(replace(LIMITS, maximum=10))
     assert look(scaling, 0) == 4
     assert look(scaling, 10, wanted=8) == 8
@@ -166,7 +166,7 @@ def test_what_somebody_else_wants_is_measured_from_there_within_the_limits() -> 
     assert look(scaling, 30, wanted=50) == 10
 
 
-def test_none_is_a_pause_until_somebody_wants_some_again() -> None:
+def test_zero_trainers_pause_the_job_until_a_person_sets_another_number() -> None:
     scaling = MarginalScaling(LIMITS)
     assert look(scaling, 0) == 4
     assert look(scaling, 10, wanted=0, running=4, leaving=1) == 0
@@ -174,7 +174,7 @@ def test_none_is_a_pause_until_somebody_wants_some_again() -> None:
     assert look(scaling, 30, wanted=4, running=0) == 4
 
 
-def test_a_master_that_counts_less_begins_the_measurement_again() -> None:
+def test_a_master_that_counts_fewer_records_restarts_the_measurement() -> None:
     scaling = MarginalScaling(LIMITS)
     look(scaling, 0)
     look(scaling, 31)
@@ -209,32 +209,32 @@ class Measured:
         return wish.reason, wish.trainers
 
 
-def test_a_trainer_that_brings_exactly_what_it_has_to_stays() -> None:
+def test_a_trainer_that_adds_exactly_the_minimum_is_kept() -> None:
     job = Measured(LIMITS, 2)
     assert job.at(200) == 3
     assert job.at(250) == 4, "50 is half of 100"
     assert job.at(290) == 3, "40 is less than half of 83"
 
 
-def test_an_average_that_is_exactly_at_the_margin_is_borne() -> None:
+def test_an_average_exactly_at_the_margin_is_accepted() -> None:
     job = Measured(replace(LIMITS, maximum=4), 4)
     assert job.at(400) == 4
     assert job.at(160) == 4, "40 each is 0.8 of a half of 100"
     assert job.at(156) == 3
 
 
-def test_fewer_are_not_tried_below_the_minimum() -> None:
+def test_numbers_below_the_minimum_are_not_tried() -> None:
     job = Measured(replace(LIMITS, minimum=4, maximum=4), 4)
     assert [job.at(400), job.at(40)] == [4, 4]
 
 
-def test_none_become_one() -> None:
+def test_zero_trainers_become_one() -> None:
     job = Measured(replace(LIMITS, minimum=0), 0)
     assert job.at(0) == 1
     assert job.at(0) == 2, "one is better than none, whatever it does"
 
 
-def test_a_ceiling_is_tried_again_after_its_time() -> None:
+def test_a_ceiling_is_retried_after_its_time() -> None:
     job = Measured(replace(LIMITS, retry_s=240), 2)
     assert job.at(200) == 3
     assert job.at(210) == 2
@@ -251,11 +251,11 @@ def test_a_ceiling_is_tried_again_after_its_time() -> None:
     [{"minimum": 5, "maximum": 4}, {"minimum": -1}, {"worth": 1.5}, {"worth": -0.5}, {"hourly_limit": 1.0}],
     ids=str,
 )
-def test_wrong_limits(wrong: dict[str, float]) -> None:
+def test_invalid_limits_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"must|requires|required"):
         replace(LIMITS, **wrong)
 
 
 @pytest.mark.parametrize("right", [{"minimum": 0}, {"minimum": 40}, {"worth": 0.0}, {"worth": 1.0}], ids=str)
-def test_limits_at_their_ends(right: dict[str, float]) -> None:
+def test_extreme_limits_are_accepted(right: dict[str, float]) -> None:
     assert replace(LIMITS, **right).most == 40
