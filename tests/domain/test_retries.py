@@ -1,4 +1,4 @@
-"""Which errors are worth another attempt, and for how long."""
+"""Errors worth another attempt, and for how long they are retried."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from flightedl.errors import (
 
 
 class ClientResponseError(Exception):
-    """As aiohttp's."""
+    """An error like aiohttp's."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"HTTP {status}")
@@ -28,11 +28,11 @@ class ClientResponseError(Exception):
 
 
 class NoCredentialsError(Exception):
-    """As botocore's."""
+    """An error like botocore's."""
 
 
 class EndpointConnectionError(Exception):
-    """As botocore's."""
+    """An error like botocore's."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""For how long the holder of a leased key acts, and when it renews."""
+"""How long the holder of a leased key may act, and when it renews."""
 
 from __future__ import annotations
 

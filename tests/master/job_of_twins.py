@@ -55,24 +55,24 @@ Result = TypeVar("Result")
 
 
 class PserverTwin:
-    """One process of a pserver."""
+    """A process of a pserver."""
 
     def __init__(self, index: int, pserver_count: int, generation: int, storage: MemoryStorage | None) -> None:
         self.index = index
         self.generation = generation
         self._pserver_count = pserver_count
         self._storage = storage
-        #: epoch -> the tasks that it has.
+        #: Epoch -> its applied tasks.
         self.done: dict[int, set[int]] = {}
         #: Calls that get no answer.
         self.silent: set[str] = set()
-        #: False: it hears views, but cannot say yet what it has.
+        #: False if it accepts views but cannot report its applied batches yet.
         self.is_ready = True
         #: Checkpoints that it could not load.
         self.rejected: list[int] = []
         self.calls: Counter[str] = Counter()
         self.views: list[ViewRequest] = []
-        #: Why no file can be written; empty: one can.
+        #: Reason why files cannot be written; empty if they can.
         self.store_trouble = ""
 
     def action(self, name: str, body: bytes) -> bytes:
@@ -87,7 +87,7 @@ class PserverTwin:
         return ViewReply(serial=self.views[-1].serial)
 
     def take(self, done: Assignment) -> None:
-        """It has all batches of a task."""
+        """Let it have all batches of a task."""
         self.done.setdefault(done.epoch, set()).add(done.task)
 
     def _applied(self, _: bytes) -> AppliedReply:
@@ -117,7 +117,7 @@ class PserverTwin:
 
 
 class _TwinConnection:
-    """In the place of ``rpc.client.Connection``."""
+    """Replacement of ``rpc.client.Connection``."""
 
     def __init__(self, twin: PserverTwin) -> None:
         self._twin = twin
@@ -153,12 +153,12 @@ class Job:
         #: The master's own connection to etcd.
         self.master_coordinator = self.coordinator.another()
 
-    # who is there
+    # processes
 
     def start_pserver(
         self, index: int, done: dict[int, Iterable[int]] | None = None, *silent: str, is_ready: bool = True
     ) -> PserverTwin:
-        """A new process of a pserver, with these tasks; to ``silent`` calls it gives no answer."""
+        """Start a new process of a pserver, with these tasks; it does not answer ``silent`` calls."""
         key, address = KEYS.pserver(index), f"twin:{next(self._numbers)}"
         record = msgspec.json.encode(ServerRecord(address=address))
         twin = PserverTwin(index, self.pserver_count, 0, self.storage)
@@ -170,15 +170,15 @@ class Job:
         return twin
 
     def end_pserver(self, index: int) -> None:
-        """Its lease ends."""
+        """End its lease."""
         self._held.pop(KEYS.pserver(index)).release()
 
     def start_trainer(self, name: str) -> int:
-        """A trainer registers; its generation."""
+        """Register a trainer; return its generation."""
         return self._claim(KEYS.trainer(name), msgspec.json.encode(TrainerRecord(id=name)))
 
     def end_trainer(self, name: str) -> None:
-        """Its lease ends."""
+        """End its lease."""
         self._held.pop(KEYS.trainer(name)).release()
 
     def _claim(self, key: str, record: bytes) -> int:
@@ -188,14 +188,14 @@ class Job:
         return held.generation
 
     def start_master(self, **settings: object) -> Master:
-        """A master; the one before it ends, and its successor gets a connection of its own."""
+        """Start a master. The previous one ends, and its successor gets its own connection."""
         self.end_master()
         self.master_coordinator = self.coordinator.another()
         self._masters.append(Master(self, self._clock, **settings))
         return self._masters[-1]
 
     def end_master(self) -> None:
-        """Nobody leads."""
+        """End the master."""
         while self._masters:
             self._masters.pop().close()
 
@@ -210,7 +210,7 @@ class Job:
 
 
 class Master:
-    """The service of one master, and what trainers ask of it."""
+    """The service of one master, with requests of trainers."""
 
     def __init__(self, job: Job, clock: SystemClock, **settings: object) -> None:
         self._job = job
@@ -249,21 +249,21 @@ class Master:
         until_ready(lambda: self.service.declaring.model(model))
 
     def ask(self, trainer: str, generation: int, **more: object) -> TasksReply:
-        """One exchange, whatever comes of it."""
+        """Exchange one ticket; it may fail."""
         ticket = TasksTicket(trainer=trainer, generation=generation, wait_s=0.0, **more)  # type: ignore[arg-type]
         return self.service.tasks.exchange(ticket, threading.Event())[0]
 
     def work(self, trainer: str, generation: int, **more: object) -> TasksReply:
-        """One exchange, as soon as the master is ready for it."""
+        """Exchange one ticket, as soon as the master is ready."""
         return until_ready(lambda: self.ask(trainer, generation, **more))
 
     def take(self, trainer: str, generation: int) -> Assignment:
-        """One piece of work."""
+        """Get one piece of work."""
         (given,) = self.work(trainer, generation, want=1).assignments
         return given
 
     def report(self, trainer: str, generation: int, *done: Assignment, by: Iterable[int], **more: object) -> TasksReply:
-        """Pieces are finished; pservers of the generations ``by`` acknowledged them."""
+        """Report pieces as finished; pservers of the generations ``by`` acknowledged them."""
         finished = [
             FinishedTask(epoch=each.epoch, position=each.position, attempt=each.attempt, pservers=list(by))
             for each in done
@@ -271,7 +271,7 @@ class Master:
         return self.work(trainer, generation, finished=finished, **{"want": 0, **more})
 
     def do_all(self, trainer: str, generation: int, pservers: Iterable[PserverTwin]) -> list[Assignment]:
-        """Do what there is until there is nothing."""
+        """Do all tasks until there are none."""
         done: list[Assignment] = []
         while given := self.work(trainer, generation, want=1).assignments:
             for each in given:
@@ -282,15 +282,15 @@ class Master:
         return done
 
     def join(self, trainer: str, generation: int, wait_s: float = 0.0) -> int:
-        """The member's number; 0: it is none yet."""
+        """Return the member's number; 0 if it is not a member yet."""
         return self.service.ask(JoinRequest(trainer=trainer, generation=generation, wait_s=wait_s)).member
 
     def join_at_last(self, trainer: str, generation: int) -> int:
-        """The member's number, as soon as the master is ready for it and the trainer is a member."""
+        """Return the member's number, as soon as the master is ready and the trainer is a member."""
         return eventually(lambda: until_ready(lambda: self.join(trainer, generation)))
 
     def says_done(self, trainer: str, generation: int) -> bool:
-        """Whether a trainer is told that all is done, after one tick."""
+        """True if the job is reported as done after one tick."""
         self.service.tick()
         return self.ask(trainer, generation).outcome == "epochs_done"
 
@@ -300,7 +300,7 @@ class Master:
 
 
 class LoneMaster:
-    """A master's service of a job with one pserver, which is never there, and without checkpoints."""
+    """A master's service of a job with one pserver, which never starts, and without checkpoints."""
 
     def __init__(self, coordinator: MemoryCoordinator, files: MemoryFiles) -> None:
         clock = SystemClock()
@@ -331,7 +331,7 @@ class LoneMaster:
 
 
 def until_ready(call: Callable[[], Result]) -> Result:
-    """What is asked for, when the master has come so far."""
+    """Return the result of a request, as soon as the master is ready."""
 
     def attempt() -> list[Result]:
         try:
@@ -344,7 +344,7 @@ def until_ready(call: Callable[[], Result]) -> Result:
 
 @contextmanager
 def jobs() -> Iterator[Callable[..., Job]]:
-    """Makes jobs whose masters reach the twins; nothing of them is left afterwards."""
+    """Make jobs whose masters reach the twins; remove everything afterwards."""
     made: list[Job] = []
     before = set(threading.enumerate())
 

@@ -1,4 +1,4 @@
-"""What the master remembers of pservers that lack their values."""
+"""Pservers that lack their values, as the master knows them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HAS_NOTHING = AppliedReply(summary=AppliedSummary().encode())
 
 
 def pservers(present: dict[int, int], *settled: int) -> Pservers:
-    """Two, of which these processes are there; of those in ``settled`` it is known what they have."""
+    """Two pservers, with these live processes; those in ``settled`` have announced their applied batches."""
     known = Pservers(2, "replay", None, Outbox())
     look(known, present)
     for index in settled:

@@ -1,4 +1,4 @@
-"""A new master and an etcd that has gone back: it refuses, or resumes in a life whose generations are newer."""
+"""A new master and an etcd that has gone back: it refuses, or resumes in a life with newer generations."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Job:
         self.held: list[HeldKey] = []
 
     def begin(self, *, resume: bool = False, storage: bool = True) -> bool:
-        """As a master begins, with a connection of its own."""
+        """Begin like a master, with its own connection."""
         coordinator = JobCoordinator(self.store.another(), KEYS)
         held = HeldKey.claim(coordinator, SystemClock(), KEYS.master_lock, b"", 60.0)
         assert held is not None
@@ -44,7 +44,7 @@ class Job:
             held.release()
 
     def reach(self, number: int) -> None:
-        """The job makes this checkpoint, and more changes of its state afterwards."""
+        """Make this checkpoint, and change the job's state afterwards."""
         coordinator = JobCoordinator(self.store.another(), KEYS)
         self._point(coordinator, number - 1, number + 1)
         self.write_manifest(coordinator, number)
@@ -52,7 +52,7 @@ class Job:
         coordinator.transact([], [Put(KEYS.task_queues, b"queue")])
 
     def write_manifest(self, coordinator: JobCoordinator, number: int) -> None:
-        """As a master does that has seen so much of etcd."""
+        """Write a manifest like a master that has observed this revision of etcd."""
         manifest = Manifest(
             job="demo",
             number=number,
@@ -124,14 +124,14 @@ def test_a_late_manifest_of_a_deposed_master_does_not_prove_a_lost_state(
 
 
 def older(job: Job) -> None:
-    """The backup is from before the newest checkpoint was begun."""
+    """The backup is from before the newest checkpoint began."""
     backup = job.store.backup()
     job.reach(3)
     job.store.restore(backup)
 
 
 def slightly_older(job: Job) -> None:
-    """The backup is from between the newest checkpoint's beginning and its end."""
+    """The backup is from between the beginning and the end of the newest checkpoint."""
     job.reach(3)
     backup = job.store.backup()
     job.storage.files.pop(manifest_name(3))
@@ -144,7 +144,7 @@ def slightly_older(job: Job) -> None:
 
 
 def another_cluster(job: Job) -> None:
-    """A snapshot was restored, under another cluster's id."""
+    """A snapshot was restored, under another cluster id."""
     job.store.restore(job.store.backup(), cluster="2" * 16)
 
 
@@ -158,7 +158,7 @@ def test_a_state_that_went_back_is_refused_until_the_job_is_resumed(job: Job, ha
         job.begin()
     refused = job.held[-1].generation
     assert not job.begin(resume=True)
-    # The life has begun; nothing of the old state is left but how many pservers there are.
+    # The life has begun; only the number of pservers is left of the old state.
     assert job.stored() == {KEYS.history, KEYS.ps_desired}
     assert job.begin(resume=True)
     assert job.held[-1].generation > LIFE_REVISIONS > refused

@@ -1,4 +1,4 @@
-"""Group commit: durable before told, fenced, and safe after a write of unknown outcome."""
+"""Group commit: durable before answered, fenced, and safe after a write of unknown outcome."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flightedl.testing.memory_coordinator import FaultKind, MemoryCoordinator
 
 
 class Counter:
-    """A state that is one number, written by a durable writer under a lock of a coordinator in memory."""
+    """A state that is one number, written by a durable writer under a lock of an in-memory coordinator."""
 
     def __init__(self) -> None:
         self.clock = SystemClock()
@@ -62,14 +62,14 @@ def test_many_waiters_share_few_writes(counter: Counter) -> None:
 
 
 def test_waiters_that_shared_a_write_share_the_next_one(counter: Counter, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are back one after the other, but within the moment that the writer waits for them."""
-    # A moment that is long enough on a machine that is busy with something else.
+    """They return one after the other, but within the time for which the writer waits for them."""
+    # Long enough even on a busy machine.
     monkeypatch.setattr("flightedl.master.durable._GATHER_S", 0.1)
     count, rounds = 8, 20
     lock, together = threading.Lock(), threading.Barrier(count)
 
     def ask() -> None:
-        # One who begins before the others could be through with all of its rounds alone.
+        # One that begins before the others could have finished all its rounds alone.
         together.wait()
         for _ in range(rounds):
             with lock:
@@ -124,7 +124,7 @@ def test_a_write_that_fails_in_any_way_is_retried(counter: Counter, fault: Fault
 
 
 def test_a_late_write_of_unknown_outcome_cannot_undo_a_later_one(counter: Counter) -> None:
-    """The transaction that was lost compares with a revision that the next one changes."""
+    """The lost transaction compares with a revision that the next one changes."""
     counter.value = 1
     counter.durable.wait(1, 5.0)
     before = counter.coordinator.get("state")

@@ -1,4 +1,4 @@
-"""Trainers hear that all is done only when nothing that is done can get lost any more."""
+"""The job is reported as done only when no finished work can be lost any more."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def trained(job: Job) -> tuple[Master, list[PserverTwin], int]:
-    """All tasks of a job are done, only the first values are saved; with its only trainer's generation."""
+    """Return a job whose tasks are all done but not saved, with the generation of its only trainer."""
     pservers = [job.start_pserver(index) for index in range(job.pserver_count)]
     master = job.start_master()
     master.declare()
@@ -41,7 +41,7 @@ def trained(job: Job) -> tuple[Master, list[PserverTwin], int]:
 
 
 def newest(job: Job) -> int:
-    """The newest checkpoint in the store."""
+    """Return the newest checkpoint in the store."""
     assert job.storage is not None
     return candidates(job.storage.files)[0]
 
@@ -107,7 +107,7 @@ def test_a_store_that_fails_repeatedly_is_not_awaited(make_job: MakeJob) -> None
 
 
 def test_a_pserver_that_dies_during_the_last_checkpoint_is_awaited(make_job: MakeJob) -> None:
-    """It takes along what it had since the checkpoint before: its death is not the store's trouble."""
+    """It loses its updates since the last checkpoint, but the store has not failed."""
     job = make_job()
     master, (pserver,), a = trained(job)
     pserver.silent.add("snapshot")
@@ -134,7 +134,7 @@ def test_the_job_is_not_done_while_a_pserver_is_down_or_has_not_answered(make_jo
     assert not master.says_done("a", a)
     back.silent.clear()
     eventually(lambda: master.is_settled(back))
-    assert not master.says_done("a", a), "a task that it lacks is to be done again"
+    assert not master.says_done("a", a), "a task that it lacks must be repeated"
     (again,) = master.do_all("a", a, [pservers[0], back])
     assert again.task == 3
     eventually(lambda: master.says_done("a", a))
@@ -163,13 +163,13 @@ def test_reported_but_missing_tasks_are_repeated_before_the_end(make_job: MakeJo
         return master.says_done("a", a)
 
     eventually(is_over)
-    assert sorted(done) == [0, 1, 2, 3], "the one that the second pserver lacks was done again, no other"
+    assert sorted(done) == [0, 1, 2, 3], "the task that the second pserver lacks was repeated, and no other"
     assert master.service.status().missing_tasks == 1
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_the_job_is_not_done_while_a_round_may_be_open(make_job: MakeJob, is_kept: bool) -> None:
-    """The last batches wait in it until each pserver has heard that nobody else comes."""
+    """The last batches wait in it until each pserver knows that no member follows."""
     job = make_job(is_kept=is_kept)
     (pserver,) = [job.start_pserver(0)]
     master = job.start_master()
@@ -207,7 +207,7 @@ def test_a_master_that_shuts_down_waits_for_a_last_checkpoint_unless_a_pserver_i
 
 
 def test_a_task_with_a_quarantined_batch_is_not_missing(make_job: MakeJob) -> None:
-    """A pserver tells of whole tasks only; what is left of this one would be done again until the job had failed."""
+    """A pserver reports only complete tasks; the rest of this one would be repeated until the job had failed."""
     job = make_job(is_kept=False)
     pserver = job.start_pserver(0)
     master = job.start_master(attempts_limit=1)

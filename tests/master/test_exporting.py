@@ -64,5 +64,5 @@ def test_a_store_that_fails_briefly_is_retried(point: str) -> None:
     )
     storage.publish(manifest_name(3), [manifest.encode()])
     storage.plan.fail_at(point, 1, UnavailableError("Connection reset by peer"))
-    # The error is of the second attempt, which has read the checkpoint.
+    # The error is from the second attempt, which has read the checkpoint.
     assert "checkpoint 3 has no table 'users'" in ended(exports_of(storage), table="users").error

@@ -1,4 +1,4 @@
-"""From batches of a task to records of its files."""
+"""Location of failed batches: from batches of a task to records of its files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flightedl.testing.memory import MemoryFiles
 
 
 def indexed() -> IndexedDataset:
-    """Two files of 12 records, 4 to a row group; a task is 8 records, so the second one is in both files."""
+    """Two files of 12 records, 4 per row group; a task is 8 records, so the second one is in both files."""
     files = MemoryFiles()
     for name in ("a", "b"):
         batches = pa.table({"k": range(12)}).to_batches(max_chunksize=4)

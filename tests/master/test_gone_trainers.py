@@ -1,4 +1,4 @@
-"""A trainer that dies while its request waits at the master is given nothing any more, and nobody waits for it."""
+"""A trainer that dies while its request waits at the master gets nothing any more, and rounds do not wait for it."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ Result = TypeVar("Result")
 
 
 class Trainers:
-    """Live trainers by name; ``die`` ends one's lease."""
+    """Live trainers by name; ``die`` ends a lease."""
 
     def __init__(self, coordinator: MemoryCoordinator) -> None:
         self._coordinator = coordinator
         self._held: dict[str, HeldKey] = {}
 
     def live(self, name: str) -> int:
-        """A new one; its generation."""
+        """Start a new one; return its generation."""
         record = msgspec.json.encode(TrainerRecord(id=name))
         held = HeldKey.claim(self._coordinator, SystemClock(), KEYS.trainer(name), record, 20.0)
         assert held is not None
@@ -56,7 +56,7 @@ class Trainers:
 
 
 class Master(LoneMaster):
-    """What trainers ask of it."""
+    """Requests of trainers."""
 
     def work(self, trainer: str, generation: int, wait_s: float = 0.0, **more: object) -> TasksReply:
         ticket = TasksTicket(trainer=trainer, generation=generation, want=2, wait_s=wait_s, **more)  # type: ignore[arg-type]
@@ -116,7 +116,7 @@ def beside() -> Iterator[ThreadPoolExecutor]:
 
 
 def waits(future: Future[Result], master: Master) -> None:
-    """Returns when the call has had its first look and waits for a change."""
+    """Return when the call has been considered once and waits for a change."""
     state = master.service._state
     eventually(lambda: future.done() or len(state.core._waiting) == 1)
     assert not future.done()
@@ -139,7 +139,7 @@ def test_a_waiting_request_for_tasks_ends_with_its_trainer(
     master: Master, trainers: Trainers, beside: ThreadPoolExecutor
 ) -> None:
     busy, idle = trainers.live("busy"), trainers.live("idle")
-    # The one has all tasks, the other a copy of each: there is nothing that either could get.
+    # One holds all tasks, the other a copy of each, so neither can get another one.
     assert len(until_ready(lambda: master.work("busy", busy)).assignments) == 2
     held: list[int] = []
     while copies := until_ready(partial(master.work, "idle", idle, holding=tuple(held))).assignments:
@@ -171,7 +171,7 @@ def test_gone_and_unknown_trainers_get_an_error(master: Master, trainers: Traine
 def test_a_trainer_that_dies_while_a_master_starts_is_gone(
     master: Master, start: Callable[[], Master], trainers: Trainers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The directory tells only of changes after it was asked to: what was before is looked at then, not sooner."""
+    """The directory reports only changes after the subscription; the earlier state is read at that time."""
     generation = trainers.live("a")
     until_ready(lambda: master.work("a", generation))
     subscribe = Directory.subscribe
@@ -217,11 +217,11 @@ def test_a_trainer_that_registered_again_without_a_master_holds_nothing(
     successor = start()
     given = until_ready(lambda: successor.work("a", second))
     assert len(given.assignments) == 2
-    assert not {a.attempt for a in given.assignments} & set(held), "told again under other numbers"
+    assert not {a.attempt for a in given.assignments} & set(held), "assigned again with other attempts"
 
 
 def test_the_answer_to_a_join_is_about_the_requested_attempt(master: Master, trainers: Trainers) -> None:
-    """Of a copy that somebody else finished nothing follows for what the trainer was given since."""
+    """A copy that another trainer has finished does not affect later assignments."""
     generation = trainers.live("a")
     first, second = until_ready(lambda: master.work("a", generation)).assignments
     finished = FinishedTask(epoch=first.epoch, position=first.position, attempt=first.attempt, pservers=[1 << 40])
@@ -254,7 +254,7 @@ def test_a_stopped_job_remains_stopped_under_the_next_master(
 def test_an_answer_caused_by_another_thread_is_awaited(
     master: Master, trainers: Trainers, beside: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The time of a request is up between the moment that it is answered and the one that its thread hears of it."""
+    """The request expires between its answer and the time at which its thread learns of it."""
     generation = trainers.live("a")
     until_ready(lambda: master.work("a", generation))
     state = master.service._state

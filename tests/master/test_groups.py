@@ -1,4 +1,4 @@
-"""A master and the ranks of a group: starts, masters that are replaced, ranks that die, the end."""
+"""A master and the ranks of a group: starts, replaced masters, ranks that die, and the end."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_records_that_kill_their_rank_are_listed_as_failed(job: Job) -> None:
         job.end_trainer(one.name)
         eventually(lambda: phase(master) == "over")
         job.end_trainer(zero.name)
-    # What a later answer rests on is stored.
+    # The basis of a later answer is stored.
     start(job, master, "c", "", "")
     successor = job.start_master(attempts_limit=2)
     _, one = start(job, successor, "d", "", "")

@@ -1,4 +1,4 @@
-"""Files join a dataset under way: in the queue, in etcd, and for the next master."""
+"""Files join a running dataset: in the queue, in etcd, and for the next master."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def parquet(*values: int) -> bytes:
 
 
 class Master:
-    """So much of a master as has to do with its dataset."""
+    """The parts of a master that handle its dataset."""
 
     def __init__(self, coordinator: MemoryCoordinator, files: MemoryFiles, storage: MemoryStorage | None) -> None:
         clock = SystemClock()
@@ -86,7 +86,7 @@ class Master:
         return reply.assignments[0] if reply.assignments else None
 
     def take(self) -> int | None:
-        """Do a task, durably: its first record; None: there is none now."""
+        """Do a task durably; return its first record, or None if there is no task now."""
         given = self._ask(want=1)
         if given is None:
             return None

@@ -1,4 +1,4 @@
-"""The dataset's index, which every rank of a group asks for."""
+"""The dataset's index, which every rank of a group requests."""
 
 from __future__ import annotations
 

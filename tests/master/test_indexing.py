@@ -1,4 +1,4 @@
-"""Indexing of a dataset that was just declared, while its store fails."""
+"""Indexing of a newly declared dataset while its store fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a master keeps of what has happened, and what whoever follows it gets."""
+"""A master's events, and what their followers get."""
 
 from __future__ import annotations
 

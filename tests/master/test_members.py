@@ -1,4 +1,4 @@
-"""Views on their way to pservers: each process gets the newest one, however its predecessor ended."""
+"""Views in flight to pservers: each process gets the newest one, however its predecessor ended."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Bench:
         self.members.view_answered(0, generation, ViewReply(serial=self.take(generation).serial))
 
     def check_all_is_told(self, generation: int) -> None:
-        """This process gets the newest view, and everybody in it is a member then."""
+        """Give this process the newest view, so that all its members are admitted."""
         view = self.take(generation)
         assert view.serial == self.membership.view.serial
         self.members.view_answered(0, generation, ViewReply(serial=view.serial))

@@ -1,4 +1,4 @@
-"""What the job's web page answers: its files, its news, and nothing from elsewhere."""
+"""Responses of the job's web page: its files and its updates, with nothing from elsewhere."""
 
 from __future__ import annotations
 

@@ -17,11 +17,11 @@ def test_trainers_own_models_are_counted_if_none_is_shared() -> None:
 
     assert [say("a", ""), say("a", "own"), say("a", "own")] == [0, 1, 1]
     progress.gone("a")
-    assert say("a-again", "own") == 1, "it took the place of the first one"
+    assert say("a-again", "own") == 1, "it replaced the first one"
     assert say("b", "own") == 2
     progress.gone("b")
     assert progress.own_models == 2
-    assert say("a-again", "common") == 0, "as with a report that one trainer writes at the end"
+    assert say("a-again", "common") == 0, "like a report that one trainer writes at the end"
     assert say("c", "own") == 0
 
 
@@ -62,7 +62,7 @@ def test_each_finished_batch_is_reported_once() -> None:
     progress.add(LogRequest(trainer="b", generation=1, batch_s=4.5), 15.0)
     progress.add(LogRequest(trainer="c", generation=1, batch_s=5.5), 15.0)
     progress.gone("a")
-    assert progress.take_progressed() == ("b",), "b has finished a batch of an evaluation, which no counter tells"
+    assert progress.take_progressed() == ("b",), "b has finished a batch of an evaluation, which no counter shows"
     assert progress.take_progressed() == ()
 
 
@@ -80,7 +80,7 @@ def _failed(batch: int, attempt: int, place: str = "KeyError at train.py:7") -> 
 def test_errors_of_the_script_are_counted_by_place_and_batch() -> None:
     progress = JobProgress()
     progress.failed([_failed(1, 1), _failed(2, 2)], 0.0)
-    # The same report, sent again because its answer was lost, is no second failure.
+    # A repeated report, whose answer was lost, is not a second failure.
     progress.failed([_failed(2, 2), _failed(2, 3), _failed(9, 4, "ValueError at train.py:8")], 1.0)
     progress.failed([FailedTask(epoch=0, position=0, attempt=5, error="unreadable")], 1.0)
     first, second = progress.raised(1.0)

@@ -1,4 +1,4 @@
-"""Where another master finds what the chains of tables' rows go on from."""
+"""Files on which a new master bases the chains of tables' rows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TABLE = TableSpec("users", 2, RowAdagrad(lr=0.1))
 
 
 def stored(*tables: TableSpec) -> tuple[MemoryCoordinator, MemoryStorage]:
-    """An etcd whose pointer names checkpoint 3, which is in the storage."""
+    """Return an etcd whose pointer names checkpoint 3, which is in the storage."""
     coordinator, storage = MemoryCoordinator(SystemClock()), MemoryStorage()
     data = Manifest(
         job="j", number=3, plan_hash="p", pserver_count=1, cut_for=1, round=None, created_s=0.0, shards=(FILE,)

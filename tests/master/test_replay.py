@@ -1,4 +1,4 @@
-"""What a pserver that came back lacks is done again, or the job says that it cannot be."""
+"""Work that a restored pserver lacks is repeated, or the job reports that this is impossible."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOTHING = AppliedReply(summary=AppliedSummary().encode(), checkpoint=3)
 
 
 def do(queue: TaskQueue, count: int) -> list[tuple[int, int]]:
-    """Do so many tasks; (epoch, task) of each."""
+    """Do ``count`` tasks; return (epoch, task) of each."""
     done = []
     for _ in range(count):
         given = queue.request("t", 0.0)
@@ -33,7 +33,7 @@ def do(queue: TaskQueue, count: int) -> list[tuple[int, int]]:
 
 
 def grown(epochs: int) -> tuple[TaskQueue, list[tuple[int, int]]]:
-    """A task joins each epoch while it is under way; and all that was done."""
+    """Let a task join each running epoch; return the queue and all done tasks."""
     queue = TaskQueue(QueueSettings(task_count=2, batch_counts=lambda _: 1, follow=True, epochs=None))
     done = []
     for size in range(3, 3 + epochs):
@@ -63,7 +63,7 @@ def test_a_pserver_that_lacks_forgotten_epochs_is_refused_until_another_process_
     assert "epoch 1 is too long ago" in pservers.refusal
     assert "--resume" in pservers.refusal
     assert not pservers.is_settled(0, 7)
-    assert queue.encode() == before, "nothing is done again in part"
+    assert queue.encode() == before, "nothing is repeated in part"
     pservers.seen(0, 9)
     assert not pservers.refusal
     through = [(epoch, epoch + 1, epoch + 3) for epoch in range(100)]

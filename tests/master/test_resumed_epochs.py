@@ -1,4 +1,4 @@
-"""A job that goes on from a checkpoint may be given another number of epochs, by the first who declares its data."""
+"""A resumed job may get another number of epochs, from the first declaration of its data."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Master(LoneMaster):
 
 @pytest.fixture
 def coordinator() -> Iterator[MemoryCoordinator]:
-    """etcd, with a job of one epoch that is done."""
+    """Return an etcd with a job of one epoch that is done."""
     made = MemoryCoordinator(SystemClock())
     held = HeldKey.claim(made, SystemClock(), KEYS.trainer("a"), TRAINER, 20.0)
     assert held is not None
@@ -63,7 +63,7 @@ def work(master: Master, generation: int) -> TasksReply | None:
 
 
 def resumed(coordinator: MemoryCoordinator) -> Master:
-    """What ``resuming.begin`` leaves in etcd, and the master that goes on from there."""
+    """Return the master that continues from the state that ``resuming.begin`` writes to etcd."""
     entry = coordinator.get(KEYS.job)
     assert entry is not None
     declaration = msgspec.structs.replace(decode(entry.value, JobDeclaration), is_resumed=True)

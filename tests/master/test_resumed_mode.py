@@ -1,4 +1,4 @@
-"""The mode that a job was changed to is part of what a checkpoint knows of it."""
+"""A changed mode is part of a checkpoint."""
 
 from __future__ import annotations
 
@@ -48,5 +48,5 @@ def test_a_resumed_job_continues_in_its_mode() -> None:
     resumed = redeclared(Manifest.decode(manifest.encode()), 3).model
     assert resumed is not None
     assert Mode.from_json(resumed.present_mode) == changed
-    # The script still says what it said when the job began.
+    # The script still has the mode with which the job began.
     require_same("model", resumed.declaration, declared)

@@ -1,4 +1,4 @@
-"""A job that goes on from a checkpoint may give its optimizer other settings, by the first who declares its model."""
+"""A resumed job may give its optimizer other settings, by the first declaration of its model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def model_of(optimizer: Optimizer, **changes: Any) -> ModelDeclaration:
 
 
 def resumed(job: Job, declared: ModelDeclaration = MODEL) -> Master:
-    """A job of this model, as ``resuming.begin`` leaves it in etcd; and the master that goes on from there."""
+    """Return a job of this model, as ``resuming.begin`` writes it to etcd, with the master that continues it."""
     job.start_master().declare(model=declared)
     job.end_master()
     entry = job.coordinator.get(KEYS.job)
@@ -41,7 +41,7 @@ def resumed(job: Job, declared: ModelDeclaration = MODEL) -> Master:
 
 
 def stored(job: Job) -> DeclaredModel:
-    """What pservers read."""
+    """Return the declaration that pservers read."""
     entry = job.coordinator.get(KEYS.job)
     assert entry is not None
     model = decode(entry.value, JobDeclaration).model
@@ -63,10 +63,10 @@ def stored(job: Job) -> DeclaredModel:
 def test_a_resumed_job_may_have_other_settings(make_job: MakeJob, before: Optimizer, now: Optimizer) -> None:
     job = make_job()
     master = resumed(job, model_of(before))
-    assert stored(job).is_former, "no pserver works by the former settings"
+    assert stored(job).is_former, "no pserver uses the former settings"
     reply = master.service.declaring.model(model_of(now))
     assert Optimizer.from_json(reply.declaration.optimizer) == now
-    assert stored(job) == reply, "in etcd before it is answered"
+    assert stored(job) == reply, "stored before it is answered"
     assert not reply.is_former
 
 
@@ -103,7 +103,7 @@ def test_other_changes_are_refused(
     master = resumed(job, model_of(before))
     with pytest.raises(DeclarationError, match=text):
         master.service.declaring.model(model_of(now, **changes))
-    assert stored(job).is_former, "somebody else may still declare what is right"
+    assert stored(job).is_former, "another trainer may still declare it correctly"
     master.service.declaring.model(model_of(before))
     assert not stored(job).is_former
 
@@ -195,4 +195,4 @@ def test_a_finished_job_ends_although_no_trainer_declares_the_model(make_job: Ma
         assert stored(job).is_former, f"task {each} is still to be done"
         master.report("a", a, given, by=[pserver.generation])
     assert eventually(lambda: master.says_done("a", a))
-    assert not stored(job).is_former, "pservers load it, and say what they have"
+    assert not stored(job).is_former, "pservers load it and announce their applied batches"

@@ -62,7 +62,7 @@ def begun(job: Job, dataset: DatasetDeclaration = FIRST) -> Master:
 
 
 def resumed(job: Job, dataset: DatasetDeclaration | None = None) -> Master:
-    """The job as ``resuming.begin`` leaves it in etcd, and the master that goes on from there."""
+    """The job as ``resuming.begin`` writes it to etcd, and the master that continues it."""
     job.end_master()
     entry = job.coordinator.get(KEYS.job)
     assert entry is not None
@@ -82,7 +82,7 @@ def exchange(master: Master, generation: int, **more: object) -> tuple[TasksRepl
 
 
 def read(job: Job, piece: AssignedTask) -> Records:
-    """What the client's reading makes of a piece."""
+    """Return the records of a piece, as the client reads them."""
     records: Records = []
     for batch in batches_of(job.files, piece, spec_of(FIRST)):
         records += [(piece.assignment.epoch, k) for k in batch.column("k").to_pylist()]
@@ -90,7 +90,7 @@ def read(job: Job, piece: AssignedTask) -> Records:
 
 
 def train(job: Job, master: Master, generation: int, tasks: int = 10**9, pserver: PserverTwin | None = None) -> Records:
-    """Do up to so many tasks, which the pserver then has."""
+    """Do up to ``count`` tasks, which the pserver then has."""
     records: Records = []
     while tasks and (pieces := exchange(master, generation)[1]):
         for piece in pieces:
@@ -103,7 +103,7 @@ def train(job: Job, master: Master, generation: int, tasks: int = 10**9, pserver
 
 
 def order_by(seed: int | None, epoch: int, first: int = 0, end: int = TASKS) -> Records:
-    """The records of the tasks at these positions, in order."""
+    """Return the records of the tasks at these positions, in order."""
     records: Records = []
     for position in range(first, end):
         task = position if seed is None else KeyedPermutation(TASKS, key_of(seed, epoch)).at(position)
@@ -141,12 +141,12 @@ def test_an_assigned_task_is_read_with_the_seed_of_its_assignment(job: Job) -> N
     _, (piece,) = exchange(begun(job), a)
     master = resumed(job, declared(seed=2))
     _, (again,) = exchange(master, a)
-    assert again.assignment == piece.assignment, "told again"
+    assert again.assignment == piece.assignment, "assigned again"
     assert read(job, again) == order_by(1, 0, 0, 1)
 
 
 def test_a_repeated_epoch_keeps_its_seed(job: Job) -> None:
-    """A pserver that comes back lacks two epochs: the one before the change, and the one after it."""
+    """A restored pserver lacks two epochs: the one before the change, and the one after it."""
     a = job.start_trainer("a")
     train(job, begun(job), a, 1)
     master = resumed(job, declared(seed=2))

@@ -1,4 +1,4 @@
-"""A job that is resumed from its checkpoints, where etcd knows nothing of it."""
+"""A job resumed from its checkpoints if etcd has no state for it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MakeJob = Callable[..., Job]
 
 
 def saved(job: Job, master: Master) -> int:
-    """A checkpoint of what there is now is complete; its number."""
+    """Complete a checkpoint of the current state; return its number."""
     first = master.service.ask(CheckpointRequest(reason="a test", wait_s=0.0))
 
     def is_complete() -> bool:
@@ -36,7 +36,7 @@ def saved(job: Job, master: Master) -> int:
 
 
 def resumed(job: Job, make_job: MakeJob, resume: Resume = Resume.ALWAYS) -> Job:
-    """The same storage with another etcd, into which the newest checkpoint was put."""
+    """The same storage with another etcd, which contains the newest checkpoint's state."""
     other = make_job(job.pserver_count)
     other.storage = job.storage
     held = HeldKey.claim(other.coordinator, SystemClock(), KEYS.master_lock, b"", 20.0)
@@ -49,7 +49,7 @@ def resumed(job: Job, make_job: MakeJob, resume: Resume = Resume.ALWAYS) -> Job:
 
 
 def rejected(job: Job) -> list[int]:
-    """Checkpoints that are known to be of no use, as stored."""
+    """Return the stored numbers of unusable checkpoints."""
     entry = job.coordinator.get(KEYS.checkpoint_latest)
     return [] if entry is None else list(decode_pointer(entry.value).rejected)
 

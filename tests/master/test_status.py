@@ -1,4 +1,4 @@
-"""What the status says of records."""
+"""The number of records in the status."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_records_of_failed_work_are_not_counted() -> None:
     queue = TaskQueue(QueueSettings(4, layout.batch_count, epochs=2, attempts_limit=1, confirmations=0))
 
     def do() -> None:
-        """One piece; batch 1 of task 1 fails in the first epoch."""
+        """Do one piece; batch 1 of task 1 fails in the first epoch."""
         given = queue.request("t", 0.0)
         assert isinstance(given, TaskGiven)
         a = given.assignment

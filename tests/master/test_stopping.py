@@ -1,4 +1,4 @@
-"""A trainer ends the job before all of its data is trained."""
+"""A trainer ends the job before all its data is trained."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .job_of_twins import TASKS, Job, Master
 
 
 class Trainer:
-    """What one trainer asks of the work."""
+    """Requests of one trainer."""
 
     def __init__(self, work: Work, name: str) -> None:
         self.work, self.name = work, name
         self.held: list[Assignment] = []
 
     def ask(self, want: int, finished: Sequence[Assignment] = ()) -> str:
-        """Report, drop what is lost, take what is given; the outcome."""
+        """Report, drop lost tasks, add new ones; return the outcome."""
         reports = [FinishedTask(epoch=a.epoch, position=a.position, attempt=a.attempt) for a in finished]
         self.held = [a for a in self.held if a not in finished]
         ticket = self.ticket(want, finished=reports)
@@ -71,7 +71,7 @@ def test_an_assignment_whose_reply_was_lost_does_not_keep_a_stopped_job_open(wor
     trainer.ask(1)
     trainer.held.clear()
     work.queue.stop()
-    # Who asks for no work does not say what it holds.
+    # A ticket that requests no tasks does not list what it holds.
     assert trainer.ask(0) == "none_now"
     assert trainer.ask(1) == "epochs_done"
 
@@ -96,7 +96,7 @@ def test_a_stopped_job_ends_after_its_last_checkpoint_even_after_a_takeover(
     done = master.take("a", a)
     pserver.take(done)
     master.service.ask(StopRequest(trainer="a", generation=a, reason="a test"))
-    assert master.work("a", a, holding=[done.attempt]).outcome == "none_now", "what it has begun is finished first"
+    assert master.work("a", a, holding=[done.attempt]).outcome == "none_now", "it first finishes what it has begun"
     master.report("a", a, done, by=[pserver.generation])
     eventually(lambda: master.says_done("a", a))
     job.end_master()

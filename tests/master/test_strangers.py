@@ -1,4 +1,4 @@
-"""JSON that anybody may send changes no job: an action that acts names what it acts on."""
+"""JSON from unknown senders changes no job: a request that acts names its target."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from flightedl.rpc.routes import Call
 
 from .job_of_twins import KEYS, Job, Master
 
-#: Actions that only tell something.
+#: Actions that only return something.
 TELLING = {"status", "stacks", "events"}
 STRANGE = [b"", b"{}", b"[]", b"null", b"7", b'"stop"', b'{"nope": 1}', b'{"nope": {}, "more": []}', b"\xff"]
 
 
 class Unasked:
-    """A service that fails the test when it is asked for something."""
+    """A service that fails the test if it is called."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *_: pytest.fail(f"{name} was called")

@@ -1,4 +1,4 @@
-"""What is told was stored before, what is lost is done again, and whoever is gone holds nothing."""
+"""State is stored before it is announced, lost work is repeated, and a gone trainer holds nothing."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ MakeJob = Callable[..., Job]
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How long a request waits for etcd."""
+    """Seconds for which a request waits for etcd."""
     monkeypatch.setattr("flightedl.master.state._DURABLE_S", 0.1)
 
 
 def begun(job: Job, *, epochs: int = 1) -> tuple[Master, list[PserverTwin]]:
-    """A job that is declared, with all its pservers."""
+    """A declared job with all its pservers."""
     pservers = [job.start_pserver(index) for index in range(job.pserver_count)]
     master = job.start_master()
     master.declare(msgspec.structs.replace(DATASET, epochs=epochs))
@@ -43,7 +43,7 @@ def stored(job: Job, key: str) -> bytes:
     return b"" if entry is None else entry.value
 
 
-# --- stored before it is told ---
+# --- stored before it is announced ---
 
 
 def test_an_assignment_is_stored_before_it_is_sent(make_job: MakeJob) -> None:
@@ -109,7 +109,7 @@ def test_the_membership_is_stored_before_a_pserver_gets_it(make_job: MakeJob) ->
 
 
 def count_calls(master: Master, name: str) -> list[object]:
-    """Grows with each call of a method of the master's state."""
+    """Incremented by each call of a method of the master's state."""
     calls: list[object] = []
     method = getattr(master.state, name)
 
@@ -121,7 +121,7 @@ def count_calls(master: Master, name: str) -> list[object]:
     return calls
 
 
-# --- what is lost is done again ---
+# --- lost work is repeated ---
 
 
 def test_reopened_tasks_of_a_lost_pserver_are_stored(make_job: MakeJob) -> None:
@@ -138,7 +138,7 @@ def test_reopened_tasks_of_a_lost_pserver_are_stored(make_job: MakeJob) -> None:
     eventually(lambda: b'"runs"' in stored(job, KEYS.task_queues))
     back.silent.add("applied")
     successor = job.start_master()
-    assert successor.is_settled(back), "the one with the other, in one transaction"
+    assert successor.is_settled(back), "both in one transaction"
     assert not successor.state.core.work.queue.is_done
     assert {each.task for each in successor.do_all("a", a, [back])} == {0, 3}
 
@@ -176,7 +176,7 @@ def test_finished_tasks_lost_with_a_pserver_are_assigned_to_others(make_job: Mak
     assert not master.work("a", a, want=1).assignments
 
 
-# --- whoever is gone holds nothing ---
+# --- gone trainers hold nothing ---
 
 
 def test_a_trainer_that_died_without_a_master_loses_its_tasks(make_job: MakeJob) -> None:
@@ -194,7 +194,7 @@ def test_a_trainer_that_died_without_a_master_loses_its_tasks(make_job: MakeJob)
 
 
 def test_a_trainer_that_registers_again_at_once_loses_its_tasks(make_job: MakeJob) -> None:
-    """The directory may tell of both changes at once; the name is there before and after."""
+    """The directory may report both changes together; the name exists before and after."""
     job = make_job()
     master, pservers = begun(job)
     a, b = job.start_trainer("a"), job.start_trainer("b")
@@ -208,6 +208,6 @@ def test_a_trainer_that_registers_again_at_once_loses_its_tasks(make_job: MakeJo
         again = job.start_trainer("a")
     eventually(lambda: state.core.trainers.get("a") == again)
     assert not holds(master, "a")
-    assert state.core.work.queue.waiting.runs == [(0, 0, 1, 0)], "it lives: its work is not to blame"
+    assert state.core.work.queue.waiting.runs == [(0, 0, 1, 0)], "it is alive, so its tasks are not to blame"
     done = master.do_all("b", b, pservers)
     assert sorted(each.task for each in done) == list(range(TASKS))

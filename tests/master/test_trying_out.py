@@ -1,4 +1,4 @@
-"""A job whose checkpoints cannot be kept does not begin."""
+"""A job whose checkpoints cannot be stored does not start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Masters, pservers, an etcd and a store that carry out the effects of checkpoints, and can stop after any step."""
+"""Masters, pservers, an etcd and a store that carry out effects of checkpoints, and can stop after any step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SETTINGS = CheckpointSettings(interval_s=10.0, keep=2, patience_s=5.0, give_up_s
 
 
 class CrashError(Exception):
-    """The master dies here."""
+    """The master dies at this point."""
 
 
 @dataclass
@@ -37,7 +37,7 @@ class World:
     now: float = 0.0
     generation: int = 0
     version: int = 5
-    #: Steps until the master dies; None: it does not.
+    #: Number of steps until the master dies; None if it does not.
     crash_in: int | None = None
     steps: int = 0
     #: Steps at which the store fails.
@@ -115,7 +115,7 @@ class World:
         return self.master.progressed(effect.index, generation, snapshots.progress, self.now)
 
     def advance_to(self, index: int) -> None:
-        """Cut what is due and write the file."""
+        """Cut the due blocks and write the file."""
         generation, snapshots = self.pservers[index]
         cut = self.cuts.get(index)
         if cut is None:
@@ -153,7 +153,7 @@ class World:
         self.perform(self.master.tick(self.now, rounds))
 
     def run(self, seconds: int) -> None:
-        """Train on; a master that dies is replaced."""
+        """Continue training; a master that dies is replaced."""
         for _ in range(seconds):
             try:
                 self.train()
@@ -170,7 +170,7 @@ class World:
         self.perform(self.master.pserver_up(index, 1000 + self.generation, self.now))
 
     def check(self) -> None:
-        """Whatever happens: the pointer names a complete checkpoint, and manifests name complete files."""
+        """Invariant: the pointer names a complete checkpoint, and manifests name complete files."""
         sizes = {name: len(data) for name, data in self.store.items()}
         for number in candidates(self.store):
             found = examine(number, self.store[manifest_name(number)], sizes, "job")

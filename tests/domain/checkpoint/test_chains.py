@@ -1,4 +1,4 @@
-"""Which files of a checkpoint are increments, on what, and when a chain ends."""
+"""Increments: on which files they are based, and when a chain ends."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def file(number: int, after: str = "", *, size_bytes: int = 1000, **more: Any) -
 
 
 def made(chains: Chains, number: int, size_bytes: int = 10, rejected: tuple[int, ...] = ()) -> Offer:
-    """A checkpoint is made as it is offered, and complete; the offer."""
+    """Complete a checkpoint as offered; return the offer."""
     offer = chains.offer(0, 5, number, rejected)
     found = file(number, size_bytes=1000) if offer.is_base else file(number, offer.after, size_bytes=size_bytes)
     linked = chains.linked(found, offer)
@@ -43,7 +43,7 @@ def test_a_chain_is_a_base_and_a_limited_number_of_increments():
     offers = [made(chains, number) for number in range(1, 8)]
     assert [offer.is_base for offer in offers] == [True, False, False, True, False, False, True]
     assert [offer.since for offer in offers] == [1, 1, 1, 4, 4, 4, 7]
-    assert offers[3].after == "c-3/a", "changes since then are kept, should the base come to nothing"
+    assert offers[3].after == "c-3/a", "changes since then are kept in case the base is lost"
     last = chains.linked(file(9, "c-7/a", size_bytes=10), chains.offer(0, 5, 9, ()))
     assert last is not None
     assert [link.name for link in last.links] == ["c-7/a"]
@@ -129,7 +129,7 @@ def manifest_of(number: int, *shards: ShardFile) -> Manifest:
 
 
 def ordered_by_a_successor(generation: int, files: tuple[ShardFile, ...], latest: Pointer) -> SnapshotRequest:
-    """What a master that takes over asks the only pserver for, of which ``generation`` serves."""
+    """Return the order of a new master to the only pserver, which serves with ``generation``."""
     settings = CheckpointSettings()
     predecessor = Checkpoints(settings, 1, 1, 0.0, next_number=8, latest=latest)
     successor = Checkpoints.restore(predecessor.encode(), settings, 2, 1, 0.0, files)

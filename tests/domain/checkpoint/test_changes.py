@@ -1,4 +1,4 @@
-"""Which changes belong in an increment."""
+"""Changes that belong in an increment."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_changes_of_a_lost_cut_are_in_the_next_one():
 
 
 def test_a_lost_base_loses_no_changes():
-    """The caller takes everything, and the next one may still be an increment on the file before it."""
+    """The caller writes everything, and the next file may still be an increment on the previous one."""
     known = changes()
     known.cut("a", "", these())
     assert known.cut("base", "a", these(1)) == {1}
@@ -41,7 +41,7 @@ def test_unknown_changes_are_reported():
     assert known.knows("a")
     known.cut("b", "a", these(2))
     known.cut("c", "b", these(3))
-    assert not known.knows("a"), "a checkpoint has b: nobody goes back behind it"
+    assert not known.knows("a"), "a checkpoint contains b, so no increment is based on earlier files"
     assert known.cut("d", "a", these(4)) is None
     assert not known.knows("b")
     assert not known.knows("c")
@@ -52,7 +52,7 @@ def test_unknown_changes_are_reported():
     st.lists(st.tuples(st.frozensets(st.integers(0, 20)), st.booleans(), st.booleans()), max_size=20),
 )
 def test_a_chain_has_every_change(steps: list[tuple[frozenset[int], bool, bool]]):
-    """Whatever comes to nothing: base and increments that count have all that ever changed, the last of each."""
+    """Whichever files are lost, the base and its increments contain the latest of every change."""
     known, newest = changes(), ""
     last: dict[int, int] = {}
     stored: dict[int, int] = {}

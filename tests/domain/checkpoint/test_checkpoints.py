@@ -1,4 +1,4 @@
-"""Ordering checkpoints: when, at which round, and what a crash after any step leaves behind."""
+"""Orders of checkpoints: when, at which round, and the state after a crash at any step."""
 
 from __future__ import annotations
 
@@ -70,7 +70,9 @@ def test_a_refused_round_is_proposed_later_with_a_growing_margin():
     order = first[0].snapshot.order
     second = ordered(master.progressed(0, 10, SnapshotReply(order, "refused", 12), 1.1))
     assert [(order.index, order.snapshot.round) for order in second] == [(0, 14), (1, 14)]
-    assert master.progressed(1, 11, SnapshotReply(order, "written", 12), 1.2) == (), "of the proposal before"
+    assert master.progressed(1, 11, SnapshotReply(order, "written", 12), 1.2) == (), (
+        "the order of the previous proposal"
+    )
     order = second[0].snapshot.order
     third = ordered(master.progressed(1, 11, SnapshotReply(order, "refused", 20), 1.3))
     assert {order.snapshot.round for order in third} == {24}
@@ -83,11 +85,11 @@ def test_an_awaited_checkpoint_is_made_at_the_open_round():
     first = ordered(master.tick(1.0, OpenRounds(7)))
     assert {order.snapshot.round for order in first} == {7}
     second = ordered(master.progressed(0, 10, SnapshotReply(first[0].snapshot.order, "refused", 9), 1.1))
-    assert {order.snapshot.round for order in second} == {9}, "what was known of it was old"
+    assert {order.snapshot.round for order in second} == {9}, "the known round was outdated"
     third = ordered(master.progressed(0, 10, SnapshotReply(second[0].snapshot.order, "refused", 10), 1.2))
     assert {order.snapshot.round for order in third} == {10}
     fourth = ordered(master.progressed(0, 10, SnapshotReply(third[0].snapshot.order, "refused", 12), 1.3))
-    assert {order.snapshot.round for order in fourth} == {14}, "they go on"
+    assert {order.snapshot.round for order in fourth} == {14}, "they continue"
 
 
 def test_a_round_that_is_not_reached_is_replaced_by_now():
@@ -106,7 +108,7 @@ def test_patience_ends_after_its_time_and_only_while_copies_are_missing():
     for order in orders:
         progress = SnapshotReply(order.snapshot.order, "taken", 8)
         assert master.progressed(order.index, order.generation, progress, 6.0) == ()
-    assert master.tick(21.0, OpenRounds(8)) == (), "all have their copies and write them"
+    assert master.tick(21.0, OpenRounds(8)) == (), "all have their copies and are writing them"
     assert [type(effect) for effect in master.tick(21.1, OpenRounds(8))] == [Alarm]
 
 
@@ -116,7 +118,7 @@ def test_a_round_that_no_remaining_member_can_reach_is_replaced():
     assert {order.snapshot.round for order in ordered(master.tick(1.0, OpenRounds(7)))} == {8}
     assert {order.snapshot.round for order in ordered(master.tick(1.1, OpenRounds(7, has_members=False)))} == {7}
     assert master.tick(1.2, OpenRounds(7, has_members=False)) == ()
-    assert master.tick(1.3, OpenRounds(7)) == (), "who joins now does not matter"
+    assert master.tick(1.3, OpenRounds(7)) == (), "members that join now do not matter"
 
 
 def test_a_round_that_only_some_pservers_reached_before_all_members_left_is_replaced_by_now():
@@ -126,7 +128,7 @@ def test_a_round_that_only_some_pservers_reached_before_all_members_left_is_repl
     orders = ordered(master.tick(1.0, nobody))
     assert {order.snapshot.round for order in orders} == {8}
     master.progressed(0, 10, SnapshotReply(orders[0].snapshot.order, "taken", 8), 1.1)
-    assert master.tick(1.5, nobody) == (), "the others may be hearing of it just now"
+    assert master.tick(1.5, nobody) == (), "the others may just be learning of it"
     assert {order.snapshot.round for order in ordered(master.tick(1.6, nobody))} == {None}
 
 
@@ -280,7 +282,7 @@ def test_a_job_restored_into_a_new_etcd_continues_with_higher_numbers():
 
 
 def published(master: Checkpoints, number: int) -> Manifest:
-    """See a checkpoint through up to its pointer."""
+    """Advance a checkpoint up to its pointer."""
     master.request("a test")
     for order in ordered(master.tick(100.0 * number, None)):
         file = shard_file(order.index, order.generation, order.snapshot.name, b"abc")
@@ -297,7 +299,7 @@ def test_checkpoints_below_the_first_pointer_are_not_loaded():
     assert loadable_of(master.encode()) is None
     master.pserver_up(0, 10, 0.0)
     master.pserver_up(1, 11, 0.0)
-    assert published(master, 3).first == 3, "1 and 2 were given up, or their master died before the pointer moved"
+    assert published(master, 3).first == 3, "1 and 2 were aborted, or their master died before the pointer moved"
     assert published(master, 4).first == 3
     assert loadable_of(master.encode()) == range(3, 5)
     later = Checkpoints.restore(master.encode(), SETTINGS, 2, 2, 400.0)
@@ -327,7 +329,7 @@ def test_the_manifest_contains_the_reports():
 
 
 def fail_once(master: Checkpoints, now: float) -> None:
-    """An order goes out, and pserver 0 cannot write."""
+    """Send an order that pserver 0 fails to write."""
     order = ordered(master.tick(now, None))[0].snapshot.order
     master.progressed(0, 10, SnapshotReply(order, "failed", reason="no space"), now)
 
@@ -338,7 +340,7 @@ def test_a_last_checkpoint_is_awaited_until_the_store_has_failed_several_times()
     for now in (0.0, 1.0, 2.0, 3.0):
         fail_once(master, now)
     ticket = master.request_last("the end")
-    assert not master.is_over(ticket), "it may work now"
+    assert not master.is_over(ticket), "it may succeed now"
     fail_once(master, 3.1)
     assert master.is_over(ticket)
     master.check()
@@ -347,7 +349,7 @@ def test_a_last_checkpoint_is_awaited_until_the_store_has_failed_several_times()
     ticket = fresh.request_last("the end")
     for now in (0.0, 1.0):
         fail_once(fresh, now)
-    assert not fresh.is_over(ticket), "a store may hiccup"
+    assert not fresh.is_over(ticket), "a store may fail briefly"
     published(fresh, 3)
     assert fresh.is_over(ticket)
 
@@ -383,7 +385,7 @@ def test_copies_that_are_never_written_count_as_failures_of_the_store():
 
 
 def publishing(**settings) -> Checkpoints:
-    """All files of checkpoint 1 are there, and its manifest is to be written."""
+    """All files of checkpoint 1 are reported, and its manifest is due."""
     master = ready(interval_s=None, retry_ceiling_s=60, **settings)
     master.request("a test")
     for order in ordered(master.tick(0.0, None)):
@@ -428,7 +430,7 @@ def test_reports_of_other_checkpoints_than_the_published_one_change_nothing():
     assert master.manifest_failed(2, "no space", 1.0) == ()
     assert master.pointer_moved(1, 1.0) == (), "its manifest is not written"
     assert master.manifest_written(1, "x")
-    assert master.manifest_written(1, "x") == (), "told twice"
+    assert master.manifest_written(1, "x") == (), "reported twice"
     assert master.manifest_failed(1, "no space", 1.0) == (), "it is written"
     assert master.pointer_moved(2, 1.0) == ()
     assert master.under_way == 1
@@ -448,6 +450,6 @@ def test_unloadable_checkpoints_are_not_counted_by_retention():
     successor = Checkpoints.restore(master.encode(), CheckpointSettings(keep=2), 2, 2, 0.0)
     assert successor.deletable(files) == ("c-1/manifest.json",)
     successor.rejected([4])
-    assert successor.deletable(files) == (), "what the pointer names is of no use"
+    assert successor.deletable(files) == (), "the checkpoint of the pointer is unusable"
     successor.rejected(range(100, 300))
     assert len(successor.encode()) < 1000

@@ -1,4 +1,4 @@
-"""Manifests: what is one, which is chosen, what is deleted."""
+"""Manifests: validity, choice and retention."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_manifests_are_deleted_before_their_files():
 
 def test_a_checkpoint_that_is_being_written_is_kept():
     names = files(1, 2, 3, 4, 5, without=(2, 4, 5))
-    assert gone(names, latest=3, keep=2, keep_every=None) == set(), "2 lies between kept ones"
+    assert gone(names, latest=3, keep=2, keep_every=None) == set(), "2 is between kept ones"
     assert gone(names, latest=3, keep=1, keep_every=None) == {1, 2}
 
 

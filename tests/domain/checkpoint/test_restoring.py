@@ -1,4 +1,4 @@
-"""Restoring on another number of pservers: whole blocks move, with what they have applied."""
+"""Restoring on another number of pservers: complete blocks move, with their applied sets."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ TABLES = [TableSpec("users", 4, SGD(lr=0.1))]
 
 
 def with_tables(pserver_count: int) -> Manifest:
-    """Of a job that has tables beside its parameters."""
+    """A manifest of a job that has tables and parameters."""
     declared = ModelDeclaration(parameters=[], optimizer={}, mode={}, tables=[each.to_json() for each in TABLES])
     plan = plan_for(PARAMETERS, pserver_count, tables=TABLES)
     model = DeclaredModel(declaration=declared, pservers=pserver_count, plan_hash=plan.hash)

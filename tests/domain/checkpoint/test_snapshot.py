@@ -33,7 +33,7 @@ def test_only_the_newest_order_counts():
         assert not snapshots.take(older, [0], 0)
     assert snapshots.progress.order == OrderNumber(3, 2, 1)
     assert snapshots.take(order(2, 2, master=3), [0], 0)
-    assert not snapshots.taken(OrderNumber(3, 2, 1)), "the copies of the proposal before are dropped"
+    assert not snapshots.taken(OrderNumber(3, 2, 1)), "the copies of the previous proposal are dropped"
 
 
 def test_an_order_is_current_until_a_newer_one_arrives():

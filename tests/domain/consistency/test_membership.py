@@ -20,7 +20,7 @@ def admitted(effects):
 
 
 def answer(membership, index, refused=(), highest=0):
-    """The pserver answers what is on its way to it."""
+    """Let the pserver answer the views in flight to it."""
     pserver = membership._pservers[index]
     return membership.answered(index, pserver.generation, pserver.sending, refused, highest)
 
@@ -90,7 +90,7 @@ def test_a_refused_join_is_proposed_under_a_new_id_at_a_later_round(membership):
 
 
 def join_after(membership, trainer, late_by):
-    """Join while a round is closed, and ``late_by`` more while each view travels; the margins that were tried."""
+    """Join while a round is closed, and ``late_by`` more while each view is in flight; return the tried margins."""
     open_round = max(pserver.highest_open_round for pserver in membership._pservers.values()) + 1
     membership.join(trainer, 50)
     margins = []
@@ -127,7 +127,7 @@ def test_a_new_member_starts_at_the_round_that_members_report(membership):
     membership.note_round("b", 40)
     membership.note_round("a", 10**9)
     effects = answer(membership, 0, highest=4) + answer(membership, 1, highest=4) + membership.join("c", 52)
-    assert sends(effects)[0].members[2].first_round == 4 + 256, "no member is believed to be further than that"
+    assert sends(effects)[0].members[2].first_round == 4 + 256, "no member is believed to be further ahead"
 
 
 def test_reported_rounds_are_ignored_after_a_pserver_has_lost_its_own(membership):
@@ -209,7 +209,7 @@ def test_answers_to_future_views_or_of_unknown_pservers_are_ignored(membership):
     assert membership.send_failed(9, 100, view.serial) == []
     answer(membership, 1)
     assert membership.member_id_of("a") is None
-    assert sends(membership.join("b", 51)) == {1: membership.view}, "pserver 0 has still to answer"
+    assert sends(membership.join("b", 51)) == {1: membership.view}, "pserver 0 has not answered yet"
     assert membership.view.members[1].first_round == 0
 
 
@@ -362,7 +362,7 @@ def test_views_change_no_mode_if_they_must_not_or_if_it_is_the_same():
     assert free.begins_in(same) is None
     assert fixed.consider(new, lambda _: True).switch is None
     assert free.consider(same, lambda _: True).switch is None
-    assert free.begins_in(new) is None, "it is not the first view any more"
+    assert free.begins_in(new) is None, "it is no longer the first view"
     assert PserverView(Sync()).begins_in(new) == Async()
 
 
@@ -447,7 +447,7 @@ class TestModes:
         assert membership.view.switch_round == 10
         assert [member.first_round for member in membership.view.members] == [10]
         serial = membership.view.serial
-        # The other one's answer to the round before changes nothing.
+        # The other's answer to the previous round changes nothing.
         membership.answered(1, 21, serial - 1, (), 9, refuses_mode=True)
         assert membership.view.serial == serial
         self.agreed(membership, 2)

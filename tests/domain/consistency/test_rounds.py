@@ -405,8 +405,8 @@ def test_the_optimizer_may_run_when_the_last_missing_member_arrives(make):
     push(rounds, B)
     assert rounds.may_update(A, 0)
     assert not rounds.may_update(A, 1), "the open round is 0"
-    assert not rounds.may_update(B, 0), "it is here already"
-    assert not rounds.may_update(C, 0), "a stranger"
+    assert not rounds.may_update(B, 0), "it has already arrived"
+    assert not rounds.may_update(C, 0), "an unknown sender"
     admit(rounds, C, 1)
     assert not rounds.may_update(C, 0), "it starts later"
     assert make(Sync(backup=1), members=(A, B)).may_update(A, 0)

@@ -1,4 +1,4 @@
-"""What people ask a running job for: another mode, a checkpoint; and what they are told meanwhile."""
+"""Requests of people to a running job: another mode, a checkpoint, and the replies while they wait."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_another_mode_is_proposed_once_and_the_reply_names_the_missing_pservers(
     members = bench.core.members
     assert members is not None
     assert waiting_for_mode(members.membership).startswith("pserver 0 to begin Async")
-    assert not asked(bench, Async().to_json())[0], "it is under way"
+    assert not asked(bench, Async().to_json())[0], "it is pending"
     bench.serve()
     assert waiting_for_mode(members.membership) == ""
 
@@ -80,14 +80,14 @@ def test_the_last_checkpoint_is_retried_at_once_after_a_failure_of_the_store(is_
     bench.apply(events.ManifestFailed(1, "no space"))
     effects = bench.apply(events.Asked(1, CheckpointRequest(wait_s=2.0), is_last))
     assert [each.work for each in effects if isinstance(each, out.StoreWork)] == [WriteManifest(1)] * is_last
-    assert 1 not in bench.answers, "it is waited for"
+    assert 1 not in bench.answers, "the request waits"
 
 
 # an evaluation
 
 
 def evaluated(bench: Bench, **report: Any) -> tuple[TasksReply, int]:
-    """The reply to a request for its work, and the revision that is stored before it is told."""
+    """Return the reply to a request for tasks, and the revision that must be stored before the reply is sent."""
     call = bench.ask(evaluation="e", **report)
     return bench.reply(call), bench.answers[call].revision
 
@@ -129,7 +129,7 @@ def test_members_of_a_deterministic_epoch_remain_until_the_next_one_begins() -> 
     member = bench.reply(joining).member
     assert member
     reply = bench.finish(first, want=1)
-    assert reply.member == member, "in the middle of an epoch"
+    assert reply.member == member, "the epoch is running"
     (second,) = reply.assignments
     assert second.epoch == 0
     (third,) = bench.finish(second, want=1).assignments
@@ -154,7 +154,7 @@ def test_a_last_checkpoint_is_requested_again_by_its_ticket() -> None:
 
 
 def test_a_trainer_of_a_stopped_deterministic_run_joins_alone() -> None:
-    """Of two trainers, the other one may not come again."""
+    """If one of two trainers has finished, the other one need not wait for it."""
     bench = Bench(Sync(deterministic=True), trainer_count=2)
     bench.serve()
     bench.ask("a", A, wait_s=2.0)

@@ -1,4 +1,4 @@
-"""Orders of snapshots: told again until they are answered, and only where checkpoints are kept."""
+"""Orders of snapshots: repeated until they are answered, and only if checkpoints are kept."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_an_order_is_repeated_until_it_is_answered(generation, order, state, is_
     made = ordered()
     made.answered(0, generation, SnapshotReply(order, state), 1.0)
     assert (made.order_for(0, 10, "p") is None) == is_over
-    made.answered(3, 10, SnapshotReply(ORDER, "written"), 1.0)  # Of a pserver without an order.
+    made.answered(3, 10, SnapshotReply(ORDER, "written"), 1.0)  # From a pserver without an order.
 
 
 def test_without_checkpoints_nothing_is_ordered() -> None:

@@ -1,4 +1,4 @@
-"""The master's core: given these events, exactly these effects."""
+"""The master's core: given these events, expect exactly these effects."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ MASTER, PSERVER, A, B = 5, 10, 20, 21
 
 
 class Bench:
-    """A master whose clock is turned by hand, with one pserver and two trainers."""
+    """A master with a manual clock, one pserver and two trainers."""
 
     def __init__(self, mode: Mode | None = None, *, tasks: int = 2, epochs: int = 1, **settings: Any) -> None:
         self.core = MasterCore(
@@ -112,7 +112,7 @@ class Bench:
         return self.apply(events.Answered(0, generation, call.request, reply, call.audit))
 
     def serve(self, generation: int = PSERVER, **done: Any) -> list[Any]:
-        """Answer all that there is to say to the pserver now; the requests."""
+        """Answer all calls to the pserver that are due; return the requests."""
         said = []
         while isinstance(call := self.control(generation), out.ControlCall):
             said.append(call.request)
@@ -223,7 +223,7 @@ def test_a_stopped_job_ends_with_the_tasks_already_begun() -> None:
     assert isinstance(bench.reply(stopping), out.Done)
     assert bench.answers[stopping].revision == bench.core.revision
     assert bench.reply(bench.ask("b", B)).outcome == "none_now"
-    assert bench.finish(done, want=1).is_ending, "the pserver is asked what it has"
+    assert bench.finish(done, want=1).is_ending, "the pserver is asked for its applied batches"
     bench.now += 1.0
     bench.serve(done={0: bytes([1 << done.task])})
     assert bench.reply(bench.ask()).outcome == "epochs_done"
@@ -246,7 +246,7 @@ def test_a_join_names_one_attempt() -> None:
 
 
 def two_at_the_end(tasks: int = 4, **more: Any) -> tuple[Bench, Assignment, Assignment]:
-    """Two members have the last piece each, which take as long as those before; "a" has had its for 1 s."""
+    """Two members hold the last piece each; pieces take as long as earlier ones; "a" has held its piece for 1 s."""
     bench = Bench(tasks=tasks, **more)
     for _ in range(tasks // 2):
         mine, other = bench.take(), bench.take("b", B)
@@ -280,7 +280,7 @@ def test_the_first_reporter_remains_a_member_until_the_epoch_ends() -> None:
 
 
 def rounds_apart(told: int, mine: int) -> list[str]:
-    """Members when "a" has nothing left at its round ``mine``, and "b" has just begun its last piece at ``told``."""
+    """Return the members when "a" is idle at its round ``mine``, and "b" has just begun its last task at ``told``."""
     bench, done, other = two_at_the_end(epochs=2)
     bench.ask("b", B, returned=[ReturnedTask(epoch=0, position=other.position, attempt=other.attempt)], want=0)
     other = bench.take("b", B)
@@ -313,7 +313,7 @@ def test_a_trainer_rejoins_with_the_task_that_it_has_read_ahead() -> None:
     given = bench.reply(waiting)
     assert [each.epoch for each in given.assignments] == [1]
     assert member_names(bench) == ["a", "b"]
-    assert given.member == 0, "it is no member before all pservers have agreed"
+    assert given.member == 0, "it is not a member before all pservers have agreed"
 
 
 def test_a_trainer_without_a_promised_task_must_ask_to_join() -> None:
@@ -361,7 +361,7 @@ def test_a_trainer_is_a_member_when_every_pserver_has_the_view() -> None:
     assert isinstance(call, out.ControlCall)
     assert isinstance(call.request, ViewRequest)
     assert [each.trainer for each in call.request.members] == ["a"]
-    assert call.revision == bench.core.revision, "a successor knows of every member that a pserver may have admitted"
+    assert call.revision == bench.core.revision, "a successor must know every member that a pserver may have admitted"
     bench.apply(events.Answered(0, PSERVER, call.request, ViewReply(serial=call.request.serial)))
     assert bench.reply(joining).member == call.request.members[0].member
     assert bench.answers[joining].revision == bench.core.revision
@@ -395,7 +395,7 @@ def test_a_lost_view_is_sent_again() -> None:
     bench.join()
     first = bench.control()
     assert isinstance(first, out.ControlCall)
-    assert isinstance(bench.control(), out.NothingToSay), "one answer is waited for at a time"
+    assert isinstance(bench.control(), out.NothingToSay), "at most one answer is pending"
     bench.apply(events.Answered(0, PSERVER, first.request, None))  # type: ignore[union-attr]
     again = bench.control()
     assert isinstance(again, out.ControlCall)
@@ -449,7 +449,7 @@ def test_tasks_that_a_pserver_has_lost_are_repeated() -> None:
     assert bench.core.work.queue.counts().done == 0
 
 
-#: Of a pserver that loaded checkpoint 3, and has nothing of any epoch.
+#: Answer of a pserver that loaded checkpoint 3 and has applied nothing.
 LOADED = AppliedReply(summary=AppliedSummary().encode(), checkpoint=3)
 
 
@@ -478,7 +478,7 @@ def test_a_process_that_must_end_gets_no_other_call() -> None:
 def test_a_process_that_must_reload_takes_no_part_in_a_checkpoint() -> None:
     core = core_that_sends_pserver_1_back(Async())
     core.apply(events.TimePassed(), 1.0)
-    assert core.checkpointing.checkpoints.under_way is None, "it would save what is about to be given up"
+    assert core.checkpointing.checkpoints.under_way is None, "it would save a state that is about to be replaced"
     core.apply(events.LeasesSeen({}, {0: 9, 1: 10}, 100), 2.0)
     core.apply(events.Answered(1, 10, AppliedRequest(plan_hash=""), LOADED), 2.0)
     core.apply(events.TimePassed(), 3.0)
@@ -505,7 +505,7 @@ def test_the_model_is_initialized_again_when_all_pservers_lack_its_values() -> N
     effects = bench.apply(events.Answered(0, PSERVER, AppliedRequest(plan_hash=""), lacks))
     (deletion,) = [each for each in effects if isinstance(each, out.DeleteElection)]
     assert (deletion.step.election, dict(deletion.step.generations)) == (3, {0: PSERVER})
-    assert deletion.revision == bench.core.revision, "that nobody is settled is stored first"
+    assert deletion.revision == bench.core.revision, "the empty set of settled pservers is stored first"
     assert bench.core.pservers.waiting_for
 
 
@@ -592,14 +592,14 @@ def test_the_job_ends_after_a_last_checkpoint() -> None:
 
 
 def save(bench: Bench, **done: Any) -> None:
-    """Carry a checkpoint through that has been ordered."""
+    """Complete a checkpoint that has been ordered."""
     bench.serve(**done)
     number = bench.core.checkpointing.checkpoints.under_way
     assert number is not None
     effects = bench.apply(events.ManifestWritten(number, "c"))
     (move,) = [each for each in effects if isinstance(each, out.StoreWork)]
     assert isinstance(move.work, MovePointer)
-    assert move.revision == bench.core.revision, "the pointer is part of what is stored"
+    assert move.revision == bench.core.revision, "the pointer is part of the stored state"
     bench.apply(events.PointerStored(number))
 
 
@@ -627,7 +627,7 @@ def test_the_manifest_is_written_when_all_pservers_have_written_their_files() ->
     order = bench.control()
     assert isinstance(order, out.ControlCall)
     assert isinstance(order.request, SnapshotRequest)
-    assert order.pause_s > 0, "the same request asks how far it is"
+    assert order.pause_s > 0, "the same request polls the progress"
     effects = bench.apply(events.Answered(0, PSERVER, order.request, written(order.request)))
     assert [each.work for each in effects if isinstance(each, out.StoreWork)] == [WriteManifest(1)]
     assert asking not in bench.answers
@@ -677,7 +677,7 @@ def test_a_pserver_that_shuts_down_requests_a_checkpoint() -> None:
     assert bench.core.checkpointing.checkpoints.under_way == 2
 
 
-# --- what a successor begins with ---
+# --- initial state of a successor ---
 
 
 def successor_of(bench: Bench, tasks: QueueSettings) -> MasterCore:
@@ -700,7 +700,9 @@ def test_a_successor_continues_from_the_stored_state() -> None:
     successor.apply(events.LeasesSeen({"a": A}, {0: PSERVER}, 100), 0.0)
     ticket = TasksTicket(trainer="a", generation=A, want=1, wait_s=0.0)
     (answer,) = [each for each in successor.apply(events.Asked(1, ticket), 0.0) if isinstance(each, out.Answer)]
-    assert [each.attempt for each in answer.reply.assignments] == [held.attempt], "told again, since it was not listed"
+    assert [each.attempt for each in answer.reply.assignments] == [held.attempt], (
+        "assigned again, since the trainer did not list it"
+    )
     successor.check()
 
 

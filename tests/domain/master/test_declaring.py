@@ -1,4 +1,4 @@
-"""Declarations as events: the first one counts, and a different one is refused."""
+"""Declarations as events: the first one wins, and a different one is refused."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_first_dataset_wins() -> None:
 
 
 def resumed() -> MasterCore:
-    """Of a job that had two tasks and one epoch."""
+    """Settings of a job that had two tasks and one epoch."""
     first = core_of()
     first.apply(events.DatasetIndexed(REPLY, TASKS), 0.0)
     queue, failures = first.encode()["queue"], first.encode()["failures"]

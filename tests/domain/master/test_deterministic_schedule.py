@@ -1,4 +1,4 @@
-"""Who waits for whom at the beginning of an epoch, so that runs are bit-identical."""
+"""Waiting of trainers for each other at the beginning of an epoch, so that runs are bit-identical."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ def test_it_is_active_for_deterministic_rounds_of_a_known_number_of_trainers() -
 def test_an_epoch_begins_when_all_trainers_ask(queue: TaskQueue) -> None:
     schedule = DeterministicSchedule(2)
     assert not schedule.begins(queue, "a", ALIVE, 0.0)
-    assert schedule.pieces_for(queue, "a", 5) == 0, "not all are there"
-    assert not schedule.begins(queue, "a", ALIVE, 1.0), "the same one again"
+    assert schedule.pieces_for(queue, "a", 5) == 0, "not all trainers have asked"
+    assert not schedule.begins(queue, "a", ALIVE, 1.0), "the same trainer again"
     assert not schedule.begins(queue, "gone", ALIVE, 1.0), "its lease has ended"
     assert schedule.begins(queue, "b", ALIVE, 2.0)
-    assert not schedule.begins(queue, "a", ALIVE, 2.0), "once"
+    assert not schedule.begins(queue, "a", ALIVE, 2.0), "only once"
 
 
 def test_a_trainer_gets_one_task_when_it_holds_none(queue: TaskQueue) -> None:
     schedule = DeterministicSchedule(1)
     assert schedule.begins(queue, "a", ALIVE, 0.0)
-    assert not schedule.begins(queue, "a", ALIVE, 0.0), "it has begun"
+    assert not schedule.begins(queue, "a", ALIVE, 0.0), "the epoch has begun"
     assert [schedule.pieces_for(queue, "a", want) for want in (0, 1, 5)] == [0, 1, 1]
     queue.request("a", 0.0)
-    assert schedule.pieces_for(queue, "a", 5) == 0, "it has one"
+    assert schedule.pieces_for(queue, "a", 5) == 0, "it holds a task"
     assert schedule.pieces_for(queue, "b", 5) == 1
     for trainer in ("b", "c", "d"):
         queue.request(trainer, 0.0)
@@ -68,13 +68,13 @@ def test_all_trainers_begin_the_next_epoch_together(queue: TaskQueue) -> None:
     do(queue, "a", 4)
     assert queue.is_done
     assert not schedule.begins(queue, "a", ALIVE, 3.0)
-    assert schedule.pieces_for(queue, "a", 3) == 3, "to hear that all is done"
+    assert schedule.pieces_for(queue, "a", 3) == 3, "it asks until the job is over"
 
 
 def test_a_trainer_with_a_task_begins_no_epoch(queue: TaskQueue) -> None:
     schedule = DeterministicSchedule(1)
     queue.request("a", 0.0)
-    assert not schedule.begins(queue, "a", ALIVE, 0.0), "it was given that by a master before this one"
+    assert not schedule.begins(queue, "a", ALIVE, 0.0), "a former master assigned it"
     assert schedule.begins(queue, "b", ALIVE, 0.0)
 
 
@@ -90,9 +90,9 @@ def test_after_a_minute_an_epoch_begins_without_the_missing_trainers(queue: Task
 def test_all_trainers_are_admitted_together(queue: TaskQueue) -> None:
     schedule = DeterministicSchedule(2)
     assert schedule.joins(queue, "a", 1, ALIVE, 0.0) == {}
-    assert schedule.joins(queue, "b", 9, ALIVE, 0.0) == {}, "a registration that is not alive"
+    assert schedule.joins(queue, "b", 9, ALIVE, 0.0) == {}, "the registration is not alive"
     assert schedule.joins(queue, "b", 2, ALIVE, 0.0) == {"a": 1, "b": 2}
-    assert schedule.joins(queue, "c", 3, ALIVE, 0.0) == {"c": 3}, "who comes later is admitted at once"
+    assert schedule.joins(queue, "c", 3, ALIVE, 0.0) == {"c": 3}, "a later trainer is admitted at once"
     do(queue, "a", 4)
     assert schedule.joins(queue, "a", 1, ALIVE, 1.0) == {}
     assert schedule.joins(queue, "a", 1, ALIVE, 61.0) == {}

@@ -1,4 +1,4 @@
-"""A different declaration is refused, and the refusal says what differs."""
+"""A different declaration is refused, and the error names the differences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job that a trainer stops: what was begun is whole before the end, or the job says that it is not."""
+"""A stopped job: begun tasks are completed before the end, or the job reports that they are not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .test_core import PSERVER, A, B, Bench
 
 
 def stopped_after_a_loss() -> Bench:
-    """One of four tasks was done; the pserver came back without it, and then a trainer stops the job."""
+    """One of four tasks was done when the pserver restarted without it; then a trainer stops the job."""
     bench = Bench(tasks=4)
     bench.serve()
     bench.finish(bench.take())
@@ -38,7 +38,7 @@ def queue_of(bench: Bench) -> TaskQueue:
 def test_a_stopped_job_repeats_lost_tasks() -> None:
     bench = stopped_after_a_loss()
     again = bench.take("b", B)
-    assert bench.reply(bench.ask()).outcome == "none_now", "nothing new is begun"
+    assert bench.reply(bench.ask()).outcome == "none_now", "no new task is begun"
     bench.finish(again, by=PSERVER + 1, trainer="b", generation=B)
     bench.now += 1.0
     bench.serve(PSERVER + 1, done={0: bytes([1 << again.task])})
@@ -65,7 +65,7 @@ def test_a_stopped_job_that_no_trainer_finishes_names_its_tasks() -> None:
     bench.now += 0.2
     bench.apply(events.TimePassed())
     assert f"tasks {task} of epoch {epoch + 1}" in bench.core.ending.unfinished
-    # A trainer that only waits for the end hears of it; one that asks for work gets it.
+    # A trainer that only waits for the end learns of it; one that asks for tasks gets them.
     bench.see({"a": A, "b": B}, {0: PSERVER + 1})
     assert isinstance(bench.reply(bench.ask(want=0)), UsageError)
     assert bench.take().task == task
@@ -138,4 +138,4 @@ def test_a_model_that_is_initialized_again_starts_with_the_first_epoch() -> None
     bench.now += 1.0
     lost = AppliedReply(summary=AppliedSummary().encode(), lacks_election=5)
     bench.apply(events.Answered(0, PSERVER + 1, AppliedRequest(plan_hash=""), lost))
-    assert bench.take().epoch == 0, "also before a pserver has said what it has"
+    assert bench.take().epoch == 0, "even before a pserver has answered"

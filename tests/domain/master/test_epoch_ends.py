@@ -1,4 +1,4 @@
-"""What is known of trainers for the ends of epochs, and forgotten with them; the rules as a whole are in test_core."""
+"""State of trainers at the ends of epochs; test_core tests the rules as a whole."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def test_a_trainer_joins_with_a_promised_task(generation: int, given: Assignment
     ends.promised(ticket("a", A), [])
     assert ends.joins_with(ticket("b", B), work(3)) is False
     assert ends.joins_with(ticket("a", generation), given) is joins
-    assert ends.joins_with(ticket("a", A), work(3)) is False, "it is told for one beginning"
+    assert ends.joins_with(ticket("a", A), work(3)) is False, "a promise is valid for one beginning"
 
 
 def at_the_last_piece(ends: EpochEnds) -> TaskQueue:
-    """A queue that has nothing left, where "b" holds the last piece of two batches, at its round 5."""
+    """Return a queue without unassigned tasks, in which "b" holds the last piece of two batches, at its round 5."""
     queue = TaskQueue(QueueSettings(task_count=1, batch_counts=lambda _: 2, epochs=2))
     queue.request("b", 0.0)
     ends.asked(ticket("b", B, 5))
@@ -55,5 +55,5 @@ def test_a_gone_trainer_is_forgotten() -> None:
     ends.promised(ticket("b", B), [work(3)])
     ends.gone("b")
     ends.gone("b")
-    assert not ends.should_stay(queue, ticket("a", A, 8), 1.0), "nobody knows which round it is at"
+    assert not ends.should_stay(queue, ticket("a", A, 8), 1.0), "its round is unknown"
     assert not ends.joins_with(ticket("b", B), work(3))

@@ -51,13 +51,13 @@ def test_a_finished_evaluation_has_a_result_and_no_queue(evaluations: Evaluation
     do(evaluations, found)
     assert (found.is_done, found.metrics) == (False, {"loss": 1.5})
     assert evaluations.encode_results() is None
-    assert begin(evaluations) is found, "it runs"
+    assert begin(evaluations) is found, "it is running"
     (status,) = evaluations.status()
     assert (status.is_done, status.tasks.todo, status.tasks.done, status.tasks.total) == (False, 1, 1, 2)
     do(evaluations, found, total=5.0)
     assert (found.is_done, found.work, found.metrics) == (True, None, {"loss": 2.0})
     evaluations.settle(found)
-    assert begin(evaluations).work is None, "it is not begun again"
+    assert begin(evaluations).work is None, "it does not begin again"
     (status,) = evaluations.status()
     assert (status.is_done, status.tasks.done, status.tasks.failed) == (True, 2, 0)
 
@@ -105,7 +105,7 @@ def test_a_successor_continues_running_evaluations_and_knows_results(evaluations
     restored = evaluations.encode_results()
     assert restored is not None
     results.recover(restored)
-    assert [each.name for each in results.status()] == ["through"], "what runs is begun anew"
+    assert [each.name for each in results.status()] == ["through"], "running evaluations begin again"
 
 
 def test_pieces_of_a_gone_trainer_are_assigned_again(evaluations: Evaluations) -> None:
@@ -141,7 +141,7 @@ def test_results_belong_to_a_life_of_the_model(evaluations: Evaluations) -> None
     for each in (evaluations, successor):
         assert not each.enter(7)
         assert each.find("test").metrics == {"loss": 1.5}
-        assert each.enter(9), "another trainer has given the model new first values"
+        assert each.enter(9), "another trainer has initialized the model again"
         assert each.known("test") is None
         with pytest.raises(BegunAnewError):
             each.enter(7)
@@ -151,7 +151,7 @@ def test_an_ended_life_is_not_evaluated(evaluations: Evaluations) -> None:
     evaluations.enter(7)
     begin(evaluations)
     evaluations.begin_anew(7)
-    assert evaluations, "that is stored"
+    assert evaluations, "this is stored"
     assert evaluations.known("test") is None
     successor = Evaluations(Outbox())
     successor.recover(evaluations.encode())

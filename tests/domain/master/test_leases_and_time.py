@@ -1,4 +1,4 @@
-"""What leases and the clock change in the master's core, and what they leave as it is."""
+"""Effects of leases and of time on the master's core."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_all_trainers_begin_a_deterministic_epoch_at_one_round() -> None:
     assert [each.task for each in bench.reply(bench.ask("a", A, want=5)).assignments] == [1]
     joining = bench.join("a", A)
     bench.serve()
-    assert joining not in bench.answers, "b has work, too"
+    assert joining not in bench.answers, "b has a task, too"
     both = [joining, bench.join("b", B)]
     bench.serve()
     assert all(bench.reply(call).member for call in both)

@@ -1,4 +1,4 @@
-"""The keys of a master's state: what is written, and what an unknown outcome comes to."""
+"""The keys of a master's state: what is written, and the meaning of an unknown outcome."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the master says of rounds that wait, and of calls that pservers refuse."""
+"""The master's warnings about waiting rounds, and about calls that pservers refuse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a master makes of what pservers say and of which are there: who counts, and what is noted."""
+"""The master's reaction to answers and leases of pservers: which processes count, and what is noted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flightedl.messages.status import PserverStatusReply
 
 from .test_core import PSERVER, A, B, Bench, save
 
-#: Of a process that has no index of this job any more.
+#: Index of a process that does not belong to this job any more.
 BEYOND = 99
 
 
@@ -72,7 +72,7 @@ def test_lost_values_are_noted_once() -> None:
 
 
 def audited(bench: Bench, **done: bytes) -> list[out.Effect]:
-    """The effects of the answer to an audit."""
+    """Return the effects of an answer to an audit."""
     bench.now += 1.0
     call = bench.control()
     assert isinstance(call, out.ControlCall)
@@ -100,7 +100,7 @@ def test_a_clean_audit_changes_nothing() -> None:
     assert not notes(effects, out.Kind.WORK_LOST)
     assert bench.core.revision == before
     assert len(notes(effects, out.Kind.JOB_DONE)) == 1
-    assert not notes(bench.apply(events.TimePassed()), out.Kind.JOB_DONE), "it is said once"
+    assert not notes(bench.apply(events.TimePassed()), out.Kind.JOB_DONE), "it is noted once"
 
 
 @pytest.mark.parametrize("generation", [PSERVER, PSERVER + 1])

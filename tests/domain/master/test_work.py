@@ -1,4 +1,4 @@
-"""A queue as trainers meet it: reports in, assignments out, also of a job that is stopped."""
+"""A queue as trainers see it: reports in, assignments out, also in a stopped job."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def ticket(trainer: str = "a", generation: int = A, **more: Any) -> TasksTicket:
 
 
 def take(work: Work, count: int, trainer: str = "a", generation: int = A) -> list[Assignment]:
-    """So many pieces more than the trainer holds."""
+    """Ask for ``count`` pieces more than the trainer holds."""
     holding = [each.attempt for each in work.queue.holders().get(trainer, ())]
     given, outcome, _ = work.hand_out(ticket(trainer, generation, want=count, holding=holding), 0.0, 1)
     assert (len(given), outcome) == (count, "given")
@@ -99,7 +99,7 @@ def test_a_stopped_job_takes_back_assignments_whose_reply_was_lost() -> None:
     (unheard,) = take(work, 1)
     assert work.take_back_unbegun(ticket(holding=attempts), 0.0) == []
     work.queue.stop()
-    assert work.take_back_unbegun(ticket(holding=attempts, want=0), 0.0) == [], "it does not say all that it holds"
+    assert work.take_back_unbegun(ticket(holding=attempts, want=0), 0.0) == [], "it does not list all that it holds"
     lost = work.take_back_unbegun(ticket(holding=attempts), 0.0)
     assert lost == [ReturnedTask(epoch=0, position=2, attempt=unheard.attempt)]
     assert [each.attempt for each in work.queue.holders()["a"]] == attempts

@@ -68,13 +68,13 @@ class QueueAgainstModel(RuleBasedStateMachine):
         self.tasks = tasks
         self.is_following = follow
         self.epoch = 0
-        #: (epoch, task, batch) -> todo, done, failed or dropped, or the set of attempts that it is out under.
+        #: (epoch, task, batch) -> todo, done, failed or dropped, or the set of attempts that hold it.
         self.model = {}
-        #: attempt -> (trainer, assignment), current ones only.
+        #: Attempt -> (trainer, assignment), only for current ones.
         self.out = {}
-        #: attempt -> since when it runs: it is the oldest that its trainer holds.
+        #: Attempt -> time since which it runs: it is the oldest of its trainer.
         self.running = {}
-        #: attempt -> when its trainer was last told to have finished a batch of it.
+        #: Attempt -> time at which its trainer last reported a finished batch of it.
         self.progress = {}
         self.ended = []
         self.begin_epoch(tasks)
@@ -85,7 +85,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
             for batch in range(batch_counts(task)):
                 self.model[self.epoch, task, batch] = "todo"
 
-    # what the model makes of the queue's words
+    # the model's reaction to the queue's answers
 
     def batches_of(self, assignment):
         return [(assignment.epoch, assignment.task, b) for b in range(assignment.first_batch, assignment.end_batch)]
@@ -94,7 +94,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
         return any(isinstance(s, set) or s == "todo" for (e, _, _), s in self.model.items() if e == epoch)
 
     def lost(self, attempt):
-        """A holder lost its piece: what is not done of it is todo again, unless another one has it."""
+        """A holder has lost its piece: batches that are not done are todo again, unless another trainer holds them."""
         _, assignment = self.out.pop(attempt)
         for batch in self.batches_of(assignment):
             if self.model[batch] != "done":
@@ -103,19 +103,19 @@ class QueueAgainstModel(RuleBasedStateMachine):
                     self.model[batch] = "todo"
 
     def holders_of(self, assignment):
-        """The attempts under which a piece is out."""
+        """Return the attempts that hold a piece."""
         return set().union(*(s for s in map(self.model.get, self.batches_of(assignment)) if isinstance(s, set)))
 
     def held_by(self, trainer):
         return sorted(attempt for attempt, (holder, _) in self.out.items() if holder == trainer)
 
     def note_running(self):
-        """Something happened: whoever has another oldest piece than before has begun it now."""
+        """Record that a trainer has begun its oldest piece, if that has changed."""
         oldest = {self.held_by(trainer)[0] for trainer, _ in self.out.values()}
         self.running = {attempt: self.running.get(attempt, self.now) for attempt in sorted(oldest)}
 
     def whole_todo(self, epoch):
-        """How many tasks are wholly todo."""
+        """Return the number of tasks whose batches are all todo."""
         by_task = {}
         for (e, task, _), state in self.model.items():
             if e == epoch:
@@ -141,12 +141,12 @@ class QueueAgainstModel(RuleBasedStateMachine):
                 self.ended.append(effect.epoch)
 
     def is_finished(self):
-        """A piece of which every batch was noted as done is held until its trainer finishes it."""
+        """A piece whose batches are all noted as done is held until its trainer finishes it."""
         is_open = any(self.is_open(epoch) for epoch in range(self.epoch))
         return self.epoch == self.settings.epochs and not is_open and not self.out
 
     def is_alone(self, attempt, epoch):
-        """Whether nobody has a copy of an unsuspicious piece."""
+        """True if no unsuspicious piece has a copy."""
         _, assignment = self.out[attempt]
         failures = self.queue.pending.find(attempt).piece.failures
         return (
@@ -173,7 +173,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
             assert len(holding) < HOLDING_LIMIT
             holders = {holder for holder, _ in self.out.values()}
             if len(holding) >= 2:
-                # An equal share of what is left if tasks are short, else half of a share of what nobody holds.
+                # An equal share of the rest if tasks are short, otherwise half of a share of the unassigned tasks.
                 todo, average_s, count = self.whole_todo(given.epoch), self.queue.average_s, len(holding)
                 is_short = average_s is not None and average_s < 0.1 and count < 4
                 is_share = is_short and count * len(holders) < todo + len(self.out)
@@ -193,7 +193,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
             self.out[given.attempt] = (trainer, given)
             if answer.is_copy and self.model[batch] & self.running.keys():
                 others = {attempt for attempt in self.out if attempt not in self.running and attempt != given.attempt}
-                assert not any(self.is_alone(other, given.epoch) for other in others), "what waits is copied first"
+                assert not any(self.is_alone(other, given.epoch) for other in others), "waiting pieces are copied first"
         self.note_running()
         assert (self.queue.revision > revision) == isinstance(answer, TaskGiven)
 
@@ -273,7 +273,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
                     self.lost(attempt)
             else:
                 self.heed([effect])
-        assert not late, "and nothing else: what waits has all the time"
+        assert not late, "no other piece expires: waiting pieces have no timeout"
         self.note_running()
 
     @precondition(lambda self: self.out)
@@ -355,7 +355,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
 
     @rule(in_parts=st.booleans())
     def restart(self, in_parts):
-        """Another master goes on from what was stored, by another clock."""
+        """Another master continues from the stored state, with another clock."""
         self.now = 5.0
         self.running = {}
         before = self.figures()
@@ -368,7 +368,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
 
     @rule(seed=st.integers(0, 2), shuffle=st.booleans())
     def resume(self, seed, shuffle):
-        """A master that may shuffle otherwise what nobody has begun."""
+        """A new master may change the shuffling of epochs that have not begun."""
         self.now = 5.0
         self.running = {}
         before, shuffled_by = self.figures(), self.settings.shuffled_by
@@ -394,7 +394,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
 
     @rule(epoch=st.integers(0, 3), position=st.integers(0, 15), attempt=st.integers(0, 400))
     def nonsense(self, epoch, position, attempt):
-        """Reports of what nobody holds change nothing."""
+        """Reports of pieces that are not held change nothing."""
         if attempt in self.out:
             return
         before = self.queue.encode()
@@ -402,12 +402,12 @@ class QueueAgainstModel(RuleBasedStateMachine):
             with suppress(FencedError):
                 assert report("a", epoch, position, attempt, self.now) in (AlreadyDone(), ())
         assert self.queue.encode() == before
-        # But for the clocks, which stand after a restart until anything is heard.
+        # Except for the clocks, which are stopped after a restart until the first event.
         self.note_running()
 
     @rule(seed=st.integers(0, 2**32), failing=st.sampled_from([0, 1, 6]), wait_s=st.sampled_from([0.1, 1.0, 3.0]))
     def storm(self, seed, failing, wait_s):
-        """Many events in a row, to get deep into an epoch; hypothesis' own histories are short."""
+        """Run many events, to get deep into an epoch; hypothesis' own histories are short."""
         chance = random.Random(seed)
         for _ in range(25):
             self.request(chance.choice(TRAINERS), chance.random() * wait_s)
@@ -429,7 +429,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
                     self.give_back(pick)
             self.queue.check()
 
-    # what must hold
+    # invariants
 
     @invariant()
     def is_out_once_without_a_model(self):
@@ -485,7 +485,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
         return {trainer: tuple(assignments) for trainer, assignments in held.items()}
 
     def teardown(self):
-        """From wherever it is, the queue comes to its end, with every batch done or failed."""
+        """From any state, the queue comes to its end, with every batch done or failed."""
         if not hasattr(self, "queue"):
             return
         self.heed(self.queue.end_growth())

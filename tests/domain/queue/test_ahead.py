@@ -1,4 +1,4 @@
-"""What trainers are promised of the next epoch, and that it is no work before that epoch begins."""
+"""Promises of the next epoch, which are not assignments before that epoch begins."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def finish(queue: TaskQueue, *taken: tuple[str, Assignment]) -> None:
 
 
 def at_the_end(queue: TaskQueue, *trainers: str) -> list[tuple[str, Assignment]]:
-    """One epoch is all but done: each trainer has one piece."""
+    """Return a queue near the end of an epoch: each trainer holds one piece."""
     taken = []
     while queue.counts().todo:
         for trainer in trainers:
@@ -124,7 +124,7 @@ def test_a_promised_task_that_was_assigned_is_not_assigned_again(make: Make) -> 
     finish(queue, *last)
     taken = [given(queue, name) for name in ("c", "d", "e")]
     assert [each.position for each in taken] == [0, 1, 2]
-    assert given(queue, "a").position == 3, "its own two are gone, the other's last is not taken yet"
+    assert given(queue, "a").position == 3, "its own two are assigned, the other's last one is not yet"
     assert isinstance(queue.request("b", 2.0), NoTaskNow)
 
 
@@ -169,7 +169,7 @@ def test_an_idle_trainer_stays_only_while_the_others_should_finish(make: Make) -
 
     for now in (0.0, 10.0):
         pair = [(trainer, hand_out(trainer, now)) for trainer in ("a", "b")]
-        assert not queue.should_end_now(now + 100.0), "some are left to be handed out"
+        assert not queue.should_end_now(now + 100.0), "some are still unassigned"
         for trainer, a in pair:
             queue.finish(trainer, a.epoch, a.position, a.attempt, now + 8.0)
     last_a, last_b = hand_out("a", 20.0), hand_out("b", 21.5)
@@ -177,7 +177,7 @@ def test_an_idle_trainer_stays_only_while_the_others_should_finish(make: Make) -
     assert not queue.should_end_now(28.4), "more than half a batch of four, at 8 s, is missing"
     assert queue.should_end_now(28.5)
     queue.give_back("b", last_b.epoch, last_b.position, last_b.attempt, 28.6)
-    assert not queue.should_end_now(50.0), "it waits for somebody"
+    assert not queue.should_end_now(50.0), "it waits for another trainer"
 
 
 def test_the_end_of_an_epoch_is_unknown_before_the_first_finished_task(make: Make) -> None:

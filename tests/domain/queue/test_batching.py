@@ -45,7 +45,7 @@ def test_the_order_is_a_permutation(records: int, seed: int, epoch: int, task: i
 
 
 def test_the_order_never_changes() -> None:
-    # Written down once: any other outcome breaks the identity of batches between versions.
+    # Golden values: any other outcome breaks the identity of batches between versions.
     assert record_order(12, 0, 0, 0).tolist() == GOLDEN
     assert record_order(12, 1, 0, 0).tolist() != GOLDEN
     assert record_order(12, 0, 1, 0).tolist() != GOLDEN

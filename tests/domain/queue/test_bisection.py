@@ -1,4 +1,4 @@
-"""How a failing piece of work is narrowed down to the batches that are at fault."""
+"""Search for the batches that make a piece fail."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_piece_is_retried_unchanged_below_the_limit() -> None:
         (2, [(2, 3, LIMIT), (3, 6, LIMIT - 1)]),
         (4, [(2, 4, LIMIT - 1), (4, 5, LIMIT), (5, 6, LIMIT - 1)]),
         (5, [(2, 5, LIMIT - 1), (5, 6, LIMIT)]),
-        # Not known, or not one of its batches: in halves.
+        # Unknown, or not one of its batches: in halves.
         (None, [(2, 4, LIMIT), (4, 6, LIMIT)]),
         (1, [(2, 4, LIMIT), (4, 6, LIMIT)]),
         (6, [(2, 4, LIMIT), (4, 6, LIMIT)]),

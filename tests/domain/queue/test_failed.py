@@ -1,4 +1,4 @@
-"""Quarantined batches: what is listed of them, and how they are released."""
+"""Quarantined batches: how they are listed and released."""
 
 from __future__ import annotations
 

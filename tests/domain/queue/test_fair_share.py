@@ -1,4 +1,4 @@
-"""How many pieces a trainer holds: the shares, and what it asks for."""
+"""Number of pieces that a trainer holds: shares, and requests."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +10,7 @@ from flightedl.domain.queue.values import QueueSettings, TaskGiven
 
 def test_the_wanted_pieces_cover_the_time():
     assert wanted_count(None, 3.5) == 2
-    assert wanted_count(60.0, 3.5) == 2, "the one that runs and the next, as long as they take"
+    assert wanted_count(60.0, 3.5) == 2, "the running piece and the next one, however long they take"
     assert wanted_count(0.5, 3.5) == 11
     assert wanted_count(0.1, 3.5) == 53
     assert wanted_count(0.0, 3.5) == HOLDING_CEILING
@@ -28,7 +28,7 @@ def test_enough_pieces_are_left_whenever_none_are_requested(pace_s, cover_s):
     for held in range(wanted + 1):
         asks = count_to_ask_for(wanted, held)
         assert asks in (0, wanted - held)
-        assert asks or held > needed - 1, "the one that just began is among them"
+        assert asks or held > needed - 1, "the piece that just began is one of them"
 
 
 @given(
@@ -37,7 +37,7 @@ def test_enough_pieces_are_left_whenever_none_are_requested(pace_s, cover_s):
     task_s=st.sampled_from([0.001, 1.0]),
 )
 def test_no_trainer_holds_more_rows_than_fit_into_200_bytes(wants, chooses, task_s):
-    """Trainers ask as the feed does, finish in their order, and some die; whatever they do, the state stays small."""
+    """Trainers ask like the feed, finish in order, and some die; the stored state remains small."""
     settings = QueueSettings(task_count=1_000_000, batch_counts=lambda _: 1000, shuffle=True, epochs=None)
     queue = TaskQueue(settings)
     queue.epoch, queue.cursor, queue.next_attempt = 100, 900_000, 10**9
@@ -61,7 +61,7 @@ def test_no_trainer_holds_more_rows_than_fit_into_200_bytes(wants, chooses, task
 
 
 def _shares_near_the_end(task_s: float, task_count: int, trainers: int) -> list[list[int]]:
-    """What each trainer holds before all finish one: they ask for much, and work equally fast."""
+    """Return what each trainer holds before all finish one piece: they ask for much, and are equally fast."""
     queue = TaskQueue(QueueSettings(task_count=task_count, batch_counts=lambda _: 3))
     names = [f"trainer-{number}" for number in range(trainers)]
     now, shares = 0.0, []
@@ -92,4 +92,4 @@ def test_short_tasks_are_shared_equally_until_the_end(task_count, trainers, task
     shares = _shares_near_the_end(task_s, task_count, trainers)
     worked = [sum(1 for share in shares if share[index]) for index in range(trainers)]
     assert sum(worked) == task_count
-    assert max(worked) - min(worked) <= 1, "nobody waits for more than the end of one task"
+    assert max(worked) - min(worked) <= 1, "trainers wait at most for the end of one task"

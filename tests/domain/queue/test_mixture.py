@@ -1,4 +1,4 @@
-"""Mixtures: shares within every task, every record at most or exactly once, chunks that may not be cut."""
+"""Mixtures: shares in every task, every record at most or exactly once, chunks that must not be cut."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flightedl.domain.queue.mixture import STOPS, Mixture, mixed
 
 
 def records_by_task(found: Mixture, sources: np.ndarray, count: int) -> np.ndarray:
-    """Records of each task by source, (task count, count)."""
+    """Return the records of each task by source, (task count, count)."""
     task = np.searchsorted(found.firsts, np.arange(len(found.chunks)), side="right") - 1
     table = np.zeros((len(found.firsts), count), np.int64)
     np.add.at(table, (task, sources[found.chunks]), found.records)
@@ -19,7 +19,7 @@ def records_by_task(found: Mixture, sources: np.ndarray, count: int) -> np.ndarr
 
 
 def given_records(found: Mixture, records: np.ndarray) -> list[np.ndarray]:
-    """Number of times that each record of each chunk is given."""
+    """Return how often each record of each chunk is used."""
     times = [np.zeros(count, np.int64) for count in records]
     for chunk, skipped, count in zip(found.chunks, found.skipped, found.records, strict=True):
         assert 0 <= skipped < skipped + count <= records[chunk]
@@ -33,7 +33,7 @@ def test_every_task_has_its_share_of_every_source() -> None:
     found = mixed(records, sources, [0.6, 0.3, 0.1], [True] * 3, records_per_task=100)
     table = records_by_task(found, sources, 3)
     assert (np.abs(table[:-1] - [60, 30, 10]) <= 1).all()
-    # The second source is used up first, after 1,400 of its records.
+    # The second source is exhausted first, after 1,400 of its records.
     assert np.abs(table.sum(axis=0) - [2800, 1400, 1400 / 3]).max() <= 2
     assert max(times.max() for times in given_records(found, records)) == 1
 

@@ -1,4 +1,4 @@
-"""In which order tasks are handed out: positions of an epoch that grew, and the sizes of epochs long ago."""
+"""Dispatch order: positions of an epoch that has grown, and the sizes of old epochs."""
 
 from __future__ import annotations
 

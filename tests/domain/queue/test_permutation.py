@@ -1,4 +1,4 @@
-"""The keyed permutation: bijective for every size, and the same for ever."""
+"""The keyed permutation: bijective for every size, and constant."""
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ def test_arrays_and_integers_agree(size, key):
 
 
 def test_orders_have_golden_values():
-    """Stored queues depend on these: they may never change."""
+    """Stored queues depend on these values: they must never change."""
     assert mix(1) == 6238072747940578789
     assert [key_of(), key_of(0), key_of(0, 1), key_of(-1)] == GOLDEN_KEYS
     assert [KeyedPermutation(10, key_of(0, 0)).at(position) for position in range(10)] == GOLDEN_TEN
@@ -58,7 +58,7 @@ GOLDEN_HUGE = [1474068022528313800, 3132285368828289244]
 
 
 def test_orders_look_shuffled():
-    """Neighbours land far apart, epochs differ, and every place gets about every element."""
+    """Neighbours are far apart, epochs differ, and every place gets about every element."""
     permutation = KeyedPermutation(10_000, key_of(0, 0))
     order = np.array([permutation.at(position) for position in range(10_000)])
     assert abs(np.corrcoef(order, np.arange(10_000))[0, 1]) < 0.05

@@ -1,4 +1,4 @@
-"""Which seed an epoch is shuffled by, when a job that is resumed is given another one."""
+"""Seeds of epochs if a resumed job gets another one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SETTINGS = QueueSettings(
 
 
 def do(queue: TaskQueue, count: int = 10**9) -> list[tuple[int, int]]:
-    """One trainer does up to so many tasks; (epoch, task) of each."""
+    """Let one trainer do up to ``count`` tasks; return (epoch, task) of each."""
     done: list[tuple[int, int]] = []
     while len(done) < count and isinstance(answer := queue.request("a", 0.0), TaskGiven):
         given = answer.assignment
@@ -31,12 +31,12 @@ def do(queue: TaskQueue, count: int = 10**9) -> list[tuple[int, int]]:
 
 
 def resumed(queue: TaskQueue, **changes: object) -> TaskQueue:
-    """The queue that goes on from what was stored, of a dataset that was declared otherwise."""
+    """Return the queue that continues from the stored one, with a changed declaration."""
     return TaskQueue.decode(queue.encode(), replace(SETTINGS, **changes), may_reseed=True)  # type: ignore[arg-type]
 
 
 def order_by(seed: int | None, epoch: int, first: int = 0, end: int = TASKS) -> list[tuple[int, int]]:
-    """What is handed out at these positions."""
+    """Return the tasks at these positions."""
     if seed is None:
         return [(epoch, task) for task in range(first, end)]
     permutation = KeyedPermutation(TASKS, key_of(seed, epoch))
@@ -113,7 +113,7 @@ def test_seeds_may_change_again_and_survive_a_takeover() -> None:
 
 
 def test_a_repeated_epoch_keeps_its_seed() -> None:
-    """Its tasks lie at the positions that they had, so what is reopened is what was meant."""
+    """Tasks keep their positions, so the right ones are reopened."""
     queue = TaskQueue(SETTINGS)
     do(queue, TASKS + 3)
     queue = resumed(queue, seed=2)
@@ -130,7 +130,7 @@ def test_the_same_seed_changes_nothing() -> None:
     queue = TaskQueue(SETTINGS)
     do(queue, 30)
     assert resumed(queue).encode() == queue.encode()
-    assert resumed(queue, seed=1 + 2**64).encode() == queue.encode(), "seeds count modulo 2**64"
+    assert resumed(queue, seed=1 + 2**64).encode() == queue.encode(), "seeds are taken modulo 2**64"
 
 
 def test_the_same_history_gives_the_same_order() -> None:

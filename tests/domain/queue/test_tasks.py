@@ -1,4 +1,4 @@
-"""The task queue: given these events, expect exactly these answers. Every test ends with all invariants checked."""
+"""The task queue: given these events, expect exactly these answers. Every test ends with a check of all invariants."""
 
 import json
 import random
@@ -65,7 +65,7 @@ def give_back(queue, assignment, trainer="a", now=0.0):
 
 
 def run(queue, trainer="a", now=0.0, count=10**9):
-    """One trainer does up to ``count`` pieces; returns (epoch, task, first batch, end batch) of them."""
+    """Let one trainer do up to ``count`` pieces; return (epoch, task, first batch, end batch) of them."""
     done = []
     while len(done) < count and isinstance(answer := queue.request(trainer, now), TaskGiven):
         finish(queue, answer.assignment, trainer, now)
@@ -78,7 +78,7 @@ def stretch(assignment):
     return assignment.first_batch, assignment.end_batch
 
 
-# --- who asks ---
+# --- registrations ---
 
 
 def test_another_registration_of_a_name_does_not_hold_its_tasks(make):
@@ -110,7 +110,7 @@ def test_the_registration_that_holds_tasks_is_stored(make):
     assert isinstance(restored.finish("a", held.epoch, held.position, held.attempt, 0.0, generation=5), Finished)
 
 
-# --- the plain way ---
+# --- the usual way ---
 
 
 def test_every_task_of_every_epoch_is_assigned_once(make):
@@ -404,7 +404,7 @@ def test_an_unknown_duration_is_not_averaged(make):
     assert restored.average_s is None
 
 
-# --- what runs and what waits ---
+# --- running and waiting pieces ---
 
 
 def test_a_part_of_a_task_is_not_averaged(make):
@@ -423,7 +423,7 @@ def test_a_piece_begins_when_the_previous_one_is_reported(make):
     finish(queue, pieces[1], now=16.0)
     assert queue.average_s == 8.0
     finish(queue, pieces[2], now=16.0)
-    assert queue.average_s == 8.0, "of what is reported together nobody knows how long each took"
+    assert queue.average_s == 8.0, "the durations of pieces reported together are unknown"
 
 
 def test_when_a_piece_expires_its_backlog_is_taken_back_without_blame(make):
@@ -449,7 +449,7 @@ def test_the_clock_of_a_waiting_piece_is_stopped(make):
 
 
 def test_only_pieces_that_a_dead_trainer_may_have_begun_are_blamed(make):
-    """What runs, and the next one, which it reads ahead; with a limit of 1 they are suspect at once."""
+    """The running piece and the next one, which is being read; with a limit of 1 they are suspect at once."""
     queue = make(60, attempts_limit=1)
     held = [take(queue, holding_limit=9) for _ in range(9)]
     finish(queue, held[0])
@@ -482,12 +482,12 @@ def test_a_trainer_holds_more_than_two_only_while_enough_is_left_for_all(make):
     held = []
     while isinstance(answer := queue.request("a", 0.0, **asks), TaskGiven):
         held.append(answer.assignment)
-    assert len(held) == 11, "11 of 89 over 2 x 4"
+    assert len(held) == 11, "11 of 89 divided by 2 x 4"
     assert len(queue.holders()) == 1
 
 
 def test_shares_shrink_to_two_at_the_end_of_an_epoch(make):
-    """Everybody wants all it can get; whoever finishes a piece takes as much as it may."""
+    """All trainers want as many pieces as possible; after a finished piece a trainer takes its share."""
     queue = make(400)
     trainers = [f"t{n}" for n in range(5)]
     left_behind = []
@@ -517,7 +517,7 @@ def test_pieces_assigned_together_are_one_stored_row(make):
 
 
 def test_a_trainer_that_asks_for_single_pieces_soon_gets_no_more(make):
-    """Each of its pieces is a row of its own."""
+    """Each of its pieces is a separate row."""
     queue = make(1000)
     for _ in range(20):
         for trainer in "ab":
@@ -527,7 +527,7 @@ def test_a_trainer_that_asks_for_single_pieces_soon_gets_no_more(make):
         finish(queue, queue.holders()["a"][0])
     for _ in range(20):
         queue.request("a", 0.0, 64)
-    assert len(queue.holders()["a"]) == 22, "they follow each other"
+    assert len(queue.holders()["a"]) == 22, "they are consecutive"
 
 
 # --- copies ---
@@ -535,7 +535,7 @@ def test_a_trainer_that_asks_for_single_pieces_soon_gets_no_more(make):
 
 @pytest.fixture
 def near_end(make):
-    """One task took 10 s; "slow" is at the second since 100, the third waits at it."""
+    """One task took 10 s; "slow" has run its second one since 100, and the third waits."""
     queue = make(3)
     finish(queue, take(queue, "fast", 0.0), "fast", 10.0)
     return queue, take(queue, "slow", 100.0), take(queue, "slow", 101.0)
@@ -548,13 +548,13 @@ def test_an_idle_trainer_gets_a_copy_of_a_waiting_piece_then_of_the_slowest(near
     assert answer.is_copy
     assert (answer.assignment.task, answer.assignment.attempt > waiting.attempt) == (waiting.task, True)
     assert queue.counts().copies == 1
-    assert isinstance(queue.request("fast", 112.0), NoTaskNow), "it is not idle any more"
-    assert isinstance(queue.request("slow", 200.0, holding_limit=9), NoTaskNow), "no copy of one's own"
+    assert isinstance(queue.request("fast", 112.0), NoTaskNow), "it is no longer idle"
+    assert isinstance(queue.request("slow", 200.0, holding_limit=9), NoTaskNow), "no copy of its own piece"
 
     finish(queue, answer.assignment, "fast", 103.5)
     assert queue.average_s == 6.0
     assert queue.request("fast", 103.5) == NoTaskNow(1.0)
-    assert queue.request("fast", 106.0) == NoTaskNow(0.05), "so long do they take"
+    assert queue.request("fast", 106.0) == NoTaskNow(0.05), "this is the average"
     assert queue.request("fast", 105.5).retry_after_s == pytest.approx(0.55)
     assert take(queue, "fast", 106.5).task == slowest.task
 
@@ -591,9 +591,9 @@ def test_the_last_piece_of_the_longest_backlog_is_copied(make):
     queue = make(60)
     first = [take(queue, "a", 0.0, holding_limit=9) for _ in range(3)]
     second = [take(queue, "b", 0.0, holding_limit=9) for _ in range(5)]
-    run(queue, "c")  # It does all the rest, one after the other, and then it copies.
+    run(queue, "c")  # It does all the others, one after the other, and then gets copies.
 
-    assert queue.counts().copies == len(first) + len(second) - 2, "all that waited"
+    assert queue.counts().copies == len(first) + len(second) - 2, "all that were waiting"
     assert {trainer: [held.task for held in pieces] for trainer, pieces in queue.holders().items()} == {
         "a": [first[0].task],
         "b": [second[0].task],
@@ -621,7 +621,7 @@ def test_a_suspect_is_not_copied(make):
     finish(queue, take(queue), now=1.0)
     fail(queue, take(queue, now=1.0), now=1.0)
     suspect = take(queue, now=1.0)
-    assert isinstance(queue.request("b", 500.0), NoTaskNow), "only one trainer is to die of it"
+    assert isinstance(queue.request("b", 500.0), NoTaskNow), "only one trainer may die of it"
     assert queue.is_current("a", suspect.attempt)
 
 
@@ -675,7 +675,7 @@ def test_a_completely_done_piece_of_data_without_a_model_is_not_assigned_again(m
     queue = make(1, epochs=2, is_deduplicated=False)
     given = take(queue)
     queue.note_done("a", given.attempt, [(0, 4)], 1.0)
-    assert queue.epoch == 0, "its trainer reports it in a moment"
+    assert queue.epoch == 0, "its trainer will report it soon"
     assert queue.trainer_gone("a", 2.0) == (EpochFinished(0),)
     assert finish(queue, given, "a", 3.0) == AlreadyDone()
     again = take(queue)
@@ -755,11 +755,11 @@ def test_an_unknown_failing_batch_is_found_by_halving(make):
         else:
             finish(queue, assignment)
     assert queue.batches(0, 0).failed == ((37, 38),)
-    assert tried == 2 + 6 + 1, "the limit, the halves, then the confirmations: one counts as the last half"
+    assert tried == 2 + 6 + 1, "the limit, the halves, then the confirmations, of which one counts as the last half"
 
 
 def test_a_record_that_kills_trainers_convicts_no_other(make):
-    """Every trainer that holds the poison dies, with all else that it holds; trainers fetch ahead."""
+    """Every trainer that holds the poison dies, with all its pieces; trainers hold pieces in advance."""
     poison = {(3, 5), (4, 0), (11, 7)}
     queue = make(20, batch_counts=lambda _: 8, epochs=2)
     chance = random.Random(4)
@@ -783,7 +783,7 @@ def test_a_record_that_kills_trainers_convicts_no_other(make):
 
 @pytest.fixture
 def suspect(make):
-    """Two tasks of one batch: the trainer of the first was lost, so it is suspect. The other is held by "busy"."""
+    """Two tasks of one batch: the trainer of the first was lost, so it is suspect. "busy" holds the other one."""
     queue = make(2, batch_counts=lambda _: 1, attempts_limit=1, confirmations=2)
     take(queue, "victim")
     take(queue, "busy")
@@ -792,7 +792,7 @@ def suspect(make):
 
 
 def lose(queue, times=1):
-    """Lose this many trainers, each with the suspect; return what follows from the last loss."""
+    """Lose this many trainers, each with the suspect; return the effects of the last loss."""
     effects = ()
     for _ in range(times):
         assert take(queue, "victim").task == 0
@@ -801,7 +801,7 @@ def lose(queue, times=1):
 
 
 def test_losses_of_trainers_convict_a_batch_if_no_others_are_lost(suspect):
-    assert lose(suspect, 1 + 3) == (), "the first one begins the count"
+    assert lose(suspect, 1 + 3) == (), "the first loss begins the count"
     assert lose(suspect) == (Quarantined(suspect.failed.details[0]),)
     assert suspect.failed.details[0].error == "its trainer died or lost its lease"
 
@@ -847,13 +847,13 @@ def test_the_count_of_a_batch_that_is_done_after_all_starts_again(suspect):
 
 def test_a_suspect_is_assigned_alone(make):
     queue = make(3, attempts_limit=1)
-    fail(queue, take(queue, "a"), "a")  # task 0 is in halves, both suspect
+    fail(queue, take(queue, "a"), "a")  # task 0 is split in halves, both suspect
     take(queue, "b")
     assert take(queue, "b").task == 2, "new tasks come before suspects"
     assert isinstance(queue.request("b", 0.0, holding_limit=9), NoTaskNow), "b is not idle"
     assert stretch(take(queue, "a")) == (0, 2)
     give_back(queue, queue.holders()["b"][1], "b")
-    assert isinstance(queue.request("a", 0.0, holding_limit=9), NoTaskNow), "nothing beside a suspect"
+    assert isinstance(queue.request("a", 0.0, holding_limit=9), NoTaskNow), "nothing together with a suspect"
     assert take(queue, "b").task == 2
 
 
@@ -862,7 +862,7 @@ def test_many_suspects_come_before_new_tasks(make):
     take(queue, "busy")
     for _ in range(8):
         fail(queue, take(queue))
-    assert isinstance(queue.request("busy", 0.0), NoTaskNow), "it shall become idle"
+    assert isinstance(queue.request("busy", 0.0), NoTaskNow), "it must become idle"
     assert (take(queue).task, stretch(queue.holders()["a"][0])) == (1, (0, 2))
     assert take(queue, "busy").task == 9, "few enough are left"
 
@@ -1049,7 +1049,7 @@ def test_a_million_reopened_tasks_need_little_space():
     queue.cursor = 500_000
     queue.check()
 
-    # A pserver came back with what was done at position 300,000 of this epoch.
+    # A pserver was restored from position 300,000 of this epoch.
     permutation = KeyedPermutation(1_000_000, key_of(1, 1))
     positions = permutation.positions_of(np.arange(1_000_000))
     lost = [(task, task + 1) for task in np.flatnonzero(positions >= 300_000).tolist()]
@@ -1057,13 +1057,13 @@ def test_a_million_reopened_tasks_need_little_space():
     assert len(queue.encode()) < 600
     assert take(queue).position == 300_000
 
-    # Another one lost everything.
+    # Another pserver has lost everything.
     assert queue.reopen(1, [(0, 1_000_000)]) == 300_000
     assert queue.reopen(0, [(0, 1_000_000)]) == 1_000_000
     assert len(queue.encode()) < 700
     queue.check()
 
-    # Arbitrary tasks: a few more are reopened than asked for.
+    # Arbitrary tasks: a few more than requested are reopened.
     again = TaskQueue(settings)
     again.epoch = 1
     assert again.reopen(0, [(task, task + 1) for task in range(0, 1_000_000, 5000)]) == 200
@@ -1168,7 +1168,7 @@ def test_tasks_cannot_be_removed(make):
 
 
 def grown(make, sizes):
-    """A followed dataset of which a task more joins in the midst of each epoch; and what was done, in its order."""
+    """Return a followed dataset that one task joins during each epoch, with the done tasks in their order."""
     queue = make(3, follow=True, epochs=None, shuffle=True)
     done = []
     for size in range(4, sizes):
@@ -1179,14 +1179,14 @@ def grown(make, sizes):
 
 
 def restored(queue, **settings):
-    """As the next master has it."""
+    """Return the queue of the next master."""
     dispatch, failures = queue.encode_parts()
     return TaskQueue.decode(dispatch, QueueSettings(batch_counts=four, follow=True, epochs=None, **settings), failures)
 
 
 def test_every_epoch_of_a_growing_dataset_can_be_repeated_with_its_tasks(make):
     queue, done = grown(make, 100)
-    assert len(queue.encode_parts()[0]) < 1500, "what changes with each dispatch stays small"
+    assert len(queue.encode_parts()[0]) < 1500, "the dispatch document remains small"
     again = restored(queue, task_count=99, shuffle=True)
     assert again.encode_parts() == queue.encode_parts()
     for epoch in range(queue.epoch):
@@ -1215,7 +1215,7 @@ def trainer_name(number):
 
 @pytest.mark.parametrize("trainers", [1, 64, 300])
 def test_the_stored_state_of_a_million_tasks_is_small(trainers):
-    """Whatever dies, the dispatch document is below 4 kB + 200 B for each trainer that was alive."""
+    """Whatever dies, the dispatch document is below 4 kB + 200 B for each live trainer."""
     settings = QueueSettings(
         task_count=1_000_000, batch_counts=lambda _: 1000, shuffle=True, epochs=None, attempts_limit=2, follow=True
     )
@@ -1261,9 +1261,9 @@ def test_a_stored_queue_shows_whether_it_is_done(make):
     run(queue)
     assert [is_over_now(queue, epochs) for epochs in (1, 2, None)] == [True, False, False]
     queue.reopen(0, [(0, 1)])
-    assert not is_over_now(queue), "a whole task waits"
+    assert not is_over_now(queue), "a complete task waits"
     held = take(queue)
-    assert not is_over_now(queue), "it is out"
+    assert not is_over_now(queue), "it is pending"
     finish(queue, held)
     queue.reopen(0, [], {0: [(0, 1)]})
     assert not is_over_now(queue), "a part of a task waits"
@@ -1294,7 +1294,7 @@ def test_failures_are_stored_separately(make):
 
 
 def test_everything_is_stored(near_end):
-    """Copies, failure counts, narrowed and quarantined pieces, averages: the next master knows it all."""
+    """Copies, failure counts, split and quarantined pieces, averages: the next master knows them all."""
     queue, first, original = near_end
     copy = take(queue, "fast", 120.0)
     fail(queue, first, "slow", 121.0)
@@ -1343,7 +1343,7 @@ def test_damaged_state_is_refused(make):
 
 
 def decoded(task_count=70, **changes):
-    """A queue of which every task of epoch 0 and all but one of epoch 1 were handed out, with other things stored."""
+    """A queue in which all tasks of epoch 0 and all but one of epoch 1 were assigned, with other stored data."""
     settings = QueueSettings(task_count=task_count, batch_counts=four, epochs=3)
     document = {"version": 4, "seeds": [[0, None]], "revision": 1, "epoch": 1, "cursor": task_count - 1}
     document |= {"next_attempt": 500, "sizes": [[0, task_count, task_count]], "growth_ended": True}

@@ -1,4 +1,4 @@
-"""Pieces that wait: runs of whole tasks."""
+"""Waiting pieces: runs of complete tasks."""
 
 from __future__ import annotations
 

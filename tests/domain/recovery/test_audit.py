@@ -1,4 +1,4 @@
-"""The audit: who is asked when, and what may be believed of the answers."""
+"""The audit: which pservers are asked when, and which answers count."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_pservers_are_not_asked_before_an_epoch_has_ended() -> None:
 def test_each_finished_epoch_is_audited_once() -> None:
     audit = Audit(1)
     assert audit.epochs_ended(1, 5, is_last=False)
-    assert not audit.epochs_ended(1, 6, is_last=False), "what belongs to the next epoch is no reason"
+    assert not audit.epochs_ended(1, 6, is_last=False), "batches of the next epoch do not matter"
     assert ask(audit, 0) == {}
     assert audit.wanted(0, 1) is None
     assert audit.epochs_ended(2, 9, is_last=False)
@@ -62,8 +62,8 @@ def test_an_audit_is_clean_when_all_have_answered_and_nothing_has_changed_since(
     assert not audit.is_clean(5, present), "one has not answered"
     ask(audit, 1)
     assert audit.is_clean(5, present)
-    assert not audit.is_clean(6, present), "something was reopened"
-    assert not audit.is_clean(5, {0: 1, 1: 2}), "a process that was not asked took the place of one"
+    assert not audit.is_clean(6, present), "tasks were reopened"
+    assert not audit.is_clean(5, {0: 1, 1: 2}), "the replacement of a process was not asked"
 
 
 def test_the_end_of_an_inner_epoch_is_not_the_end_of_the_job() -> None:
@@ -71,7 +71,7 @@ def test_the_end_of_an_inner_epoch_is_not_the_end_of_the_job() -> None:
     audit.epochs_ended(1, 5, is_last=False)
     ask(audit, 0)
     assert not audit.is_clean(5, {0: 1})
-    assert audit.epochs_ended(1, 5, is_last=True), "the job was cut short: all is looked at once more"
+    assert audit.epochs_ended(1, 5, is_last=True), "the job was cut short, so all is audited once more"
 
 
 def test_an_answer_to_an_earlier_question_does_not_count() -> None:
@@ -97,7 +97,7 @@ def test_missing_tasks_are_repeated_and_audited_again() -> None:
     audit.epochs_ended(1, 5, is_last=True)
     assert ask(audit, 0, summary=having(0)) == {0: [(1, SIZE)]}
     assert not audit.is_clean(5, {0: 1})
-    # Reopened, then done again.
+    # Reopened, then repeated.
     assert audit.epochs_ended(1, 7, is_last=True)
     assert ask(audit, 0) == {}
     assert audit.is_clean(7, {0: 1})
@@ -123,7 +123,7 @@ def test_tasks_reopened_for_another_reason_do_not_fail_the_job() -> None:
 
 @pytest.mark.parametrize("reopened", [0, 3])
 def test_only_done_tasks_count_as_missing(reopened: int) -> None:
-    """A pserver lacks what failed for good as well: the queue reopens nothing of it."""
+    """A pserver also lacks failed batches, which the queue does not reopen."""
     audit = Audit(1)
     audit.epochs_ended(1, 5, is_last=True)
     serial = audit.wanted(0, 1)

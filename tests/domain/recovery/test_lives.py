@@ -1,4 +1,4 @@
-"""Which life of a model a name belongs to."""
+"""Names and the lives of a model to which they belong."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from flightedl.errors import BegunAnewError
 
 def test_a_later_life_forgets_the_names_of_the_previous_one() -> None:
     present = PresentLife()
-    assert not present.enter(7), "what is known is of an unknown life, so of this one"
+    assert not present.enter(7), "the known names have an unknown life, so they belong to this one"
     assert not present.enter(7)
-    assert not present.enter(0), "who has no model takes what there is"
+    assert not present.enter(0), "a trainer without a model accepts any life"
     assert present.enter(9)
     with pytest.raises(BegunAnewError):
         present.enter(7)
@@ -25,7 +25,7 @@ def test_a_life_ends_before_the_next_one_has_a_number() -> None:
         present.enter(7)
     assert present.enter(9)
     present.end(7)
-    assert not present.enter(9), "that one ended long ago"
+    assert not present.enter(9), "that life ended long ago"
 
 
 def test_names_of_different_lives_differ() -> None:

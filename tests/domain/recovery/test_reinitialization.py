@@ -1,4 +1,4 @@
-"""When values were lost before any checkpoint: who goes back, and when trainers may elect again."""
+"""Values lost before any checkpoint: which pservers restart, and when trainers may elect again."""
 
 from __future__ import annotations
 

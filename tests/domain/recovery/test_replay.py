@@ -1,4 +1,4 @@
-"""A pserver comes back with less: reports that count, and what is reopened."""
+"""A pserver restored from an older state: reports that count, and reopened tasks."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_reports_of_a_past_generation_do_not_count():
     assert recovery.accepts([5, 6])
     assert not recovery.accepts([5])
     assert not recovery.accepts([])
-    assert recovery.accepts([5, 9]), "it will announce what it has"
+    assert recovery.accepts([5, 9]), "it will announce its applied batches"
     recovery.seen(1, 9)
     assert not recovery.accepts([5, 6])
     assert recovery.accepts([5, 9])
@@ -86,8 +86,8 @@ def test_all_is_settled_only_when_every_pserver_has_announced():
     assert not recovery.is_all_settled
     assert recovery.announced(1, 9, NOTHING, 1, lambda _: 3) is not None
     assert recovery.is_all_settled
-    assert recovery.announced(1, 9, NOTHING, 1, lambda _: 3) is None, "said twice"
-    assert recovery.announced(1, 6, NOTHING, 1, lambda _: 3) is None, "of a process that is gone"
+    assert recovery.announced(1, 9, NOTHING, 1, lambda _: 3) is None, "announced twice"
+    assert recovery.announced(1, 6, NOTHING, 1, lambda _: 3) is None, "from a process that is gone"
 
 
 def test_a_new_master_repeats_questions_whose_answers_were_not_stored():
@@ -111,7 +111,7 @@ def test_a_pserver_with_an_impossible_index_is_unknown():
 
 
 def test_done_tasks_are_applied_after_an_announcement_in_any_state_of_the_queue():
-    """The claim of ``checkpoints``: any state of the queue with any applied sets ends in done ⊆ applied, and in all."""
+    """The claim of ``checkpoints``: any queue and any applied sets end in done ⊆ applied, and in completion."""
     settings = QueueSettings(
         task_count=6, batch_counts=lambda _: 1, epochs=2, seed=3, shuffle=True, is_deduplicated=False
     )
@@ -150,7 +150,7 @@ def test_rollback_restores_the_other_pservers_from_the_same_checkpoint():
     assert recovery.to_reload() == {0: Reload(5, 4), 2: Reload(7, 4)}
     assert not recovery.is_all_settled
     again = PserverRecovery.restore(recovery.encode(), 3, "rollback")
-    assert again.to_reload() == recovery.to_reload(), "a new master goes on with it"
+    assert again.to_reload() == recovery.to_reload(), "a new master continues it"
     recovery.announced(0, 21, NOTHING, 1, lambda _: 3, 4)
     recovery.announced(2, 22, NOTHING, 1, lambda _: 3, 4)
     assert recovery.is_all_settled
@@ -163,7 +163,9 @@ def test_a_second_loss_during_a_rollback_starts_it_again():
     recovery.announced(0, 23, NOTHING, 1, lambda _: 3, 4)
     assert recovery.to_reload() == {1: Reload(20, 4), 2: Reload(7, 4)}
     recovery.announced(2, 25, NOTHING, 1, lambda _: 3, 5)
-    assert recovery.to_reload() == {0: Reload(23, 5), 1: Reload(20, 5)}, "it loaded another one: all go there"
+    assert recovery.to_reload() == {0: Reload(23, 5), 1: Reload(20, 5)}, (
+        "it loaded another checkpoint: all return to that one"
+    )
 
 
 def test_the_pserver_that_started_a_rollback_may_be_lost_again():
@@ -171,7 +173,7 @@ def test_the_pserver_that_started_a_rollback_may_be_lost_again():
     recovery.announced(1, 20, NOTHING, 1, lambda _: 3, 4)
     recovery.announced(0, 21, NOTHING, 1, lambda _: 3, 4)
     recovery.announced(1, 22, NOTHING, 1, lambda _: 3, 4)
-    assert recovery.to_reload() == {0: Reload(21, 4)}, "it may have trained meanwhile"
+    assert recovery.to_reload() == {0: Reload(21, 4)}, "it may have trained in the meantime"
 
 
 def test_replay_restarts_no_other_pserver():

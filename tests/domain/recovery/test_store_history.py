@@ -1,4 +1,4 @@
-"""A store that has gone back is recognized, and what comes after it counts as newer."""
+"""A store that has gone back is detected, and later values count as newer."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_store_with_a_rising_revision_is_the_same() -> None:
 def test_a_store_that_went_back_is_refused_permanently(now: Sighting, word: str) -> None:
     seen = witness(Sighting(A, 9))
     assert word in seen.saw(seen.seen, now)
-    # Also when its revision has caught up meanwhile.
+    # Even if its revision has caught up.
     assert word in seen.saw(seen.seen, Sighting(A, 10))
     assert seen.seen == Sighting(A, 9)
 
@@ -70,7 +70,7 @@ def test_an_answer_that_may_be_old_proves_only_another_cluster() -> None:
         (Sighting(A, 50), A, 4, 3, Sighting(A, 50), ""),
         (Sighting(A, 50), A, 4, 3, Sighting(A, 51), "was at 51"),
         (Sighting(B, 50), A, 4, 3, Sighting(A, 49), f"state belongs to cluster {A}"),
-        # Resumed on another etcd, and no checkpoint was made there yet.
+        # Resumed on another etcd, without a checkpoint on it yet.
         (Sighting(B, LIFE_REVISIONS + 5), B, 4, 3, Sighting(A, 700), ""),
     ],
 )

@@ -1,4 +1,4 @@
-"""How many trainers are worth having: single decisions, and whole hours of jobs with known curves."""
+"""The number of trainers: single decisions, and hours of jobs with known curves."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import pytest
 from flightedl.domain.scaling.marginal import MarginalScaling, ScalingLimits, Seen
 
 LIMITS = ScalingLimits(minimum=1, maximum=40)
-#: Count of trainers, seconds -> records per second.
+#: Function of (number of trainers, seconds) to records per second.
 Curve = Callable[[int, float], float]
 
 
 def saturating(of_one: float, of_all: float) -> Curve:
-    """As trainers share something that can do so much."""
+    """Return the curve of trainers that share a limited resource."""
     return lambda count, _now: 1 / (1 / (of_one * count) + 1 / of_all) if count else 0.0
 
 
 def best(curve: Curve, limits: ScalingLimits, now: float = 0.0) -> int:
-    """The first count beyond which another one brings too little."""
+    """Return the first number above which another trainer adds too little."""
     count = max(limits.minimum, 1)
     while count < limits.most:
         gained = curve(count + 1, now) - curve(count, now)
@@ -33,14 +33,14 @@ def best(curve: Curve, limits: ScalingLimits, now: float = 0.0) -> int:
 
 @dataclass
 class SimulatedJob:
-    """A job whose rate follows a curve, on a cluster that starts a trainer in 20 s and takes some away."""
+    """A job whose throughput follows a curve, on a cluster that starts a trainer in 20 s and removes some."""
 
     curve: Curve
     scaling: MarginalScaling
     wanted: int = 2
     noise: float = 0.02
     seed: int = 0
-    #: Seconds at which a trainer gets a notice; it is gone 60 s later.
+    #: Times in seconds at which a trainer gets a notice; it is gone 60 s later.
     notices: tuple[float, ...] = ()
     now: float = 0.0
     records: float = 0.0
@@ -141,8 +141,8 @@ def test_nothing_is_decided_before_all_trainers_are_present_and_measured() -> No
     scaling = MarginalScaling(LIMITS)
     assert look(scaling, 0, running=3) == 4
     assert look(scaling, 100) == 4
-    assert look(scaling, 131) == 4, "settled, and measured from here"
-    assert look(scaling, 160, is_training=False) == 4, "so it begins again"
+    assert look(scaling, 131) == 4, "settled, measured from here"
+    assert look(scaling, 160, is_training=False) == 4, "so the measurement starts again"
     assert look(scaling, 192) == 4
     assert look(scaling, 225) == 4
     assert look(scaling, 286) == 6
@@ -155,7 +155,7 @@ def test_there_are_no_more_trainers_than_tasks_left() -> None:
     assert found == 5
     for now in (100, 131, 192):
         found = look(scaling, now, running=5, wanted=5, tasks_left=3)
-    assert found == 4, "back, since a fifth brings nothing"
+    assert found == 4, "reverted, since a fifth adds nothing"
 
 
 def test_a_number_set_by_a_person_is_the_new_start_within_the_limits() -> None:
@@ -186,7 +186,7 @@ MEASURED = "measuring the throughput"
 
 
 class Measured:
-    """A job whose rate is given for each measurement."""
+    """A job with a given throughput for each measurement."""
 
     def __init__(self, limits: ScalingLimits, wanted: int) -> None:
         self.scaling = MarginalScaling(limits)
@@ -195,7 +195,7 @@ class Measured:
         self.records = 0
 
     def at(self, rate: float) -> int:
-        """How many trainers are wanted when so many records per second have been measured."""
+        """Return the wanted number of trainers after these throughputs were measured."""
         reason = MEASURED
         while reason == MEASURED:
             self.now += 30
