@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 #: Maximum number of seconds to wait for a trainer's stacks.
 _STACKS_S = 15.0
-#: Seconds between two checks for them.
+#: Seconds between two checks for a trainer's stacks.
 _LOOK_S = 0.1
 #: Seconds for which a new master waits for the job's keys before it checks its lock.
 _KEYS_S = 3.0

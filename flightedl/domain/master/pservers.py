@@ -115,7 +115,7 @@ class Pservers:
     def without_lost_work(self, ticket: TasksTicket) -> tuple[TasksTicket, list[ReturnedTask]]:
         """Turn reports of work that pservers have lost into returned work.
 
-        Returns the changed ticket, and the lost work.
+        Returns the changed ticket and the lost work.
         """
         kept = [report for report in ticket.finished if self.counts(report)]
         lost = [
@@ -204,7 +204,7 @@ class Pservers:
         return True
 
     def reopen_all(self, queue: TaskQueue) -> None:
-        """Reopen all tasks since the first epoch, because the model is initialized again."""
+        """Reopen all tasks from the first epoch on, because the model is initialized again."""
         self._reopen(tasks_to_reopen(AppliedSummary(), queue.begun_epochs, lambda epoch: size_of(queue, epoch)), queue)
 
     def _reopen(self, lacking: Mapping[int, IntervalSet], queue: TaskQueue) -> int:

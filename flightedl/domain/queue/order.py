@@ -106,7 +106,7 @@ class EpochSizes:
 
     @property
     def older(self) -> list[SizeRow]:
-        """All others, which change only with ``put_away``."""
+        """The older rows, which change only with ``put_away``."""
         return self._rows[: self._older_count]
 
     @property
