@@ -113,7 +113,7 @@ class PserverLink:
             self._wake.wait(pause_s)
             self._wake.clear()
             try:
-                pause_s = self._talk()
+                pause_s = self._make_calls()
             except NotReadyError as error:
                 pause_s = _NOT_READY_S
                 _log.debug("pserver %d: %s", self._index, error)
@@ -126,7 +126,7 @@ class PserverLink:
                 self.status = None
                 pause_s = _STATUS_S
 
-    def _talk(self) -> float:
+    def _make_calls(self) -> float:
         """Make all calls that are due. Return the seconds after which to continue."""
         record = self._directory.pservers().get(self._index)
         if record is None:
@@ -140,7 +140,7 @@ class PserverLink:
                     self._ask_status(connection)
                 return call.pause_s
             try:
-                answered = self._say(call, connection)
+                answered = self._call(call, connection)
             except NotReadyError:
                 # The pserver may not be ready for minutes: show its current state.
                 if self._state.clock.now() - self._asked_at >= _STATUS_S:
@@ -164,7 +164,7 @@ class PserverLink:
         (call,) = [each for each in found if isinstance(each, ControlCall | NothingToSay)]
         return call
 
-    def _say(self, call: ControlCall, connection: Connection) -> events.Answered:
+    def _call(self, call: ControlCall, connection: Connection) -> events.Answered:
         """Make a call once its state is durable; return the answer.
 
         Raises:

@@ -16,7 +16,7 @@ from flightedl.coordination.directory import Directory
 from flightedl.coordination.keeper import HeldKey
 from flightedl.coordination.keys import JobKeys
 from flightedl.domain.master import effects as out
-from flightedl.domain.master.events import LeasesSeen, Request, StatusTold, TimePassed
+from flightedl.domain.master.events import LeasesSeen, Request, StatusReceived, TimePassed
 from flightedl.errors import FencedError, NotFoundError, NotReadyError
 from flightedl.master.beginning import delete_election
 from flightedl.master.checkpointing import CheckpointStore
@@ -119,8 +119,8 @@ class MasterService:
             if not self._held.is_held:
                 raise FencedError("the lock was lost before the job's keys were read")
         # Subscribing first ensures that no change is missed.
-        self._directory.subscribe(self.look_at_directory)
-        self.look_at_directory()
+        self._directory.subscribe(self.read_directory)
+        self.read_directory()
 
     def close(self) -> None:
         self.exports.close()
@@ -143,7 +143,7 @@ class MasterService:
                 self._state.wait_durable(revision)
                 delete_election(self._held, self._keys, step)
 
-    def look_at_directory(self) -> None:
+    def read_directory(self) -> None:
         """Pass the current leases to the core."""
         # The lock prevents that older leases overwrite newer ones. The revision is read first, so that it may be older
         # than the leases, but never newer.
@@ -162,7 +162,7 @@ class MasterService:
         state = self._state
         with state.lock:
             progressed = state.progress.take_progressed()
-        state.apply(StatusTold(self._links.said))
+        state.apply(StatusReceived(self._links.said))
         state.apply(TimePassed(progressed))
 
     def drain(self, timeout_s: float) -> None:

@@ -159,7 +159,7 @@ class JobState:
             self.core = recorded(self._recorder, {}, MasterCore, self._settings, self.clock.now(), stored, tasks)
             self.dataset, self.arrivals_saved = dataset, arrivals_saved
         text = "a master has taken over generation=%d; earlier events are in the previous master's log"
-        self._tell(Kind.MASTER_LEADS, "master", text, self._settings.generation)
+        self._note(Kind.MASTER_LEADS, "master", text, self._settings.generation)
 
     def _tasks_of(self, dataset: IndexedDataset) -> QueueSettings:
         declared = dataset.reply.declaration
@@ -244,25 +244,25 @@ class JobState:
                 case out.Answer():
                     pass
                 case out.Note(text, values, kind, who, is_warning):
-                    self._tell(kind, who, text, *values, is_warning=is_warning)
+                    self._note(kind, who, text, *values, is_warning=is_warning)
                 case out.QueueNews(evaluation, news):
-                    self._tell_news(evaluation, news)
+                    self._note_news(evaluation, news)
                 case out.ControlCall() | out.NothingToSay() if carry is not None:
                     carry(effect)
                 case _:
                     self.carry(effect)
 
-    def _tell_news(self, evaluation: str, effect: QueueEffect) -> None:
+    def _note_news(self, evaluation: str, effect: QueueEffect) -> None:
         match effect:
             case EpochFinished(epoch):
-                self._tell(Kind.EPOCH_DONE, "", "epoch is done epoch=%d", epoch + 1)
+                self._note(Kind.EPOCH_DONE, "", "epoch is done epoch=%d", epoch + 1)
             case Expired(trainer, a, reason):
                 text = "taking back a task and the trainer's backlog epoch=%d task=%d trainer=%s: because %s"
-                self._tell(Kind.WORK_EXPIRED, trainer, text, a.epoch + 1, a.task, trainer, reason, is_warning=True)
+                self._note(Kind.WORK_EXPIRED, trainer, text, a.epoch + 1, a.task, trainer, reason, is_warning=True)
             case Quarantined(piece):
-                self._tell_quarantined(evaluation, piece)
+                self._note_quarantined(evaluation, piece)
 
-    def _tell_quarantined(self, evaluation: str, piece: Failed) -> None:
+    def _note_quarantined(self, evaluation: str, piece: Failed) -> None:
         with self.lock:
             dataset = self.evaluation_datasets.dataset(evaluation) if evaluation else self.dataset
             work = None if evaluation else self.core.work
@@ -270,7 +270,7 @@ class JobState:
         if dataset is None:
             return
         found = failed_piece(piece, dataset, seed)
-        self._tell(
+        self._note(
             Kind.WORK_QUARANTINED,
             found.trainer,
             "batches were quarantined epoch=%d task=%d batches=%d-%d url=%s chunk=%d records=%d-%d "
@@ -289,7 +289,7 @@ class JobState:
             is_warning=True,
         )
 
-    def _tell(self, kind: Kind, who: str, text: str, *values: object, is_warning: bool = False) -> None:
+    def _note(self, kind: Kind, who: str, text: str, *values: object, is_warning: bool = False) -> None:
         _log.log(logging.WARNING if is_warning else logging.INFO, text, *values)
         self.journal.add(kind, who, text % values, is_warning=is_warning)
 

@@ -52,7 +52,7 @@ class Master:
     def fetch(self, ask: Ask) -> TasksReply:
         ticket = ask.ticket("a", self.generation)
         with self.changed:
-            lost = self._work.take_reports(ticket, self.now)
+            lost = self._work.apply_reports(ticket, self.now)
             given, outcome, _ = self._work.hand_out(ticket, self.now, 1)
             self.assigned += [assignment.attempt for assignment in given]
             self.changed.notify_all()

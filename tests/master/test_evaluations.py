@@ -36,7 +36,7 @@ def begun(known: Evaluations, name: str = "e") -> Evaluation:
 def ask(found: Evaluation, trainer: str, finished: list[FinishedTask], want: int = 1) -> list[Assignment]:
     ticket = TasksTicket(trainer=trainer, generation=1, finished=finished, want=want)
     assert found.work is not None
-    found.work.take_reports(ticket, 0.0)
+    found.work.apply_reports(ticket, 0.0)
     found.add_up()
     return found.work.hand_out(ticket, 0.0, 1)[0]
 

@@ -177,7 +177,7 @@ def test_a_trainer_that_dies_while_a_master_starts_is_gone(
     subscribe = Directory.subscribe
 
     def with_a_death_before(self: Directory, callback: Callable[[], None]) -> None:
-        if callback.__name__ == MasterService.look_at_directory.__name__:
+        if callback.__name__ == MasterService.read_directory.__name__:
             trainers.die("a")
             eventually(lambda: "a" not in self.trainers())
         subscribe(self, callback)

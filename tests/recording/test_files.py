@@ -137,7 +137,7 @@ def test_a_value_that_cannot_be_encoded_ends_only_the_recording(caplog: pytest.L
     lines: list[bytes] = []
     recorder = Recorder("master", "1", "demo", SystemClock(), lines.append)
     with caplog.at_level(logging.WARNING):
-        recorder.core("master").record(0.0, events.StatusTold([object()]))  # type: ignore[list-item]
+        recorder.core("master").record(0.0, events.StatusReceived([object()]))  # type: ignore[list-item]
         recorder.core("master").record(0.0, events.TimePassed())
     assert len(lines) == 1
     assert "cannot be recorded" in caplog.text

@@ -50,7 +50,7 @@ def again(event: object) -> object:
             ),
         ),
         events.Answered(0, 7, AppliedRequest(plan_hash="p"), AppliedReply(summary=b"\x00\xff")),
-        events.StatusTold([None]),
+        events.StatusReceived([None]),
         life_values.Seen(life_values.Facts(loadable=range(2, 5), rejected=frozenset({3}))),
         life_values.CaughtUp(None),
     ],

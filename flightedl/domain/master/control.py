@@ -35,7 +35,7 @@ class Consequences(NamedTuple):
     """Consequences of a pserver's answer for the whole job."""
 
     #: The step that initializes the model again, or None.
-    begins_anew: Reinitialize | None = None
+    reinitialization: Reinitialize | None = None
     #: True if work that counted as done may be missing.
     has_lost: bool = False
 
@@ -62,7 +62,7 @@ class PserverControl:
     def look_at_all(self, now: float) -> None:
         """Let settled pservers take part in checkpoints, except for those that must reload one."""
         for index, generation in self._pservers.present.items():
-            if self._pservers.goes_back(index):
+            if self._pservers.must_reload(index):
                 self._checkpointing.down(index, now)
             elif self._pservers.is_settled(index, generation):
                 self._checkpointing.settled(index, generation, now)
@@ -79,7 +79,7 @@ class PserverControl:
             reload = ReloadRequest(plan_hash=plan_hash, master_generation=self._generation)
             return out.ControlCall(index, generation, reload, pause_s=_POLL_S, revision=revision)
         must_ask, audit = pservers.must_be_asked(index, generation)
-        pause_s = pservers.asked_again_in(index, now) if must_ask else _IDLE_S
+        pause_s = pservers.seconds_until_asked(index, now) if must_ask else _IDLE_S
         if must_ask and not pause_s:
             # Delay the next question, so that other calls can be made in between, whatever the answer is.
             pservers.ask_again(index, now + _POLL_S)
@@ -115,7 +115,7 @@ class PserverControl:
         if (election := reply.lacks_election) is not None:
             pservers.ask_again(index, now + _LACKING_S)
             step = pservers.lacks(index, event.generation, election, may_be_saved=checkpoints.may_be_saved)
-            return Consequences(begins_anew=step)
+            return Consequences(reinitialization=step)
         if event.audit is not None and training.repeated_count != self._repeated_when_asked.get(index):
             # The answer may be older than work that was repeated since the question: the pserver is asked again.
             return Consequences()
@@ -127,10 +127,10 @@ class PserverControl:
         # If this pserver has lost updates, others may have to reload a checkpoint, too.
         self.look_at_all(now)
         # Requests that wait for the end of the job may have waited for this answer.
-        self._outbox.is_stirred = True
+        self._outbox.wakes_requests = True
         return Consequences(has_lost=has_lost)
 
-    def status_told(
+    def status_received(
         self, replies: Sequence[PserverStatusReply | None], trainers: Mapping[int, str], now: float
     ) -> None:
         """Handle the latest status of each pserver. ``trainers`` maps member ids to names."""

@@ -63,7 +63,7 @@ _MARGIN = 2
 _NOT_ALL = "the other trainers, to begin the epoch together (deterministic=True)"
 
 #: (request, its waiting state, True if its timeout has expired) -> the answer, or a new waiting state.
-_Look = Callable[[Any, Waiting, bool], msgspec.Struct]
+_Answerer = Callable[[Any, Waiting, bool], msgspec.Struct]
 
 
 class MasterCore:
@@ -121,9 +121,9 @@ class MasterCore:
             events.EvaluationIndexed: self._evaluation_indexed,
             events.ControlAsked: self._control_asked,
             events.Answered: self._answered,
-            events.StatusTold: self._status_told,
+            events.StatusReceived: self._status_received,
         }
-        self._looks: Mapping[type, _Look] = {
+        self._answerers: Mapping[type, _Answerer] = {
             TasksTicket: self._tasks,
             JoinRequest: self._join,
             ModeRequest: self._mode,
@@ -145,12 +145,12 @@ class MasterCore:
         """
         self._now = now
         self._handlers[type(event)](event)
-        self._look_at_end()
-        while self._outbox.is_stirred:
-            self._outbox.is_stirred = False
+        self._check_end()
+        while self._outbox.wakes_requests:
+            self._outbox.wakes_requests = False
             for waiting in tuple(self._waiting.values()):
-                self._look_at(waiting, is_last=False)
-            self._look_at_end()
+                self._consider(waiting, is_last=False)
+            self._check_end()
         return self._outbox.take()
 
     # state
@@ -243,7 +243,7 @@ class MasterCore:
         self._pservers_seen(event.pservers)
         if is_first:
             self._forget_the_dead()
-        self._outbox.is_stirred = True
+        self._outbox.wakes_requests = True
 
     def _pservers_seen(self, present: Mapping[int, int]) -> None:
         gone, new = self.pservers.leases_seen(present)
@@ -286,11 +286,11 @@ class MasterCore:
         if self.evaluations.tick(self._now, is_held_up=is_held_up, progressed=event.progressed):
             self._outbox.touch()
         self._control.look_at_all(self._now)
-        self._look_at_end()
+        self._check_end()
         self._tick_checkpoints()
-        self._outbox.is_stirred = True
+        self._outbox.wakes_requests = True
 
-    def _look_at_end(self) -> None:
+    def _check_end(self) -> None:
         before = self.ending.may_end
         self.ending.look(self.work, self._serving_members, self._now)
         self.ending.may_end |= self.group.is_done
@@ -313,7 +313,7 @@ class MasterCore:
     def _pointer_stored(self, event: events.PointerStored) -> None:
         self.checkpointing.perform(self.checkpointing.checkpoints.pointer_moved(event.number, self._now))
         self._outbox.note(out.Kind.CHECKPOINT_DONE, "", "checkpoint complete number=%d", event.number)
-        self._outbox.is_stirred = True
+        self._outbox.wakes_requests = True
 
     # pservers
 
@@ -326,20 +326,20 @@ class MasterCore:
         consequences = self._control.answered(event, self.members, self.training, self._now)
         if consequences.has_lost:
             self.ending.lost()
-        if consequences.begins_anew is not None:
-            self._begin_anew(consequences.begins_anew)
+        if consequences.reinitialization is not None:
+            self._reinitialize(consequences.reinitialization)
 
-    def _begin_anew(self, step: Reinitialize) -> None:
+    def _reinitialize(self, step: Reinitialize) -> None:
         self.ending.lost()
-        self.evaluations.begin_anew(step.election)
+        self.evaluations.reinitialize(step.election)
         if self.work is not None:
             self.pservers.reopen_all(self.work.queue)
         self._outbox.touch()
         self._outbox.effects.append(out.DeleteElection(step, self.revision))
 
-    def _status_told(self, event: events.StatusTold) -> None:
+    def _status_received(self, event: events.StatusReceived) -> None:
         members = () if self.members is None else self.members.membership.members
-        self._control.status_told(event.replies, {each.member_id: each.trainer for each in members}, self._now)
+        self._control.status_received(event.replies, {each.member_id: each.trainer for each in members}, self._now)
 
     # consequences of declarations
 
@@ -396,15 +396,15 @@ class MasterCore:
     # requests
 
     def _asked(self, event: events.Asked) -> None:
-        self._look_at(Waiting(event.call, event.request, event.is_last), is_last=False)
+        self._consider(Waiting(event.call, event.request, event.is_last), is_last=False)
 
     def _wait_ended(self, event: events.WaitEnded) -> None:
         if event.call in self._waiting:
-            self._look_at(self._waiting[event.call], is_last=True)
+            self._consider(self._waiting[event.call], is_last=True)
 
-    def _look_at(self, waiting: Waiting, *, is_last: bool) -> None:
+    def _consider(self, waiting: Waiting, *, is_last: bool) -> None:
         try:
-            reply: msgspec.Struct | FlightedlError = self._looks[type(waiting.request)](
+            reply: msgspec.Struct | FlightedlError = self._answerers[type(waiting.request)](
                 waiting.request, waiting, is_last
             )
         except FlightedlError as error:
@@ -444,10 +444,10 @@ class MasterCore:
     def _tasks(self, ticket: TasksTicket, waiting: Waiting, is_last: bool) -> msgspec.Struct:
         self.leases.require(ticket)
         if ticket.evaluation:
-            reply = self.evaluations.take_ticket(ticket, self._now, len(self.trainers))
+            reply = self.evaluations.handle_ticket(ticket, self._now, len(self.trainers))
             return replace(reply, member=self._member_of(ticket.trainer))
         work = self._training_work(ticket)
-        lost = self._take_reports(work, ticket) if waiting.lost is None else waiting.lost
+        lost = self._apply_reports(work, ticket) if waiting.lost is None else waiting.lost
         is_deterministic = self._is_deterministic
         handed = self.training.hand_out(ticket, self.trainers, self._now, is_deterministic=is_deterministic)
         is_over = handed.outcome == "epochs_done"
@@ -457,7 +457,7 @@ class MasterCore:
             if self.has_former_model:
                 # No trainer needs to declare the model again: the checkpoint is complete, and the job ends.
                 self._adopt_former_model()
-            self._look_at_end()
+            self._check_end()
         if is_waiting:
             return replace(waiting, lost=lost)
         may_end = self.ending.may_end
@@ -478,7 +478,7 @@ class MasterCore:
             raise UsageError(self.ending.unfinished)
         return self.work
 
-    def _take_reports(self, work: Work, ticket: TasksTicket) -> list[ReturnedTask]:
+    def _apply_reports(self, work: Work, ticket: TasksTicket) -> list[ReturnedTask]:
         """Apply a ticket's reports. Return the tasks that the trainer must drop."""
         before = work.queue.revision
         lost: list[ReturnedTask] = []
@@ -486,7 +486,7 @@ class MasterCore:
             self.members.membership.note_round(ticket.trainer, ticket.round)
             self.training.asked(ticket)
             ticket, lost = self.pservers.without_lost_work(ticket)
-        lost = lost + work.take_reports(ticket, self._now) + work.take_back_unbegun(ticket, self._now)
+        lost = lost + work.apply_reports(ticket, self._now) + work.take_back_unbegun(ticket, self._now)
         self.checkpointing.checkpoints.tasks_finished(len(work.take_finished()))
         if work.queue.revision != before:
             # Only reports can make tasks available to waiting trainers; handing out tasks cannot.
@@ -498,7 +498,7 @@ class MasterCore:
         members = self.members
         if handed.begins_epoch and members is not None:
             members.leave_all()
-            self._outbox.is_stirred = True
+            self._outbox.wakes_requests = True
         if self.training.should_leave(ticket, self._now, waits=waits) and members is not None:
             members.leave(ticket.trainer)
         if handed.given:

@@ -157,11 +157,11 @@ class Outbox:
     #: Number of changes of the stored state.
     revision: int = 0
     #: True if something has changed that a request may be waiting for.
-    is_stirred: bool = False
+    wakes_requests: bool = False
 
     def touch(self) -> None:
         self.revision += 1
-        self.is_stirred = True
+        self.wakes_requests = True
 
     def note(self, kind: Kind, who: str, text: str, *values: object, is_warning: bool = False) -> None:
         self.effects.append(Note(text, values, kind, who, is_warning))

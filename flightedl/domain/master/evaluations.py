@@ -89,7 +89,7 @@ class Evaluations:
             self._known.clear()
         return is_new
 
-    def begin_anew(self, election: int) -> None:
+    def reinitialize(self, election: int) -> None:
         """Drop all evaluations, because the model's life with this election is over."""
         self._life.end(election)
         self._known.clear()
@@ -143,7 +143,7 @@ class Evaluations:
             del self._known[old]
         return found
 
-    def take_ticket(self, ticket: TasksTicket, now: float, trainer_count: int) -> TasksReply:
+    def handle_ticket(self, ticket: TasksTicket, now: float, trainer_count: int) -> TasksReply:
         """Apply a ticket's reports and assign tasks, without waiting for any.
 
         Raises:
@@ -161,7 +161,7 @@ class Evaluations:
             raise NotReadyError(f"the master is indexing the files of the evaluation {ticket.evaluation!r} again")
         if work is not None:
             before = work.queue.revision
-            lost = work.take_reports(ticket, now)
+            lost = work.apply_reports(ticket, now)
             given, outcome, retry_after_s = work.hand_out(ticket, now, trainer_count)
             self.settle(found)
             if work.queue.revision != before:

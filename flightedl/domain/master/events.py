@@ -161,7 +161,7 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
-class StatusTold:
+class StatusReceived:
     """The latest status of each pserver, by index; None if the pserver cannot be reached."""
 
     replies: Sequence[PserverStatusReply | None]
@@ -205,7 +205,7 @@ Event = (
     | EvaluationIndexed
     | ControlAsked
     | Answered
-    | StatusTold
+    | StatusReceived
     | ManifestWritten
     | ManifestFailed
     | PointerStored

@@ -113,7 +113,7 @@ class Members:
             )
         )
         # A request may be waiting for the agreement on a mode.
-        self._outbox.is_stirred = True
+        self._outbox.wakes_requests = True
 
     def view_lost(self, index: int, generation: int, serial: int) -> None:
         self.perform(self.membership.send_failed(index, generation, serial))

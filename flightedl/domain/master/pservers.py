@@ -49,7 +49,7 @@ class Pservers:
         #: Index -> the values that its process has lost.
         self._lacking: dict[int, LostValues] = {}
         #: Index -> the generation that must end, so that its successor starts without values.
-        self._sent_back: Mapping[int, int] = {}
+        self._to_restart: Mapping[int, int] = {}
         #: Index -> earliest time of the next question for its applied batches.
         self._ask_at: dict[int, float] = {}
         #: Index -> (generation, end of the epochs whose sizes it knows).
@@ -132,10 +132,10 @@ class Pservers:
     def must_end(self, index: int, generation: int) -> bool:
         """True if this process must restart, to load a checkpoint or without values."""
         reload = self._recovery.to_reload().get(index)
-        wanted = self._sent_back.get(index) if reload is None else reload.generation
+        wanted = self._to_restart.get(index) if reload is None else reload.generation
         return wanted == generation
 
-    def goes_back(self, index: int) -> bool:
+    def must_reload(self, index: int) -> bool:
         """True if this pserver must reload a checkpoint."""
         return index in self._recovery.to_reload()
 
@@ -150,7 +150,7 @@ class Pservers:
         """Ask this pserver for its applied batches again, but not before ``at``."""
         self._ask_at[index] = at
 
-    def asked_again_in(self, index: int, now: float) -> float:
+    def seconds_until_asked(self, index: int, now: float) -> float:
         """Return the seconds after which this pserver may be asked for its applied batches."""
         return max(0.0, self._ask_at.get(index, now) - now)
 
@@ -161,7 +161,7 @@ class Pservers:
         self._lacking.pop(index, None)
         if not self._lacking:
             # The lost values were in a checkpoint after all, or all pservers have new values.
-            self._sent_back = {}
+            self._to_restart = {}
         if audit is None:
             return self._announced(index, generation, reply, queue)
         if queue is not None:
@@ -296,12 +296,12 @@ class Pservers:
         present = {i: g for i, g in self.present.items() if i < self.count}
         self._lacking = {i: each for i, each in self._lacking.items() if present.get(i) == each.generation}
         step = self.next_step(present, may_be_saved=may_be_saved)
-        self._sent_back = step.generations if isinstance(step, RestartServers) else {}
+        self._to_restart = step.generations if isinstance(step, RestartServers) else {}
         if isinstance(step, Reinitialize):
-            self._recovery.begin_anew()
+            self._recovery.reinitialize()
             self._outbox.touch()
             return step
-        for other in self._sent_back:
+        for other in self._to_restart:
             self._outbox.wake(other)
         return None
 

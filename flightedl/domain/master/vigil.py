@@ -65,11 +65,11 @@ class Vigil:
         for code, count in reply.refused_calls.items():
             if code in USUAL_REFUSALS:
                 continue
-            known, told_at = self._refused.get((index, code), (0, now - _REFUSALS_EVERY_S))
+            known, warned_at = self._refused.get((index, code), (0, now - _REFUSALS_EVERY_S))
             if count < known:
                 # The pserver was restarted, and its counters with it.
                 known = 0
-            if count > known and now - told_at >= _REFUSALS_EVERY_S:
+            if count > known and now - warned_at >= _REFUSALS_EVERY_S:
                 text = "pserver refuses calls index=%d code=%s calls=%d"
                 outbox.note(Kind.CALLS_REFUSED, pserver_named(index), text, index, code, count - known, is_warning=True)
                 self._refused[index, code] = (count, now)

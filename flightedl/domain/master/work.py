@@ -61,7 +61,7 @@ class Work:
     def _news(self, effects: Effects) -> None:
         self._outbox.news(self._evaluation, effects)
 
-    def take_reports(self, ticket: TasksTicket, now: float) -> list[ReturnedTask]:
+    def apply_reports(self, ticket: TasksTicket, now: float) -> list[ReturnedTask]:
         """Apply a ticket's reports. Return the tasks that the trainer must drop, because it no longer holds them."""
         queue = self.queue
         lost: list[ReturnedTask] = []

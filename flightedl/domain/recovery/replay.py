@@ -261,7 +261,7 @@ class PserverRecovery:
         """Return the generations of settled processes, by index."""
         return dict(self._settled)
 
-    def begin_anew(self) -> None:
+    def reinitialize(self) -> None:
         """Forget all settled processes and any rollback, because all values are lost."""
         self._settled.clear()
         self._floor = 0

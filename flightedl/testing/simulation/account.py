@@ -77,7 +77,7 @@ class Account:
         self._watch_members(master, core.members)
 
     def _watch_reports(self, master: Master, work: Work) -> None:
-        take, queue = work.take_reports, work.queue
+        take, queue = work.apply_reports, work.queue
 
         def observed(ticket: TasksTicket, now: float) -> list[ReturnedTask]:
             # A queue from an older checkpoint may not have begun the epoch of a report.
@@ -97,7 +97,7 @@ class Account:
                     self._note_done(master, queue, report)
             return lost
 
-        work.take_reports = observed  # type: ignore[method-assign]
+        work.apply_reports = observed  # type: ignore[method-assign]
 
     def _watch_members(self, master: Master, members: Members) -> None:
         perform = members.perform

@@ -51,7 +51,7 @@ MASTER_BUGS: dict[str, Planted] = {
     "results of a former life are served": bug(
         "a model that starts over gets the evaluation results of the model before",
         answers("domain.recovery.lives:PresentLife.enter", "False"),
-        answers(f"{_EVALUATIONS}begin_anew"),
+        answers(f"{_EVALUATIONS}reinitialize"),
     ),
     "done before settled": bug(
         "the job is reported as done before a new pserver process has reported its batches",
@@ -241,7 +241,7 @@ MASTER_BUGS: dict[str, Planted] = {
     "metrics of a copy are added": bug(
         "the metrics of a piece that is reported twice are added twice",
         rewrites(
-            f"{_WORK}take_reports",
+            f"{_WORK}apply_reports",
             "answer = take(finished, queue.finish)",
             """
             answer = take(finished, queue.finish)

@@ -672,7 +672,7 @@ def test_a_pserver_that_shuts_down_requests_a_checkpoint() -> None:
         **numbers,
     )
     for _ in range(2):
-        bench.apply(events.StatusTold([status]))
+        bench.apply(events.StatusReceived([status]))
         bench.apply(events.TimePassed())
     assert bench.core.checkpointing.checkpoints.under_way == 2
 

@@ -40,7 +40,7 @@ def do(evaluations: Evaluations, found: Evaluation, count: int = 1, total: float
         report = FinishedTask(
             epoch=0, position=given.position, attempt=given.attempt, pservers=[], metrics={"loss": (total, 2.0)}
         )
-        found.work.take_reports(TasksTicket(trainer="a", generation=20, finished=[report]), 0.0)
+        found.work.apply_reports(TasksTicket(trainer="a", generation=20, finished=[report]), 0.0)
         evaluations.settle(found)
 
 
@@ -150,7 +150,7 @@ def test_results_belong_to_a_life_of_the_model(evaluations: Evaluations) -> None
 def test_an_ended_life_is_not_evaluated(evaluations: Evaluations) -> None:
     evaluations.enter(7)
     begin(evaluations)
-    evaluations.begin_anew(7)
+    evaluations.reinitialize(7)
     assert evaluations, "this is stored"
     assert evaluations.known("test") is None
     successor = Evaluations(Outbox())

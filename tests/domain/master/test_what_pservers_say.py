@@ -118,7 +118,7 @@ def test_only_the_current_process_takes_part_in_checkpoints(generation: int) -> 
 def test_a_checkpoint_is_made_at_a_round_if_the_mode_has_rounds(mode: Mode, has_round: bool) -> None:
     bench = Bench(mode, keeps_checkpoints=True)
     assert is_admitted(bench)
-    said = bench.core.apply(events.StatusTold([status(highest_version=7)]), 0.0)
+    said = bench.core.apply(events.StatusReceived([status(highest_version=7)]), 0.0)
     assert not notes(said, out.Kind.CHECKPOINT_TROUBLE)
     bench.apply(events.TimePassed())
     (order,) = [each for each in bench.serve() if isinstance(each, SnapshotRequest)]
@@ -160,7 +160,7 @@ def test_a_pserver_that_shuts_down_requests_one_checkpoint() -> None:
         bench.apply(events.TimePassed())
         assert bench.core.checkpointing.checkpoints.under_way == number
         save(bench)
-        bench.apply(events.StatusTold([status(is_draining=True)]))
+        bench.apply(events.StatusReceived([status(is_draining=True)]))
     bench.apply(events.TimePassed())
     assert bench.core.checkpointing.checkpoints.under_way is None
 
@@ -183,7 +183,7 @@ def test_a_waiting_round_names_its_trainers() -> None:
     waits = PserverStatusReply(
         **numbers, state="serving", rows={}, members=waits_for, waits_for=waits_for, waits_s=60.0
     )
-    (note,) = notes(bench.apply(events.StatusTold([waits])), out.Kind.ROUND_WAITS)
+    (note,) = notes(bench.apply(events.StatusReceived([waits])), out.Kind.ROUND_WAITS)
     assert note.who == "a"
     alone = MasterCore(CoreSettings(generation=5, pserver_count=1), 0.0)
-    assert not notes(alone.apply(events.StatusTold([waits]), 0.0), out.Kind.ROUND_WAITS)
+    assert not notes(alone.apply(events.StatusReceived([waits]), 0.0), out.Kind.ROUND_WAITS)

@@ -46,15 +46,15 @@ def test_a_trainer_must_drop_tasks_that_it_no_longer_holds(work: Work) -> None:
     work.trainer_gone("a", 0.0)
     (again,) = take(work, 1)
     holding = [mine.attempt, lost.attempt, again.attempt]
-    assert [each.attempt for each in work.take_reports(ticket(holding=holding), 0.0)] == holding[:2]
+    assert [each.attempt for each in work.apply_reports(ticket(holding=holding), 0.0)] == holding[:2]
 
 
 def test_reports_are_counted_by_outcome(work: Work) -> None:
     done, returned = take(work, 2)
     back = ReturnedTask(epoch=0, position=returned.position, attempt=returned.attempt)
-    work.take_reports(ticket(finished=finished(done), returned=[back]), 0.0)
-    work.take_reports(ticket(finished=finished(done)), 0.0)
-    work.take_reports(ticket(finished=finished(returned)), 0.0)
+    work.apply_reports(ticket(finished=finished(done), returned=[back]), 0.0)
+    work.apply_reports(ticket(finished=finished(done)), 0.0)
+    work.apply_reports(ticket(finished=finished(returned)), 0.0)
     assert {name: count for name, count in work.reports.items() if count} == {
         "finished": 1,
         "returned": 1,
@@ -68,7 +68,7 @@ def test_done_batches_of_a_returned_piece_are_not_assigned_again() -> None:
     (given,) = take(work, 1)
     done = [DoneBatches(attempt=given.attempt, stretches=[(0, 3)])]
     back = ReturnedTask(epoch=0, position=given.position, attempt=given.attempt)
-    assert work.take_reports(ticket(done=done, returned=[back]), 0.0) == []
+    assert work.apply_reports(ticket(done=done, returned=[back]), 0.0) == []
     (again,) = take(work, 1, "b", B)
     assert (again.first_batch, again.end_batch) == (3, 4)
 
@@ -78,7 +78,7 @@ def test_a_completely_done_piece_that_is_returned_ends_the_epoch() -> None:
     work = Work(TaskQueue(QueueSettings(1, lambda _: 1, is_deduplicated=False)), outbox, "e")
     (given,) = take(work, 1)
     back = ReturnedTask(epoch=0, position=given.position, attempt=given.attempt)
-    work.take_reports(ticket(done=[DoneBatches(attempt=given.attempt, stretches=[(0, 1)])], returned=[back]), 0.0)
+    work.apply_reports(ticket(done=[DoneBatches(attempt=given.attempt, stretches=[(0, 1)])], returned=[back]), 0.0)
     assert outbox.take() == [QueueNews("e", EpochFinished(0))]
     assert work.queue.is_over
 
@@ -86,10 +86,10 @@ def test_a_completely_done_piece_that_is_returned_ends_the_epoch() -> None:
 def test_only_work_of_past_epochs_counts_as_repeated() -> None:
     work = work_of(2, epochs=2)
     first, second = take(work, 2)
-    assert work.take_reports(ticket(finished=finished(first, second)), 0.0) == []
+    assert work.apply_reports(ticket(finished=finished(first, second)), 0.0) == []
     assert (len(work.take_finished()), work.take_finished(), work.repeated_count) == (2, [], 0)
     work.queue.reopen(0, [(0, 1)])
-    work.take_reports(ticket(finished=finished(*take(work, 1))), 0.0)
+    work.apply_reports(ticket(finished=finished(*take(work, 1))), 0.0)
     assert (len(work.take_finished()), work.repeated_count) == (1, 1)
 
 
@@ -121,9 +121,9 @@ def test_a_trainer_of_a_stopped_job_keeps_the_running_task_and_the_next_one() ->
 
 def test_a_ticket_that_only_reports_learns_whether_the_job_is_over(work: Work) -> None:
     assert work.hand_out(ticket(want=0), 0.0, 1) == ([], "none_now", 0.0)
-    work.take_reports(ticket(finished=finished(*take(work, 2))), 0.0)
+    work.apply_reports(ticket(finished=finished(*take(work, 2))), 0.0)
     while not work.queue.is_over:
-        work.take_reports(ticket(finished=finished(*take(work, 1))), 0.0)
+        work.apply_reports(ticket(finished=finished(*take(work, 1))), 0.0)
     assert work.hand_out(ticket(want=0), 0.0, 1) == ([], "epochs_done", 0.0)
 
 
