@@ -124,7 +124,7 @@ def tables_are_reached_by_keyboard_in_their_order_and_seen_to_be(shown: Shown) -
             break
         assert outline == "solid", name
         reached.append(name)
-    assert {"What each holds, and when it was heard of", "Failed for good", "Newest first"} <= set(reached)
+    assert {"Trainers and their last reports", "Quarantined batches", "Newest first"} <= set(reached)
     assert reached == sorted(reached, key=regions.index)
 
 

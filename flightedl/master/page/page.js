@@ -1,4 +1,4 @@
-// Shows what the master sends: no library, nothing from elsewhere. Texts are set as text, never as HTML.
+// Shows the master's updates, without a library or anything from elsewhere. Texts are set as text, never as HTML.
 "use strict";
 
 const $ = (id) => document.getElementById(id);
@@ -92,7 +92,7 @@ function alarms(status) {
     status.checkpoint_alarm && `Checkpoints cannot be completed: ${status.checkpoint_alarm}`,
     status.dataset_alarm && `Files of the dataset: ${status.dataset_alarm}`,
     status.mode_change && `The change of the mode waits for ${status.mode_change}`,
-    status.missing_tasks && `${status.missing_tasks} tasks counted as done and were missing; they are done again.`,
+    status.missing_tasks && `${status.missing_tasks} tasks were reported as done but are missing in a pserver; they are repeated.`,
   ].filter(Boolean);
   const list = $("alarms");
   if (list.dataset.shown === found.join("\n")) return;
@@ -130,7 +130,7 @@ function drawCurves() {
 
 const called = (trainer) => (trainer.name ? `${trainer.name} (${trainer.trainer})` : trainer.trainer);
 
-// Where a loop's time goes, as the trainer says it.
+// Parts of a loop's time, as reported by the trainer.
 const TIMES = { data: "data", script: "script", push: "push", wait: "wait for others", pull: "pull" };
 
 function spent(profile) {
@@ -150,15 +150,15 @@ function people(status) {
     }
   }
   for (const each of status.trainers) if (each.waiting_for) waits.push([called(each), each.waiting_for, ""]);
-  table("waits", "Waits", ["who", "for whom or what", "for how long"], waits);
-  table("trainers", "What each holds, and when it was heard of", ["trainer", "where", "tasks held", "records", "batch", "heard", "time", "staleness", "memory"],
+  table("waits", "Current waits", ["waiting", "for", "duration"], waits);
+  table("trainers", "Trainers and their last reports", ["trainer", "process", "tasks held", "records", "batch", "report", "time", "staleness", "memory"],
     status.trainers.map((each) => [
       called(each), `${each.host} pid ${each.pid}`, each.holding, number(each.records), seconds(each.batch_s),
       seconds(each.silent_s) + " ago", spent(each.profile), each.staleness === null ? "" : number(each.staleness), bytes(each.facts?.memory_bytes),
     ]), (place) => status.trainers[place].silent_s > 12);
   const servers = [...(status.master ? [{ ...status.master, role: "master" }] : []),
     ...status.pservers.map((each) => ({ ...each, role: `pserver-${each.index}` }))];
-  table("servers", "What each holds, and what went in and out", ["server", "where", "state", "blocks", "values", "versions", "received", "sent", "memory"],
+  table("servers", "Servers and their traffic", ["server", "address", "state", "blocks", "values", "versions", "received", "sent", "memory"],
     servers.map((each) => [
       each.role, each.address, each.state, each.blocks || "", bytes(each.size_bytes),
       each.blocks ? `${each.lowest_version} to ${each.highest_version}` : "",
@@ -169,17 +169,17 @@ function people(status) {
 }
 
 function work(status) {
-  table("tables", "Embedding tables", ["table", "rows", "memory", "waiting", "read", "hits", "created", "evicted", "no memory for"],
+  table("tables", "Embedding tables", ["table", "rows", "memory", "waiting", "read", "hits", "created", "evicted", "rejected for lack of memory"],
     status.tables.map((each) => [
       each.name, number(each.rows), bytes(each.size_bytes), number(each.waiting), number(each.reads),
       each.reads ? Math.round((100 * each.hits) / each.reads) + " %" : "", number(each.created), number(each.evicted),
       each.refused ? number(each.refused) : "",
     ]), (place) => status.tables[place].refused > 0);
-  table("running", "Worked on for longest", ["trainer", "epoch", "task", "file", "for", "failed before"],
+  table("running", "Longest running tasks", ["trainer", "epoch", "task", "file", "running for", "earlier failures"],
     status.running.map((each) => [
       each.trainer, each.epoch + 1, each.task, each.url, seconds(each.running_s), each.failures || "",
     ]));
-  table("failed", "Failed for good", ["file", "records", "epoch", "task", "attempts", "error"],
+  table("failed", "Quarantined batches", ["file", "records", "epoch", "task", "attempts", "error"],
     status.failed.map((each) => [
       each.url, `${each.first_record} to ${each.first_record + each.records - 1}`, each.epoch + 1, each.task,
       each.attempts, each.error,
@@ -190,7 +190,7 @@ function showEvents(news) {
   if (!news.events.length) return;
   if (news.events[0].number === 1) events = [];
   events = [...news.events.reverse(), ...events].slice(0, 200);
-  table("events", "Newest first", ["when", "kind", "what"], events.map((each) => [
+  table("events", "Newest first", ["time", "kind", "event"], events.map((each) => [
     time(each.at), each.kind.replaceAll("_", " "), each.text,
   ]), (place) => events[place].is_warning);
 }
@@ -216,6 +216,6 @@ function show(news) {
 const source = new EventSource("stream");
 source.onmessage = (message) => show(JSON.parse(message.data));
 source.onerror = () => {
-  $("state").textContent = "The master does not answer; the page tries again.";
+  $("state").textContent = "The master does not answer; retrying.";
   $("state").classList.add("lost");
 };
