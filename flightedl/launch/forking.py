@@ -69,7 +69,7 @@ class ForkServer:
         self._socket: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._read_at_load = _read_at_load(environment)
-        #: Kinds of processes that it has forked.
+        #: Kinds of processes that the fork server has forked.
         self._made: set[str] = set()
         self._second = ForkServer(environment, apart) if apart else None
         self._apart = tuple(apart)

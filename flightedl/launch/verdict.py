@@ -24,7 +24,7 @@ _OWN_MODELS = (
 
 
 def verdict(status: StatusReply | None, *, keeps_checkpoints: bool) -> Outcome:
-    """Return how a job ended whose trainers all exited with 0.
+    """Return the outcome of a job whose trainers all exited with code 0.
 
     Args:
         status: The master's last status, or None if it did not answer.

@@ -20,8 +20,8 @@ _TABLES = {
 
 def _of_tables(status: PserverStatusReply) -> Figures:
     return {
-        name: Figure(told, {each.name: getattr(each, field) for each in status.tables}, "table")
-        for name, (told, field) in _TABLES.items()
+        name: Figure(text, {each.name: getattr(each, field) for each in status.tables}, "table")
+        for name, (text, field) in _TABLES.items()
     }
 
 

@@ -85,7 +85,7 @@ class Snapshots:
         self.written_s = 0.0
 
     def prepare(self) -> None:
-        """Have the memory of the copies ready before they are wanted; takes a while, and nobody waits for it."""
+        """Allocate and touch the copies' memory before the first order. Slow; call it in the background."""
         if self._storage is not None:
             for array in self._copying.held.dense.copied_arrays():
                 self._memory.reserve(*array)

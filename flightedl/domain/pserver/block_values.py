@@ -163,7 +163,7 @@ class Split(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """One span has taken the place of two neighbours; the arrays are joined before anything else happens."""
+    """One span has replaced two adjacent ones. The caller joins the arrays before it does anything else."""
 
     numbers: range
 

@@ -110,7 +110,7 @@ class BlockSpan(SpanPlace):
         self.updates = 0
 
     def is_like(self, other: BlockSpan) -> bool:
-        """True if both are copied whole, and nothing but their applied batches tells their histories apart."""
+        """Return True if cuts copy both spans at once, and their histories differ at most in the applied batches."""
         return (
             self.is_copied_whole
             and other.is_copied_whole
@@ -215,23 +215,23 @@ class BlockProtocol:
         return Split(first, into)
 
     def join(self, number: int, most: int) -> Joined | Split | None:
-        """Join the span that begins with a block and the one before it, if both are copied whole and have become alike.
+        """Join a span with the one before it, if cuts copy both at once and their states have become equal.
 
         Args:
-            number: The block.
-            most: Blocks that the shorter of the two may have.
+            number: First block of the span.
+            most: Largest number of blocks that the shorter span may have.
 
         Returns:
-            ``Split`` if the shorter one has more; join again after it. None if nothing was done.
+            ``Split`` if the shorter span is longer; call again afterwards. None if nothing was changed.
         """
         second, first = self._span_of[number], self._span_of.get(number - 1)
         if first is None or self._cuts or not first.is_like(second) or not self._applied.are_alike(number - 1, number):
             return None
         self._applied.merge()
-        whole = min(first.numbers, second.numbers, key=len)
-        if len(whole) > most:
-            at = number - most if whole.stop == number else number + most
-            return self.split(whole.start, [range(whole.start, at), range(at, whole.stop)])
+        shorter = min(first.numbers, second.numbers, key=len)
+        if len(shorter) > most:
+            at = number - most if shorter.stop == number else number + most
+            return self.split(shorter.start, [range(shorter.start, at), range(at, shorter.stop)])
         numbers = range(first.numbers.start, second.numbers.stop)
         joined = BlockSpan(numbers, first.rounds, is_copied_whole=True)
         joined.updates = first.updates

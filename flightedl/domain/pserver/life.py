@@ -330,7 +330,7 @@ class PserverLife:
 
     @property
     def waiting_for(self) -> str:
-        """What the pserver is waiting for, for messages; empty if it is not waiting."""
+        """Description of what the pserver is waiting for; empty if it is not waiting."""
         if self.state is State.RESTORING:
             return f"the checkpoints: {self._trouble}" if self._trouble else "the checkpoint to be loaded"
         if self.is_compiling:
