@@ -95,10 +95,7 @@ def pointer_in(keys: Mapping[str, Key | None]) -> bytes | None:
 
 
 def claimed(result: Any, key: str, value: Any) -> int:
-    """Return the revision at which a claim created ``key``, 0 if another process has it.
-
-    A repeated request gets the revision of the first.
-    """
+    """Return the revision at which a claim, or a repeated one, created ``key``; 0 if another process has it."""
     committed, revision, found = result
     if committed:
         return int(revision)

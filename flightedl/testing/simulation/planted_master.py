@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flightedl.testing.simulation.planted import Planted, answers, bug, drops, rewrites, swaps
 
+_SCHEDULE = "domain.master.deterministic_schedule:DeterministicSchedule."
 _QUEUE = "domain.queue.tasks:TaskQueue."
 _STATE = "domain.queue.state:QueueState."
 _WORK = "domain.master.work:Work."
@@ -36,6 +37,10 @@ MASTER_BUGS: dict[str, Planted] = {
     "only this epoch is reopened": bug(
         "of the work that a pserver lost, only the current epoch's is repeated",
         swaps(f"{_PSERVERS}_reopen", "in lacking.items()", "in lacking.items() if epoch == queue.epoch"),
+    ),
+    "a deterministic run repeats nothing": bug(
+        "the schedule of a deterministic run ignores tasks that were lost or returned",
+        swaps(f"{_SCHEDULE}pieces_for", "queue.has_todo", "queue.cursor < queue.epoch_size(queue.epoch)"),
     ),
     "a stopped job is torn": bug(
         "a stopped job ends while some blocks lack batches that others have", answers(f"{_PSERVERS}_claim_torn", "0")

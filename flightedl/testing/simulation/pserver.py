@@ -299,10 +299,7 @@ class Pserver(Process):
         done: Callable[[str], None],
         failed: Action,
     ) -> None:
-        """Read the files one after the other, then load the blocks.
-
-        ``done`` gets the name of a damaged file, or an empty string when the blocks are loaded.
-        """
+        """Read the files in turn, then load the blocks. ``done`` gets the name of a damaged file, or "" on success."""
         if len(found) == len(names):
             left = iter(found)
             shards = [put_together([next(left) for _ in part.file.chain]) for part in parts]
