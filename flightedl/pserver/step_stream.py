@@ -46,6 +46,12 @@ _AT_ONCE_BYTES, _AT_ONCE_PARTS = SMALL_BYTES - (4 << 10), 64
 BY_STREAM: LineMessage = (None, b"")
 
 
+def inbox_of(pair: SharedPair) -> CopyingInbox:
+    """Return the inbox for a trainer's values."""
+    lent, other = None if pair.gradients is None else pair.gradients.values, pair.other
+    return CopyingInbox(other.values, finite_copy(), lent, lambda: other.is_over)
+
+
 class StepStream(Channel):
     """Both directions of one stream. Its handler must call ``end`` when it returns.
 
@@ -222,7 +228,7 @@ class StepStream(Channel):
             return
         self._pair = pair
         store = None if pair.store is None else pair.store.values
-        self._share(pair.line, Outbox(pair.own.values, store=store), CopyingInbox(pair.other.values, finite_copy()))
+        self._share(pair.line, Outbox(pair.own.values, store=store), inbox_of(pair))
         self._meter.stream(0, shared=1)
 
     def is_over(self) -> bool:

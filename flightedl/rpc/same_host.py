@@ -48,8 +48,10 @@ class SharedPair:
     other: SharedMemory
     #: Carries the stream's small messages, and ends with it.
     line: Line
-    #: The server's, in which its values lie, of no stream; None: it has none.
+    #: Memory of no stream from which the server lends its values; None if it does not.
     store: SharedMemory | None = None
+    #: Memory of no stream from which the client lends its gradients; None if it does not.
+    gradients: SharedMemory | None = None
 
 
 class NotSharedError(UnavailableError):
@@ -67,8 +69,12 @@ def uid_of_peer(connection: socket.socket) -> int:
 # the client's side
 
 
-def ask_to_share(exchange: ClientExchange) -> SharedPair:
+def ask_to_share(exchange: ClientExchange, gradients: SharedMemory | None = None) -> SharedPair:
     """Ask the server at the other end of a fresh stream to share memory.
+
+    Args:
+        exchange: The stream.
+        gradients: See ``SharedPair``.
 
     Raises:
         NotSharedError: it is not to be had; the stream is as good as before.
@@ -85,14 +91,14 @@ def ask_to_share(exchange: ClientExchange) -> SharedPair:
     if reply.refused:
         raise NotSharedError(reply.refused)
     try:
-        pair = _come_to(reply)
+        pair = _come_to(reply, gradients)
     except (OSError, FlightedlError, ValueError) as error:
         raise NotSharedError(f"no memory could be exchanged: {str(error)[:200]}") from None
     exchange.have(pair.line)
     return pair
 
 
-def _come_to(reply: ShareReply) -> SharedPair:
+def _come_to(reply: ShareReply, gradients: SharedMemory | None) -> SharedPair:
     nonce = bytes.fromhex(reply.nonce)
     with ExitStack() as stack:
         connection = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
@@ -100,10 +106,10 @@ def _come_to(reply: ShareReply) -> SharedPair:
         connection.connect(_address(reply.socket))
         _require_same_user(connection)
         own = SharedMemory.create(nonce, name=TRAINERS_MEMORY)
-        _send(connection, own)
-        other, store = _receive(connection, nonce, most=2)
+        _send(connection, own, gradients)
+        other, store = _receive(connection, nonce)
         stack.pop_all()
-        return SharedPair(own, other, Line(connection), store)
+        return SharedPair(own, other, Line(connection), store, gradients)
 
 
 # the server's side
@@ -174,10 +180,10 @@ def _wait_for_client(
                 stack.enter_context(connection)
                 connection.settimeout(max(0.01, until - clock.now()))
                 _require_same_user(connection)
-                other, _ = _receive(connection, own.nonce, most=1)
+                other, gradients = _receive(connection, own.nonce)
                 _send(connection, own, store)
                 stack.pop_all()
-                return SharedPair(own, other, Line(connection), store)
+                return SharedPair(own, other, Line(connection), store, gradients)
         except TimeoutError:
             pass
         except (OSError, FlightedlError) as error:
@@ -207,13 +213,13 @@ def _send(connection: socket.socket, own: SharedMemory, store: SharedMemory | No
         own.sent()
 
 
-def _receive(connection: socket.socket, nonce: bytes, *, most: int) -> tuple[SharedMemory, SharedMemory | None]:
-    """The other side's memory of this stream, and its store if it lends from one: ``most`` descriptors, or fewer."""
+def _receive(connection: socket.socket, nonce: bytes) -> tuple[SharedMemory, SharedMemory | None]:
+    """Return the other side's memory for this stream, and the memory from which it lends, if any."""
     said, descriptors, _, _ = socket.recv_fds(connection, len(_DONE), 2, socket.MSG_CMSG_CLOEXEC)
     with ExitStack() as stack:
         for each in descriptors:
             stack.callback(os.close, each)
-        if said != _DONE or not 0 < len(descriptors) <= most:
-            raise MessageError(f"{len(descriptors)} descriptors came, not {most}, or without the word that they do")
+        if said != _DONE or not 0 < len(descriptors) <= 2:
+            raise MessageError(f"{len(descriptors)} descriptors came, not 1 or 2, or without the word that they do")
         found = [SharedMemory.received(os.dup(each), nonce if not n else None) for n, each in enumerate(descriptors)]
         return found[0], found[1] if len(found) > 1 else None

@@ -42,6 +42,7 @@ from flightedl.torch.ahead import PrefetchDetector, Seen
 from flightedl.torch.groups import ShownSettings, chosen, settings_in, shown, with_groups
 from flightedl.torch.module import Place, buffers_of, embeddings_of, parameters_of
 from flightedl.torch.rows import RowGroups
+from flightedl.torch.staging import Staging
 from flightedl.torch.tensors import Array, Copies, array_of, bind, fingerprint, is_bound, tensor_of
 
 
@@ -63,6 +64,8 @@ class Optimizer(torch.optim.Optimizer):
             declared, but not trained until ``add_param_group`` adds them. None: one group of all parameters.
         wire: As for ``job.parameters``.
         error_feedback: As for ``job.parameters``.
+        overlap_backward: True to copy gradients of the main memory to where a pserver on the same host reads them while
+            ``backward`` runs, not in ``step``. The results are the same.
 
     Raises:
         UsageError: servers cannot train the module in this way; the message says what to do.
@@ -79,6 +82,7 @@ class Optimizer(torch.optim.Optimizer):
         groups: Iterable[Mapping[str, Any]] | None = None,
         wire: str = "",
         error_feedback: bool = False,
+        overlap_backward: bool = False,
     ) -> None:
         self._places = parameters_of(module)
         self._rows = RowGroups(embeddings_of(module))
@@ -115,6 +119,7 @@ class Optimizer(torch.optim.Optimizer):
         self.values_arrived(list(self._tensors))
         self._pushed = Seen(self._gradients().values())
         self._model.listen(self)
+        self._staging = Staging(self._places, self._model.gradient_memory()) if overlap_backward else None
 
     def _given(self, groups: Iterable[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
         if groups is None:

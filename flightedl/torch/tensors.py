@@ -56,12 +56,12 @@ def bind(tensor: torch.Tensor, values: torch.Tensor) -> None:
         and (tensor.dtype, tensor.shape, tensor.stride()) == (values.dtype, values.shape, values.stride())
         and type(tensor.data) is torch.Tensor
         and not tensor.is_shared()
-        and _is_sole_owner(tensor)
+        and is_sole_owner(tensor)
     ):
         tensor.data = values
 
 
-def _is_sole_owner(tensor: torch.Tensor) -> bool:
+def is_sole_owner(tensor: torch.Tensor) -> bool:
     """True if nothing else uses the tensor's memory, as far as PyTorch can tell."""
     count = getattr(torch._C, "_storage_Use_Count", None)
     # One reference is the tensor's, one is this function's.

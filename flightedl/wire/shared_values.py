@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from flightedl.errors import MessageError
+from flightedl.errors import MessageError, UnavailableError
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -155,16 +155,25 @@ class Inbox:
 
 
 class CopyingInbox(Inbox):
-    """The same from a copy, which holds until the next values are taken: nobody changes it between check and use.
+    """Values from the other side, copied before they are checked and used. The copy is valid until the next ``take``.
 
     Args:
         memory: (n,) bytes of the other side.
-        copy: ``copy(target, source)`` copies bytes, and says whether what is in the target is known to be finite.
+        copy: ``copy(target, source)`` copies bytes, and returns True if the target is known to hold finite floats.
+        store: As of ``Inbox``.
+        is_over: True if the other side has ended what it lent. The copy may then be of several gradients.
     """
 
-    def __init__(self, memory: Bytes, copy: Callable[[Bytes, Bytes], bool]) -> None:
-        super().__init__(memory)
+    def __init__(
+        self,
+        memory: Bytes,
+        copy: Callable[[Bytes, Bytes], bool],
+        store: Bytes | None = None,
+        is_over: Callable[[], bool] | None = None,
+    ) -> None:
+        super().__init__(memory, store)
         self._copy_values = copy
+        self._is_over = is_over
         self._copy: Bytes = np.empty(0, np.uint8)
 
     def take(self, start: int, size_bytes: int) -> memoryview:
@@ -173,6 +182,8 @@ class CopyingInbox(Inbox):
             self._copy = np.empty(size_bytes, np.uint8)
         copy = self._copy[:size_bytes]
         self.is_finite = self._copy_values(copy, place)
+        if start >= _IN_STORE and self._is_over is not None and self._is_over():
+            raise UnavailableError("the stream ended while values were copied: they may be of two gradients")
         return copy.data.cast("B")
 
 

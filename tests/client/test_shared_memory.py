@@ -544,6 +544,76 @@ def test_a_reader_of_values_lent_by_an_ended_stream_asks_again() -> None:
         assert all(block.rounds.version == 5 for block in cluster.shards[0].blocks())
 
 
+def test_gradients_are_lent_from_the_memory_that_is_made_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, places = shared_values.Outbox.put, []
+
+    def put(self: shared_values.Outbox, values: list[memoryview], size_bytes: int) -> int | None:
+        places.append(real(self, values, size_bytes))
+        return places[-1]
+
+    with Cluster({"w": (2_000_000,)}, Async(), pservers=2) as cluster:
+        trainer = cluster.trainer()
+        gradient = trainer.parameters.gradient_memory()["w"]
+        monkeypatch.setattr(shared_values.Outbox, "put", put)
+        for batch in range(3):
+            gradient.fill(batch + 1)
+            trainer.begin(batch)
+            trainer.step(batch, {"w": gradient})
+        assert (trainer.parameters["w"] == -(1 + 2 + 3)).all()
+    assert len(places) >= 3 * 2 * 2
+    assert all(place is not None and place >= shared_values._IN_STORE for place in places)
+
+
+@pytest.mark.parametrize("wire", ["", "float16"])
+def test_gradients_that_are_encoded_have_no_memory_of_their_own(wire: str) -> None:
+    with Cluster({"w": (100,)}, Async(), wire=wire) as cluster:
+        assert bool(cluster.trainer().parameters.gradient_memory()) == (not wire)
+
+
+def test_a_gradient_that_changed_while_a_pserver_copied_it_is_never_applied(monkeypatch: pytest.MonkeyPatch) -> None:
+    copying, changed = threading.Event(), threading.Event()
+    real = step_stream.finite_copy()
+
+    def slow(target: np.ndarray, source: np.ndarray) -> bool:
+        if copying.is_set():
+            return real(target, source)
+        half = len(source) // 8 * 4
+        target[:half] = source[:half]
+        copying.set()
+        assert changed.wait(10.0)
+        target[half:] = source[half:]
+        return True
+
+    monkeypatch.setattr(step_stream, "finite_copy", lambda: slow)
+    with Cluster({"w": (500_000,)}, Async()) as cluster, ThreadPoolExecutor(1) as pool:
+        # As within a host, where a checksum would find the mixture.
+        cluster.connections[0].has_checksums = False
+        trainer = cluster.trainer()
+        gradient = trainer.parameters.gradient_memory()["w"]
+        gradient.fill(1)
+        trainer.begin(0)
+        real_end = step_channel.StepChannel.end
+
+        def end(channel: StepChannel, stream: step_channel.StepStream, error: BaseException | None = None) -> None:
+            real_end(channel, stream, error)
+            if error is not None:
+                # The step is about to be sent again, but the loop could as well go on with the next batch.
+                gradient.fill(2)
+                changed.set()
+
+        monkeypatch.setattr(step_channel.StepChannel, "end", end)
+        stepped = pool.submit(trainer.step, 0, {"w": gradient})
+        assert copying.wait(10.0)
+        abort_connections(cluster.servers[0].port)
+        for line in list(cluster.connections[0]._lines._of.values()):
+            line.shut()
+        stepped.result(20.0)
+        (shard,) = cluster.shards
+        for block in shard.blocks():
+            assert block.rounds.version == 1
+            assert (block.values == -2).all(), "all of it is of the gradient that was sent again"
+
+
 def test_a_trainer_that_acknowledges_nothing_is_lent_at_most_the_limit() -> None:
     with Cluster({"w": (6_000_000,)}, Async()) as cluster:
         (shard,) = cluster.shards

@@ -209,13 +209,13 @@ def test_a_stranger_that_connects_first_does_not_exclude_the_client(
 ) -> None:
     real = same_host._come_to
 
-    def after_strangers(reply: ShareReply) -> SharedPair:
+    def after_strangers(reply: ShareReply, gradients: SharedMemory | None) -> SharedPair:
         for data in (b"", b"1"):
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
                 stranger.connect(same_host._address(reply.socket))
                 if data:
                     stranger.send(data)
-        return real(reply)
+        return real(reply, gradients)
 
     monkeypatch.setattr(same_host, "_come_to", after_strangers)
     with _stream(server) as exchange:

@@ -7,6 +7,7 @@ which all work in parallel. Received values are copied once, into the arrays tha
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -38,7 +39,7 @@ from flightedl.domain.trainer.batches import Batch, BatchState, CurrentBatch
 from flightedl.domain.trainer.membership import Begun, TrainerMembership
 from flightedl.domain.trainer.steps import Added, Done, Effect, Next, Steps, TakeSum, carried_out
 from flightedl.domain.trainer.transfers import Transfer
-from flightedl.errors import FlightedlError, GradientError, UsageError
+from flightedl.errors import FlightedlError, GradientError, UnavailableError, UsageError
 from flightedl.ports import Clock
 from flightedl.process import tracing
 
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from flightedl.kernels.compiled import HalfKernels
 
 Array = npt.NDArray[np.generic]
+_log = logging.getLogger(__name__)
 _NO_GRADIENTS: Mapping[str, npt.ArrayLike] = MappingProxyType({})
 
 
@@ -339,6 +341,23 @@ class Parameters(Mapping[str, npt.NDArray[np.generic]]):
         self._require_kept()
         self._listener = listener
         self._values.stored = set()
+
+    def gradient_memory(self) -> Mapping[str, Array]:
+        """Return an array for the gradient of each parameter: gradients given there are sent without a copy.
+
+        Only ``step`` reads the arrays. Empty if gradients are encoded before they are sent, or memory cannot be shared.
+        """
+        if self._layout.plans.encodes or self._values.shortens:
+            return {}
+        try:
+            memory = self._values.gradient_memory()
+        except UnavailableError as error:
+            _log.info("gradients are not staged: %s", error)
+            return {}
+        for shard in self._layout.shards:
+            # Open streams do not know of the memory.
+            shard.close()
+        return memory
 
     # for the session
 

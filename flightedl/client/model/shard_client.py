@@ -111,7 +111,9 @@ class ShardClient:
         if before is not None and before.window <= self.window:
             self.window, self.channel = before.window, before.channel
         else:
-            self.channel = StepChannel(index, clock, step_bytes=sum(sizes), ahead=self.window)
+            self.channel = StepChannel(
+                index, clock, step_bytes=sum(sizes), ahead=self.window, gradients=lambda: values.gradients
+            )
         #: Times of the newest transfer.
         self.conversation: Conversation = Conversation(index, clock.now) if before is None else before.conversation
 

@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from flightedl.errors import OutcomeUnknownError, UnavailableError
 from flightedl.ports import Clock
+from flightedl.process.shared_memory import SharedMemory
 from flightedl.rpc.channel import Channel, Received
 from flightedl.rpc.client import Connection
 from flightedl.rpc.client_streams import ClientExchange
@@ -58,9 +59,19 @@ class StepChannel:
         clock: Clock for the deadlines of streams.
         step_bytes: Bytes of the values of a step.
         ahead: Maximum number of unanswered messages.
+        gradients: Returns the memory from which gradients are lent; None if none are.
     """
 
-    def __init__(self, index: int, clock: Clock, *, step_bytes: int, ahead: int = 2) -> None:
+    def __init__(
+        self,
+        index: int,
+        clock: Clock,
+        *,
+        step_bytes: int,
+        ahead: int = 2,
+        gradients: Callable[[], SharedMemory | None] = lambda: None,
+    ) -> None:
+        self._gradients = gradients
         self._joined_bytes = min(_JOINED_BYTES, step_bytes // _MESSAGES)
         self._ahead = ahead
         self._index = index
@@ -81,7 +92,7 @@ class StepChannel:
         stream = StepStream(connection, exchange, old_at, ends_at, self._clock.now, self._ahead)
         if connection.shares_memory and self._unshared is not connection:
             try:
-                stream.share(ask_to_share(exchange), self._joined_bytes)
+                stream.share(ask_to_share(exchange, self._gradients()), self._joined_bytes)
             except NotSharedError as error:
                 self._unshared = connection
                 _log.debug("values from and to pserver %d are sent by TCP: %s", self._index, error)
@@ -161,7 +172,8 @@ class StepStream(Channel):
         self._joined_bytes = joined_bytes
         self._is_inline = False
         store = None if pair.store is None else pair.store.values
-        self._share(pair.line, Outbox(pair.own.values), Inbox(pair.other.values, store))
+        lent = None if pair.gradients is None else pair.gradients.values
+        self._share(pair.line, Outbox(pair.own.values, store=lent), Inbox(pair.other.values, store))
 
     def send(self, pieces: Sequence[OutgoingBlocks], attached: bytes = b"", *, checksums: bool) -> None:
         """Send a message, or keep it until received answers make room for it.
@@ -237,6 +249,9 @@ class StepStream(Channel):
     def rest(self, error: BaseException | None = None) -> None:
         """End a step; it has failed if there is an error."""
         if error is not None:
+            if self._pair is not None:
+                # The server may still read gradients that were lent, and the caller is about to change them.
+                self._pair.own.end()
             # The error may be kept, and its frames refer to this object: release the memory.
             self._pair = self._outbox = self._inbox = None
             self.is_borrowing = False

@@ -16,6 +16,7 @@ from flightedl.client.model.lending import Lending, Show
 from flightedl.domain.model.sharding import ALIGNMENT_BYTES, Block, ShardPlan
 from flightedl.errors import MessageError
 from flightedl.kernels.half_precision import array_dtype
+from flightedl.process.shared_memory import NONCE_BYTES, SharedMemory
 from flightedl.wire.shared_values import copy_past_cache
 
 if TYPE_CHECKING:
@@ -39,13 +40,14 @@ class ModelValues:
         self._half = halves
         #: True if some elements are sent as 16-bit floats though they are longer.
         self.shortens = halves is not None
-        self._line, starts = _line_of(plan)
-        arrays = {
-            spec.name: self._line[start : start + spec.size * spec.seen_item_bytes]
-            .view(array_dtype(spec.dtype))
-            .reshape(spec.shape)
-            for spec, start in zip(plan.parameters, starts, strict=True)
-        }
+        starts, size_bytes = _places_in_line(plan)
+        raw = np.zeros(size_bytes + ALIGNMENT_BYTES, np.uint8)
+        first = -raw.ctypes.data % ALIGNMENT_BYTES
+        self._line = raw[first : first + size_bytes]
+        self._plan, self._starts = plan, starts
+        arrays = self._arrays_in(self._line)
+        #: Memory for gradients that pservers on the same host map; None until ``gradient_memory`` makes it.
+        self.gradients: SharedMemory | None = None
         #: Dtype of each parameter's array.
         self.dtypes: dict[str, np.dtype[Any]] = {name: array.dtype for name, array in arrays.items()}
         #: Parameter -> its values, read-only.
@@ -62,6 +64,24 @@ class ModelValues:
         for number, block in blocks.items():
             item_bytes, start = plan.parameters[block.parameter].seen_item_bytes, starts[block.parameter]
             self._bounds[number] = (start + block.start * item_bytes, start + block.stop * item_bytes)
+
+    def _arrays_in(self, line: npt.NDArray[np.uint8]) -> dict[str, Array]:
+        """Return an array for each parameter, of its shape."""
+        return {
+            spec.name: line[start : start + spec.size * spec.seen_item_bytes]
+            .view(array_dtype(spec.dtype))
+            .reshape(spec.shape)
+            for spec, start in zip(self._plan.parameters, self._starts, strict=True)
+        }
+
+    def gradient_memory(self) -> dict[str, Array]:
+        """Return an array for the gradient of each parameter, sent from there without a copy on the same host.
+
+        Raises:
+            UnavailableError: this system has no memory that can be shared.
+        """
+        self.gradients = SharedMemory.create(bytes(NONCE_BYTES), self._line.size, "flightedl-gradients")
+        return self._arrays_in(self.gradients.values)
 
     def nbytes(self, blocks: range) -> int:
         return self._bounds[blocks[-1]][1] - self._bounds[blocks[0]][0]
@@ -145,8 +165,8 @@ def _widened(data: memoryview, halves: HalfKernels | None) -> memoryview:
     return wide.data.cast("B")
 
 
-def _line_of(plan: ShardPlan) -> tuple[npt.NDArray[np.uint8], list[int]]:
-    """Return memory for all parameters in declared order, and the start of each in bytes.
+def _places_in_line(plan: ShardPlan) -> tuple[list[int], int]:
+    """Return where each parameter starts in a line of all parameters in declared order, and where it ends, in bytes.
 
     Neighbours of one dtype are adjacent, so that the values of a message are contiguous.
     """
@@ -158,9 +178,7 @@ def _line_of(plan: ShardPlan) -> tuple[npt.NDArray[np.uint8], list[int]]:
             end, dtype = -(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES, spec.dtype
         starts.append(end)
         end += spec.size * spec.seen_item_bytes
-    raw = np.zeros(end + ALIGNMENT_BYTES, np.uint8)
-    first = -raw.ctypes.data % ALIGNMENT_BYTES
-    return raw[first : first + end], starts
+    return starts, end
 
 
 def _read_only(array: Array) -> Array:
