@@ -6,7 +6,7 @@ pushed. From the first values on it *pulls*. Values that arrive with the answers
 asynchronous mode, and if a round of small values closes within two milliseconds.
 
 Each fact is noted once, for all of its readers. The user's thread switches between activities (:class:`StepProbe`); the
-thread that talks to a pserver notes the phases (:class:`Conversation`). The progress report and the metrics page read
+thread that talks to a pserver notes the phases (``waiting.Conversation``). The progress report and the metrics page read
 the sums, a tracer gets the phases, and ``waiting.Waits`` detects a pserver that has not answered for a long time. An
 activity counts when it is over.
 """
@@ -14,59 +14,13 @@ activity counts when it is over.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from threading import get_ident
-from typing import TYPE_CHECKING
 
-from flightedl.process import tracing
-
-if TYPE_CHECKING:
-    from flightedl.client.waiting import Waiting
+from flightedl.client.waiting import Conversation
 
 #: Activities of the loop. "data": waiting for the next batch or for membership. "script": running the user's code.
 DATA, SCRIPT = "data", "script"
 #: Activities with the parameter servers, and phases of a conversation with one of them.
 PUSH, WAIT, PULL = "push", "wait", "pull"
-
-
-class Conversation:
-    """The phases of conversations with one pserver, one conversation at a time. One thread writes.
-
-    Args:
-        index: Index of the pserver.
-        now: The process's clock, in seconds.
-    """
-
-    __slots__ = ("_now", "_since", "asked_at", "phase", "seconds", "thread", "waiting", "whom")
-
-    def __init__(self, index: int, now: Callable[[], float]) -> None:
-        self._now = now
-        self._since = 0.0
-        #: The pserver's name, for people.
-        self.whom = f"pserver {index}"
-        #: PUSH, WAIT or PULL; empty between conversations.
-        self.phase = ""
-        #: Seconds of each phase of the newest conversation.
-        self.seconds: dict[str, float] = {}
-        #: When the conversation's first request began; None once it has ended.
-        self.asked_at: float | None = None
-        #: The thread of the conversation.
-        self.thread = 0
-        #: The wait that reports the first request to the user, if it takes long.
-        self.waiting: Waiting | None = None
-
-    def begin(self, phase: str) -> None:
-        self.seconds = {}
-        self.thread = get_ident()
-        self.phase = phase
-        self._since = self.asked_at = self._now()
-
-    def turn(self, phase: str) -> None:
-        """Add the time since the last turn to the current phase, and begin another."""
-        now, before = self._now(), self.phase
-        self.seconds[before] = self.seconds.get(before, 0.0) + now - self._since
-        if tracing.tracer is not None:
-            tracing.past(before, self._since, now)
-        self.phase, self._since = phase, now
 
 
 class StepProbe:

@@ -11,9 +11,9 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 
-from flightedl.client.probe import Conversation
 from flightedl.errors import FlightedlError, JobFailedError, UnavailableError
 from flightedl.ports import Clock
+from flightedl.process import tracing
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
 
@@ -148,6 +148,47 @@ class Waiting:
             if self.reported:
                 self.reported = ""
                 self._report("")
+
+
+class Conversation:
+    """The phases of conversations with one pserver, one conversation at a time. One thread writes.
+
+    Args:
+        index: Index of the pserver.
+        now: The process's clock, in seconds.
+    """
+
+    __slots__ = ("_now", "_since", "asked_at", "phase", "seconds", "thread", "waiting", "whom")
+
+    def __init__(self, index: int, now: Callable[[], float]) -> None:
+        self._now = now
+        self._since = 0.0
+        #: The pserver's name, for people.
+        self.whom = f"pserver {index}"
+        #: Phase of the conversation, see ``probe``; empty between conversations.
+        self.phase = ""
+        #: Seconds of each phase of the newest conversation.
+        self.seconds: dict[str, float] = {}
+        #: When the conversation's first request began; None once it has ended.
+        self.asked_at: float | None = None
+        #: The thread of the conversation.
+        self.thread = 0
+        #: The wait that reports the first request to the user, if it takes long.
+        self.waiting: Waiting | None = None
+
+    def begin(self, phase: str) -> None:
+        self.seconds = {}
+        self.thread = threading.get_ident()
+        self.phase = phase
+        self._since = self.asked_at = self._now()
+
+    def turn(self, phase: str) -> None:
+        """Add the time since the last turn to the current phase, and begin another."""
+        now, before = self._now(), self.phase
+        self.seconds[before] = self.seconds.get(before, 0.0) + now - self._since
+        if tracing.tracer is not None:
+            tracing.past(before, self._since, now)
+        self.phase, self._since = phase, now
 
 
 class Waits:

@@ -31,7 +31,8 @@ from flightedl.messages.tasks import (
 from flightedl.process import tracing
 from flightedl.process.stacks import stacks
 from flightedl.rpc.authentication import Role
-from flightedl.rpc.routes import Answer, Call, Endpoint, Endpoints, Routes
+from flightedl.rpc.call import Call
+from flightedl.rpc.routes import Answer, Endpoint, Endpoints, Routes
 from flightedl.wire.rows import VALUES_SCHEMA
 
 _OF_A_TRAINER = (

@@ -29,9 +29,9 @@ from flightedl.pserver.meter import Meter
 from flightedl.pserver.shard import Shard
 from flightedl.pserver.step_stream import BY_STREAM, StepStream
 from flightedl.pserver.steps import LITTLE_BYTES, MOMENT_S, SLICE_S, StepSession, awaited_values, pushed
+from flightedl.rpc.call import Call
 from flightedl.rpc.channel import Received
 from flightedl.rpc.line import LineMessage
-from flightedl.rpc.routes import Call
 from flightedl.wire.parts import STEP_END, ReceivedBlocks
 from flightedl.wire.rows import OutgoingBlocks
 

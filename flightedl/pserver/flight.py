@@ -30,7 +30,8 @@ from flightedl.pserver.service import PserverService
 from flightedl.pserver.step_stream import StepStream
 from flightedl.pserver.steps import awaited_values
 from flightedl.rpc.authentication import Role
-from flightedl.rpc.routes import Call, ExchangeRoute, Outgoing, PutRoute, Routes
+from flightedl.rpc.call import Call
+from flightedl.rpc.routes import ExchangeRoute, Outgoing, PutRoute, Routes
 from flightedl.rpc.streams import Exchange, Incoming
 from flightedl.wire.parts import STEP_SCHEMA
 from flightedl.wire.rows import PUSH_SCHEMA, VALUES_SCHEMA, decode_batch, decode_rows, encode_pieces

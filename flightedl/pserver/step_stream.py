@@ -26,9 +26,9 @@ from flightedl.kernels.compiled import finite_copy
 from flightedl.ports import Clock
 from flightedl.process.shared_memory import SharedMemory
 from flightedl.pserver.meter import Meter
+from flightedl.rpc.call import Call
 from flightedl.rpc.channel import Channel, Received, ValuesMessage
 from flightedl.rpc.line import SMALL_BYTES, Line, LineMessage
-from flightedl.rpc.routes import Call
 from flightedl.rpc.same_host import NotSharedError, SharedPair, is_share_request, refuse_to_share, share
 from flightedl.rpc.streams import BrokenOffError, Exchange
 from flightedl.wire.parts import STEP_SCHEMA, Place, decode_message, encode_message, place_of

@@ -27,22 +27,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from flightedl.rpc.authentication import Credentials, Role
+    from flightedl.rpc.call import Call, Limits, Message
     from flightedl.rpc.client import Connection
     from flightedl.rpc.client_streams import ClientExchange, Download
     from flightedl.rpc.connector import Connector
     from flightedl.rpc.identity import Caller, ServerIdentity
-    from flightedl.rpc.routes import (
-        Answer,
-        Call,
-        Endpoint,
-        Endpoints,
-        ExchangeRoute,
-        Limits,
-        Message,
-        Outgoing,
-        PutRoute,
-        Routes,
-    )
+    from flightedl.rpc.routes import Answer, Endpoint, Endpoints, ExchangeRoute, Outgoing, PutRoute, Routes
     from flightedl.rpc.server import FlightServer
     from flightedl.rpc.streams import Exchange, Incoming
     from flightedl.rpc.validation import BatchLimits
@@ -50,7 +40,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Answer": "routes",
     "BatchLimits": "validation",
-    "Call": "routes",
+    "Call": "call",
     "Caller": "identity",
     "ClientExchange": "client_streams",
     "Connection": "client",
@@ -63,8 +53,8 @@ _HOMES = {
     "ExchangeRoute": "routes",
     "FlightServer": "server",
     "Incoming": "streams",
-    "Limits": "routes",
-    "Message": "routes",
+    "Limits": "call",
+    "Message": "call",
     "Outgoing": "routes",
     "PutRoute": "routes",
     "Role": "authentication",

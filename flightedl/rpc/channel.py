@@ -16,8 +16,8 @@ from typing import NoReturn, Protocol
 
 import pyarrow as pa
 
+from flightedl.rpc.call import Message
 from flightedl.rpc.line import SMALL_BYTES, Line
-from flightedl.rpc.routes import Message
 from flightedl.wire.parts import ReceivedBlocks, batch_of
 from flightedl.wire.shared_values import Inbox, Outbox
 

@@ -17,10 +17,11 @@ import pyarrow as pa
 
 from flightedl.errors import FlightedlError, OutcomeUnknownError, ReplacedError, UsageError
 from flightedl.rpc.arrow_flight import flight
+from flightedl.rpc.call import Message
 from flightedl.rpc.errors import FOREIGN_ERRORS, decoded, from_wire
 from flightedl.rpc.identity import ServerIdentity
 from flightedl.rpc.line import Line, Lines
-from flightedl.rpc.routes import TEXT_KEY, Message
+from flightedl.rpc.routes import TEXT_KEY
 from flightedl.rpc.validation import BatchLimits, Tally, check_batch, check_schema, not_null_columns
 
 _Result = TypeVar("_Result")

@@ -1,7 +1,7 @@
 """The eight methods of Flight, each: admit the call, find its route, run it, end its stream.
 
-:class:`~flightedl.rpc.server.FlightServer` owns the one :class:`Service` of a server; nobody else sees it. Every method
-is guarded: what it raises leaves as one of our errors.
+:class:`~flightedl.rpc.server.FlightServer` owns the one :class:`Service` of a server. Every method is guarded: an
+exception that it raises leaves as one of our errors.
 
 pyarrow runs a call's middleware and its method in one thread, one after the other. So the headers go from the one to
 the other under the thread's number, and there is no middleware object for a call: pyarrow would enter the interpreter
@@ -15,15 +15,17 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from flightedl.errors import InternalError, MessageError, UsageError
 from flightedl.process import tracing
 from flightedl.process.fork_guard import GUARD
+from flightedl.rpc.admission import Admission
 from flightedl.rpc.arrow_flight import flight
 from flightedl.rpc.authentication import Credentials
+from flightedl.rpc.call import Call
 from flightedl.rpc.errors import shortened, to_wire
 from flightedl.rpc.identity import (
     CHECKSUM_HEADER,
@@ -31,11 +33,8 @@ from flightedl.rpc.identity import (
     check_undamaged,
     sealed,
 )
-from flightedl.rpc.routes import NO_COLUMNS, TEXT_KEY, Answer, Call, Endpoints, ExchangeRoute, Outgoing, verb_of
+from flightedl.rpc.routes import NO_COLUMNS, TEXT_KEY, Answer, Endpoints, ExchangeRoute, Outgoing, Routes, verb_of
 from flightedl.rpc.streams import Exchange, Incoming
-
-if TYPE_CHECKING:
-    from flightedl.rpc.server import FlightServer
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +55,8 @@ class Arrivals(flight.ServerMiddlewareFactory):  # type: ignore[misc]
     A call that it lets through without leaving headers would be refused by ``taken``.
     """
 
-    def __init__(self, server: FlightServer) -> None:
-        self._server = server
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
         #: Number of a thread -> headers of the call that it runs.
         self._headers: dict[int, _Headers] = {}
 
@@ -68,7 +67,7 @@ class Arrivals(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         try:
             self._headers[thread] = self._checked(info.method, headers)
         except BaseException as error:  # noqa: BLE001 - mapped, whatever it is
-            self._server.note_refusal(error)
+            self._admission.note_refusal(error)
             raise to_wire(error, doing="checking a call's headers") from None
 
     def taken(self) -> _Headers:
@@ -91,14 +90,14 @@ class Arrivals(flight.ServerMiddlewareFactory):  # type: ignore[misc]
 class _Place:
     """A get's place among the running calls; given back with the stream, also with one that never started."""
 
-    __slots__ = ("_call", "_server")
+    __slots__ = ("_admission", "_call")
 
-    def __init__(self, server: FlightServer, call: Call) -> None:
-        self._server = server
+    def __init__(self, admission: Admission, call: Call) -> None:
+        self._admission = admission
         self._call = call
 
     def __del__(self) -> None:
-        self._server.release(self._call)
+        self._admission.release(self._call)
 
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -109,11 +108,11 @@ def _guarded(method: _Method) -> _Method:
 
     @functools.wraps(method)
     def guarded(self: Service, context: flight.ServerCallContext, *arguments: Any) -> Any:
-        context.add_header(SERVER_HEADER, self._server.header)
+        context.add_header(SERVER_HEADER, self._admission.header)
         try:
             return method(self, context, *arguments)
         except BaseException as error:  # noqa: BLE001 - mapped, whatever it is
-            self._server.note_refusal(error)
+            self._admission.note_refusal(error)
             raise to_wire(error, doing=method.__name__) from None
 
     return guarded  # type: ignore[return-value]
@@ -122,12 +121,14 @@ def _guarded(method: _Method) -> _Method:
 class Service(flight.FlightServerBase):  # type: ignore[misc]
     """The eight methods of Flight, each: admit, find the route, run it, end its stream."""
 
-    def __init__(self, server: FlightServer, host: str, port: int, credentials: Credentials | None) -> None:
-        self._server = server
-        self._arrivals = Arrivals(server)
-        self._is_secured = credentials is not None
-        self._exchanges = dict(server.routes.exchanges)
-        for verb, asked in server.routes.request_streams.items():
+    def __init__(
+        self, admission: Admission, routes: Routes, host: str, port: int, credentials: Credentials | None
+    ) -> None:
+        self._admission = admission
+        self._routes = routes
+        self._arrivals = Arrivals(admission)
+        self._exchanges = dict(routes.exchanges)
+        for verb, asked in routes.request_streams.items():
             self._exchanges[verb] = ExchangeRoute(NO_COLUMNS, functools.partial(self._converse, asked))
         secured: dict[str, Any] = {}
         if credentials is not None:
@@ -144,28 +145,28 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
 
     @_guarded
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> list[bytes]:
-        server = self._server
-        with self._admitted(context, action.type, server.limits.call_s) as call:
+        with self._admitted(context, action.type, self._admission.limits.call_s) as call:
             # Its length first: the bytes are a copy.
             self._check_length(action.body.size)
-            handler = self._route(call, server.routes.actions, action.type)
-            with tracing.serves(server.identity.role, action.type, call.headers.get(tracing.HEADER, "")):
+            handler = self._route(call, self._routes.actions, action.type)
+            with tracing.serves(self._admission.identity.role, action.type, call.headers.get(tracing.HEADER, "")):
                 return [handler(self._request(call, action.body.to_pybytes()), call)]
 
     @_guarded
     def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.FlightDataStream:
-        server = self._server
-        call = server.admit(context, self._arrivals.taken(), "get", server.limits.stream_s)
+        call = self._admission.admit(context, self._arrivals.taken(), "get", self._admission.limits.stream_s)
         try:
             request = self._request(call, ticket.ticket)
             call.verb = verb_of(request)
-            outgoing = self._route(call, server.routes.gets, call.verb)(request, call)
+            outgoing = self._route(call, self._routes.gets, call.verb)(request, call)
             if isinstance(outgoing, Answer):
-                server.release(call)
+                self._admission.release(call)
                 return _whole(outgoing)
-            return flight.GeneratorStream(outgoing.schema, self._outgoing(outgoing, call, _Place(server, call)))
+            return flight.GeneratorStream(
+                outgoing.schema, self._outgoing(outgoing, call, _Place(self._admission, call))
+            )
         except BaseException:
-            server.release(call)
+            self._admission.release(call)
             raise
 
     def _outgoing(self, outgoing: Outgoing, call: Call, place: _Place) -> Iterator[Any]:  # noqa: ARG002 - lives as long
@@ -180,13 +181,13 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
         except GeneratorExit:
             raise
         except BaseException as error:  # noqa: BLE001 - mapped, whatever it is
-            self._server.note_refusal(error)
+            self._admission.note_refusal(error)
             raise to_wire(error, doing=str(call)) from None
         finally:
             close = getattr(outgoing.messages, "close", None)
             if close is not None:
                 close()
-            self._server.release(call)
+            self._admission.release(call)
 
     @_guarded
     def do_put(
@@ -196,12 +197,11 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
         reader: flight.MetadataRecordBatchReader,
         writer: flight.FlightMetadataWriter,
     ) -> None:
-        server = self._server
-        with self._admitted(context, "put", server.limits.stream_s) as call:
+        with self._admitted(context, "put", self._admission.limits.stream_s) as call:
             request = self._command(call, descriptor)
             call.verb = verb_of(request)
-            route = self._route(call, server.routes.puts, call.verb)
-            incoming = Incoming(reader, route.schema, call, server.limits.batches)
+            route = self._route(call, self._routes.puts, call.verb)
+            incoming = Incoming(reader, route.schema, call, self._admission.limits.batches)
             try:
                 incoming.open()
                 acknowledgement = route.serve(request, incoming, call)
@@ -220,12 +220,11 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
         reader: flight.MetadataRecordBatchReader,
         writer: flight.MetadataRecordBatchWriter,
     ) -> None:
-        server = self._server
-        with self._admitted(context, "exchange", server.limits.stream_s) as call:
+        with self._admitted(context, "exchange", self._admission.limits.stream_s) as call:
             request = self._command(call, descriptor)
             call.verb = verb_of(request)
             route = self._route(call, self._exchanges, call.verb)
-            exchange = Exchange(reader, writer, route.schema, call, server.limits.batches)
+            exchange = Exchange(reader, writer, route.schema, call, self._admission.limits.batches)
             try:
                 route.serve(request, exchange, call)
                 exchange.drain()
@@ -236,40 +235,41 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
         """A request stream: answer one request after the other; the first error ends it."""
         exchange.begin(NO_COLUMNS)
         while (request := exchange.read_request()) is not None:
-            self._server.require_serving()
+            self._admission.require_serving()
             exchange.write_metadata(sealed(asked(request, call)))
 
     @_guarded
     def get_flight_info(
         self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor
     ) -> flight.FlightInfo:
-        server = self._server
-        with self._admitted(context, "info", server.limits.call_s) as call:
-            if server.routes.info is None:
+        with self._admitted(context, "info", self._admission.limits.call_s) as call:
+            if self._routes.info is None:
                 raise MessageError("this server does not implement GetFlightInfo")
             self._check_role(call, "info")
             return _flight_info(
-                descriptor, server.routes.info(self._command(call, descriptor), call), is_secured=self._is_secured
+                descriptor,
+                self._routes.info(self._command(call, descriptor), call),
+                is_secured=self._admission.is_secured,
             )
 
     @_guarded
     def list_flights(self, context: flight.ServerCallContext, criteria: bytes) -> Iterator[flight.FlightInfo]:  # noqa: ARG002
-        with self._admitted(context, "list", self._server.limits.call_s):
+        with self._admitted(context, "list", self._admission.limits.call_s):
             raise MessageError("this server does not implement ListFlights")
 
     @_guarded
     def list_actions(self, context: flight.ServerCallContext) -> list[tuple[str, str]]:
-        with self._admitted(context, "actions", self._server.limits.call_s):
-            return [(verb, f"JSON body, see schemas/ of flightedl: {verb}") for verb in self._server.routes.actions]
+        with self._admitted(context, "actions", self._admission.limits.call_s):
+            return [(verb, f"JSON body, see schemas/ of flightedl: {verb}") for verb in self._routes.actions]
 
     @contextmanager
     def _admitted(self, context: flight.ServerCallContext, verb: str, limit_s: float) -> Iterator[Call]:
         """A call that passed all checks, counted while it runs."""
-        call = self._server.admit(context, self._arrivals.taken(), verb, limit_s)
+        call = self._admission.admit(context, self._arrivals.taken(), verb, limit_s)
         try:
             yield call
         finally:
-            self._server.release(call)
+            self._admission.release(call)
 
     def _command(self, call: Call, descriptor: flight.FlightDescriptor) -> bytes:
         if descriptor.descriptor_type != flight.DescriptorType.CMD:
@@ -277,7 +277,7 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
         return self._request(call, descriptor.command)
 
     def _check_length(self, size_bytes: int) -> None:
-        limit_bytes = self._server.limits.request_bytes
+        limit_bytes = self._admission.limits.request_bytes
         if size_bytes > limit_bytes:
             raise MessageError(f"the request has {size_bytes} bytes, at most {limit_bytes} are allowed")
 
@@ -297,7 +297,7 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
 
     def _check_role(self, call: Call, verb: str) -> None:
         if call.role is not None:
-            self._server.routes.check_open_to(call.role, verb)
+            self._routes.check_open_to(call.role, verb)
 
 
 def _whole(answer: Answer) -> flight.RecordBatchStream:

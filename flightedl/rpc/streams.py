@@ -17,10 +17,10 @@ import pyarrow as pa
 
 from flightedl.errors import DeadlineError, MessageError, UnavailableError, UsageError
 from flightedl.rpc.arrow_flight import flight
+from flightedl.rpc.call import Call, Message
 from flightedl.rpc.errors import FOREIGN_ERRORS, shortened
 from flightedl.rpc.identity import unsealed
 from flightedl.rpc.line import Line
-from flightedl.rpc.routes import Call, Message
 from flightedl.rpc.validation import BatchLimits, Tally, check_schema, is_commit_record
 
 _Result = TypeVar("_Result")

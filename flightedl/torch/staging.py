@@ -16,7 +16,7 @@ from collections.abc import Mapping
 import torch
 
 from flightedl.torch.module import Place
-from flightedl.torch.tensors import Array, is_sole_owner, is_bound, tensor_of
+from flightedl.torch.tensors import Array, is_bound, is_sole_owner, tensor_of
 
 
 class Staging:

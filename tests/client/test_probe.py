@@ -8,7 +8,8 @@ import time
 import numpy as np
 
 from flightedl.adapters.clock import SystemClock
-from flightedl.client.probe import DATA, PULL, PUSH, SCRIPT, WAIT, Conversation, StepProbe
+from flightedl.client.probe import DATA, PULL, PUSH, SCRIPT, WAIT, StepProbe
+from flightedl.client.waiting import Conversation
 from flightedl.domain.consistency.modes import Async, Sync
 
 from .pserver_bench import Cluster

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from flightedl.client.probe import PUSH, Conversation
-from flightedl.client.waiting import Waiting, Waits
+from flightedl.client.probe import PUSH
+from flightedl.client.waiting import Conversation, Waiting, Waits
 from flightedl.errors import JobFailedError, UnavailableError
 from flightedl.testing.clock import FakeClock
 

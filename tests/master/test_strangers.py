@@ -15,8 +15,8 @@ from flightedl.master.flight import MasterFlight
 from flightedl.messages.tasks import StopRequest
 from flightedl.ports import Put
 from flightedl.pserver.flight import PserverFlight
+from flightedl.rpc.call import Call
 from flightedl.rpc.identity import Caller
-from flightedl.rpc.routes import Call
 
 from .job_of_twins import KEYS, Job, Master
 

@@ -19,7 +19,8 @@ from flightedl.domain.consistency.modes import Sync
 from flightedl.errors import MessageError, UsageError
 from flightedl.process import tracing
 from flightedl.rpc import Connection, FlightServer, ServerIdentity
-from flightedl.rpc.routes import Call, Routes
+from flightedl.rpc.call import Call
+from flightedl.rpc.routes import Routes
 
 from ..client.pserver_bench import Cluster
 

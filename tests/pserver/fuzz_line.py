@@ -34,9 +34,9 @@ from flightedl.pserver.line_loop import LineLoop
 from flightedl.pserver.meter import Meter
 from flightedl.pserver.shard import Shard
 from flightedl.pserver.step_stream import StepStream
+from flightedl.rpc.call import Call
 from flightedl.rpc.identity import Caller
 from flightedl.rpc.line import LIMIT_BYTES, Line
-from flightedl.rpc.routes import Call
 from flightedl.rpc.streams import Exchange
 from flightedl.rpc.validation import BatchLimits
 from flightedl.wire.parts import STEP_SCHEMA, encode_message

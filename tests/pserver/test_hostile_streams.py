@@ -16,7 +16,7 @@ from flightedl.errors import FlightedlError, GradientError, MessageError
 from flightedl.messages.base import encode
 from flightedl.messages.parameters import BatchIdentity, PullTicket, PushHeader
 from flightedl.rpc import Connection, Limits, ServerIdentity
-from flightedl.rpc.routes import Message
+from flightedl.rpc.call import Message
 from flightedl.wire.parts import STEP_SCHEMA
 from flightedl.wire.rows import PUSH_SCHEMA, OutgoingBlocks, encode_rows
 
@@ -284,7 +284,7 @@ def test_a_slow_stream_ends_at_its_deadline(attack: Attack) -> None:
     before = attack.state()
     client, descriptor = _raw(attack)
     options = flight.FlightCallOptions(headers=[(b"flightedl-timeout", b"0.5")])
-    attack.server.limits = Limits(sever_after_s=0.1)
+    attack.server._admission.limits = Limits(sever_after_s=0.1)
     writer, _ = client.do_put(descriptor, PUSH_SCHEMA, options=options)
     # It sends nothing more, and never ends.
     _until(lambda: attack.server.running_calls == 0 and attack.server.refusals)

@@ -217,7 +217,7 @@ def test_a_step_that_begins_within_another_one_is_rejected(stepper: Stepper) -> 
 
 def test_a_stopping_server_does_not_wait_for_a_stream_between_two_steps(stepper: Stepper) -> None:
     stepper.step(stepper.header())
-    eventually(lambda: all(call.is_resting for call in stepper.server._running), "nothing is under way")
+    eventually(lambda: all(call.is_resting for call in stepper.server._admission.running), "nothing is under way")
     begun = time.monotonic()
     assert stepper.server.stop(grace_s=30)
     assert time.monotonic() - begun < 20
@@ -229,7 +229,7 @@ def test_a_stopping_server_does_not_wait_for_a_stream_between_two_steps(stepper:
 def test_a_step_is_rejected_while_the_server_stops(stepper: Stepper) -> None:
     stepper.step(stepper.header())
     before = stepper.first_values()
-    eventually(lambda: all(call.is_resting for call in stepper.server._running), "nothing is under way")
+    eventually(lambda: all(call.is_resting for call in stepper.server._admission.running), "nothing is under way")
     stepper.server.closing.set()
     with pytest.raises(NotReadyError):
         stepper.step(stepper.header())

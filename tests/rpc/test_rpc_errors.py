@@ -134,7 +134,7 @@ def test_rejections_leak_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     if state == "not ready":
-        server._is_ready = False
+        server._admission.is_ready = False
     elif state == "closing":
         server.closing.set()
     elif state == "fenced":
@@ -145,7 +145,7 @@ def test_rejections_leak_nothing(
         def broken(*_: object) -> None:
             raise RuntimeError("/srv/secret.py")
 
-        monkeypatch.setattr(server, "admit", broken)
+        monkeypatch.setattr(server._admission, "admit", broken)
     with caplog.at_level(logging.CRITICAL), pytest.raises((flight.FlightError, pa.ArrowException, OSError)) as caught:
         METHODS[method](bare)
     assert not LEAKS.search(everything_said(caught.value)), everything_said(caught.value)

@@ -45,7 +45,7 @@ def test_a_server_answers_not_ready_until_it_serves(serve: Callable[..., FlightS
         # The server learns its index and its generation only when it is registered.
         server.start_serving(ServerIdentity("digits", "pserver", 3, 9))
         assert connection.action("echo", b"x", timeout_s=TIMEOUT_S) == b"x"
-        server._is_ready = False
+        server._admission.is_ready = False
         with pytest.raises(NotReadyError):
             connection.action("echo", b"", timeout_s=TIMEOUT_S)
     assert len(handlers.calls) == 1

@@ -76,7 +76,7 @@ def test_a_server_that_no_longer_serves_rejects_each_request(
     requests: RequestStream, connection: Connection, server: FlightServer, handlers: Handlers
 ) -> None:
     requests.ask(connection, FIRST, timeout_s=TIMEOUT_S)
-    server._is_ready = False
+    server._admission.is_ready = False
     with pytest.raises(NotReadyError):
         requests.ask(connection, FIRST, timeout_s=TIMEOUT_S)
     assert len(handlers.requests) == 1

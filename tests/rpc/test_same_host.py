@@ -23,9 +23,10 @@ from flightedl.messages.parameters import ShareReply, ShareRequest
 from flightedl.process import shared_memory
 from flightedl.process.shared_memory import SIZE_BYTES, SharedMemory, host_mark
 from flightedl.rpc import Connection, FlightServer, Routes, same_host
+from flightedl.rpc.call import Call
 from flightedl.rpc.client_streams import ClientExchange
 from flightedl.rpc.identity import sealed
-from flightedl.rpc.routes import Call, ExchangeRoute
+from flightedl.rpc.routes import ExchangeRoute
 from flightedl.rpc.same_host import NotSharedError, SharedPair, ask_to_share, share
 from flightedl.rpc.streams import Exchange
 

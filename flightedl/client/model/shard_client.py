@@ -18,9 +18,9 @@ from flightedl.client.connections import Servers
 from flightedl.client.model.step_channel import LOCK_STEP_LIMIT_BYTES, StepChannel, StepStream
 from flightedl.client.model.step_plan import Outgoing, Piece, at_one_version
 from flightedl.client.model.values import ModelValues
-from flightedl.client.probe import PULL, PUSH, WAIT, Conversation
+from flightedl.client.probe import PULL, PUSH, WAIT
 from flightedl.client.tables.traffic import RowMessages
-from flightedl.client.waiting import Waiting
+from flightedl.client.waiting import Conversation, Waiting
 from flightedl.domain.model.sharding import ShardPlan
 from flightedl.domain.trainer.steps import Steps
 from flightedl.domain.trainer.transfers import (

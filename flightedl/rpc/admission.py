@@ -1,0 +1,128 @@
+"""Admission of calls to a server: the checks before a handler runs, the running calls, and the refused ones."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping
+
+from flightedl.errors import AuthenticationError, BusyError, FlightedlError, InternalError, MessageError, NotReadyError
+from flightedl.ports import Clock
+from flightedl.process.fork_guard import GUARD
+from flightedl.rpc.arrow_flight import flight
+from flightedl.rpc.authentication import proven_role
+from flightedl.rpc.call import Call, Limits
+from flightedl.rpc.errors import shortened
+from flightedl.rpc.identity import (
+    CALLER_HEADER,
+    EXPECT_HEADER,
+    TIMEOUT_HEADER,
+    Caller,
+    ServerIdentity,
+    timeout_from_header,
+)
+
+
+class Admission:
+    """Admits calls while the server serves. Thread-safe.
+
+    Args:
+        identity: Job, role and index; the generation may still be 0.
+        clock: Clock of the deadlines.
+        limits: Limits of one call, and of all of them.
+        is_secured: True if peers prove their role by mutual TLS.
+    """
+
+    def __init__(self, identity: ServerIdentity, clock: Clock, limits: Limits, *, is_secured: bool) -> None:
+        self.limits = limits
+        self.is_secured = is_secured
+        self.identity = identity
+        #: Reply header that names this server.
+        self.header = identity.to_header()
+        self.is_ready = False
+        #: Set when the server is about to stop.
+        self.closing = threading.Event()
+        #: Admitted calls that have not ended.
+        self.running: set[Call] = set()
+        self._clock = clock
+        self._lock = threading.Lock()
+        #: Notified when a call ends while the server is closing.
+        self.idle = threading.Condition(self._lock)
+        self._refusals: Counter[str] = Counter()
+        #: Number of times that memory still has to be given back because of refused messages.
+        self._givings_left = 0
+
+    def serve_as(self, identity: ServerIdentity) -> None:
+        """Admit calls from now on, as ``identity``."""
+        self.header = identity.to_header()
+        self.identity = identity
+        self.is_ready = True
+
+    def admit(self, context: flight.ServerCallContext, headers: Mapping[str, str], verb: str, limit_s: float) -> Call:
+        """Check and count a call. The caller of this method calls ``release`` when the call has ended."""
+        GUARD.check()
+        self.require_serving()
+        role = proven_role(context.peer_identity(), self.identity.job) if self.is_secured else None
+        caller = Caller.from_header(headers[CALLER_HEADER]) if CALLER_HEADER in headers else Caller()
+        if EXPECT_HEADER in headers:
+            self.identity.check_meant_by(ServerIdentity.from_header(headers[EXPECT_HEADER]))
+        if TIMEOUT_HEADER in headers:
+            limit_s = min(limit_s, timeout_from_header(headers[TIMEOUT_HEADER]))
+        call = Call(
+            verb=shortened(verb, 80),
+            caller=caller,
+            role=role,
+            peer=context.peer(),
+            headers=headers,
+            deadline=self._clock.now() + limit_s,
+            clock=self._clock,
+            closing=self.closing,
+            cancelled=context.is_cancelled,
+        )
+        with self._lock:
+            if len(self.running) >= self.limits.running_calls:
+                raise BusyError(f"{self.identity} runs {self.limits.running_calls} calls already, ask again")
+            self.running.add(call)
+        return call
+
+    def require_serving(self) -> None:
+        """Raise NotReadyError unless the server serves. Checked before each call, and each request of a stream."""
+        if self.closing.is_set():
+            raise NotReadyError(f"{self.identity} is stopping, look for its successor")
+        if not self.is_ready:
+            raise NotReadyError(f"{self.identity} is starting")
+
+    def release(self, call: Call) -> None:
+        """Note that a call has ended. Releasing it twice is harmless."""
+        call.end()
+        with self._lock:
+            self.running.discard(call)
+            if self.closing.is_set():
+                self.idle.notify_all()
+
+    def late(self) -> list[Call]:
+        """Return the running calls whose deadline has passed."""
+        with self._lock:
+            return [call for call in self.running if call.remaining_s() <= 0]
+
+    def note_refusal(self, error: BaseException) -> None:
+        """Count the error with which a call ends."""
+        code = error.code if isinstance(error, FlightedlError) else InternalError.code
+        with self._lock:
+            self._refusals[code] += 1
+            if isinstance(error, MessageError | AuthenticationError):
+                # Once more, because the call's own memory is freed after this.
+                self._givings_left = 2
+
+    @property
+    def refusals(self) -> dict[str, int]:
+        """Number of calls that ended with each error, by error code, since the start."""
+        with self._lock:
+            return dict(self._refusals)
+
+    def has_memory_to_give_back(self) -> bool:
+        """Return True if refused messages may have left free memory behind. Each True counts as one giving back."""
+        with self._lock:
+            has_some = self._givings_left > 0
+            self._givings_left -= has_some
+        return has_some
