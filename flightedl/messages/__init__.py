@@ -6,6 +6,6 @@
 * ``control``: from the master to pservers.
 * ``checkpoints``, ``status``: from any client to servers.
 
-``schemas/`` (package ``flightedl_schemas``) holds the same contract as JSON schemas for other languages; a test proves
-that both agree.
+``schemas/`` (package ``flightedl_schemas``) describes the same messages as JSON schemas for other languages. A test
+compares both.
 """

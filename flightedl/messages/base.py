@@ -1,14 +1,15 @@
-"""Bases of all JSON messages of the protocol, each of which is a validated struct.
+"""Base classes of the JSON messages, which are validated structs.
 
 Rules:
 
-* A request is a JSON object; an unknown field, a missing one or one of the wrong type is a :class:`MessageError`, and
-  nothing was done. Replies tolerate unknown fields, so that a server may be newer than its client.
-* Whatever can be retried carries its identity: a pushed batch its ``BatchIdentity``, a report its ``attempt``, a
-  trainer its ``generation``, a member its ``member``. Generations of the *servers* travel in headers of the transport.
-* Whatever goes to a pserver about its blocks names the shard plan that the sender means (``plan_hash``), and with it
-  the version of its placement.
-* Numbers that identify (epoch, task, batch, attempt, generation, member) are non-negative.
+* A request is a JSON object. A request with an unknown field, without a required field, or with a field of the wrong
+  type is rejected with :class:`MessageError` before anything is done. Replies may have unknown fields, so that a server
+  can be newer than its client.
+* Every request that can be retried carries an identity: a pushed batch its ``BatchIdentity``, a report its ``attempt``,
+  a trainer its ``generation``, a member its ``member``. The generations of servers are in headers of the transport.
+* Every request about the blocks of a pserver names the shard plan (``plan_hash``), and with it the version of the
+  placement.
+* Identifying numbers (epoch, task, batch, attempt, generation, member) are non-negative.
 """
 
 from __future__ import annotations

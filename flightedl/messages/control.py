@@ -1,8 +1,8 @@
-"""What the master says to a pserver: views, snapshots, what it wants to know.
+"""Requests of the master to a pserver: views, snapshots, and questions.
 
-Each order names the shard plan that the master means, and the master's generation: what a deposed master orders is
-refused, or changes nothing. Views and snapshots have numbers besides: only one that is newer than all before of its
-kind does anything. So any order may be repeated.
+Each request names the shard plan and the master's generation. Requests of a deposed master are refused or have no
+effect. Views and snapshots are numbered, and only one that is newer than all earlier ones of its kind has an effect.
+Therefore every request may be repeated.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ class ViewMember(Request, frozen=True, kw_only=True):
 
 
 class ViewRequest(OfPlan, frozen=True, kw_only=True):
-    """The whole membership; refused unless (master_generation, serial) is newer than the one known."""
+    """The complete membership. Ignored unless (master_generation, serial) is newer than that of the known view."""
 
     master_generation: Natural
     serial: Natural
     members: list[ViewMember]
-    #: The consistency mode, a tagged object; None: as before.
+    #: The consistency mode, a tagged object; None if it is unchanged.
     mode: dict[str, Any] | None = None
-    #: The version that all blocks begin at if this view changes the mode.
+    #: Version from which on the mode holds in all blocks, if this view changes it.
     switch_round: Natural = 0
 
 
 class ViewReply(Reply, frozen=True, kw_only=True):
-    """What a pserver made of a view: everybody is admitted but those refused, whose first round has gone by."""
+    """A pserver's answer to a view. All members are admitted except the refused ones, whose first round is closed."""
 
     serial: int
     refused: list[int] = []
     highest_open_round: int = 0
-    #: True when the view was older than the one known.
+    #: True if the view is older than the known one.
     outdated: bool = False
-    #: True when the mode could not be changed at the round of the view, which has gone by.
+    #: True if the mode could not be changed because the round of the change is closed.
     refuses_mode: bool = False
 
 
 class OrderNumber(msgspec.Struct, frozen=True):
-    """Place of an order among all orders of a job. A pserver carries out only the newest that it has heard of."""
+    """Position of a snapshot request among all of a job. A pserver carries out only the newest that it has received."""
 
     master_generation: Natural
-    #: The checkpoint's.
+    #: Number of the checkpoint.
     number: Natural
-    #: The proposal's, within the checkpoint.
+    #: Number of the proposal within the checkpoint.
     serial: Natural
 
     def is_newer_than(self, other: OrderNumber | None) -> bool:
@@ -64,16 +64,16 @@ class OrderNumber(msgspec.Struct, frozen=True):
 
 
 class SnapshotRequest(OfPlan, frozen=True):
-    """Orders a copy of all blocks, or asks how far it is: only an order newer than all before does anything."""
+    """Requests a copy of all blocks. If the number is not newer than all earlier ones, only asks for the progress."""
 
     order: OrderNumber
-    #: Copy each block when this round opens; None: now.
+    #: Round at whose opening each block is copied; None to copy now.
     round: Natural | None
     #: File to write, relative to the job's storage.
     name: Name
-    #: The file of this process in the newest complete checkpoint; empty: there is none.
+    #: File of this process in the newest complete checkpoint; empty if there is none.
     after: Text = ""
-    #: False: of rows of tables, only those are wanted that have changed since ``after``, where that is known.
+    #: False to copy only the rows of tables that have changed since ``after``, if the pserver knows which.
     is_base: bool = True
 
 
@@ -87,58 +87,58 @@ class WrittenFile(Reply, frozen=True, kw_only=True):
     blocks: int
     lowest_version: int
     highest_version: int
-    #: Of all that, rows of tables.
+    #: Number of bytes that are rows of tables.
     row_bytes: int = 0
-    #: The file that it is an increment on; empty: all rows are in it.
+    #: File to which this one is an increment; empty if it contains all rows.
     after: str = ""
 
 
 class SnapshotReply(Reply, frozen=True):
-    """Progress of a pserver with the newest order that it has heard of. Full state: may come again, in any order."""
+    """A pserver's progress with its newest snapshot request. Complete, so it may arrive several times, in any order."""
 
     order: OrderNumber
-    #: "refused": a block is past the round. "waiting": for the round. "taken": copied, being written. "written".
-    #: "failed". Any other counts as waiting.
+    #: "refused" if a block is past the round, "waiting" for the round, "taken" if the blocks are copied and being
+    #: written, "written" or "failed". Any other value counts as waiting.
     state: str
     highest_open_round: int = 0
-    #: The file, once it is written.
+    #: The file if the state is "written".
     file: WrittenFile | None = None
-    #: Why it failed.
+    #: Cause of the failure.
     reason: str = ""
-    #: Seconds that training stood still for the copies, at most, and that writing took.
+    #: Upper bound of the seconds for which copying stopped training, and seconds of writing.
     copied_s: float = 0.0
     written_s: float = 0.0
 
 
 class OfMaster(OfPlan, frozen=True, kw_only=True):
-    """Refused as fenced where a newer master is known."""
+    """A request that a pserver refuses with *fenced* if it knows a newer master."""
 
     master_generation: Natural
 
 
 class ReloadRequest(OfMaster, frozen=True, kw_only=True):
-    """Tells a pserver to end and come back from the newest checkpoint."""
+    """Orders a pserver to exit and restart from the newest checkpoint."""
 
 
 class AppliedRequest(OfPlan, frozen=True, kw_only=True):
-    """Asks a pserver what it has."""
+    """Asks a pserver which batches it has applied."""
 
 
 class AppliedReply(Reply, frozen=True, kw_only=True):
-    """Which tasks all blocks of a pserver have wholly, and the checkpoint that it started from."""
+    """Tasks that all blocks of a pserver have applied completely, and the checkpoint from which it started."""
 
-    #: ``AppliedSummary.encode``.
+    #: Encoded ``AppliedSummary``.
     summary: bytes
     checkpoint: int | None = None
-    #: Checkpoints that could not be loaded, each with the reason.
+    #: Checkpoints that could not be loaded, with the reasons.
     skipped: list[str] = []
     #: Their numbers.
     rejected: list[Natural] = []
-    #: The election whose first values it should have, and has not; see ``domain.recovery.reinitialization``.
+    #: Election whose initial values are missing here; None if none. See ``domain.recovery.reinitialization``.
     lacks_election: Natural | None = None
 
 
 class SealRequest(OfMaster, frozen=True, kw_only=True):
-    """Tells a pserver how many tasks epochs have that are over: [epoch, tasks]."""
+    """Reports completed epochs to a pserver, each as [epoch, number of tasks]."""
 
     epochs: Annotated[list[tuple[Natural, Natural]], msgspec.Meta(max_length=1024)]

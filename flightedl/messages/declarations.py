@@ -17,7 +17,7 @@ class DatasetDeclaration(Request, frozen=True, kw_only=True):
 
     urls: list[Text]
     batch_size: Annotated[int, msgspec.Meta(ge=1)]
-    #: None: endless.
+    #: None for an endless dataset.
     epochs: Annotated[int, msgspec.Meta(ge=1)] | None = 1
     shuffle: bool = False
     seed: int = 0
@@ -27,9 +27,9 @@ class DatasetDeclaration(Request, frozen=True, kw_only=True):
     filter: list[tuple[str, str, Any]] | None = None
     records_per_task: Natural = 0
     on_corrupt: Text = "fail"
-    #: Number of times that each batch is handed out, each time under an identity of its own.
+    #: Number of times that each batch is handed out, each time with a separate identity.
     steps_per_batch: Annotated[int, msgspec.Meta(ge=1)] = 1
-    #: True: matching files may be added until there is an ``_END`` beside them; see ``formats.following``.
+    #: True if matching files may be added until a file ``_END`` exists in their directory; see ``formats.following``.
     follow: bool = False
     #: Weights of a mixture whose sources are the ``urls``; empty: the dataset is no mixture.
     mixture: list[Annotated[float, msgspec.Meta(gt=0)]] = []
@@ -99,7 +99,7 @@ class ModelDeclaration(Request, frozen=True, kw_only=True):
     parameters: list[ParameterDeclaration]
     optimizer: dict[str, Any]
     mode: dict[str, Any]
-    #: "bfloat16" or "float16": float32 gradients and values travel as 16 bits an element. First values never do.
+    #: "bfloat16" or "float16" to send float32 gradients and values with 16 bits per element, except initial values.
     wire: Text = ""
     #: Embedding tables by rising name, each a tagged object of ``domain.tables``.
     tables: Annotated[list[dict[str, Any]], msgspec.Meta(max_length=10_000)] = []

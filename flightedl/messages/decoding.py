@@ -1,9 +1,9 @@
-"""Decoding that threads may begin together.
+"""Thread-safe decoding with msgspec.
 
-msgspec looks at a type's fields when it is used for the first time, and stores the result before it is complete: a
-second thread that decodes the same type meanwhile reads uninitialized memory, and the process dies by SIGSEGV.
-Resolving annotations runs Python code, so that the other thread gets its turn. Here one thread at a time makes
-decoders; they are kept, and every thread may use them.
+msgspec inspects a type's fields at its first use, and stores the result before it is complete. If a second thread
+decodes the same type during that time, it reads uninitialized memory and the process dies of SIGSEGV. This happens
+because resolving annotations runs Python code, which lets other threads run. Therefore decoders are created under a
+lock here, and cached; all threads may use them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def builtins_from_json(data: bytes | str | msgspec.Raw) -> Any:
 
 
 def decoder_of(kind: type[Value]) -> msgspec.json.Decoder[Value]:
-    """Return the decoder of a type in JSON, for a caller to whom ``from_json`` takes too long."""
+    """Return the cached JSON decoder of a type, for callers that cannot afford the lookup in ``from_json``."""
     decoder = _of_json.get(kind)
     if decoder is None:
         decoder = _of_json[kind] = made_alone(lambda: msgspec.json.Decoder(kind))

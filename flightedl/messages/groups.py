@@ -34,7 +34,7 @@ class GroupStartRequest(SenderOfJob, frozen=True, kw_only=True):
     token: TokenText = ""
     #: The token's position, for people.
     position: Text = ""
-    #: All that decides which records a rank gets, beside the token: the same on every rank.
+    #: All other settings that determine the records of a rank; equal on every rank.
     plan: Text = ""
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 2.0
 
@@ -42,17 +42,17 @@ class GroupStartRequest(SenderOfJob, frozen=True, kw_only=True):
 class GroupStartReply(Reply, frozen=True, kw_only=True):
     """The incarnation that has started, and the token from which all of its ranks go on."""
 
-    #: 0: it has not started yet; ask again.
+    #: 0 if it has not started yet: ask again.
     incarnation: int = 0
     #: Cause of the wait if the incarnation has not started.
     waiting_for: str = ""
     #: True if the master knows of no current start of that name: look the name up again before asking again.
     is_stale: bool = False
     token: str = ""
-    #: Records that are handed out to no rank, because they have killed their ranks too often.
+    #: Records that no rank gets, because they have killed their ranks too often.
     left_out: list[Piece] = []
-    #: Tell the master about each round before it is handed out until this rank is past this position, and for a moment
-    #: longer; 0: do not.
+    #: Position up to which, and for a moment longer, this rank reports each round to the master before it hands the
+    #: round out; 0 disables the reports.
     watched_until: int = 0
 
 
@@ -68,9 +68,9 @@ class GroupPlaceRequest(SenderOfJob, frozen=True, kw_only=True):
 
 
 class GroupPlaceReply(Reply, frozen=True, kw_only=True):
-    """Answers it."""
+    """Answer to a ``GroupPlaceRequest``."""
 
-    #: False: the incarnation is over, so the rank must stop.
+    #: False if the incarnation is over. The rank must then stop.
     is_current: bool = True
     #: Seconds until the next report is welcome.
     every_s: Annotated[float, msgspec.Meta(ge=0.1, le=600)] = 0.5

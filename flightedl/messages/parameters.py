@@ -1,4 +1,4 @@
-"""What a trainer says to a pserver: pushes, pulls and first values. The rows themselves are ``wire.rows``."""
+"""Requests of a trainer to a pserver: pushes, pulls, lookups, initial values. ``flightedl.wire`` encodes the values."""
 
 from __future__ import annotations
 
@@ -13,140 +13,140 @@ from flightedl.messages.base import Name, Natural, OfPlan, Reply, Request, Sende
 class Outcome(IntEnum):
     """Outcome of a pushed row."""
 
-    #: The row only carries values; nothing was pushed.
+    #: Nothing was pushed; the row only carries values.
     NONE = 0
     ACCEPTED = 1
     ALREADY_APPLIED = 2
-    #: The base version is older than the open round: pull, recompute, push again under the same identity.
+    #: The base version is older than the open round. Pull, recompute, and push again under the same identity.
     STALE = 3
-    #: The sender is not a member of the view: join, pull, recompute.
+    #: The sender is not a member of the view. Join, pull, and recompute.
     NOT_MEMBER = 4
-    #: A sum of batches of which the block has some: nothing of it was taken. ``values`` tell which it has, a bit for
-    #: each batch, lowest first, in the order in which the push named them. Push the others again; in synchronous mode
-    #: to the next round, since the sender has arrived in this one.
+    #: The block has already applied some batches of the sum, and rejected it. ``values`` has a bit for each batch, in
+    #: the order of the push, lowest bit first: 1 if the block has applied it. Push the others again,
+    #: in synchronous mode to the next round, because the sender counts as arrived in this one.
     PARTLY_APPLIED = 5
 
 
 class BatchIdentity(Request, frozen=True, kw_only=True):
-    """Which batch of which epoch; what makes a push happen once."""
+    """Identity of a batch, by which a repeated push is recognized."""
 
     epoch: Natural
     task: Natural
     batch: Natural
-    #: Batches of the whole task.
+    #: Number of batches in the whole task.
     batch_count: Annotated[int, msgspec.Meta(ge=1)]
 
 
 class PushHeader(Sender, frozen=True, kw_only=True):
-    """Opens a push (DoPut), or comes with the first message of a step (DoExchange): what the rows belong to."""
+    """Request of a push (DoPut) or of a step (DoExchange, with its first message): identity and weight of the rows."""
 
     verb: str = "step"
     plan_hash: Name
     member: Natural
     identity: BatchIdentity
-    #: Async mode: the other batches whose gradients are in the rows, which are sums then. A block takes a sum only if
-    #: it has none of its batches, and has all of them from then on.
+    #: Other batches whose gradients are contained in the rows, which are sums then (async mode). A block applies a sum
+    #: only if it has applied none of its batches.
     further: Annotated[list[BatchIdentity], msgspec.Meta(max_length=1023)] = []
-    #: The batch's weight in its round, usually its records.
+    #: Weight of the batch in its round, usually its number of records.
     weight: Weight
-    #: How many batches the sender has begun since it was admitted, this one included.
+    #: Number of batches that the sender has begun since it was admitted, including this one.
     step: Natural = 0
-    #: Rows of the push or the step.
+    #: Number of rows in the push or step.
     rows: Natural
-    #: Step only: how long the server may hold the stream for rounds to close.
+    #: Seconds that the server may wait for rounds to close (steps only).
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 2.0
-    #: Step only: whether fresh values are wanted.
+    #: True to request new values (steps only).
     pull: bool = True
     traceparent: Traceparent = ""
-    #: Step only: whether the values of the answers carry checksums, as those of the step do.
+    #: True if the values of the step carry checksums; then the answers have them, too (steps only).
     checksums: bool = True
 
 
 class LookupHeader(OfPlan, frozen=True, kw_only=True):
-    """Comes with the one message of a lookup (DoExchange ``step``): the rows of which ids, ``wire.table_rows`` says."""
+    """Request of a lookup, with its only message on a stream of steps. ``wire.table_rows`` has the ids."""
 
     verb: str = "lookup"
-    #: The membership of the reader; 0: anybody who only reads.
+    #: Membership id of the reader; 0 for read-only clients.
     member: Natural = 0
-    #: How long the server may hold the stream for the version that is wanted.
+    #: Seconds that the server may wait until the requested version is reached.
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 2.0
-    #: Whether the rows that come carry checksums.
+    #: True if the rows are to carry checksums.
     checksums: bool = True
 
 
 class ShareRequest(Request, frozen=True, kw_only=True):
-    """On a stream of steps, sealed, as metadata alone, before one of them: may values lie in memory of both sides?"""
+    """Asks to share memory. A sealed message of metadata alone on a stream of steps, before a step."""
 
     verb: str = "share"
-    #: What the asker knows of its host, network and user; opaque.
+    #: Mark of the client's host, network and user; opaque.
     host: Text
 
 
 class ShareReply(Reply, frozen=True, kw_only=True):
-    """The answer, sealed, as metadata alone."""
+    """Answer to a ``ShareRequest``, a sealed message of metadata alone."""
 
-    #: Name of a Unix socket on which the server waits for a descriptor, and what the memory begins with, in hex.
+    #: Name of a Unix socket on which the server waits for a descriptor, and the nonce of the memory in hexadecimal.
     socket: str = ""
     nonce: str = ""
-    #: Why values travel by TCP; empty: they need not.
+    #: Reason why values travel by TCP; empty if the memory can be shared.
     refused: str = ""
 
 
 class Opening(Reply, frozen=True, kw_only=True):
-    """The fields that all headers share: the verb."""
+    """The field that all requests on a stream have."""
 
     verb: str = ""
 
 
 class PushReply(Reply, frozen=True, kw_only=True):
-    """The one acknowledgement of a push: how many rows met which outcome."""
+    """Acknowledgement of a push: number of rows by outcome."""
 
     accepted: int = 0
     already_applied: int = 0
     stale: int = 0
     not_member: int = 0
-    #: Sums that were not taken, because the block has some of their batches.
+    #: Number of rejected sums, because the block has applied some of their batches.
     partly_applied: int = 0
-    #: Of these sums: the batches that some block lacks, to be pushed again; 0: ``identity``, 1: the first further.
+    #: Batches of these sums that some block lacks, to be pushed again: 0 is ``identity``, 1 the first of ``further``.
     lacking: list[int] = []
 
 
 class PullTicket(Request, frozen=True, kw_only=True):
-    """Asks for blocks, each at or above a version. Without ``blocks``: all of this pserver."""
+    """Asks for blocks at or above given versions; for all blocks of the pserver if ``blocks`` is None."""
 
     verb: str = "pull"
     plan_hash: Name
-    #: The membership of the puller; 0: anybody who only reads.
+    #: Membership id of the puller; 0 for read-only clients.
     member: Natural = 0
     blocks: list[Natural] | None = None
-    #: One for each block, or a single one for all.
+    #: A version for each block, or one for all.
     min_versions: list[Natural] = msgspec.field(default_factory=lambda: [0])
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 2.0
 
 
 class TableTicket(Request, frozen=True, kw_only=True):
-    """Asks a pserver of a job without checkpoints for all its rows of a table, as ``formats.table_files`` has them."""
+    """Asks a pserver of a job without checkpoints for all its rows of a table, as in ``formats.table_files``."""
 
     verb: str = "table"
     plan_hash: Name
     #: Number of the table in the plan.
     table: Natural
-    #: With what the optimizer keeps beside the values.
+    #: True to include the optimizer's slots.
     slots: bool = False
 
 
 class InitHeader(Sender, frozen=True, kw_only=True):
-    """Opens the upload of the first values (DoPut) by the trainer that won the election."""
+    """Request of the upload of initial values (DoPut) by the trainer that won the election."""
 
     verb: str = "init"
     plan_hash: Name
-    #: create_revision of the election's key: the newest winner's values count.
+    #: create_revision of the election's key. The values of the newest election count.
     election: Natural
     rows: Natural
 
 
 class InitReply(Reply, frozen=True, kw_only=True):
-    """How many blocks of this pserver have first values of that election, and how many there are."""
+    """Number of blocks of this pserver with initial values of that election, and number of all its blocks."""
 
     initialized: int
     blocks: int

@@ -1,6 +1,7 @@
-"""What a trainer that works says to the master: tasks and what became of them, membership, mode, progress.
+"""Requests of a working trainer to the master: tasks and their results, membership, mode, progress.
 
-A report carries its task's ``attempt``: one that is no longer current is refused, and named in the reply.
+A report carries the ``attempt`` of its task. The master refuses a report whose attempt is no longer current, and names
+it in the reply.
 """
 
 from __future__ import annotations
@@ -12,22 +13,22 @@ import msgspec
 from flightedl.messages.base import Name, Natural, OfJob, Reply, Request, Sender, SenderOfJob, Text, Traceparent
 from flightedl.messages.hosts import HostFacts
 
-#: Different names of metrics in one message.
+#: Maximum number of metrics in a message.
 METRICS_LIMIT = 200
-#: Characters of a trainer's stacks.
+#: Maximum length of a trainer's stacks, in characters.
 STACKS_LIMIT = 200_000
-#: Stretches of done batches of one piece of work in one message.
+#: Maximum number of ranges of done batches of one piece of work in a message.
 STRETCHES_LIMIT = 16
-#: A trainer says so often how far it is, unless the master wants it more seldom.
+#: Default interval between two progress reports of a trainer.
 REPORT_EVERY_S = 0.5
-#: Who has reported its last task and asks for no longer than this may stay a member meanwhile.
+#: A trainer that has reported its last task remains a member during a request with no longer ``wait_s`` than this.
 MOMENT_S = 0.03
 #: name -> [weighted sum, weight].
 Metrics = Annotated[dict[Name, tuple[float, float]], msgspec.Meta(max_length=METRICS_LIMIT)]
 
 
 class OfPiece(Request, frozen=True, kw_only=True):
-    """Names a piece of work that was handed out."""
+    """Identity of an assigned piece of work."""
 
     epoch: Natural
     position: Natural
@@ -35,62 +36,62 @@ class OfPiece(Request, frozen=True, kw_only=True):
 
 
 class FinishedTask(OfPiece, frozen=True, kw_only=True):
-    """A piece of work whose every batch is acknowledged by every pserver of the generations given."""
+    """A piece of work whose batches are all acknowledged by all pservers, in the given generations."""
 
-    #: By index, the oldest generation of each pserver that acknowledged a batch of this piece; 0: it holds no blocks.
+    #: Oldest generation of each pserver that acknowledged a batch of this piece, by index; 0 if it holds no blocks.
     pservers: list[Natural] = []
-    #: Evaluations only: name -> [weighted sum, weight] over the piece.
+    #: name -> [weighted sum, weight] over the piece (evaluations only).
     metrics: Metrics = {}
 
 
 class FailedTask(OfPiece, frozen=True, kw_only=True):
-    """A piece of work that the trainer could not do."""
+    """A piece of work that failed."""
 
     error: Text
-    #: The batch at which it failed, where known.
+    #: Batch at which it failed; None if unknown.
     batch: Natural | None = None
-    #: Where the user's code raised: the same for the same error at another batch. Empty: it did not raise.
+    #: Place in the user's code that raised, equal for the same error at another batch; empty if it did not raise.
     place: Text = ""
 
 
 class ReturnedTask(OfPiece, frozen=True, kw_only=True):
-    """A piece of work handed back unharmed, as a trainer does that leaves."""
+    """A piece of work that the trainer returns unfinished, for example because it leaves."""
 
 
 class DoneBatches(Request, frozen=True, kw_only=True):
-    """Batches that are done of a piece of work that its trainer holds or hands back; of data without a model."""
+    """Done batches of a piece of work that the trainer holds or returns, for data without a model."""
 
     attempt: Natural
-    #: Half-open stretches of the task's batches.
+    #: Half-open ranges of the task's batches.
     stretches: Annotated[list[tuple[Natural, Natural]], msgspec.Meta(max_length=STRETCHES_LIMIT)]
 
 
 class TasksTicket(Sender, frozen=True, kw_only=True):
-    """Reports and asks in one call."""
+    """Reports on pieces of work, and a request for more, in one call."""
 
     verb: str = "tasks"
-    #: Name of the evaluation whose tasks are meant; empty: the training data's.
+    #: Name of the evaluation; empty for the training data.
     evaluation: Text = ""
-    #: Of an evaluation: the life of the model that the trainer measures; see ``EvaluationDeclaration``.
+    #: Life of the evaluated model, see ``EvaluationDeclaration`` (evaluations only).
     life: Natural = 0
     finished: list[FinishedTask] = []
     failed: list[FailedTask] = []
     returned: list[ReturnedTask] = []
-    #: All that is done so far, where no model is declared. The master hands none of it out again.
+    #: All batches done so far, if no model is declared. The master does not assign them again.
     done: list[DoneBatches] = []
-    #: Attempts that the trainer holds beside those reported: one that is missing here is told again, and has to be
-    #: read again from its first batch. What is given up is listed in ``returned``.
+    #: Other attempts that the trainer holds. The master repeats an assignment that is missing here. The trainer then
+    #: reads it from its first batch. Pieces that the trainer gives up are in ``returned``.
     holding: list[Natural] = []
-    #: How many pieces of work are wanted now; 0 only reports.
+    #: Number of requested pieces of work; 0 only reports.
     want: Annotated[int, msgspec.Meta(ge=0, le=64)] = 1
-    #: How long the master may hold the call while there is nothing to hand out.
+    #: Seconds that the master may wait while it has nothing to assign.
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 2.0
-    #: The synchronous round whose values the trainer has; 0: not known. Members that join are waited for a round later.
+    #: Synchronous round whose values the trainer has; 0 if unknown. Rounds wait for new members from the next one on.
     round: Natural = 0
     traceparent: Traceparent = ""
 
 
-#: url, version, format, number, first record, records, offset, bytes of a chunk.
+#: A chunk: url, version, format, number, first record, records, offset, bytes.
 ChunkRow = tuple[str, str, str, Natural, Natural, Natural, Natural, Natural]
 
 
@@ -103,72 +104,74 @@ class Assignment(Reply, frozen=True, kw_only=True):
     attempt: int
     first_batch: int
     end_batch: int
-    #: Batches of the whole task.
+    #: Number of batches in the whole task.
     batch_count: int
-    #: What the records of the task are shuffled by in this epoch, below 2**64; None: they are read in stored order.
+    #: Seed by which the records of the task are shuffled in this epoch, below 2**64; None to read in stored order.
     seed: Natural | None
-    #: Its chunks, on a request stream; who gets it has them as a record batch.
+    #: The chunks, on a request stream. The answer to a get has them in a record batch instead.
     chunks: list[ChunkRow] = []
 
 
 class TasksReply(Reply, frozen=True, kw_only=True):
-    """Where the ticket was that of a get, in the schema's metadata, beside a record batch for each assignment."""
+    """Answer to a ``TasksTicket``. The answer to a get has it in the schema's metadata, and assignments as batches."""
 
     assignments: list[Assignment]
     #: "given", "none_now" or "epochs_done".
     outcome: str
-    #: Tasks of the next epoch that the sender may open and read, not train: it will probably be given them. Attempts
-    #: are 0, and chunks are there on a request stream only.
+    #: Tasks of the next epoch that will probably be assigned to the sender, which may read them but not train on them.
+    #: Their attempts are 0. They have chunks only on a request stream.
     ahead: list[Assignment] = []
     retry_after_s: float = 0.0
-    #: The sender's membership, 0: it is not a member.
+    #: Membership id of the sender; 0 if it is not a member.
     member: int = 0
-    #: With "epochs_done": the generation of each pserver, by index, whose values are final. Another process may have
-    #: been restored from an older checkpoint: ask again before its values are taken for the result.
+    #: Generation of each pserver whose values are final, by index, with "epochs_done". Another process may have been
+    #: restored from an older checkpoint: ask again before its values are used as the result.
     pservers: list[int] = []
-    #: With "none_now": every task is done, and it is being made sure that nothing of it can get lost.
+    #: True with "none_now" if every task is done and the results are being made durable.
     is_ending: bool = False
-    #: Reports that were refused, because their attempt is no longer current: drop that work.
+    #: Refused reports, whose attempts are no longer current. The trainer drops that work.
     lost: list[ReturnedTask] = []
     epoch: int = 0
-    #: Evaluations only, once "epochs_done": weighted means over all records, and tasks that failed for good.
+    #: Weighted means over all records, and number of failed tasks, with "epochs_done" (evaluations only).
     metrics: dict[str, float] = {}
     failed: int = 0
 
 
 class JoinRequest(Sender, frozen=True, kw_only=True):
-    """A trainer that holds work asks to be waited for."""
+    """Request of a trainer that holds work to become a member, so that rounds wait for it."""
 
-    #: What it is about to work on; None: anything that it holds.
+    #: Attempt that it is about to work on; None for any that it holds.
     attempt: Natural | None = None
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 2.0
 
 
 class JoinReply(Reply, frozen=True, kw_only=True):
-    """``member`` 0: not agreed yet, ask again; unless the sender does not hold that work, for which nobody waits."""
+    """Answer to a ``JoinRequest``."""
 
+    #: Membership id. If it is 0 and the sender holds the work, the membership is not agreed yet: ask again.
     member: int
-    #: False: the attempt is no longer current. It says nothing about other work of the sender.
+    #: False if the attempt is no longer current. Other work of the sender is not affected.
     holds_work: bool = True
     waiting_for: str = ""
-    #: Under which the membership begins; None: as before.
+    #: Mode at the start of the membership, a tagged object; None if it is unchanged.
     mode: dict[str, Any] | None = None
 
 
 class ModeRequest(OfJob, frozen=True, kw_only=True):
-    """Asks the master to change the consistency mode, and how far that is. Asking again changes nothing."""
+    """Asks the master to change the consistency mode, and for the progress of the change. May be repeated."""
 
-    #: A tagged object, see the domain's to_json; None: only ask.
+    #: The mode, a tagged object, see the domain's to_json; None to ask only for the progress.
     mode: dict[str, Any] | None = None
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 2.0
 
 
 class ModeReply(Reply, frozen=True, kw_only=True):
-    """The mode; ask again until every pserver has it."""
+    """The newest mode."""
 
     mode: dict[str, Any]
+    #: True if every pserver has the mode. Otherwise ask again.
     is_agreed: bool
-    #: Where it began, on all blocks; 0: with the job.
+    #: Round from which on it holds in all blocks; 0 if from the start of the job.
     round: int = 0
     waiting_for: str = ""
 
@@ -186,7 +189,7 @@ class StopRequest(SenderOfJob, frozen=True, kw_only=True):
 
 
 class StopRecord(Reply, frozen=True, kw_only=True):
-    """The value of ``stopped`` in etcd: who stopped the job, and why."""
+    """The value of ``stopped`` in etcd: the trainer that stopped the job, and its reason."""
 
     who: str = "a trainer"
     reason: str = "its script called job.stop()"
@@ -197,41 +200,41 @@ class LogRequest(Sender, frozen=True, kw_only=True):
 
     records: Natural = 0
     batches: Natural = 0
-    #: Those of them for which the user's code gave the declared model no gradient.
+    #: Number of these batches without a gradient for the declared model.
     idle_batches: Natural = 0
-    #: Records that were passed over, because their chunk is corrupt and the dataset says to skip such.
+    #: Number of records skipped because their chunk is corrupt and the dataset has the policy to skip such chunks.
     skipped_records: Natural = 0
     #: name -> [weighted sum, weight].
     metrics: Metrics = {}
     host: Text = ""
     pid: Natural = 0
-    #: What the trainer waits for, empty when it works.
+    #: Cause of a wait of the trainer; empty if it works.
     waiting_for: Text = ""
-    #: Since it was through with a batch, in seconds.
+    #: Seconds since it finished a batch.
     batch_s: float = 0.0
-    #: Seconds of its loop: "data", "script", "push", "wait" (for others of a round or for a version) and "pull".
+    #: Seconds of its loop by activity: "data", "script", "push", "wait" (for other trainers or a version) and "pull".
     profile: Annotated[dict[Name, float], msgspec.Meta(max_length=8)] = {}
-    #: What it does now: "data", "script" or, as long as it is with the parameter servers, "push"; empty: not known.
+    #: Present activity: "data", "script", or "push" during any work with parameter servers; empty if unknown.
     doing: Text = ""
     facts: HostFacts | None = None
-    #: "common" if the script shares what it trains: a declared model, ``explicit_done``, a process group, ``job.once``.
-    #: "own" if it trained on batches and shares nothing so far; empty: not known.
+    #: "common" if the script shares its model: a declared model, ``explicit_done``, a process group or ``job.once``.
+    #: "own" if it trained on batches and has shared nothing so far; empty if unknown.
     model: Text = ""
-    #: Where its threads stand, if the master wanted to know; empty: it did not.
+    #: Stacks of its threads, if the master asked for them.
     stacks: Annotated[str, msgspec.Meta(max_length=STACKS_LIMIT)] = ""
 
 
 class LogReply(Reply, frozen=True, kw_only=True):
-    """Answers it."""
+    """Answer to a ``LogRequest``."""
 
-    #: Whether somebody wants to know where the trainer's threads stand.
+    #: True to ask for the stacks of the trainer's threads.
     wants_stacks: bool = False
-    #: When the next one is welcome: the more trainers there are, the less often each says something.
+    #: Seconds until the next report. The interval grows with the number of trainers.
     every_s: Annotated[float, msgspec.Meta(ge=0.1, le=60)] = REPORT_EVERY_S
 
 
 class FailedTasksRequest(OfJob, frozen=True, kw_only=True):
-    """Which quarantined batches are meant (``retry_failed``, ``drop_failed``); None: any."""
+    """Selects quarantined batches for ``retry_failed`` or ``drop_failed``. A field that is None matches any value."""
 
     epoch: Natural | None = None
     task: Natural | None = None
@@ -239,10 +242,10 @@ class FailedTasksRequest(OfJob, frozen=True, kw_only=True):
 
 
 class DroppedTasksRequest(FailedTasksRequest, frozen=True, kw_only=True):
-    """Which quarantined batches are let go."""
+    """Selects quarantined batches to drop."""
 
 
 class FailedTasksReply(Reply, frozen=True, kw_only=True):
-    """How many batches it was about."""
+    """Number of batches that were selected."""
 
     batches: int
