@@ -1,9 +1,13 @@
-"""Blocks of parameters to record batches, and back. No sockets here.
+"""Encoding of blocks and table rows for the network. No I/O.
 
-``rows`` of a push or a pull, ``parts`` in the messages of a step, ``table_rows`` in parts of embedding tables;
-``shared_values`` lie in memory that both sides map. The
-JSON headers beside them are ``flightedl.messages``.
+* ``rows``: blocks as record batches, for pushes and pulls by any Flight client.
+* ``parts``: messages of a step.
+* ``table_rows``: rows of embedding tables, inside of a message of a step.
+* ``shared_values``: values of messages in memory that both sides map.
 
-``schemas/`` (package ``flightedl_schemas``) holds the same contract as Arrow schemas for other languages; a test proves
-that both agree.
+A gradient of a step is a part of a message. Its values are in the message or in shared memory, and its header says
+which blocks they belong to. The JSON requests that go with the messages are in ``flightedl.messages``.
+
+``schemas/`` (package ``flightedl_schemas``) describes the same formats as Arrow schemas for other languages. A test
+compares both.
 """

@@ -1,22 +1,27 @@
-"""Blocks of parameters in the messages of a step: one column of values, and a packed header beside it.
+"""Messages of a step: the values of blocks in one column, described by a packed header.
 
-A *part* is neighbouring blocks of one version and outcome, all with values or all without. A message is a record batch
-of ``STEP_SCHEMA`` with one row, the values of all its parts, and a header in its app_metadata. Columns for what the
-header says, as in ``wire.rows``, would cost more than everything else that is done for a message.
+A *part* is a range of consecutive blocks with one version and one outcome; all of its blocks have values, or none has.
+A message is a record batch of ``STEP_SCHEMA`` with one row, which contains the values of all parts. Its app_metadata is
+the header. Columns in place of the header, as in ``wire.rows``, would cost more than the rest of a message's handling.
 
-The header, little-endian: ``uint64`` xxh3-64 of the rest of it; ``uint32`` layout; ``uint32`` number of parts; 32 bytes
-for each part: ``int32`` first block, ``int32`` number of blocks, ``int64`` version, ``int32`` outcome (0 to the
-server), ``uint32`` bytes of values, ``uint64`` xxh3-64 of these bytes (0 without values, or in odd layouts, whose
-values something else protects: ``rpc.integrity``); then attached bytes, mostly none: to the server the request of the
-step that begins with this message, from the server the word that the step is over. Layouts:
+The header is little-endian:
 
-* 2, 3: the batch has the values.
-* 4, 5: the values lie in memory that both sides map (``shared_values``), and there is no batch. ``uint64``, their
-  offset in the sender's memory, stands between the number of parts and the first of them.
-* 6, 7: a small message without a batch, which spares Arrow's serialization at both ends. The same ``uint64`` is the
-  length of the header, and the values follow it. A pserver writes such messages to a client that has written one.
+* ``uint64`` xxh3-64 of the rest of the header, ``uint32`` layout, ``uint32`` number of parts
+* 32 bytes for each part: ``int32`` first block, ``int32`` number of blocks, ``int64`` version, ``int32`` outcome (0 in
+  messages to the server), ``uint32`` bytes of values, ``uint64`` xxh3-64 of these bytes. The checksum is 0 if there are
+  no values, and in odd layouts, whose values are protected otherwise (``rpc.integrity``)
+* attached bytes, often none: in the first message of a step to the server the request; in the last message from the
+  server ``STEP_END``
 
-Received values are read-only views of network memory at any address; they live as long as the batch.
+The layouts:
+
+* 2, 3: the batch contains the values.
+* 4, 5: there is no batch; the values are in memory that both sides map (``shared_values``). A ``uint64`` between the
+  number of parts and the first part is their offset in the sender's memory.
+* 6, 7: there is no batch, which saves Arrow's serialization of a small message at both ends. The same ``uint64`` is the
+  length of the header, and the values follow the header. A pserver sends this layout to clients that have used it.
+
+Received values are read-only views of network memory, possibly unaligned, and valid as long as the batch.
 """
 
 from __future__ import annotations
@@ -36,13 +41,13 @@ from flightedl.errors import DamagedError, MessageError
 from flightedl.wire.rows import OutgoingBlocks, Rows
 from flightedl.wire.shared_values import Inbox, Outbox
 
-#: To the server ``version`` is the base version that the gradient was computed at; no values: an arrival without one.
-#: From the server no values: there are none to send yet.
+#: In messages to the server, ``version`` is the base version at which the gradient was computed, and a part without
+#: values reports that the batch has no gradient for its blocks. In messages from the server, a part without values has
+#: none to send yet.
 STEP_SCHEMA = pa.schema([pa.field("values", pa.binary(), nullable=False)])
-#: From the server, attached to a message or as one of metadata alone: the step is over. Another one may follow on the
-#: stream.
+#: End of a step, from the server: attached to a message, or a message of metadata alone. The stream stays open.
 STEP_END = b"end of step"
-#: A message has no more of them, so that its header is small.
+#: Maximum number of parts in a message, which limits its header.
 PARTS_LIMIT = 1000
 
 _BINARY = STEP_SCHEMA.field(0).type
@@ -52,12 +57,12 @@ _ONE = Struct("<IIiiqiIQ")
 _ONE_AT = Struct("<IIQiiqiIQ")
 _WHOLE_ONE = Struct("<QIIiiqiIQ")
 _OFFSET = Struct("<Q")
-#: Limit of a message that travels whole in its app_metadata, where values may.
+#: Limit of a message whose values travel in its app_metadata.
 INLINE_BYTES = 64 << 10
 
 
 class Place(IntEnum):
-    """Where a message has its values."""
+    """Place of a message's values."""
 
     BATCH = 0
     MEMORY = 1
@@ -75,19 +80,19 @@ _digest = xxhash.xxh3_64_intdigest
 
 
 class ReceivedBlocks(msgspec.Struct, frozen=True):
-    """Neighbouring blocks as they were received."""
+    """A received part: consecutive blocks."""
 
     blocks: range
     version: int
     outcome: int
-    #: Of all the blocks, one after the other; empty: none came.
+    #: Values of all blocks in order; empty if the part has none.
     data: memoryview
-    #: They are known to be finite, if they are floats of 32 or 64 bits.
+    #: True if the values, read as floats of 32 or 64 bits, are known to be finite.
     is_finite: bool = False
 
 
-#: A message to send: its values, one after the other, or None if they lie in memory or in the header; the header; and
-#: the bytes of the values to send.
+#: An encoded message: its values in order, or None if they are in shared memory or behind the header; the header; and
+#: the number of bytes of the values.
 EncodedMessage = tuple[list[memoryview] | None, bytes, int]
 
 
@@ -99,17 +104,17 @@ def encode_message(
     outbox: Outbox | None = None,
     inline: bool = False,
 ) -> EncodedMessage:
-    """Return a message, with ``attached`` bytes. Values are copied only to ``outbox`` or into a small header.
+    """Encode a message. Values are copied only into ``outbox`` or behind a small header.
 
     Args:
-        pieces: Its parts.
-        attached: Bytes for the receiver beside the parts.
-        checksums: True if the values carry checksums.
-        outbox: Takes values that are large enough if it has room.
-        inline: True if the values of a message up to ``INLINE_BYTES`` follow its header in the same bytes.
+        pieces: Parts of the message.
+        attached: Attached bytes.
+        checksums: True to add checksums of the values.
+        outbox: Accepts large values if it has room; None if no memory is shared.
+        inline: True to put the values of a message of up to ``INLINE_BYTES`` behind its header.
     """
     if len(pieces) == 1 and not inline:
-        # As most messages that go by a line: one part, all of whose values go with the header.
+        # Fast path for most messages on a line: one part, whose values are sent with the header.
         (piece,) = pieces
         blocks, values = piece.blocks, piece.values
         size_bytes = 0 if values is None else values.nbytes
@@ -171,7 +176,7 @@ def _checksum(piece: OutgoingBlocks, data: memoryview) -> int:
 
 
 def batch_of(filled: Sequence[memoryview]) -> pa.RecordBatch:
-    """What a stream carries of a message's values."""
+    """Return the record batch that carries a message's values on the Flight stream."""
     values = filled[0] if len(filled) == 1 else b"".join(filled)
     column = pa.Array.from_buffers(_BINARY, 1, [None, _offsets(len(values)), pa.py_buffer(values)], 0)
     return pa.RecordBatch.from_arrays([column], schema=STEP_SCHEMA)
@@ -179,7 +184,7 @@ def batch_of(filled: Sequence[memoryview]) -> pa.RecordBatch:
 
 @lru_cache(256)
 def _offsets(size_bytes: int) -> pa.Buffer:
-    """Of a column with one value."""
+    """Return the offsets buffer of a binary column with one value."""
     return pa.py_buffer(array("i", (0, size_bytes)))
 
 
@@ -192,21 +197,21 @@ def decode_message(
     """Decode a received message and verify its checksums.
 
     Args:
-        batch: As received and validated against ``STEP_SCHEMA``, or the values that came without a batch; None if
-            neither came.
-        header: The batch's app_metadata.
-        columns: The batch's columns, if the caller has them already.
-        inbox: Reads values that lie in shared memory; None if no memory is shared.
+        batch: A received batch, validated against ``STEP_SCHEMA``, or values received from a line; None if the message
+            has neither.
+        header: The app_metadata.
+        columns: The batch's columns, if the caller has read them already.
+        inbox: Reads values in shared memory; None if no memory is shared.
 
     Returns:
-        The parts, and the bytes attached to them.
+        The parts, and the attached bytes.
 
     Raises:
-        MessageError: the header is not one, or does not fit the values.
+        MessageError: the header is invalid, or does not match the values.
         DamagedError: a checksum does not match.
     """
     if isinstance(batch, memoryview) and header is not None and len(header) >= _WHOLE_ONE.size:
-        # As most messages are that come by a line: one part, all of whose values came with the header.
+        # Fast path for most messages from a line: one part, whose values came with the header.
         checksum, layout, count, first, length, version, outcome, size_bytes, expected = _WHOLE_ONE.unpack_from(header)
         if (
             count == 1
@@ -230,11 +235,11 @@ def _decoded(
         data = batch if isinstance(batch, memoryview) else _values_of(batch, columns)
     elif where is Place.HEADER:
         if batch is not None or header is None:
-            raise MessageError("a message's values are said to follow its header, but others came beside it")
+            raise MessageError("a message's header says that its values follow it, but other values came with it")
         data = memoryview(header)[start:]
     else:
         if inbox is None or batch is not None:
-            raise MessageError("a message's values are said to lie in memory, but none is shared for them")
+            raise MessageError("a message's header says that its values are in shared memory, but none is shared")
         data = inbox.take(start, sum(field[4] for field in fields))
         is_finite = inbox.is_finite
     parts: list[ReceivedBlocks] = []
@@ -244,19 +249,19 @@ def _decoded(
             raise MessageError(f"a message has {length} blocks from {first}")
         stop = place + size_bytes
         if stop > len(data):
-            raise MessageError(f"a message's header tells of {stop} bytes or more, {len(data)} came")
+            raise MessageError(f"a message's header declares {stop} bytes or more, {len(data)} came")
         values = data[place:stop] if size_bytes else _NOTHING
         if is_checked and size_bytes and _digest(values) != expected:
             raise DamagedError(f"the values of blocks {first} to {first + length - 1} do not match their checksum")
         parts.append(ReceivedBlocks(range(first, first + length), version, outcome, values, is_finite))
         place = stop
     if place != len(data):
-        raise MessageError(f"a message's header tells of {place} bytes, {len(data)} came")
+        raise MessageError(f"a message's header declares {place} bytes, {len(data)} came")
     return parts, attached
 
 
 def _unpacked(header: bytes | None) -> tuple[Sequence[tuple[int, ...]], bytes, Place, int, bool]:
-    """Unpack a header: fields of parts, what is attached, the values' place and offset, and if they are checked."""
+    """Return the fields of the parts, attached bytes, place and offset of the values, and True if they are checked."""
     if header is None or len(header) < _START.size:
         raise MessageError("a message has no header in its app_metadata")
     checksum, layout, count = _START.unpack_from(header)
@@ -286,18 +291,18 @@ def place_of(header: bytes | None) -> Place:
 
 def _values_of(batch: pa.RecordBatch | None, columns: Sequence[pa.Array]) -> memoryview:
     if batch is None:
-        raise MessageError("a message has a header that tells of values, and none came with it")
+        raise MessageError("a message's header declares values, and none came with it")
     if batch.num_rows != 1:
         raise MessageError(f"a message has {batch.num_rows} rows of values, not 1")
     return _value(columns[0] if columns else batch.column(0))
 
 
 def parts_of(rows: Rows, run_of: Mapping[int, int] = _NO_RUNS) -> Iterator[ReceivedBlocks]:
-    """Received rows as parts: neighbours with the same outcome and version, all with values or all without.
+    """Yield received rows as parts: consecutive blocks with the same outcome and version, all with values or none.
 
     Args:
-        rows: As received.
-        run_of: Block -> its run: no part has blocks of two runs.
+        rows: The received rows.
+        run_of: Run of each block. A part does not extend over two runs.
     """
     blocks, versions, outcomes, offsets = rows.blocks, rows.versions, rows.outcomes, rows.offsets
     count = len(blocks)
@@ -318,7 +323,7 @@ def parts_of(rows: Rows, run_of: Mapping[int, int] = _NO_RUNS) -> Iterator[Recei
 
 
 def _value(column: pa.Array) -> memoryview:
-    """The only value of a sound binary column; making a scalar of it takes ten times as long."""
+    """Return the only value of a validated binary column. A pyarrow scalar would take ten times as long."""
     _, offset_buffer, data_buffer = column.buffers()
     first = 4 * column.offset
     start, stop = memoryview(offset_buffer).cast("B")[first : first + 8].cast("i")

@@ -1,14 +1,21 @@
 """Blocks of parameters as Arrow record batches.
 
-A *row* is one block: its number, a version, a checksum and its elements as little-endian bytes of the parameter's dtype
-(``binary``, so that one stream may carry parameters of several dtypes). Big blocks travel one to a batch, without a
-copy: the Arrow buffer *is* the array's memory. Small ones share a batch up to ``TARGET_BYTES``, which costs one copy.
+Any Flight client can send and read this form. It carries initial values, and pushes and pulls outside of steps; steps
+use ``parts``.
 
-Two schemas: ``PUSH_SCHEMA`` (trainer to pserver; ``version`` is the base version the gradient was computed at; empty
-``values`` mean that the batch arrives at this block without a gradient) and ``VALUES_SCHEMA`` (pserver to trainer;
-``outcome`` tells what became of the pushed row, ``values`` are empty when there are none to send yet).
+A *row* is one block: its number, a version, a checksum, and its elements as little-endian bytes of the parameter's
+dtype. The column is ``binary``, so one stream can carry parameters of several dtypes. A large block has a batch of its
+own and is not copied: the Arrow buffer is the array's memory. Small blocks share a batch of up to ``TARGET_BYTES``,
+which costs one copy.
 
-Received values are read-only views of network memory at any address; they live as long as the batch.
+There are two schemas:
+
+* ``PUSH_SCHEMA``, from trainer to pserver: ``version`` is the base version at which the gradient was computed. Empty
+  ``values`` report that the batch has no gradient for the block.
+* ``VALUES_SCHEMA``, from pserver to trainer: ``outcome`` is the outcome of the pushed row. ``values`` are empty if none
+  can be sent yet.
+
+Received values are read-only views of network memory, possibly unaligned, and valid as long as the batch.
 """
 
 from __future__ import annotations
@@ -16,7 +23,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise
 
 import msgspec
@@ -28,12 +34,12 @@ import xxhash
 from flightedl.errors import DamagedError, MessageError
 from flightedl.messages.parameters import Outcome as Outcome  # noqa: PLC0414 - a row has one
 
-#: 1 MiB batches are the fastest on Flight; half loses little, four times loses nothing but memory.
+#: Limit of the values in a batch. 1 MiB is fastest on Flight: half of it loses little, four times only costs memory.
 TARGET_BYTES = 1 << 20
 _NOTHING = memoryview(b"")
 _INT8, _INT32, _INT64, _UINT64, _BINARY = pa.int8(), pa.int32(), pa.int64(), pa.uint64(), pa.binary()
 _digest = xxhash.xxh3_64_intdigest
-#: ``checksum`` of values that come one piece after the other: ``update(piece)``, then ``intdigest()``.
+#: Checksum of values that are read piece by piece: ``update(piece)`` for each, then ``intdigest()``.
 RunningChecksum = xxhash.xxh3_64
 
 PUSH_SCHEMA = pa.schema(
@@ -50,7 +56,7 @@ VALUES_SCHEMA = pa.schema([*PUSH_SCHEMA, pa.field("outcome", pa.int8(), nullable
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One block on its way. ``values`` is a bytes-like view, empty when nothing is carried."""
+    """One block of a batch. ``values`` is a bytes-like view, empty if the row has no values."""
 
     block: int
     version: int
@@ -58,21 +64,22 @@ class Row:
     outcome: int = 0
 
     def array(self, dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
-        """The elements, (n,) of ``dtype``: read-only and possibly unaligned; a view, valid while the batch lives."""
+        """Return the elements, (n,) of ``dtype``: a read-only view, possibly unaligned, valid as long as the batch."""
         return np.frombuffer(self.values, dtype=dtype)
 
 
 @dataclass(slots=True)
 class Rows:
-    """A received batch with its checksums verified. Plain lists: comparing and slicing them costs no Python per row.
+    """The rows of a received batch, with verified checksums.
 
-    Made for each message, so not frozen, which would triple what that costs; nobody changes it.
+    Lists, because comparing and slicing them runs no Python for each row. Not frozen, because an instance is created
+    for each message and freezing would triple its cost. It is never modified.
     """
 
     blocks: list[int]
     versions: list[int]
     outcomes: list[int]
-    #: Where each row's bytes start in ``data``, and where the last one's end.
+    #: (n + 1,) offsets in ``data``: the start of each row's bytes, and the end of the last row's.
     offsets: list[int]
     data: memoryview
 
@@ -83,30 +90,24 @@ class Rows:
         return Row(self.blocks[number], self.versions[number], self.bytes_of(number, number + 1), self.outcomes[number])
 
     def bytes_of(self, start: int, stop: int) -> memoryview:
-        """The values of neighbouring rows, which lie next to each other."""
+        """Return the values of rows ``start`` to ``stop``, which are contiguous."""
         return self.data[self.offsets[start] : self.offsets[stop]]
-
-    def offsets_of(self, start: int, stop: int) -> list[int]:
-        """Where rows start and end, from the first of them."""
-        found = self.offsets[start : stop + 1]
-        first = found[0]
-        return [offset - first for offset in found] if first else found
 
 
 class Checksums(msgspec.Struct):
-    """Those of values that are sent more than once, as they become known."""
+    """Cached checksums of values that are sent several times."""
 
-    #: Of each row.
+    #: Checksum of each row; None if not computed yet.
     rows: array[int] | None = None
-    #: Of all of them together.
+    #: Checksum of all rows together; None if not computed yet.
     whole: int | None = None
 
 
 class OutgoingBlocks(msgspec.Struct):
-    """Rows of neighbouring blocks, of one version and outcome, to be sent. Not frozen, for the same reason as ``Rows``.
+    """Outgoing rows of consecutive blocks with one version and one outcome. Not frozen, see ``Rows``.
 
-    ``values``: their (n,) elements next to each other, or None for empty rows; must not change until the batch is gone.
-    ``offsets``: in bytes, where each block starts and the last one ends.
+    ``values``: the contiguous (n,) elements of all blocks, unchanged until the batch is sent; None for empty rows.
+    ``offsets``: byte offsets at which each block starts and the last one ends.
     """
 
     blocks: range
@@ -114,17 +115,17 @@ class OutgoingBlocks(msgspec.Struct):
     outcome: int
     values: npt.NDArray[np.generic] | None
     offsets: Sequence[int]
-    #: Receives the values' checksums, to be found here by who sends the same values again; None: nobody does.
+    #: Cache of the checksums, reused when the same values are sent again. None: do not cache.
     checksums: Checksums | None = None
 
     @property
     def size_bytes(self) -> int:
-        """Of the values carried."""
+        """Number of bytes in ``values``."""
         return 0 if self.values is None else self.values.nbytes
 
 
 def checksum(values: memoryview | npt.NDArray[np.generic]) -> int:
-    """xxh3-64 of the bytes."""
+    """Return the xxh3-64 of the bytes."""
     return xxhash.xxh3_64_intdigest(memoryview(values) if isinstance(values, memoryview) else values.data)
 
 
@@ -134,14 +135,14 @@ def encode_rows(
     values: Sequence[npt.NDArray[np.generic] | None],
     outcomes: Sequence[int] | None = None,
 ) -> pa.RecordBatch:
-    """A batch of ``PUSH_SCHEMA``, or of ``VALUES_SCHEMA`` when ``outcomes`` are given.
+    """Return a batch of ``PUSH_SCHEMA``, or of ``VALUES_SCHEMA`` if ``outcomes`` are given.
 
     Args:
         blocks: Block numbers.
-        versions: One for each block.
-        values: One C-contiguous (n,) array for each block, or None for an empty row. Where only one row carries
-            values they are not copied, and must not change until the batch is gone.
-        outcomes: One for each block.
+        versions: Version of each block.
+        values: A C-contiguous (n,) array for each block, or None for an empty row. If only one row has values, they are
+            not copied and must not change until the batch is sent.
+        outcomes: Outcome of each block.
     """
     offsets = array("i", [0])
     sums = array("Q")
@@ -160,9 +161,7 @@ def encode_rows(
 
 
 def encode_pieces(pieces: Sequence[OutgoingBlocks]) -> pa.RecordBatch:
-    """A batch of ``VALUES_SCHEMA``; nothing is copied where only one piece carries values."""
-    if len(pieces) == 1:
-        return _one_piece(pieces[0])
+    """Return a batch of ``VALUES_SCHEMA``. Values are not copied if only one piece has any."""
     blocks: list[int] = []
     versions: list[int] = []
     outcomes: list[int] = []
@@ -187,28 +186,8 @@ def encode_pieces(pieces: Sequence[OutgoingBlocks]) -> pa.RecordBatch:
     return _batch(blocks, versions, sums, offsets, filled, outcomes)
 
 
-def _one_piece(piece: OutgoingBlocks) -> pa.RecordBatch:
-    """What most messages are. Columns that are the same in every step are made once."""
-    blocks, values = piece.blocks, piece.values
-    count = len(blocks)
-    data: memoryview
-    if values is None:
-        data, sums, offsets = _NOTHING, array("Q", [0]) * count, array("i", [0]) * (count + 1)
-    else:
-        data, offsets = memoryview(values.data).cast("B"), array("i", piece.offsets)
-        sums = _checksums(piece, data)
-    columns = [
-        _block_column(blocks.start, count),
-        _version_column(piece.version, count),
-        pa.Array.from_buffers(_UINT64, count, [None, pa.py_buffer(sums)], 0),
-        pa.Array.from_buffers(_BINARY, count, [None, pa.py_buffer(offsets), pa.py_buffer(data)], 0),
-        _outcome_column(piece.outcome, count),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=VALUES_SCHEMA)
-
-
 def _checksums(piece: OutgoingBlocks, data: memoryview) -> array[int]:
-    """Of each row. Two threads may both make them; they are equal."""
+    """Return the checksum of each row. Two threads may both compute them; the results are equal."""
     known = piece.checksums
     if known is not None and known.rows is not None:
         return known.rows
@@ -216,21 +195,6 @@ def _checksums(piece: OutgoingBlocks, data: memoryview) -> array[int]:
     if known is not None:
         known.rows = sums
     return sums
-
-
-@lru_cache(4096)
-def _block_column(first: int, count: int) -> pa.Array:
-    return pa.Array.from_buffers(_INT32, count, [None, pa.py_buffer(array("i", range(first, first + count)))], 0)
-
-
-@lru_cache(256)
-def _version_column(version: int, count: int) -> pa.Array:
-    return pa.Array.from_buffers(_INT64, count, [None, pa.py_buffer(array("q", [version]) * count)], 0)
-
-
-@lru_cache(256)
-def _outcome_column(outcome: int, count: int) -> pa.Array:
-    return pa.Array.from_buffers(_INT8, count, [None, pa.py_buffer(array("b", [outcome]) * count)], 0)
 
 
 def _batch(
@@ -256,14 +220,14 @@ def _batch(
 
 
 def decode_batch(batch: pa.RecordBatch, checked: Sequence[pa.Array] = ()) -> Rows:
-    """The rows of a received batch (already validated against its schema), each with its checksum verified.
+    """Decode a received batch and verify its checksums.
 
     Args:
-        batch: As received.
-        checked: Its columns, where they are known to have no nulls.
+        batch: A batch that was validated against its schema.
+        checked: The batch's columns, if they are known to have no nulls.
 
     Raises:
-        MessageError: a null.
+        MessageError: a row has a null.
         DamagedError: a row's values do not match its checksum.
     """
     columns = checked or batch.columns
@@ -283,18 +247,18 @@ def decode_batch(batch: pa.RecordBatch, checked: Sequence[pa.Array] = ()) -> Row
 
 
 def _offsets(buffer: pa.Buffer, first: int, count: int) -> list[int]:
-    """The buffer of a hostile column may have any length."""
+    """Return the offsets of a binary column. The buffer of a hostile column may have any length."""
     return memoryview(buffer).cast("B")[4 * first : 4 * (first + count + 1)].cast("i").tolist()
 
 
 def decode_rows(batch: pa.RecordBatch) -> Iterator[Row]:
-    """``decode_batch``, one row at a time."""
+    """Yield the rows of a received batch. Raises as ``decode_batch``."""
     rows = decode_batch(batch)
     return (rows[number] for number in range(len(rows)))
 
 
 def group_by_size(sizes: Sequence[int], target_bytes: int = TARGET_BYTES) -> list[range]:
-    """Consecutive runs of rows that share a batch: each at most ``target_bytes`` unless it is a single row."""
+    """Return consecutive groups of rows, one for each batch, of at most ``target_bytes`` or a single row."""
     groups: list[range] = []
     start = total = 0
     for number, size in enumerate(sizes):

@@ -1,14 +1,14 @@
-"""Values that lie in memory which the receiver maps, too: where they are put, and how they are read.
+"""Values of messages in shared memory: how the sender places them, and how the receiver reads them.
 
-A message then has an offset in place of a batch (see ``parts``). Its sender copies the values to free memory of its
-own (:class:`Outbox`), and has that memory again when the receiver has taken them, which it does in the order in which
-they left. The lowest free place is used: mostly the same few MiB, which so stay in the processor's cache.
+Such a message has an offset in place of a batch (see ``parts``). The sender copies the values to free memory of its own
+(:class:`Outbox`) and reuses that memory when the receiver has consumed the values, which happens in the order of
+sending. It always uses the lowest free place. This is mostly the same few MiB, which stay in the processor's cache.
 
-Or it lends them, where they lie in memory for good that the receiver maps (its *store*) and stay as they are until the
-receiver has taken them.
+Values in the sender's *store*, memory outside of any stream that the receiver maps, are lent instead of copied. They
+must not change until the receiver has consumed them.
 
-The receiver reads them where they lie, or, where it decides by what it reads, from a copy: whoever owns the memory may
-change it at any moment (:class:`CopyingInbox`).
+A trainer reads values in place. A pserver reads a copy (:class:`CopyingInbox`), because the owner of the memory could
+change it between the check and the use.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from flightedl.errors import MessageError, UnavailableError
 
 Bytes = npt.NDArray[np.uint8]
 
-#: What is smaller travels in the message: making a place for it costs as much.
+#: Smaller values travel in the message, because placing them would cost as much.
 SHARED_FROM_BYTES = 4096
-#: Values that are not taken yet; a single message may have more.
+#: Limit of the values that are not consumed yet; a single message may exceed it.
 UNTAKEN_LIMIT_BYTES = 8 << 20
 _ALIGNMENT_BYTES = 64
-#: Added to an offset: it is one of the store.
+#: Added to an offset to mark it as an offset in the store.
 _IN_STORE = 1 << 63
-#: Below what glibc copies past the cache, see ``config.tuned_environment``: the other side reads it soon.
+#: Less than the size from which glibc bypasses the cache, see ``config.tuned_environment``.
 _PIECE_BYTES = 960 << 10
 _PAGE_BYTES = 4096
 _COLLISION_BYTES = 512
 
 
 class Outbox:
-    """Values on their way to the other side. For one thread.
+    """The sender's end: values that the receiver has not consumed yet. For one thread.
 
     Args:
         memory: (n,) bytes that both sides map.
-        least_bytes: Of values that are worth a place there.
-        store: (n,) bytes that both sides map; values that lie there are lent.
+        least_bytes: Size of the values from which they are placed in the memory.
+        store: (n,) bytes that both sides map, from which values are lent; None if there is no store.
     """
 
     def __init__(self, memory: Bytes, least_bytes: int = SHARED_FROM_BYTES, store: Bytes | None = None) -> None:
@@ -50,21 +50,21 @@ class Outbox:
         self._store_at = 0 if store is None else store.ctypes.data
         self._memory = memory
         self.least_bytes = least_bytes
-        #: Where each message's values lie, how many there are, and what is lent, oldest first.
+        #: Start, end and size of each message's values, and references to lent values; oldest message first.
         self._untaken: deque[tuple[int, int, int, list[memoryview]]] = deque()
-        #: Number of messages whose values are there.
+        #: Number of these messages.
         self.untaken = 0
         self._untaken_bytes = 0
 
     def put(self, values: Sequence[memoryview], size_bytes: int) -> int | None:
-        """Copy values there, one after the other, or lend them where they are.
+        """Copy values to the memory, in order, or lend them from the store.
 
         Args:
-            values: Bytes.
-            size_bytes: Of all of them.
+            values: Bytes-like values.
+            size_bytes: Their total size.
 
         Returns:
-            Where they begin; None: there is no room now, or they are too few.
+            Their offset; None if there is no room now, or they are less than ``least_bytes``.
         """
         start = self._free_place(size_bytes) if size_bytes >= self.least_bytes else None
         if start is None:
@@ -83,7 +83,7 @@ class Outbox:
         return start
 
     def _place_in_store(self, values: Sequence[memoryview]) -> int | None:
-        """Where they begin; None: they do not lie there one after the other."""
+        """Return the offset of values in the store, or None if they are not contiguous there."""
         if self._store is None or not values:
             return None
         first = place = np.frombuffer(values[0], np.uint8).ctypes.data - self._store_at
@@ -94,22 +94,22 @@ class Outbox:
         return first if first >= 0 and place <= self._store.size else None
 
     def end(self) -> None:
-        """Nothing is lent any more."""
+        """Forget all values. The caller has revoked what was lent."""
         self._untaken.clear()
         self.untaken = 0
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether so many bytes could be put there now."""
+        """Return True if there is room for ``size_bytes`` now."""
         return self._free_place(size_bytes) is not None
 
     def taken(self, count: int) -> None:
-        """The receiver has taken the values of so many more messages."""
+        """Free the values of the ``count`` oldest messages, which the receiver has consumed."""
         for _ in range(min(count, len(self._untaken))):
             self._untaken_bytes -= self._untaken.popleft()[2]
         self.untaken = len(self._untaken)
 
     def _free_place(self, size_bytes: int) -> int | None:
-        """The first gap that is wide enough."""
+        """Return the offset of the first gap of at least ``size_bytes``, or None."""
         if self._untaken and self._untaken_bytes + size_bytes > UNTAKEN_LIMIT_BYTES:
             return None
         place = 0
@@ -121,14 +121,14 @@ class Outbox:
 
 
 class Inbox:
-    """Values from the other side, read where they lie.
+    """The receiver's end: reads the sender's values in place.
 
     Args:
-        memory: (n,) bytes of the other side.
-        store: (n,) bytes from which it lends; None: it does not.
+        memory: (n,) bytes of the sender.
+        store: (n,) bytes from which the sender lends; None if it has no store.
     """
 
-    #: Whether what was taken last is known to be finite floats of 32 or 64 bits.
+    #: True if the newest values, read as floats of 32 or 64 bits, are known to be finite.
     is_finite = False
 
     def __init__(self, memory: Bytes, store: Bytes | None = None) -> None:
@@ -136,10 +136,10 @@ class Inbox:
         self._store = store
 
     def take(self, start: int, size_bytes: int) -> memoryview:
-        """What lies there.
+        """Return the values at an offset.
 
         Raises:
-            MessageError: it is beyond the memory's end.
+            MessageError: they extend beyond the end of the memory.
         """
         return self._place(start, size_bytes).data.cast("B")
 
@@ -149,19 +149,19 @@ class Inbox:
             memory, start = self._store, start - _IN_STORE
         if start + size_bytes > memory.size:
             raise MessageError(
-                f"values are said to lie at {start} to {start + size_bytes} of {memory.size} shared bytes"
+                f"a message's values extend from {start} to {start + size_bytes} in {memory.size} shared bytes"
             )
         return memory[start : start + size_bytes]
 
 
 class CopyingInbox(Inbox):
-    """Values from the other side, copied before they are checked and used. The copy is valid until the next ``take``.
+    """The receiver's end that copies values before it checks and uses them. A copy is valid until the next ``take``.
 
     Args:
-        memory: (n,) bytes of the other side.
-        copy: ``copy(target, source)`` copies bytes, and returns True if the target is known to hold finite floats.
-        store: As of ``Inbox``.
-        is_over: True if the other side has ended what it lent. The copy may then be of several gradients.
+        memory: See ``Inbox``.
+        copy: ``copy(target, source)`` copies bytes. It returns True if the target is known to contain finite floats.
+        store: See ``Inbox``.
+        is_over: Returns True if the sender has revoked what it lent: the values may have changed during the copy.
     """
 
     def __init__(
@@ -183,21 +183,21 @@ class CopyingInbox(Inbox):
         copy = self._copy[:size_bytes]
         self.is_finite = self._copy_values(copy, place)
         if start >= _IN_STORE and self._is_over is not None and self._is_over():
-            raise UnavailableError("the stream ended while values were copied: they may be of two gradients")
+            raise UnavailableError("the stream ended while gradients were copied: they may have changed")
         return copy.data.cast("B")
 
 
 def copy_to_cache(target: Bytes, source: Bytes) -> None:
-    """Copy bytes to where they are read soon."""
+    """Copy bytes through the cache, because the target is read soon."""
     for start in range(0, source.size, _PIECE_BYTES):
         target[start : start + _PIECE_BYTES] = source[start : start + _PIECE_BYTES]
 
 
 def copy_past_cache(target: Bytes, source: Bytes) -> None:
-    """Copy bytes to where they are not read soon, see ``config.tuned_environment``.
+    """Copy bytes past the cache, because the target is not read soon (see ``config.tuned_environment``).
 
-    Where the target begins a little behind the source, as pages count, a processor takes what it reads for what it has
-    just written, and waits until that is there: 2.6 GB/s instead of 26 on an AMD machine. Then it goes by the cache.
+    If the target's offset in its page is slightly above the source's, the processor mistakes each read for one of bytes
+    that it has just written, and waits for them: 2.6 GB/s instead of 26 on an AMD machine. Such copies use the cache.
     """
     if source.size > _PIECE_BYTES and 0 < (_address(target) - _address(source)) % _PAGE_BYTES < _COLLISION_BYTES:
         copy_to_cache(target, source)

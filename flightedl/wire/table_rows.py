@@ -1,18 +1,22 @@
-"""Rows of embedding tables as they travel: the values of a part whose blocks are buckets (see ``parts``).
+"""Wire format of rows of embedding tables: the values of a part whose blocks are buckets (see ``parts``).
 
-A *payload* is the bytes of one part. Little-endian: ``uint32`` 2, the version of this layout; ``uint32`` number of
-sections; then for each section 16 bytes: ``uint16`` kind, ``uint16`` 0, ``uint32`` number of the table, ``uint64``
-number of rows. Then come the ids of all sections that have some, one section after the other, as ``uint64``; then the
-values of all sections that have some, as ``float32``. So what many tables have is taken, and sent, as two arrays.
+The bytes of one part are a *payload*, little-endian:
 
-* ``GRADIENTS``: n ids, none twice, and (n, dim) gradients. A batch that pushes to a table has such a section on every
-  pserver, also where none of its ids lie there: it has its weight in the table's mean.
-* ``WANTED``: n ids whose rows the sender wants.
-* ``ROWS``: (n, dim) values, in the order in which their ids were asked.
-* ``UNKNOWN``: n ids that were asked for and are in no row, of a table where that is an error; their values are zero.
+* ``uint32`` 2, the version of this layout, and ``uint32`` number of sections
+* 16 bytes for each section: ``uint16`` kind, ``uint16`` 0, ``uint32`` number of the table, ``uint64`` number of rows
+* the ids of all sections with ids, in the order of the sections, as ``uint64``
+* the values of all sections with values, likewise, as ``float32``
 
-A payload without sections says that the version of the part has been reached. Ids are integers; whoever has text makes
-integers of it. Received arrays are read-only views of network memory, and live as long as the message.
+So the ids and the values of many tables are sent and received as two arrays. The kinds of sections:
+
+* ``GRADIENTS``: n distinct ids, and (n, dim) gradients. A batch that pushes to a table sends this section to every
+  pserver, empty if the pserver has none of the ids, because the batch's weight counts in the table's mean.
+* ``WANTED``: n ids to look up.
+* ``ROWS``: (n, dim) values, in the order of the ids in the lookup.
+* ``UNKNOWN``: n ids of the lookup without a row, in a table that declares this an error. Their values are zero.
+
+A payload without sections reports that the version of the part has been reached. Ids are integers; the client converts
+texts. Received arrays are read-only views of network memory, valid as long as the message.
 """
 
 from __future__ import annotations
@@ -38,15 +42,15 @@ Payload = npt.NDArray[np.uint8]
 LAYOUT = 2
 START = Struct("<II")
 _SECTION = np.dtype([("kind", "<u2"), ("zero", "<u2"), ("table", "<u4"), ("rows", "<u8")])
-#: Bytes before the sections, and of each of them.
+#: Number of bytes before the sections, and of each section.
 IDS_AT, SECTION_BYTES = START.size, _SECTION.itemsize
 _ID_BYTES, _VALUE_BYTES = 8, 4
-#: The most sections of a payload, which is twice as many tables.
+#: Maximum number of sections in a payload: two for each table.
 SECTIONS_LIMIT = 65_536
 
 
 class Kind(IntEnum):
-    """What a section carries."""
+    """Content of a section."""
 
     GRADIENTS = 1
     WANTED = 2
@@ -54,7 +58,7 @@ class Kind(IntEnum):
     UNKNOWN = 4
 
 
-#: By kind.
+#: 1 for each kind of section that has ids, or values.
 _HAS_IDS = np.array([0, 1, 1, 0, 1])
 _HAS_VALUES = np.array([0, 1, 0, 1, 0])
 
@@ -65,22 +69,22 @@ class Section(NamedTuple):
     kind: int
     #: Number of the table.
     table: int
-    #: (n,); of ``ROWS`` empty.
+    #: (n,); empty for ``ROWS``.
     ids: Ids
-    #: (n, dim), where there are any.
+    #: (n, dim); None if the kind has none.
     values: Floats | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Sections:
-    """Rows of several tables, n sections."""
+    """The n sections of a payload."""
 
-    #: (n,) each: kind, number of the table, elements of a row, rows.
+    #: (n,) each: kind, number of the table, elements in a row, number of rows.
     kinds: Numbers
     tables: Numbers
     dims: Numbers
     counts: Numbers
-    #: Of all sections that have them, one after the other.
+    #: Ids and values of all sections, flat, in the order of the sections.
     ids: Ids
     values: Floats
 
@@ -95,7 +99,7 @@ class Sections:
 
 
 def rows_payload(tables: Sequence[int], dims: Sequence[int], counts: Sequence[int]) -> tuple[Payload, Floats]:
-    """Return a payload of ``ROWS``, one section for each table, and its values, which are to be filled in."""
+    """Return a payload with a ``ROWS`` section for each table, and its uninitialized values for the caller to fill."""
     header = header_of([(Kind.ROWS, table, count) for table, count in zip(tables, counts, strict=True)])
     payload = np.empty(len(header) + _VALUE_BYTES * sum(map(mul, dims, counts)), np.uint8)
     payload.data[: len(header)] = header
@@ -103,7 +107,7 @@ def rows_payload(tables: Sequence[int], dims: Sequence[int], counts: Sequence[in
 
 
 def new_gradients(ids: Ids, dim: int) -> Floats:
-    """Return memory for (n, dim) gradients of (n,) ids, with room before it for the rest of their payload."""
+    """Return an uninitialized (n, dim) array for the gradients of (n,) ids, placed inside of a payload's memory."""
     start = IDS_AT + SECTION_BYTES
     values_at = start + ids.nbytes
     payload = np.empty(values_at + _VALUE_BYTES * dim * len(ids), np.uint8)
@@ -112,7 +116,7 @@ def new_gradients(ids: Ids, dim: int) -> Floats:
 
 
 def payload_of(table: int, ids: Ids, gradients: Floats) -> Payload:
-    """Return the payload of one table's gradients, without a copy if ``new_gradients`` made them."""
+    """Return the payload of one table's gradients. They are not copied if ``new_gradients`` returned the array."""
     payload, values_at = gradients.base, IDS_AT + SECTION_BYTES + ids.nbytes
     if (
         not isinstance(payload, np.ndarray)
@@ -125,7 +129,7 @@ def payload_of(table: int, ids: Ids, gradients: Floats) -> Payload:
 
 
 def encode_sections(sections: Sequence[Section]) -> Payload:
-    """A payload, (n,) bytes."""
+    """Return the payload of some sections, (n,) bytes."""
     ids = [np.ascontiguousarray(each.ids, np.uint64).data for each in sections if _HAS_IDS[each.kind]]
     values = [np.ascontiguousarray(each.values, np.float32).data for each in sections if each.values is not None]
     header = header_of(
@@ -135,28 +139,28 @@ def encode_sections(sections: Sequence[Section]) -> Payload:
 
 
 def header_of(sections: Sequence[tuple[int, int, int]]) -> bytes:
-    """The bytes of a payload before its ids: kind, table and number of rows of each section."""
+    """Return the bytes of a payload before its ids, given the kind, table and number of rows of each section."""
     fields = chain.from_iterable((kind, 0, table, rows) for kind, table, rows in sections)
     return Struct("<II" + "HHIQ" * len(sections)).pack(LAYOUT, len(sections), *fields)
 
 
-#: No sections: a version has been reached.
+#: Payload without sections: the version has been reached.
 NOTHING: Payload = np.frombuffer(START.pack(LAYOUT, 0), np.uint8)
 
 
 def decode_sections(data: memoryview, dims: Numbers, kinds: Iterable[int]) -> Sections:
-    """The sections of a payload.
+    """Decode a payload.
 
     Args:
-        data: As received, at any address.
-        dims: Of all tables, by number.
-        kinds: That are expected.
+        data: The received bytes, possibly unaligned.
+        dims: Number of elements in a row of each table, by table number.
+        kinds: Kinds of sections that are allowed.
 
     Raises:
-        MessageError: it is no payload, or has a section that is not expected, or two of a kind for a table.
+        MessageError: the payload is invalid, or has a section of another kind, or two of one kind for a table.
     """
     if len(data) < START.size:
-        raise MessageError(f"rows of tables have {len(data)} bytes: no header")
+        raise MessageError(f"rows of tables have only {len(data)} bytes, less than their header")
     layout, count = START.unpack_from(data)
     start = START.size + count * _SECTION.itemsize
     if layout != LAYOUT or count > SECTIONS_LIMIT or len(data) < start:
@@ -168,12 +172,12 @@ def decode_sections(data: memoryview, dims: Numbers, kinds: Iterable[int]) -> Se
     _require_sound(found, tables, len(dims), kinds)
     most = len(data) // _VALUE_BYTES
     if count and (largest := int(fields["rows"].max())) > most:
-        raise MessageError(f"rows of tables tell of {largest} rows or more, {len(data)} bytes came")
+        raise MessageError(f"rows of tables declare {largest} rows or more, {len(data)} bytes came")
     counts, of_tables = fields["rows"].astype(np.int64), dims[tables]
     values_at = start + int((counts * _HAS_IDS[found]).sum()) * _ID_BYTES
     end = values_at + int((counts * of_tables * _HAS_VALUES[found]).sum()) * _VALUE_BYTES
     if end != len(data):
-        raise MessageError(f"rows of tables tell of {end} bytes, {len(data)} came")
+        raise MessageError(f"rows of tables declare {end} bytes, {len(data)} came")
     ids = np.frombuffer(data[start:values_at], np.uint64)
     return Sections(found, tables, of_tables, counts, ids, np.frombuffer(data[values_at:], np.float32))
 
@@ -184,7 +188,7 @@ def _require_sound(kinds: Numbers, tables: Numbers, table_count: int, expected: 
     for pair in zip(kinds.tolist(), tables.tolist(), strict=True):
         kind, table = pair
         if kind not in allowed or pair in seen:
-            raise MessageError(f"rows of tables have a section of kind {kind} for table {table} that they may not have")
+            raise MessageError(f"rows of tables have an unexpected section of kind {kind} for table {table}")
         if table >= table_count:
             raise MessageError(f"there is no table of number {table}: {table_count} are declared")
         seen.add(pair)

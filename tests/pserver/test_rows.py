@@ -417,7 +417,7 @@ GRADIENT = Section(Kind.GRADIENTS, 0, IDS[:2], np.ones((2, 2), np.float32))
         (GRADIENT._replace(table=3), "no table of number 3"),
         (GRADIENT._replace(ids=IDS[[1, 1]]), "'plain' is there twice"),
         (GRADIENT._replace(values=np.array([[1, 1], [np.nan, 1]], np.float32)), "'plain' has NaN or infinity for id 1"),
-        (GRADIENT._replace(values=np.ones((2, 3), np.float32)), "tell of"),
+        (GRADIENT._replace(values=np.ones((2, 3), np.float32)), "declare"),
         (Section(Kind.ROWS, 0, IDS[:0], np.ones((2, 2), np.float32)), "kind 3"),
     ],
 )

@@ -89,7 +89,7 @@ def test_a_small_message_travels_in_its_metadata_alone(pieces: list[OutgoingBloc
                 decode_message(None, message[:place])
     with pytest.raises(MessageError, match=r"bytes, .* came"):
         decode_message(None, message + b"!")
-    with pytest.raises(MessageError, match="follow its header"):
+    with pytest.raises(MessageError, match="values follow it"):
         decode_message(_batch(b""), message)
 
 

@@ -143,7 +143,7 @@ def test_values_beyond_the_memory_are_rejected() -> None:
     outbox.put([], 2048)
     _, header = encode_parts(_pieces(), outbox=outbox)
     for inbox in (Inbox(memory[:2060]), CopyingInbox(memory[:2060], finite_copy())):
-        with pytest.raises(MessageError, match="2048 to 2072 of 2060 shared bytes"):
+        with pytest.raises(MessageError, match="2048 to 2072 in 2060 shared bytes"):
             decode_message(None, header, inbox=inbox)[0]
 
 
@@ -237,9 +237,9 @@ def test_values_of_the_store_are_lent_without_a_copy() -> None:
     assert bytes(inbox.take(start, 300)) == store[1000:1300].tobytes()
     assert not memory.any(), "no value was copied"
     assert outbox.untaken == 1
-    with pytest.raises(MessageError, match="of 4096 shared bytes"):
+    with pytest.raises(MessageError, match="in 4096 shared bytes"):
         Inbox(memory).take(start, 300)
-    with pytest.raises(MessageError, match="of 8192 shared bytes"):
+    with pytest.raises(MessageError, match="in 8192 shared bytes"):
         inbox.take(start, store.size - 999)
 
 

@@ -52,15 +52,15 @@ def _header(count: int, kind: int = 1, table: int = 0, rows: int = 0, layout: in
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (b"", "no header"),
+        (b"", "less than their header"),
         (_header(1, layout=9), "another version"),
         (_header(1)[:-1], "another version"),
         (_header(1, kind=7), "kind 7"),
-        (_header(2), "may not have"),
+        (_header(2), "unexpected section"),
         (_header(1, table=5), "no table of number 5"),
-        (_header(1, rows=1), "tell of 44 bytes, 24 came"),
+        (_header(1, rows=1), "declare 44 bytes, 24 came"),
         (_header(1, rows=2**60), "or more"),
-        (_header(1) + b"x", "tell of"),
+        (_header(1) + b"x", "declare"),
     ],
 )
 def test_bytes_that_are_not_a_payload_are_rejected(data: bytes, text: str) -> None:
