@@ -6,7 +6,7 @@ pushed. From the first values on it *pulls*. Values that arrive with the answers
 asynchronous mode, and if a round of small values closes within two milliseconds.
 
 Each fact is noted once, for all of its readers. The user's thread switches between activities (:class:`StepProbe`); the
-thread that talks to a pserver notes the phases (``waiting.Conversation``). The progress report and the metrics page read
+thread that talks to a pserver notes the phases (``waiting.Conversation``). The progress report and metrics page read
 the sums, a tracer gets the phases, and ``waiting.Waits`` detects a pserver that has not answered for a long time. An
 activity counts when it is over.
 """

@@ -1,23 +1,38 @@
-"""The one place that speaks Arrow Flight: everything above it says verbs, bytes and record batches.
+"""Transport: clients and servers that exchange bytes and record batches by Arrow Flight. Nothing else imports Flight.
 
-Reading order: ``routes`` (what a server is made of), ``server`` (its life and its admission), ``service`` and
-``streams`` (how it answers), ``client`` and ``client_streams`` (how it is asked), ``request_stream`` (again and again),
-``reuse`` (streams that stay open from one request to the next), ``errors`` (how they cross), ``validation`` (what is
-checked of every batch), ``integrity`` (which values carry checksums), ``same_host`` (memory beside a stream), ``line``
-(a socket beside it), ``channel`` (how either end uses all of them).
-``identity`` says who talks to whom, ``authentication`` proves it, and ``connector`` opens connections accordingly;
-``arrow_flight`` imports pyarrow.flight in the right order.
+The server's side:
 
-Rules that hold for every call:
+* ``routes``: table of a server's verbs and handlers. ``call``: a running call, and limits.
+* ``server``: lifecycle of a server. ``admission``: checks before a handler runs. ``service``: the methods of Flight.
+* ``streams``: uploads and streams in both directions.
 
-* It has a time limit on both sides. A client call without ``timeout_s`` does not type-check and does not run; a server
-  ends streams that outlive their deadline, by closing the connection when the peer does not even read.
-* It names the server that is meant and the server that answers. The wrong generation is refused before anything is
-  done.
-* It ends with a value or with an error of :mod:`flightedl.errors`; *refused* and *outcome unknown* stay apart.
-* An upload is complete only when its commit record was seen and agrees with what arrived.
+The client's side:
 
-The names below load on first use, so that :mod:`flightedl.process.tuning` can run before pyarrow is loaded.
+* ``client``: a connection. ``client_streams``: its calls and streams. ``connector``: creation of connections.
+* ``request_stream``: many small requests on one stream. ``reuse``: streams that stay open between requests.
+
+Both sides:
+
+* ``identity``: names and generations in headers. ``authentication``: certificates that prove a role.
+* ``errors``: encoding of errors. ``validation``: checks of received batches. ``integrity``: use of checksums.
+* ``same_host``: shared memory of two processes on one host. ``line``: their Unix socket. ``channel``: a stream together
+  with both.
+* ``arrow_flight``: import of pyarrow.flight in the right order.
+
+A call goes from ``client`` to ``service``, which has it admitted, looks its handler up in ``routes`` and runs it. The
+messages of a step travel on an open stream; a ``channel`` at each end decides whether a message takes the stream, the
+line or shared memory.
+
+Guarantees for every call:
+
+* It has a time limit on both sides. A client call without ``timeout_s`` does not type-check and does not run. A server
+  ends streams that exceed their deadline, by closing the connection if the peer does not read.
+* The request names the expected server, and the reply names the answering one. A call for another generation is refused
+  before anything is done.
+* It returns a value or raises an error of :mod:`flightedl.errors`. *Refused* and *outcome unknown* differ.
+* An upload is complete only if its commit record was received and matches the received batches.
+
+The names below are imported at first use, so that :mod:`flightedl.process.tuning` can run before pyarrow is loaded.
 """
 
 from __future__ import annotations

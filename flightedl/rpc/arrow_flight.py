@@ -1,4 +1,4 @@
-"""The import of pyarrow.flight, in its right order: gRPC reads its experiments from the environment when first used."""
+"""Import of pyarrow.flight after the environment is set, because gRPC reads its experiments at its first use."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from flightedl.process.tuning import set_grpc_experiments
 
 set_grpc_experiments()
 
-from pyarrow import flight  # noqa: E402 - the environment comes first, that is what this module is for
+from pyarrow import flight  # noqa: E402 - the environment has to be set first
 
 __all__ = ["flight"]

@@ -1,19 +1,19 @@
-"""Who may talk to a server, and what it may ask: mutual TLS, and the role that a certificate proves.
+"""Authentication by mutual TLS, and authorization by the role that a certificate proves.
 
-With :class:`Credentials` the TLS handshake refuses whoever has no certificate of the job's authority, before a single
-byte of a request is read; that is the only protection from big requests of strangers. What a member may then ask is
-decided by its :class:`Role`, and each verb names the roles that it is open to (``roles`` of
-:class:`~flightedl.rpc.routes.Routes`): a verb that names none is closed.
+With :class:`Credentials` the TLS handshake rejects peers without a certificate of the job's authority before any byte
+of a request is read. This is the only protection against large requests of strangers. The :class:`Role` of a member
+determines its permissions: each verb lists the roles that may call it (``roles`` of
+:class:`~flightedl.rpc.routes.Routes`), and a verb without roles is closed.
 
-The role stands in the certificate, as its first subject alternative name: ``flightedl://JOB/ROLE``, where JOB is ``*``
-for all jobs of the authority. gRPC hands the first name of a verified certificate to Flight, which shows it to a
-handler as the peer's identity. Other names may follow.
+The role is in the certificate's first subject alternative name, ``flightedl://JOB/ROLE``. JOB is ``*`` for all jobs of
+the authority. gRPC passes the first name of a verified certificate to Flight as the peer's identity. Other names may
+follow.
 
-Servers are checked by the name ``flightedl`` in their certificate (a later subject alternative name), not by their
-address: pods get new addresses, names of roles don't change. Only certificates of servers have that name.
-``flightedl certs`` makes all of this.
+Clients check servers by the name ``flightedl`` in their certificate (a later subject alternative name) and not by their
+address, because pods get new addresses. Only certificates of servers have that name. ``flightedl certs`` creates all
+certificates.
 
-Without credentials everybody who reaches the port may ask everything: fine on loopback, and nowhere else.
+Without credentials, anyone who can reach the port has full access. Use this only on loopback.
 """
 
 from __future__ import annotations
@@ -28,42 +28,42 @@ from urllib.parse import quote, unquote
 from flightedl.adapters.pem_files import FILES, read_file
 from flightedl.errors import AuthenticationError, UsageError
 
-#: The name that a server's certificate must carry.
+#: Name that a server's certificate must contain.
 SERVER_NAME = "flightedl"
-#: In place of a job's name: all jobs.
+#: Stands for all jobs, in place of a job's name.
 ANY_JOB = "*"
 
 _SCHEME = "flightedl://"
 
 
 class Role(enum.StrEnum):
-    """What a member of a job is. Each has a certificate of its own."""
+    """Role of a member of a job. Each role has its own certificate."""
 
-    #: Masters and pservers: they may ask each other everything.
+    #: Masters and pservers. They have full access to each other.
     SERVER = "server"
-    #: Declares data and model, fetches tasks, pushes and pulls.
+    #: May declare data and model, fetch tasks, push and pull.
     TRAINER = "trainer"
-    #: Sees how the job stands, and pulls the model.
+    #: May read the job's status and pull the model.
     READER = "reader"
-    #: Sees how the job stands, orders checkpoints, changes the mode, decides on failed tasks.
+    #: May read the job's status, request checkpoints, change the mode, and retry or drop failed tasks.
     ADMIN = "admin"
 
 
 def name_in_certificate(job: str, role: Role) -> str:
-    """The subject alternative name (a URI) that proves a role in a job; job "*": in all of them."""
+    """Return the subject alternative name (a URI) that proves a role in a job, or in all jobs if it is "*"."""
     return f"{_SCHEME}{quote(job, safe='*')}/{role}"
 
 
 @functools.lru_cache(maxsize=256)
 def proven_role(identity: bytes, job: str) -> Role:
-    """The role that a verified certificate proves in a job.
+    """Return the role that a verified certificate proves in a job.
 
     Args:
-        identity: The first subject alternative name of the peer's certificate, as Flight gives it.
+        identity: First subject alternative name of the peer's certificate, from Flight.
         job: The server's job.
 
     Raises:
-        AuthenticationError: it proves none.
+        AuthenticationError: the certificate proves no role in this job.
     """
     text = identity.decode("ascii", errors="replace")
     named, slash, role = text.removeprefix(_SCHEME).partition("/")
@@ -76,7 +76,7 @@ def proven_role(identity: bytes, job: str) -> Role:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Mutual TLS, PEM-encoded: the authorities that both sides trust, and this process's certificate and key."""
+    """Credentials for mutual TLS, PEM-encoded: trusted authorities, and this process's certificate and key."""
 
     ca: bytes = field(repr=False)
     cert: bytes = field(repr=False)
@@ -84,14 +84,14 @@ class Credentials:
 
     @classmethod
     def load(cls, directory: str, role: Role) -> Credentials | None:
-        """Read ca.pem, cert.pem and key.pem; None when ``directory`` is empty (plain text).
+        """Read ca.pem, cert.pem and key.pem. Returns None if ``directory`` is empty (plain text).
 
         Args:
-            directory: Has the three files, or a directory named like the role that has them.
-            role: What this process is.
+            directory: Directory with the three files, or with a subdirectory for the role that contains them.
+            role: Role of this process.
 
         Raises:
-            UsageError: a file is missing or holds no PEM; names it.
+            UsageError: a file is missing or is not PEM; names the file.
         """
         if not directory:
             return None
@@ -105,13 +105,13 @@ class Credentials:
 
 
 def place_of(directory: str, role: Role) -> Path:
-    """Where the files of a role lie: in a directory of its own, else in ``directory`` itself."""
+    """Return the directory with the files of a role: its subdirectory if that exists, else ``directory``."""
     own = Path(directory) / role
     return own if own.is_dir() else Path(directory)
 
 
 def pem_files_of(directory: str, role: Role) -> tuple[Path, Path, Path] | None:
-    """Return the paths of a role's authorities, certificate and key. None without a directory."""
+    """Return the paths of a role's authorities, certificate and key, or None if ``directory`` is empty."""
     if not directory:
         return None
     ca, cert, key = (place_of(directory, role) / name for name in FILES)

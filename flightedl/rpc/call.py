@@ -1,4 +1,4 @@
-"""One running call of a server, and the limits of calls."""
+"""A running call of a server, and the limits of calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flightedl.rpc.authentication import Role
 from flightedl.rpc.identity import Caller
 from flightedl.rpc.validation import BatchLimits
 
-#: Both sides watch the same deadline. The caller's clock ends the call; the server's makes sure of it a little later.
+#: The client ends a call at its deadline. The server ends it this much later if the client has not.
 _CALLER_FIRST_S = 0.25
 
 #: A batch with or without metadata, or metadata alone.
@@ -23,34 +23,34 @@ Message = tuple[pa.RecordBatch | None, bytes | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a server lets one call, and all of them, use."""
+    """Limits of one call, and of all calls of a server."""
 
-    #: Calls that run at one time; further ones are answered *busy*. Each is a thread.
+    #: Maximum number of running calls, each in a thread. Others are refused as *busy*.
     running_calls: int = 1024
-    #: Bytes of an action's body, a ticket or a descriptor.
+    #: Maximum size of an action's body, a ticket or a descriptor.
     request_bytes: int = 4 << 20
-    #: Bytes of freed memory that are kept when a message was refused; what is more goes back to the system.
+    #: Free memory that the process keeps after it has refused a message. More is returned to the system.
     kept_free_bytes: int = 32 << 20
-    #: Seconds that an action may take, whatever the client asks for.
+    #: Maximum duration of an action, even if the client requests more.
     call_s: float = 60.0
-    #: Seconds that a stream may take, whatever the client asks for.
+    #: Maximum duration of a stream, even if the client requests more.
     stream_s: float = 600.0
-    #: Seconds past its deadline after which a stream that waits for its peer loses its connection.
+    #: Time after its deadline at which the connection of a stream that waits for its peer is closed.
     sever_after_s: float = 1.0
     batches: BatchLimits = field(default_factory=BatchLimits)
 
 
 class Call:
-    """One running call. Alive until its handler returned, or until the stream of a get ended.
+    """A running call. Valid until its handler returns, or until the stream of a get ends.
 
     Attributes:
-        verb: What is asked.
-        caller: Who says to ask.
-        role: What the caller has proven to be; None: it could prove nothing, as there is no TLS.
-        peer: The peer's address, as gRPC writes it.
-        headers: The request's headers, without credentials.
+        verb: Verb of the request.
+        caller: The caller, by its own statement.
+        role: Role that the caller has proven; None without TLS.
+        peer: Address of the peer in gRPC's notation.
+        headers: Headers of the request.
         deadline: Instant of the server's clock, from the client's timeout and the server's limits.
-        closing: Set when the server is about to stop; whoever waits, waits on this, too.
+        closing: Set when the server is about to stop. Handlers that wait also wait for this event.
     """
 
     __slots__ = (
@@ -89,12 +89,12 @@ class Call:
         self.headers = headers
         self.deadline = deadline
         self.closing = closing
-        #: Whether a thread of the handler is inside a read, or a write, of the stream.
+        #: True while a thread of the handler reads the stream, or writes to it.
         self.is_reading = False
         self.is_writing = False
-        #: Whether nothing is under way: the handler waits for the stream's next request.
+        #: True while the handler waits for the stream's next request.
         self.is_resting = False
-        #: Set by the server's watch within a quarter of a second after the deadline; cheap to look at.
+        #: Set by a thread of the server at most a quarter of a second after the deadline. Cheap to read.
         self.is_late = False
         self._clock = clock
         self._cancelled = cancelled
@@ -104,36 +104,36 @@ class Call:
 
     @property
     def waits_for_peer(self) -> bool:
-        """Whether the handler can go on only when the peer sends or reads."""
+        """True if the handler is blocked until the peer sends or reads."""
         return self.is_reading or self.is_writing
 
     def remaining_s(self) -> float:
-        """Seconds until the deadline; negative when it passed."""
+        """Return the seconds until the deadline; negative after it."""
         return self.deadline - self._clock.now()
 
     def is_cancelled(self) -> bool:
-        """Whether the client is known to be gone. Not reliable for uploads: their commit record is."""
+        """Return True if the client is known to be gone. Not reliable for uploads; see their commit record."""
         return self._cancelled()
 
     def check_time(self) -> None:
-        """DeadlineError when the deadline passed."""
+        """Raise DeadlineError if the deadline has passed."""
         if self.remaining_s() <= -_CALLER_FIRST_S:
             raise DeadlineError(f"{self.verb}: the time for this call is over")
 
     def check_begin(self) -> None:
-        """Raise when what was just asked for is not to be begun any more: deadline passed, or server closing."""
+        """Raise if no request should be begun any more, because the deadline has passed or the server is stopping."""
         self.check_time()
         if self.closing.is_set():
             raise NotReadyError("the server is stopping, look for its successor")
 
     def check(self) -> None:
-        """Raise when there is no point in going on: deadline passed, server closing, or client gone."""
+        """Raise if the handler should stop: the deadline has passed, the server is stopping, or the client is gone."""
         self.check_begin()
         if self._cancelled():
             raise DeadlineError(f"{self.verb}: the client gave up")
 
     def end(self) -> None:
-        """Let go of the transport; the server calls it, nobody else."""
+        """Release the transport. Called by the server."""
         self._cancelled = _always
 
 

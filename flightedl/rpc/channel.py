@@ -1,12 +1,13 @@
-"""Channel: one end of an open stream whose messages are parts with values, whatever carries them.
+"""Channel: one end of an open stream for messages of parts (``wire.parts``), with all of its carriers.
 
-* The Flight stream carries small messages in metadata alone, if the peer sends such messages, and others in batches.
-* Two processes of one host have a line (``rpc.line``) and memory that both map (``wire.shared_values``). Values lie in
-  that memory if they are large enough and there is room, and messages say only where. The line carries every small
-  message, and announces each large one, which then comes by the stream.
+* The Flight stream carries messages in record batches. It carries small messages in metadata alone if the peer also
+  sends such messages.
+* Two processes on the same host have a line (``rpc.line``) and shared memory (``wire.shared_values``). Large values are
+  placed in the memory if there is room, and the message contains their offset. The line carries small messages and
+  announces large ones, which follow on the Flight stream.
 
-The client's end and the server's end are subclasses: they differ in what the end of a line means, and in how they know
-that the peer has taken the values in their memory.
+The subclasses for client and server differ in the meaning of a closed line, and in how they learn that the peer has
+consumed values.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from flightedl.rpc.line import SMALL_BYTES, Line
 from flightedl.wire.parts import ReceivedBlocks, batch_of
 from flightedl.wire.shared_values import Inbox, Outbox
 
-#: Values as they came, by the stream or by a line, None if the message cannot have any; and metadata.
+#: A received message: values from the stream or a line, None if the message cannot have any; and metadata.
 ValuesMessage = tuple[pa.RecordBatch | memoryview | None, bytes | None]
 #: Parts of a message, and the bytes that are attached to them.
 Received = tuple[list[ReceivedBlocks], bytes]
@@ -50,7 +51,7 @@ class Channel:
 
     Args:
         exchange: The Flight stream.
-        is_inline: True if small messages travel in metadata alone, where nothing is shared.
+        is_inline: True to send small messages in metadata alone if no memory is shared.
     """
 
     __slots__ = ("_exchange", "_inbox", "_is_inline", "_line", "_outbox")
@@ -63,11 +64,11 @@ class Channel:
         self._inbox: Inbox | None = None
 
     def _share(self, line: Line, outbox: Outbox, inbox: Inbox) -> None:
-        """Use a line and memory from now on."""
+        """Use a line and shared memory from now on."""
         self._line, self._outbox, self._inbox = line, outbox, inbox
 
     def _post(self, values: Sequence[memoryview] | None, header: bytes, size_bytes: int) -> None:
-        """Send an encoded message, or metadata alone."""
+        """Send an encoded message, or metadata alone if ``values`` is None."""
         line = self._line
         if line is not None:
             is_small = size_bytes + len(header) <= SMALL_BYTES
@@ -81,7 +82,7 @@ class Channel:
             self._exchange.write(batch_of(values), header, size_bytes=size_bytes)
 
     def _next(self) -> ValuesMessage | None:
-        """Return the next message as it came, or None if the peer sends no more."""
+        """Return the next message undecoded, or None if the peer sends no more."""
         line = self._line
         if line is None:
             return self._exchange.read()
@@ -91,9 +92,9 @@ class Channel:
         return self._exchange.read() if message[0] is None and not message[1] else message
 
     def is_over(self) -> bool:
-        """Return True if there is no point in waiting at the line any longer."""
+        """Return True if there is no reason to wait at the line any longer."""
         raise NotImplementedError
 
     def _line_ended(self) -> NoReturn:
-        """Raise the reason for which the line has ended, or is not waited for any longer."""
+        """Raise the reason why the line was closed, or why the wait has ended."""
         raise NotImplementedError

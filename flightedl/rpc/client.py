@@ -1,17 +1,16 @@
-"""The client base: one connection to one server, for any number of threads.
+"""Connection of a client to one server, for any number of threads.
 
-Every call takes ``timeout_s`` by keyword and has no default: Flight itself would wait for ever. Everything that goes
-wrong is an error of :mod:`flightedl.errors` by the table in :mod:`flightedl.rpc.errors`; nothing of pyarrow's
-leaks out. A call that ended in OutcomeUnknownError or its DeadlineError may have been carried out: only repeat what is
-idempotent.
+``timeout_s`` is a required keyword argument of every call, because Flight would wait forever. All failures are errors
+of :mod:`flightedl.errors`, by the table in :mod:`flightedl.rpc.errors`. A call that raises OutcomeUnknownError or
+DeadlineError may have been carried out, so only idempotent requests should be repeated.
 
-Python runs no signal handlers inside a Flight call: whatever a user's main thread waits for goes in slices of at most
-5 s, or Ctrl-C does nothing.
+Python runs no signal handlers during a Flight call. Calls on which the user's main thread waits should take at most
+5 s, so that Ctrl-C works.
 
-Received batches are read-only views of network memory at any address; NumPy reads them as they are, raw pointers and
-``.view(dtype)`` do not. Copy what outlives the batch.
+Received batches are read-only views of network memory, possibly unaligned. NumPy can read them; code that uses raw
+pointers or ``.view(dtype)`` cannot. Copy data that must outlive the batch.
 
-No keepalive is set: gRPC servers cut off a client that pings more often than every 300 s during a blocked call.
+Keepalive is off, because gRPC servers disconnect a client that pings more often than every 300 s during a blocked call.
 """
 
 from __future__ import annotations
@@ -53,32 +52,32 @@ _CHANNEL_OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
-    # A proxy for the outside world is never on the way to a job's own servers.
+    # Servers of a job are never behind a proxy for the internet.
     ("grpc.enable_http_proxy", 0),
-    # Each Connection is a TCP connection of its own.
+    # Each Connection has its own TCP connection.
     ("grpc.use_local_subchannel_pool", 1),
 ]
 
 
 class _Reply(flight.ClientMiddleware):  # type: ignore[misc]
-    """Keeps the header by which the server names itself.
+    """Middleware of one call that stores the header with the server's identity.
 
-    What pyarrow calls of it is no Python code but builtins. A signal that came while Flight waited is handled where
-    Python code runs next; were that here, its SystemExit or KeyboardInterrupt would end in Flight's log, and the
-    program would never hear of it.
+    pyarrow only calls builtins of this object, and no Python code. A signal that arrives while Flight waits is handled
+    by the next Python code that runs. If that were a method of this class, SystemExit or KeyboardInterrupt would end up
+    in Flight's log, and the program would not receive it.
     """
 
     def __init__(self) -> None:
         self._received: list[Mapping[str, Sequence[str | bytes]]] = []
-        #: Gives the headers to send: none.
+        #: Returns the headers to send, which are none.
         self.sending_headers = dict
         self.received_headers = self._received.append
-        #: Is told how the call ended, and does nothing.
+        #: Called with the status of the call; does nothing.
         self.call_completed = bool
 
     @property
     def header(self) -> str | None:
-        """The server's; None: it sent none."""
+        """The server's header; None if it has sent none."""
         for headers in self._received:
             if values := headers.get(SERVER_HEADER):
                 return str(values[0])
@@ -86,30 +85,30 @@ class _Reply(flight.ClientMiddleware):  # type: ignore[misc]
 
 
 class _Replies(flight.ClientMiddlewareFactory):  # type: ignore[misc]
-    """pyarrow starts a call's middleware in the caller's thread, which is how the two find each other."""
+    """Middleware of all calls. pyarrow starts a call's middleware in the caller's thread, which identifies the call."""
 
     def __init__(self) -> None:
         self._local = threading.local()
-        #: Called by pyarrow with what it knows of the call, which nobody needs: it becomes ``getattr``'s default.
-        #: No Python code either, as in ``_Reply``.
+        #: Called by pyarrow with a description of the call, which becomes the unused default of ``getattr``. No Python
+        #: code, for the reason given at ``_Reply``.
         self.start_call = partial(getattr, self._local, "reply")
 
     def expect(self) -> _Reply:
-        """Prepare the middleware of the call that this thread starts next."""
+        """Prepare the middleware of this thread's next call."""
         reply = self._local.reply = _Reply()
         return reply
 
 
 class Connection:
-    """A connection to the server at ``address``; opened by the first call, and again whenever it broke. Thread-safe.
+    """A connection to a server. It is opened by the first call, and by the next call after it broke. Thread-safe.
 
     Args:
         address: ``host:port``.
-        expected: The server that is meant. Generation 0 accepts any generation; None accepts any server.
-        caller: Who asks.
-        credentials: Mutual TLS; None: plain text.
-        has_checksums: Whether values that travel on it carry checksums, see ``rpc.integrity``.
-        shares_memory: Whether to ask the server for shared memory, see ``rpc.same_host``.
+        expected: The expected server. Generation 0 accepts any generation; None accepts any server.
+        caller: Name of this process.
+        credentials: Credentials for mutual TLS; None for plain text.
+        has_checksums: True if values carry checksums, see ``rpc.integrity``.
+        shares_memory: True to ask the server for shared memory, see ``rpc.same_host``.
     """
 
     def __init__(
@@ -126,7 +125,7 @@ class Connection:
         self.shares_memory = shares_memory
         self.has_checksums = has_checksums
         self.expected = expected
-        #: Of the server, for people.
+        #: Role of the server, for people.
         self._role = "server" if expected is None else expected.role
         self._headers = [(CALLER_HEADER.encode(), (caller or Caller()).to_header().encode())]
         if expected is not None:
@@ -161,14 +160,14 @@ class Connection:
         self.close()
 
     def close(self) -> None:
-        """End the connection; closing it again is fine. No other thread may be inside a call."""
+        """Close the connection. May be called twice. No other thread may be inside a call."""
         GUARD.check()
         self._client.close()
 
     def abort_calls(self) -> None:
-        """End the calls under way in other threads, because the server is known to be replaced.
+        """Abort the calls of other threads, because the server was replaced.
 
-        One that is frozen would hold them until their time is over. They raise as when the connection breaks; later
+        A frozen server would block them until their deadlines. They raise the errors of a broken connection, and later
         calls raise UnavailableError. Other connections of this process to the same address break, too.
         """
         if not self._is_severed:
@@ -177,10 +176,10 @@ class Connection:
             leave(self.address)
 
     def action(self, verb: str, body: bytes, *, timeout_s: float) -> bytes:
-        """Carry out an action and return its reply.
+        """Call an action and return its reply.
 
         Raises:
-            FlightedlError: what the server answered, or what happened on the way.
+            FlightedlError: the server's error, or a failure of the connection.
         """
         with tracing.asks(self._role, verb, self.address):
             call = self._start(verb, timeout_s, body)
@@ -196,16 +195,16 @@ class Connection:
 
     @contextmanager
     def get(self, ticket: bytes, *, timeout_s: float, schema: pa.Schema | None = None) -> Iterator[Download]:
-        """Open a stream of batches; leaving the ``with`` block early cancels it.
+        """Open a stream of batches. Leaving the ``with`` block early cancels it.
 
         Args:
             ticket: A JSON object with a verb.
-            timeout_s: For the whole stream.
-            schema: What the stream must carry; None: anything.
+            timeout_s: Time limit of the whole stream.
+            schema: Required schema; None to accept any.
 
         Raises:
-            MessageError: another schema, or a batch that is not sound.
-            FlightedlError: what the server answered, or what happened on the way.
+            MessageError: the stream has another schema, or an invalid batch.
+            FlightedlError: the server's error, or a failure of the connection.
         """
         call = self._start("get", timeout_s, ticket)
 
@@ -226,16 +225,16 @@ class Connection:
     ) -> bytes:
         """Upload batches and return the server's acknowledgement.
 
-        When ``batches`` raises, the upload is left without its commit record, and nothing of it counts.
+        If ``batches`` raises, the upload ends without a commit record and has no effect.
 
         Args:
             descriptor: A JSON object with a verb.
-            schema: Of all batches; flat columns only.
-            batches: Each with its metadata or None.
-            timeout_s: For the whole upload.
+            schema: Schema of all batches; flat columns only.
+            batches: Batches, each with its metadata or None.
+            timeout_s: Time limit of the whole upload.
 
         Raises:
-            FlightedlError: what the server answered, or what happened on the way.
+            FlightedlError: the server's error, or a failure of the connection.
         """
         call = self._start("put", timeout_s, descriptor)
         target = flight.FlightDescriptor.for_command(descriptor)
@@ -243,12 +242,12 @@ class Connection:
         return upload(call, writer, reader, schema, batches)
 
     def exchange(self, descriptor: bytes, schema: pa.Schema, *, timeout_s: float) -> ClientExchange:
-        """Open a stream in both directions; use it in a ``with`` statement.
+        """Open a stream in both directions. Use it in a ``with`` statement.
 
         Args:
             descriptor: A JSON object with a verb.
-            schema: Of what is written; flat columns only.
-            timeout_s: For the whole stream.
+            schema: Schema of the client's batches; flat columns only.
+            timeout_s: Time limit of the whole stream.
         """
         call = self._start("exchange", timeout_s, descriptor)
         target = flight.FlightDescriptor.for_command(descriptor)
@@ -256,7 +255,7 @@ class Connection:
         return ClientExchange(call, writer, reader, schema, timeout_s, self._lines)
 
     def info(self, descriptor: bytes, *, timeout_s: float) -> Endpoints:
-        """Ask where a data set is found (GetFlightInfo)."""
+        """Return the locations of a data set (GetFlightInfo)."""
         call = self._start("info", timeout_s, descriptor)
         target = flight.FlightDescriptor.for_command(descriptor)
         found = call.run(lambda: self._client.get_flight_info(target, call.options))

@@ -1,7 +1,7 @@
-"""The client's side of a call and of its stream. :mod:`flightedl.rpc.client` hands these out.
+"""The client's end of calls and streams, created by :mod:`flightedl.rpc.client`.
 
-Each operation of pyarrow goes through ``ClientCall.run``, which turns foreign errors into ours and compares the name in
-the reply with the server that was meant. Batches that are read are checked like on the server.
+``ClientCall.run`` runs every operation of pyarrow. It maps foreign errors to ours, and compares the name in the reply
+with the expected server. Received batches are checked as on the server.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from flightedl.rpc.validation import BatchLimits, Tally, check_batch, check_sche
 
 _Result = TypeVar("_Result")
 
-#: A server is believed not to flood its clients; soundness is checked all the same.
+#: Clients trust servers not to flood them. They still validate batches.
 _UNLIMITED = BatchLimits(batch_rows=1 << 62, batch_bytes=1 << 62, stream_rows=1 << 62, stream_bytes=1 << 62)
 
 
 class ClientCall:
-    """One call on its way: its options, whom it expects to answer, and who did."""
+    """A call: its options, the expected server, and the server that answered."""
 
     __slots__ = ("_expected", "_reply_header", "_what", "is_checked", "options")
 
@@ -44,37 +44,37 @@ class ClientCall:
     ) -> None:
         self._what = what
         self._expected = expected
-        #: Whether the answering server is known to be the one that was meant.
+        #: True if the answering server is known to be the expected one.
         self.is_checked = expected is None
         self.options = options
-        #: Returns the header by which the server named itself, or None while it has not.
+        #: Returns the header with the server's identity, or None before it has arrived.
         self._reply_header = reply_header
 
     def __str__(self) -> str:
         return self._what
 
     def run(self, operation: Callable[[], _Result]) -> _Result:
-        """Carry out an operation of pyarrow; raises errors of ours only."""
+        """Run an operation of pyarrow and map its errors to ours."""
         try:
             return operation()
         except FOREIGN_ERRORS as error:
             raise self.failure(error) from None
 
     def failure(self, error: BaseException) -> FlightedlError:
-        """Our error for one of pyarrow's; ReplacedError is raised when it is the answer of another server."""
+        """Return our error for one of pyarrow's. Raises ReplacedError if another server than expected has answered."""
         if decoded(error) is not None:
             self._check_place()
         return from_wire(error, doing=self._what)
 
     def check_server(self) -> None:
-        """ReplacedError unless the server that answered is the one that was meant."""
+        """Raise ReplacedError unless the expected server has answered."""
         if self.is_checked or self._expected is None:
             return
         self._answered_by().check_meant_by(self._expected)
         self.is_checked = True
 
     def _check_place(self) -> None:
-        """Like ``check_server``, but a server may refuse before it knows its index and generation."""
+        """Do the same for a refusal, which a server may send before it knows its index and generation."""
         if self._expected is None:
             return
         server = self._answered_by()
@@ -86,14 +86,14 @@ class ClientCall:
     def _answered_by(self) -> ServerIdentity:
         header = self._reply_header()
         if header is None:
-            raise ReplacedError(f"{self._what}: who answers there does not say who it is; it is no server of this job")
+            raise ReplacedError(f"{self._what}: no server of this job answers there, but another program")
         return ServerIdentity.from_header(header)
 
 
 class Download:
-    """A stream of batches from the server; iterate it once.
+    """A stream of batches from the server, to be iterated once.
 
-    A pair is ``(batch, metadata)``; metadata alone comes with None for the batch.
+    It yields pairs ``(batch, metadata)``. The batch is None for metadata alone.
     """
 
     __slots__ = ("_call", "_declared", "_is_ended", "_reader")
@@ -106,7 +106,7 @@ class Download:
 
     @property
     def schema(self) -> pa.Schema:
-        """The schema of the stream; waits for the server's first message."""
+        """Schema of the stream. Waits for the server's first message."""
         found = self._call.run(lambda: self._reader.schema)
         self._call.check_server()
         if self._declared is not None:
@@ -115,7 +115,7 @@ class Download:
 
     @property
     def text(self) -> bytes:
-        """The text of an answer that is there as a whole; empty: there is none."""
+        """Text of a complete answer (``routes.Answer``); empty if there is none."""
         return bytes((self.schema.metadata or {}).get(TEXT_KEY, b""))
 
     def __iter__(self) -> Iterator[Message]:
@@ -125,7 +125,7 @@ class Download:
         self._is_ended = True
 
     def end(self) -> None:
-        """Cancel what was not read."""
+        """Cancel the stream unless it was read to its end."""
         if not self._is_ended:
             self._is_ended = True
             with suppress(*FOREIGN_ERRORS):
@@ -133,11 +133,11 @@ class Download:
 
 
 class ClientExchange:
-    """A stream in both directions. One thread writes, and one, perhaps the same, reads.
+    """A stream in both directions. One thread writes, and the same or another thread reads.
 
-    Leave the ``with`` block before ``done_writing``, or by an exception, and the stream is broken off: the server never
-    takes it for complete. Leave it after ``done_writing``, and the answers that were not read are read and dropped, so
-    that an error of the server is still raised.
+    If the ``with`` block is left before ``done_writing`` or by an exception, the stream is aborted and the server
+    considers it incomplete. If it is left after ``done_writing``, the remaining answers are read and dropped, in order
+    to raise an error of the server.
     """
 
     __slots__ = (
@@ -165,7 +165,7 @@ class ClientExchange:
     ) -> None:
         self._call = call
         self._lines = lines
-        #: Of all of it, from its beginning.
+        #: Time limit of the whole stream.
         self.timeout_s = timeout_s
         self._writer = writer
         self._reader = reader
@@ -174,7 +174,7 @@ class ClientExchange:
         self._not_null: list[int] | None = None
         self._is_done_writing = False
         self._is_ended = False
-        #: Of the batch that was read last, checked.
+        #: Validated columns of the newest received batch.
         self.columns: Sequence[pa.Array] = ()
 
     def __enter__(self) -> Self:
@@ -198,7 +198,7 @@ class ClientExchange:
         self._close(error)
 
     def have(self, line: Line) -> None:
-        """Take a line, which ends with the stream, and with whatever ends the calls of its connection."""
+        """Add a line, which ends with the stream or when the calls of its connection are aborted."""
         self._lines.add(self, line)
 
     def _close(self, error: BaseException | None) -> None:
@@ -215,12 +215,12 @@ class ClientExchange:
                 raise from_wire(late, doing=str(self._call)) from None
 
     def write(self, batch: pa.RecordBatch, metadata: bytes | None = None, *, size_bytes: int | None = None) -> int:
-        """Send a batch; returns the bytes of its values. Blocks while the server does not read.
+        """Send a batch and return the bytes of its values. Blocks while the server does not read.
 
         Args:
-            batch: Of the stream's schema.
-            metadata: Sent with it.
-            size_bytes: Of the values, from who made the batch of that schema: neither is looked at then.
+            batch: A batch of the stream's schema.
+            metadata: Metadata of the batch.
+            size_bytes: Bytes of its values, if the caller guarantees the schema; then neither is computed or checked.
         """
         if size_bytes is None:
             check_fits(batch, self._schema)
@@ -241,18 +241,18 @@ class ClientExchange:
         self._call.run(lambda: self._writer.write_metadata(metadata))
 
     def done_writing(self) -> None:
-        """Say that everything was written: sends the commit record."""
+        """Finish writing: send the commit record."""
         self._call.run(lambda: self._writer.write_metadata(self._tally.commit_record()))
         self._call.run(self._writer.done_writing)
         self._is_done_writing = True
 
     def read(self) -> Message | None:
-        """The next answer, or None when the server ended the stream, which it does only after success.
+        """Return the next answer, or None if the server has ended the stream, which it does only after success.
 
         Raises:
-            FlightedlError: what the server answered, or what happened on the way.
+            FlightedlError: the server's error, or a failure of the connection.
         """
-        # Its memory is where the next batch should come to.
+        # Frees its memory for the next batch.
         self.columns = ()
         if self._is_ended:
             return None
@@ -276,7 +276,7 @@ class ClientExchange:
         return batch, None if metadata is None else metadata.to_pybytes()
 
     def answer(self) -> Message:
-        """The next answer, which has to come; raises what ``read`` does, and OutcomeUnknownError when none does."""
+        """Return the next answer. Raises as ``read``, and OutcomeUnknownError if the stream ends without an answer."""
         answer = self.read()
         if answer is None:
             raise OutcomeUnknownError(f"{self._call}: the server ended the stream before it had answered everything")
@@ -284,7 +284,7 @@ class ClientExchange:
 
 
 def check_fits(batch: pa.RecordBatch, schema: pa.Schema) -> None:
-    """UsageError when a batch that is about to be sent does not have the stream's schema."""
+    """Raise UsageError unless a batch to be sent has the stream's schema."""
     if not batch.schema.equals(schema, check_metadata=False):
         raise UsageError(f"a batch with columns {batch.schema.names} does not fit a stream of {schema.names}")
 
@@ -296,7 +296,7 @@ def upload(
     schema: pa.Schema,
     batches: Iterable[tuple[pa.RecordBatch, bytes | None]],
 ) -> bytes:
-    """Send everything, then the commit record; returns the acknowledgement."""
+    """Send all batches and the commit record, and return the acknowledgement."""
     tally = Tally(schema, _UNLIMITED)
     with _closing(call, writer):
         for batch, metadata in batches:
@@ -315,7 +315,7 @@ def upload(
 
 @contextmanager
 def _closing(call: ClientCall, writer: flight.FlightStreamWriter) -> Iterator[None]:
-    """Close the writer whatever happens; what the server says last explains more than a broken write."""
+    """Close the writer in any case. The server's error is raised in place of a failed write, because it says more."""
     try:
         yield
     except BaseException as error:
@@ -342,5 +342,5 @@ def _checked(chunk: flight.FlightStreamChunk, not_null: list[int]) -> Message:
         check_batch(batch, _UNLIMITED, not_null)
     if metadata is None:
         return batch, None
-    # A get cannot send metadata alone; it sends it with an empty batch.
+    # A get cannot send metadata alone. It sends an empty batch with it.
     return (batch if batch is not None and batch.num_rows else None), metadata.to_pybytes()

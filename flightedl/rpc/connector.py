@@ -1,7 +1,7 @@
-"""The one place that opens connections to a job's servers, with the certificate that proves what this process is.
+"""Creation of connections to a job's servers, with the certificate that proves this process's role.
 
-Certificates are read again for each new connection when their files have changed: a process whose certificate was
-renewed goes on without a restart.
+Before each new connection, certificates are read again if their files have changed, so that a renewed certificate needs
+no restart.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ class Connector:
     """Opens connections. Thread-safe.
 
     Args:
-        caller: Who asks, for the servers' logs.
-        role: What this process is; says which certificate it shows.
-        tls_dir: Directory with its certificate, see ``Credentials.load``; empty: plain text.
-        integrity: Whether this process wants values with checksums, see ``rpc.integrity``.
-        same_host: Whether it shares memory with servers of its host, see ``rpc.same_host``.
+        caller: Name of this process, for the servers' logs.
+        role: Role of this process, which determines its certificate.
+        tls_dir: Directory of its certificate, see ``Credentials.load``; empty for plain text.
+        integrity: This process's setting for checksums of values, see ``rpc.integrity``.
+        same_host: "never" to share no memory with servers on the same host, see ``rpc.same_host``.
 
     Raises:
-        UsageError: a file of the directory is missing or is not PEM.
+        UsageError: a file in the directory is missing or is not PEM.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Connector:
         self._credentials = Credentials.load(tls_dir, role)
 
     def connect(self, address: str, expected: ServerIdentity | None, integrity: str = "auto") -> Connection:
-        """A connection to the server at ``host:port`` that is meant; ``integrity``: whether that wants checksums."""
+        """Return a connection to the expected server at ``host:port``, whose setting for checksums is ``integrity``."""
         credentials = self._present()
         is_protected = credentials is not None or is_loopback(address)
         return Connection(
@@ -64,12 +64,12 @@ class Connector:
                     self._credentials = Credentials.load(self._directory, self._role)
                     self._state = state
                 except UsageError:
-                    # They are just being replaced: what was read before is good for a while.
+                    # The files are just being replaced. The old certificate is still valid for a while.
                     pass
             return self._credentials
 
     def _looks(self) -> tuple[tuple[int, int], ...]:
-        """What changes when a file is replaced."""
+        """Return a state of the files that differs after one is replaced."""
         if not self._directory:
             return ()
         place = place_of(self._directory, self._role)

@@ -1,17 +1,17 @@
-"""How errors cross the wire: our classes by their code, everything else as *internal* with an incident number.
+"""Encoding of errors: our classes by their code, all other exceptions as *internal* with an incident number.
 
-On the wire an error is a FlightError whose text is ``code: sentence`` (at most 512 bytes: beyond 5 kB gRPC changes the
-exception's type, beyond 16 kB it destroys it) and whose ``extra_info`` is ``{"code", "retryable", "text"}`` (at most
-1 kB). The gRPC status fits the code, so that other languages see something sensible. A traceback, a path or the text of
-a foreign exception never leaves the server: it is logged there under the incident number that the client gets.
+An encoded error is a FlightError. Its text is ``code: sentence``, at most 512 bytes: above 5 kB gRPC changes the type
+of the exception, and above 16 kB it loses the text. Its ``extra_info`` is ``{"code", "retryable", "text"}``, at most
+1 kB. The gRPC status corresponds to the code, for clients in other languages. Tracebacks, paths and texts of foreign
+exceptions never leave the server. It logs them with the incident number that the client receives.
 
-On the client a foreign exception becomes ours by this table, first match wins:
+The client maps foreign exceptions to ours by this table. The first match wins:
 
 ========================================================  =====================================================
-what pyarrow raises                                       what we raise
+pyarrow's exception                                       our exception
 ========================================================  =====================================================
 ``extra_info`` with a known code                          the class of that code
-FlightUnavailableError that says no connection was made   UnavailableError: nothing happened
+FlightUnavailableError without a connection               UnavailableError: nothing was done
 ArrowInvalid "FlightClient is closed"                     UsageError
 FlightTimedOutError                                       DeadlineError
 FlightUnauthenticatedError, FlightUnauthorizedError       AuthenticationError
@@ -49,10 +49,10 @@ MESSAGE_LIMIT_BYTES = 512
 DETAIL_LIMIT_BYTES = 1024
 _TEXT_LIMIT_BYTES = 460
 
-#: What a client's library may raise; anything else that passes through is a bug of ours and is not touched.
+#: Exceptions of pyarrow's client. Any other exception is a bug of ours and is not caught.
 FOREIGN_ERRORS = (flight.FlightError, pa.ArrowException, OSError)
 
-#: gRPC's words for "there never was a connection": the request cannot have arrived.
+#: Texts of gRPC if there was no connection, so that the request cannot have arrived.
 _NEVER_SENT = ("failed to connect to all addresses", "errors resolving", "DNS resolution failed")
 _TLS_TROUBLE = ("handshake failed", "SSL_ERROR", "CERTIFICATE_VERIFY_FAILED", "Peer name")
 
@@ -64,7 +64,7 @@ class _Detail(msgspec.Struct, frozen=True):
 
 
 def shortened(text: str, limit_bytes: int) -> str:
-    """One printable line of at most ``limit_bytes`` bytes of UTF-8."""
+    """Return a text as one printable line of at most ``limit_bytes`` bytes of UTF-8."""
     line = "".join(character if character.isprintable() else " " for character in text[: limit_bytes + 1])
     data = line.encode(errors="replace")
     if len(data) <= limit_bytes:
@@ -73,11 +73,11 @@ def shortened(text: str, limit_bytes: int) -> str:
 
 
 def to_wire(error: BaseException, *, doing: str) -> flight.FlightError:
-    """The FlightError to answer with; logs what the client must not see.
+    """Return the FlightError for the client. Logs details that the client must not see.
 
     Args:
-        error: What a handler raised.
-        doing: What the server was doing, for the log.
+        error: Exception of a handler.
+        doing: The server's operation, for the log.
     """
     if not isinstance(error, FlightedlError):
         incident = uuid.uuid4().hex[:12]
@@ -91,7 +91,7 @@ def to_wire(error: BaseException, *, doing: str) -> flight.FlightError:
     return kind(shortened(f"{error.code}: {text}", MESSAGE_LIMIT_BYTES), extra_info=detail)
 
 
-#: The first class that fits decides the gRPC status; whatever is not here is a plain failure.
+#: The first matching class determines the gRPC status.
 _FLIGHT_CLASSES = (
     (UnavailableError, flight.FlightUnavailableError),
     (AuthenticationError, flight.FlightUnauthenticatedError),
@@ -102,11 +102,11 @@ _FLIGHT_CLASSES = (
 
 
 def from_wire(error: BaseException, *, doing: str) -> FlightedlError:
-    """Our error for what pyarrow raised on the client; see the table in the module's docstring.
+    """Return our error for an exception of pyarrow's client, see the table in the module's docstring.
 
     Args:
         error: One of ``FOREIGN_ERRORS``.
-        doing: What was asked of whom, to begin the sentence with.
+        doing: The client's operation and the server, for the beginning of the text.
     """
     answered = decoded(error)
     if answered is not None:
@@ -128,7 +128,7 @@ def from_wire(error: BaseException, *, doing: str) -> FlightedlError:
 
 
 def decoded(error: BaseException) -> FlightedlError | None:
-    """The error that one of our servers answered with, or None when this is none."""
+    """Return the error that a server of ours has sent, or None if this exception is not one."""
     detail = getattr(error, "extra_info", None)
     if not detail:
         return None

@@ -1,13 +1,18 @@
-"""Who talks to whom: the headers of every call.
+"""Headers of calls: the identities of caller and server, timeout and checksum.
 
-Request headers: whom the caller means (``flightedl-expect``), who it is (``flightedl-caller``), how long it waits
-(``flightedl-timeout``, seconds: relative, because clocks differ), and a checksum of its request
-(``flightedl-checksum``; may be left out), for nothing else protects it where there is no TLS. Reply header: who answers
-(``flightedl-server``). Messages of a request stream have no headers: their checksum stands before them.
+Headers of a request:
 
-The *generation* is the fence. It is the create_revision of the process's key in etcd, so a later process in the same
-place always has another one. 0 stands for "not known": a server before it is registered, a client that does not care.
-Headers prove nothing; :mod:`flightedl.rpc.authentication` does.
+* ``flightedl-expect``: the expected server
+* ``flightedl-caller``: the caller
+* ``flightedl-timeout``: the caller's timeout in seconds, relative because clocks differ
+* ``flightedl-checksum``: optional checksum of the request, its only protection without TLS
+
+The header of a reply, ``flightedl-server``, names the answering server. Messages of a request stream have no headers;
+they begin with their checksum.
+
+The *generation* fences off replaced processes. It is the create_revision of the process's key in etcd, so a successor
+always has another one. 0 means unknown: a server that is not registered yet, or a client that accepts any generation.
+Headers prove nothing; certificates do (:mod:`flightedl.rpc.authentication`).
 """
 
 from __future__ import annotations
@@ -27,13 +32,13 @@ CALLER_HEADER = "flightedl-caller"
 TIMEOUT_HEADER = "flightedl-timeout"
 CHECKSUM_HEADER = "flightedl-checksum"
 
-#: gRPC refuses more than 8 kB of headers in all.
+#: gRPC rejects more than 8 kB of headers in total.
 _NAME_LIMIT = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class ServerIdentity:
-    """One server process of one job. ``generation`` 0: not registered yet, or not known to the client."""
+    """A server process of a job. ``generation`` is 0 if it is not registered yet, or unknown to the client."""
 
     job: str
     role: str
@@ -45,16 +50,16 @@ class ServerIdentity:
         return f"{self.role} {self.index} of job {self.job!r} ({generation})"
 
     def to_header(self) -> str:
-        """ASCII text for a header."""
+        """Return the text for a header, in ASCII."""
         return f"{quote(self.job, safe='')}/{quote(self.role, safe='')}/{self.index}/{self.generation}"
 
     @staticmethod
     def from_header(text: str) -> ServerIdentity:
-        """The inverse of ``to_header``; MessageError when it is anything else."""
+        """Decode the output of ``to_header``. Raises MessageError for anything else."""
         return _server_named(text)
 
     def check_meant_by(self, expected: ServerIdentity) -> None:
-        """Raise ReplacedError unless this server is the one that ``expected`` means."""
+        """Raise ReplacedError unless this server is the expected one."""
         same_place = (self.job, self.role, self.index) == (expected.job, expected.role, expected.index)
         same_generation = expected.generation in (0, self.generation)
         if not (same_place and same_generation):
@@ -63,7 +68,7 @@ class ServerIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks: the role it claims and a name for logs."""
+    """A caller: the role that it claims, and a name for logs."""
 
     role: str = ""
     name: str = ""
@@ -72,16 +77,16 @@ class Caller:
         return f"{self.role or 'unknown'}/{self.name or 'unnamed'}"
 
     def to_header(self) -> str:
-        """ASCII text for a header."""
+        """Return the text for a header, in ASCII."""
         return f"{quote(self.role, safe='')}/{quote(self.name[:256], safe='')}"
 
     @staticmethod
     def from_header(text: str) -> Caller:
-        """The inverse of ``to_header``; MessageError when it is anything else."""
+        """Decode the output of ``to_header``. Raises MessageError for anything else."""
         return _caller_named(text)
 
 
-# A server is called by the same few, under the same name, all the time.
+# Cached, because a server has few callers and they always use the same names.
 
 
 @functools.lru_cache(maxsize=256)
@@ -101,7 +106,7 @@ def _caller_named(text: str) -> Caller:
 
 
 def timeout_from_header(text: str) -> float:
-    """Seconds, finite and positive; MessageError otherwise."""
+    """Return the timeout in seconds. Raises MessageError unless it is finite and positive."""
     try:
         timeout_s = float(text)
     except ValueError:
@@ -112,27 +117,27 @@ def timeout_from_header(text: str) -> float:
 
 
 def checksum_of(request: bytes) -> str:
-    """What stands in the header for a request: xxh3-64, 16 hex digits."""
+    """Return the checksum of a request for the header: xxh3-64 in 16 hexadecimal digits."""
     return xxhash.xxh3_64_hexdigest(request)
 
 
-#: Length of what ``checksum_of`` returns, and so of what stands before a sealed message.
+#: Length of a checksum, with which a sealed message begins.
 SEAL_BYTES = 16
 
 
 def sealed(content: bytes) -> bytes:
-    """A message of a request stream: the checksum of a request or reply, then itself."""
+    """Return a message of a request stream: the checksum of a request or reply, followed by its content."""
     return checksum_of(content).encode() + content
 
 
 def unsealed(message: bytes) -> bytes:
-    """What was sealed; raises DamagedError unless it is as it was."""
+    """Return the content of a sealed message. Raises DamagedError if the checksum does not match."""
     content = message[SEAL_BYTES:]
     check_undamaged(content, message[:SEAL_BYTES].decode("latin-1"))
     return content
 
 
 def check_undamaged(request: bytes, header: str | None) -> None:
-    """Raise DamagedError unless a request has the checksum that its header names, if it names one."""
+    """Raise DamagedError if a header with a checksum is given and the request does not match it."""
     if header is not None and header != checksum_of(request):
         raise DamagedError("the request does not match its checksum: it was damaged on the way, send it again")

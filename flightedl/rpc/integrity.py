@@ -1,11 +1,10 @@
-"""Which values carry checksums on their way between a trainer and a pserver.
+"""Use of checksums for values between trainers and pservers.
 
-TCP's own checksum misses one damaged segment in some millions, and a flipped bit arrives as a wrong number. TLS
-authenticates every byte, though, and what never leaves the host is not damaged by a network. There a checksum of
-the values (xxh3-64, over every byte, on both sides) would take a good part of a step's time for nothing.
+TCP's checksum misses one damaged segment in some millions, and a flipped bit then arrives as a wrong number. Therefore
+values carry checksums (xxh3-64). They do not if TLS authenticates every byte or if the values never leave the host,
+because computing checksums on both sides would take a large part of a step's time.
 
-What says what the values are (the headers of messages) is always checked. So are values where they are rare: first
-values, and pulls apart from steps.
+Headers of messages always have checksums. So do values that are rare: initial values, and pulls outside of steps.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ import ipaddress
 
 
 def has_checksums(ours: str, theirs: str, *, is_protected: bool) -> bool:
-    """Whether values carry checksums, both ways, between two processes with these settings.
+    """Return True if values carry checksums, in both directions, between two processes with these settings.
 
-    Who wants them always gets them; nobody has to do without them on an unprotected way but by the wish of both.
+    A process with "always" always gets them. On an unprotected connection they are off only if both have "never".
 
     Args:
         ours: "auto", "always" or "never".
-        theirs: Likewise; another word is one of a newer version, and counts as "always".
-        is_protected: Whether TLS protects the bytes, or they never leave the host.
+        theirs: Setting of the peer. An unknown one is of a newer version, and counts as "always".
+        is_protected: True if TLS protects the bytes, or they never leave the host.
     """
     wishes = {ours, theirs}
     if wishes == {"never"}:
@@ -30,7 +29,7 @@ def has_checksums(ours: str, theirs: str, *, is_protected: bool) -> bool:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether ``host:port`` is an address by which nothing leaves the host."""
+    """Return True if ``host:port`` is a loopback address."""
     host = address.rpartition(":")[0].strip("[]")
     try:
         return ipaddress.ip_address(host).is_loopback

@@ -1,20 +1,21 @@
-"""A line: a Unix socket that carries a stream's small messages between two processes of one host.
+"""A line: a Unix socket that carries a stream's small messages between two processes on the same host.
 
-gRPC's threads take ten times as long for a message as the kernel takes to move its bytes. The Unix connection by which
-both sides have exchanged memory (``same_host``) and proven who they are therefore stays open. It keeps messages apart
-and in order, and loses none.
+gRPC's threads take ten times as long for a message as the kernel takes to copy its bytes. Therefore both processes keep
+the Unix connection on which they have authenticated each other and exchanged memory (``same_host``). It preserves the
+boundaries and the order of messages and loses none.
 
-* From the first message on, every message of the stream comes by the line: whole, or, if it is too big, as a word that
-  the next message is to be read from the stream. So there is one order.
-* The kernel copies the values: nobody changes them between a check and the use. They hold until the next message.
-* The stream decides about life and end: it has the deadline and brings the server's errors. A line that ends says only
-  that there is something to hear on the stream, and it ends with the stream.
-* Neither side waits for longer than a moment before it looks whether there is still a reason to wait.
-* A client has no more under way than the kernel takes without a reader (``AHEAD_BYTES``), so it never waits to write
-  while the server waits to write.
+* Every message of the stream is announced on the line, so that there is one order: small messages are sent on it
+  completely, and for a large message a marker says that it follows on the Flight stream.
+* The kernel copies the values, so the sender cannot change them after they are checked. They are valid until the next
+  message.
+* The Flight stream has the deadline and carries the server's errors. If the line ends, the reason is on the stream. The
+  line is closed with the stream.
+* While a side waits, it checks every ``_LOOK_MS`` whether there is still a reason to wait.
+* A client never has more unanswered bytes than the kernel buffers without a reader (``AHEAD_BYTES``). So client and
+  server never both wait for room.
 
-A message is its values, its header, ``uint32`` the header's length, and ``uint8`` its kind: 1 with values, maybe none;
-2 a header alone; 0 the word that the next one comes by the stream.
+A message consists of its values, its header, ``uint32`` length of the header, and ``uint8`` kind: 1 with values
+(possibly empty), 2 a header alone, 0 the marker of a message on the stream.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ import numpy as np
 
 from flightedl.errors import MessageError
 
-#: What is longer goes by the stream.
+#: Maximum size of a message on a line. Longer ones travel on the stream.
 LIMIT_BYTES = 64 << 10
-#: Of a client's messages that have no answer; each counts for more than it has, as in the kernel.
+#: Limit of a client's unanswered bytes. Each message counts with an overhead, as in the kernel.
 AHEAD_BYTES = 80 << 10
-#: For so long it is waited without a look at whether there is still a reason to.
+#: Interval of the checks whether there is still a reason to wait.
 _LOOK_MS = 100
 _TIME = Struct("@ll")
 _NO_DATA: tuple[()] = ()
@@ -44,28 +45,28 @@ _END = Struct("<IB")
 SMALL_BYTES = LIMIT_BYTES - _END.size
 _BY_STREAM, _WITH_VALUES, _ALONE = range(3)
 
-#: Values, None: there are none and cannot be; and a header.
+#: Values of a message, or None if it cannot have any; and its header.
 LineMessage = tuple[memoryview | None, bytes]
 
 
 class Line:
-    """One end of a connection. For one thread, but for ``shut``.
+    """One end of a line. For one thread, except ``shut``.
 
     Args:
-        connection: A Unix socket that keeps messages apart; closed with the line.
+        connection: A Unix socket that preserves message boundaries. The line closes it.
     """
 
     __slots__ = ("_buffer", "_connection", "_memory", "_writable")
 
     def __init__(self, connection: socket.socket) -> None:
-        # The kernel waits for messages. It does not wait for room: a socket with a time limit would take no more while
-        # a quarter of what it may keep is there.
+        # Receiving waits in the kernel. Sending does not: a socket with a time limit would refuse messages while a
+        # quarter of its buffer is in use.
         connection.setblocking(True)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIME.pack(0, _LOOK_MS * 1000))
         self._connection = connection
         self._writable = select.poll()
         self._writable.register(connection, select.POLLOUT)
-        # One byte more than it may have, by which a longer one is known.
+        # One more byte than a message may have, to detect longer ones.
         raw = np.empty(LIMIT_BYTES + 1 + _ALIGNMENT_BYTES, np.uint8)
         start = -raw.ctypes.data % _ALIGNMENT_BYTES
         self._buffer = raw[start : start + LIMIT_BYTES + 1].data
@@ -82,12 +83,12 @@ class Line:
         """Send a message. An empty header without values announces that the next message comes by the stream.
 
         Args:
-            values: Of the message; None if it has none and can have none.
-            header: Of the message.
-            is_over: True if there is no reason to wait for room any longer; None: do not wait.
+            values: Values of the message; None if it cannot have any.
+            header: Header of the message.
+            is_over: Returns True if there is no reason to wait for room any longer. None: do not wait.
 
         Returns:
-            False if the other end is closed, or ``is_over`` says so.
+            False if the peer has closed the line, or ``is_over`` has returned True.
 
         Raises:
             BlockingIOError: there is no room, and ``is_over`` is None.
@@ -110,14 +111,15 @@ class Line:
                 return True
 
     def receive(self, is_over: Callable[[], bool] | None = None) -> LineMessage | None:
-        """Return the next message, whose values hold until the one after it.
+        """Receive the next message.
 
         Returns:
-            ``(None, b"")`` if the message comes by the stream; None if the other end is closed, or ``is_over`` says so.
+            The message, whose values are valid until the next call. ``(None, b"")`` if it follows on the stream. None
+            if the peer has closed the line, or ``is_over`` has returned True.
 
         Raises:
-            MessageError: what came is no message.
-            BlockingIOError: nothing has come, and ``is_over`` is None.
+            MessageError: the message is invalid.
+            BlockingIOError: no message has arrived, and ``is_over`` is None.
         """
         flags = socket.MSG_DONTWAIT if is_over is None else 0
         while True:
@@ -135,25 +137,25 @@ class Line:
             return None
         stop = size_bytes - _END.size
         if stop < 0 or size_bytes > LIMIT_BYTES:
-            raise MessageError(f"a message of {size_bytes} bytes or more came by a line")
+            raise MessageError(f"a message on a line has {size_bytes} bytes or more")
         length, kind = _END.unpack_from(self._memory, stop)
         start = stop - length
         if start < 0 or kind > _ALONE or (kind != _WITH_VALUES and start) or (kind == _BY_STREAM and length):
-            raise MessageError(f"a message of {size_bytes} bytes by a line says to be {kind} with {length} of header")
+            raise MessageError(f"a message of {size_bytes} bytes on a line has kind {kind} and a header of {length}")
         return (self._memory[:start] if kind == _WITH_VALUES else None), bytes(self._memory[start:stop])
 
     def shut(self) -> None:
-        """End the waits at both ends: the line is over. For any thread."""
+        """Shut the line down, which ends the waits at both ends. For any thread."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Let go of it; the other end finds out."""
+        """Close this end. The peer notices it."""
         self._connection.close()
 
 
 class Lines:
-    """The lines of a connection's streams. Thread-safe."""
+    """Lines of all streams of a connection. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -161,20 +163,20 @@ class Lines:
         self._are_shut = False
 
     def add(self, stream: object, line: Line) -> None:
-        """Note that a stream has a line from now on."""
+        """Add the line of a stream."""
         with self._lock:
             self._of[stream] = line
             if self._are_shut:
                 line.shut()
 
     def end(self, stream: object) -> None:
-        """Close the line of a stream that is over, if it has one. For the stream's own thread."""
+        """Close the line of a stream that has ended, if there is one. For the stream's own thread."""
         with self._lock:
             if (found := self._of.pop(stream, None)) is not None:
                 found.close()
 
     def shut(self) -> None:
-        """End all waits at lines, because all streams are about to end."""
+        """Shut all lines down, because all streams are about to end."""
         with self._lock:
             self._are_shut = True
             for line in self._of.values():

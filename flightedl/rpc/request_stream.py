@@ -1,6 +1,6 @@
-"""The client's side of a request stream: many small requests over one open stream, see :mod:`flightedl.rpc.reuse`.
+"""The client's end of a request stream: many small requests on one open stream, see :mod:`flightedl.rpc.reuse`.
 
-The server's side, and what travels, is described at ``request_streams`` of :class:`~flightedl.rpc.routes.Routes`.
+``request_streams`` of :class:`~flightedl.rpc.routes.Routes` describes the messages and the server's end.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from flightedl.rpc.routes import NO_COLUMNS
 
 
 class RequestStream:
-    """Asks a server one thing after the other over an open stream. For one thread.
+    """Sends requests to a server on an open stream, one after the other. For one thread.
 
     Args:
-        verb: Of what is asked.
-        clock: For the stream's time.
+        verb: Verb of the requests.
+        clock: Clock of the stream's deadline.
     """
 
     def __init__(self, verb: str, clock: Clock) -> None:
@@ -26,19 +26,19 @@ class RequestStream:
 
     @property
     def is_open(self) -> bool:
-        """Whether a stream is held."""
+        """True if a stream is open."""
         return self._kept.is_open
 
     def ask(self, connection: Connection, request: bytes, *, timeout_s: float) -> bytes:
         """Send a request and return its reply.
 
         Args:
-            connection: To whom; another one than last time ends the stream to that.
-            request: As bytes.
-            timeout_s: What it may take at most, and up to five seconds more if the server freezes.
+            connection: Connection to the server. If it differs from the last one, the old stream is closed.
+            request: The encoded request.
+            timeout_s: Time limit of the request. If the server freezes, it takes up to five seconds longer.
 
         Raises:
-            FlightedlError: what the server answered, or what happened on the way.
+            FlightedlError: the server's error, or a failure of the connection.
         """
         with self._kept.use(connection, timeout_s=timeout_s) as exchange:
             exchange.write_metadata(sealed(request))
@@ -48,5 +48,5 @@ class RequestStream:
             return unsealed(message)
 
     def close_idle(self) -> None:
-        """Let go of the stream; asking again opens another. What goes wrong does not matter any more."""
+        """Close the stream and ignore its errors. The next request opens another."""
         self._kept.close_idle()

@@ -1,12 +1,12 @@
-"""Streams that carry one request after the other and stay open between them: the client's side.
+"""Client streams that stay open between requests.
 
-Opening a call costs several times what a message on an open stream costs. A client that asks the same server again and
-again therefore keeps the stream for a few seconds. Each request is answered completely before the next one is sent.
+Opening a call takes several times as long as a message on an open stream. Therefore a client that sends many requests
+to a server keeps a stream for a few seconds. Each request is answered completely before the next one is sent.
 
-A kept stream does not change what a request means: it is for the same server of the same generation, and after an
-unknown outcome it may have been carried out. An error ends the stream, and the next request opens another. The server
-checks the caller's token once for each stream, so streams are short-lived. A client that has nothing to ask for a while
-calls ``close_idle``, or leaves the stream: a server does not wait for a stream that has nothing under way.
+A kept stream does not change the meaning of a request: it goes to the same server of the same generation, and may have
+been carried out if its outcome is unknown. An error ends the stream, and the next request opens another. Streams are
+short-lived, because the server checks the caller only when a stream opens. An idle client may call ``close_idle``, but
+need not: a server that stops does not wait for streams between two requests.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from flightedl.ports import Clock
 from flightedl.rpc.client import Connection
 from flightedl.rpc.client_streams import ClientExchange
 
-#: Seconds for which an open stream takes new requests. A server that freezes holds the caller up for so much longer
-#: than the caller's own time limit.
+#: Seconds for which an open stream accepts new requests. A frozen server can delay a caller by this much beyond the
+#: caller's time limit.
 _LIFETIME_S = 5.0
 
 
 class Held(Protocol):
-    """An open stream, as it is kept between requests."""
+    """An open stream that is kept between requests."""
 
     @property
     def connection(self) -> Connection:
-        """The connection that it was opened on."""
+        """Connection of the stream."""
         ...
 
     @property
@@ -43,18 +43,18 @@ class Held(Protocol):
 
     @property
     def old_at(self) -> float:
-        """Instant after which it takes no more requests."""
+        """Instant after which it accepts no more requests."""
         ...
 
     @property
     def ends_at(self) -> float:
-        """Instant at which the stream's own time is over."""
+        """Deadline of the stream."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class HeldStream:
-    """An open stream with nothing beside it."""
+    """An open stream without further state."""
 
     connection: Connection
     exchange: ClientExchange
@@ -66,13 +66,13 @@ HeldKind = TypeVar("HeldKind", bound=Held)
 
 
 class ReusableExchange(Generic[HeldKind]):
-    """At most one open stream. A thread that comes while another one uses it gets a stream of its own.
+    """Keeps at most one open stream. If it is in use, another thread gets a separate stream.
 
     Args:
-        verb: What the stream is opened with; requests are messages on it.
-        schema: Of what is written.
-        clock: For the stream's time.
-        make: Makes what is kept of a stream that was just opened; takes the fields of ``Held`` in their order.
+        verb: Verb with which the stream is opened. Requests are messages on the stream.
+        schema: Schema of the client's messages.
+        clock: Clock of the stream's deadline.
+        make: Creates the kept object from a stream that was just opened. Takes the fields of ``Held`` in their order.
     """
 
     def __init__(
@@ -90,16 +90,16 @@ class ReusableExchange(Generic[HeldKind]):
 
     @property
     def is_open(self) -> bool:
-        """True if a stream is kept."""
+        """True if a stream is open and not in use."""
         return self._held is not None
 
     @contextmanager
     def use(self, connection: Connection, *, timeout_s: float) -> Iterator[ClientExchange]:
-        """Lend an open stream for one request, which is answered completely if the block ends without an exception.
+        """Provide an open stream for one request, which must be answered completely at the end of the block.
 
         Args:
-            connection: The server's; the stream to another one ends.
-            timeout_s: Time limit of the request; five seconds more if the server freezes.
+            connection: Connection to the server. A stream on another connection is closed.
+            timeout_s: Time limit of the request. If the server freezes, it takes up to five seconds longer.
         """
         held = self.begin(connection, timeout_s=timeout_s)
         try:
@@ -110,7 +110,7 @@ class ReusableExchange(Generic[HeldKind]):
         self.end(held)
 
     def begin(self, connection: Connection, *, timeout_s: float) -> HeldKind:
-        """Return an open stream for one request, see ``use``. Call ``end`` afterwards, whatever happens."""
+        """Return an open stream for one request, see ``use``. Always call ``end`` afterwards."""
         held, self._held = self._held, None
         if held is not None:
             now = self._clock.now()
@@ -129,7 +129,7 @@ class ReusableExchange(Generic[HeldKind]):
             _end(other.exchange)
 
     def close_idle(self) -> None:
-        """Let go of the stream, without waiting for anybody; the next use opens another."""
+        """Close the stream without waiting. The next request opens another."""
         held, self._held = self._held, None
         if held is not None:
             _end(held.exchange)
@@ -145,5 +145,5 @@ class ReusableExchange(Generic[HeldKind]):
 
 
 def _end(exchange: ClientExchange) -> None:
-    """Break the stream off. Nothing is under way, and waiting for its end could take long."""
+    """Abort the stream. No request is in progress, and waiting for a regular end could take long."""
     exchange.__exit__(None, None, None)

@@ -1,11 +1,12 @@
-"""What a server is made of: a table from verbs to handlers, and what a handler is given.
+"""Table of a server's verbs and their handlers.
 
-Actions are named by their verb and carry bytes. Tickets (gets) and descriptors (puts, exchanges) are JSON objects with
-a field ``verb``; the whole object is handed on as bytes. A handler decodes, calls its service once, and encodes. It
-raises errors of :mod:`flightedl.errors`; anything else reaches the client as *internal*.
+An action has a verb and a body of bytes. Tickets (of gets) and descriptors (of puts and exchanges) are JSON objects
+with a field ``verb``; the handler receives the complete object as bytes. A handler decodes the request, calls its
+service once, and encodes the result. It raises errors of :mod:`flightedl.errors`; the client receives any other
+exception as *internal*.
 
-A handler may block, but in slices of at most 20 s in all per call, and it ends early when ``call.is_cancelled()`` or
-``call.closing`` is set: ``call.check()`` raises then. What it was given is dead after it returned.
+A handler may wait, for at most 20 s in all per call. It returns early if ``call.is_cancelled()`` or ``call.closing`` is
+set, for which ``call.check()`` raises. Its arguments must not be used after it has returned.
 """
 
 from __future__ import annotations
@@ -26,23 +27,23 @@ from flightedl.rpc.validation import check_flat
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """What a get answers: a schema and its messages. Metadata alone travels with an empty batch."""
+    """Answer to a get: a schema and messages. Metadata alone travels with an empty batch."""
 
     schema: pa.Schema
     messages: Iterator[Message]
 
 
-#: Under this name the schema's metadata has the text of an ``Answer``.
+#: Key of the text of an ``Answer`` in the schema's metadata.
 TEXT_KEY = b"reply"
-#: Of both directions of a request stream.
+#: Schema of both directions of a request stream.
 NO_COLUMNS = pa.schema([])
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a get answers that is there as a whole: batches, and a text for the caller in the schema's metadata.
+    """Complete answer to a get: batches, and a text for the caller in the schema's metadata.
 
-    Sent without a thread of Python: cheaper than ``Outgoing`` for the small answers of a busy server.
+    It is sent without a Python thread, which is cheaper than ``Outgoing`` for small answers of a busy server.
     """
 
     schema: pa.Schema
@@ -52,9 +53,9 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class PutRoute:
-    """A handler of uploads and the one schema it takes. It returns the acknowledgement, at most 1 kB.
+    """A handler of uploads and their schema. It returns the acknowledgement, at most 1 kB.
 
-    When the handler returns before the upload's end, the rest is read and checked before the acknowledgement leaves.
+    If the handler returns before the end of the upload, the rest is read and checked before the acknowledgement.
     """
 
     schema: pa.Schema
@@ -63,7 +64,7 @@ class PutRoute:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeRoute:
-    """A handler of exchanges and the one schema that clients write to it."""
+    """A handler of exchanges and the schema of the client's messages."""
 
     schema: pa.Schema
     serve: Callable[[bytes, Exchange, Call], None]
@@ -71,7 +72,7 @@ class ExchangeRoute:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A part of a data set: the ticket to ask for and the ``host:port`` addresses of servers that hold it."""
+    """A part of a data set: its ticket, and the ``host:port`` addresses of the servers that have it."""
 
     ticket: bytes
     addresses: tuple[str, ...]
@@ -79,7 +80,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Where a data set is found. Counts are -1 when not known."""
+    """Locations of a data set. Counts are -1 if unknown."""
 
     schema: pa.Schema
     endpoints: tuple[Endpoint, ...]
@@ -89,18 +90,18 @@ class Endpoints:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routes:
-    """All verbs of one server."""
+    """All verbs of a server."""
 
     actions: Mapping[str, Callable[[bytes, Call], bytes]] = field(default_factory=dict)
     gets: Mapping[str, Callable[[bytes, Call], Outgoing | Answer]] = field(default_factory=dict)
     puts: Mapping[str, PutRoute] = field(default_factory=dict)
     exchanges: Mapping[str, ExchangeRoute] = field(default_factory=dict)
-    #: Requests that are asked again and again over one exchange of their verb. Each message is metadata alone,
-    #: a request or its reply, sealed (see ``identity``): a batch would cost more than all the rest.
+    #: Handlers of repeated requests on one exchange of their verb. Each message is metadata alone, a sealed request or
+    #: reply (see ``identity``), because a batch would cost more than the rest of the request.
     request_streams: Mapping[str, Callable[[bytes, Call], bytes]] = field(default_factory=dict)
-    #: Answers GetFlightInfo; given the descriptor's command. Its verb is "info".
+    #: Handler of GetFlightInfo, with the verb "info". It receives the descriptor's command.
     info: Callable[[bytes, Call], Endpoints] | None = None
-    #: Verb -> the roles that it is open to. Where roles are proven, a verb that is missing here is closed.
+    #: Roles that may call each verb. With TLS, a verb that is missing here is closed.
     roles: Mapping[str, Collection[Role]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -116,12 +117,12 @@ class Routes:
 
     @property
     def verbs(self) -> set[str]:
-        """All of them."""
+        """Names of all verbs."""
         named = {*self.actions, *self.gets, *self.puts, *self.exchanges, *self.request_streams}
         return named if self.info is None else named | {"info"}
 
     def check_open_to(self, role: Role, verb: str) -> None:
-        """AuthenticationError unless a member of this role may ask this."""
+        """Raise AuthenticationError unless a member with this role may call the verb."""
         if role not in self.roles.get(verb, ()):
             raise AuthenticationError(f"{verb} is not for members of the role {role}")
 
@@ -131,7 +132,7 @@ class _Envelope(msgspec.Struct, frozen=True):
 
 
 def verb_of(request: bytes) -> str:
-    """The verb of a ticket or descriptor; MessageError when it is not a JSON object that has one."""
+    """Return the verb of a ticket or descriptor. Raises MessageError if it is not a JSON object with a verb."""
     try:
         return from_json(request, _Envelope).verb
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -1,13 +1,14 @@
-"""Handshake by which the two ends of a stream find out that they share a host, and map each other's memory.
+"""Handshake by which the two ends of a stream detect that they are on the same host, and map each other's memory.
 
 The client sends a message of metadata alone, a sealed ``ShareRequest`` with its ``host_mark``. A server with the same
-mark listens on a Unix socket without a file, under a random name, and answers with that name and a nonce. The client
-connects, and each side hands over the descriptor of a memory that begins with the nonce. Each side checks by
-SO_PEERCRED that the other process has the same user. From then on values of the stream's messages may lie in memory,
-and the socket carries small messages (``line``).
+mark listens on a Unix socket without a file, under a random name, and answers with the name and a nonce. The client
+connects, and each side sends the descriptor of a memory that begins with the nonce. Each side checks by SO_PEERCRED
+that the peer runs as the same user. From then on, the values of the stream's messages may be in shared memory, and the
+socket carries small messages (``line``).
 
-If any of this fails, values travel by TCP on the same stream; neither side waits for the other for more than half a
-second. Memory belongs to one stream, so a late handler never touches the next stream's, and ends with it.
+If any of this fails, values travel by TCP on the same stream. Neither side waits for the other for more than a second.
+The memory belongs to one stream and is freed with it, so a late handler never accesses the next stream's values. What a
+side lends from memory of no stream is revoked when a stream fails, before it changes.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from flightedl.rpc.identity import SEAL_BYTES, sealed, unsealed
 from flightedl.rpc.line import Line
 from flightedl.rpc.streams import Exchange
 
-#: How long one side waits for the other. The client waits a little longer than the server, which answers it.
+#: Seconds that the server waits for the client, and the client, which waits for the answer, for the server.
 _WAIT_S = 0.5
 _CLIENT_WAIT_S = 0.75
 _DONE = b"1"
-#: What /proc calls the two memories of a stream, for people.
+#: Names of the two memories of a stream in /proc, for people.
 TRAINERS_MEMORY = "flightedl-values-of-trainer"
 PSERVERS_MEMORY = "flightedl-values-of-pserver"
 _CREDENTIALS = Struct("3i")
@@ -42,11 +43,11 @@ _CREDENTIALS = Struct("3i")
 
 @dataclass(frozen=True, slots=True)
 class SharedPair:
-    """The memory of both ends of a stream."""
+    """Memory of both ends of a stream, and their line."""
 
     own: SharedMemory
     other: SharedMemory
-    #: Carries the stream's small messages, and ends with it.
+    #: Carries the stream's small messages. It is closed with the stream.
     line: Line
     #: Memory of no stream from which the server lends its values; None if it does not.
     store: SharedMemory | None = None
@@ -55,11 +56,11 @@ class SharedPair:
 
 
 class NotSharedError(UnavailableError):
-    """Values of this stream travel by TCP; says why."""
+    """Memory cannot be shared, so values travel by TCP. The text is the reason."""
 
 
 def uid_of_peer(connection: socket.socket) -> int:
-    """The user of the process at the other end of a Unix socket, as the kernel knows it."""
+    """Return the user id of the peer process of a Unix socket, from the kernel."""
     found: tuple[int, int, int] = _CREDENTIALS.unpack(
         connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     )
@@ -70,15 +71,15 @@ def uid_of_peer(connection: socket.socket) -> int:
 
 
 def ask_to_share(exchange: ClientExchange, gradients: SharedMemory | None = None) -> SharedPair:
-    """Ask the server at the other end of a fresh stream to share memory.
+    """Ask the server to share memory, on a new stream.
 
     Args:
         exchange: The stream.
         gradients: See ``SharedPair``.
 
     Raises:
-        NotSharedError: it is not to be had; the stream is as good as before.
-        FlightedlError: something is wrong with the stream.
+        NotSharedError: memory cannot be shared; the stream remains usable.
+        FlightedlError: the stream has failed.
     """
     mark = host_mark()
     if not mark:
@@ -116,27 +117,27 @@ def _come_to(reply: ShareReply, gradients: SharedMemory | None) -> SharedPair:
 
 
 def is_share_request(message: bytes) -> bool:
-    """Whether a message of metadata alone is meant for ``share``, by its looks."""
+    """Return True if a message of metadata alone seems to be a request for ``share``."""
     return message[SEAL_BYTES : SEAL_BYTES + 1] == b"{"
 
 
 def refuse_to_share(exchange: Exchange, why: str) -> None:
-    """Answer a client's request: values travel by TCP."""
+    """Refuse a client's request, so that values travel by TCP."""
     exchange.write_metadata(sealed(encode(ShareReply(refused=why))))
 
 
 def share(exchange: Exchange, request: bytes, clock: Clock, store: SharedMemory | None = None) -> SharedPair:
-    """Answer a client's request, and wait until it has come.
+    """Accept a client's request and wait for its connection.
 
     Args:
-        exchange: The stream that it came on.
-        request: As it came.
-        clock: For the time that the client has.
-        store: In which values lie that are lent; None: none are.
+        exchange: The stream of the request.
+        request: The received request.
+        clock: Clock of the time limit.
+        store: See ``SharedPair``.
 
     Raises:
-        NotSharedError: the client knows, or will find out; the stream is as good as before.
-        FlightedlError: it was no request.
+        NotSharedError: memory cannot be shared. The client knows this or will find out; the stream remains usable.
+        FlightedlError: the request is invalid.
     """
     asked = decode(unsealed(request), ShareRequest)
     if not asked.host or asked.host != host_mark():
@@ -169,9 +170,9 @@ def _listening(name: str) -> Iterator[socket.socket]:
 def _wait_for_client(
     listener: socket.socket, own: SharedMemory, store: SharedMemory | None, clock: Clock
 ) -> SharedPair:
-    """The first one that is the client; its name can be read by all users of the host, so others may come, too."""
+    """Accept connections until one is from the client. All users of the host can read the name and connect."""
     until = clock.now() + _WAIT_S
-    why = "nobody came"
+    why = "no client connected"
     while (left_s := until - clock.now()) > 0:
         listener.settimeout(left_s)
         try:
@@ -188,21 +189,21 @@ def _wait_for_client(
             pass
         except (OSError, FlightedlError) as error:
             why = str(error)[:200]
-    raise NotSharedError(f"the client did not come for the memory in time: {why}")
+    raise NotSharedError(f"the client did not connect for the memory in time: {why}")
 
 
 # both
 
 
 def _address(name: str) -> bytes:
-    """Linux's kind of Unix socket that has no file: nothing of it is left when the process is gone."""
+    """Return the address of an abstract Unix socket (Linux). It has no file that could outlive the process."""
     return b"\0flightedl-" + name.encode()
 
 
 def _require_same_user(connection: socket.socket) -> None:
     uid = uid_of_peer(connection)
     if uid != os.geteuid():
-        raise AuthenticationError(f"the process at the other end is of user {uid}, this one of {os.geteuid()}")
+        raise AuthenticationError(f"the peer process runs as user {uid}, this one as {os.geteuid()}")
 
 
 def _send(connection: socket.socket, own: SharedMemory, store: SharedMemory | None = None) -> None:
@@ -220,6 +221,6 @@ def _receive(connection: socket.socket, nonce: bytes) -> tuple[SharedMemory, Sha
         for each in descriptors:
             stack.callback(os.close, each)
         if said != _DONE or not 0 < len(descriptors) <= 2:
-            raise MessageError(f"{len(descriptors)} descriptors came, not 1 or 2, or without the word that they do")
+            raise MessageError(f"a message with 1 or 2 descriptors was expected, {len(descriptors)} came")
         found = [SharedMemory.received(os.dup(each), nonce if not n else None) for n, each in enumerate(descriptors)]
         return found[0], found[1] if len(found) > 1 else None

@@ -1,16 +1,16 @@
-"""The server base: admission, identity, deadlines and error mapping around the handlers of a :class:`Routes` table.
+"""A Flight server and its lifecycle.
 
-Life of a server: constructing it binds the port and answers *not ready* to everything; the owner registers the address,
-learns its generation, and calls ``start_serving``; ``stop`` refuses new calls, wakes those that wait on ``closing``,
-lets running ones end for a grace time, then breaks their connections, and never blocks for ever. There is no blocking
-"serve": the main thread waits on its own event, so that signals arrive.
+The constructor binds the port, and the server answers *not ready* to all calls. The owner registers the address, learns
+its generation, and calls ``start_serving``. ``stop`` refuses new calls, wakes handlers that wait for ``closing``, gives
+running calls a grace time, and then closes their connections. It always returns. There is no blocking "serve" method:
+the main thread waits for an event of its own, so that it receives signals.
 
-Order of checks for each call, all before a handler runs: forked? closing? ready? a member of this job? meant for this
-generation? fewer running than the limit? Then size, verb, and whether it is open to the caller's role. Each refusal
-says that nothing was done.
+Checks of each call, in this order and before a handler runs: process not forked, server not closing, server ready,
+caller a member of this job, generation as expected, fewer running calls than the limit (``admission``); then the size,
+the verb, and the caller's role (``service``). Each refusal means that nothing was done.
 
-gRPC gives each running call a thread of its own, without bound: the admission limit is the bound. The server cannot
-interrupt a handler's own code; it only ends waits for the peer (:mod:`flightedl.process.socket_abort`).
+gRPC runs each call in a separate thread without a limit of their number, so admission limits it. The server cannot
+interrupt a handler; it can only end a handler's wait for the peer (:mod:`flightedl.process.socket_abort`).
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ logger = logging.getLogger(__name__)
 
 _SHUTDOWN_WAIT_S = 5.0
 _WATCH_INTERVAL_S = 0.25
-#: Looks of the watch between two at which memory is given back.
+#: Number of the watch's rounds between two in which it returns memory to the system.
 _LOOKS_A_GIVING = 4
 _REST_POLL_S = 0.05
 
 
 class FlightServer:
-    """A running Flight server that answers the verbs of ``routes``.
+    """A running Flight server.
 
     Args:
-        routes: What it answers.
+        routes: Verbs and handlers.
         identity: Job, role and index; the generation may still be 0.
-        clock: For deadlines.
-        host: Numeric address to bind. A name could be bound by a second server on the same port unnoticed.
-        port: 0: any free one.
-        limits: What calls may use.
-        credentials: Mutual TLS; None: plain text, and everybody may ask everything.
+        clock: Clock of the deadlines.
+        host: Numeric address to bind. With a name, a second server could bind the same port unnoticed.
+        port: Port to bind; 0 for any free one.
+        limits: Limits of calls.
+        credentials: Credentials for mutual TLS. None for plain text, which gives everyone full access.
 
     Raises:
         UsageError: the host is not numeric, the port is taken, or this process was forked.
@@ -85,37 +85,36 @@ class FlightServer:
 
     @property
     def address(self) -> str:
-        """The bound ``host:port``."""
+        """Bound ``host:port``."""
         return f"[{self._host}]:{self.port}" if ":" in self._host else f"{self._host}:{self.port}"
 
     @property
     def identity(self) -> ServerIdentity:
-        """Who this server says it is."""
+        """The server's name and generation."""
         return self._admission.identity
 
     @property
     def running_calls(self) -> int:
-        """Calls admitted and not ended."""
+        """Number of admitted calls that have not ended."""
         return len(self._admission.running)
 
     @property
     def refusals(self) -> dict[str, int]:
-        """How many calls ended with each error, by its code, since the start."""
+        """Number of calls that ended with each error, by error code, since the start."""
         return self._admission.refusals
 
     def start_serving(self, identity: ServerIdentity) -> None:
-        """Answer from now on, as ``identity``, whose generation is known."""
+        """Answer calls from now on, as ``identity``, whose generation is known."""
         if identity.generation <= 0:
             raise UsageError("a server serves only under a generation of its own")
         self._admission.serve_as(identity)
 
     def stop(self, grace_s: float) -> bool:
-        """Refuse new calls, let running ones end for ``grace_s`` seconds, then end their connections and the server.
+        """Refuse new calls, wait up to ``grace_s`` seconds for running ones, then close all connections.
 
-        Streams on which nothing is under way are not waited for.
-
-        Takes at most ``grace_s`` + 5 seconds. Returns False when a handler still runs then: the process should exit by
-        ``os._exit``, because gRPC's threads would keep it.
+        Does not wait for streams between two requests. Takes at most ``grace_s`` + 5 seconds. Returns False if a
+        handler is still running then: the process should exit by ``os._exit``, because gRPC's threads would keep it
+        alive.
         """
         GUARD.check()
         self.closing.set()

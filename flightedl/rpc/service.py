@@ -1,11 +1,11 @@
-"""The eight methods of Flight, each: admit the call, find its route, run it, end its stream.
+"""The methods of a Flight server. Each one admits the call, finds its handler, runs it, and ends its stream.
 
-:class:`~flightedl.rpc.server.FlightServer` owns the one :class:`Service` of a server. Every method is guarded: an
-exception that it raises leaves as one of our errors.
+:class:`~flightedl.rpc.server.FlightServer` owns the :class:`Service` of a server. Every method is guarded: exceptions
+are mapped to our errors.
 
-pyarrow runs a call's middleware and its method in one thread, one after the other. So the headers go from the one to
-the other under the thread's number, and there is no middleware object for a call: pyarrow would enter the interpreter
-twice more for it, which costs a busy server a quarter of what a small call does.
+pyarrow runs a call's middleware and then its method in the same thread. Therefore the middleware stores the headers by
+thread id, and the method takes them from there. A middleware object for each call would enter the interpreter twice
+more, which takes a busy server a quarter of the time of a small call.
 """
 
 from __future__ import annotations
@@ -39,29 +39,26 @@ from flightedl.rpc.streams import Exchange, Incoming
 logger = logging.getLogger(__name__)
 
 ACKNOWLEDGEMENT_LIMIT_BYTES = 1024
-#: How the names of our headers begin.
+#: Prefix of our headers' names.
 _OURS = "flightedl-"
 _Route = TypeVar("_Route")
 
 _Headers = Mapping[str, str]
 
-#: pyarrow would look them up in the environment for each stream.
+#: Shared, because pyarrow would read defaults from the environment for each stream.
 _IPC_OPTIONS = pa.ipc.IpcWriteOptions()
 
 
 class Arrivals(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Refuses damaged headers, and keeps the headers of each call until its method takes them.
-
-    A call that it lets through without leaving headers would be refused by ``taken``.
-    """
+    """Middleware that rejects invalid headers, and stores those of each call until its method takes them."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
-        #: Number of a thread -> headers of the call that it runs.
+        #: Headers of the call that each thread runs, by thread id.
         self._headers: dict[int, _Headers] = {}
 
     def start_call(self, info: flight.CallInfo, headers: Mapping[str, Sequence[str | bytes]]) -> None:
-        """Called by pyarrow. None: there is no middleware object for this call."""
+        """Store the headers of a call. Called by pyarrow. Returns None, for no middleware object."""
         thread = threading.get_ident()
         self._headers.pop(thread, None)
         try:
@@ -71,7 +68,7 @@ class Arrivals(flight.ServerMiddlewareFactory):  # type: ignore[misc]
             raise to_wire(error, doing="checking a call's headers") from None
 
     def taken(self) -> _Headers:
-        """The headers of the call that this thread has begun, without credentials; once."""
+        """Return the headers of this thread's call, and forget them. Raises InternalError if there are none."""
         headers = self._headers.pop(threading.get_ident(), None)
         if headers is None:
             raise InternalError("a call's headers were not checked")
@@ -82,13 +79,13 @@ class Arrivals(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         if any(len(values) > 1 for name, values in headers.items() if name.startswith(_OURS)):
             raise MessageError("a header of this protocol comes twice")
         if method == flight.FlightMethod.GET_SCHEMA:
-            # Refused here, because whatever that method raises reaches the client with a traceback.
+            # Rejected here, because errors of that method would reach the client with a traceback.
             raise MessageError("this server does not implement GetSchema")
         return texts
 
 
 class _Place:
-    """A get's place among the running calls; given back with the stream, also with one that never started."""
+    """Admission of a get. It is released with the stream, even if the stream never started."""
 
     __slots__ = ("_admission", "_call")
 
@@ -104,7 +101,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def _guarded(method: _Method) -> _Method:
-    """Map whatever a method raises to an error that may leave the process."""
+    """Map all exceptions of a method to errors for the client."""
 
     @functools.wraps(method)
     def guarded(self: Service, context: flight.ServerCallContext, *arguments: Any) -> Any:
@@ -119,7 +116,7 @@ def _guarded(method: _Method) -> _Method:
 
 
 class Service(flight.FlightServerBase):  # type: ignore[misc]
-    """The eight methods of Flight, each: admit, find the route, run it, end its stream."""
+    """The methods of Flight, called by pyarrow."""
 
     def __init__(
         self, admission: Admission, routes: Routes, host: str, port: int, credentials: Credentials | None
@@ -146,7 +143,7 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
     @_guarded
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> list[bytes]:
         with self._admitted(context, action.type, self._admission.limits.call_s) as call:
-            # Its length first: the bytes are a copy.
+            # Before the body is copied.
             self._check_length(action.body.size)
             handler = self._route(call, self._routes.actions, action.type)
             with tracing.serves(self._admission.identity.role, action.type, call.headers.get(tracing.HEADER, "")):
@@ -173,7 +170,7 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
         try:
             for batch, metadata in outgoing.messages:
                 if batch is None:
-                    batch = _empty(outgoing.schema)  # noqa: PLW2901 - a get has no messages without a batch
+                    batch = _empty(outgoing.schema)  # noqa: PLW2901 - a get cannot send metadata alone
                 call.is_writing = True
                 yield (batch, metadata) if metadata is not None else batch
                 call.is_writing = False
@@ -232,7 +229,7 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
                 exchange.end()
 
     def _converse(self, asked: Callable[[bytes, Call], bytes], _: bytes, exchange: Exchange, call: Call) -> None:
-        """A request stream: answer one request after the other; the first error ends it."""
+        """Serve a request stream: answer one request after another, until the first error."""
         exchange.begin(NO_COLUMNS)
         while (request := exchange.read_request()) is not None:
             self._admission.require_serving()
@@ -264,7 +261,7 @@ class Service(flight.FlightServerBase):  # type: ignore[misc]
 
     @contextmanager
     def _admitted(self, context: flight.ServerCallContext, verb: str, limit_s: float) -> Iterator[Call]:
-        """A call that passed all checks, counted while it runs."""
+        """Admit a call, and release it at the end of the block."""
         call = self._admission.admit(context, self._arrivals.taken(), verb, limit_s)
         try:
             yield call

@@ -1,11 +1,11 @@
-"""The server's side of a stream, wrapped so that a handler can neither miss a check nor keep it.
+"""The server's end of a stream, wrapped so that a handler can neither skip a check nor use the stream after its end.
 
-:class:`Incoming` is an upload (DoPut), :class:`Exchange` both directions (DoExchange). Reading either gives checked
-batches only, and ends normally only after a commit record that agrees with what arrived: a stream that broke off
-raises, so "the loop ended" means "everything is here". The deadline is checked at every message. Both are dead after
-the handler returned: pyarrow's reader and writer would be freed memory then.
+:class:`Incoming` is an upload (DoPut), and :class:`Exchange` a stream in both directions (DoExchange). Both return only
+validated batches. Reading ends normally only after a commit record that matches the received batches, and raises if the
+stream breaks off. So a loop that ends has received everything. The deadline is checked at every message. Both are
+unusable after the handler has returned, when pyarrow frees the memory of its reader and writer.
 
-Batches are views of network memory, read-only and at any address; copy what outlives the batch.
+Batches are read-only views of network memory, possibly unaligned. Copy data that must outlive the batch.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _USED_TOO_LATE = "a stream was used after its handler returned"
 
 
 class BrokenOffError(MessageError):
-    """The client is gone, or ended its writing without a commit record."""
+    """The client is gone, or has stopped writing without a commit record."""
 
 
 class _Upload:
-    """Reads one direction of a stream up to its commit record.
+    """Reader of one direction of a stream, up to its commit record.
 
-    ``read`` and ``Exchange.write`` are written flat: they run between two messages of a megabyte, when every frame of
-    Python costs a few cache misses.
+    ``read`` and ``Exchange.write`` call few functions, because they run between two messages of a megabyte, when every
+    Python frame costs a few cache misses.
     """
 
     __slots__ = ("_call", "_declared", "_is_open", "_limits", "_reader", "_tally", "columns", "is_complete")
@@ -50,13 +50,13 @@ class _Upload:
         self._limits = limits
         self._tally = Tally(declared, limits)
         self._is_open = False
-        #: Of the batch that was read last, checked.
+        #: Validated columns of the newest received batch.
         self.columns: Sequence[pa.Array] = ()
-        #: Whether the commit record was seen and agreed.
+        #: True if a matching commit record has arrived.
         self.is_complete = False
 
     def open(self) -> None:
-        """Compare the schema; waits for the first message of an exchange. The first ``read`` does it, too."""
+        """Check the schema. Waits for the first message of an exchange. The first ``read`` calls this if needed."""
         call = self._call
         call.is_reading = True
         try:
@@ -69,14 +69,14 @@ class _Upload:
         self._is_open = True
 
     def read(self) -> Message | None:
-        """The client's next message, or None when it has written all and said so.
+        """Return the client's next message, or None after the commit record.
 
         Raises:
-            MessageError: wrong schema, unsound batch, or the client broke off.
-            DeadlineError: the stream's time is over.
+            MessageError: wrong schema, invalid batch, or the stream broke off.
+            DeadlineError: the deadline has passed.
         """
         call, reader = self._call, self._reader
-        # Its memory is where the next batch should come to.
+        # Frees its memory for the next batch.
         self.columns = ()
         if self.is_complete:
             return None
@@ -109,12 +109,12 @@ class _Upload:
         return None
 
     def drain(self) -> None:
-        """Read and check what is left."""
+        """Read and validate the remaining messages."""
         while self.read() is not None:
             pass
 
     def end(self) -> None:
-        """Let go of the transport; the server calls it, nobody else."""
+        """Release the transport. Called by the server."""
         self._reader = None
         self.columns = ()
 
@@ -140,16 +140,16 @@ class _Upload:
 
 
 class Incoming(_Upload):
-    """An upload. Iterate it once: checked ``(batch, metadata)`` pairs, ending only when it is complete.
+    """An upload, to be iterated once. Yields validated pairs ``(batch, metadata)`` up to the commit record.
 
-    Iteration raises MessageError for whatever is wrong with the upload, among it that it broke off, and DeadlineError.
+    Iteration raises MessageError if the upload is invalid or breaks off, and DeadlineError.
     """
 
     __slots__ = ()
 
     @property
     def schema(self) -> pa.Schema:
-        """The declared schema, which is the upload's."""
+        """Schema of the upload."""
         return self._declared
 
     def __iter__(self) -> Iterator[tuple[pa.RecordBatch, bytes | None]]:
@@ -161,10 +161,10 @@ class Incoming(_Upload):
 
 
 class Exchange(_Upload):
-    """Both directions of a stream. One thread reads, and one, perhaps the same, writes.
+    """A stream in both directions. One thread reads, and the same or another thread writes.
 
-    A client that writes more than a few MiB without reading the answers, to a handler that answers as it reads, stops
-    both for ever but for the deadline: see ``client.model.step_channel``.
+    If a client writes more than a few MiB without reading the answers, and the handler answers as it reads, both block
+    until the deadline. See ``client.model.step_channel``.
     """
 
     __slots__ = ("_line", "_writer")
@@ -182,11 +182,11 @@ class Exchange(_Upload):
         self._line: Line | None = None
 
     def have(self, line: Line) -> None:
-        """The stream has a line beside it, which ends with it."""
+        """Add a line to the stream. It is closed with the stream."""
         self._line = line
 
     def begin(self, schema: pa.Schema) -> None:
-        """Announce the schema of the answers; once, before the first ``write``."""
+        """Send the schema of the answers. Call it once, before the first ``write``."""
         self._write(lambda writer: writer.begin(schema))
 
     def read_at_rest(self) -> Message | None:
@@ -194,12 +194,12 @@ class Exchange(_Upload):
         return self.at_rest(self.read)
 
     def at_rest(self, read: Callable[[], _Result | None]) -> _Result | None:
-        """Read the message that begins the stream's next request; None if the client wants no more.
+        """Read the first message of the stream's next request. Returns None if the client sends no more requests.
 
-        Nothing is under way meanwhile, so the client may as well be gone, or the stream's time be over.
+        No request is in progress here, so the end of the client or of the stream's time is not an error.
 
         Raises:
-            MessageError: unsound batch.
+            MessageError: invalid batch.
         """
         call = self._call
         call.is_resting = True
@@ -212,11 +212,11 @@ class Exchange(_Upload):
             call.is_resting = False
 
     def read_request(self) -> bytes | None:
-        """The next request of a stream that carries many, each a message of metadata alone; None: as ``read_at_rest``.
+        """Return the next request of a request stream, or None if the client sends no more.
 
         Raises:
-            MessageError: it is no request.
-            DamagedError: it was damaged on the way.
+            MessageError: the message is not a request.
+            DamagedError: the request does not match its checksum.
         """
         message = self.read_at_rest()
         if message is None:
@@ -231,9 +231,9 @@ class Exchange(_Upload):
         batch: pa.RecordBatch,
         metadata: bytes | None = None,
         *,
-        size_bytes: int | None = None,  # noqa: ARG002 - a client counts what it sends
+        size_bytes: int | None = None,  # noqa: ARG002 - used by the client's end
     ) -> None:
-        """Send a batch. It may still be on its way when this returns, but its memory is no longer needed.
+        """Send a batch. Its memory may be reused when this returns.
 
         Raises:
             UnavailableError: the client is gone.
@@ -257,7 +257,7 @@ class Exchange(_Upload):
         self._write(lambda writer: writer.write_metadata(metadata))
 
     def end(self) -> None:
-        """Let go of the transport; the server calls it, nobody else."""
+        """Release the transport. Called by the server."""
         super().end()
         self._writer = None
         if self._line is not None:

@@ -1,16 +1,16 @@
-"""What is checked of every received batch before anybody looks at its values, and the commit record of uploads.
+"""Validation of received batches before their values are used, and the commit record of uploads.
 
-Order, because each step makes the next one safe: sizes, then ``validate(full=True)`` (a column with offsets outside its
-data crashes the process that reads it), then nulls. The stream's schema was compared once, when it opened: Arrow gives
-every batch of a stream the same one. Whether values are finite, and whose they are, is the handler's business.
+The checks are, in this order because each one makes the next safe: sizes, ``validate(full=True)`` (reading a column
+with offsets outside of its data crashes the process), and nulls. The schema is compared once, when the stream opens,
+because all batches of an Arrow stream have the same one. Handlers check the values themselves.
 
-Uploads carry flat columns only (fixed width, binary, text): their cost to check and to count does not depend on what is
-in them. Arrow ends a broken-off upload exactly like a complete one, so the last message of every upload is the *commit
-record*, a message without a batch: ``{"commit": {"batches": n, "rows": n, "bytes": n}}``. ``bytes`` counts values, not
-padding, validity bits or offsets, so that writers in all languages agree on it.
+Uploads have flat columns only (fixed width, binary, text), because checking and counting them takes a time that does
+not depend on their content. Arrow ends an aborted upload exactly like a complete one. Therefore the last message of
+every upload is the *commit record*, a message without a batch: ``{"commit": {"batches": n, "rows": n, "bytes": n}}``.
+``bytes`` counts values without padding, validity bits and offsets, so that all languages compute the same number.
 
-Arrow gives received buffers at any address, read-only, and a whole message is in memory before it is looked at: the
-limits here keep a big message from being *used*, not from being received. Only TLS keeps strangers from sending one.
+A message is completely in memory before it can be checked. The limits prevent a large message from being used, but not
+from being received. Only TLS keeps strangers from sending one.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _COMMIT_PREFIX = b'{"commit":'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLimits:
-    """How much one batch and one stream may carry; a stream that exceeds them is refused."""
+    """Limits of a batch and of a stream. A stream that exceeds them is rejected."""
 
     batch_rows: int = 1 << 20
     batch_bytes: int = 64 << 20
     stream_rows: int = 1 << 32
     stream_bytes: int = 64 << 30
-    #: A message may carry a request of many batches beside a header of many parts.
+    #: Enough for a header of many parts together with a request for many batches.
     metadata_bytes: int = 128 << 10
 
 
@@ -52,29 +52,29 @@ class _CommitRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def check_flat(schema: pa.Schema) -> None:
-    """UsageError unless all columns are of fixed width, binary or text."""
+    """Raise UsageError unless all columns are of fixed width, binary or text."""
     for field in schema:
         _bits_per_value(field)
 
 
 def check_schema(received: pa.Schema, declared: pa.Schema) -> None:
-    """MessageError unless names, types, order and nullability are the declared ones; metadata does not count."""
+    """Raise MessageError unless names, types, order and nullability are as declared. Ignores metadata."""
     if not received.equals(declared, check_metadata=False):
         raise MessageError(f"the stream's schema is [{_brief(received)}], but it must be [{_brief(declared)}]")
 
 
 class Tally:
-    """Counts what passes in one direction of one upload, and makes or checks its commit record.
+    """Counts the batches in one direction of an upload, and creates or checks its commit record.
 
-    The work is per column, not per value: it runs between two messages of a megabyte, when nothing of Python is in the
-    processor's cache any more.
+    The work is done by column and not by value. It runs between two messages of a megabyte, when the processor's cache
+    contains nothing of Python.
     """
 
     __slots__ = ("_binary", "_limits", "_not_null", "_odd_bits", "_row_bytes", "_totals")
 
     def __init__(self, schema: pa.Schema, limits: BatchLimits) -> None:
         bits = [_bits_per_value(field) for field in schema]
-        #: Bytes of a row in columns whose values are whole bytes.
+        #: Bytes of a row in the columns whose values have a whole number of bytes.
         self._row_bytes = sum(count // 8 for count in bits if count and count % 8 == 0)
         #: Widths of the columns that pack several values into a byte.
         self._odd_bits = [count for count in bits if count and count % 8]
@@ -89,17 +89,17 @@ class Tally:
         self._totals = _Totals()
 
     def take(self, batch: pa.RecordBatch) -> list[pa.Array]:
-        """Check and count a received batch; MessageError unless it is sound and within the limits.
+        """Validate and count a received batch. Raises MessageError if it is invalid or exceeds a limit.
 
         Returns:
-            Its columns: getting them again costs as much as the checks do.
+            The batch's columns, because reading them again would cost as much as the checks.
         """
         columns = check_batch(batch, self._limits, self._not_null)
         self.add(batch, columns)
         return columns
 
     def add(self, batch: pa.RecordBatch, columns: Sequence[pa.Array] | None = None) -> int:
-        """Count a sound batch and return the bytes of its values; MessageError when the stream exceeds its limits."""
+        """Count a valid batch and return the bytes of its values. Raises MessageError if the stream exceeds a limit."""
         rows = batch.num_rows
         size_bytes: int = rows * self._row_bytes
         for bits in self._odd_bits:
@@ -113,7 +113,7 @@ class Tally:
         return size_bytes
 
     def add_known(self, rows: int, size_bytes: int) -> None:
-        """Count a sound batch whose rows and bytes are known; MessageError as ``add``."""
+        """Count a valid batch whose rows and bytes are known. Raises as ``add``."""
         totals, limits = self._totals, self._limits
         totals.batches += 1
         totals.rows += rows
@@ -122,11 +122,11 @@ class Tally:
             raise MessageError(f"the stream carries more than {limits.stream_rows} rows or {limits.stream_bytes} bytes")
 
     def commit_record(self) -> bytes:
-        """The message that ends this upload."""
+        """Return the commit record of the counted batches."""
         return msgspec.json.encode(_CommitRecord(self._totals))
 
     def check(self, record: bytes) -> None:
-        """MessageError unless the commit record agrees with what was counted."""
+        """Raise MessageError unless a commit record matches the counted batches."""
         try:
             declared = from_json(record, _CommitRecord).commit
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -136,12 +136,15 @@ class Tally:
 
 
 def check_batch(batch: pa.RecordBatch, limits: BatchLimits, not_null: Sequence[int]) -> list[pa.Array]:
-    """Its columns; MessageError unless it is within its limits, sound in itself, and without nulls where none may be.
+    """Validate a received batch and return its columns.
 
     Args:
-        batch: As received.
-        limits: For one batch.
+        batch: The received batch.
+        limits: Limits of a batch.
         not_null: Numbers of the columns that are declared without nulls.
+
+    Raises:
+        MessageError: the batch exceeds a limit, is invalid, or has nulls in these columns.
     """
     if batch.num_rows > limits.batch_rows:
         raise MessageError(f"a batch has {batch.num_rows} rows, at most {limits.batch_rows} are allowed")
@@ -151,7 +154,7 @@ def check_batch(batch: pa.RecordBatch, limits: BatchLimits, not_null: Sequence[i
     try:
         batch.validate(full=True)
     except pa.ArrowException as error:
-        raise MessageError(f"a batch is not sound: {shortened(str(error), 200)}") from None
+        raise MessageError(f"a batch is not valid: {shortened(str(error), 200)}") from None
     columns: list[pa.Array] = batch.columns
     for number in not_null:
         if columns[number].null_count:
@@ -160,18 +163,18 @@ def check_batch(batch: pa.RecordBatch, limits: BatchLimits, not_null: Sequence[i
 
 
 def not_null_columns(schema: pa.Schema) -> list[int]:
-    """Numbers of the columns that are declared without nulls."""
+    """Return the numbers of the columns that are declared without nulls."""
     return [number for number, field in enumerate(schema) if not field.nullable]
 
 
 def _offsets(column: pa.Array, rows: int, offset_format: Literal["i", "q"]) -> memoryview:
-    """The offsets of a column that is not empty; the buffer of a hostile one may have any length."""
+    """Return the offsets of a non-empty column. The buffer of a hostile column may have any length."""
     end = (column.offset + rows + 1) * (4 if offset_format == "i" else 8)
     return memoryview(column.buffers()[1]).cast("B")[:end].cast(offset_format)
 
 
 def is_commit_record(metadata: bytes) -> bool:
-    """Whether a message without a batch ends the upload."""
+    """Return True if a message without a batch is a commit record."""
     return metadata.startswith(_COMMIT_PREFIX)
 
 
@@ -181,7 +184,7 @@ def _brief(schema: pa.Schema) -> str:
 
 
 def _bits_per_value(field: pa.Field) -> int | None:
-    """Width of a fixed-width column, None for binary and text; UsageError for all others."""
+    """Return the width of a fixed-width column, or None for binary and text. Raises UsageError for other types."""
     kind = field.type
     if pa.types.is_binary(kind) or pa.types.is_string(kind) or _is_large(kind):
         return None

@@ -267,7 +267,7 @@ def test_offsets_outside_their_data_are_rejected(
 
 
 def test_the_check_itself_rejects_unsound_offsets(bare: flight.FlightClient) -> None:
-    with pytest.raises(flight.FlightServerError, match="not sound"):
+    with pytest.raises(flight.FlightServerError, match="not valid"):
         put_bare(bare, unsound_batch([0, 8, 4]), commit_record())
 
 

@@ -172,7 +172,7 @@ def test_a_process_of_another_user_gets_no_memory(
     monkeypatch.setattr(same_host, "uid_of_peer", lambda _: os.geteuid() + 1)
     monkeypatch.setattr(same_host, "_WAIT_S", 0.1)
     with _stream(server) as exchange:
-        with pytest.raises(NotSharedError, match="is of user"):
+        with pytest.raises(NotSharedError, match="runs as user"):
             ask_to_share(exchange)
         _wait_for(lambda: sharing.refused)
         _require_sound(exchange)
@@ -189,7 +189,7 @@ def test_the_server_checks_the_user_of_the_peer(
         with pytest.raises(NotSharedError, match="no memory could be exchanged"):
             ask_to_share(exchange)
         _wait_for(lambda: sharing.refused)
-        assert "is of user" in sharing.refused[0]
+        assert "runs as user" in sharing.refused[0]
         _require_sound(exchange)
 
 
