@@ -225,7 +225,7 @@ def test_a_lookup_after_the_membership_ended_returns_rows_and_the_batch_is_repea
 
 WRONG: list[tuple[Callable[[Table], object], str, type[Exception]]] = [
     (lambda t: t.pull([1.5]), "whole numbers or texts", UsageError),
-    (lambda t: t.pull([1], weights=[1.0]), "weights are of bags", UsageError),
+    (lambda t: t.pull([1], weights=[1.0]), "weights require bags", UsageError),
     (lambda t: t.pull([1, 2], offsets=[1]), "offsets", UsageError),
     (lambda t: t.pull([1, 2], offsets=[0, 2, 1]), "offsets", UsageError),
     (lambda t: t.pull([1, 2], offsets=[0], combiner="min"), "no combiner 'min'", UsageError),

@@ -1,8 +1,14 @@
 """A trainer's embedding tables.
 
-* ``table`` is what the user calls. ``ids`` makes 64-bit ids of what the user has, ``bags`` puts rows together.
-* ``requests``: each id once, and by pserver. ``traffic``: what is pushed with the next step, and what is looked up.
-* ``rows`` is what there is between the calls: what waits for the step, and what came in advance.
+* ``table``: the user's interface, with pull, push, load and export
+* ``ids``: conversion of the user's values to 64-bit ids
+* ``bags``: combining several rows to one, and the gradients of this
+* ``requests``: distinct ids of a request, divided by pserver
+* ``traffic``: payloads of pushed gradients and of lookups
+* ``rows``: a trainer's rows between calls: pending gradients and prefetched rows
 
-Rows travel on the streams of the model's steps, under the same batch identities: see ``client.model``.
+A row's way: ``table.pull`` converts the user's values to ids, keeps each id once, and looks the ids up at the pservers
+that own their buckets. The rows are spread over the ids as given, or combined to bags. ``table.push`` sums gradients by
+id. They stay pending until the current batch's step, which sends them on the streams of the model's steps under the
+same batch identity (see ``client.model``).
 """

@@ -1,7 +1,8 @@
-"""Several rows put together as one: bags of ids, their rows, and the gradients of these.
+"""Bags of ids, whose rows are combined to one row, and the gradients of this.
 
-With x_i the rows of a bag and w_i their weights, else 1: ``sum`` is sum(w_i x_i), ``mean`` is sum(w_i x_i) / sum(w_i),
-``sqrtn`` is sum(w_i x_i) / sqrt(sum(w_i**2)), ``max`` is the greatest of each element. An empty bag is zeros.
+x_i are the rows of a bag and w_i their weights (default: 1). ``sum`` is sum(w_i x_i), ``mean`` is
+sum(w_i x_i) / sum(w_i), ``sqrtn`` is sum(w_i x_i) / sqrt(sum(w_i**2)), and ``max`` is the maximum of each element. An
+empty bag is zeros.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ Places = npt.NDArray[np.int64]
 
 
 class Bags:
-    """Which ids are in which bag, and what each counts.
+    """Assignment of ids to bags, with their weights.
 
     Args:
-        table: Its name, for people.
-        id_count: Of all bags together.
-        offsets: (bags,): where each begins; the first one at 0, none before the one before it.
-        weights: (id_count,) of the ids; None: 1 each.
-        combiner: How rows are put together.
-        left_out: (id_count,): ids that do not count; None: all do.
+        table: Name of the table, for errors.
+        id_count: Number of ids in all bags.
+        offsets: (bags,) position of each bag's first id: not decreasing, and 0 for the first bag.
+        weights: (id_count,) weights of the ids, or None for 1 each.
+        combiner: Function that combines the rows of a bag.
+        left_out: (id_count,) True for ids that do not count, or None if all do.
 
     Raises:
-        UsageError: any of these makes no sense.
+        UsageError: An argument is invalid.
     """
 
     def __init__(
@@ -47,20 +48,20 @@ class Bags:
         starts = _checked_offsets(table, offsets, id_count)
         counts = np.diff(np.append(starts, id_count))
         kept = np.ones(id_count, np.bool_) if left_out is None else ~left_out
-        #: (id_count,): which ids count.
+        #: (id_count,) True for ids that count.
         self.kept = kept
-        #: (n,) of the ids that count: their bag. Rising.
+        #: (n,) bag of each id that counts, in ascending order.
         self._bag_of: Places = np.repeat(np.arange(len(starts)), counts)[kept]
         self.count = len(starts)
         self._counts = np.bincount(self._bag_of, minlength=self.count)
         self._starts = np.cumsum(self._counts) - self._counts
         self._is_filled = self._counts > 0
         self._factors = self._factors_of(_checked_weights(table, weights, id_count, self._combiner), kept)
-        #: Of ``max``: where each element of the result came from, (n, dim).
+        #: For ``max``, (n, dim) True where a row has the maximum of its bag.
         self._is_greatest: npt.NDArray[np.bool_] | None = None
 
     def _factors_of(self, weights: Floats | None, kept: npt.NDArray[np.bool_]) -> Floats | None:
-        """(n,): what each row is multiplied by; None: 1."""
+        """Return (n,) factors of the rows, or None if all are 1."""
         chosen = np.ones(len(self._bag_of), np.float32) if weights is None else weights[kept]
         if self._combiner == "mean":
             total = self._summed(chosen)
@@ -73,21 +74,21 @@ class Bags:
         return np.where(np.isfinite(factors), factors, np.float32(0)).astype(np.float32)
 
     def combined(self, rows: Floats) -> Floats:
-        """(bags, dim) of the (n, dim) rows of the ids that count."""
+        """Combine (n, dim) rows of the ids that count to (bags, dim)."""
         if self._combiner != "max":
             return self._summed(rows if self._factors is None else rows * self._factors[:, None])
         found = np.zeros((self.count, rows.shape[1]), np.float32)
         if len(rows):
             found[self._is_filled] = np.maximum.reduceat(rows, self._starts[self._is_filled], axis=0)
         is_greatest = rows == found[self._bag_of]
-        # Of equal ones the first has the gradient.
+        # The first of several equal maxima gets the gradient.
         seen = np.cumsum(is_greatest, axis=0)
         before = (seen - is_greatest)[self._starts[self._bag_of]] if len(rows) else seen
         self._is_greatest = is_greatest & (seen - before == 1)
         return found
 
     def is_like(self, other: Bags) -> bool:
-        """Whether the same ids are put together in the same way."""
+        """True if both combine the same ids by ``max`` in the same bags."""
         return (
             self._combiner == other._combiner
             and np.array_equal(self.kept, other.kept)
@@ -96,10 +97,10 @@ class Bags:
         )
 
     def spread(self, gradients: Floats) -> Floats:
-        """(n, dim) gradients of rows, of (bags, dim) gradients of what they were put together to.
+        """Convert (bags, dim) gradients of bags to (n, dim) gradients of rows.
 
         Raises:
-            UsageError: of ``max``, where the rows were not pulled before.
+            UsageError: The combiner is ``max``, and the bags were not pulled before.
         """
         found = gradients[self._bag_of]
         if self._combiner == "max":
@@ -109,7 +110,7 @@ class Bags:
         return found if self._factors is None else found * self._factors[:, None]
 
     def _summed(self, values: Floats) -> Floats:
-        """By bag."""
+        """Sum values by bag."""
         found = np.zeros((self.count, *values.shape[1:]), np.float32)
         if len(values):
             found[self._is_filled] = np.add.reduceat(values, self._starts[self._is_filled], axis=0)
@@ -131,12 +132,12 @@ def _checked_offsets(table: str, offsets: Any, id_count: int) -> Places:
     starts = found.astype(np.int64)
     if not len(starts):
         if id_count:
-            raise UsageError(f"table {table!r}: there are {id_count} ids and no bag")
+            raise UsageError(f"table {table!r}: there are {id_count} ids, but no bag")
         return starts
     if starts[0] != 0 or (np.diff(starts) < 0).any() or starts[-1] > id_count:
         raise UsageError(
-            f"table {table!r}: offsets say where each bag begins: the first at 0, none before the one before it, none "
-            f"behind the {id_count} ids"
+            f"table {table!r}: offsets must start at 0, must not decrease, and must not exceed the number of ids, "
+            f"{id_count}"
         )
     return starts
 
@@ -145,7 +146,7 @@ def _checked_weights(table: str, weights: Any, id_count: int, combiner: str) -> 
     if weights is None:
         return None
     if combiner == "max":
-        raise UsageError(f"table {table!r}: a maximum has no weights")
+        raise UsageError(f"table {table!r}: combiner 'max' accepts no weights")
     found = np.asarray(weights, np.float32)
     if found.shape != (id_count,) or not np.isfinite(found).all():
         raise UsageError(f"table {table!r}: weights must be {id_count} finite numbers, one for each id")

@@ -1,4 +1,4 @@
-"""From what users have to ids: (n,) uint64, whose bits are those of the integers or of the texts' hashes."""
+"""Conversion of users' values to ids: (n,) uint64 with the bits of the integers, or of the texts' hashes."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ from flightedl.errors import UsageError
 Ids = npt.NDArray[np.uint64]
 
 
-#: NumPy has each of them once; comparing them takes longer than everything else that is asked of an array here.
+#: NumPy has one object for each; comparing by identity is faster than by value.
 _INT64, _UINT64 = np.dtype(np.int64), np.dtype(np.uint64)
 _PLAIN_COLUMNS = (pa.Int64Array, pa.UInt64Array)
 
 
 class FoundIds(NamedTuple):
-    """Ids as a user gave them."""
+    """Ids of a user's value."""
 
     ids: Ids
-    #: (n,): which of them are null; None: none is.
+    #: (n,) True for nulls, or None if there are none.
     nulls: npt.NDArray[np.bool_] | None = None
-    #: Of lists: where each begins, (lists,); None: they are not lists.
+    #: (lists,) position of each list's first id, or None if the value has no lists.
     offsets: npt.NDArray[np.int64] | None = None
-    #: Of what the user gave, where it is an array of several dimensions.
+    #: Shape of the value.
     shape: tuple[int, ...] = ()
 
 
 def text_ids(texts: Any) -> npt.NDArray[np.int64]:
-    """Return the ids of texts, as the column ``id`` of an exported table has them.
+    """Return the ids of texts, as in the column ``id`` of an exported table.
 
-    Tables know a text by the xxh3 hash (64 bits, seed 0) of its UTF-8 bytes, and do not keep the text itself.
+    A table identifies a text by the xxh3 hash (64 bits, seed 0) of its UTF-8 bytes, and does not store the text.
 
     Args:
         texts: A list, array or Arrow column of texts, without nulls.
 
     Raises:
-        UsageError: something in it is not a text.
+        UsageError: An element is not a text.
     """
     found = texts.to_pylist() if isinstance(texts, pa.Array | pa.ChunkedArray) else list(texts)
     for text in found:
         if not isinstance(text, str | bytes):
-            raise UsageError(f"text_ids takes a list of texts, and {text!r:.80} is none")
+            raise UsageError(f"text_ids takes a list of texts, but {text!r:.80} is not a text")
     return ids_of_texts(found).view(np.int64)
 
 
 def plain_ids(value: Any) -> Ids | None:
-    """The ids of an array, or a column without nulls, whose memory can be read as ids; None: it is something else."""
+    """Return a view of an array, or of a column without nulls, as ids. None if its memory does not consist of ids."""
     if type(value) is np.ndarray:
         dtype = value.dtype
         is_plain = value.ndim == 1 and (dtype is _INT64 or dtype is _UINT64) and value.flags.c_contiguous
@@ -62,10 +62,10 @@ def plain_ids(value: Any) -> Ids | None:
 
 
 def found_ids(table: str, value: Any) -> FoundIds:
-    """The ids in ``value``: an array or list of whole numbers or texts, or an Arrow column of them or of lists of them.
+    """Return the ids of ``value``: integers or texts in an array, list or Arrow column, or in a column of lists.
 
     Raises:
-        UsageError: it has other things; names the table.
+        UsageError: The value has other elements. The message names the table.
     """
     if isinstance(value, pa.ChunkedArray):
         value = value.combine_chunks()
@@ -74,7 +74,7 @@ def found_ids(table: str, value: Any) -> FoundIds:
     try:
         array = np.asarray(value)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"ids of table {table!r} are no array: {error!s:.120}") from None
+        raise UsageError(f"ids of table {table!r} are not an array: {error!s:.120}") from None
     return FoundIds(_of_array(table, array.reshape(-1)), shape=array.shape)
 
 
@@ -85,14 +85,14 @@ def _of_array(table: str, array: npt.NDArray[Any]) -> Ids:
         return ids_of_texts(array.tolist())
     if not array.size:
         return np.empty(0, np.uint64)
-    raise UsageError(f"ids of table {table!r} are {array.dtype}: whole numbers or texts are wanted")
+    raise UsageError(f"ids of table {table!r} are {array.dtype}, but must be whole numbers or texts")
 
 
 def _of_arrow(table: str, column: pa.Array) -> FoundIds:
     kind = column.type
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         if column.null_count:
-            raise UsageError(f"ids of table {table!r} have lists that are null: an empty list is a bag of nothing")
+            raise UsageError(f"ids of table {table!r} have lists that are null: use empty lists for empty bags")
         found = _of_arrow(table, column.flatten())
         offsets = np.asarray(column.offsets).astype(np.int64)
         return found._replace(offsets=offsets[:-1] - offsets[0], shape=(len(column),))
@@ -108,10 +108,10 @@ def _of_arrow(table: str, column: pa.Array) -> FoundIds:
         filled = column.fill_null(0) if column.null_count else column
         return FoundIds(_of_array(table, filled.to_numpy(zero_copy_only=False)), nulls, shape=(len(column),))
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_binary(kind):
-        # A text is hashed once, however often it is there.
+        # A repeated text is hashed only once.
         encoded = column.dictionary_encode()
         texts = ids_of_texts(encoded.dictionary.to_pylist())
         chosen = np.asarray(encoded.indices.fill_null(0))
         ids = texts[chosen] if len(texts) else np.zeros(len(column), np.uint64)
         return FoundIds(ids, nulls, shape=(len(column),))
-    raise UsageError(f"ids of table {table!r} are {kind}: whole numbers or texts are wanted")
+    raise UsageError(f"ids of table {table!r} are {kind}, but must be whole numbers or texts")

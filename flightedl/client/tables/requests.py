@@ -1,4 +1,4 @@
-"""Ids of one table, each once, and by pserver: what is asked for, and where each answer belongs."""
+"""Distinct ids of a request, divided by pserver, and the positions to which the answers belong."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ Places = npt.NDArray[np.int64]
 
 @cache
 def kernels() -> Any:
-    """Return the compiled loops of ``kernels.distinct``. Trainers without tables do without numba."""
+    """Return the compiled loops of ``kernels.distinct``. Loaded lazily: trainers without tables need no numba."""
     from flightedl.kernels.compiled_rows import distinct_kernels
 
     return distinct_kernels()
 
 
 def first_not_finite(rows: Floats) -> int:
-    """The number of the first row that has NaN or infinity; -1: none has."""
+    """Return the position of the first row with NaN or infinity, or -1 if there is none."""
     flat = np.ascontiguousarray(rows).reshape(-1).view(np.uint32)
     return int(kernels().first_not_finite(flat, rows.shape[1]))
 
 
 class DistinctIds:
-    """The ids of a pull or push, each once.
+    """Distinct ids of a pull or push.
 
     Args:
-        ids: (n,) as the user gave them.
-        numbered: ``ids`` and ``places`` of them, which need no copy; None: find them out.
+        ids: (n,) ids as given by the user.
+        numbered: ``ids`` and ``places`` if already known; they are not copied.
     """
 
     __slots__ = ("_is_distinct", "given", "ids", "places")
@@ -49,15 +49,15 @@ class DistinctIds:
             counts = np.array([len(ids)])
             ids, distinct, places = _numbered([ids], counts)
             numbered = distinct[: int(counts[0])], places
-        #: A copy: it is compared with later ones, and the caller may use its memory again.
+        #: A copy, which is compared with later requests; the caller may reuse its own memory.
         self.given = ids
-        #: (m,) in the order in which they come first; and (n,): of each id, its place there.
+        #: (m,) distinct ids in the order of their first occurrence, and (n,) the position of each id among them.
         self.ids, self.places = numbered
         self._is_distinct = len(self.ids) == len(ids)
 
     @classmethod
     def of_each(cls, many: Sequence[Ids]) -> list[DistinctIds]:
-        """Return those of several pulls, in the time of one."""
+        """Return the distinct ids of several pulls, computed in one pass."""
         lengths = [len(ids) for ids in many]
         counts = np.array(lengths, np.int64)
         given, distinct, places = _numbered(many, counts)
@@ -70,11 +70,11 @@ class DistinctIds:
         return found
 
     def is_of(self, ids: Ids) -> bool:
-        """True if these ids were given, in this order."""
+        """True if exactly these ids were given, in this order."""
         return len(ids) == len(self.given) and bool(kernels().are_equal(ids, self.given))
 
     def spread(self, rows: Floats) -> Floats:
-        """Return (m, dim) rows of ``ids`` as (n, dim) rows of the ids as they were given: an array of its own."""
+        """Convert (m, dim) rows of distinct ids to (n, dim) rows of the ids as given, in a new array."""
         if self._is_distinct:
             return rows.copy()
         dim = rows.shape[1]
@@ -83,17 +83,17 @@ class DistinctIds:
         return found
 
     def summed(self, gradients: Floats) -> tuple[Floats, int]:
-        """Add up (n, dim) contiguous gradients of the ids as they were given, by id.
+        """Sum contiguous gradients (n, dim) of the ids as given, by id.
 
         Returns:
-            (m, dim) sums, as ``new_gradients`` makes them; and the first row that has NaN or infinity, -1 if none has.
+            (m, dim) sums, allocated by ``new_gradients``, and the first row with NaN or infinity, or -1.
         """
         sums = new_gradients(self.ids, gradients.shape[1])
         return sums, int(kernels().add_up(gradients, gradients.view(np.uint32), self.places, sums))
 
 
 def _numbered(many: Sequence[Ids], counts: Places) -> tuple[Ids, Ids, Places]:
-    """All ids, all distinct ones, and the places; ``counts``: of ids of each, changed to those of distinct ones."""
+    """Return all ids, all distinct ids, and positions. Changes the counts of ids to those of distinct ids."""
     given = many[0].copy() if len(many) == 1 else np.concatenate(many) if many else np.empty(0, np.uint64)
     distinct, places = np.empty(len(given), np.uint64), np.empty(len(given), np.int64)
     index = np.empty(index_size(int(counts.max(initial=0))), np.int32)
@@ -102,13 +102,13 @@ def _numbered(many: Sequence[Ids], counts: Places) -> tuple[Ids, Ids, Places]:
 
 
 class Divided:
-    """Distinct ids of some tables by the pserver that has them, of several.
+    """Distinct ids of several tables, divided by the pservers that own them.
 
     Args:
         tables: Specs of the tables.
-        ids: Of each table, (m,), each once.
+        ids: (m,) distinct ids of each table.
         bucket_pservers: Owner of each bucket.
-        pserver_count: Of the job.
+        pserver_count: Number of pservers of the job.
     """
 
     def __init__(
@@ -120,17 +120,17 @@ class Divided:
         of_tables = [np.bincount(each, minlength=pserver_count) for each in owners]
         orders = [np.argsort(each, kind="stable") for each in owners]
         parts = [np.split(order, np.cumsum(n)[:-1]) for order, n in zip(orders, of_tables, strict=True)]
-        #: By pserver and table: places in ``ids``.
+        #: Positions in ``ids``, by pserver and table.
         self.places = [[part[pserver] for part in parts] for pserver in range(pserver_count)]
-        #: (pservers, tables): how many ids each has.
+        #: (pservers, tables) number of ids.
         self.counts: Places = np.array(of_tables, np.int64).reshape(len(ids), pserver_count).T
 
     def ids_of(self, pserver: int) -> list[Ids]:
-        """Return the ids of a pserver, of each table in order."""
+        """Return a pserver's ids of each table, in order."""
         return [ids[places] for ids, places in zip(self._ids, self.places[pserver], strict=True)]
 
 
 def places_within(ids: Ids, table: TableSpec, buckets: range) -> Places:
-    """Return the places of the ids that lie in some buckets."""
+    """Return the positions of the ids in some buckets."""
     found = buckets_of(ids, table.salt)
     return np.flatnonzero((found >= buckets.start) & (found < buckets.stop))

@@ -1,6 +1,6 @@
-"""A trainer's rows between the calls of its script: what waits for the step, what is looked up, what comes in advance.
+"""A trainer's rows between the calls of its script: pending gradients, present lookups and prefetched rows.
 
-In synchronous mode rows that came with a step in advance are those of the round that it was in: they are used only
+Prefetched rows arrive with the previous step. In synchronous mode they belong to that step's round, and are used only
 while no newer version is known. In the other modes they are as old as that step.
 """
 
@@ -19,25 +19,25 @@ _PREFIX = "rows of table "
 
 
 class TableRows:
-    """The rows of one trainer. Belongs to the thread of the script.
+    """Rows of one trainer. Belongs to the thread of the script.
 
     Args:
-        plan: Of the job.
+        plan: The job's plan.
     """
 
     def __init__(self, plan: ShardPlan) -> None:
         self._place(plan)
         self._numbers = {_PREFIX + table.name: number for number, table in enumerate(plan.tables)}
-        #: Of the current batch.
+        #: Gradients of the current batch.
         self.pending = PendingRows()
         self.sums = RowSums()
-        #: Which ids the next batch is going to look up, by table number; None: nobody knows.
+        #: Returns the ids that the next batch will look up, by table number, or None if they are unknown.
         self.next_ids: Callable[[], Mapping[int, DistinctIds] | None] = lambda: None
-        #: Looked up right now.
+        #: The lookup in progress.
         self._looking_up: Lookup | None = None
-        #: Came, or is to come, with a step.
+        #: Rows that arrive, or have arrived, with a step.
         self._ahead: Lookup | None = None
-        #: Made for the current batch: it is sent again as it was sent first.
+        #: Messages of the current batch, which a retry sends unchanged.
         self._made: tuple[Pushed, RowMessages] | None = None
 
     def _place(self, plan: ShardPlan) -> None:
@@ -45,7 +45,7 @@ class TableRows:
         self._keys = [found.start for found in map(plan.buckets_of, range(plan.pserver_count)) if found]
 
     def place(self, plan: ShardPlan) -> None:
-        """Let other pservers own the buckets. Rows that came in advance are looked up again."""
+        """Use new owners of the buckets. Prefetched rows are dropped."""
         self._place(plan)
         self._ahead = None
         if self._looking_up is not None:
@@ -55,21 +55,21 @@ class TableRows:
             self._made = batch, made.placed(plan)
 
     def name_in_sums(self, table: int) -> str:
-        """What a table is called among the parameters whose gradients are added up."""
+        """Return a table's name among the parameters with accumulated gradients."""
         return _PREFIX + self._plan.tables[table].name
 
     def is_sent(self, current: CurrentBatch) -> bool:
-        """Whether pservers have answered for the batch's rows, or it waits in a sum."""
+        """True if a pserver has answered for the batch's rows, or the batch waits in a sum."""
         return current.waits or not current.answered.keys().isdisjoint(self._keys)
 
     def forget(self) -> None:
-        """The current batch is over."""
+        """Drop everything of the current batch, which is over."""
         self.pending.clear()
         self._made = None
 
     @contextlib.contextmanager
     def looking_up(self, lookup: Lookup) -> Iterator[None]:
-        """Transfers without a push bring these rows."""
+        """Let transfers without a push fetch these rows within the context."""
         self._looking_up = lookup
         try:
             yield
@@ -77,7 +77,7 @@ class TableRows:
             self._looking_up = None
 
     def prefetched(self, ids: Mapping[int, DistinctIds], versions: Mapping[int, int] | None) -> Lookup | None:
-        """Rows that came in advance; None: others are wanted, or they are older than ``versions``."""
+        """Return the prefetched rows, or None if they have other ids or are older than ``versions``."""
         ahead = self._ahead
         if ahead is None or not ahead.has(ids) or ahead.missing():
             self._ahead = None
@@ -89,10 +89,10 @@ class TableRows:
             return None
         return ahead
 
-    # what transfers bring
+    # --- messages of transfers ---
 
     def of(self, transfer: Transfer) -> RowMessages:
-        """What a transfer sends and brings that is not of a sum."""
+        """Return the messages of a transfer, except for sums."""
         batch = transfer.batch
         has_rows = any(isinstance(call, Push) and call.blocks[-1] in self._keys for call in transfer.calls)
         if self._looking_up is not None and not has_rows:
@@ -106,7 +106,7 @@ class TableRows:
         return made
 
     def of_sum(self, identity: object, divisors: Mapping[str, int]) -> RowMessages:
-        """What the transfer of a sum sends."""
+        """Return the messages of a sum's transfer."""
         by_number = {self._numbers[name]: divisor for name, divisor in divisors.items() if name in self._numbers}
         self._ahead = self._next_lookup()
         return RowMessages(self._plan, self.sums.take(identity, by_number), self._ahead)

@@ -1,4 +1,4 @@
-"""An embedding table as a script has it: rows by id, pulled and pushed."""
+"""An embedding table as scripts use it: rows are pulled and pushed by id."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from flightedl.messages.status import TableCounts
 
 Floats = npt.NDArray[np.float32]
 Nulls = Literal["error", "padding"]
-#: Where the ids of a batch are: the name of a column, or what makes them of the batch.
+#: Source of a batch's ids: the name of a column, or a function of the batch.
 Column = str | Callable[[pa.RecordBatch], Any]
 
 
 class Traffic(Protocol):
-    """What brings rows, see ``model.parameters``."""
+    """Access to rows on pservers, see ``model.parameters``."""
 
     def look_up(self, ids: Mapping[int, DistinctIds]) -> Lookup:
-        """Rows of tables, by table number."""
+        """Look up rows by table number."""
         ...
 
     @property
     def current_batch(self) -> CurrentBatch | None:
-        """What the user's code is at."""
+        """The batch that the user's code is processing."""
         ...
 
     def push_rows(self, table: int, ids: Ids, gradients: Floats) -> None:
-        """Gradients of the rows of distinct ids, which leave with the current batch's step."""
+        """Add gradients of distinct ids to the current batch's step."""
         ...
 
     def rejected(self, error: GradientError) -> None:
@@ -48,49 +48,49 @@ class Traffic(Protocol):
         ...
 
     def where(self) -> str:
-        """The current batch, for people."""
+        """Describe the current batch for people."""
         ...
 
 
 class Owner(Protocol):
-    """The model that a table is of, see ``model.job_model``."""
+    """The model to which a table belongs, see ``model.job_model``."""
 
     def save_table(self, name: str, target: str, *, has_slots: bool) -> bool:
-        """Have its rows written by one of all trainers."""
+        """Have one of all trainers write the table's rows."""
         ...
 
     def begin_with(self, name: str, url: str) -> None:
-        """Let it begin with the rows of a file."""
+        """Initialize the table with the rows of a file."""
         ...
 
 
 class Asked(NamedTuple):
-    """What a pull or push is about."""
+    """Ids of a pull or push."""
 
     found: FoundIds
-    #: Of the ids that count.
+    #: The ids that count, each once.
     distinct: DistinctIds
-    #: (n,) which ids count; None: all.
+    #: (n,) True for ids that count, or None if all do.
     kept: npt.NDArray[np.bool_] | None
     bags: Bags | None
 
     @property
     def is_plain(self) -> bool:
-        """Whether all ids count, and rows come as (n, dim) of them."""
+        """True if all ids count, and the result has shape (n, dim)."""
         return self.kept is None and self.bags is None and len(self.found.shape) == 1
 
 
 class Table:
-    """Rows of numbers by id. Made by ``job.table``; belongs to the thread of the session.
+    """Rows of floats by id. Created by ``job.table``; belongs to the thread of the session.
 
-    Ids are whole numbers of up to 64 bits, texts, or an Arrow column of either (also dictionary-encoded); a column of
-    lists is bags. Texts are hashed to 64 bits: of n texts two share a row with a probability of n**2 / 2**65.
+    Ids are integers of up to 64 bits, texts, or an Arrow column of either (also dictionary-encoded). A column of lists
+    has one bag per list. Texts are hashed to 64 bits: two of n texts share a row with a probability of n**2 / 2**65.
 
     Args:
-        spec: As declared.
-        declared: The number of the table, and what brings its rows; declares the model if nobody has.
-        counts: Of the table, over all pservers.
-        owner: The model that it is of.
+        spec: The declared table.
+        declared: Returns the number of the table and the access to its rows. Declares the model if necessary.
+        counts: Returns counts of the table over all pservers.
+        owner: The model to which the table belongs.
     """
 
     def __init__(
@@ -104,21 +104,21 @@ class Table:
         self._owner = owner
         self._declared = declared
         self._counts = counts
-        #: Of the newest pull or push: mostly what was pulled is pushed to.
+        #: Ids of the last pull or push, cached because most pushes have the ids of the pull before.
         self._distinct: DistinctIds | None = None
-        #: The same, if it was about an array of whole numbers and nothing else.
+        #: The same as a request, if it consisted only of an array of integers.
         self._plain: Asked | None = None
-        #: The maximum that was pulled last: who pushes its gradient has to know where it came from.
+        #: Bags that were pulled last: the gradient of a maximum goes to the rows that had it.
         self._last: tuple[DistinctIds, Bags] | None = None
 
     @property
     def name(self) -> str:
-        """Of the table."""
+        """Name of the table."""
         return self.spec.name
 
     @property
     def dim(self) -> int:
-        """Elements of a row."""
+        """Number of elements of a row."""
         return self.spec.dim
 
     def pull(
@@ -132,26 +132,26 @@ class Table:
         nulls: Nulls = "error",
         max_norm: float | None = None,
     ) -> Floats:
-        """The rows of ids, or of bags of them, as the current batch has to see them.
+        """Return the rows of ids, or of bags of ids, in the version that the current batch must see.
 
-        To read several tables at once, see ``Job.lookup``: it takes one round trip.
+        ``Job.lookup`` reads several tables in one round trip.
 
         Args:
             ids: (n,), or of any shape.
-            offsets: (bags,): ids lie in bags, of which each begins here; what comes back is one row for each bag. A
-                column of lists has its own.
-            weights: (n,): what each id counts in its bag.
+            offsets: (bags,) position of each bag's first id. The result then has one row per bag. A column of lists
+                has its own offsets.
+            weights: (n,) weight of each id in its bag.
             combiner: "sum", "mean", "sqrtn" or "max" of a bag.
-            padding_idx: An id that stands for nothing: its row is zeros, gets no gradient, and is no part of a bag.
-            nulls: "error", or "padding": nulls in a column stand for nothing.
-            max_norm: Rows whose Euclidean norm is greater are scaled to it, as they are read.
+            padding_idx: An id that is ignored: it reads as zeros, gets no gradient, and is not part of a bag.
+            nulls: "error", or "padding" to ignore nulls in a column.
+            max_norm: Rows with a greater Euclidean norm are scaled down to it when they are read.
 
         Returns:
-            (n, dim) float32, of ids of another shape (*shape, dim), of bags (bags, dim). The caller's own array.
+            float32 of shape (n, dim), (*shape, dim) for ids of another shape, or (bags, dim). A new array.
 
         Raises:
-            UsageError: anything of this makes no sense, or an id has no row where that is an error. Nothing was sent.
-            UnavailableError: a pserver stayed away for longer than ``give_up_s``.
+            UsageError: An argument is invalid (nothing was sent), or an id has no row and the table forbids this.
+            UnavailableError: A pserver was unreachable for longer than ``give_up_s``.
         """
         asked = self.asked(ids, offsets, weights, combiner, padding_idx, nulls)
         number, traffic = self._declared(self.name)
@@ -168,21 +168,21 @@ class Table:
         padding_idx: int | None = None,
         nulls: Nulls = "error",
     ) -> None:
-        """Gradients of rows, or of bags, for the current batch. They leave with its step; until then they add up.
+        """Add gradients of rows or bags to the current batch. They are summed by id, and sent with the batch's step.
 
         Args:
-            ids: As for ``pull``, like all that follows.
-            gradients: As ``pull`` returned rows for these ids: (n, dim) or (bags, dim) finite floats. Other types than
-                float32 are converted to it.
+            ids: As for ``pull``.
+            gradients: Finite floats in the shape that ``pull`` returns for these ids. Types other than float32 are
+                converted.
             offsets: As for ``pull``.
-            weights: Likewise.
-            combiner: Likewise.
-            padding_idx: Likewise.
-            nulls: Likewise.
+            weights: As for ``pull``.
+            combiner: As for ``pull``.
+            padding_idx: As for ``pull``.
+            nulls: As for ``pull``.
 
         Raises:
-            GradientError: they have another shape, are no floats, or have NaN or infinity. Nothing was sent.
-            UsageError: no batch is current, or its step has been made.
+            GradientError: The gradients have another shape or type, or contain NaN or infinity. Nothing was sent.
+            UsageError: There is no current batch, or its step was already made.
         """
         asked = self.asked(ids, offsets, weights, combiner, padding_idx, nulls)
         number, traffic = self._declared(self.name)
@@ -198,7 +198,7 @@ class Table:
         traffic.push_rows(number, asked.distinct.ids, sums)
 
     def push_distinct(self, ids: Ids, gradients: Floats) -> None:
-        """``push`` of distinct ids: (m,) and (m, dim). Errors likewise."""
+        """Push gradients (m, dim) of distinct ids (m,). Raises the same errors as ``push``."""
         number, traffic = self._declared(self.name)
         if (bad := first_not_finite(gradients)) >= 0:
             raise self._rejected(traffic, f"gradient of id {ids[bad]}", "has NaN or infinity")
@@ -206,52 +206,52 @@ class Table:
 
     @property
     def declared(self) -> tuple[int, Traffic]:
-        """The number of the table, and what brings its rows; declares the model if nobody has."""
+        """Number of the table, and access to its rows. Declares the model if necessary."""
         return self._declared(self.name)
 
     def load(self, url: str | Path) -> None:
-        """Begin with the rows of a file, before the model is declared: the same call in every trainer.
+        """Initialize the table with the rows of a file. Call it before the model is declared, equally in every trainer.
 
-        Pservers read it, each for itself, before the first step; a job that goes on from a checkpoint does without.
+        Each pserver reads the file before the first step. A job that resumes from a checkpoint does not read it.
 
         Args:
-            url: Path or URL, the same for all pservers, of a Parquet file as ``export`` writes it, or with other whole
-                numbers or texts as ``id``, and lists of floats as ``values``. Slots and counts come along where it has
-                those of this table's optimizer.
+            url: Path or URL, the same for all pservers, of a Parquet file with integers or texts as ``id`` and lists
+                of floats as ``values``, such as a file from ``export``. Slots and counts are used if they belong to
+                this table's optimizer.
 
         Raises:
-            UsageError: the model is declared already, or begins with another file.
-            DataError: the file cannot be read, or has no rows for this table.
+            UsageError: The model is already declared, or the table has another file.
+            DataError: The file cannot be read, or has no rows for this table.
         """
         if self._owner is None:
-            raise UsageError(f"table {self.name!r} is of no job")
+            raise UsageError(f"table {self.name!r} does not belong to a job: create it with job.table")
         self._owner.begin_with(self.name, url_of("url", url))
 
     def export(self, url: str | Path, *, slots: bool = False) -> bool:
-        """Write all rows as one Parquet file; call it in all trainers, and one of them does it.
+        """Write all rows to one Parquet file. All trainers must call this method; one of them has the file written.
 
-        The rows come from a checkpoint that is made for it, or from the pservers if the job keeps no checkpoints. In
-        that case they are of one moment in Sync mode (no round closes while this trainer waits, unless the mode has
-        backups) and after the loop; otherwise each pserver's rows are as that pserver is read. As with
+        The rows are read from a new checkpoint, or from the pservers if the job has no checkpoints. In the second case
+        they belong to one moment in Sync mode (no round closes while this trainer waits, unless the mode has backups)
+        and after the loop; otherwise each pserver's rows are those at the time of the read. As with
         ``Job.save_model``, the n-th call for a URL within an epoch is the same request in all trainers.
 
         Args:
-            url: Path or URL of the file: the columns ``id`` and ``values``.
-            slots: Also what the optimizer keeps beside the values, and each row's number of updates.
+            url: Path or URL of the file, which gets the columns ``id`` and ``values``.
+            slots: True to add the optimizer's slots and each row's number of updates.
 
         Returns:
-            True in the trainer that asked the master for it, False in the others.
+            True in the trainer whose request was carried out, False in the others.
 
         Raises:
-            UsageError: the URL cannot be used.
-            UnavailableError: the file could not be written.
+            UsageError: The URL cannot be used.
+            UnavailableError: The file could not be written.
         """
         if self._owner is None:
-            raise UsageError(f"table {self.name!r} is of no job")
+            raise UsageError(f"table {self.name!r} does not belong to a job: create it with job.table")
         return self._owner.save_table(self.name, url_of("url", url), has_slots=bool(slots))
 
     def stats(self) -> TableCounts:
-        """Figures of the table over all pservers: rows, their bytes, reads and so on."""
+        """Return counts of the table over all pservers: rows, their bytes, reads and so on."""
         return self._counts(self.name)
 
     def __len__(self) -> int:
@@ -263,7 +263,7 @@ class Table:
     def __repr__(self) -> str:
         return f"<table {self.name!r}, dim {self.dim}>"
 
-    # what the session calls too
+    # --- called by the session, too ---
 
     def asked(
         self,
@@ -274,7 +274,7 @@ class Table:
         padding_idx: int | None = None,
         nulls: Nulls = "error",
     ) -> Asked:
-        """Which rows are meant. Arguments and errors as of ``pull``."""
+        """Return the ids of a request. Arguments and errors are those of ``pull``."""
         if padding_idx is offsets is weights is None and nulls == "error" and (plain := plain_ids(ids)) is not None:
             return self.known(plain) or self.asks_for(DistinctIds(plain))
         found = found_ids(self.name, ids)
@@ -293,7 +293,7 @@ class Table:
         if starts is not None:
             bags = Bags(self.name, len(found.ids), starts, weights, combiner, left_out)
         elif weights is not None:
-            raise UsageError(f"table {self.name!r}: weights are of bags: give offsets, too")
+            raise UsageError(f"table {self.name!r}: weights require bags: pass offsets, too")
         kept = None if left_out is None else ~left_out
         ids = found.ids if kept is None else found.ids[kept]
         if self._distinct is None or not self._distinct.is_of(ids):
@@ -301,18 +301,18 @@ class Table:
         return Asked(found, self._distinct, kept, bags)
 
     def known(self, ids: Ids) -> Asked | None:
-        """What was asked last, if it was about these ids, and an array of them."""
+        """Return the last request if it was for an array of just these ids."""
         plain = self._plain
         return plain if plain is not None and plain.distinct.is_of(ids) else None
 
     def asks_for(self, distinct: DistinctIds) -> Asked:
-        """An array of ids, as they are mostly given: it is remembered for the push that follows."""
+        """Return a request for an array of ids, and cache it for the push that follows."""
         self._distinct = distinct
         self._plain = Asked(FoundIds(distinct.given, shape=distinct.given.shape), distinct, None, None)
         return self._plain
 
     def rows_of(self, asked: Asked, lookup: Lookup, number: int, max_norm: float | None = None) -> Floats:
-        """What was asked for, of what came."""
+        """Return the requested rows from the result of a lookup."""
         require_known(self.name, lookup.unknown.get(number, ()))
         rows = lookup.rows(number)
         if max_norm is not None:
@@ -324,13 +324,13 @@ class Table:
             self._last = (asked.distinct, asked.bags)
             return combined
         if asked.kept is not None:
-            whole = np.zeros((len(asked.found.ids), self.dim), np.float32)
-            whole[asked.kept] = found
-            found = whole
+            padded = np.zeros((len(asked.found.ids), self.dim), np.float32)
+            padded[asked.kept] = found
+            found = padded
         return found if len(asked.found.shape) == 1 else found.reshape(*asked.found.shape, self.dim)
 
     def _bags_pulled(self, asked: Asked) -> Bags:
-        """The bags as they were pulled, if these are the same."""
+        """Return the bags of the last pull if they are the same, because they know where each maximum was."""
         assert asked.bags is not None, "there are bags"
         if self._last is not None and self._last[0].is_of(asked.distinct.given):
             known = self._last[1]
@@ -344,7 +344,7 @@ class Table:
         try:
             array = np.asarray(gradients)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise self._rejected(traffic, "gradients", f"are no array: {error!s:.160}") from None
+            raise self._rejected(traffic, "gradients", f"are not an array: {error!s:.160}") from None
         if array.shape != shape:
             raise self._rejected(traffic, "gradients", f"have shape {array.shape}, not {shape}")
         if array.dtype != np.float32:
@@ -356,7 +356,7 @@ class Table:
         return np.ascontiguousarray(array).reshape(-1, self.dim)
 
     def _rejected(self, traffic: Traffic, what: str, problem: str) -> GradientError:
-        """Return the error to raise for the current batch, which is handed out again."""
+        """Return the error to raise for the current batch, which will be repeated."""
         error = GradientError(
             f"the {what} of table {self.name!r} {problem} in {traffic.where()}; nothing of it was pushed"
         )
@@ -365,7 +365,7 @@ class Table:
 
 
 def asked_of(wanted: Mapping[Table, Any], nulls: Nulls = "error") -> dict[Table, Asked]:
-    """Which rows of several tables are meant; arguments as of ``Table.pull``. Arrays of ids go through together."""
+    """Return requests to several tables, see ``Table.pull``. Plain arrays of ids are processed in one pass."""
     found: dict[Table, Asked] = {}
     plain: dict[Table, Ids] = {}
     for table, given in wanted.items():

@@ -1,7 +1,7 @@
-"""What a trainer pushes to tables with its next step, and the rows that it looks up: arrays, by pserver, as payloads.
+"""Payloads by pserver: gradients that a trainer pushes to tables with its next step, and rows that it looks up.
 
-Nothing is decided here: which transfer brings what, and what is done again, is the business of
-``domain.trainer.steps``. Gradients that are *pending* belong to the current batch; they leave with its step.
+This module makes no decisions: ``domain.trainer.steps`` decides what each transfer carries and what is repeated.
+*Pending* gradients belong to the current batch and are sent with its step.
 """
 
 from __future__ import annotations
@@ -34,77 +34,77 @@ _ANSWERED = (Kind.ROWS, Kind.UNKNOWN)
 
 
 class Lookup:
-    """Rows of some tables that are asked for together.
+    """A lookup of rows from several tables in one request.
 
     Args:
-        plan: Of the job.
-        ids: Table number -> its ids.
+        plan: The job's plan.
+        ids: Ids by table number.
     """
 
     def __init__(self, plan: ShardPlan, ids: Mapping[int, DistinctIds]) -> None:
         self._ids = list(ids.values())
-        #: Table number -> its place among those that are asked for.
+        #: Table number -> its position among the requested tables.
         self._place_of = {number: place for place, number in enumerate(ids)}
         lengths = [len(found.ids) for found in self._ids]
         self._dims = [plan.tables[number].dim for number in ids]
-        #: Where the rows of each table begin in the values, and where the last ones end.
+        #: Position of each table's first element in the values, and the end of the last table's elements.
         self._bounds = [0, *accumulate(map(mul, lengths, self._dims))]
-        #: Of the distinct ids of all tables, flat.
+        #: Rows of the distinct ids of all tables, flattened.
         self._values: Floats = np.empty(self._bounds[-1], np.float32)
         self.place(plan)
 
     def place(self, plan: ShardPlan) -> None:
-        """Let these pservers own the rows, of which none has come."""
+        """Use these owners of the rows, and drop all rows received so far."""
         self._plan = plan
         ids, specs = self._place_of, [plan.tables[number] for number in self._place_of]
         lengths = [len(found.ids) for found in self._ids]
         self._divided = _divided(plan, specs, [found.ids for found in self._ids])
-        #: How the answer begins that brings just these from the only pserver; empty if there are several.
+        #: Header of the complete answer if there is only one pserver; otherwise empty.
         self._header = b""
         if self._divided is None:
             self._asked = [any(lengths)]
             self._header = header_of([(Kind.ROWS, n, count) for n, count in zip(ids, lengths, strict=True) if count])
         else:
             self._asked = (self._divided.counts.sum(1) > 0).tolist()
-        #: Table number -> some ids that have no row, of a table where that is an error.
+        #: Table number -> some ids without a row, for tables that forbid this.
         self.unknown: dict[int, list[int]] = {}
-        #: Pserver -> the lowest version of the rows that came from it, and of how many buckets they came.
+        #: Pserver -> lowest version of the rows received from it, and number of their buckets.
         self._versions: dict[int, int] = {}
-        self._came: dict[int, int] = {}
+        self._received: dict[int, int] = {}
 
     def is_asked(self, pserver: int) -> bool:
-        """True if a pserver has any of the rows."""
+        """True if a pserver owns any of the rows."""
         return self._asked[pserver]
 
     def asked(self, pserver: int) -> list[Section]:
-        """Return what is asked of a pserver."""
+        """Return the ids requested from a pserver."""
         ids = [found.ids for found in self._ids] if self._divided is None else self._divided.ids_of(pserver)
         return [
             Section(Kind.WANTED, number, each) for number, each in zip(self._place_of, ids, strict=True) if len(each)
         ]
 
     def begin(self, pserver: int) -> None:
-        """Forget an earlier answer of a pserver, which is about to answer."""
+        """Drop an earlier answer of a pserver before it answers again."""
         self._versions.pop(pserver, None)
-        self._came[pserver] = 0
+        self._received[pserver] = 0
 
     def take(self, pserver: int, blocks: range, version: int, data: memoryview) -> None:
-        """Take over rows of some buckets, which came from a pserver."""
-        is_whole, header = blocks == self._plan.buckets_of(pserver), self._header
-        if is_whole and header and len(data) == len(header) + self._values.nbytes and data[: len(header)] == header:
+        """Store rows of some buckets from a pserver's answer."""
+        is_complete, header = blocks == self._plan.buckets_of(pserver), self._header
+        if is_complete and header and len(data) == len(header) + self._values.nbytes and data[: len(header)] == header:
             self._values.data.cast("B")[:] = data[len(header) :]
         else:
             first = self._plan.block_count
-            buckets = None if is_whole else range(blocks.start - first, blocks.stop - first)
+            buckets = None if is_complete else range(blocks.start - first, blocks.stop - first)
             self._take_each(pserver, buckets, _answer(self._plan, data))
         self._versions[pserver] = min(version, self._versions.get(pserver, version))
-        self._came[pserver] = self._came.get(pserver, 0) + len(blocks)
+        self._received[pserver] = self._received.get(pserver, 0) + len(blocks)
 
     def _take_each(self, pserver: int, buckets: range | None, sections: Iterable[Section]) -> None:
         for section in sections:
             place = self._place_of.get(section.table)
             if place is None:
-                raise MessageError(f"pserver {pserver} sent rows of table {section.table} that nobody asked for")
+                raise MessageError(f"pserver {pserver} sent rows of table {section.table} without a request")
             if section.values is None:
                 self.unknown.setdefault(section.table, []).extend(section.ids.tolist())
                 continue
@@ -117,16 +117,18 @@ class Lookup:
             rows[at] = section.values
 
     def missing(self) -> list[int]:
-        """Pservers that have not answered."""
+        """Return the pservers whose answers are missing or incomplete."""
         count = self._plan.pserver_count
-        return [p for p in range(count) if self.is_asked(p) and self._came.get(p, 0) < len(self._plan.buckets_of(p))]
+        return [
+            p for p in range(count) if self.is_asked(p) and self._received.get(p, 0) < len(self._plan.buckets_of(p))
+        ]
 
     def version(self, pserver: int) -> int:
-        """Of the rows that came from a pserver."""
+        """Return the lowest version of the rows received from a pserver."""
         return self._versions[pserver]
 
     def has(self, ids: Mapping[int, DistinctIds]) -> bool:
-        """Whether it has the rows of all these."""
+        """True if the lookup includes all these ids."""
         place_of = self._place_of
         return ids.keys() <= place_of.keys() and all(
             known is found or known.is_of(found.given)
@@ -135,12 +137,12 @@ class Lookup:
         )
 
     def rows(self, table: int) -> Floats:
-        """(m, dim) of the distinct ids of a table."""
+        """Return (m, dim) rows of the distinct ids of a table."""
         place = self._place_of[table]
         return self._values[self._bounds[place] : self._bounds[place + 1]].reshape(-1, self._dims[place])
 
     def spread(self, tables: Sequence[int]) -> list[Floats]:
-        """Of each of these tables (n, dim) rows of the ids as they were given: nobody else's arrays."""
+        """Return for each of these tables (n, dim) rows of the ids as given, in new arrays."""
         places = [self._place_of[number] for number in tables]
         given = [self._ids[place] for place in places]
         starts, dims, counts = np.array(
@@ -158,12 +160,12 @@ class Lookup:
 
 
 class RowMessages:
-    """The rows of one transfer: what each pserver is sent, and where its answers go.
+    """Rows of one transfer: payloads for each pserver, and the destination of its answers.
 
     Args:
-        plan: Of the job.
-        gradients: Table number -> distinct ids and their gradients.
-        lookup: Rows that are wanted; None: none are.
+        plan: The job's plan.
+        gradients: Distinct ids and their gradients by table number.
+        lookup: Rows to read, or None.
     """
 
     def __init__(
@@ -176,11 +178,11 @@ class RowMessages:
         self._divided = _divided(plan, specs, [ids for ids, _ in gradients.values()]) if gradients else None
 
     def placed(self, plan: ShardPlan) -> RowMessages:
-        """Return the same gradients on their way to other owners; rows that were wanted in advance are not."""
+        """Return messages with the same gradients for new owners, without prefetched rows."""
         return RowMessages(plan, self._gradients)
 
     def pushed(self, pserver: int, *, pull: bool) -> Payload | None:
-        """Return what is sent with a batch; None: only that it arrives."""
+        """Return the payload that is sent with a batch, or None if there is none."""
         lookup, gradients = self._lookup if pull else None, self._gradients
         if self._divided is None and lookup is None and len(gradients) == 1:
             ((number, (ids, values)),) = gradients.items()
@@ -198,16 +200,16 @@ class RowMessages:
         return encode_sections(sections) if sections else None
 
     def asked(self, pserver: int) -> Payload | None:
-        """What is sent to read rows; None: only the version is wanted."""
+        """Return the payload of a read, or None if only the version is requested."""
         return None if self._lookup is None else encode_sections(self._lookup.asked(pserver))
 
     def begin(self, pserver: int) -> None:
-        """A call is about to be made."""
+        """Prepare for a call to a pserver."""
         if self._lookup is not None:
             self._lookup.begin(pserver)
 
     def take(self, pserver: int, blocks: range, version: int, data: memoryview) -> None:
-        """Rows came."""
+        """Store the rows of an answer."""
         if self._lookup is not None:
             self._lookup.take(pserver, blocks, version, data)
         elif data != NOTHING.data:
@@ -215,23 +217,19 @@ class RowMessages:
 
 
 def _divided(plan: ShardPlan, tables: Sequence[TableSpec], ids: Sequence[Ids]) -> Divided | None:
-    """Return ids of tables by pserver; None if there is only one."""
+    """Return the ids divided by pserver, or None if there is only one pserver."""
     if plan.pserver_count == 1 or plan.bucket_pservers is None:
         return None
     return Divided(tables, ids, plan.bucket_pservers, plan.pserver_count)
 
 
 def _answer(plan: ShardPlan, data: memoryview) -> Sections:
-    """Rows that came.
-
-    Raises:
-        MessageError: they are something else.
-    """
+    """Decode the rows of an answer. Raises MessageError for anything else."""
     return decode_sections(data, np.array([table.dim for table in plan.tables], np.int64), _ANSWERED)
 
 
 class PendingRows:
-    """Gradients of rows for the current batch, or of the sum of several."""
+    """Gradients of rows for the current batch, or for the sum of several batches."""
 
     def __init__(self) -> None:
         self._found: dict[int, list[tuple[Ids, Floats]]] = {}
@@ -241,23 +239,23 @@ class PendingRows:
 
     @property
     def tables(self) -> Sequence[int]:
-        """Numbers of the tables that have any."""
+        """Numbers of the tables that have gradients."""
         return sorted(self._found)
 
     def add(self, table: int, ids: Ids, gradients: Floats) -> None:
-        """Gradients of distinct ids; what the table has already of one is added to it later."""
+        """Add gradients of distinct ids. Gradients of the same id are summed by ``take``."""
         self._found.setdefault(table, []).append((ids, gradients))
 
     def clear(self) -> None:
-        """Forget them."""
+        """Discard all gradients."""
         self._found = {}
 
     def take(self) -> dict[int, tuple[Ids, Floats]]:
-        """Table number -> distinct ids and their gradients."""
-        return {number: _together(found) for number, found in self._found.items()}
+        """Return distinct ids and their summed gradients by table number."""
+        return {number: _summed(found) for number, found in self._found.items()}
 
 
-def _together(found: Sequence[tuple[Ids, Floats]]) -> tuple[Ids, Floats]:
+def _summed(found: Sequence[tuple[Ids, Floats]]) -> tuple[Ids, Floats]:
     if len(found) == 1:
         return found[0]
     distinct = DistinctIds(np.concatenate([ids for ids, _ in found]))
@@ -265,7 +263,7 @@ def _together(found: Sequence[tuple[Ids, Floats]]) -> tuple[Ids, Floats]:
 
 
 class RowSums:
-    """The gradients of rows of several batches, added up until they are pushed as one (``model.kept``)."""
+    """Gradients of rows of several batches, accumulated until they are pushed as one (``model.kept``)."""
 
     def __init__(self) -> None:
         self._identity: object = None
@@ -280,7 +278,7 @@ class RowSums:
             self._pending.add(number, ids, values if weight == 1 else values * np.float32(weight))
 
     def take(self, identity: object, divisors: Mapping[int, int]) -> dict[int, tuple[Ids, Floats]]:
-        """What is to be pushed, divided by what is given for each table."""
+        """Return and clear the accumulated gradients, divided by each table's divisor."""
         found = self._pending.take() if identity == self._identity else {}
         self._pending.clear()
         return {
@@ -290,6 +288,6 @@ class RowSums:
 
 
 def require_known(name: str, unknown: Sequence[int]) -> None:
-    """UsageError if ids have no row, of a table where that is an error."""
+    """Raise UsageError if there are ids without a row."""
     if unknown:
         raise UsageError(f"table {name!r} has no row for id {unknown[0]}, and was declared with unknown='error'")
