@@ -17,7 +17,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 #: Pages of the site by their path from the root, under the headings of the site's contents.
 CONTENTS: dict[str, tuple[str, ...]] = {
-    "Start here": ("README.md",),
+    "Start here": ("docs/start.md", "README.md"),
     "Guides": (
         "docs/torch.md",
         "docs/data-only.md",

@@ -126,6 +126,7 @@ def test_every_group_of_examples_is_run() -> None:
         ("api", "local"),
         *(("data-only", g) for g in ("before", "ddp", "ddp-weighted", "accelerate", "lightning", "torchft")),
         ("frameworks", "jax"),
+        *(("start", g) for g in ("data", "loop", "train")),
         ("frameworks", "sklearn"),
         *(("torch", g) for g in ("torch", "accelerate", "lightning")),
     }
