@@ -1,4 +1,4 @@
-"""Exhaustive exploration: every state that some order of events leads to, each once."""
+"""Exhaustive exploration: visits every state that some order of events can reach, each once."""
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -9,20 +9,20 @@ State = TypeVar("State", bound=Hashable)
 
 
 class ViolationError(AssertionError):
-    """An order of events that leads to a state that must not be."""
+    """An order of events that leads to a forbidden state."""
 
 
 @dataclass
 class Explored(Generic[State]):
-    """What was found. ``parents``: state -> (event, state before), None for the first one."""
+    """Result of an exploration. ``parents`` maps a state to (event, previous state), and the first state to None."""
 
     parents: dict[State, tuple[str, State] | None] = field(default_factory=dict)
-    #: Counts by the first word of the event's name.
+    #: Number of events by the first word of their names.
     events: dict[str, int] = field(default_factory=dict)
     transitions: int = 0
 
     def path_to(self, state: State) -> list[str]:
-        """Return the events that lead to a state."""
+        """Return the events that lead to a state, in order."""
         events: list[str] = []
         while (step := self.parents[state]) is not None:
             events.append(step[0])
@@ -37,17 +37,17 @@ def explore(
     is_end: Callable[[State], bool] = lambda _: False,
     limit: int = 10_000_000,
 ) -> Explored[State]:
-    """Explore breadth first, so that a violation is found by the fewest events.
+    """Explore breadth first, so that a violation is found with the fewest events.
 
     Args:
-        first: The state to begin with.
-        steps: Yields the name of each event that may happen in a state, and the state after it.
-        check: Returns what is wrong with a state; None: nothing.
-        is_end: True for states in which the work is done. If there are any, one has to be reachable from every state.
-        limit: Most states.
+        first: The initial state.
+        steps: Yields the name of each event that may happen in a state, with the following state.
+        check: Returns the error of a state, or None.
+        is_end: True for states in which the work is done. If there are any, every state must be able to reach one.
+        limit: Maximum number of states.
 
     Raises:
-        ViolationError: with the events that lead there.
+        ViolationError: A state is wrong. The error names the events that lead to it.
     """
     found: Explored[State] = Explored({first: None})
     before: dict[State, list[State]] = {}

@@ -1,4 +1,4 @@
-"""Elements by index: what ``get`` may return, and the columns that become of it."""
+"""Elements by index: return values of ``get``, and their conversion to columns."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def of(
     return ByIndex(get, batched, columns, 0)(pa.record_batch({"index": pa.array(indices, pa.int64())}))
 
 
-def test_a_dataset_of_pytorch_gives_tensors() -> None:
+def test_a_pytorch_dataset_yields_tensors() -> None:
     batch = of(Images().__getitem__, 3, 17, columns=("pixels", "label"))
     assert batch["label"].to_pylist() == [3, 7]
     pixels = tensor_of_column("pixels", batch["pixels"])
@@ -72,13 +72,13 @@ def test_a_function_of_many_indices_returns_elements_or_columns(get: Callable[[l
     assert of(get, 4, 2, batched=True).to_pydict() == {"n": [4, 2]}
 
 
-def test_columns_of_a_whole_tensor_are_tensors() -> None:
+def test_columns_cut_from_a_tensor_are_tensors() -> None:
     whole = TensorDataset(torch.arange(20.0).reshape(10, 2))
     batch = of(lambda indices: {"x": whole[indices][0]}, 4, 2, batched=True)
     assert torch.equal(tensor_of_column("x", batch["x"]), torch.tensor([[8.0, 9.0], [4.0, 5.0]]))
 
 
-def test_without_indices_there_are_the_columns_alone() -> None:
+def test_a_batch_without_indices_has_the_columns_of_the_first_element() -> None:
     asked: list[int] = []
 
     def get(index: int) -> dict[str, int]:
@@ -111,7 +111,9 @@ def test_without_indices_there_are_the_columns_alone() -> None:
         (lambda indices: [1], "it returned 1 elements for 2 indices", {"batched": True}),
     ],
 )
-def test_what_forms_no_columns_is_one_sentence(get: Callable[[Any], Any], text: str, more: dict[str, Any]) -> None:
+def test_elements_that_do_not_form_columns_raise_one_sentence(
+    get: Callable[[Any], Any], text: str, more: dict[str, Any]
+) -> None:
     with pytest.raises(DataError, match=text):
         of(get, 4, 2, **more)
 

@@ -1,4 +1,4 @@
-"""Elements by index in real jobs: for trainers, for a group that goes on from its position, and by number."""
+"""Elements by index in real jobs: for trainers, for a group that resumes at its position, and by batch number."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_trainer_gets_every_element_in_each_epoch_from_its_readers(cluster: fe
     assert found == Counter((epoch, index) for epoch in range(2) for index in range(100))
 
 
-def test_a_group_goes_on_from_its_position_in_a_dataset_of_pytorch(cluster: fe.LocalCluster) -> None:
+def test_a_group_resumes_at_its_position_in_a_pytorch_dataset(cluster: fe.LocalCluster) -> None:
     images = Images()
     more: dict[str, Any] = {"columns": ["pixels", "label"], "batch_size": 8, "shuffle": True, "group": (0, 1)}
     labels: list[int] = []
@@ -64,7 +64,7 @@ def test_a_group_goes_on_from_its_position_in_a_dataset_of_pytorch(cluster: fe.L
     assert sorted(labels) == list(range(200))
 
 
-def test_a_position_in_fewer_elements_is_refused(cluster: fe.LocalCluster, etcd: EtcdServer) -> None:
+def test_a_position_of_another_number_of_elements_is_rejected(cluster: fe.LocalCluster, etcd: EtcdServer) -> None:
     with cluster.connect() as job:
         position = job.indexed(200, str, batch_size=8, group=(0, 1)).state_dict()
     with fe.local(pservers=0, job=f"{cluster.job}-less", etcd=etcd.address) as other, other.connect() as job:
@@ -88,7 +88,7 @@ def test_the_loop_of_a_rank_raises_the_error_of_an_element(cluster: fe.LocalClus
         list(job.indexed(100, of_tests.halved, batch_size=4, group=(0, 1)))
 
 
-def test_what_elements_have_no_use_for_is_refused(cluster: fe.LocalCluster) -> None:
+def test_arguments_that_do_not_apply_to_elements_are_rejected(cluster: fe.LocalCluster) -> None:
     with cluster.connect() as job:
         with pytest.raises(UsageError, match=r"job\.indexed has no transform=: let get do it"):
             job.indexed(100, str, batch_size=4, transform=lambda batch: batch)

@@ -1,4 +1,4 @@
-"""The site has every page, and its links lead to pages of the site."""
+"""The site of the documentation has every page, and its links lead to pages of the site."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first page can be followed: its scripts run, and its job survives kills and goes on from its checkpoint."""
+"""The first page can be followed: its scripts run, and its job survives kills and resumes from its checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranges of indices in place of files: cut into chunks, read, mixed and named."""
+"""Ranges of indices instead of files: divided into chunks, read, mixed and described."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def index_of(*urls: str, records_per_task: int = 0) -> tuple[DatasetSpec, ChunkI
 
 
 def read(spec: DatasetSpec, layout: TaskLayout, seed: int | None = None) -> list[list[int]]:
-    """Return the indices of each task, as trainers read them."""
+    """Return the indices of each task in the order in which trainers read them."""
     found = []
     for task in range(layout.task_count):
         batches = list(read_task(FILES, layout.chunks_of(task), spec, seed, 0, task, schema=layout.index.schema))
@@ -70,7 +70,7 @@ def test_ranges_are_mixed_by_their_weights() -> None:
     assert sorted(chain.from_iterable(tasks)) == list(range(1000))
 
 
-def test_people_read_the_indices_of_a_batch() -> None:
+def test_a_batch_is_described_by_its_indices() -> None:
     _, index = index_of(url_of(range(10, 20), is_shuffled=False), records_per_task=10)
     assert described(record_ranges((index.chunk(0),), 2, 5, None, 0, 0)) == "indices 12-14"
     url = url_of(range(10), is_shuffled=True)
@@ -80,6 +80,6 @@ def test_people_read_the_indices_of_a_batch() -> None:
     assert named == sorted(indices_of(url, np.arange(3)).tolist())
 
 
-def test_what_is_no_range_is_refused() -> None:
+def test_invalid_ranges_are_rejected() -> None:
     with pytest.raises(DataError, match=r"^indexed://all names no range of indices: declare elements by their indices"):
         index_of("indexed://all")

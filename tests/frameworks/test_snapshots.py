@@ -1,4 +1,4 @@
-"""Snapshots of real Delta and Iceberg tables: their files, also of an older snapshot, and what is refused."""
+"""Files of snapshots of real Delta and Iceberg tables, including older snapshots, and rejected tables."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def numbers(first: int, end: int) -> pa.Table:
 
 @pytest.fixture
 def delta(tmp_path: Path) -> Path:
-    """A Delta table whose versions 0 and 1 have the numbers below 10 and 20, and version 2 those from 5 on."""
+    """A Delta table: version 0 has the numbers below 10, version 1 those below 20, and version 2 those from 5 on."""
     deltalake = pytest.importorskip("deltalake", reason="needs the package of the extra delta: deltalake")
     path = tmp_path / "delta"
     for first in (0, 10):
@@ -37,7 +37,7 @@ def delta(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def iceberg(tmp_path: Path) -> Any:
-    """An Iceberg table with two snapshots, of the numbers below 10 and 20."""
+    """An Iceberg table with two snapshots: the numbers below 10, and those below 20."""
     sql = pytest.importorskip("pyiceberg.catalog.sql", reason="needs the package of the extra iceberg: pyiceberg")
     catalog = sql.SqlCatalog("tests", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}/warehouse")
     catalog.create_namespace("lake")
@@ -59,7 +59,7 @@ def read(urls: list[str], etcd: EtcdServer, job_name: str) -> Counter[int]:
 
 @pytest.mark.etcd
 @pytest.mark.parametrize(("version", "expected"), [(0, range(10)), (1, range(20)), (2, range(5, 20))])
-def test_a_version_of_a_delta_table_is_read(
+def test_each_version_of_a_delta_table_is_read(
     version: int, expected: range, delta: Path, etcd: EtcdServer, job_name: str
 ) -> None:
     assert read(fe.delta_files(delta, version=version), etcd, job_name) == Counter(expected)
@@ -72,7 +72,7 @@ def test_each_snapshot_of_an_iceberg_table_is_read(iceberg: Any, etcd: EtcdServe
         assert read(files, etcd, f"{job_name}-{number}") == Counter(range(10 * (number + 1)))
 
 
-def test_a_delta_table_needs_a_version_that_it_has(delta: Path, tmp_path: Path) -> None:
+def test_a_delta_table_requires_an_existing_version(delta: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="version is None, but must be a whole number"):
         fe.delta_files(delta, version=None)  # type: ignore[arg-type]
     with pytest.raises(DataError, match=r"version 7 of the Delta table .* cannot be read"):
@@ -81,12 +81,12 @@ def test_a_delta_table_needs_a_version_that_it_has(delta: Path, tmp_path: Path) 
         fe.delta_files(tmp_path / "missing", version=0)
 
 
-def test_a_delta_table_with_deletion_vectors_is_refused(tmp_path: Path) -> None:
+def test_a_delta_table_with_deletion_vectors_is_rejected(tmp_path: Path) -> None:
     deltalake = pytest.importorskip("deltalake", reason="needs the package of the extra delta: deltalake")
     deltalake.write_deltalake(tmp_path, numbers(0, 10), configuration={"delta.enableDeletionVectors": "true"})
     (log,) = (tmp_path / "_delta_log").glob("*.json")
     added = next(line["add"] for line in map(json.loads, log.read_text().splitlines()) if "add" in line)
-    # A bitmap of the row 0, as the format of deletion vectors in the log has it.
+    # A bitmap of row 0 in the format of deletion vectors in the log.
     bitmap = struct.pack("<iqiiihhih", 1681511377, 1, 0, 12346, 1, 0, 0, 16, 0)
     text = base64.b85encode(bitmap, pad=True).translate(bytes.maketrans(_B85, _Z85)).decode()
     vector = {"storageType": "i", "pathOrInlineDv": text, "sizeInBytes": len(bitmap), "cardinality": 1}
@@ -97,14 +97,14 @@ def test_a_delta_table_with_deletion_vectors_is_refused(tmp_path: Path) -> None:
         fe.delta_files(tmp_path, version=1)
 
 
-def test_an_iceberg_table_needs_a_snapshot_that_it_has(iceberg: Any) -> None:
+def test_an_iceberg_table_requires_an_existing_snapshot(iceberg: Any) -> None:
     newest = iceberg.current_snapshot().snapshot_id
     with pytest.raises(DataError, match=f"lake.numbers has no snapshot 7: the newest one is {newest}"):
         fe.iceberg_files(iceberg, snapshot_id=7)
 
 
-def test_an_iceberg_snapshot_with_delete_files_is_refused(iceberg: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    # pyiceberg writes no delete files, but plans those of other writers.
+def test_an_iceberg_snapshot_with_delete_files_is_rejected(iceberg: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # pyiceberg writes no delete files, but reads those of other writers.
     scanned = type(iceberg.scan())
     tasks = list(iceberg.scan().plan_files())
     tasks[1].delete_files.add(tasks[1].file)

@@ -1,4 +1,4 @@
-"""Staged gradients give the same bits as others, whatever happens to them between ``backward`` and ``step``."""
+"""Staged gradients have the same bits as others, no matter what happens to them between ``backward`` and ``step``."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from flightedl.wire import shared_values
 
 from .bench import TorchBench
 
-#: Elements of the largest parameter: it travels in several messages.
+#: Width of the largest parameter, which is sent in several messages.
 WIDTH = 1500
 
 
 class Net(nn.Module):
-    """A module with a parameter that a branch uses, and one that is frozen."""
+    """A module with a parameter that only a branch uses, and a frozen one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ def replaced(net: Net, optimizer: Optimizer, batch: int) -> None:
 
 
 def in_a_bucket(net: Net, optimizer: Optimizer, batch: int) -> None:
-    """The gradient is a part of other memory, which is scaled as a whole."""
+    """Let the gradient be part of a larger buffer, which is scaled at once."""
     optimizer.zero_grad()
     bucket = torch.zeros(2 * net.inner.weight.numel())
     net.inner.weight.grad = bucket[: net.inner.weight.numel()].view_as(net.inner.weight)
@@ -117,7 +117,7 @@ def in_a_bucket(net: Net, optimizer: Optimizer, batch: int) -> None:
 
 
 def held_by_a_hook(net: Net, optimizer: Optimizer, batch: int) -> None:
-    """A hook that comes first has the gradient's tensor, and doubles it later."""
+    """Let an earlier hook keep the gradient's tensor, and double it later."""
     held: list[torch.Tensor] = []
     optimizer.zero_grad()
     first = net.inner.weight.register_post_accumulate_grad_hook(lambda parameter: held.append(parameter.grad))
@@ -139,7 +139,7 @@ def with_a_graph(net: Net, optimizer: Optimizer, batch: int) -> None:
 
 
 def with_kept_gradients(net: Net, optimizer: Optimizer, batch: int) -> None:
-    """Gradients that somebody keeps are those of their batch, also after the next one."""
+    """Keep gradients, which must remain those of their batch after the next one."""
     kept = getattr(net, "kept", [])
     net.kept = kept
     plain(net, optimizer, batch)
@@ -178,7 +178,7 @@ def trained(loop: Loop, *, overlap_backward: bool, pservers: int = 1, **more: An
 
 @pytest.fixture
 def lent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Bytes of each message whose values were lent where they are."""
+    """Record the bytes of each message whose values were lent without a copy."""
     found: list[int] = []
     real = shared_values.Outbox._place_in_store
 
@@ -195,17 +195,17 @@ def lent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__)
-def test_the_bits_are_those_without_staging(loop: Loop) -> None:
+def test_staging_does_not_change_a_bit(loop: Loop) -> None:
     assert trained(loop, overlap_backward=True) == trained(loop, overlap_backward=False)
 
 
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True:UserWarning")
-def test_gradients_with_a_graph_stay_where_they_are() -> None:
+def test_staging_does_not_change_gradients_with_a_graph() -> None:
     assert trained(with_a_graph, overlap_backward=True) == trained(with_a_graph, overlap_backward=False)
 
 
 @pytest.mark.parametrize("more", [{"mode": fe.Sync(push_every=2)}, {"wire": "bfloat16"}, {"pservers": 2}], ids=str)
-def test_the_bits_are_the_same_with_other_settings(more: dict[str, Any]) -> None:
+def test_staging_does_not_change_a_bit_with_other_settings(more: dict[str, Any]) -> None:
     assert trained(plain, overlap_backward=True, **more) == trained(plain, overlap_backward=False, **more)
 
 
