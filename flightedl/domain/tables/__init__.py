@@ -1,10 +1,13 @@
-"""Embedding tables: rows of numbers by 64-bit id, which come into being as they are trained.
+"""Embedding tables: rows of numbers by 64-bit id, which are created when they are first trained.
 
-* ``spec`` is what is declared of a table: ``optimizers`` and ``evict`` are settings of it.
-* ``placement``: how an id is mixed, which bucket it lies in, and which pserver has that.
-* ``restoring`` is what follows from what a checkpoint's files say of tables.
+* ``spec``: declaration of a table
+* ``optimizers``: optimizers of rows
+* ``evict``: rules for the eviction of rows
+* ``placement``: mapping of ids to buckets, and of buckets to pservers
+* ``restoring``: rules for restoring rows from the files of checkpoints
 
-Optimizers that tables share with the dense model, and the first values of rows, are in ``domain.model``. How
-rows come into being, are updated and expire is written down in ``testing.reference_table``: the simulation uses that,
-and the kernels are tested against it.
+A row's path: ``placement`` maps its id to a bucket, whose pserver creates the row at the first push that ``spec``
+admits, with first values from ``domain.model.initial``. Each push of the id runs the table's optimizer on the row,
+until a rule of ``evict`` removes it. ``testing.reference_table`` specifies all of this; the simulation runs it, and the
+kernels are tested against it.
 """

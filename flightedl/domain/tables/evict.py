@@ -1,18 +1,18 @@
-"""When rows are given up.
+"""Rules for the eviction of rows.
 
-By age, expiry is *logical*: a row does not exist any more from the version or epoch on at which the rule says so,
-whether or not its memory was given back. So reads, pushes and replays agree without any sweep.
+Expiry by age is *logical*: a row ceases to exist at the version or epoch that the rule determines, whether or not its
+memory is freed at that time. Reads, pushes and replays therefore agree without any sweep.
 
-* ``unused_versions``: more than so many versions were made since its last update.
-* ``unused_epochs``: more than so many epochs have begun since: with 1, a row must be updated at least in every second
-  epoch.
-* ``max_rows``, ``max_bytes``: each of the 1,024 buckets has its share of the limit, at least one row. When an update of
-  rows of a bucket has left more, the bucket's rows whose last update has the lowest version go, with all of the same
-  version, until no more are left than that; rows of the newest version stay in any case.
-* ``norm_below``: rows whose values have a smaller Euclidean norm go when a checkpoint is made; where there are millions
-  of them, some with each checkpoint.
+* ``unused_versions``: a row expires when more than this number of versions have passed since its last update.
+* ``unused_epochs``: a row expires when more than this number of epochs have begun since its last update. With 1, a row
+  must be updated at least in every second epoch.
+* ``max_rows``, ``max_bytes``: each of the 1,024 buckets may contain its share of the limit, at least one row. When an
+  update leaves more rows in a bucket, the rows with the lowest version of the last update are evicted, always all rows
+  with the same version, until the limit is met. Rows of the newest version are never evicted.
+* ``norm_below``: rows with a smaller Euclidean norm are evicted when a checkpoint is made. If there are millions of
+  such rows, each checkpoint evicts some of them.
 
-What is left of a row that went is nothing: when its id is pushed again, it begins anew, with admission.
+Nothing of an evicted row is kept. When its id is pushed again, the row is created from scratch, including admission.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from flightedl.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evict(Setting):
-    """Rules by which rows go; each that is given counts. See the module."""
+    """Rules for the eviction of rows. All given rules apply; see the module's docstring."""
 
     unused_versions: int | None = number(None, at_least=1)
     unused_epochs: int | None = number(None, at_least=1)
@@ -40,10 +40,10 @@ class Evict(Setting):
 
     @property
     def goes_by_version(self) -> bool:
-        """Whether it must be known at which version a row was updated last."""
+        """True if the rules need the version of a row's last update."""
         return not (self.unused_versions is None and self.max_rows is None and self.max_bytes is None)
 
     @property
     def goes_by_epoch(self) -> bool:
-        """Whether it must be known in which epoch a row was updated last."""
+        """True if the rules need the epoch of a row's last update."""
         return self.unused_epochs is not None

@@ -1,10 +1,9 @@
-"""Optimizers of rows: which there are, and those that only tables have.
+"""Optimizers of rows: the supported optimizers, and two that only tables have.
 
-A row moves when a gradient for it comes, and then alone: a table's Adam is what others call *lazy* Adam. Averages of
-rows without a gradient stay as they are, weight decay counts for touched rows only, and the step number of bias
-corrections is the count of the row's own updates, so that what becomes of a row depends on its own history alone.
-Settings otherwise mean what they mean for dense parameters, see ``flightedl.domain.model.optimizers``; a schedule goes
-by the updates of the whole table.
+An update changes only rows with a gradient; Adam in this form is known as *lazy* Adam. Averages of other rows do not
+decay, weight decay applies only to updated rows, and the step number of bias corrections is the row's number of
+updates. A row thus depends only on its own history. Apart from this, settings have the same meaning as for dense
+parameters, see ``flightedl.domain.model.optimizers``. Schedules use the number of updates of the table.
 """
 
 # ruff: noqa: RUF009 - number() makes a dataclass field, like field()
@@ -21,9 +20,9 @@ from flightedl.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class RowAdagrad(Optimizer):
-    """Row-wise Adagrad: one sum for each row, of the mean of the gradient's squares (FBGEMM's ``rowwise_adagrad``).
+    """Row-wise Adagrad: each row sums the mean squares of its gradients (FBGEMM's ``rowwise_adagrad``).
 
-    As good as Adagrad for embeddings, at 1/dim of its memory.
+    For embeddings it is as good as Adagrad with 1/dim of its memory.
     """
 
     lr: float | Schedule = number(0.01, at_least=0)
@@ -49,26 +48,24 @@ class RowAdam(Optimizer):
         return (SlotSpec("average"), SlotSpec("square_average", per_element=False))
 
 
-#: What a table can have.
+#: Optimizers that tables support.
 ROW_OPTIMIZERS: tuple[type[Optimizer], ...] = (SGD, Momentum, Adagrad, RowAdagrad, Adam, RowAdam, Ftrl)
 
 
 def counts_updates(optimizer: Optimizer) -> bool:
-    """Whether the rule needs the number of the row's updates."""
+    """Return True if the optimizer needs a row's number of updates."""
     return isinstance(optimizer, Adam | RowAdam)
 
 
 def check_row_optimizer(name: str, optimizer: Optimizer) -> None:
-    """Raises UsageError, beginning with ``name``, when a table cannot have this optimizer."""
+    """Raise a UsageError that begins with ``name`` if tables do not support this optimizer."""
     kind = type(optimizer).__name__
     if type(optimizer) not in ROW_OPTIMIZERS:
         known = ", ".join(one.__name__ for one in ROW_OPTIMIZERS)
-        raise UsageError(f"{name}: there is no {kind} for rows; choose one of {known}")
+        raise UsageError(f"{name}: tables do not support {kind}; choose one of {known}")
     if optimizer.overrides:
-        raise UsageError(
-            f"{name}: overrides are for the parameters of a dense model; give the table's optimizer its own"
-        )
+        raise UsageError(f"{name}: tables do not support overrides; each table has its own optimizer")
     if optimizer.clip_norm is not None:
-        raise UsageError(f"{name}: clip_norm is for the gradient of a dense model; use clip_value")
+        raise UsageError(f"{name}: tables do not support clip_norm; use clip_value")
     if isinstance(optimizer, Adam) and optimizer.amsgrad:
-        raise UsageError(f"{name}: the Adam of a table has no amsgrad")
+        raise UsageError(f"{name}: tables do not support Adam with amsgrad")

@@ -43,33 +43,33 @@ def buckets_of_chain(files: Sequence[tuple[Collection[int], Collection[int]]]) -
     return found[::-1]
 
 
-class TakenSpans(Generic[Cut]):
-    """What was said so far, of one pserver's buckets; ``Cut`` is what a file says of a table."""
+class RestoredSpans(Generic[Cut]):
+    """Contents of the files read so far for one pserver's buckets. ``Cut`` is a file's description of a table."""
 
     def __init__(self) -> None:
-        #: Position -> (version, updates), of the buckets that were taken over.
+        #: Position -> (version, updates) of the restored buckets.
         self.positions: dict[int, tuple[int, int]] = {}
         #: Position -> the highest epoch of the batches in its rows.
         self._epochs: dict[int, int] = {}
-        #: By the first position of a span in a chain of files, and by table: the last file's word.
+        #: (first position of a span in a chain of files, table) -> description in the chain's last file.
         self._tables: dict[tuple[int, int], Cut] = {}
-        #: The positions of each such span.
+        #: First position of a span -> positions of the span.
         self._stored: dict[int, range] = {}
 
     def clear(self) -> None:
-        """What was said is of a checkpoint that does not count."""
+        """Forget everything, because the checkpoint cannot be used."""
         for known in (self.positions, self._epochs, self._tables, self._stored):
             known.clear()
 
     def span(self, stored: range, own: range, version: int, updates: int, epoch: int) -> None:
-        """A file has a span.
+        """Record a span of a file.
 
         Args:
-            stored: Its positions.
-            own: Those of this pserver.
-            version: Of its rows.
-            updates: Of the optimizer, so far.
-            epoch: The highest of the batches in its rows.
+            stored: Positions of the span.
+            own: Positions of this pserver.
+            version: Version of the span's rows.
+            updates: Number of updates by the optimizer.
+            epoch: Highest epoch of the batches in the rows.
         """
         self._stored[stored.start] = stored
         for number in stored:
@@ -78,15 +78,15 @@ class TakenSpans(Generic[Cut]):
                 self._epochs[number] = epoch
 
     def table(self, first: int, table: int, cut: Cut) -> None:
-        """Note the word of a file on a table, in the span with this first position."""
+        """Record a file's description of a table in the span with this first position."""
         self._tables[first, table] = cut
 
     def epoch_of(self, numbers: range) -> int:
-        """The highest epoch of the batches in the rows of what is one span now."""
+        """Return the highest epoch of the batches in the rows of a restored span."""
         return max((self._epochs.get(number, 0) for number in numbers), default=0)
 
     def cuts_of(self, table: int, numbers: range) -> list[tuple[range, Cut]]:
-        """What expires by which file's word in what is one span now: in these positions, by this."""
+        """Return the descriptions of a table that decide expiry in a restored span, each with its positions."""
         return [
             (stored, self._tables[first, table])
             for first, stored in self._stored.items()

@@ -1,4 +1,4 @@
-"""What is declared of a table."""
+"""Declaration of a table."""
 
 # ruff: noqa: RUF009 - number() makes a dataclass field, like field()
 
@@ -22,10 +22,10 @@ _WORD_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class TableSpec(Setting):
-    """An embedding table, as declared.
+    """A declared embedding table.
 
     Raises:
-        UsageError: a setting is out of its limits, or the optimizer is none for rows.
+        UsageError: A setting is out of its limits, or the optimizer does not support rows.
     """
 
     name: str
@@ -33,22 +33,22 @@ class TableSpec(Setting):
     dim: int
     optimizer: Optimizer
     init: Init = Zeros()
-    #: Of the rows as they are kept; gradients and slots are float32.
+    #: Type in which rows are stored; gradients and slots are float32.
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
-    #: How 16-bit rows are rounded: stochastically, by the identity of the batch, so that a retry rounds the same.
+    #: Rounding of 16-bit rows. Stochastic rounding is seeded with the batch's identity, so that retries are identical.
     rounding: Literal["stochastic", "nearest"] = "stochastic"
-    #: Of the first values.
+    #: Seed of the first values.
     seed: int = number(0, at_least=0, below=2**63)
-    #: What a read of an id without a row gives: its first values, zeros, or an error.
+    #: Result of reading an id without a row: its first values, zeros, or an error.
     unknown: Literal["init", "zero", "error"] = "init"
-    #: The row is made by this push of its id; the gradients of those before are dropped.
+    #: Number of the push of an id that creates its row; the gradients of earlier pushes are dropped.
     admit_after: int = number(1, at_least=1, at_most=255)
-    #: How pushes before admission are counted: exactly, in 24 bytes or less for each id, or by a count-min sketch.
+    #: Counter of pushes before admission: exact, with at most 24 bytes per id, or a count-min sketch.
     admission: Literal["exact", "sketch"] = "exact"
-    #: Of a sketch, shared out among the buckets, at least 64 KiB: see ``sketch_error``.
+    #: Size of the sketch, which is divided between the buckets, at least 64 KiB; see ``sketch_error``.
     sketch_bytes: int = number(1 << 22, at_least=1 << 10, at_most=1 << 30)
     evict: Evict | None = None
-    #: Path or URL of a Parquet file with the rows that are there before the first push; empty: none.
+    #: Path or URL of a Parquet file with the rows that exist before the first push; empty for none.
     first_rows: str = ""
 
     def check(self) -> None:
@@ -59,32 +59,32 @@ class TableSpec(Setting):
 
     @property
     def salt(self) -> int:
-        """Of its ids, see ``placement``."""
+        """Salt of the table's ids, see ``placement``."""
         return salt_of(self.name)
 
     @property
     def key(self) -> int:
-        """Of its first values, see ``domain.model.initial``."""
+        """Key of the stream of first values, see ``domain.model.initial``."""
         return stream_key(self.seed, self.salt)
 
     @property
     def counts_updates(self) -> bool:
-        """Whether a row knows how many updates it has had."""
+        """True if rows store their number of updates."""
         return counts_updates(self.optimizer)
 
     @property
     def slot_count(self) -> int:
-        """Numbers of all slots of a row."""
+        """Number of elements in all slots of a row."""
         return sum(slot.width(self.dim) for slot in self.optimizer.slots)
 
     def oldest_epoch(self, epoch: int) -> int:
-        """The lowest epoch in which a row may have been updated last to exist in ``epoch``, see ``Evict``."""
+        """Return the lowest epoch of the last update with which a row still exists in ``epoch``, see ``Evict``."""
         unused = None if self.evict is None else self.evict.unused_epochs
         return 0 if unused is None else max(0, epoch - unused)
 
     @property
     def row_words(self) -> int:
-        """Words of 4 bytes that a row takes: id, what has to be known of its history, slots, values."""
+        """Number of 4-byte words of a row: id, update count and ages if they are needed, slots and values."""
         evict = self.evict
         history = (
             self.counts_updates,
@@ -96,7 +96,7 @@ class TableSpec(Setting):
 
     @property
     def bucket_limit(self) -> int | None:
-        """Rows that ``evict`` allows in each bucket, at least one; None: any number."""
+        """Number of rows that ``evict`` allows in each bucket, at least one; None if it is not limited."""
         if self.evict is None:
             return None
         limits = [
@@ -107,9 +107,9 @@ class TableSpec(Setting):
         return -(-min(given) // BUCKETS) if given else None
 
     def sketch_error(self, pushes: int) -> float:
-        """By how much a sketch counts an id too high at most, with a probability of 98 %, after so many pushes of ids.
+        """Return the 98 % bound of a sketch's overestimate of an id's count after ``pushes`` pushes of ids.
 
-        It is e / width for each push (Cormode & Muthukrishnan 2005), and less by conservative update.
+        It is e / width per push (Cormode & Muthukrishnan 2005); conservative update makes it smaller.
         """
         return 2.718281828 * pushes / (self.sketch_bytes // 4)
 

@@ -15,7 +15,7 @@ import numpy as np
 from flightedl.domain.model.sharding import ShardPlan
 from flightedl.domain.pserver.block_values import Joined, ReleasedBlocks
 from flightedl.domain.tables.placement import BUCKETS
-from flightedl.domain.tables.restoring import FileBuckets, TakenSpans
+from flightedl.domain.tables.restoring import FileBuckets, RestoredSpans
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.errors import CorruptError, FlightedlError, MessageError, StalePlacementError
 from flightedl.formats.row_batches import TABLE, StoredRows, StoredRowSpan
@@ -49,7 +49,7 @@ class RowStore:
         self._is_placed = plan.placement > 0
         self._incoming = IncomingRows(plan.tables)
         self._memory = RowMemory(row_bytes)
-        self._taken: TakenSpans[CutTable] = TakenSpans()
+        self._taken: RestoredSpans[CutTable] = RestoredSpans()
         #: Buckets whose rows count in the file that is being read, and whether it is the newest of its chain.
         self._counting, self._is_newest = np.zeros(BUCKETS, np.bool_), True
         if numbers := plan.buckets_of(index):

@@ -13,7 +13,7 @@ _CUT = "domain.checkpoint.snapshot:SnapshotCut."
 _SHARD = "testing.simulation.shard:Shard."
 _SINCE = "domain.checkpoint.changes:ChangesSince."
 _TABLE = "testing.reference_table:ReferenceTable."
-_SPANS = "domain.tables.restoring:TakenSpans."
+_SPANS = "domain.tables.restoring:RestoredSpans."
 
 PSERVER_BUGS: dict[str, Planted] = {
     "lost values are zeros": bug(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from flightedl.domain.checkpoint.changes import ChangesSince
-from flightedl.domain.tables.restoring import TakenSpans
+from flightedl.domain.tables.restoring import RestoredSpans
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.messages.control import SnapshotRequest
 from flightedl.testing.reference_table import ReferenceTable, Row
@@ -145,7 +145,7 @@ class SpanRows:
 
     def restore(self, chains: Iterable[Sequence[Sequence[StoredTable]]]) -> None:
         """Load rows from files, as ``pserver.rows.restoring`` does. Each chain begins with its base."""
-        taken: TakenSpans[Mapping[int, int]] = TakenSpans()
+        taken: RestoredSpans[Mapping[int, int]] = RestoredSpans()
         for chain in chains:
             for stored in (each for tables in chain for each in tables):
                 self.table.remove(stored.removed)

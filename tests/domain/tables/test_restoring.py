@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from flightedl.domain.model.optimizers import SGD
 from flightedl.domain.tables.evict import Evict
-from flightedl.domain.tables.restoring import TakenSpans
+from flightedl.domain.tables.restoring import RestoredSpans
 from flightedl.domain.tables.spec import TableSpec
 from flightedl.testing.reference_table import ReferenceTable, Row
 
 
-def taken() -> TakenSpans[str]:
+def taken() -> RestoredSpans[str]:
     """Two files with a span each, and one with two, of a chain."""
-    found: TakenSpans[str] = TakenSpans()
+    found: RestoredSpans[str] = RestoredSpans()
     own = range(10, 40)
     found.table(10, 0, "of a base")
     found.span(range(10, 20), own, 7, 3, 1)
